@@ -1,0 +1,67 @@
+# Every target sets itself up: on a bare machine it needs only Python 3.8 to 3.12 and a network.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+# So that another project's modules never shadow the locked ones.
+unexport PYTHONPATH PYTHONHOME
+
+PYTHON := .venv/bin/python
+KILLS := 50
+SEED := 0
+SOURCES := $(wildcard setup.py fleetbert launch deploy tests)
+
+.PHONY: help quickstart test endurance lint format bench venv venv-clients venv-bench lock clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
+
+quickstart: venv ## Train BERT on two processes, then ask it questions
+	$(PYTHON) -m paddle.distributed.launch --nproc_per_node 2 \
+		--log_dir output/quickstart/log launch/train.py --config configs/quickstart.yaml \
+		trainer.resume=none
+	@echo
+	@.venv/bin/fleetbert ask --bundle output/quickstart/bundle --file configs/questions.txt
+	@echo
+	@echo "Look at output/quickstart/report.html. Ask it something else:"
+	@echo "  .venv/bin/fleetbert ask --bundle output/quickstart/bundle \"Your text\""
+	@echo "Train on your own table: see configs/sst2.yaml, and"
+	@echo "  .venv/bin/python launch/train.py --help"
+
+test: venv venv-clients ## Run the tests
+	$(PYTHON) -m pytest -q tests --ignore tests/endurance
+
+endurance: venv ## Kill ranks at random, 50 times: make endurance KILLS=50 SEED=0
+	FLEETBERT_KILLS=$(KILLS) FLEETBERT_SEED=$(SEED) $(PYTHON) -m pytest -q tests/endurance
+
+lint: venv ## Check style and types
+	$(PYTHON) -m ruff check $(SOURCES)
+	$(PYTHON) -m ruff format --check $(SOURCES)
+	$(PYTHON) -m mypy
+
+format: venv ## Rewrite the code in the project's style
+	$(PYTHON) -m ruff check --fix $(SOURCES)
+	$(PYTHON) -m ruff format $(SOURCES)
+
+bench: venv venv-bench ## Measure training and inference beside other engines
+	.venv/bin/fleetbert bench train --full
+	.venv/bin/fleetbert bench infer
+
+venv: ## Make .venv from requirements.lock
+	@.ci/setup .venv requirements.lock 3.10 3.8 3.9 3.11 3.12 -e
+
+# Other people's clients need a protobuf that Paddle cannot use.
+venv-clients:
+	@.ci/setup .venv-clients requirements-clients.lock 3.10 3.11 3.12
+
+# Other engines need a NumPy that Paddle 2.6.2 cannot use.
+venv-bench:
+	@.ci/setup .venv-bench requirements-bench.lock 3.11 3.12 3.10
+
+lock: ## Make the lock files anew from setup.py (needs uv)
+	.ci/lock
+
+clean: ## Remove the environments, caches and build products; output/ stays
+	rm -rf .venv .venv-* .venv.lock build dist *.egg-info \
+		.cache .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

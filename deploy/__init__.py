@@ -1,0 +1,1 @@
+"""Servers for bundles. Installed as `fleetbert.deploy`; the link fleetbert/deploy leads here."""

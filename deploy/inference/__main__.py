@@ -1,0 +1,22 @@
+"""`python -m fleetbert.deploy.inference` is `fleetbert serve`."""
+
+from __future__ import annotations
+
+import argparse
+
+from fleetbert import errors
+from fleetbert.deploy.inference import command
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        "python -m fleetbert.deploy.inference",
+        description=command.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    command.run(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,76 @@
+"""The command line of `fleetbert serve`; light to import."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from fleetbert.errors import UserError
+
+MANIFESTS = ("manifest.json", "bundle/manifest.json")
+
+DESCRIPTION = """\
+Answer over HTTP and gRPC (the Open Inference Protocol v2), with a page for people at /.
+
+  fleetbert serve --repository models
+  fleetbert serve --repository models --config configs/serve/x86.yaml batching.max_wait_ms=5
+
+The repository is a folder of models: MODEL/VERSION/ is a bundle, e.g. models/sst2/1. Changes in it
+are noticed while the server runs. Words key=value change the config; configs/serve/x86.yaml says
+what each key means. SIGTERM: what was taken is answered, then the server leaves with exit code 0.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--repository", metavar="DIR", help="folder of models (repository.path)")
+    parser.add_argument("--config", metavar="FILE", help="YAML file of the server")
+    parser.add_argument("--http-port", type=int, metavar="N", help="listen.http_port (8000)")
+    parser.add_argument("--grpc-port", type=int, metavar="N", help="listen.grpc_port (8001)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Serve until a signal comes."""
+    from fleetbert import config
+    from fleetbert.deploy.inference import settings
+
+    words = []
+    for name, value in (
+        ("repository.path", arguments.repository),
+        ("listen.http_port", arguments.http_port),
+        ("listen.grpc_port", arguments.grpc_port),
+    ):
+        if value is not None:
+            words.append(f"{name}={json.dumps(value)}")
+    # Without a file every key has its default.
+    section = config.load_as(
+        settings.Serve, arguments.config or os.devnull, [*words, *arguments.overrides]
+    )
+    _check_repository(Path(section.repository.path))
+    try:
+        import uvloop
+
+        from fleetbert.deploy.inference import server
+    except ImportError as error:
+        raise UserError(
+            f"{error.name} is not installed; the server needs: pip install 'fleetbert[serve]'"
+        ) from None
+    from fleetbert.deploy.inference.repository import Repository
+
+    uvloop.run(server.serve(section, Repository))
+
+
+def _check_repository(path: Path) -> None:
+    """UserError unless it holds a model: a server that waits for one looks like one that works."""
+    if not path.is_dir():
+        raise UserError(
+            f"repository {path} is no folder; name one that holds MODEL/VERSION/ bundles "
+            "(--repository, or repository.path)"
+        )
+    if not any(next(path.glob(f"*/*/{name}"), None) for name in MANIFESTS):
+        raise UserError(
+            f"repository {path} holds no model: copy a bundle to {path}/MODEL/1 (its manifest.json "
+            "is then MODEL/1/manifest.json)"
+        )

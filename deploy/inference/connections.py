@@ -1,0 +1,110 @@
+"""HTTP connections with limits: how many there are, how long a request may take to come.
+
+Who opens many connections and sends a byte now and then (Slowloris) holds them only so long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import Any
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from fleetbert.deploy.inference.settings import Safety
+
+MOST_HEAD_BYTES = 64 << 10  # of a request line and its headers; the parser itself has no limit
+
+
+class Connection(HttpToolsProtocol):
+    """Uvicorn's, which by itself waits for ever for the rest of a request."""
+
+    safety: Safety
+    _in_head: bool  # a request has yet to come, or the rest of its head
+    _begun: bool  # with what was read last
+    _head_bytes: int
+    _due: float  # when what is waited for has to be there, in the loop's time
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._await_head()
+        if len(self.connections) > self.safety.max_connections:
+            self._refuse(503, f"this server takes {self.safety.max_connections} connections")
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            # Where the head has just begun, what came before it is no part of it.
+            self._head_bytes += 1 if self._begun else len(data)
+            self._begun = False
+            if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+                self._refuse(431, f"the headers have more than {MOST_HEAD_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._await_head()
+        self._begun = True
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._due = self.loop.time() + self.safety.body_seconds
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._due = math.inf
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        self._due = self.loop.time() + self.safety.body_seconds
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self._due = math.inf
+        super().resume_writing()
+
+    def expire(self, now: float) -> None:
+        """End the connection if what it waits for should have come by now."""
+        if now < self._due or self.transport.is_closing():
+            return
+        if self.flow.write_paused:  # the client does not read its answer
+            self.transport.abort()
+            return
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if answering and (self._in_head or not self.cycle.more_body):
+            self._due = math.inf  # the request before this one has yet to be answered
+        elif self._in_head and not self._head_bytes:
+            self.transport.close()
+        else:
+            part = "head" if self._in_head else "body"
+            seconds = self.safety.head_seconds if self._in_head else self.safety.body_seconds
+            self._refuse(408, f"the request's {part} did not come within {seconds:g} seconds")
+
+    def _await_head(self) -> None:
+        self._in_head, self._begun, self._head_bytes = True, False, 0
+        self._due = self.loop.time() + self.safety.head_seconds
+
+    def _refuse(self, status: int, message: str) -> None:
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            body = orjson.dumps({"error": message})
+            head = (
+                b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            )
+            self.transport.write(STATUS_LINE[status] + head % len(body) + body)
+        self.transport.close()
+
+
+def protocol(section: Safety) -> type[Connection]:
+    """The class to give to uvicorn."""
+    return type("Limited", (Connection,), {"safety": section})
+
+
+async def watch(connections: set[Any], section: Safety) -> None:
+    """End connections that are overdue, until cancelled."""
+    loop = asyncio.get_running_loop()
+    pause = min(1.0, section.head_seconds / 4, section.body_seconds / 4)
+    while True:
+        await asyncio.sleep(pause)
+        now = loop.time()
+        for connection in list(connections):
+            connection.expire(now)

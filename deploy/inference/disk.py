@@ -1,0 +1,87 @@
+"""What lies in the repository's folder: MODEL/VERSION/ or MODEL/VERSION/bundle/.
+
+Names come from listing the folder, never from a request.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Dict, Mapping, Tuple
+
+from fleetbert import bundle as bundles
+from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
+
+MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,17}")
+
+Signature = Tuple[Tuple[int, int, int], ...]  # of each file: inode, size, time of change
+
+
+@dataclass(frozen=True)
+class Found:
+    """A version's folder. `bundle` is None, and `reason` says why, if it is not whole (yet)."""
+
+    path: Path
+    bundle: bundles.Bundle | None
+    signature: Signature
+    reason: str = ""
+
+
+Shelf = Dict[str, Dict[int, Found]]  # by model and version
+
+
+def look(root: Path, known: Mapping[Path, Found], ignored: set[Path]) -> Shelf:
+    """The models and versions below `root`. What has not changed since it became `known` is not
+    read again; folders of other names are added to `ignored`, and to the log once.
+
+    OSError if `root` cannot be listed.
+    """
+    shelf: Shelf = {}
+    for folder in _folders(root, MODEL_NAME, "a model", ignored):
+        try:
+            versions = _folders(folder, VERSION_NAME, "a version (a number)", ignored)
+        except OSError as error:
+            log.warning("%s cannot be listed: %s", folder, error)
+            continue
+        if versions:
+            shelf[folder.name] = {int(path.name): _find(path, known) for path in versions}
+    return shelf
+
+
+def _folders(root: Path, name: re.Pattern[str], what: str, ignored: set[Path]) -> list[Path]:
+    folders = []
+    for path in sorted(root.iterdir()):
+        if path.name.startswith(".") or not path.is_dir():
+            continue  # somebody's temporary files
+        if name.fullmatch(path.name):
+            folders.append(path)
+        elif path not in ignored:
+            ignored.add(path)
+            log.warning("%s is not named like %s and is ignored", path, what)
+    return folders
+
+
+def _find(path: Path, known: Mapping[Path, Found]) -> Found:
+    old = known.get(path)
+    try:
+        if old is not None and old.bundle is not None and _sign(old.bundle) == old.signature:
+            return old
+        inside = path / "bundle"
+        bundle = bundles.read(inside if inside.is_dir() else path)
+        return Found(path, bundle, _sign(bundle))
+    except UserError as error:
+        return Found(path, None, (), str(error))
+    except OSError as error:
+        return Found(path, None, (), f"{error.filename}: {error.strerror}")
+
+
+def _sign(bundle: bundles.Bundle) -> Signature:
+    files = [bundle.root / bundles.MANIFEST, bundle.vocab_path]
+    files += [bundle.root / file.path for v in bundle.manifest.variants for file in v.files]
+    states = [file.stat() for file in files]
+    return tuple((state.st_ino, state.st_size, state.st_mtime_ns) for state in states)

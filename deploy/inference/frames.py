@@ -1,0 +1,47 @@
+"""What the server and its workers say to each other over a socket: a head and raw arrays.
+
+A frame is two uint32 (lengths of head and body), a JSON object, and the bytes of NumPy arrays one
+after the other. No pickles: a frame holds texts of strangers.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+PREFIX = struct.Struct("<II")
+INT = np.dtype("<i4")
+FLOAT = np.dtype("<f4")
+
+
+class Texts(NamedTuple):
+    """Texts of a batch, unpadded: ids int32 [sum of lengths], lengths and first_lengths int32
+    [texts] (tokens, and those of segment 0)."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    first_lengths: np.ndarray
+
+
+def pack(head: dict[str, Any], *arrays: np.ndarray) -> bytes:
+    """A frame."""
+    text = json.dumps(head, separators=(",", ":")).encode()
+    body = [array.tobytes() for array in arrays]
+    return b"".join((PREFIX.pack(len(text), sum(map(len, body))), text, *body))
+
+
+def pack_texts(head: dict[str, Any], ids: Sequence[np.ndarray], firsts: Sequence[int]) -> bytes:
+    """A frame with texts; the head says how many."""
+    lengths = np.fromiter(map(len, ids), INT, len(ids))
+    first_lengths = np.fromiter(firsts, INT, len(ids))
+    return pack({**head, "texts": len(ids)}, lengths, first_lengths, np.concatenate(ids, dtype=INT))
+
+
+def unpack_texts(head: dict[str, Any], body: bytes) -> Texts:
+    """The texts of `pack_texts`."""
+    values = np.frombuffer(body, INT)
+    count = head["texts"]
+    return Texts(values[2 * count :], values[:count], values[count : 2 * count])

@@ -1,0 +1,269 @@
+"""A gRPC server in an event loop: bytes in, bytes out, over grpcio's core.
+
+For a call that does nothing, `grpc.aio` takes two to three times the processor time (190 to 240
+microseconds against 85 where it was measured), `grpc.server` with its threads three to five times.
+Both are written over `grpc._cython.cygrpc`, as this is: grpcio's private corner, which nothing
+else here touches. Tried with grpcio 1.60, 1.70, 1.80 and 1.85.
+
+A thread waits for what comes; handlers run in the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections import deque
+from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+import grpc
+from grpc._cython import cygrpc
+
+log = logging.getLogger(__name__)
+
+NO_FLAGS = 0
+WAITING = 16  # calls that the core may hand over before it is asked for more
+NO_DEADLINE = 1e12  # the core's clock has its end there
+JOIN_SECONDS = 10.0  # for the thread, which has nothing left to do then
+
+Metadata = Sequence["tuple[str, str]"]
+
+
+class Abort(Exception):
+    """Raised by a handler: the call ends with this code."""
+
+    def __init__(self, code: grpc.StatusCode, details: str, trailing: Metadata = ()):
+        super().__init__(details)
+        self.code = code
+        self.trailing = trailing
+
+
+class Call:
+    """What a handler knows of its call. `trailing` is the metadata to be sent after the answer."""
+
+    __slots__ = (
+        *("_deadline", "begun", "came", "core", "gone", "metadata", "method", "task", "trailing"),
+    )
+
+    def __init__(self, event: Any):
+        self.core = event.call
+        self.method: str = event.call_details.method.decode("latin-1")
+        self.metadata: Metadata = event.invocation_metadata or ()
+        self.trailing: Metadata = ()
+        self.task: asyncio.Task[None] | None = None
+        self.begun = False  # something was sent
+        self.came = time.monotonic()
+        self.gone = False  # the client has cancelled, or its deadline has passed
+        self._deadline: float = event.call_details.deadline
+
+    def time_remaining(self) -> float | None:
+        """Seconds until the client's deadline; None if it has none."""
+        return None if self._deadline > NO_DEADLINE else max(0.0, self._deadline - time.time())
+
+
+Handler = Callable[[bytes, Call], Awaitable[bytes]]
+Stream = Callable[[bytes, Call], AsyncIterator[bytes]]
+
+
+class Server:
+    """Answers calls by `handlers`, one message each way, and `streams`, several back; both by
+    "/service/method". A handler is cancelled when its client has gone. A call whose message does
+    not come within `message_seconds` is ended."""
+
+    def __init__(
+        self,
+        handlers: Mapping[str, Handler],
+        streams: Mapping[str, Stream],
+        options: Sequence[tuple[str, int]] = (),
+        message_seconds: float = math.inf,
+    ):
+        self._handlers, self._streams = handlers, streams
+        self._queue = cygrpc.CompletionQueue()
+        self._core = cygrpc.Server(tuple(options), False)
+        self._core.register_completion_queue(self._queue)
+        self._thread = threading.Thread(target=self._poll, name="grpc", daemon=True)
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._woken = False
+        self._leaving = False
+        self._message_seconds = message_seconds
+        self._without: dict[int, Call] = {}  # calls whose message is awaited, oldest first
+
+    def add_insecure_port(self, address: str) -> int:
+        """The port's number; 0 or RuntimeError if it cannot be had."""
+        return self._core.add_http2_port(address.encode())
+
+    def add_secure_port(self, address: str, credentials: grpc.ServerCredentials) -> int:
+        """The same with TLS."""
+        return self._core.add_http2_port(address.encode(), credentials._credentials)
+
+    async def start(self) -> None:
+        """Answer from now on, in the loop that runs."""
+        self._loop = asyncio.get_running_loop()
+        self._down = asyncio.Event()  # no call is left
+        self._core.start()
+        for _ in range(WAITING):
+            self._core.request_call(self._queue, self._queue, self._begin)
+        self._thread.start()
+        if self._message_seconds < math.inf:
+            self._watching = self._loop.create_task(self._watch())
+
+    async def stop(self, grace: float | None) -> None:
+        """Take no new calls; those under way have `grace` seconds."""
+        self._leaving = True
+        self._core.shutdown(self._queue, self._end)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._down.wait(), grace or 0.0)
+        if not self._down.is_set():
+            self._core.cancel_all_calls()
+            await self._down.wait()
+        if self._message_seconds < math.inf:
+            self._watching.cancel()
+        self._core.destroy()
+        self._queue.shutdown()
+        await self._loop.run_in_executor(None, self._thread.join, JOIN_SECONDS)
+
+    # In the thread.
+
+    def _poll(self) -> None:
+        while True:
+            event = self._queue.poll()
+            if event.completion_type == cygrpc.CompletionType.queue_shutdown:
+                return
+            try:
+                event.tag(event)
+            except Exception:  # the other calls go on
+                log.exception("gRPC: an event was lost")
+            # An event that holds the last reference to a call keeps the core from shutting down.
+            del event
+
+    def _begin(self, event: Any) -> None:
+        """A new call, or the end of waiting for one."""
+        if not self._leaving:
+            self._core.request_call(self._queue, self._queue, self._begin)
+        if not event.success:
+            return
+        call = Call(event)
+        if call.method not in self._handlers and call.method not in self._streams:
+            words = f"there is no method {call.method[:100]}"
+            self._refuse(call, grpc.StatusCode.UNIMPLEMENTED, words)
+            return
+
+        def close(closing: Any) -> None:
+            if closing.batch_operations[0].cancelled():
+                self._tell(lambda: self._cancel(call))
+
+        def receive(receiving: Any) -> None:
+            del self._without[id(call)]
+            data = receiving.batch_operations[0].message()
+            self._tell(lambda: self._take(call, data))
+
+        self._without[id(call)] = call
+        call.core.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),), close)
+        call.core.start_server_batch((cygrpc.ReceiveMessageOperation(NO_FLAGS),), receive)
+
+    def _refuse(self, call: Call, code: grpc.StatusCode, details: str) -> None:
+        operations = (
+            cygrpc.SendInitialMetadataOperation(None, NO_FLAGS),
+            cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),
+            _status(code, details, ()),
+        )
+        call.core.start_server_batch(operations, _forget)
+
+    def _end(self, _: Any) -> None:
+        self._tell(self._down.set)
+
+    def _tell(self, act: Callable[[], None]) -> None:
+        """Have the loop do it; a loop that is already being woken is not woken again."""
+        self._inbox.append(act)
+        if not self._woken:
+            self._woken = True
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                self._loop.call_soon_threadsafe(self._drain)
+
+    # In the loop.
+
+    async def _watch(self) -> None:
+        """End calls whose message does not come."""
+        while True:
+            await asyncio.sleep(min(1.0, self._message_seconds / 4))
+            latest = time.monotonic() - self._message_seconds
+            for call in list(self._without.values()):
+                if call.came < latest and not call.begun:
+                    words = f"the message did not come within {self._message_seconds:g} seconds"
+                    self._finish(call, grpc.StatusCode.DEADLINE_EXCEEDED, words)
+
+    def _drain(self) -> None:
+        self._woken = False  # before looking: what is put in from now on wakes the loop again
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _take(self, call: Call, data: bytes | None) -> None:
+        if call.begun:  # it was ended already
+            return
+        if data is None:  # the client has gone, or has sent nothing
+            self._finish(call, grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
+        elif not call.gone:
+            call.task = self._loop.create_task(self._run(call, data))
+
+    def _cancel(self, call: Call) -> None:
+        call.gone = True
+        if call.task is not None:
+            call.task.cancel()
+
+    async def _run(self, call: Call, data: bytes) -> None:
+        try:
+            handler = self._handlers.get(call.method)
+            if handler is not None:
+                reply = await handler(data, call)
+                self._finish(call, grpc.StatusCode.OK, "", reply)
+            else:
+                await self._run_stream(call, data)
+        except Abort as abort:
+            call.trailing = abort.trailing
+            self._finish(call, abort.code, str(abort))
+        except asyncio.CancelledError:
+            self._finish(call, grpc.StatusCode.CANCELLED, "")
+        except Exception:
+            log.exception("a gRPC call failed")
+            words = "the server failed at this request; its log says why"
+            self._finish(call, grpc.StatusCode.INTERNAL, words)
+        finally:
+            call.task = None  # which refers to the call
+
+    async def _run_stream(self, call: Call, data: bytes) -> None:
+        async for reply in self._streams[call.method](data, call):
+            sent = self._loop.create_future()
+
+            def done(_: Any, sent: asyncio.Future[None] = sent) -> None:
+                self._tell(lambda: None if sent.done() else sent.set_result(None))
+
+            self._send(call, [cygrpc.SendMessageOperation(reply, NO_FLAGS)], done)
+            await sent
+        self._finish(call, grpc.StatusCode.OK, "")
+
+    def _finish(
+        self, call: Call, code: grpc.StatusCode, details: str, reply: bytes | None = None
+    ) -> None:
+        """Send the answer, if there is one, and the end."""
+        end = _status(code, details, call.trailing)
+        if reply is None:
+            self._send(call, [end], _forget)
+        else:
+            self._send(call, [cygrpc.SendMessageOperation(reply, NO_FLAGS), end], _forget)
+
+    def _send(self, call: Call, operations: list[Any], then: Callable[[Any], None]) -> None:
+        if not call.begun:
+            call.begun = True
+            operations.insert(0, cygrpc.SendInitialMetadataOperation(None, NO_FLAGS))
+        call.core.start_server_batch(tuple(operations), then)
+
+
+def _status(code: grpc.StatusCode, details: str, trailing: Metadata) -> Any:
+    return cygrpc.SendStatusFromServerOperation(trailing, code.value[0], details.encode(), NO_FLAGS)
+
+
+def _forget(_: Any) -> None:
+    """Nothing is left to do."""

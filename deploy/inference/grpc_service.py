@@ -1,0 +1,324 @@
+"""The Open Inference Protocol v2 over gRPC, with grpc.health.v1 beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import Any, AsyncIterator, Callable, Mapping, Sequence
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc_health.v1 import health_pb2
+
+from fleetbert.deploy.inference import grpc_calls, observe, oip
+from fleetbert.deploy.inference import inference_pb2 as pb
+from fleetbert.deploy.inference.grpc_calls import Abort, Call
+from fleetbert.deploy.inference.messages import Core, Failure, Reason, Reply, Version
+from fleetbert.deploy.inference.settings import Safety
+from fleetbert.deploy.inference.tensors import Tensor, refuse, show, to_raw
+
+CODES = {
+    Reason.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    Reason.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Reason.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
+    Reason.CANCELLED: grpc.StatusCode.CANCELLED,
+    Reason.INTERNAL: grpc.StatusCode.INTERNAL,
+}
+# Where the elements of a datatype are, in requests that are not raw.
+CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents", "INT32": "int_contents"}
+SERVICE = "inference.GRPCInferenceService"
+HEALTH = "/grpc.health.v1.Health"
+ADMIN = ("RepositoryModelLoad", "RepositoryModelUnload")
+WATCH_SECONDS = 0.5  # how often a health watch looks
+
+log = logging.getLogger(__name__)
+
+
+def server(
+    core: Core,
+    safety: Safety,
+    *,
+    admin: bool = True,
+    observers: Sequence[observe.Observer] = (observe.count,),
+    before: Callable[[str, grpc_calls.Handler], grpc_calls.Handler] | None = None,
+) -> Server:
+    """A gRPC server of `core`, for a port to be added and to be started, in a running loop.
+
+    admin: whether load and unload are there. observers: told of each inference request when it is
+    done. before: makes of a method and its handler the one to call in its place.
+    """
+    service, health = Service(core, safety, observers), Health(core)
+    methods = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
+    handlers = {
+        f"/{SERVICE}/{method.name}": _handler(service, method)
+        for method in methods
+        if admin or method.name not in ADMIN
+    }
+    handlers[f"{HEALTH}/Check"] = health.check
+    streams: dict[str, grpc_calls.Stream] = {f"{HEALTH}/Watch": health.watch}
+    if before is not None:
+        handlers = {name: before(name, handler) for name, handler in handlers.items()}
+    options = [
+        ("grpc.max_receive_message_length", safety.max_body_bytes),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),  # a second server is told that the port is taken
+        ("grpc.max_allowed_incoming_connections", safety.max_connections),
+        ("grpc.server_handshake_timeout_ms", max(1, round(1000 * safety.head_seconds))),
+    ]
+    return Server(handlers, streams, options, safety.body_seconds, health)
+
+
+class Server(grpc_calls.Server):
+    """Its health watches, which have no end, do not hold up its own."""
+
+    def __init__(
+        self, handlers: Any, streams: Any, options: Any, message_seconds: float, health: Health
+    ):
+        super().__init__(handlers, streams, options, message_seconds)
+        self._health = health
+
+    async def stop(self, grace: float | None) -> None:
+        self._health.leaving.set()
+        await super().stop(grace)
+
+
+def _handler(service: Service, method: Any) -> grpc_calls.Handler:
+    """A call's handler: bytes → request → response → bytes, with Failures as gRPC's codes."""
+    request_class = getattr(pb, method.input_type.name)
+    act = getattr(service, method.name)
+
+    async def call(data: bytes, context: Call) -> bytes:
+        try:
+            try:
+                request = request_class.FromString(data)
+            except DecodeError:
+                raise refuse(f"the request is no {method.input_type.name}") from None
+            response = await act(request, context)
+            return response.SerializeToString()
+        except Failure as found:
+            failure = found
+        except Exception:
+            log.exception("a gRPC call failed")
+            failure = Failure(
+                Reason.INTERNAL, "the server failed at this request; its log says why"
+            )
+        trailing: grpc_calls.Metadata = ()
+        if failure.retry_after is not None:  # gRPC clients that retry by themselves wait as long
+            trailing = (("grpc-retry-pushback-ms", str(round(failure.retry_after * 1000))),)
+        raise Abort(CODES[failure.reason], str(failure), trailing)
+
+    return call
+
+
+class Service:
+    """The calls; what each does stands in inference.proto."""
+
+    def __init__(self, core: Core, safety: Safety, observers: Sequence[observe.Observer]):
+        self._core = core
+        self._safety = safety
+        self._observers = observers
+
+    async def ServerLive(self, _: Any, __: Any) -> pb.ServerLiveResponse:  # noqa: N802
+        return pb.ServerLiveResponse(live=True)
+
+    async def ServerReady(self, _: Any, __: Any) -> pb.ServerReadyResponse:  # noqa: N802
+        return pb.ServerReadyResponse(ready=self._core.ready())
+
+    async def ModelReady(self, request: Any, _: Any) -> pb.ModelReadyResponse:  # noqa: N802
+        ready = oip.is_ready(self._core, request.name, request.version or None)
+        return pb.ModelReadyResponse(ready=ready)
+
+    async def ServerMetadata(self, _: Any, __: Any) -> pb.ServerMetadataResponse:  # noqa: N802
+        return pb.ServerMetadataResponse(**oip.server_metadata())
+
+    async def ModelMetadata(  # noqa: N802
+        self, request: Any, _: Any
+    ) -> pb.ModelMetadataResponse:
+        found = oip.model_metadata(self._core, request.name, request.version or None)
+        del found["parameters"]  # the protocol's message has no place for them
+        return pb.ModelMetadataResponse(**found)
+
+    async def ModelInfer(self, request: Any, context: Any) -> pb.ModelInferResponse:  # noqa: N802
+        started = time.perf_counter()
+        found: Version | None = None
+        request_id = request.id
+
+        def tell(code: grpc.StatusCode, error: str) -> None:
+            seconds = time.perf_counter() - started
+            self._tell(observe.refused("grpc", code.name, seconds, request_id, found, error))
+
+        try:
+            version = request.model_version or None
+            found = self._core.find(request.model_name, version)
+            question = oip.read_question(
+                _read_request(request, context), found, version, self._safety
+            )
+            request_id = question.id
+            reply = await self._core.answer(question)
+            response = _response(reply, request)
+            self._tell(
+                observe.answered("grpc", "OK", time.perf_counter() - started, request_id, reply)
+            )
+        except Failure as failure:
+            tell(CODES[failure.reason], str(failure))
+            raise
+        except asyncio.CancelledError:
+            tell(grpc.StatusCode.CANCELLED, "the client has gone")
+            raise
+        except Exception as error:
+            tell(grpc.StatusCode.INTERNAL, repr(error))
+            raise
+        context.trailing = (
+            ("x-queue-time", f"{reply.queue_seconds * 1e3:.3f}"),  # milliseconds
+            ("x-inference-time", f"{reply.compute_seconds * 1e3:.3f}"),
+        )
+        return response
+
+    async def ModelStatistics(  # noqa: N802
+        self, request: Any, _: Any
+    ) -> pb.ModelStatisticsResponse:
+        found = oip.statistics(self._core, request.name or None, request.version or None)
+        return pb.ModelStatisticsResponse(**found)
+
+    async def RepositoryIndex(  # noqa: N802
+        self, request: Any, _: Any
+    ) -> pb.RepositoryIndexResponse:
+        return pb.RepositoryIndexResponse(models=oip.index(self._core, request.ready))
+
+    async def RepositoryModelLoad(  # noqa: N802
+        self, request: Any, _: Any
+    ) -> pb.RepositoryModelLoadResponse:
+        model = _model_of(request)
+        await self._core.load(model)
+        return pb.RepositoryModelLoadResponse(model_name=model, isLoaded=True)
+
+    async def RepositoryModelUnload(  # noqa: N802
+        self, request: Any, _: Any
+    ) -> pb.RepositoryModelUnloadResponse:
+        model = _model_of(request)
+        await self._core.unload(model)
+        return pb.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True)
+
+    def _tell(self, done: observe.Done) -> None:
+        for observer in self._observers:
+            observer(done)
+
+
+class Health:
+    """grpc.health.v1: serving while every model that is to be served is ready."""
+
+    def __init__(self, core: Core):
+        self._core = core
+        self.leaving = asyncio.Event()
+
+    async def check(self, data: bytes, _: Call) -> bytes:
+        """The state now; NOT_FOUND for a service that this server has not."""
+        service = _service_of(data)
+        if service not in ("", SERVICE):
+            raise Abort(grpc.StatusCode.NOT_FOUND, f"there is no service {show(service)}")
+        return _health_response(self._status(service))
+
+    async def watch(self, data: bytes, _: Call) -> AsyncIterator[bytes]:
+        """The state now and whenever it changes, until the server leaves."""
+        service = _service_of(data)
+        last = None
+        while True:
+            leaving = self.leaving.is_set()  # before the status: the last one told is the last
+            status = self._status(service)
+            if status != last:
+                yield _health_response(status)
+                last = status
+            if leaving:
+                return
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.leaving.wait(), WATCH_SECONDS)
+
+    def _status(self, service: str) -> Any:
+        words = health_pb2.HealthCheckResponse
+        if service not in ("", SERVICE):
+            return words.SERVICE_UNKNOWN
+        ready = self._core.ready() and not self.leaving.is_set()
+        return words.SERVING if ready else words.NOT_SERVING
+
+
+def _service_of(data: bytes) -> str:
+    try:
+        return health_pb2.HealthCheckRequest.FromString(data).service
+    except DecodeError:
+        words = "the request is no HealthCheckRequest"
+        raise Abort(grpc.StatusCode.INVALID_ARGUMENT, words) from None
+
+
+def _health_response(status: Any) -> bytes:
+    return health_pb2.HealthCheckResponse(status=status).SerializeToString()
+
+
+def _model_of(request: Any) -> str:
+    """The model that is to be loaded or unloaded."""
+    oip.check_repository_parameters(_parameters(request.parameters))
+    return oip.check_name(request.model_name or request.repository_name)
+
+
+def _parameters(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Python's values of a map of parameters, without those that hold nothing."""
+    kinds = ((key, value, value.WhichOneof("parameter_choice")) for key, value in found.items())
+    return {key: getattr(value, kind) for key, value, kind in kinds if kind is not None}
+
+
+def _read_request(request: Any, context: Any) -> oip.Request:
+    parameters = _parameters(request.parameters)
+    left = context.time_remaining()
+    if left is not None:
+        microseconds = max(1, int(left * 1e6))
+        timeout = parameters.setdefault("timeout", microseconds)
+        if type(timeout) is int and (timeout == 0 or timeout > microseconds):
+            parameters["timeout"] = microseconds
+    names = []
+    for number, output in enumerate(request.outputs):
+        oip.check_tensor_parameters(output.parameters, f"outputs[{number}]")
+        names.append(output.name)
+    return oip.Request(request.id, parameters, _read_inputs(request), names)
+
+
+def _read_inputs(request: Any) -> list[Tensor]:
+    raw = request.raw_input_contents
+    if raw and len(raw) != len(request.inputs):
+        raise refuse(
+            f"raw_input_contents has {len(raw)} tensors, but there are {len(request.inputs)} inputs"
+        )
+    tensors = []
+    for number, entry in enumerate(request.inputs):
+        oip.check_tensor_parameters(entry.parameters, f"inputs[{number}]")
+        name, datatype, shape = entry.name, entry.datatype, list(entry.shape)
+        if raw:
+            if entry.HasField("contents"):
+                raise refuse(
+                    f"input {show(name)} has contents beside raw_input_contents; "
+                    "send one or the other"
+                )
+            tensors.append(Tensor(name, datatype, shape, raw[number], raw=True))
+            continue
+        wanted = CONTENTS.get(datatype)
+        for field, _ in entry.contents.ListFields():
+            if wanted is not None and field.name != wanted:
+                raise refuse(
+                    f"input {show(name)} has {field.name}; datatype {datatype} needs {wanted}"
+                )
+        values = list(getattr(entry.contents, wanted)) if wanted else []
+        tensors.append(Tensor(name, datatype, shape, values))
+    return tensors
+
+
+def _response(reply: Reply, request: Any) -> pb.ModelInferResponse:
+    response = pb.ModelInferResponse(
+        model_name=reply.model, model_version=reply.version, id=request.id
+    )
+    response.parameters["cut"].int64_param = reply.cut
+    for output in oip.outputs(reply, [output.name for output in request.outputs]):
+        response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        response.raw_output_contents.append(to_raw(output))
+    return response

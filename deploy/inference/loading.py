@@ -1,0 +1,112 @@
+"""A version's folder → a version that answers: checked, measured, opened, tried."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, replace
+
+from fleetbert import bundle as bundles
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.deploy.inference import background, disk, variants
+from fleetbert.deploy.inference.messages import State, Version
+from fleetbert.deploy.inference.pool import Plan
+from fleetbert.deploy.inference.serving import Serving
+from fleetbert.deploy.inference.settings import Policy, Serve
+from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Held:
+    """A version that answers, as it was found."""
+
+    found: disk.Found
+    serving: Serving
+    version: Version
+
+
+class Loader:
+    """Opens versions; remembers what was measured of a bundle's variants."""
+
+    def __init__(self, settings: Serve):
+        self._settings = settings
+        self._measured: dict[tuple[str, ...], dict[str, float]] = {}
+
+    async def open(
+        self, model: str, number: int, policy: Policy, found: disk.Found, gently: bool
+    ) -> Held:
+        """A version whose workers all answer. UserError, OSError, pool.Refused or pool.Lost if it
+        cannot be served; nothing is left of it then. `gently` leaves the processors to others."""
+        bundle, engine = found.bundle, self._settings.engine
+        assert bundle is not None
+        if not bundle.labels:
+            raise UserError(f"bundle {bundle.root} is a pretrained encoder without labels")
+        processors, threads = variants.share_processors(engine)
+        longest = round_up(bundle.max_length, SAFE_LENGTHS)
+        loop = asyncio.get_running_loop()
+        tokenizer = await loop.run_in_executor(
+            None, Tokenizer, bundle.vocab_path, bundle.manifest.tokenizer.lowercase
+        )
+        plan = Plan(
+            model=model,
+            bundle=bundle.root,
+            variant="",
+            device=engine.device,
+            threads=threads,
+            processors=processors,
+            lengths=tuple(length for length in SAFE_LENGTHS if length <= longest),
+            pad_id=tokenizer.pad_id,
+            hang_seconds=engine.hang_seconds,
+        )
+        variant, measured = await self._choose(bundle, policy.variant, plan, gently)
+        plan = replace(plan, variant=variant)
+        serving = Serving(model, str(number), bundle, tokenizer, plan, self._settings.batching)
+        opening = asyncio.ensure_future(serving.open(gently))
+        try:
+            await loop.run_in_executor(None, _verify, bundle, variant, gently)
+            await opening
+        except BaseException:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            await serving.close()
+            raise
+        version = Version(
+            model,
+            str(number),
+            State.READY,
+            aliases=tuple(sorted(a for a, n in policy.aliases.items() if n == number)),
+            labels=tuple(bundle.labels),
+            pair=bundle.task.pair,
+            max_length=bundle.max_length,
+            vocab_size=tokenizer.vocab_size,
+            layers=serving.pool.layers,
+            variant=variant,
+            variants=variants.describe(bundle, measured),
+        )
+        return Held(found, serving, version)
+
+    async def _choose(
+        self, bundle: bundles.Bundle, wish: str, plan: Plan, gently: bool
+    ) -> tuple[str, dict[str, float]]:
+        """The variant that is to answer, and what was measured to find it."""
+        if wish != "auto":
+            return variants.named(bundle, wish), {}
+        names = variants.candidates(bundle, plan.device)
+        if len(names) == 1:
+            return names[0], {}
+        key = tuple(file.sha256 for name in names for file in bundle.variant(name).files)
+        if key not in self._measured:
+            self._measured[key] = await variants.measure(plan, names, gently)
+            log.info("model %s: texts/s by variant: %s", plan.model, self._measured[key])
+        measured = self._measured[key]
+        return max(measured, key=lambda name: measured[name]), measured
+
+
+def _verify(bundle: bundles.Bundle, variant: str, gently: bool) -> None:
+    def check() -> None:
+        bundles.verify(bundle, variant)
+
+    background.call(check) if gently else check()

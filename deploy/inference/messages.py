@@ -1,0 +1,139 @@
+"""What is asked and answered: the words that protocols, repository, queue and workers share.
+
+A protocol (rest, grpc) turns bytes into a `Question`, hands it to a `Core`, and turns the `Reply`
+or the `Failure` into bytes. None of these words knows of HTTP or gRPC.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Sequence
+
+import numpy as np
+
+
+class Reason(enum.Enum):
+    """Why a question was not answered."""
+
+    BAD_REQUEST = "bad_request"  # the question itself cannot be answered
+    NOT_FOUND = "not_found"  # no such model or version
+    TOO_LARGE = "too_large"  # more than this server would ever take at once
+    UNAVAILABLE = "unavailable"  # queue full, not ready, worker lost: worth another try
+    DEADLINE = "deadline"  # its own time limit passed
+    CANCELLED = "cancelled"  # the client went away
+    INTERNAL = "internal"  # the server's fault
+
+
+class Failure(Exception):
+    """A question that is not answered: one sentence that names the field, and its `reason`."""
+
+    def __init__(self, reason: Reason, message: str, retry_after: float | None = None):
+        super().__init__(message)
+        self.reason = reason
+        self.retry_after = retry_after  # seconds, where another try may help
+
+
+@dataclass(frozen=True)
+class Question:
+    """Texts (or pairs of texts), or token ids in their place, for one model."""
+
+    model: str
+    version: str | None = None  # a number or a label ("stable"); None: the newest that is ready
+    texts: list[str] | None = None
+    texts_b: list[str] | None = None  # as many, for models of pairs
+    input_ids: np.ndarray | None = None  # int64 [texts, length], padded with the pad id
+    token_type_ids: np.ndarray | None = None  # int64 [texts, length]; None: all 0
+    speed: float | None = None  # early exit's threshold; None: the bundle's default
+    timeout: float | None = None  # seconds from now; None: the server's default
+    id: str = ""  # for logs
+
+    @property
+    def size(self) -> int:
+        """How many texts."""
+        return len(self.texts) if self.texts is not None else len(self.input_ids)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Answers in the order of the question's texts."""
+
+    model: str
+    version: str
+    labels: Sequence[str]  # one for each text: its likeliest
+    logits: np.ndarray  # float32 [texts, labels]
+    exit_layer: np.ndarray  # int32 [texts]: the layer after which each text left
+    queue_seconds: float  # waiting until its last batch began
+    compute_seconds: float  # its batches in the engine
+    cut: int = 0  # texts that were cut to the model's maximum length
+
+
+class State(enum.Enum):
+    """Of a version of a model."""
+
+    LOADING = "LOADING"
+    READY = "READY"
+    DRAINING = "DRAINING"  # answers what it has taken, takes nothing new
+    UNAVAILABLE = "UNAVAILABLE"  # refused or unloaded; `reason` says why
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version of a model as it stands."""
+
+    model: str
+    version: str
+    state: State
+    reason: str = ""
+    aliases: tuple[str, ...] = ()  # "stable", "canary"
+    labels: tuple[str, ...] = ()
+    pair: bool = False
+    max_length: int = 0  # tokens of a text: longer texts are cut, longer input_ids refused
+    vocab_size: int = 0  # input_ids are below it
+    layers: int = 0
+    variant: str = ""  # which of the bundle's variants answers
+    variants: tuple[dict[str, Any], ...] = ()  # all: name, kind, accuracy, texts/s as known
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Counts of a version since it was loaded; times in nanoseconds, as the protocol has them."""
+
+    model: str
+    version: str
+    last_inference: int  # milliseconds since the epoch; 0: none yet
+    inference_count: int  # texts
+    execution_count: int  # batches
+    success: tuple[int, int]  # requests, nanoseconds
+    fail: tuple[int, int]
+    queue: tuple[int, int]
+    compute: tuple[int, int]
+    batches: tuple[tuple[int, int, int], ...] = ()  # (texts of a batch, batches, nanoseconds)
+
+
+class Core(Protocol):
+    """What stands behind the protocols. All methods are called in the server's event loop."""
+
+    async def answer(self, question: Question) -> Reply:
+        """Raises Failure. Cancelling the task drops what has not been computed yet."""
+
+    def ready(self) -> bool:
+        """Whether every model that is to be served has a version that answers."""
+
+    def versions(self, model: str | None = None) -> list[Version]:
+        """Of one model (Failure NOT_FOUND if unknown) or of all, in the order of their numbers."""
+
+    def find(self, model: str, version: str | None = None) -> Version:
+        """The version that a question with these words would go to. Failure NOT_FOUND if there is
+        no such model or version, UNAVAILABLE if it is not ready."""
+
+    def statistics(self, model: str | None = None, version: str | None = None) -> list[Statistics]:
+        """Failure NOT_FOUND if unknown."""
+
+    async def load(self, model: str) -> None:
+        """Look at the model's folder now and serve what its policy says. Failure if that cannot
+        be had; what is served stays served."""
+
+    async def unload(self, model: str) -> None:
+        """Stop serving the model (after draining) until it is loaded by request."""

@@ -1,0 +1,81 @@
+"""What Prometheus is told. Each series stands here once; who sees the event counts it."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry()
+OF_VERSION = ("model", "version")
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+
+# Counted by the protocols.
+REQUESTS = Counter(
+    "fleetbert_requests",
+    "Inference requests answered, by protocol and status code",
+    (*OF_VERSION, "protocol", "code"),
+    registry=REGISTRY,
+)
+REQUEST_SECONDS = Histogram(
+    "fleetbert_request_seconds",
+    "From a request's last byte to its answer's first",
+    (*OF_VERSION, "protocol"),
+    buckets=SECONDS,
+    registry=REGISTRY,
+)
+
+# Counted by the queue and the workers.
+QUEUE_SECONDS = Histogram(
+    "fleetbert_queue_seconds",
+    "Waiting of a text for its batch",
+    OF_VERSION,
+    buckets=SECONDS,
+    registry=REGISTRY,
+)
+BATCH_SECONDS = Histogram(
+    "fleetbert_batch_seconds",
+    "Time of a batch in the engine",
+    OF_VERSION,
+    buckets=SECONDS,
+    registry=REGISTRY,
+)
+BATCH_TEXTS = Histogram(
+    "fleetbert_batch_texts",
+    "Texts of a batch",
+    OF_VERSION,
+    buckets=(1, 2, 4, 8, 16, 32, 64, 128),
+    registry=REGISTRY,
+)
+TOKENS = Counter("fleetbert_tokens", "Tokens of texts", OF_VERSION, registry=REGISTRY)
+PADDING = Counter("fleetbert_padding_tokens", "Tokens of padding", OF_VERSION, registry=REGISTRY)
+CUT = Counter(
+    "fleetbert_cut_texts", "Texts cut to the model's length", OF_VERSION, registry=REGISTRY
+)
+EXITS = Counter(
+    "fleetbert_exits",
+    "Texts by the layer that answered them",
+    (*OF_VERSION, "layer"),
+    registry=REGISTRY,
+)
+QUEUED_TOKENS = Gauge(
+    "fleetbert_queued_tokens", "Tokens that wait for a batch", OF_VERSION, registry=REGISTRY
+)
+REFUSED = Counter(
+    "fleetbert_refused",
+    "Requests that were not answered, by reason",
+    (*OF_VERSION, "reason"),
+    registry=REGISTRY,
+)
+
+# Counted by the repository and the keeper of the workers.
+LOADS = Counter(
+    "fleetbert_loads",
+    "Versions loaded (ready, refused) and unloaded",
+    ("model", "outcome"),
+    registry=REGISTRY,
+)
+WORKER_RESTARTS = Counter(
+    "fleetbert_worker_restarts",
+    "Worker processes that were replaced, by cause (crash, hang)",
+    ("model", "cause"),
+    registry=REGISTRY,
+)

@@ -1,0 +1,348 @@
+"""The worker processes of one version: started, watched, replaced, ended.
+
+Everything runs in the server's event loop. A worker that ends or takes too long for a batch is
+killed and replaced, after a pause that grows while that goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from fleetbert.deploy.inference import frames, metrics
+from fleetbert.infer.golden import Golden
+
+log = logging.getLogger(__name__)
+
+LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM}
+OPEN_SECONDS = 600.0  # for opening a variant
+END_SECONDS = 5.0  # for a worker that was asked to end
+LONGEST_PAUSE = 30.0  # between two starts of a worker, in seconds
+LONG_LIFE = 10.0  # a worker that lived so long is replaced without a pause
+SAME = 1e-3  # largest difference of logits between answers to the same texts
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the workers of a version open, and on which processors each of them runs."""
+
+    model: str
+    bundle: Path
+    variant: str
+    device: str
+    threads: int
+    processors: tuple[tuple[int, ...], ...]  # of each worker; empty ones are not pinned
+    lengths: tuple[int, ...]  # of all rows that may come
+    pad_id: int
+    hang_seconds: float
+
+
+class Lost(Exception):
+    """A worker is gone; `cause` is crash, hang or error."""
+
+    def __init__(self, cause: str, message: str):
+        super().__init__(message)
+        self.cause = cause
+
+
+class Refused(Exception):
+    """A worker could not open the variant, or answers wrong: what it said."""
+
+
+class Worker:
+    """A process and the socket to it. One question at a time."""
+
+    def __init__(self, process: subprocess.Popen[bytes]):
+        self.process = process
+        self.since = time.monotonic()
+        self.cause = "crash"
+        self.lost = asyncio.get_running_loop().create_future()  # done when the process has ended
+        self._answer: asyncio.Future[tuple[dict[str, Any], bytes]] | None = None
+        self._writer: asyncio.StreamWriter
+        self._reading: asyncio.Task[None]
+
+    @classmethod
+    async def start(cls, processors: Sequence[int], threads: int) -> Worker:
+        """A fresh interpreter. Call in the thread that lives as long as the workers shall."""
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "fleetbert.deploy.inference.worker"]
+        command += [str(theirs.fileno()), str(os.getpid()), ",".join(map(str, processors))]
+        former = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)  # it inherits this
+        try:
+            process = subprocess.Popen(
+                command,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                pass_fds=[theirs.fileno()],
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, former)
+            theirs.close()
+        worker = cls(process)
+        reader, worker._writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
+        worker._reading = asyncio.ensure_future(worker._read(reader))
+        return worker
+
+    async def ask(self, frame: bytes, timeout: float) -> tuple[dict[str, Any], bytes]:
+        """Head and body of the answer. Lost if the worker ends, or is killed after `timeout`
+        seconds; Refused if it answers with an error."""
+        if self.lost.done():
+            raise Lost(self.cause, f"worker {self.process.pid} has ended")
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        alarm = loop.call_later(timeout, self.kill, "hang")
+        try:
+            self._writer.write(frame)
+            head, body = await self._answer
+        finally:
+            alarm.cancel()
+            self._answer = None
+        if "error" in head:
+            raise Refused(head["error"])
+        return head, body
+
+    def kill(self, cause: str) -> None:
+        """At once, whatever it does."""
+        self.cause = cause
+        self.process.kill()
+
+    async def close(self) -> None:
+        """Ask the process to end, kill it if it does not, and wait until it is gone."""
+        self._writer.close()
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(None, self.process.wait, END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill("hang")
+            await loop.run_in_executor(None, self.process.wait)
+        with contextlib.suppress(asyncio.CancelledError):
+            self._reading.cancel()
+            await self._reading
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        try:
+            while True:
+                prefix = await reader.readexactly(frames.PREFIX.size)
+                head_size, body_size = frames.PREFIX.unpack(prefix)
+                head = json.loads(await reader.readexactly(head_size))
+                body = await reader.readexactly(body_size)
+                if self._answer is not None and not self._answer.done():
+                    self._answer.set_result((head, body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.process.kill()
+            self._writer.close()
+            if not self.lost.done():
+                self.lost.set_result(None)
+            if self._answer is not None and not self._answer.done():
+                message = f"worker {self.process.pid} is lost ({self.cause})"
+                self._answer.set_exception(Lost(self.cause, message))
+
+
+class Pool:
+    """The workers of a version. `free` are those that may be given a batch."""
+
+    def __init__(self, plan: Plan, golden: Golden, labels: int, on_free: Callable):
+        """golden: texts that every worker answers, as the bundle says and all workers alike,
+        before it is given any other. on_free() is called when a worker becomes free."""
+        self.plan = plan
+        self.free: list[Worker] = []
+        self.layers = 0
+        self.failing = ""  # why the last start of a worker failed; empty if it did not
+        self._golden = golden
+        self._labels = labels
+        self._expected: np.ndarray | None = None
+        self._on_free = on_free
+        self._workers: dict[int, Worker] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+
+    @property
+    def size(self) -> int:
+        """How many workers there are to be."""
+        return len(self.plan.processors)
+
+    @property
+    def alive(self) -> int:
+        """How many workers can answer now or soon."""
+        return len(self._workers)
+
+    async def open(self, gently: bool) -> None:
+        """Start all workers; Refused or Lost if one of them cannot open the variant or answers
+        the golden texts wrong. `gently` leaves the processors to others meanwhile."""
+        starts = [self._start(number, gently) for number in range(self.size)]
+        found = await asyncio.gather(*starts, return_exceptions=True)
+        for result in found:
+            if isinstance(result, BaseException):
+                await self.close()
+                raise result
+        for number, worker in enumerate(found):
+            assert isinstance(worker, Worker)
+            self._keepers.append(asyncio.ensure_future(self._keep(number, worker)))
+            self._release(worker)
+
+    def take_free(self) -> Worker | None:
+        """A worker to give a batch to, if there is one."""
+        while self.free:
+            worker = self.free.pop()
+            if not worker.lost.done():
+                return worker
+        return None
+
+    async def run(
+        self, worker: Worker, ids: Sequence[np.ndarray], first_lengths: Sequence[int]
+    ) -> tuple[np.ndarray, float]:
+        """Logits float32 [texts, labels] and the seconds in the engine. Lost if the worker is
+        gone; it is free again otherwise."""
+        try:
+            found = await self._run(worker, ids, first_lengths, self.plan.hang_seconds)
+        except Refused as error:
+            # What state native code is in after an error, nobody knows.
+            worker.kill("error")
+            raise Lost("error", str(error)) from None
+        self._release(worker)
+        return found
+
+    async def close(self) -> None:
+        """End all workers."""
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        self.free.clear()
+        workers = list(self._workers.values())
+        self._workers.clear()
+        await asyncio.gather(*(worker.close() for worker in workers))
+
+    def _release(self, worker: Worker) -> None:
+        if not worker.lost.done():
+            self.free.append(worker)
+            self._on_free()
+
+    async def _keep(self, number: int, worker: Worker) -> None:
+        """Replace the worker of this number whenever it is lost."""
+        pause = 0.0
+        while True:
+            await asyncio.shield(worker.lost)
+            del self._workers[number]
+            if worker in self.free:
+                self.free.remove(worker)
+            await worker.close()
+            metrics.WORKER_RESTARTS.labels(self.plan.model, worker.cause).inc()
+            log.warning(
+                "worker %d of model %s is lost (%s, exit status %s); another is started",
+                worker.process.pid,
+                self.plan.model,
+                worker.cause,
+                worker.process.returncode,
+            )
+            if time.monotonic() - worker.since > LONG_LIFE:
+                pause = 0.0
+            while True:
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, max(1.0, 2 * pause))
+                try:
+                    worker = await self._start(number, gently=False)
+                    break
+                except (Refused, Lost) as error:
+                    self.failing = str(error)
+                    log.error("a worker of model %s does not start: %s", self.plan.model, error)
+            self.failing = ""
+            self._release(worker)
+
+    async def _start(self, number: int, gently: bool) -> Worker:
+        plan = self.plan
+        worker = await Worker.start(plan.processors[number], plan.threads)
+        try:
+            frame = open_frame(plan, plan.variant, gently)
+            head, _ = await worker.ask(frame, OPEN_SECONDS)
+            self.layers = head["layers"]
+            log.debug("worker %d opened %s: %s", worker.process.pid, plan.variant, head)
+            await self._check(worker)
+        except BaseException:
+            worker.kill("refused")
+            await worker.close()
+            raise
+        self._workers[number] = worker
+        return worker
+
+    async def _check(self, worker: Worker) -> None:
+        """Refused if the golden texts are not answered as where the variant was made, as by the
+        other workers, and twice."""
+        for _ in range(2):
+            ids = self._golden.ids
+            logits, _ = await self._run(worker, ids, [len(one) for one in ids], OPEN_SECONDS)
+            if not np.isfinite(logits).all():
+                raise Refused(
+                    f"variant {self.plan.variant} answers NaN or infinity: its weights are damaged"
+                )
+            if self._golden.logits is not None:
+                alike = logits.shape == self._golden.logits.shape
+                apart = np.abs(logits - self._golden.logits).max() if alike else math.inf
+                if not apart <= self._golden.bound:
+                    raise Refused(
+                        f"variant {self.plan.variant} answers its golden texts otherwise than "
+                        f"where it was made, by {apart:.3g} in a logit (at most "
+                        f"{self._golden.bound:.3g} is allowed): its files are another model's, or "
+                        "this processor computes otherwise; make the variant on such a processor"
+                    )
+            if self._expected is None:
+                self._expected = logits
+            difference = float(np.abs(logits - self._expected).max())
+            if difference > SAME * max(1.0, float(np.abs(self._expected).max())):
+                raise Refused(
+                    f"variant {self.plan.variant} answers the same texts differently, by "
+                    f"{difference:.3g}, from worker to worker or from time to time"
+                )
+
+    async def _run(
+        self,
+        worker: Worker,
+        ids: Sequence[np.ndarray],
+        first_lengths: Sequence[int],
+        timeout: float,
+    ) -> tuple[np.ndarray, float]:
+        head = {"do": "run", "variant": self.plan.variant, "pad_id": self.plan.pad_id}
+        frame = frames.pack_texts(head, ids, first_lengths)
+        answer, body = await worker.ask(frame, timeout)
+        logits = np.frombuffer(body, frames.FLOAT)
+        if len(logits) != len(ids) * self._labels:
+            raise Refused(
+                f"variant {self.plan.variant} answers {len(ids)} texts with {len(logits)} logits "
+                f"and has {self._labels} labels"
+            )
+        return logits.reshape(len(ids), self._labels), answer["seconds"]
+
+
+def open_frame(plan: Plan, variant: str, gently: bool) -> bytes:
+    """The frame that makes a worker open a variant, and run before the first text comes.
+
+    With time, every length is run once. Where somebody waits, the shortest and the longest are:
+    the first two shapes make oneDNN reorder all weights (BERT-base: 0.25 s each), any other new
+    one costs a few milliseconds.
+    """
+    return frames.pack(
+        {
+            "do": "open",
+            "bundle": str(plan.bundle),
+            "variant": variant,
+            "device": plan.device,
+            "threads": plan.threads,
+            "lengths": plan.lengths if gently else sorted({plan.lengths[0], plan.lengths[-1]}),
+            "gently": gently,
+        }
+    )

@@ -1,0 +1,225 @@
+"""The queue of one version: which texts wait, and which of them go into the next batch.
+
+A pure data structure: it does no I/O and is told the time (seconds of any steady clock), so that
+tests can drive it. Texts of like length go together, as in `fleetbert.data.batching`: a batch is
+padded to one of SAFE_LENGTHS and has at most `batch_tokens` tokens then, unless one text alone has
+more. A worker that is free gets the batch that is fullest, where age counts as fullness does;
+whoever has waited for `max_age` seconds goes next, whatever its length.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import OrderedDict, deque
+from typing import NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.deploy.inference.messages import Failure, Reason
+
+# Before the first batch was measured: BERT-base in float32 on one processor.
+FIRST_GUESS = 500.0  # tokens a second
+NEWEST_SHARE = 0.2  # of the newest batch in the running mean of the speed
+
+
+class Ticket:
+    """A question in the queue, from `put` until `finish`: when it has to be answered at the
+    latest, and which of its texts still wait."""
+
+    def __init__(self, deadline: float):
+        self.deadline = deadline
+        self.waiting: dict[int, Text] = {}
+        self.finished = False
+
+
+class Text:
+    """One text of a question. `place`: its number there; `losses`: batches that were lost."""
+
+    __slots__ = ("arrival", "first_length", "ids", "length", "losses", "number", "place", "ticket")
+
+    def __init__(self, ticket: Ticket, place: int, ids: np.ndarray, first_length: int):
+        self.ticket = ticket
+        self.place = place
+        self.ids = ids  # int32 [tokens]
+        self.first_length = first_length  # tokens of segment 0
+        self.length = round_up(len(ids), SAFE_LENGTHS)
+        self.losses = 0
+        self.arrival = 0.0
+        self.number = 0
+
+
+class _Plan(NamedTuple):
+    takes: list[tuple[int, int]]  # safe length, how many texts of it
+    full: bool
+    score: float
+
+
+class Queue:
+    """Texts that wait: `tokens` (without padding) of them, at most `capacity` when one is taken."""
+
+    def __init__(self, batch_tokens: int, capacity: int, max_wait: float, max_age: float):
+        self.batch_tokens = batch_tokens
+        self.capacity = capacity
+        self.max_wait = max_wait
+        self.max_age = max_age
+        self.tokens = 0
+        self.speed = FIRST_GUESS
+        self._measured = False
+        self._by_length: dict[int, OrderedDict[int, Text]] = {
+            length: OrderedDict() for length in SAFE_LENGTHS
+        }
+        self._again: deque[Text] = deque()  # lost with a worker: each goes alone
+        self._deadlines: list[tuple[float, int, Ticket]] = []
+        self._finished = 0  # of those in _deadlines
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return sum(len(texts) for texts in self._by_length.values()) + len(self._again)
+
+    def check(self, tokens: int) -> None:
+        """Failure if so many tokens more cannot be taken: TOO_LARGE if never, UNAVAILABLE (with
+        the time after which there should be room) if not now."""
+        if tokens > self.capacity:
+            raise Failure(
+                Reason.TOO_LARGE,
+                f"the texts have {tokens} tokens and the server's queue holds {self.capacity}: "
+                "send fewer texts at once",
+            )
+        excess = self.tokens + tokens - self.capacity
+        if excess > 0:
+            raise Failure(
+                Reason.UNAVAILABLE,
+                f"the queue is full ({self.tokens} of {self.capacity} tokens wait): try again",
+                retry_after=excess / self.speed,
+            )
+
+    def put(self, ticket: Ticket, texts: Sequence[Text], now: float) -> None:
+        """Take all texts of a question, or none (see `check`)."""
+        self.check(sum(len(text.ids) for text in texts))
+        for text in texts:
+            text.arrival = now
+            text.number = next(self._numbers)
+            self._by_length[text.length][text.number] = text
+            ticket.waiting[text.number] = text
+            self.tokens += len(text.ids)
+        heapq.heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
+
+    def put_back(self, texts: Sequence[Text]) -> None:
+        """Texts of a lost batch, to be answered after all: before all others and one by one, so
+        that a text that kills its worker takes no other with it a second time."""
+        for text in texts:
+            text.losses += 1
+            if not text.ticket.finished:
+                text.ticket.waiting[text.number] = text
+                self.tokens += len(text.ids)
+                self._again.append(text)
+
+    def finish(self, ticket: Ticket) -> None:
+        """Forget a question that is answered, failed or cancelled; what waits is dropped."""
+        if ticket.finished:
+            return
+        self._drop(ticket)
+        self._finished += 1
+        if self._finished > 100 and self._finished * 2 > len(self._deadlines):
+            self._deadlines = [entry for entry in self._deadlines if not entry[2].finished]
+            heapq.heapify(self._deadlines)
+            self._finished = 0
+
+    def expire(self, now: float) -> list[Ticket]:
+        """Questions whose deadline has passed, finished by this."""
+        expired = []
+        while self._deadlines and (self._deadlines[0][2].finished or self._deadlines[0][0] <= now):
+            ticket = heapq.heappop(self._deadlines)[2]
+            if ticket.finished:
+                self._finished -= 1
+            else:
+                self._drop(ticket)
+                expired.append(ticket)
+        return expired
+
+    def next_deadline(self) -> float | None:
+        """When `expire` may have something to say (it may then turn out to have nothing)."""
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def next_batch(self) -> float | None:
+        """When `take` will give a batch at the latest; None if nothing waits."""
+        if self._again:
+            return self._again[0].arrival
+        oldest = self._oldest()
+        return None if oldest is None else oldest.arrival + self.max_wait
+
+    def take(self, now: float) -> list[Text]:
+        """The next batch for a worker that is free; empty if nothing waits, or if waiting for
+        more texts is allowed and the batch is not full. Call `expire` with the same time before.
+        """
+        if self._again:
+            return [self._taken(self._again.popleft())]
+        oldest = self._oldest()
+        if oldest is None:
+            return []
+        lengths = [length for length, texts in self._by_length.items() if texts]
+        if now - oldest.arrival >= self.max_age:
+            plan = self._plan([length for length in lengths if length >= oldest.length], now)
+        else:
+            plans = [self._plan(lengths[start:], now) for start in range(len(lengths))]
+            plan = max(plans, key=lambda plan: plan.score)
+        if not plan.full and now < oldest.arrival + self.max_wait:
+            return []
+        return [
+            self._taken(self._by_length[length].popitem(last=False)[1])
+            for length, count in plan.takes
+            for _ in range(count)
+        ]
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """Tell what a batch took (seconds divided by the number of workers), for `speed`."""
+        if seconds > 0:
+            found = tokens / seconds
+            share = NEWEST_SHARE if self._measured else 1.0
+            self.speed += share * (found - self.speed)
+            self._measured = True
+
+    def _drop(self, ticket: Ticket) -> None:
+        ticket.finished = True
+        for text in ticket.waiting.values():
+            self.tokens -= len(text.ids)
+            if text.losses:
+                self._again.remove(text)
+            else:
+                del self._by_length[text.length][text.number]
+        ticket.waiting.clear()
+
+    def _taken(self, text: Text) -> Text:
+        del text.ticket.waiting[text.number]
+        self.tokens -= len(text.ids)
+        return text
+
+    def _oldest(self) -> Text | None:
+        fronts = [next(iter(texts.values())) for texts in self._by_length.values() if texts]
+        return min(fronts, key=lambda text: text.number, default=None)
+
+    def _plan(self, lengths: list[int], now: float) -> _Plan:
+        """A batch that begins with the shortest of these lengths and goes on into longer ones
+        by the rule of `plan_inference`: while that adds little padding to the texts before."""
+        takes: list[tuple[int, int]] = []
+        count = padded = tokens = 0
+        full = False
+        arrival = now
+        for length in lengths:
+            waiting = self._by_length[length]
+            room = max(self.batch_tokens // length, 0 if count else 1) - count
+            if room <= 0 or count * (length - padded) * 8 > self.batch_tokens:
+                break
+            taken = min(room, len(waiting))
+            takes.append((length, taken))
+            arrival = min(arrival, next(iter(waiting.values())).arrival)
+            count += taken
+            tokens += taken * length
+            padded = length
+            if taken == room:
+                full = True
+                break
+        age = (now - arrival) / self.max_age if self.max_age else 0.0
+        return _Plan(takes, full, tokens / self.batch_tokens + age)

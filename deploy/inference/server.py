@@ -1,0 +1,272 @@
+"""The listening process: HTTP, gRPC and the core in one event loop, from start to end.
+
+It opens its ports first and answers "not ready" while models load. SIGTERM: not ready at once, new
+questions get 503, those that were taken are answered, then it leaves. Engines run in processes of
+the core's; this one imports no Paddle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from typing import Any, Awaitable, Callable, Iterator, NoReturn, Protocol
+
+import psutil
+import uvicorn
+
+from fleetbert.deploy.inference import (
+    connections,
+    grpc_service,
+    guard,
+    logs,
+    metrics,
+    observe,
+    pages,
+    rest,
+    settings,
+)
+from fleetbert.deploy.inference.front import Front, RpcFront
+from fleetbert.deploy.inference.messages import Core, State
+from fleetbert.deploy.inference.watch import Watched
+from fleetbert.errors import UserError
+
+WRITE_SECONDS = 2.0  # for the last answers, to clients that read
+KEEP_ALIVE = 75  # seconds; longer than the pools of usual clients and balancers
+
+
+class Startable(Core, Protocol):
+    """A core with a beginning and an end."""
+
+    def start(self) -> None:
+        """Begin to load what is to be served."""
+
+    async def close(self, grace: float) -> None:
+        """End all; questions that were taken are answered first, for at most `grace` seconds."""
+
+
+class _Http(uvicorn.Server):
+    """Uvicorn without signal handlers of its own: this module has them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Signals:
+    """What the process was told: `first` is set by any signal, `second` by any other one."""
+
+    def __init__(self) -> None:
+        self.interrupted = False
+        self.first, self.second = asyncio.Event(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._note, number)
+
+    def _note(self, number: int) -> None:
+        self.interrupted |= number == signal.SIGINT
+        (self.second if self.first.is_set() else self.first).set()
+
+    def leave_at_once(self) -> NoReturn:
+        """Without a farewell to anyone: workers first, they have no other end."""
+        for child in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                child.kill()
+        print("stopped at once: what was taken is not answered", file=sys.stderr, flush=True)
+        os._exit(130 if self.interrupted else 143)
+
+    def leave(self) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
+
+
+async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], Startable]) -> None:
+    """Serve until a signal comes. UserError if it cannot begin; KeyboardInterrupt after Ctrl-C."""
+    signals = _Signals()
+    logs.start(section.logs)
+    keys, tls = guard.read_keys(section.safety), guard.read_tls(section.safety)
+    async with contextlib.AsyncExitStack() as stack:
+        tracer = None
+        if section.logs.otlp_endpoint is not None:
+            from fleetbert.deploy.inference import tracing
+
+            tracer = tracing.Tracer(section.logs.otlp_endpoint)
+            stack.callback(tracer.close)
+        core = make_core(section)
+        watched = Watched(core)
+        observers = [observe.count, *([logs.note] if section.logs.requests else [])]
+        if tracer is not None:
+            observers.append(tracer.note)
+        common: dict[str, Any] = {
+            "keys": keys,
+            "write_requests": section.logs.requests,
+            "tracer": tracer,
+        }
+        listen = section.listen
+        apart = listen.admin_port is not None
+        doors: list[_Door] = []
+        for port, admin in ((listen.http_port, not apart), (listen.admin_port, True)):
+            if port is not None:
+                app = rest.app(
+                    watched,
+                    section.safety,
+                    admin=admin,
+                    api_key=keys is not None,
+                    observers=observers,
+                )
+                front = Front(app, pages=pages.build(watched, admin), **common)
+                doors.append(await _open_http(front, listen, section.safety, port, tls))
+        if listen.grpc_port is not None:
+            server = grpc_service.server(
+                watched,
+                section.safety,
+                admin=not apart,
+                observers=observers,
+                before=RpcFront(**common).before,
+            )
+            doors.append(await _open_grpc(server, listen, tls))
+        if not doors:
+            raise UserError("listen.http_port and listen.grpc_port are both null: name a port")
+        core.start()
+        try:
+            await _first(_ready(core), signals.first)
+            if core.ready():
+                where = ", ".join(door.address for door in doors)
+                print(f"serving {_models(core)} on {where}", flush=True)
+            await signals.first.wait()
+            logs.log.info("leaving", extra={"fields": {"grace_seconds": listen.grace_seconds}})
+            watched.leaving = True
+            await _first(_end(doors, core, listen.grace_seconds), signals.second)
+        except BaseException:
+            await _end(doors, core, 0.0)
+            raise
+        if signals.second.is_set():
+            signals.leave_at_once()
+        signals.leave()
+
+
+class _Door:
+    """A port: its address for people, and how it is closed within so many seconds."""
+
+    def __init__(self, address: str, close: Callable[[float], Awaitable[Any]]):
+        self.address, self.close = address, close
+
+
+async def _open_http(
+    app: Front, listen: settings.Listen, safety: settings.Safety, port: int, tls: guard.Tls | None
+) -> _Door:
+    opened = _bind(listen.host, port)
+    config = uvicorn.Config(
+        app,
+        http=connections.protocol(safety),
+        loop="none",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        **(tls.for_uvicorn() if tls else {}),
+    )
+    server = _Http(config)
+    task = asyncio.create_task(server.serve(sockets=[opened]))
+    watching = asyncio.create_task(connections.watch(server.server_state.connections, safety))
+
+    async def close(seconds: float) -> None:
+        config.timeout_graceful_shutdown = round(seconds)
+        server.should_exit = True
+        await task
+        watching.cancel()
+
+    while not server.started:
+        if task.done():
+            task.result()
+        await asyncio.sleep(0.005)
+    host, number = opened.getsockname()[:2]
+    return _Door(f"http{'s' if tls else ''}://{_join(host, number)}", close)
+
+
+async def _open_grpc(server: Any, listen: settings.Listen, tls: guard.Tls | None) -> _Door:
+    assert listen.grpc_port is not None
+    # gRPC's own message of a port in use says little; bound here first it is known to be free.
+    probe = _bind(listen.host, listen.grpc_port)
+    host, number = probe.getsockname()[:2]
+    probe.close()
+    address = _join(host, number)
+    try:
+        if tls:
+            bound = server.add_secure_port(address, tls.for_grpc())
+        else:
+            bound = server.add_insecure_port(address)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise UserError(f"listen.grpc_port: {address} cannot be listened on; name another port")
+    await server.start()
+    return _Door(f"grpc{'s' if tls else ''}://{address}", server.stop)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    """A listening socket; UserError if the port is taken or the address is not this machine's."""
+    try:
+        family, kind, number, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        opened = socket.socket(family, kind, number)
+        try:
+            opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            opened.bind(address)
+        except OSError:
+            opened.close()
+            raise
+    except OSError as error:
+        raise UserError(
+            f"{_join(host, port)} cannot be listened on: {error.strerror}; name another port or "
+            "host, or end what listens there"
+        ) from None
+    opened.setblocking(False)
+    return opened
+
+
+def _join(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _models(core: Core) -> str:
+    """sst2 (versions 3, 4), douban (1)"""
+    ready: dict[str, list[str]] = {}
+    for version in core.versions():
+        if version.state is State.READY:
+            ready.setdefault(version.model, []).append(version.version)
+    named = [f"{model} ({', '.join(versions)})" for model, versions in ready.items()]
+    return ", ".join(named) or "no model yet"
+
+
+async def _ready(core: Core) -> None:
+    while not core.ready():
+        await asyncio.sleep(0.02)
+
+
+async def _first(work: Awaitable[None], event: asyncio.Event) -> None:
+    """Do the work unless the event comes first; its error is raised."""
+    task, waiting = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        for one in (task, waiting):
+            one.cancel()
+
+
+async def _end(doors: list[_Door], core: Startable, grace: float) -> None:
+    """Have the core answer what it took, then close the ports, when all is written."""
+    await core.close(grace)
+    await asyncio.gather(*(door.close(WRITE_SECONDS) for door in doors))
+
+
+metrics.REGISTRY.register(pages.Processes())

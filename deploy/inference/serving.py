@@ -1,0 +1,263 @@
+"""One version of a model in service: questions in, batches to the workers, replies out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import Sequence
+
+import numpy as np
+
+from fleetbert import bundle as bundles
+from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.deploy.inference.counts import Counts
+from fleetbert.deploy.inference.encode import Encoded, encode
+from fleetbert.deploy.inference.messages import Failure, Question, Reason, Reply
+from fleetbert.deploy.inference.pool import Lost, Plan, Pool, Worker
+from fleetbert.deploy.inference.queue import Queue, Text, Ticket
+from fleetbert.deploy.inference.settings import Batching
+from fleetbert.infer import golden as goldens
+from fleetbert.infer.golden import Golden
+
+log = logging.getLogger(__name__)
+
+MOST_LOSSES = 2  # batches that a text may be lost with
+FEWEST_TOKENS = 3  # of a text: [CLS], one more, [SEP]
+
+
+class Asked(Ticket):
+    """A question on its way: what is known of its answer so far."""
+
+    def __init__(self, texts: int, labels: int, deadline: float, arrival: float):
+        super().__init__(deadline)
+        self.done = asyncio.get_running_loop().create_future()
+        self.logits = np.empty((texts, labels), np.float32)
+        self.missing = texts
+        self.arrival = arrival
+        self.last_begin = arrival  # of the batches with its texts
+        self.compute_seconds = 0.0
+
+    def fail(self, failure: Failure) -> None:
+        if not self.done.done():
+            self.done.set_exception(failure)
+
+
+class Serving:
+    """Answers questions from `open` until `close`."""
+
+    def __init__(
+        self,
+        model: str,
+        version: str,
+        bundle: bundles.Bundle,
+        tokenizer: Tokenizer,
+        plan: Plan,
+        batching: Batching,
+    ):
+        self.model = model
+        self.version = version
+        self.bundle = bundle
+        self.tokenizer = tokenizer
+        self.counts = Counts(model, version)
+        self.queue = Queue(
+            batching.batch_tokens,
+            batching.queue_tokens,
+            batching.max_wait_ms / 1000,
+            batching.max_age_ms / 1000,
+        )
+        self.timeout = batching.timeout_ms / 1000
+        golden = goldens.read(bundle, plan.variant)
+        if golden is None:  # the workers have only each other to be compared with
+            golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
+        self.pool = Pool(plan, golden, len(bundle.labels), self._pump)
+        self._asked = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = 0.0
+        self._batches: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+
+    async def open(self, gently: bool) -> None:
+        """Start the workers; pool.Refused or pool.Lost if they do not come up."""
+        await self.pool.open(gently)
+
+    async def answer(self, question: Question) -> Reply:
+        """The reply, or Failure. Cancelling the task drops what was not computed yet.
+
+        `question.speed` is for variants with early exit and changes nothing for others.
+        """
+        arrival = self._loop.time()
+        self._asked += 1
+        self._idle.clear()
+        try:
+            reply = await self._answer(question, arrival)
+        except Failure as failure:
+            self.counts.refused(failure.reason, self._loop.time() - arrival)
+            raise
+        except asyncio.CancelledError:
+            self.counts.refused(Reason.CANCELLED, self._loop.time() - arrival)
+            raise
+        finally:
+            self._asked -= 1
+            if not self._asked:
+                self._idle.set()
+        self.counts.answered(reply, self._loop.time() - arrival)
+        return reply
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until every question is answered, at most so long."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except asyncio.TimeoutError:
+            log.warning(
+                "version %s of model %s ends with %d requests unanswered",
+                self.version,
+                self.model,
+                self._asked,
+            )
+
+    async def close(self) -> None:
+        """End the workers; questions that were not answered fail."""
+        for ticket in self.queue.expire(float("inf")):
+            assert isinstance(ticket, Asked)
+            ticket.fail(Failure(Reason.UNAVAILABLE, f"model {self.model} is being unloaded"))
+        if self._alarm is not None:
+            self._alarm.cancel()
+        await self.pool.close()
+        await asyncio.gather(*self._batches, return_exceptions=True)
+        self.counts.queued(0)
+
+    async def _answer(self, question: Question, arrival: float) -> Reply:
+        if self.pool.failing and not self.pool.alive:
+            raise Failure(
+                Reason.UNAVAILABLE, f"model {self.model} has no worker: {self.pool.failing}"
+            )
+        self.queue.check(FEWEST_TOKENS * question.size)  # before tokenizing costs anything
+        encoded = await encode(
+            question, self.tokenizer, self.bundle.task.pair, self.bundle.max_length
+        )
+        self.counts.cut(encoded.cut)
+        timeout = self.timeout if question.timeout is None else question.timeout
+        asked = Asked(question.size, len(self.bundle.labels), arrival + timeout, arrival)
+        now = self._loop.time()
+        try:
+            self.queue.put(asked, _texts(asked, encoded), now)
+            self._pump()
+            await asked.done
+        finally:
+            self.queue.finish(asked)
+        return Reply(
+            self.model,
+            self.version,
+            [self.bundle.labels[best] for best in asked.logits.argmax(axis=1)],
+            asked.logits,
+            np.full(question.size, self.pool.layers, np.int32),
+            asked.last_begin - arrival,
+            asked.compute_seconds,
+            encoded.cut,
+        )
+
+    def _pump(self) -> None:
+        """Give batches to the workers that are free, and see to it that this is called again."""
+        now = self._loop.time()
+        for ticket in self.queue.expire(now):
+            assert isinstance(ticket, Asked)
+            ticket.fail(Failure(Reason.DEADLINE, "the request's timeout has passed"))
+        while True:
+            worker = self.pool.take_free()
+            if worker is None:
+                break
+            texts = self.queue.take(now)
+            if not texts:
+                self.pool.free.append(worker)
+                break
+            task = self._loop.create_task(self._compute(worker, texts))
+            self._batches.add(task)
+            task.add_done_callback(self._batches.discard)
+        self.counts.queued(self.queue.tokens)
+        times = [self.queue.next_deadline(), self.queue.next_batch() if self.pool.free else None]
+        self._wake_at(min((time for time in times if time is not None), default=None))
+
+    def _wake_at(self, when: float | None) -> None:
+        if self._alarm is not None:
+            if when is not None and self._alarm_at <= when:
+                return  # it looks too early then, and sets the next one
+            self._alarm.cancel()
+            self._alarm = None
+        if when is not None:
+            self._alarm = self._loop.call_at(when, self._awake)
+            self._alarm_at = when
+
+    def _awake(self) -> None:
+        self._alarm = None
+        self._pump()
+
+    async def _compute(self, worker: Worker, texts: list[Text]) -> None:
+        begin = self._loop.time()
+        try:
+            logits, seconds = await self.pool.run(
+                worker, [text.ids for text in texts], [text.first_length for text in texts]
+            )
+        except Lost as lost:
+            self._lose(texts, lost)
+            return
+        self.counts.batch([text.ids.size for text in texts], max(t.length for t in texts), seconds)
+        self.counts.waited([begin - text.arrival for text in texts])
+        self.queue.observe(sum(text.ids.size for text in texts), seconds / self.pool.size)
+        finite = np.isfinite(logits).all(axis=1)
+        for asked in {text.ticket for text in texts}:
+            assert isinstance(asked, Asked)
+            asked.last_begin = max(asked.last_begin, begin)
+            asked.compute_seconds += seconds
+        for number, text in enumerate(texts):
+            asked = text.ticket
+            assert isinstance(asked, Asked)
+            if not finite[number]:
+                asked.fail(Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
+            asked.logits[text.place] = logits[number]
+            asked.missing -= 1
+            if not asked.missing and not asked.done.done():
+                asked.done.set_result(None)
+
+    def _lose(self, texts: list[Text], lost: Lost) -> None:
+        """Another worker may answer what was lost, once."""
+        log.warning("a batch of %d texts of model %s is lost: %s", len(texts), self.model, lost)
+        for text in texts:
+            assert isinstance(text.ticket, Asked)
+            if text.losses + 1 >= MOST_LOSSES:
+                text.ticket.fail(
+                    Failure(
+                        Reason.UNAVAILABLE,
+                        f"text {text.place} was with {MOST_LOSSES} workers that were lost "
+                        f"({lost.cause}); it is not tried again",
+                    )
+                )
+                self.queue.finish(text.ticket)
+        self.queue.put_back(texts)
+        self._pump()
+
+
+def golden_texts(tokenizer: Tokenizer, max_length: int) -> list[np.ndarray]:
+    """Token ids of a few texts of different lengths, the same for the same vocabulary."""
+    random = np.random.default_rng(0)
+    longest = min(max_length, 32)
+    return [
+        np.array(
+            [
+                tokenizer.cls_id,
+                *random.choice(tokenizer.ordinary_ids, length - 2),
+                tokenizer.sep_id,
+            ],
+            np.int32,
+        )
+        for length in sorted({3, longest // 2 + 1, longest})
+    ]
+
+
+def _texts(asked: Asked, encoded: Encoded) -> Sequence[Text]:
+    return [
+        Text(asked, place, ids, first)
+        for place, (ids, first) in enumerate(zip(encoded.ids, encoded.first_lengths))
+    ]

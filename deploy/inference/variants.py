@@ -1,0 +1,127 @@
+"""Which of a bundle's variants answers, and with how many workers on which processors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from typing import Any
+
+from fleetbert import bundle as bundles
+from fleetbert.deploy.inference import frames
+from fleetbert.deploy.inference.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker, open_frame
+from fleetbert.deploy.inference.settings import Engine
+from fleetbert.errors import UserError
+from fleetbert.infer.engine import EARLY_EXIT, OPENERS
+
+log = logging.getLogger(__name__)
+
+# A worker answers a whole batch after the last layer.
+SERVED = tuple(kind for kind in OPENERS if kind != EARLY_EXIT)
+MOST_WORKERS = 8  # unless the settings say more: each holds the weights once more
+
+
+def share_processors(engine: Engine) -> tuple[tuple[tuple[int, ...], ...], int]:
+    """The processors of each worker (none where it is not pinned), and its threads."""
+    own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    count = len(own) or os.cpu_count() or 1
+    if engine.workers is not None:
+        workers = engine.workers
+    elif engine.device == "gpu":
+        workers = 1
+    else:
+        workers = min(MOST_WORKERS, max(1, count // (engine.threads or 1)))
+    threads = engine.threads or max(1, count // workers)
+    if not engine.pin or workers * threads > len(own):
+        return ((),) * workers, threads
+    return tuple(
+        tuple(own[number * threads : (number + 1) * threads]) for number in range(workers)
+    ), threads
+
+
+def named(bundle: bundles.Bundle, name: str) -> str:
+    """The name of a variant that the server can answer with; UserError if it is none."""
+    if bundle.variant(name).kind not in SERVED:
+        raise UserError(
+            f"variant: {name} of bundle {bundle.root} is of kind {bundle.variant(name).kind}, "
+            "which is not served; name another, or auto"
+        )
+    return name
+
+
+def candidates(bundle: bundles.Bundle, device: str) -> list[str]:
+    """The variants that can run here and are known to be accurate: float32, what was found equal
+    to it, and what passed the gate. UserError if there are none."""
+    place = "gpu" if device == "gpu" else _architecture()
+    names = [
+        variant.name
+        for variant in bundle.manifest.variants
+        if variant.kind in SERVED and place in variant.runs_on and _trusted(variant)
+    ]
+    if not names:
+        raise UserError(
+            f"bundle {bundle.root} has no variant that runs on {place} and whose accuracy was "
+            "measured beside float32's; export one, or name one with `variant`"
+        )
+    return names
+
+
+async def measure(plan: Plan, names: list[str], gently: bool) -> dict[str, float]:
+    """Texts a second of each variant on this processor, measured in a worker that is ended then.
+
+    Variants that cannot be opened are left out, with a line in the log.
+    """
+    names = list(names)
+    while names:
+        worker = await Worker.start(plan.processors[0], plan.threads)
+        name = ""
+        try:
+            for name in list(names):
+                try:
+                    frame = open_frame(plan, name, gently)
+                    await worker.ask(frame, OPEN_SECONDS)
+                except Refused as error:
+                    log.warning("variant %s of %s is left out: %s", name, plan.bundle, error)
+                    names.remove(name)
+            if not names:
+                break
+            frame = frames.pack({"do": "measure", "longest": plan.lengths[-1]})
+            head, _ = await worker.ask(frame, OPEN_SECONDS)
+            return head["texts_per_s"]
+        except Lost as error:
+            log.warning("variant %s of %s is left out: %s", name, plan.bundle, error)
+            names.remove(name)
+        finally:
+            worker.kill("done")
+            await worker.close()
+    raise Refused(f"none of the variants of {plan.bundle} can be opened")
+
+
+def describe(bundle: bundles.Bundle, measured: dict[str, float]) -> tuple[dict[str, Any], ...]:
+    """What people want to know of the variants: accuracy, and speed where it was measured."""
+    described = []
+    for variant in bundle.manifest.variants:
+        accuracy = variant.accuracy[0] if variant.accuracy else None
+        described.append(
+            {
+                "name": variant.name,
+                "kind": variant.kind,
+                "accuracy": accuracy.accuracy if accuracy else None,
+                "float32_accuracy": accuracy.float32_accuracy if accuracy else None,
+                "texts_per_s": measured.get(variant.name),
+                "bytes": sum(file.size for file in variant.files),
+            }
+        )
+    return tuple(described)
+
+
+def _trusted(variant: bundles.Variant) -> bool:
+    return (
+        variant.name == "float32"
+        or "max_difference_to_float32" in variant.extra
+        or any(accuracy.float32_accuracy is not None for accuracy in variant.accuracy)
+    )
+
+
+def _architecture() -> str:
+    return "armv8" if platform.machine() in ("aarch64", "arm64") else "x86"

@@ -1,0 +1,187 @@
+"""A worker process: opens a bundle's variants and answers batches, one after another.
+
+Started by pool.py as `python -m fleetbert.deploy.inference.worker FD PARENT PROCESSORS`; it reads
+frames (frames.py) from the socket FD and answers each with one. It ends with its parent, however
+that ends, and leaves Ctrl-C and SIGTERM to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from fleetbert import environment
+from fleetbert.deploy.inference import background
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from fleetbert.infer.engine import Engine
+
+ROUNDS = 5  # of a measurement; the fastest counts
+MEASURE_SECONDS = 1.5  # after so many no further round begins
+MEASURED_SHAPE = (8, 64)  # texts, length
+# What a batch waits for, the listening process has to do first: reading the next one's texts takes
+# a fraction of a batch's time, and makes it larger.
+NICENESS = 4
+
+
+class Worker:
+    """The engines that were opened, and the answers to each kind of frame."""
+
+    def __init__(self) -> None:
+        self.engines: dict[str, Engine] = {}
+
+    def open(self, head: dict[str, Any]) -> dict[str, Any]:
+        """Open a variant, whose hashes the parent checks, and run each length once.
+
+        oneDNN keeps its weights and primitives for each thread anew, so the lengths have to be
+        run by the thread that answers later. If it may not return from a low priority, `gently`
+        is only for what comes before.
+        """
+        may_return = head["gently"] and background.may_return()
+        with background.lowered() if may_return else contextlib.nullcontext():
+            begin = time.monotonic()
+            if head["gently"] and not may_return:
+                opened, layers = background.call(lambda: _open(head))
+            else:
+                opened, layers = _open(head)
+            done = time.monotonic()
+            for length in head["lengths"]:
+                opened.run(_uniform_batch(1, length))
+        self.engines[head["variant"]] = opened
+        return {
+            "layers": layers,
+            "open_seconds": done - begin,
+            "warm_seconds": time.monotonic() - done,
+        }
+
+    def run(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], np.ndarray]:
+        """Logits float32 [texts, labels] in the order of the texts."""
+        import numpy as np
+
+        from fleetbert.data.batching import SAFE_LENGTHS, collate
+        from fleetbert.data.tokenizer import Encodings
+        from fleetbert.deploy.inference import frames
+
+        ids, lengths, first_lengths = frames.unpack_texts(head, body)
+        texts = np.split(ids, np.cumsum(lengths)[:-1])
+        batch = collate(
+            Encodings(texts, first_lengths, 0, lengths),
+            range(len(texts)),
+            packed=False,
+            max_length=SAFE_LENGTHS[-1],
+            pad_id=head["pad_id"],
+            round_to=SAFE_LENGTHS,
+        )
+        begin = time.monotonic()
+        logits = self.engines[head["variant"]].run(batch)
+        seconds = time.monotonic() - begin
+        return {"seconds": seconds}, logits.astype(frames.FLOAT)
+
+    def measure(self, head: dict[str, Any]) -> dict[str, Any]:
+        """Texts a second of each variant, run in turns, so that a busy moment hurts all alike."""
+        batch = _uniform_batch(MEASURED_SHAPE[0], min(MEASURED_SHAPE[1], head["longest"]))
+        best = {name: float("inf") for name in self.engines}
+        begin = time.monotonic()
+        for number in range(ROUNDS + 1):
+            for name, opened in self.engines.items():
+                start = time.monotonic()
+                opened.run(batch)
+                if number:  # the first one warms
+                    best[name] = min(best[name], time.monotonic() - start)
+            if number and time.monotonic() - begin > MEASURE_SECONDS:
+                break
+        return {"texts_per_s": {name: MEASURED_SHAPE[0] / took for name, took in best.items()}}
+
+
+def main(descriptor: int, parent: int, processors: list[int]) -> None:
+    environment.die_with_parent(parent)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        os.nice(NICENESS)
+    if processors:  # before Paddle is imported, whose threads inherit it
+        os.sched_setaffinity(0, processors)
+    channel = socket.socket(fileno=descriptor)
+    with contextlib.suppress(ConnectionError):
+        _serve(channel.makefile("rwb", buffering=1 << 20))
+    os._exit(0)  # without Paddle's teardown
+
+
+def _serve(channel: Any) -> None:
+    import json
+
+    from fleetbert.deploy.inference import frames
+
+    worker = Worker()
+    while True:
+        prefix = channel.read(frames.PREFIX.size)
+        if len(prefix) < frames.PREFIX.size:
+            return  # the parent has closed
+        head_size, body_size = frames.PREFIX.unpack(prefix)
+        head = json.loads(channel.read(head_size))
+        body = channel.read(body_size)
+        try:
+            answer = _answer(worker, head, body)
+        except Exception as error:
+            answer = frames.pack({"error": _sentence(error)})
+        channel.write(answer)
+        channel.flush()
+
+
+def _sentence(error: Exception) -> str:
+    """Paddle's errors are pages long; the first line says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = next((line for line in lines if line.strip("-")), "")
+    return f"{type(error).__name__}: {said}"
+
+
+def _answer(worker: Worker, head: dict[str, Any], body: bytes) -> bytes:
+    from fleetbert.deploy.inference import frames
+
+    if head["do"] == "run":
+        found, logits = worker.run(head, body)
+        return frames.pack(found, logits)
+    if head["do"] == "open":
+        return frames.pack(worker.open(head))
+    return frames.pack(worker.measure(head))
+
+
+def _open(head: dict[str, Any]) -> tuple[Engine, int]:
+    """The engine, and how many layers the model has."""
+    from fleetbert import bundle as bundles
+    from fleetbert import program as programs
+    from fleetbert.infer import engine
+
+    bundle = bundles.read(head["bundle"])
+    opened = engine.open(
+        bundle, head["variant"], device=head["device"], threads=head["threads"], verify=False
+    )
+    folder = bundle.folder(head["variant"])
+    program = next(iter(folder.glob("*.pdmodel")), bundle.folder("float32") / "model.pdmodel")
+    return opened, programs.count_layers(programs.read(program))
+
+
+def _uniform_batch(texts: int, length: int) -> Any:
+    """A batch of one token id that every vocabulary has."""
+    import numpy as np
+
+    from fleetbert.data.batching import Batch
+
+    ids = np.ones((texts, length), np.int64)
+    order = np.arange(texts)
+    return Batch(ids, np.zeros_like(ids), None, None, order * length, order, texts * length)
+
+
+if __name__ == "__main__":
+    main(
+        int(sys.argv[1]),
+        int(sys.argv[2]),
+        [int(number) for number in sys.argv[3].split(",") if number],
+    )

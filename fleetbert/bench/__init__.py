@@ -1,0 +1,1 @@
+"""Measures this project beside other engines, in one run and by turns."""

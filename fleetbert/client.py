@@ -1,0 +1,209 @@
+"""Ask a server: `Client("localhost:8000").infer("sst2", ["What a lovely film"])`.
+
+Speaks the Open Inference Protocol v2 over HTTP with binary tensors, as tritonclient does, and
+works with any server of that protocol whose model takes `text`. Needs the package `requests` only;
+no Paddle is imported.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from array import array
+from typing import Any, NamedTuple, Sequence
+from urllib.parse import quote
+
+import requests
+
+LENGTH_HEADER = "Inference-Header-Content-Length"
+
+
+class Answer(NamedTuple):
+    """The likeliest label, the probability of each label, logits in the order of the labels, and
+    the layer after which the text left the model."""
+
+    label: str
+    scores: dict[str, float]
+    logits: list[float]
+    exit_layer: int
+
+
+class ServerError(Exception):
+    """The server refused: its sentence and the HTTP `status`, e.g. 404 for an unknown model; 503
+    may be tried again after `retry_after` seconds."""
+
+    def __init__(self, status: int, message: str, retry_after: float | None = None):
+        super().__init__(f"{message} (status {status})")
+        self.status, self.retry_after = status, retry_after
+
+
+class Unreachable(Exception):
+    """No server answers there, or not in time."""
+
+
+class Client:
+    """Keeps its connections; safe to share between threads that do not `close` it.
+
+    `url` is host:port, or with https:// before it; `verify` names the certificate of a server's
+    own authority. `timeout`: seconds until a call that is not answered raises Unreachable.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout: float = 60.0,
+        verify: bool | str = True,
+    ):
+        self._url = (url if "://" in url else f"http://{url}").rstrip("/")
+        self._timeout = timeout
+        self._labels: dict[tuple[str, str], list[str]] = {}
+        self._session = requests.Session()
+        self._verify = verify
+        if api_key is not None:
+            self._session.headers["Authorization"] = f"Bearer {api_key}"
+
+    def infer(
+        self,
+        model: str,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        version: str | None = None,
+        speed: float | None = None,
+        server_timeout: float | None = None,
+    ) -> list[Answer]:
+        """Answers in the order of the texts; `pairs` are the second texts of a model of pairs.
+
+        version: a number or a label ("stable"); speed: early exit's threshold, 0 to 1;
+        server_timeout: seconds after which the server gives up (ServerError 504).
+        """
+        tensors = [("text", texts), *([("text_pair", pairs)] if pairs is not None else [])]
+        bodies = [_pack(values) for _, values in tensors]
+        parameters: dict[str, Any] = {"binary_data_output": True}
+        if speed is not None:
+            parameters["speed"] = speed
+        if server_timeout is not None:
+            parameters["timeout"] = round(server_timeout * 1e6)
+        inputs = [
+            {
+                "name": name,
+                "shape": [len(values)],
+                "datatype": "BYTES",
+                "parameters": {"binary_data_size": len(body)},
+            }
+            for (name, values), body in zip(tensors, bodies)
+        ]
+        head = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
+        reply = self._call(
+            "POST", f"{_path(model, version)}/infer", b"".join([head, *bodies]), len(head)
+        )
+        size = int(reply.headers[LENGTH_HEADER])
+        found = json.loads(reply.content[:size])
+        labels = self._labels_of(found["model_name"], found["model_version"])
+        return _answers(found["outputs"], reply.content[size:], labels)
+
+    def metadata(self, model: str, version: str | None = None) -> dict[str, Any]:
+        """Versions, inputs and outputs of a model."""
+        return self._call("GET", _path(model, version)).json()
+
+    def ready(self) -> bool:
+        """Whether the server answers questions now."""
+        try:
+            self._call("GET", "/v2/health/ready")
+        except (ServerError, Unreachable):
+            return False
+        return True
+
+    def close(self) -> None:
+        self._session.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _labels_of(self, model: str, version: str) -> list[str]:
+        """A version never changes, so each is asked for once."""
+        found = self._labels.get((model, version))
+        if found is None:
+            found = self.metadata(model, version).get("parameters", {}).get("labels", [])
+            self._labels[model, version] = found
+        return found
+
+    def _call(
+        self, method: str, path: str, body: bytes | None = None, head: int | None = None
+    ) -> requests.Response:
+        headers = {}
+        if head is not None:
+            headers = {LENGTH_HEADER: str(head), "Content-Type": "application/octet-stream"}
+        try:
+            reply = self._session.request(
+                method,
+                self._url + path,
+                data=body,
+                headers=headers,
+                timeout=self._timeout,
+                verify=self._verify,  # a session's own yields to REQUESTS_CA_BUNDLE
+            )
+        except requests.Timeout:
+            raise Unreachable(f"{self._url} did not answer in {self._timeout} s") from None
+        except requests.RequestException as error:
+            raise Unreachable(f"{self._url} cannot be reached: {error}") from None
+        if reply.ok:
+            return reply
+        try:
+            message = reply.json()["error"]
+        except (ValueError, KeyError, TypeError):
+            message = reply.text[:200] or reply.reason
+        try:
+            wait = float(reply.headers["Retry-After"])
+        except (KeyError, ValueError):
+            wait = None
+        raise ServerError(reply.status_code, message, wait)
+
+
+def _path(model: str, version: str | None) -> str:
+    path = f"/v2/models/{quote(model, safe='')}"
+    return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
+
+
+def _pack(texts: Sequence[str]) -> bytes:
+    """BYTES: each text in UTF-8 after its length, uint32 little-endian."""
+    encoded = [text.encode("utf-8") for text in texts]
+    return b"".join(part for text in encoded for part in (struct.pack("<I", len(text)), text))
+
+
+def _answers(outputs: Sequence[dict[str, Any]], body: bytes, labels: Sequence[str]) -> list[Answer]:
+    """The raw tensors stand in `body` in the order of `outputs`."""
+    found: dict[str, Any] = {}
+    start = 0
+    for output in outputs:
+        end = start + output["parameters"]["binary_data_size"]
+        found[output["name"]] = _unpack(output["datatype"], body[start:end])
+        start = end
+    texts = len(found["label"])
+    count = len(found["scores"]) // texts
+    names = labels or [str(number) for number in range(count)]
+    answers = []
+    for number, label in enumerate(found["label"]):
+        row = slice(number * count, (number + 1) * count)
+        scores = dict(zip(names, found["scores"][row]))
+        answers.append(
+            Answer(label, scores, found["logits"][row].tolist(), found["exit_layer"][number])
+        )
+    return answers
+
+
+def _unpack(datatype: str, raw: bytes) -> Any:
+    if datatype == "BYTES":
+        texts, at = [], 0
+        while at < len(raw):
+            (length,) = struct.unpack_from("<I", raw, at)
+            texts.append(raw[at + 4 : at + 4 + length].decode("utf-8"))
+            at += 4 + length
+        return texts
+    values = array({"FP32": "f", "INT32": "i"}[datatype])
+    values.frombytes(raw)
+    return values

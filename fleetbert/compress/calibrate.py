@@ -1,0 +1,179 @@
+"""The ranges of activations, found by running texts through Paddle's post-training quantization."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import numpy as np
+import paddle
+from paddle.static.quantization import PostTrainingQuantization
+
+from fleetbert import program as programs
+from fleetbert.compress.workarounds import static_graph
+from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
+from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.infer.weights import Quantized
+
+# The operator that PaddlePaddle exports a Linear as.
+LINEAR = "matmul_v2"
+QUANTIZERS = ("quantize_linear", "dequantize_linear")
+
+
+class Calibration(NamedTuple):
+    """thresholds: largest magnitude to represent, by activation; weights: int8 [K, N] of each
+    Linear; program: the quantize-dequantize program (ONNX format) that says the same."""
+
+    thresholds: dict[str, float]
+    weights: dict[str, Quantized]
+    program: programs.ProgramDesc
+    parameters: dict[str, np.ndarray]
+
+
+class Batches(paddle.io.IterableDataset):
+    """Texts as feeds of a program, sorted by length so that padding does not set the scales."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        texts_a: list[str],
+        texts_b: list[str] | None,
+        max_length: int,
+        batch_tokens: int,
+    ):
+        super().__init__()
+        encodings = tokenizer.encode(texts_a, texts_b, max_length)
+        self.batches = [
+            collate(
+                encodings,
+                indices,
+                packed=False,
+                max_length=max_length,
+                pad_id=tokenizer.pad_id,
+                round_to=SAFE_LENGTHS,
+            )
+            for indices in plan_inference(encodings.lengths, batch_tokens)
+        ]
+
+    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
+        for batch in self.batches:
+            yield {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
+
+
+def calibrate(
+    folder: Path,
+    batches: Batches,
+    algorithm: str = "avg",
+    skip: Sequence[str] = (),
+) -> Calibration:
+    """Run `batches` through the float32 program in `folder` and quantize it.
+
+    algorithm: abs_max, avg (mean over the batches of each one's maximum), hist, KL, mse, emd.
+    Weights are rounded to the nearest; Paddle 2.6.2's other way cannot work, see `adaround`.
+    skip: names of weights that stay float32.
+    """
+    logging.getLogger("paddle.static.quantization.post_training_quantization").setLevel("WARNING")
+    place = paddle.CPUPlace()
+    loader = paddle.io.DataLoader(batches, batch_size=None, places=[place])
+    scope = paddle.static.Scope()
+    with static_graph(), paddle.static.scope_guard(scope):
+        quantization = PostTrainingQuantization(
+            executor=paddle.static.Executor(place),
+            scope=scope,
+            model_dir=str(folder),
+            model_filename="model.pdmodel",
+            params_filename="model.pdiparams",
+            data_loader=loader,
+            batch_nums=len(batches.batches),
+            algo=algorithm,
+            quantizable_op_type=[LINEAR],
+            weight_quantize_type="channel_wise_abs_max",
+            skip_tensor_list=list(skip),
+            onnx_format=True,
+        )
+        desc = quantization.quantize().desc.serialize_to_string()
+        program = programs.ProgramDesc.FromString(desc)
+        parameters = _parameters(program, scope)
+    thresholds, weights = _read(program, parameters)
+    for name in weights:  # Paddle leaves that to its own way of saving
+        described = programs.variable(program.blocks[0], name).type.lod_tensor.tensor
+        described.data_type = programs.VarType.INT8
+    return Calibration(thresholds, weights, program, parameters)
+
+
+def in_float32(found: Calibration, names: Sequence[str]) -> programs.ProgramDesc:
+    """The calibration's program with the Linear layers of these weights in float32."""
+    program = programs.copy(found.program)
+    block = program.blocks[0]
+    makers = {name: op for op in block.ops for slot in op.outputs for name in slot.arguments}
+
+    def source(name: str) -> str:
+        """What a variable was before quantize and dequantize operators."""
+        while name in makers and makers[name].type in QUANTIZERS:
+            name = programs.argument(makers[name].inputs, "X")
+        return name
+
+    for op in block.ops:
+        weight = source(programs.argument(op.inputs, "Y")) if op.type == LINEAR else ""
+        if weight in names:
+            for slot in op.inputs:
+                slot.arguments[:] = [source(name) for name in slot.arguments]
+            programs.variable(
+                block, weight
+            ).type.lod_tensor.tensor.data_type = programs.VarType.FP32
+    # First the dequantize operators that nothing reads any more, then the quantize operators.
+    for _ in range(2):
+        read = {name for op in block.ops for slot in op.inputs for name in slot.arguments}
+        kept = [
+            op
+            for op in block.ops
+            if op.type not in QUANTIZERS or programs.argument(op.outputs, "Y") in read
+        ]
+        programs.replace_ops(block, kept)
+    used = {n for op in block.ops for slot in (*op.inputs, *op.outputs) for n in slot.arguments}
+    variables = [programs.copy(found) for found in block.vars if found.name in used]
+    del block.vars[:]
+    block.vars.extend(variables)
+    return program
+
+
+def with_thresholds(found: Calibration, folder: Path, thresholds: dict[str, float]) -> Calibration:
+    """The calibration of the program in `folder` with other thresholds for inputs of layers, given
+    by the weight that each is multiplied with."""
+    changed, parameters = dict(found.thresholds), dict(found.parameters)
+    for op in programs.read(folder / "model.pdmodel").blocks[0].ops:
+        if op.type == LINEAR and programs.argument(op.inputs, "Y") in thresholds:
+            threshold = thresholds[programs.argument(op.inputs, "Y")]
+            changed[programs.argument(op.inputs, "X")] = threshold
+    for op in found.program.blocks[0].ops:
+        if op.type == "quantize_linear" and programs.argument(op.inputs, "X") in changed:
+            scale = programs.argument(op.inputs, "Scale")
+            value = changed[programs.argument(op.inputs, "X")]
+            parameters[scale] = np.full_like(parameters[scale], value)
+    return found._replace(thresholds=changed, parameters=parameters)
+
+
+def _parameters(program: programs.ProgramDesc, scope: Any) -> dict[str, np.ndarray]:
+    return {
+        name: np.array(scope.find_var(name).get_tensor())
+        for name in programs.parameter_names(program)
+    }
+
+
+def _read(
+    program: programs.ProgramDesc, parameters: dict[str, np.ndarray]
+) -> tuple[dict[str, float], dict[str, Quantized]]:
+    """Thresholds of activations, and quantized weights, from quantize and dequantize operators."""
+    thresholds, weights = {}, {}
+    for op in program.blocks[0].ops:
+        if op.type not in QUANTIZERS:
+            continue
+        name = programs.argument(op.inputs, "X")
+        scale = parameters[programs.argument(op.inputs, "Scale")].astype(np.float32)
+        if name in parameters:
+            integers = parameters[name].astype(np.int8)
+            weights[name] = Quantized(integers, scale.reshape(-1), 1)
+        elif op.type == "quantize_linear":
+            thresholds[name] = float(scale.reshape(-1)[0])
+    return thresholds, weights

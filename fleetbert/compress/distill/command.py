@@ -1,0 +1,72 @@
+"""The command line of distillation, for `launch/distill.py` and `fleetbert distill`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, Callable
+
+from fleetbert import config
+from fleetbert.errors import UserError
+from fleetbert.train import command
+
+DESCRIPTION = """\
+Train a smaller model to do what a trained one does; one process, or many as in training.
+
+  python launch/distill.py --config configs/distill/student.yaml \\
+      distill.teacher=output/sst2/model [key=value ...]
+  python -m paddle.distributed.launch --nproc_per_node 2 launch/distill.py --config ...
+
+student: learns the teacher's logits and hidden states, and the labels. theseus: each of its layers
+takes the place of a group of the teacher's, by chance and ever more often, and then they learn on
+alone (OUTPUT_DIR/replacing has the first part). The result is a run like any other, so
+`fleetbert quantize bundle=OUTPUT_DIR/bundle` makes it smaller still.
+
+self: the model teaches itself to answer after fewer layers. Heads after its inner layers learn from
+the last one, on texts without labels, and a bundle gets variants whose texts leave as soon as a
+head is certain of them:
+
+  python launch/distill.py --config configs/distill/self.yaml bundle=output/sst2/bundle
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    command.add_arguments(parser, config.Distill)
+    parser.epilog = f"{parser.epilog}\n\nkeys of kind self:\n{config.help_text(config.SelfDistill)}"
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Read the job and distill."""
+    if config.distills_itself(arguments.config, arguments.overrides):
+        _run_self(config.load_as(config.SelfDistill, arguments.config, arguments.overrides))
+        return
+
+    def trainer() -> Callable[[Any], Any]:
+        from fleetbert.compress.distill.job import distill
+
+        return distill
+
+    command.run_kept(arguments, config.Distill, trainer)
+
+
+def _run_self(job: config.SelfDistill) -> None:
+    if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
+        raise UserError(
+            "distill.kind: self is for one process; start it without paddle.distributed.launch"
+        )
+    from fleetbert import environment
+
+    environment.import_paddle()
+    from fleetbert.compress.distill.exits import add_variants
+
+    add_variants(job)
+
+
+def main(argv: list[str]) -> None:
+    """Parse `argv` and run; the overrides may stand anywhere among the options."""
+    parser = argparse.ArgumentParser(
+        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    parser.add_argument("--debug", action="store_true", help="show the stack of an error")
+    run(parser.parse_intermixed_args(argv))

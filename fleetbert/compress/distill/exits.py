@@ -1,0 +1,191 @@
+"""A self-distillation job from its config to early-exit variants in the bundle."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from fleetbert import bundle as bundles
+from fleetbert import config as schema
+from fleetbert.compress import early_exit, gate
+from fleetbert.compress.distill import heads
+from fleetbert.compress.early_exit import Choice, Observed
+from fleetbert.compress.methods import read_unlabelled, say
+from fleetbert.data.batching import Batch
+from fleetbert.errors import UserError
+from fleetbert.infer import answer, engine, evaluate
+from fleetbert.infer.exits import Settings
+from fleetbert.infer.heads import Tensors
+
+# Of a batch that heads learn from: about 32 texts of 32 tokens.
+BATCH_TOKENS = 1024
+
+
+def add_variants(job: schema.SelfDistill) -> bundles.Bundle:
+    """Train the heads and add a variant for each source; GateFailed for the first that loses more
+    accuracy than gate.max_accuracy_drop, which is then not added."""
+    bundle = bundles.read(job.bundle)
+    names = job.sources
+    if names is None:
+        there = [variant.name for variant in bundle.manifest.variants]
+        names = [name for name in ("float32", "int8-static") if name in there]
+    for name in {"float32", *names}:
+        bundle.variant(name)
+        bundles.verify(bundle, name)
+    threads = job.threads or engine.default_threads()
+    model = answer.load(bundle.root, "float32", "cpu", threads, BATCH_TOKENS)
+    table = evaluate.read_known(model, str(job.gate.data))
+    teacher = early_exit.open_source(bundle, "float32")
+    _check_layers(job.distill.layers, len(teacher.layers))
+    trained = train_heads(job, model, teacher, threads)
+    known = _known(job, model, table)
+    for name in names:
+        source = teacher if name == "float32" else early_exit.open_source(bundle, name)
+        bundle = _add(job, bundle, source, trained, known, threads)
+    return bundle
+
+
+class _Known(NamedTuple):
+    """The texts of gate.data in batches, their labels (int64 [texts]), the token that is padding,
+    and the accuracy that a variant must have."""
+
+    batches: list[tuple[np.ndarray, Batch]]
+    truth: np.ndarray
+    pad_id: int
+    least: float
+
+
+def _known(job: schema.SelfDistill, model: answer.Model, table: evaluate.Known) -> _Known:
+    model = model._replace(batch_tokens=answer.BATCH_TOKENS)
+    encodings = model.tokenizer.encode(table.texts_a, table.texts_b, model.max_length)
+    logits = answer.compute_logits(model, table.texts_a, table.texts_b).values
+    right = float((logits.argmax(1) == table.truth).mean())
+    return _Known(
+        list(answer.in_batches(model, encodings)),
+        table.truth,
+        model.tokenizer.pad_id,
+        right - job.gate.max_accuracy_drop,
+    )
+
+
+def train_heads(
+    job: schema.SelfDistill, model: answer.Model, teacher: early_exit.Source, threads: int
+) -> dict[int, Tensors]:
+    """The heads after all inner layers of the teacher, by layer."""
+    examples, labels = _examples(job, model, teacher, threads)
+    trained: dict[int, Tensors] = {}
+    found = heads.train(job.distill, examples, labels, job.seed)
+    for layer, tensors in enumerate(tqdm(found, "heads", len(teacher.layers) - 1, disable=None), 1):
+        trained[layer] = tensors
+    return trained
+
+
+def _examples(
+    job: schema.SelfDistill, model: answer.Model, teacher: early_exit.Source, threads: int
+) -> tuple[list[heads.Example], np.ndarray | None]:
+    path = str(job.data.train)
+    labels: np.ndarray | None = None
+    if job.distill.labels_weight:
+        texts_a, texts_b, labels, _ = evaluate.read_known(model, path)
+    else:
+        found = read_unlabelled(path, model.pair, "data.train")
+        texts_a = [example.text_a for example in found]
+        texts_b = [example.text_b or "" for example in found] if model.pair else None
+    chosen = np.random.default_rng(job.seed).permutation(len(texts_a))[: job.distill.texts]
+    encodings = model.tokenizer.encode(
+        [texts_a[number] for number in chosen],
+        None if texts_b is None else [texts_b[number] for number in chosen],
+        model.max_length,
+    )
+    run = early_exit.open_teacher(teacher, threads)
+    say(f"computing the hidden states of {len(chosen)} texts")
+    examples = []
+    with answer.progress(len(chosen)) as bar:
+        for numbers, batch in answer.in_batches(model, encodings):
+            real = batch.input_ids != model.tokenizer.pad_id
+            *states, logits = run(batch.input_ids, batch.token_type_ids)
+            inputs = [heads.read_by(job.distill.head, state, real) for state in states]
+            examples.append(heads.Example(numbers, real, inputs, logits))
+            bar.update(len(numbers))
+    return examples, None if labels is None else labels[chosen]
+
+
+def _check_layers(layers: object, count: int) -> None:
+    if not isinstance(layers, list):
+        return
+    ascending = layers == sorted(set(layers)) and len(layers) > 1 and layers[0] >= 1
+    if not ascending or layers[-1] != count:
+        raise UserError(
+            f"distill.layers: {layers}; give the last layer of each group, ascending, two at least "
+            f"and the last of them {count}, as [1, 2, {count}]"
+        )
+
+
+def _add(
+    job: schema.SelfDistill,
+    bundle: bundles.Bundle,
+    source: early_exit.Source,
+    trained: dict[int, Tensors],
+    known: _Known,
+    threads: int,
+) -> bundles.Bundle:
+    """The bundle with the early-exit variant of `source`."""
+    target = early_exit.variant_name(source.name)
+    say(f"{target}: measuring layers and heads on {job.gate.data}")
+    with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as folder:
+        opened = early_exit.open_layers(source, Path(folder), known.pad_id, threads)
+        opener = engine.OPENERS[bundle.variant(source.name).kind]
+        whole = opener(bundle.folder(source.name), "cpu", threads)
+        found = early_exit.observe(
+            opened, whole, known.batches, known.truth, job.distill.head, trained
+        )
+    layers = job.distill.layers if isinstance(job.distill.layers, list) else None
+    choice = early_exit.choose(found, known.least, layers, job.distill.speed)
+    say(
+        f"{target}: groups end after layers {', '.join(map(str, choice.ends))}, speed "
+        f"{choice.speed}: {choice.mean_layers:.2f} layers a text"
+    )
+
+    def fill(folder: Path) -> bundles.Variant:
+        settings = Settings(choice.ends, job.distill.head, choice.speed, known.pad_id)
+        variant = early_exit.write(source, folder, settings, trained)
+        measured = gate.measure(bundle, folder, variant.kind, str(job.gate.data), job.threads)
+        say(
+            f"{target}: accuracy {measured.accuracy:.4f} (float32 {measured.float32_accuracy:.4f}, "
+            f"{measured.n} texts), {measured.speed_ratio:.2f} times its texts/s"
+        )
+        gate.check(
+            target,
+            measured,
+            job.gate.max_accuracy_drop,
+            lambda: "a smaller distill.speed lets fewer texts leave early",
+        )
+        extra = {**variant.extra, **gate.as_extra(measured), **evidence(found, choice)}
+        update = {"accuracy": [measured.as_accuracy()], "extra": extra}
+        return variant.model_copy(update=update)
+
+    added = bundles.add_variant(bundle.root, target, fill)
+    say(f"added {target} to {bundle.root}")
+    return added
+
+
+def evidence(found: Observed, choice: Choice) -> dict[str, object]:
+    """For the manifest: accuracy after each layer if all texts left there, and what other values
+    of speed give with the same groups."""
+    by_layer = (found.predicted == found.truth).mean(1)
+    curve = [early_exit.judge(found, choice.ends, speed) for speed in (0.0, *early_exit.SPEEDS)]
+    return {
+        "accuracy_by_layer": [round(float(value), 4) for value in by_layer],
+        "by_speed": [
+            {
+                "speed": point.speed,
+                "accuracy": round(point.accuracy, 4),
+                "mean_layers": round(point.mean_layers, 3),
+            }
+            for point in curve
+        ],
+    }

@@ -1,0 +1,50 @@
+"""A distillation job from its config to its results: what `launch/distill.py` runs."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fleetbert import config as schema
+from fleetbert.compress.distill import teacher as teachers
+from fleetbert.compress.distill.student import Student
+from fleetbert.compress.distill.theseus import Theseus
+from fleetbert.train.job import train_with
+from fleetbert.train.strategy import connect
+from fleetbert.train.task import open_task
+
+
+def distill(job: schema.Distill) -> dict[str, Any]:
+    """Distill as `job` says, from where a former run of it was; returns the summary of the run
+    whose results are in `job.output_dir`."""
+    strategy = connect(job)
+    if job.distill.kind == "student":
+        return train_with(strategy, job, partial(_open, Student))
+    first = replacing(job)
+    train_with(strategy, first, partial(_open, Theseus))
+    return train_with(strategy, alone(job, Path(first.output_dir) / "model"))
+
+
+def replacing(job: schema.Distill) -> schema.Distill:
+    """Theseus' first training, in a folder of its own within the job's."""
+    epochs = job.distill.replacing_epochs or job.trainer.epochs
+    return job.model_copy(
+        update={
+            "output_dir": str(Path(job.output_dir) / "replacing"),
+            "trainer": job.trainer.model_copy(update={"epochs": epochs}),
+        }
+    )
+
+
+def alone(job: schema.Distill, start: Path) -> schema.Config:
+    """Theseus' second one: a training like any other, from what the first one left."""
+    values = job.model_dump(exclude={"distill"})
+    values["model"].update(init=str(start), vocab=None)
+    return schema.Config.model_validate(values)
+
+
+def _open(kind: Any, job: schema.Distill, strategy: Any) -> Any:
+    teacher = teachers.open_teacher(job)
+    source = teachers.student_source(job, teacher)
+    return open_task(job, strategy, source, partial(kind, teacher, strategy))

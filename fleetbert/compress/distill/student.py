@@ -1,0 +1,135 @@
+"""A student that learns the labels, the teacher's logits (Hinton et al. 2015) and the outputs of
+its layers (Sun et al. 2019; with a projection where widths differ, Jiao et al. 2020)."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from fleetbert.compress.distill import teacher as teachers
+from fleetbert.train.task import Arrays, Classification
+
+
+class Student(Classification):
+    """Classification with a loss that asks a teacher as well."""
+
+    def __init__(self, teacher: teachers.Teacher, strategy: Any, *arguments: Any):
+        super().__init__(*arguments)
+        teachers.check_labels(teacher, self.labels)
+        self.settings = self.job.distill  # type: ignore[attr-defined]
+        self.teacher: Any = None
+        if teacher.source is None:
+            self.logits = teachers.bundle_logits(teacher, self.train, self.tokenizer, strategy)
+            return
+        self.teacher = teachers.build(teacher)
+        if self.settings.hidden_weight:
+            self._map_layers()
+
+    def _map_layers(self) -> None:
+        """Have the student's network give its layers' outputs too, and note the teacher's."""
+        network = self.network
+        own = network.network.bert.encoder.layers
+        known = self.teacher.network.bert.encoder.layers
+        outputs = Outputs(own)
+        self.wanted = Outputs([known[n - 1] for n in teachers.evenly(len(own), len(known))])
+        widths = (network.network.config.hidden_size, self.teacher.network.config.hidden_size)
+        if widths[0] != widths[1]:
+            network.projections = nn.LayerList([nn.Linear(*widths) for _ in own])
+        logits = network.forward
+
+        def forward(self, *arguments, **inputs):
+            found = logits(*arguments, **inputs)
+            if widths[0] == widths[1]:
+                return found, list(outputs.values)
+            # In here, because data parallel looks for its weights behind what a forward gives.
+            return found, [
+                project(value) for project, value in zip(self.projections, outputs.values)
+            ]
+
+        network.forward = types.MethodType(forward, network)
+
+    def _answer(self, model: Any, arrays: Arrays) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
+        """The student's float32 logits, and its layers' outputs as wide as the teacher's."""
+        found = model(**arrays["inputs"])
+        logits, outputs = found if isinstance(found, tuple) else (found, [])
+        return logits.astype("float32"), outputs
+
+    def predict(self, network: Any, arrays: Arrays) -> dict[str, np.ndarray]:
+        logits, _ = self._answer(network, arrays)
+        return {"texts": arrays["texts"], "logits": logits.numpy()}
+
+    def loss(self, model: Any, arrays: Arrays) -> paddle.Tensor:
+        """Weighted sum over the texts of all that `distill` gives a weight."""
+        settings, weight = self.settings, arrays["weight"]
+        logits, outputs = self._answer(model, arrays)
+        teacher_logits = self._teach(arrays)
+        loss = paddle.zeros([])
+        if settings.labels_weight:
+            losses = F.cross_entropy(logits, arrays["labels"], reduction="none").flatten()
+            loss = loss + settings.labels_weight * (losses * weight).sum()
+        if settings.logits_weight:
+            losses = soft_cross_entropy(logits, teacher_logits, settings.temperature)
+            loss = loss + settings.logits_weight * (losses * weight).sum()
+        if settings.hidden_weight:
+            tokens = paddle.to_tensor(token_weights(arrays, self.tokenizer.pad_id))
+            errors = [
+                (squared_error(own, wanted) * tokens).sum()
+                for own, wanted in zip(outputs, self.wanted.values)
+            ]
+            loss = loss + settings.hidden_weight * sum(errors) / len(errors)
+        return loss
+
+    def _teach(self, arrays: Arrays) -> paddle.Tensor:
+        if self.teacher is None:
+            return paddle.to_tensor(self.logits[arrays["texts"]])
+        with paddle.no_grad():
+            return self.teacher(**arrays["inputs"]).astype("float32")
+
+
+class Outputs:
+    """What some layers gave when they were called last."""
+
+    def __init__(self, layers: Any):
+        self.values: list[Any] = [None] * len(layers)
+        for number, layer in enumerate(layers):
+            layer.register_forward_post_hook(
+                lambda _, __, output, number=number: self.values.__setitem__(number, output)
+            )
+
+
+def soft_cross_entropy(
+    logits: paddle.Tensor, teacher_logits: paddle.Tensor, temperature: float
+) -> paddle.Tensor:
+    """Cross entropy of each text's logits on a teacher's softened answers (Hinton et al. 2015).
+
+    Both [texts, labels] are divided by the temperature, and the result [texts] is multiplied by
+    its square, so that gradients keep their size.
+    """
+    wanted = F.softmax(teacher_logits / temperature)
+    return -(wanted * F.log_softmax(logits / temperature)).sum(-1) * temperature**2
+
+
+def squared_error(own: paddle.Tensor, wanted: paddle.Tensor) -> paddle.Tensor:
+    """Mean over the width; [rows, length] from two [rows, length, width]."""
+    return (own.astype("float32") - wanted.astype("float32")).square().mean(-1)
+
+
+def token_weights(arrays: Arrays, pad_id: int) -> np.ndarray:
+    """Each token's part of the step's mean over texts, of which each is a mean over its tokens;
+    float32 [rows, length], 0 for padding."""
+    inputs = arrays["inputs"]
+    if "segments" in inputs:
+        segments = inputs["segments"].numpy()
+    else:
+        segments = (inputs["input_ids"].numpy() != pad_id).astype(np.int64)
+    last = np.cumsum(segments.max(1))  # texts come row by row
+    text = segments + np.concatenate([[0], last[:-1]])[:, None] - 1
+    real = segments > 0
+    lengths = np.bincount(text[real], minlength=last[-1])
+    each = arrays["weight"].numpy() / lengths
+    return np.where(real, each[np.where(real, text, 0)], 0).astype(np.float32)

@@ -1,0 +1,193 @@
+"""The teacher: a network with all its layers, or the logits of a bundle's program; and what a
+student takes over from it before the first step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+from paddle import nn
+
+from fleetbert import bundle as bundles
+from fleetbert import config as schema
+from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
+from fleetbert.data.split import Split
+from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.errors import UserError
+from fleetbert.model import bert, weights
+
+
+class Teacher(NamedTuple):
+    """What `distill.teacher` names. `source` holds a network's weights; None: it is a bundle."""
+
+    path: Path
+    labels: list[str]
+    vocab: Path
+    lowercase: bool
+    source: weights.Source | None
+
+
+def open_teacher(job: schema.Distill) -> Teacher:
+    """Open `distill.teacher`; UserError if it is not there or not a classifier like the job's."""
+    path = Path(str(job.distill.teacher))
+    if (path / bundles.MANIFEST).is_file():
+        return _open_bundle(job, path)
+    if not (path / "config.json").is_file():
+        raise UserError(
+            f"distill.teacher: {path} is neither a model (a folder with config.json, like `model` "
+            "of a run) nor a bundle (one with manifest.json)"
+        )
+    try:
+        source = weights.open_source(schema.Model(init=f"{path}/"))
+    except UserError as error:
+        raise UserError(str(error).replace("model.init", "distill.teacher")) from error
+    numbers = json.loads((path / "config.json").read_text(encoding="utf-8")).get("id2label", {})
+    labels = [str(numbers[number]) for number in sorted(numbers, key=int)]
+    head = (source.tensors or {}).get("classifier.weight")
+    if head is None or head.shape[1] != len(labels):
+        raise UserError(
+            f"distill.teacher: {path} is no trained classifier: its weights and the id2label of "
+            "its config.json do not give each label a logit; name the `model` folder of a run"
+        )
+    return Teacher(path, labels, source.vocab, source.lowercase, source)
+
+
+def _open_bundle(job: schema.Distill, path: Path) -> Teacher:
+    bundle = bundles.read(path)
+    bundles.verify(bundle, "float32")
+    if bundle.task.name != job.task.name:
+        raise UserError(
+            f"distill.teacher: the bundle {path} does {bundle.task.name}, the job "
+            f"{job.task.name} (task.name)"
+        )
+    if job.model.init == "teacher":
+        raise UserError(
+            f"model.init: the student cannot start as layers of the bundle {path}, which has only "
+            "a program; name the run's `model` folder as distill.teacher, or another model.init"
+        )
+    if job.distill.hidden_weight:
+        raise UserError(
+            f"distill.hidden_weight: the program of the bundle {path} gives no hidden states; set "
+            "it to 0, or name the run's `model` folder as distill.teacher"
+        )
+    lowercase = bundle.manifest.tokenizer.lowercase
+    return Teacher(path, list(bundle.labels), bundle.vocab_path, lowercase, None)
+
+
+def evenly(layers: int, teacher_layers: int) -> list[int]:
+    """For each of a student's layers the teacher's, from 1, at the same share of the depth."""
+    return [number * teacher_layers // layers for number in range(1, layers + 1)]
+
+
+def student_source(job: schema.Distill, teacher: Teacher) -> weights.Source:
+    """What the student starts from; UserError if it reads texts in another way than the teacher."""
+    if job.model.init == "teacher":
+        return _some_layers(job, teacher)
+    source = weights.open_source(job.model)
+    words = [path.read_text(encoding="utf-8").split("\n") for path in (source.vocab, teacher.vocab)]
+    if words[0] != words[1]:
+        raise UserError(
+            f"distill.teacher: {teacher.path} has another vocabulary than the student, "
+            f"{source.vocab}; take {teacher.vocab} as model.vocab, or another teacher"
+        )
+    if source.lowercase != teacher.lowercase:
+        raise UserError(
+            f"model.lowercase: {schema.yaml_word(source.lowercase)}, but the teacher "
+            f"{teacher.path} has {schema.yaml_word(teacher.lowercase)}; set it to that"
+        )
+    if teacher.source is not None and job.distill.hidden_weight:
+        _check_layers(int(str(source.shape["num_hidden_layers"])), teacher)
+    return source
+
+
+def _some_layers(job: schema.Distill, teacher: Teacher) -> weights.Source:
+    """The teacher's weights without some of its layers."""
+    layers = job.model.num_hidden_layers
+    total = _check_layers(layers, teacher)
+    chosen = job.distill.start_layers or evenly(layers, total)
+    if not all(1 <= number <= total for number in chosen):
+        raise UserError(
+            f"distill.start_layers: {chosen}, but the layers of the teacher {teacher.path} are 1 "
+            f"to {total}"
+        )
+    model = schema.Model(init=f"{teacher.path}/", dropout=job.model.dropout)
+    source = weights.open_source(model)
+    tensors = {}
+    for name, tensor in (source.tensors or {}).items():
+        head, sign, rest = name.partition("encoder.layers.")
+        if not sign:
+            tensors[name] = tensor
+            continue
+        number, _, part = rest.partition(".")
+        for new, old in enumerate(chosen):
+            if int(number) + 1 == old:
+                tensors[f"{head}{sign}{new}.{part}"] = tensor
+    shape = {**source.shape, "num_hidden_layers": layers}
+    return source._replace(name=str(teacher.path), shape=shape, tensors=tensors)
+
+
+def _check_layers(layers: int, teacher: Teacher) -> int:
+    """The number of the teacher's layers; UserError if the student's are more."""
+    assert teacher.source is not None
+    total = int(str(teacher.source.shape["num_hidden_layers"]))
+    if layers > total:
+        raise UserError(
+            f"model.num_hidden_layers: the student has {layers} layers, the teacher "
+            f"{teacher.path} {total}; it cannot have more"
+        )
+    return total
+
+
+def check_labels(teacher: Teacher, labels: Sequence[str]) -> None:
+    """UserError unless the training texts' labels are the teacher's."""
+    if list(labels) != teacher.labels:
+        raise UserError(
+            f"distill.teacher: {teacher.path} has the labels {', '.join(teacher.labels[:20])}, "
+            f"data.train has {', '.join(labels[:20])}; they must be the same, in the same order"
+        )
+
+
+def build(teacher: Teacher) -> nn.Layer:
+    """The teacher's network, which stays as it is."""
+    source = teacher.source
+    assert source is not None
+    config = weights.bert_config(source, len(teacher.labels), 0)
+    network = bert.build("classification", config)
+    weights.load(network, source)
+    for parameter in network.parameters():
+        parameter.stop_gradient = True
+    network.eval()
+    return network
+
+
+def bundle_logits(
+    teacher: Teacher, split: Split, tokenizer: Tokenizer, strategy: Any
+) -> np.ndarray:
+    """Logits float32 [texts, labels] that the bundle's program gives, shared out over the ranks.
+
+    All are computed before the first step, so that a resumed run learns from the same ones.
+    """
+    from fleetbert.infer import answer, engine
+
+    bundle = bundles.read(teacher.path)
+    opened = engine.open(bundle, "float32", "gpu" if strategy.device == "gpu" else "cpu")
+    batches = plan_inference(split.encodings.lengths, answer.BATCH_TOKENS)
+    mine = []
+    for indices in batches[strategy.rank :: strategy.world_size]:
+        batch = collate(
+            split.encodings,
+            indices,
+            packed=False,
+            max_length=SAFE_LENGTHS[-1],
+            pad_id=tokenizer.pad_id,
+            round_to=SAFE_LENGTHS,
+        )
+        mine.append((indices[batch.order], opened.run(batch)))
+    strategy.barrier()  # `gather` does not wait for long
+    logits = np.zeros((len(split.labels), len(teacher.labels)), np.float32)
+    for rank in strategy.gather(mine):
+        for indices, values in rank:
+            logits[indices] = values
+    return logits

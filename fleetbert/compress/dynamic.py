@@ -1,0 +1,102 @@
+"""Weights as integers, activations as they are: no data needed, smaller on disk and on phones.
+
+Paddle's WeightQuantization takes `mul` and refuses `matmul_v2`, which is every Linear of a BERT;
+with a stored matrix as second factor the two are the same (`to_mul`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from pathlib import Path
+from typing import NamedTuple, Sequence
+
+import numpy as np
+from paddle.static.quantization import WeightQuantization
+
+from fleetbert import program as programs
+from fleetbert.compress.workarounds import static_graph
+from fleetbert.infer.weights import Quantized, largest, quantize
+from fleetbert.program import OpDesc, ProgramDesc
+
+
+class Dynamic(NamedTuple):
+    """program: with integer weights in `mul`, as Paddle Lite reads it; weights: by name; others:
+    the tensors that stay float32."""
+
+    program: ProgramDesc
+    weights: dict[str, Quantized]
+    others: dict[str, np.ndarray]
+
+
+def quantize_weights(folder: Path, bits: int = 8, skip: Sequence[str] = ()) -> Dynamic:
+    """Make integers of the Linear weights and of the embedding tables of the program in `folder`.
+
+    A Linear has a scale for each output, a table for each row. `skip` names weights to leave out.
+    """
+    program = programs.read(folder / "model.pdmodel")
+    arrays = programs.read_parameters(program, folder / "model.pdiparams")
+    to_mul(program, arrays, skip)
+    with tempfile.TemporaryDirectory() as temporary:
+        source, target = Path(temporary) / "mul", Path(temporary) / "integers"
+        source.mkdir()
+        programs.write(source / "model.pdmodel", program)
+        (source / "model.pdiparams").write_bytes(programs.parameter_bytes(arrays))
+        # It prints each operator's name.
+        with static_graph(), contextlib.redirect_stdout(io.StringIO()):
+            WeightQuantization(
+                str(source), "model.pdmodel", "model.pdiparams"
+            ).quantize_weight_to_int(
+                str(target),
+                "model.pdmodel",
+                "model.pdiparams",
+                quantizable_op_type=["mul"],
+                weight_bits=bits,
+                weight_quantize_type="channel_wise_abs_max",
+            )
+        saved = target / "quantized_model" / "model.pdmodel"
+        program = programs.read(saved)
+        arrays = programs.read_parameters(program, saved.with_suffix(".pdiparams"))
+    weights = {}
+    for op in program.blocks[0].ops:
+        name = _weight(op)
+        if op.type == "mul" and name in arrays and arrays[name].dtype != np.float32:
+            step = np.array(programs.attribute(op, f"{name}_quant_scale").floats, np.float32)
+            weights[name] = Quantized(arrays.pop(name), step * np.float32(largest(bits)), 1)
+    for name in tables(program):
+        if name not in skip:
+            weights[name] = quantize(arrays.pop(name), 0, bits)
+    return Dynamic(program, weights, arrays)
+
+
+def to_mul(program: ProgramDesc, arrays: dict[str, np.ndarray], skip: Sequence[str] = ()) -> None:
+    """Write products with a stored matrix as `mul`, which computes the same."""
+    for op in program.blocks[0].ops:
+        name = _weight(op)
+        if op.type != "matmul_v2" or name not in arrays or name in skip:
+            continue
+        if arrays[name].ndim != 2 or any(
+            programs.attribute(op, side).b for side in ("trans_x", "trans_y")
+        ):
+            continue
+        source = programs.variable(program.blocks[0], programs.argument(op.inputs, "X"))
+        op.type = "mul"
+        del op.attrs[:]
+        dimensions = len(source.type.lod_tensor.tensor.dims)
+        programs.set_attribute(op, "x_num_col_dims", dimensions - 1)
+        programs.set_attribute(op, "y_num_col_dims", 1)
+
+
+def tables(program: ProgramDesc) -> list[str]:
+    """The embedding tables that a program looks up, most rows first."""
+    block = program.blocks[0]
+    found = [programs.argument(op.inputs, "W") for op in block.ops if op.type == "lookup_table_v2"]
+    return sorted(
+        set(found),
+        key=lambda name: -programs.variable(block, name).type.lod_tensor.tensor.dims[0],
+    )
+
+
+def _weight(op: OpDesc) -> str:
+    return next((slot.arguments[0] for slot in op.inputs if slot.parameter == "Y"), "")

@@ -1,0 +1,224 @@
+"""Early-exit variants: the program of a variant, cut into groups of layers, with heads between.
+
+The heads learn from the float32 program's hidden states, and are measured on those of each source.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert import bundle as bundles
+from fleetbert import program as programs
+from fleetbert.compress import onednn, variants
+from fleetbert.data.batching import Batch
+from fleetbert.errors import UserError
+from fleetbert.infer import engine, exits, heads, weights
+from fleetbert.infer.exits import Settings
+
+# Thresholds that are tried, and drawn in the report.
+SPEEDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+# Groups are chosen among all ways to cut up to so many layers; of more, even ones only.
+ALL_CUTS = 12
+
+
+class Source(NamedTuple):
+    """A variant's fused program for x86, its parameters, and the variables that layers give."""
+
+    name: str
+    program: programs.ProgramDesc
+    quantized: dict[str, weights.Quantized]
+    others: dict[str, np.ndarray]
+    layers: list[str]
+    logits: str
+
+
+class Observed(NamedTuple):
+    """Of texts with known labels: truth int64 [texts]; predicted int64 and doubt (uncertainty, 0
+    to 1) [layers, texts], of each layer's head and at last of the program itself; seconds that a
+    layer takes for all texts, and a group beside its layers."""
+
+    truth: np.ndarray
+    predicted: np.ndarray
+    doubt: np.ndarray
+    layer_seconds: float
+    group_seconds: float
+
+
+class Choice(NamedTuple):
+    """ends: the last layer of each group; accuracy 0 to 1 at that speed; cost: seconds for all
+    texts by the times that were observed; mean_layers that a text goes through."""
+
+    ends: list[int]
+    speed: float
+    accuracy: float
+    cost: float
+    mean_layers: float
+
+
+def open_source(bundle: bundles.Bundle, name: str) -> Source:
+    """The program of the variant `name`; UserError if it cannot be cut into layers."""
+    variant = bundle.variant(name)
+    folder = bundle.folder(name)
+    if variant.kind == "paddle-inference":
+        fused = onednn.fused(folder)
+        program = fused.program
+        onednn.merge_transposes(program)
+        onednn.first_token_only(program)
+        quantized: dict[str, weights.Quantized] = {}
+        others = fused.parameters
+    elif variant.kind == "paddle-inference-int8":
+        program = programs.read(folder / "x86.pdmodel")
+        quantized, others = weights.load(folder)
+    else:
+        raise UserError(
+            f"sources: the variant {name} of {bundle.root} is of kind {variant.kind}; name float32 "
+            "or one that computes in int8, as int8-static does"
+        )
+    norms = [
+        programs.argument(op.outputs, "Y")
+        for op in program.blocks[0].ops
+        if op.type == "layer_norm"
+    ]
+    layers = norms[2::2]  # the first is the embeddings', then there are two a layer
+    if len(layers) < 2 or len(layers) != programs.count_layers(program):
+        raise UserError(f"sources: the variant {name} of {bundle.root} is no BERT of many layers")
+    fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
+    logits = programs.argument(fetch.inputs, "X")
+    return Source(name, program, quantized, others, layers, logits)
+
+
+def groups(source: Source, ends: Sequence[int]) -> Iterator[tuple[int, programs.ProgramDesc]]:
+    """The program of each group of layers by its last layer; what it takes, see `infer.exits`."""
+    start = None
+    for end in ends:
+        inputs = ("input_ids", "token_type_ids") if start is None else (start, "input_ids")
+        start = source.layers[end - 1]
+        output = source.logits if end == len(source.layers) else start
+        yield end, programs.cut(source.program, inputs, [output])
+
+
+def write(
+    source: Source, folder: Path, settings: Settings, trained: dict[int, heads.Tensors]
+) -> bundles.Variant:
+    """Write the variant's files; see `infer.exits`."""
+    for end, program in groups(source, settings.ends):
+        programs.write(folder / exits.program_name(end), program)
+    weights.save(folder, source.quantized, source.others)
+    heads.save(folder, {end: trained[end] for end in settings.ends[:-1]})
+    exits.save_settings(folder, settings)
+    return bundles.Variant(
+        name=variant_name(source.name),
+        kind=engine.EARLY_EXIT,
+        made_from=source.name,
+        runs_on=["x86"],
+        versions=variants.versions(),
+        extra={"method": "early exit", **settings._asdict()},
+    )
+
+
+def variant_name(source: str) -> str:
+    """early-exit-float32, early-exit-int8; of others the source's name after early-exit-."""
+    return "early-exit-" + ("int8" if source == "int8-static" else source)
+
+
+def open_teacher(source: Source, threads: int) -> Any:
+    """What gives of token ids and types every inner layer's output, and at last the logits."""
+    outputs = [*source.layers[:-1], source.logits]
+    program = programs.cut(source.program, ("input_ids", "token_type_ids"), outputs)
+    return engine.open_fused(program, source.others, threads)
+
+
+def open_layers(source: Source, folder: Path, pad_id: int, threads: int) -> exits.EarlyExit:
+    """The source with every layer a group of its own and no heads, written to `folder`."""
+    ends = list(range(1, len(source.layers) + 1))
+    write(source, folder, Settings(ends, "pooled", 0.0, pad_id), {end: {} for end in ends})
+    return engine.open_early_exit(folder, "cpu", threads)
+
+
+def observe(
+    opened: exits.EarlyExit,
+    whole: engine.Run,
+    batches: Sequence[tuple[np.ndarray, Batch]],
+    truth: np.ndarray,
+    kind: str,
+    trained: dict[int, heads.Tensors],
+) -> Observed:
+    """Have all heads answer all texts, and time layers and heads beside the whole program."""
+    count = len(opened.groups)
+    predicted = np.zeros((count, len(truth)), np.int64)
+    doubt = np.zeros((count, len(truth)))
+    times = []
+    for _ in range(2):  # the first warms up
+        split = alone = 0.0
+        for numbers, batch in batches:
+            started = time.perf_counter()
+            whole(batch.input_ids, batch.token_type_ids)
+            alone += time.perf_counter() - started
+            started = time.perf_counter()
+            real = batch.input_ids != opened.settings.pad_id
+            state = opened.groups[0](batch.input_ids, batch.token_type_ids)
+            for layer in range(1, count + 1):
+                if layer > 1:
+                    state = opened.groups[layer - 1](state, batch.input_ids)
+                last = layer == count
+                found = state if last else heads.KINDS[kind](trained[layer], state, real)
+                doubt[layer - 1, numbers] = exits.uncertainty(found)
+                predicted[layer - 1, numbers] = found.argmax(1)
+            split += time.perf_counter() - started
+        times.append((alone, split))
+    alone, split = times[-1]
+    return Observed(
+        truth,
+        predicted,
+        doubt,
+        alone / count,
+        max(0.0, split - alone) / max(1, count - 1),
+    )
+
+
+def judge(found: Observed, ends: Sequence[int], speed: float) -> Choice:
+    """What leaving after the layers `ends` (from 1) at that speed gives, without running it."""
+    texts = len(found.truth)
+    exit_at = np.full(texts, len(ends) - 1)
+    for number in reversed(range(len(ends) - 1)):
+        exit_at[found.doubt[ends[number] - 1] < speed] = number
+    layer = np.asarray(ends)[exit_at]
+    right = found.predicted[layer - 1, np.arange(texts)] == found.truth
+    cost, starts = 0.0, 0
+    for number, end in enumerate(ends):
+        share = float((exit_at >= number).mean())
+        cost += share * ((end - starts) * found.layer_seconds + found.group_seconds)
+        starts = end
+    return Choice(list(ends), speed, float(right.mean()), cost, float(layer.mean()))
+
+
+def choose(
+    found: Observed, least: float, layers: Sequence[int] | None, speed: float | None
+) -> Choice:
+    """The cheapest choice whose accuracy is `least` or more; else the most accurate one.
+
+    layers, speed: fixed where they are given.
+    """
+    count = len(found.predicted)
+    if layers is not None:
+        cuts = [list(layers)]
+    else:
+        inner = list(range(1, count))
+        if count > ALL_CUTS:
+            inner = [layer for layer in inner if layer % 2 == 0]
+        cuts = [
+            [*chosen, count]
+            for size in range(1, len(inner) + 1)
+            for chosen in itertools.combinations(inner, size)
+        ]
+    speeds = SPEEDS if speed is None else (speed,)
+    every = [judge(found, ends, one) for ends in cuts for one in speeds]
+    good = [choice for choice in every if choice.accuracy >= least - 1e-9]
+    if good:
+        return min(good, key=lambda choice: choice.cost)
+    return max(every, key=lambda choice: (choice.accuracy, -choice.cost))

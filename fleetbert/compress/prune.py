@@ -1,0 +1,198 @@
+"""Pruning: whole attention heads and feed-forward units go, and what stays is trained on.
+
+Nothing is masked: q, k, v and linear1 lose columns, the attention's output and linear2 lose rows,
+so that any engine runs the smaller program as it runs the larger one. A head keeps its width; the
+hidden size stays.
+
+PaddleSlim's OFA with PaddleNLP's `ofa_utils` (2.8.1) prunes so too, but does not fit: it takes
+over the network's forward functions and PaddleNLP's own training loop, without these checkpoints
+and ranks, and takes magnitudes of gradients that are added up over texts, whose signs cancel.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+import paddle
+
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert import program as programs
+from fleetbert.compress import importance, tuning, variants
+from fleetbert.compress.importance import Importance, Kept
+from fleetbert.compress.methods import say
+from fleetbert.compress.workarounds import static_graph
+from fleetbert.data.batching import plan_inference
+from fleetbert.model import bert, from_program, weights
+from fleetbert.program import ProgramDesc
+from fleetbert.train import job as training
+from fleetbert.train.strategy import connect
+from fleetbert.train.strategy.single import Single
+
+
+class Pruned(NamedTuple):
+    """arrays: trained parameters under the source program's names; network: in evaluation mode, as
+    it was trained."""
+
+    arrays: dict[str, np.ndarray]
+    network: paddle.nn.Layer
+    importance: Importance
+    kept: Kept
+
+
+def train(job: config.Quantize, bundle: bundles.Bundle) -> Pruned | None:
+    """Prune the bundle's `job.source` and train it on, or go on from the newest checkpoint.
+
+    `job.output_dir` then holds what a training run leaves but model/ and bundle/. None on ranks
+    other than the first. UserError for what training or the bundle's program does not take.
+    """
+    program = programs.read(bundle.folder(job.source) / "model.pdmodel")
+    names = from_program.names(program, f"{bundle.root}: {job.source}")
+    removed: list[tuple[Importance, Kept]] = []
+    found: list[Pruned] = []
+
+    def make_task(settings: config.Config, connected: Single) -> tuning.Tuned:
+        def change(task: tuning.Tuned, whole: paddle.nn.Layer) -> None:
+            measured = connected.from_first(lambda: importance.measure(whole, _batches(task)))
+            kept = importance.choose(measured, job.prune.heads, job.prune.feed_forward)
+            task.network = narrow(whole, kept, bundle)
+            if connected.rank == 0:
+                say(describe(measured, kept))
+            removed.append((measured, kept))
+
+        return tuning.open_tuned(settings, connected, bundle, job.source, change)
+
+    def keep(run: Any, summary: dict[str, Any]) -> None:
+        network = run.task.network
+        network.set_state_dict(training.best_weights(run))
+        training.write_summary(run, summary)
+        network.eval()
+        found.append(Pruned(tuning.parameters(network, names), network, *removed[0]))
+
+    settings = tuning.training_job(job, bundle)
+    training.train_with(connect(settings), settings, make_task, keep)
+    return found[0] if found else None
+
+
+def describe(measured: Importance, kept: Kept) -> str:
+    """What each layer keeps, as words."""
+    return (
+        f"each layer keeps {kept.heads.shape[1]} of {measured.heads.shape[1]} attention heads and "
+        f"{kept.units.shape[1]} of {measured.feed_forward.shape[1]} feed-forward units"
+    )
+
+
+def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> paddle.nn.Layer:
+    """A network with only those heads and units of a classifier."""
+    whole = network.network.config
+    shape = {field: getattr(whole, field) for field in weights.SHAPE_FIELDS}
+    shape.update(kept_heads=kept.heads.shape[1], intermediate_size=kept.units.shape[1])
+    tensors = {name: tensor.numpy() for name, tensor in network.network.state_dict().items()}
+    width = network.network.bert.encoder.layers[0].self_attn.head_dim
+    source = weights.Source(
+        str(bundle.root),
+        shape,
+        bundle.vocab_path,
+        bundle.manifest.tokenizer.lowercase,
+        narrow_tensors(tensors, kept, width),
+    )
+    pruned = bert.build(
+        bundle.task.name, weights.bert_config(source, len(bundle.task.labels), whole.vocab_size)
+    )
+    weights.load(pruned, source)
+    return pruned
+
+
+def narrow_tensors(tensors: dict[str, np.ndarray], kept: Kept, width: int) -> dict[str, np.ndarray]:
+    """The tensors (PaddleNLP's names) without what is not kept; width: columns of a head."""
+    found = dict(tensors)
+    for layer, (heads, units) in enumerate(zip(*kept)):
+        columns = (heads[:, None] * width + np.arange(width)).ravel()
+        prefix = f"bert.encoder.layers.{layer}."
+        for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "linear1"):
+            chosen = units if name == "linear1" else columns
+            for kind in ("weight", "bias"):
+                found[f"{prefix}{name}.{kind}"] = tensors[f"{prefix}{name}.{kind}"][..., chosen]
+        for name, chosen in (("self_attn.out_proj", columns), ("linear2", units)):
+            found[f"{prefix}{name}.weight"] = tensors[f"{prefix}{name}.weight"][chosen]
+    return found
+
+
+def write(pruned: Pruned, source: Path, folder: Path) -> bundles.Variant:
+    """The float32 program in `source`, narrowed and with the trained parameters, into `folder`."""
+    program = programs.read(source / "model.pdmodel")
+    narrow_program(program, pruned.arrays, pruned.kept.heads.shape[1])
+    programs.write(folder / "model.pdmodel", program)
+    (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(pruned.arrays))
+    measured, kept = pruned.importance, pruned.kept
+    return bundles.Variant(
+        name="pruned-float32",
+        kind="paddle-inference",
+        runs_on=["x86", "gpu", "armv8"],
+        versions=variants.versions(),
+        extra={
+            "method": "prune",
+            "heads": [measured.heads.shape[1], kept.heads.shape[1]],
+            "feed_forward": [measured.feed_forward.shape[1], kept.units.shape[1]],
+            "kept_heads": kept.heads.tolist(),
+            "importance_of_heads": measured.heads.tolist(),
+            "lost_importance": importance.lost(measured, kept),
+        },
+    )
+
+
+def narrow_program(program: ProgramDesc, arrays: dict[str, np.ndarray], heads: int) -> None:
+    """Let a classifier's program have the parameters `arrays` and so many heads, in place.
+
+    Names stay the same, so that `skip` and a report mean the same layers in both.
+    """
+    block = program.blocks[0]
+    for found in block.vars:
+        if found.name in arrays:
+            found.type.lod_tensor.tensor.dims[:] = arrays[found.name].shape
+    width = 0
+    for op in block.ops:
+        if op.type != "reshape2":
+            continue
+        shape = list(programs.attribute(op, "shape").ints)
+        if len(shape) == 4:  # [texts, length, hidden] -> [texts, length, heads, width]
+            width = shape[3]
+            shape[2] = heads
+        else:  # and back
+            shape[2] = heads * width
+        programs.set_attribute(op, "shape", shape)
+    _infer_shapes(program)
+
+
+def _infer_shapes(program: ProgramDesc) -> None:
+    """Give all variables the shapes that follow from the parameters' and the operators'."""
+    with static_graph():
+        known = paddle.static.Program.parse_from_string(program.SerializeToString())
+    block = known.global_block()
+    for op in block.ops:
+        if op.type not in ("feed", "fetch"):
+            op.desc.infer_shape(block.desc)
+    shapes = {
+        found.name: found.type.lod_tensor.tensor.dims
+        for found in ProgramDesc.FromString(known.desc.serialize_to_string()).blocks[0].vars
+    }
+    for found in program.blocks[0].vars:
+        if found.type.HasField("lod_tensor"):
+            found.type.lod_tensor.tensor.dims[:] = shapes[found.name]
+
+
+def _batches(task: tuning.Tuned) -> Sequence[dict[str, Any]]:
+    """Labelled training texts as arrays, `prune.texts` of them."""
+    train = task.train
+    random = np.random.default_rng(task.job.trainer.seed)
+    chosen = random.permutation(len(train.labels))[: task.job.prune.texts]
+    lengths = tuple(range(1, task.job.data.max_length + 1))
+    plan = plan_inference(train.encodings.lengths[chosen], task.job.data.eval_batch_tokens, lengths)
+    found = []
+    for some in plan:
+        part = chosen[some]
+        ones = np.ones(len(part), np.float32)
+        found.append(task.tensors(task.collector.arrays(part, ones, part, 0, False)))
+    return found

@@ -1,0 +1,321 @@
+"""quantize-report.html: accuracy against speed and size of a bundle's variants, and what
+quantization does to the layers of the one that was just made, or what pruning took from them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import matplotlib
+import numpy as np
+import yaml
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fleetbert import bundle as bundles
+from fleetbert import page
+from fleetbert.page import DEV, INK, NICE, STYLE, TRAIN
+
+NAME = "quantize-report.html"
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+# Of the layers whose outputs change most.
+MOST_LISTED = 10
+MOST_DRAWN = 3
+BINS = 100
+
+
+class Point(NamedTuple):
+    """A variant on one table: accuracies 0 to 1; speed and size are ratios to float32's."""
+
+    name: str
+    method: str
+    accuracy: float
+    drop: float
+    texts_per_s: float
+    speed: float
+    megabytes: float
+    size: float
+    difference: float
+    added: bool
+
+
+class Histogram(NamedTuple):
+    """What a layer multiplies. counts: [BINS] of values between the BINS + 1 edges."""
+
+    weight: tuple[np.ndarray, np.ndarray]
+    activation: tuple[np.ndarray, np.ndarray]
+    threshold: float | None
+
+
+def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[Point]:
+    """float32 and all variants that were measured on the table with that hash; `made` is the one
+    of this run, which need not be in the bundle."""
+    others = [v for v in bundle.manifest.variants if v.name != made.name]
+    found: list[Point] = []
+    for variant in [*others, made]:
+        accuracy = next((a for a in variant.accuracy if a.data_sha256 == sha256), None)
+        extra = variant.extra
+        if accuracy is None or accuracy.float32_accuracy is None or "speed_ratio" not in extra:
+            continue
+        if not found:
+            found.append(
+                Point(
+                    "float32",
+                    "",
+                    accuracy.float32_accuracy,
+                    0.0,
+                    extra["float32_texts_per_s"],
+                    1.0,
+                    _megabytes(bundle.variant("float32")),
+                    1.0,
+                    0.0,
+                    True,
+                )
+            )
+        found.append(
+            Point(
+                variant.name,
+                extra.get("method", ""),
+                accuracy.accuracy,
+                accuracy.float32_accuracy - accuracy.accuracy,
+                extra["texts_per_s"],
+                extra["speed_ratio"],
+                extra["size_ratio"] * found[0].megabytes,
+                extra["size_ratio"],
+                extra["max_logit_difference"],
+                any(variant is one for one in others) or made in bundle.manifest.variants,
+            )
+        )
+    return found
+
+
+def _megabytes(variant: bundles.Variant) -> float:
+    return sum(file.size for file in variant.files) / 1e6
+
+
+def histograms(
+    names: Sequence[str],
+    weights: Mapping[str, np.ndarray],
+    inputs: Sequence[Mapping[str, np.ndarray]],
+    thresholds: Mapping[str, float],
+) -> dict[str, Histogram]:
+    """Of each named layer's weight and of what went into it in `inputs`, a few batches."""
+    return {
+        name: Histogram(
+            np.histogram(weights[name], BINS),
+            np.histogram(np.concatenate([batch[name].ravel() for batch in inputs]), BINS),
+            thresholds.get(name),
+        )
+        for name in names
+    }
+
+
+def write(
+    path: Path,
+    found: Sequence[Point],
+    made: bundles.Variant,
+    *,
+    title: str,
+    failed: str | None,
+    max_drop: float,
+    data: str,
+    parts: Mapping[str, str],
+    drawn: Mapping[str, Histogram],
+    job: dict[str, Any],
+    machine: dict[str, Any],
+) -> None:
+    """Write the page. failed: what the gate said of `made`, None if it was added; parts: where
+    each layer's weight belongs ("layer 0 attention")."""
+    errors = made.extra.get("output_errors", {})
+    worst = sorted(errors, key=lambda name: -errors[name])[:MOST_LISTED]
+    thresholds = made.extra.get("thresholds", {})
+    search = made.extra.get("search")
+    pruned = "lost_importance" in made.extra
+    with matplotlib.rc_context(STYLE):
+        overview = [
+            ("Accuracy and speed", _scatter(found, "speed", "texts/s, times float32's", max_drop)),
+            ("Accuracy and size", _scatter(found, "size", "bytes, of float32's", max_drop)),
+        ]
+        curves = (
+            [("Each part alone in int8", _alone(search)), ("Mixes", _mixes(search))]
+            if search
+            else []
+        )
+        removed = (
+            [("Attention heads", _heads(made.extra)), ("By part", _lost(made.extra))]
+            if pruned
+            else []
+        )
+        layers = [(f"{parts.get(name, '')} · {name}", _layer(drawn[name])) for name in drawn]
+    page.write(
+        path,
+        TEMPLATE,
+        title=title,
+        failed=failed,
+        data=data,
+        max_drop=max_drop,
+        made=made.name,
+        points=found,
+        overview=overview,
+        search=search,
+        curves=curves,
+        removed=removed,
+        counts={name: made.extra[name] for name in ("heads", "feed_forward") if pruned},
+        layers=layers,
+        worst=[
+            (parts.get(n, ""), n, errors[n], made.extra["weight_errors"].get(n), thresholds.get(n))
+            for n in worst
+        ],
+        job=yaml.safe_dump(job, sort_keys=False, allow_unicode=True),
+        # The machine's figures name fleetbert and Python themselves.
+        versions={name: v for name, v in made.versions.items() if name not in machine},
+        machine=machine,
+    )
+
+
+def _figure(height: float = 3.0) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(5.2, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def _gate(axes: Any, least: float) -> None:
+    axes.axhline(least, color=DEV, linewidth=1, linestyle="--")
+    axes.annotate(
+        "gate",
+        (1, least),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, -2),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        color=DEV,
+        fontsize=8,
+    )
+
+
+def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float) -> Markup:
+    """Accuracy in per cent over a ratio, each point named."""
+    figure, axes = _figure()
+    if found:
+        _gate(axes, 100 * (found[0].accuracy - max_drop))
+    values = [100 * point.accuracy for point in found]
+    gap = 0.1 * max([max(values) - min(values), 100 * max_drop, 0.1] if values else [1.0])
+    lowest = float("-inf")
+    for point in sorted(found, key=lambda point: point.accuracy):
+        x, y = getattr(point, key), 100 * point.accuracy
+        axes.plot(
+            x,
+            y,
+            "o",
+            markersize=8,
+            color=TRAIN if point.added else DEV,
+            markerfacecolor=TRAIN if point.added and point.name != "float32" else "none",
+        )
+        lowest = max(y, lowest + gap)  # names never lie on each other
+        axes.annotate(
+            point.name + ("" if point.added else " (not added)"),
+            (x, lowest),
+            xytext=(8, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=8.5,
+        )
+    axes.margins(x=0.5, y=0.35)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(label)
+    axes.set_ylabel("accuracy, %")
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
+    return page.svg(figure)
+
+
+def _alone(search: dict[str, Any]) -> Markup:
+    """How much each group in int8 alone changes the logits; those left in float32 in orange."""
+    names = list(search["alone"])
+    figure, axes = _figure(max(2.0, 0.6 + 0.19 * len(names)))
+    left = set(search["chosen"]["float32"])
+    axes.barh(
+        names,
+        [search["alone"][name]["logit_error"] for name in names],
+        color=[DEV if name in left else TRAIN for name in names],
+        height=0.65,
+    )
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("change of the logits (root of mean square)")
+    return page.svg(figure)
+
+
+def _mixes(search: dict[str, Any]) -> Markup:
+    """Accuracy of the mixes over their part in int8, the chosen one ringed."""
+    figure, axes = _figure()
+    mixes = sorted(search["mixes"], key=lambda trial: trial["int8_share"])
+    shares = [0.0, *(100 * trial["int8_share"] for trial in mixes)]
+    values = [100 * search["float32_accuracy"], *(100 * trial["accuracy"] for trial in mixes)]
+    _gate(axes, 100 * search["least_accuracy"])
+    axes.plot(shares, values, "o-", color=TRAIN, markersize=4, linewidth=1)
+    chosen = search["chosen"]
+    axes.plot(
+        100 * chosen["int8_share"],
+        100 * chosen["accuracy"],
+        "o",
+        markersize=11,
+        markerfacecolor="none",
+        color=DEV,
+    )
+    axes.margins(y=0.25)
+    axes.set_xlabel("multiplications in int8, %  (ringed: chosen)")
+    axes.set_ylabel("accuracy, %")
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
+    return page.svg(figure)
+
+
+def _heads(extra: dict[str, Any]) -> Markup:
+    """The importance of each head beside the most important one of its layer, the darker the more;
+    crossed: removed."""
+    values = np.array(extra["importance_of_heads"])
+    values = values / np.maximum(values.max(1, keepdims=True), 1e-30)
+    figure, axes = _figure(max(1.6, 0.8 + 0.22 * len(values)))
+    axes.pcolormesh(*map(np.arange, values.shape[::-1]), values, cmap="Blues", vmin=0)
+    axes.invert_yaxis()
+    axes.grid(visible=False)
+    for layer, kept in enumerate(extra["kept_heads"]):
+        gone = np.setdiff1d(np.arange(values.shape[1]), kept)
+        axes.plot(gone, np.full(len(gone), layer), "x", color=DEV)
+    axes.set_xlabel("head  (crossed: removed)")
+    axes.set_ylabel("layer")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
+    return page.svg(figure)
+
+
+def _lost(extra: dict[str, Any]) -> Markup:
+    """What was removed from each part, by the importance that it had."""
+    lost = extra["lost_importance"]
+    figure, axes = _figure(max(2.0, 0.6 + 0.19 * len(lost)))
+    axes.barh(list(lost), list(lost.values()), color=TRAIN, height=0.65)
+    axes.invert_yaxis()
+    axes.grid(axis="x")
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("importance removed (change of the loss, to first order)")
+    return page.svg(figure)
+
+
+def _layer(found: Histogram) -> Markup:
+    """Histograms of a weight and of its input, with the input's threshold."""
+    figure = Figure(figsize=(5.2, 2.3), layout="constrained")
+    for place, (label, (counts, edges), colour) in enumerate(
+        (("weights", found.weight, TRAIN), ("input", found.activation, DEV))
+    ):
+        axes = figure.add_subplot(1, 2, place + 1)
+        axes.stairs(counts, edges, fill=True, color=colour, alpha=0.7)
+        axes.set_yscale("log")
+        axes.set_xlabel(label)
+        axes.xaxis.set_major_locator(MaxNLocator(5, steps=NICE))
+        if label == "input" and found.threshold is not None:
+            for side in (-found.threshold, found.threshold):
+                if edges[0] <= side <= edges[-1]:
+                    axes.axvline(side, color=INK, linewidth=1, linestyle="--")
+    figure.axes[0].set_ylabel("values")
+    return page.svg(figure)

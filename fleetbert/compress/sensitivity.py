@@ -1,0 +1,106 @@
+"""What quantization does to each layer, measured on texts with the arithmetic that is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from fleetbert import program as programs
+from fleetbert.compress import onednn, variants
+from fleetbert.infer import workarounds
+from fleetbert.infer.weights import Quantized, widen
+
+# Batches of texts that errors and histograms come from.
+BATCHES = 3
+
+
+def groups(program: programs.ProgramDesc) -> dict[str, list[str]]:
+    """The Linear weights of an unfused BERT by part: attention and feed-forward of each encoder
+    layer, and what comes after the encoder."""
+    linear = variants.linear_weights(program)
+    layers = programs.count_layers(program)
+    found = {}
+    for layer in range(layers):
+        six = linear[6 * layer : 6 * layer + 6]
+        found[f"layer {layer} attention"] = six[:4]
+        found[f"layer {layer} feed-forward"] = six[4:]
+    found["head"] = linear[6 * layers :]
+    return found
+
+
+def spread(batches: Sequence[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+    """A few of the batches, from the shortest texts to the longest."""
+    places = np.linspace(0, len(batches) - 1, min(BATCHES, len(batches)))
+    return [batches[int(place)] for place in places]
+
+
+class Layers:
+    """The Linear layers of the float32 program in a folder, and what goes into them."""
+
+    def __init__(self, folder: Path):
+        self.program, self.parameters = onednn.fused(folder)
+        self.inputs = {
+            programs.argument(op.inputs, "W"): programs.argument(op.inputs, "Input")
+            for op in onednn.layers(self.program)
+        }
+
+    def run(self, batches: Sequence[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
+        """For each batch the input of each layer, float32 [tokens, K], by the weight's name."""
+        names = sorted(set(self.inputs.values()))
+        program = programs.copy(self.program)
+        fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
+        others = [op for op in program.blocks[0].ops if op.type != "fetch"]
+        fetches = []
+        for column, name in enumerate(names):
+            op = programs.copy(fetch)
+            op.inputs[0].arguments[0] = name
+            programs.set_attribute(op, "col", column)
+            fetches.append(op)
+        programs.replace_ops(program.blocks[0], [*others, *fetches])
+        text = program.SerializeToString()
+        data = programs.parameter_bytes(self.parameters)
+        inference = workarounds.import_inference()
+        config = inference.Config()
+        config.set_model_buffer(text, len(text), data, len(data))
+        config.switch_ir_optim(False)  # all passes have been run
+        config.disable_glog_info()
+        config.disable_gpu()
+        workarounds.use_onednn(config)
+        predictor = inference.create_predictor(config)
+        for batch in batches:
+            for name, array in batch.items():
+                predictor.get_input_handle(name).copy_from_cpu(np.ascontiguousarray(array))
+            predictor.run()
+            found = {name: predictor.get_output_handle(name).copy_to_cpu() for name in names}
+            yield {
+                weight: found[name].reshape(-1, found[name].shape[-1])
+                for weight, name in self.inputs.items()
+            }
+
+
+def output_errors(
+    layers: Layers,
+    quantized: Mapping[str, Quantized],
+    thresholds: Mapping[str, float],
+    batches: Sequence[dict[str, np.ndarray]],
+) -> dict[str, float]:
+    """Relative error (Frobenius norm) of each quantized layer's output, given float32's inputs.
+
+    thresholds: by weight, the magnitude of the input that becomes 127; an input without one stays
+    as it is. The bias is left out: it would hide the error.
+    """
+    names = [name for name in layers.inputs if name in quantized]
+    errors, sizes = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    for inputs in layers.run(batches):
+        for name in names:
+            x = inputs[name]
+            exact = x @ layers.parameters[name]
+            if name in thresholds:
+                y = onednn.simulate(x, thresholds[name], quantized[name])
+            else:
+                y = x @ widen(quantized[name])
+            errors[name] += float(np.square(y - exact).sum())
+            sizes[name] += float(np.square(exact).sum())
+    return {name: (errors[name] / max(sizes[name], 1e-30)) ** 0.5 for name in names}

@@ -1,0 +1,153 @@
+"""What methods that train have in common: a bundle's float32 program becomes a network, learns on
+with the trainer of any job, and gives its parameters back under the program's names."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+
+from fleetbert import bundle as bundles
+from fleetbert import config, files
+from fleetbert.compress.distill.student import soft_cross_entropy
+from fleetbert.data import split as splits
+from fleetbert.data.split import Split
+from fleetbert.errors import UserError
+from fleetbert.infer import engine
+from fleetbert.infer.alike import LARGEST_DIFFERENCE, random_batch
+from fleetbert.model import bert, from_program, weights
+from fleetbert.train.strategy.single import Single
+from fleetbert.train.task import Arrays, Classification, open_task
+
+
+class Tuned(Classification):
+    """Classification whose loss may listen to the model as it was, the teacher.
+
+    Without a table to evaluate on, a part of the training texts is held out for that.
+    """
+
+    job: config.Tuning
+    teacher: paddle.nn.Layer | None = None
+
+    def __init__(
+        self,
+        job: config.Tuning,
+        source: weights.Source,
+        tokenizer: Any,
+        labels: list[str],
+        train: Split,
+        dev: Split | None = None,
+    ):
+        if dev is None:
+            train, dev = splits.hold_out(train, job.held_out, job.trainer.seed)
+        super().__init__(job, source, tokenizer, labels, train, dev)
+
+    def loss(self, model: Any, arrays: Arrays) -> paddle.Tensor:
+        """(1 - weight) * cross entropy + weight * cross entropy on the teacher's answers, a
+        float32 scalar; see `soft_cross_entropy`."""
+        logits = model(**arrays["inputs"]).astype("float32")
+        losses = F.cross_entropy(logits, arrays["labels"], reduction="none").flatten()
+        settings = self.job.distill
+        if self.teacher is not None:
+            with paddle.no_grad():
+                answers = self.teacher(**arrays["inputs"]).astype("float32")
+            soft = soft_cross_entropy(logits, answers, settings.temperature)
+            losses = (1 - settings.weight) * losses + settings.weight * soft
+        return (losses * arrays["weight"]).sum()
+
+
+def training_job(job: config.Quantize, bundle: bundles.Bundle) -> config.Tuning:
+    """The training that a job asks for; it names the very weights it starts from.
+
+    The gate's texts never choose the best step: where they are data.dev, that is left out.
+    """
+    sha256 = next(f.sha256 for f in bundle.variant(job.source).files if "pdiparams" in f.path)
+    longest = bundle.max_length
+    if job.data.max_length > longest and "max_length" in job.data.model_fields_set:
+        raise UserError(
+            f"data.max_length: {job.data.max_length} is more than the {longest} tokens that "
+            f"{bundle.root} takes; lower it or leave it out"
+        )
+    data = job.data.model_copy(
+        update={
+            "max_length": min(job.data.max_length, longest),
+            "dev": None if _judges_for_the_gate(job) else job.data.dev,
+        }
+    )
+    return config.Tuning(
+        task=config.Task(name=bundle.task.name),
+        data=data,
+        model=config.Model(
+            init=f"{bundle.root}/{job.source} ({sha256[:16]})",
+            vocab=str(bundle.vocab_path),
+            dropout=job.dropout,
+        ),
+        optimizer=job.optimizer,
+        precision=job.precision,
+        strategy=job.strategy,
+        trainer=job.trainer,
+        callbacks=job.callbacks,
+        output_dir=job.output_dir,
+        method=job.method,
+        distill=job.distill,
+        skip=job.skip,
+        prune=job.prune,
+        held_out=job.held_out,
+    )
+
+
+def _judges_for_the_gate(job: config.Quantize) -> bool:
+    """Whether data.dev has the very texts of gate.data."""
+    if job.data.dev is None:
+        return False
+    try:
+        return files.sha256(job.data.dev) == files.sha256(str(job.gate.data))
+    except OSError:
+        return False  # whoever reads them says what is wrong
+
+
+def open_tuned(
+    job: Any, connected: Single, bundle: bundles.Bundle, variant: str, change: Callable[..., None]
+) -> Tuned:
+    """The task of a bundle's float32 variant, after `change(task, teacher)` made of its network
+    what is to be trained; the teacher is the network as it was, in evaluation mode."""
+    source = from_program.open_bundle(bundle, job.model.dropout, variant)
+    task = open_task(job, connected, source, Tuned, list(bundle.task.labels))
+    assert isinstance(task, Tuned)
+    check(task.network, bundle, variant)
+    teacher = bert.build(job.task.name, task.network.network.config)
+    weights.load(teacher, source)
+    teacher.eval()
+    change(task, teacher)
+    if job.distill.weight:
+        task.teacher = teacher
+    return task
+
+
+def check(network: paddle.nn.Layer, bundle: bundles.Bundle, variant: str) -> None:
+    """UserError unless the network, not changed yet, answers like the bundle's program."""
+    program = engine.open_program(bundle.folder(variant), "cpu", 1)
+    ids, types = random_batch(np.random.default_rng(0), (4, 16), 100)
+    found = answers(network, {"input_ids": ids, "token_type_ids": types})
+    difference = float(np.abs(found - program(ids, types)).max())
+    if not difference <= LARGEST_DIFFERENCE:
+        raise UserError(
+            f"{bundle.root}: {variant} is not a BERT as training exports it: a network with its "
+            f"weights answers otherwise (logits differ by {difference:.3g}); choose method: static"
+        )
+
+
+def answers(network: paddle.nn.Layer, batch: dict[str, np.ndarray]) -> np.ndarray:
+    """The network's logits without dropout, as the served program has to give them."""
+    network.eval()
+    with paddle.no_grad():
+        logits: np.ndarray = network(**{n: paddle.to_tensor(a) for n, a in batch.items()}).numpy()
+    return logits
+
+
+def parameters(network: paddle.nn.Layer, names: from_program.Names) -> dict[str, np.ndarray]:
+    """The network's parameters under the program's names."""
+    state = network.network.state_dict()
+    return {name: state[own].numpy() for name, own in names.parameters.items()}

@@ -1,0 +1,1 @@
+"""Text → examples → token ids → batches. Needs NumPy and `tokenizers` only, never Paddle."""

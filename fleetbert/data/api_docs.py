@@ -1,0 +1,321 @@
+"""Real English text classification that is on every machine with fleetbert: `builtin: api_docs`.
+
+A text is about 80 words of the prose of consecutive docstrings in one source file of Python's
+standard library or of a package that fleetbert depends on; its label is that package. Source files
+are parsed and never imported. The names of all the packages are masked in all texts, so that a
+model has to know what a package is about.
+
+Train and dev are split by top-level object: a class with its methods, a function or a module's
+own docstring is on one side, and a text is made of objects of one side. Of
+texts that are equal but for digits and punctuation one is kept, none if they are found under two
+labels, and a dev text that shares more than half of its five-word sequences with the train texts
+is left out.
+
+Everything is ordered by SHA-256, so the same versions of the packages and of Python give the same
+texts, and other versions about the same. The texts are kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib.util
+import inspect
+import json
+import os
+import re
+import sys
+import sysconfig
+import warnings
+from collections import defaultdict
+from importlib import metadata
+from pathlib import Path
+from typing import Iterator, NamedTuple
+
+from fleetbert.data.read import Example
+from fleetbert.errors import UserError
+
+# Label: what is imported.
+PACKAGES = {
+    "matplotlib": "matplotlib",
+    "paddle": "paddle",
+    "python": "",  # the standard library
+    "scikit-learn": "sklearn",
+}
+DISTRIBUTIONS = {"paddle": "paddlepaddle"}  # where the name differs from the label
+MASK = "library"
+# Any word that holds one of these goes, "cpython" and "numpydoc" too; and the usual aliases.
+NAMES = re.compile(
+    r"\w*(?:python|numpy|scipy|pandas|scikit(?:[- ]?learn)?|sklearn|matplotlib|pyplot|sympy|paddle"
+    r"|pylab)\w*|(?<![a-z])(?:np|pd|plt|mpl|sk)(?![a-z])",
+    re.IGNORECASE,
+)
+
+MIN_WORDS, MAX_WORDS = 75, 90
+PER_FILE = 40  # texts of one side: one large file must not make a label
+DEV_ONE_IN = 6
+
+SKIPPED_FOLDERS = {
+    "test", "tests", "testing", "idlelib", "lib2to3", "site-packages", "dist-packages", "_vendor",
+    "externals", "_build_utils",
+}  # fmt: skip
+
+# Sections that are prose; all others (parameters, examples, references) are tables or code.
+PROSE_SECTIONS = {"notes", "note", "explanation", "description", "overview", "details"}
+UNDERLINE = re.compile(r"^\s*([-=~^*])\1{2,}\s*$")
+TITLE = re.compile(r"^\s*([A-Z][A-Za-z]*(?: [A-Za-z]+)?)\s*:\s*$")
+MARKUP = (
+    (re.compile(r"https?://\S+"), " "),
+    (re.compile(r":[\w:.+-]+:`~?\.?([^`<]*?)\s*(?:<[^`]*>)?`"), r"\1"),  # :func:`~numpy.sin`
+    (re.compile(r"`([^`<]*?)\s*<[^`]*>`_*"), r"\1"),  # `text <address>`_
+    (re.compile(r"`+|\*\*|\[\d+\]_?|\|"), ""),
+    (re.compile(r"::\s*$"), ":"),
+    (re.compile(r"\s+"), " "),
+)
+
+
+class Document(NamedTuple):
+    """One text with the source file that it is from, and whether it is on the dev side."""
+
+    file: str
+    label: str
+    text: str
+    dev: bool
+
+
+def load(
+    train_per_label: int = 550, dev_per_label: int = 150
+) -> tuple[list[Example], list[Example]]:
+    """Return (train, dev): at most so many texts of each label, mixed, `line` counting from 1.
+
+    The labels are the keys of PACKAGES. Raises UserError where a package is not installed. Takes
+    some 15 s the first time and well under a second from the cache.
+    """
+    roots = {label: locate(label) for label in PACKAGES}
+    cache = _cache_path(roots, train_per_label, dev_per_label)
+    cached = _read_cache(cache)
+    if cached is not None:
+        return cached
+    found: list[Document] = []
+    for label, root in roots.items():
+        found += documents(label, root, train_per_label, dev_per_label)
+    train, dev = split(found)
+    chosen = _choose(train, train_per_label), _choose(dev, dev_per_label)
+    _write_cache(cache, chosen)
+    return chosen
+
+
+def documents(
+    label: str, root: Path, train_per_label: int, dev_per_label: int
+) -> Iterator[Document]:
+    """The texts under `root`, file by file in the order of their paths' digests.
+
+    Ends when both sides have a third more than is wanted, for duplicates that are removed later:
+    parsing is what takes the time.
+    """
+    names = [path.relative_to(root).as_posix() for path in root.rglob("*.py")]
+    wanted = {True: dev_per_label, False: train_per_label}
+    for name in sorted(names, key=lambda name: digest(f"{label}/{name}")):
+        folders = name.split("/")
+        if any(part in SKIPPED_FOLDERS or part.startswith("test_") for part in folders):
+            continue
+        file = f"{label}/{name}"
+        if wanted[True] * 3 <= -dev_per_label and wanted[False] * 3 <= -train_per_label:
+            return
+        objects = docstrings(root / name)
+        for dev, most in ((True, max(1, PER_FILE // DEV_ONE_IN)), (False, PER_FILE)):
+            own = (docs for name, docs in objects.items() if is_dev(f"{file}:{name}") == dev)
+            # dict: a docstring that several methods of a file share is taken once, in order.
+            texts = list(dict.fromkeys(prose(doc) for docs in own for doc in docs))
+            for text in sorted(set(excerpts(texts)), key=digest)[:most]:
+                wanted[dev] -= 1
+                yield Document(file, label, text, dev)
+
+
+def locate(label: str) -> Path:
+    """The folder of a package's source, found without importing it."""
+    if not PACKAGES[label]:
+        return Path(sysconfig.get_path("stdlib"))
+    spec = importlib.util.find_spec(PACKAGES[label])
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            f"data.builtin api_docs: the package {label} is not installed; "
+            f"run pip install {label}, or give a table of your own in data.train"
+        )
+    return Path(next(iter(spec.submodule_search_locations)))
+
+
+def docstrings(path: Path) -> dict[str, list[str]]:
+    """The docstrings of a file by top-level object, in the order of the source.
+
+    The module's own, and those of what has no name, are under "". Empty where the file cannot be
+    parsed, which is so of a few that are meant for other versions of Python.
+    """
+    source = path.read_bytes()
+    if source.count(b'"""') < 2:
+        return {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escapes and the like in others' sources
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):
+            return {}
+    objects: dict[str, list[str]] = {"": []}
+    doc = ast.get_docstring(tree, clean=False)
+    if doc:
+        objects[""].append(doc)
+    for node in tree.body:
+        objects.setdefault(getattr(node, "name", ""), []).extend(_docstrings_of(node))
+    return objects
+
+
+def prose(docstring: str) -> str:
+    """A docstring's sentences as one masked line of at most MAX_WORDS words, cut at a sentence."""
+    words: list[str] = []
+    taking = True
+    for block in re.split(r"\n\s*\n", inspect.cleandoc(docstring)):
+        lines = block.split("\n")
+        if len(lines) > 1 and UNDERLINE.match(lines[1]):
+            taking = lines[0].strip().lower() in PROSE_SECTIONS
+            lines = lines[2:]
+        elif TITLE.match(lines[0]):
+            taking = lines[0].strip(" :").lower() in PROSE_SECTIONS
+            lines = [line.strip() for line in lines[1:]]
+        if taking and _is_prose(lines):
+            words += masked(" ".join(lines)).split()
+        if len(words) >= MAX_WORDS:
+            break
+    if len(words) > MAX_WORDS:
+        words = words[:MAX_WORDS]
+        ends = [n for n, word in enumerate(words, 1) if word.endswith(".")]
+        words = words[: ends[-1]] if ends else words
+    return " ".join(words)
+
+
+def excerpts(texts: list[str]) -> Iterator[str]:
+    """Consecutive texts joined, MIN_WORDS to MAX_WORDS words each; a rest that is less is lost."""
+    words: list[str] = []
+    for text in texts:
+        words += text.split()
+        if len(words) >= MIN_WORDS:
+            yield " ".join(words[:MAX_WORDS])
+            words = []
+
+
+def masked(text: str) -> str:
+    """Text without markup, white space made single, and with the packages' names masked."""
+    for pattern, replacement in MARKUP:
+        text = pattern.sub(replacement, text)
+    return NAMES.sub(MASK, text).strip()
+
+
+def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
+    """Remove duplicates and return (train, dev), as the module describes."""
+    by_key: dict[str, list[Document]] = defaultdict(list)
+    for document in documents:
+        by_key[normalized(document.text)].append(document)
+    train: list[Document] = []
+    dev: list[Document] = []
+    for same in by_key.values():
+        if len({document.label for document in same}) > 1:
+            continue
+        chosen = min(same, key=lambda document: digest(document.file))
+        (dev if chosen.dev else train).append(chosen)
+    seen = {sequence for document in train for sequence in sequences(document.text)}
+    return train, [document for document in dev if _is_new(document.text, seen)]
+
+
+def is_dev(name: str) -> bool:
+    """The side that an object is on, by its file and name."""
+    return int(digest(name)[:8], 16) % DEV_ONE_IN == 0
+
+
+def normalized(text: str) -> str:
+    """The letters of a text in lower case: equal for near-duplicates."""
+    return re.sub(r"[\W\d_]+", " ", text.lower()).strip()
+
+
+def sequences(text: str, length: int = 5) -> set[str]:
+    """All runs of `length` words of a normalized text."""
+    words = normalized(text).split()
+    return {" ".join(words[i : i + length]) for i in range(len(words) - length + 1)}
+
+
+def digest(text: str) -> str:
+    """SHA-256 in hexadecimal: an order that is shuffled, but the same everywhere."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _docstrings_of(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        doc = ast.get_docstring(node, clean=False)
+        if doc:
+            yield doc
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield from _docstrings_of(child)
+
+
+def _is_new(text: str, seen: set[str]) -> bool:
+    own = sequences(text)
+    return len(own & seen) * 2 <= len(own)
+
+
+def _choose(documents: list[Document], per_label: int) -> list[Example]:
+    counts: dict[str, int] = defaultdict(int)
+    chosen: list[Example] = []
+    for document in sorted(documents, key=lambda document: digest(document.text)):
+        if counts[document.label] < per_label:
+            counts[document.label] += 1
+            chosen.append(Example(document.text, None, document.label, len(chosen) + 1))
+    return chosen
+
+
+def _cache_path(roots: dict[str, Path], *sizes: int) -> Path:
+    """A file that is named by all that the texts depend on."""
+    versions = [sys.version, Path(__file__).read_text(encoding="utf-8"), str(sizes)]
+    for label, root in roots.items():
+        versions += [label, str(root)]
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions.append(metadata.version(DISTRIBUTIONS.get(label, label)))
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "fleetbert" / f"api_docs-{digest(chr(0).join(versions))[:16]}.json"
+
+
+def _read_cache(path: Path) -> tuple[list[Example], list[Example]] | None:
+    """What `_write_cache` wrote; None where there is nothing, or nothing whole."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if digest(json.dumps(content["sides"])) != content["digest"]:
+            return None
+        train, dev = ([Example(*row) for row in side] for side in content["sides"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return train, dev
+
+
+def _write_cache(path: Path, sides: tuple[list[Example], list[Example]]) -> None:
+    """Write by rename, so that ranks that start together never read half a file."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}")
+    content = json.dumps({"digest": digest(json.dumps(sides)), "sides": sides})
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(content, encoding="utf-8")
+        temporary.replace(path)
+    except OSError:  # a cache is not owed: the home folder may be read-only or full
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def _is_prose(lines: list[str]) -> bool:
+    """Whether a block is sentences, and not code, a list, a table, a directive or a formula."""
+    text = "\n".join(lines)
+    if len(text.split()) < 5 or not text[0].isalpha():
+        return False
+    if any(re.match(r"\s*(>>>|\.\. |:\w|@\w|[-*+|] |\$|\w+ : |\w+\(.*\)$)", x) for x in lines):
+        return False
+    if any(line.startswith(("  ", "\t")) for line in lines) or re.search(r"\S {3,}\S", text):
+        return False
+    letters = sum(char.isascii() and (char.isalpha() or char == " ") for char in text)
+    return letters >= 0.8 * len(text) and "\\" not in text

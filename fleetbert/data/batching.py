@@ -1,0 +1,346 @@
+"""Which texts go together, and how they lie in arrays. Pure functions of their arguments."""
+
+from __future__ import annotations
+
+from array import array
+from functools import cached_property
+from typing import Callable, NamedTuple, Sequence, overload
+
+import numpy as np
+
+from fleetbert.data.tokenizer import Encodings
+from fleetbert.errors import UserError
+
+# Row lengths that a predictor may run in any order. oneDNN's primitive cache (Paddle 2.6.2 and
+# 3.1.1) joins the digits of a shape to a key with nothing between them, so that (1, 139) and
+# (11, 39) meet, and the second fails or answers wrong. Among these lengths no two-digit one is
+# the tail of a three-digit one: no number of rows makes two keys equal.
+SAFE_LENGTHS = (16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
+
+# Batches in one pool of `bucket`: more sort better, fewer mix better.
+POOL_BATCHES = 50
+
+
+class Batch(NamedTuple):
+    """Texts as arrays; `rows` is the number of texts, or fewer where rows are packed.
+
+    input_ids, token_type_ids: int64 [rows, length], padded with the pad id and 0.
+    position_ids: int64 [rows, length], restarting with each text; None: 0..length-1 in every row.
+    segments: int64 [rows, length], the number of the text in its row from 1, 0 for padding; a
+        token may attend to those of its own number only. None: one text a row.
+    first: int64 [texts], where each text's [CLS] is: row * length + offset.
+    order: int64 [texts], which entry of collate's `indices` each text is.
+    n_tokens: tokens without padding.
+    """
+
+    input_ids: np.ndarray
+    token_type_ids: np.ndarray
+    position_ids: np.ndarray | None
+    segments: np.ndarray | None
+    first: np.ndarray
+    order: np.ndarray
+    n_tokens: int
+
+
+class Plan(Sequence[np.ndarray]):
+    """The steps of an epoch, in order: `plan[n]` are the texts of one, as indices (int32).
+
+    It holds four bytes a text and four a step, and neither before the first step is asked for:
+    without `batch_tokens` their number is known before their order is.
+    """
+
+    def __init__(self, count: int | None, make: Callable[[], tuple[np.ndarray, ...]]):
+        """`make` gives all texts in the order of cutting, where steps begin and end in it (one
+        more than steps), and in which order the steps come."""
+        self._count = count
+        self._make = make
+
+    @cached_property
+    def _made(self) -> tuple[np.ndarray, ...]:
+        return self._make()
+
+    def __len__(self) -> int:
+        return len(self._made[2]) if self._count is None else self._count
+
+    @overload
+    def __getitem__(self, number: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, number: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(number, slice):
+            return [self[n] for n in range(len(self))[number]]
+        order, bounds, turns = self._made
+        turn = turns[number]
+        return order[bounds[turn] : bounds[turn + 1]]
+
+
+def plan_epoch(
+    lengths: Sequence[int] | np.ndarray,
+    *,
+    batching: str,
+    batch_size: int | None,
+    batch_tokens: int | None,
+    max_length: int,
+    seed: int,
+    epoch: int,
+) -> Plan:
+    """The texts (indices into `lengths`) of each optimizer step of an epoch, each text once.
+
+    A step ends before it would hold more than `batch_size` texts or `batch_tokens` tokens; one of
+    the two may be None. Both count over all ranks and accumulated parts (see `share`), so that
+    gradients do not depend on how many there are. A text longer than `batch_tokens` is a step of
+    its own.
+
+    - "pad": in shuffled order; tokens are counted with padding (texts * longest).
+    - "bucket": the shuffled order is cut into pools of about 50 steps; each is sorted by length
+      and cut into steps, whose order is shuffled again; tokens are counted with padding.
+    - "pack": in shuffled order; tokens are counted without padding.
+    """
+    lengths = np.asarray(lengths)
+    count = len(lengths)
+    if batch_size is None and batch_tokens is None:
+        raise UserError("neither batch_size nor batch_tokens is set; give at least one of them")
+    for name, value in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} is {value}; it has to be at least 1")
+    if batching not in ("pad", "bucket", "pack"):
+        raise UserError(f"batching is {batching!r}; choose pad, bucket or pack")
+    if count and lengths.max() > max_length:
+        raise ValueError(f"a text of {lengths.max()} tokens, but max_length is {max_length}")
+
+    def make() -> tuple[np.ndarray, ...]:
+        random = np.random.default_rng([seed, epoch])
+        order = np.arange(count, dtype=np.int32)
+        random.shuffle(order)
+        bounds = array("i", [0])
+        if batching == "bucket":
+            texts = count if batch_size is None else batch_size
+            if batch_tokens is not None and count:
+                texts = min(texts, max(1, int(batch_tokens / lengths.mean())))
+            for start in range(0, count, POOL_BATCHES * max(1, texts)):
+                pool = order[start : start + POOL_BATCHES * texts]
+                pool[:] = pool[np.argsort(lengths[pool], kind="stable")]
+                _cut(pool, lengths, batch_size, batch_tokens, True, bounds)
+        else:
+            _cut(order, lengths, batch_size, batch_tokens, batching == "pad", bounds)
+        turns = np.arange(len(bounds) - 1, dtype=np.int32)
+        if batching == "bucket":
+            random.shuffle(turns)
+        return order, np.array(bounds), turns
+
+    if batch_tokens is None:
+        assert batch_size is not None
+        return Plan(-(-count // batch_size), make)
+    return Plan(None, make)
+
+
+def share(
+    indices: np.ndarray, lengths: Sequence[int] | np.ndarray, parts: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Split a step's texts over `parts` (ranks * accumulated micro-batches) of about equal cost.
+
+    Returns for each part its texts (int64) and their weights (float32, 1.0). What is minimized is
+    the cost of the slowest part, texts * longest: texts of like length go together, and the
+    smallest bound is searched that `parts` groups of the sorted texts can keep. Where there are
+    fewer texts than parts, a part left over repeats one text with weight 0.0, because every rank
+    has to join the all-reduce.
+    """
+    indices = np.asarray(indices, np.int64)
+    if len(indices) == 0 or parts < 1:
+        raise ValueError(f"{len(indices)} texts cannot be shared over {parts} parts")
+    costs = np.asarray(lengths)[indices].astype(np.int64)
+    by_length = np.argsort(-costs, kind="stable")  # longest first
+    descending = costs[by_length].tolist()
+    low, high = descending[0], descending[0] * len(indices)
+    while low < high:
+        middle = (low + high) // 2
+        if len(_groups(descending, middle, parts)) <= parts:
+            high = middle
+        else:
+            low = middle + 1
+    shares = []
+    start = 0
+    for count in _groups(descending, low, parts):
+        part = indices[by_length[start : start + count]]
+        shares.append((part, np.ones(count, np.float32)))
+        start += count
+    shortest = indices[by_length[-1:]]
+    while len(shares) < parts:
+        shares.append((shortest, np.zeros(1, np.float32)))
+    return shares
+
+
+def collate(
+    encodings: Encodings,
+    indices: Sequence[int] | np.ndarray,
+    *,
+    packed: bool,
+    max_length: int,
+    pad_id: int,
+    round_to: Sequence[int] | None = None,
+) -> Batch:
+    """Lay the texts `indices` of `encodings` out as a Batch.
+
+    Unpacked, each text is a row padded to the longest. Packed, rows of at most `max_length` are
+    filled first-fit-decreasing; they are as short as the same number of rows allows. With
+    `round_to` (ascending) rows have the first of these lengths that suffices.
+    """
+    indices = np.asarray(indices, np.int64)
+    lengths = [len(encodings.ids[index]) for index in indices]
+    if packed:
+        rows = _pack(lengths, max_length)
+    else:
+        rows = [[number] for number in range(len(indices))]
+    length = max((sum(lengths[number] for number in row) for row in rows), default=0)
+    if round_to is not None:
+        length = round_up(length, round_to)
+
+    shape = (len(rows), length)
+    input_ids = np.full(shape, pad_id, np.int64)
+    token_type_ids = np.zeros(shape, np.int64)
+    position_ids = np.zeros(shape, np.int64)
+    segments = np.zeros(shape, np.int64)
+    first = np.zeros(len(indices), np.int64)
+    order = np.zeros(len(indices), np.int64)
+    text = 0
+    for row, members in enumerate(rows):
+        start = 0
+        for segment, number in enumerate(members, 1):
+            ids = encodings.ids[indices[number]]
+            end = start + len(ids)
+            input_ids[row, start:end] = ids
+            token_type_ids[row, start + encodings.first_lengths[indices[number]] : end] = 1
+            position_ids[row, start:end] = np.arange(len(ids))
+            segments[row, start:end] = segment
+            first[text] = row * length + start
+            order[text] = number
+            start = end
+            text += 1
+    return Batch(
+        input_ids,
+        token_type_ids,
+        position_ids if packed else None,
+        segments if packed else None,
+        first,
+        order,
+        sum(lengths),
+    )
+
+
+def plan_inference(
+    lengths: Sequence[int] | np.ndarray,
+    batch_tokens: int,
+    safe_lengths: Sequence[int] = SAFE_LENGTHS,
+) -> list[np.ndarray]:
+    """Batches (int64 indices into `lengths`) for inference, texts of like length together.
+
+    Each batch is to be padded to one of `safe_lengths` (`collate(..., round_to=safe_lengths)`) and
+    then has at most `batch_tokens` tokens with padding, unless one text alone has more. A batch
+    goes on into the next safe length only while the padding that this adds to the texts before is
+    under an eighth of the budget: a call of its own costs about as much.
+    """
+    lengths = np.asarray(lengths, np.int64)
+    order = np.argsort(lengths, kind="stable")
+    batches = []
+    start = 0
+    padded = 0
+    for end, index in enumerate(order):
+        needed = round_up(int(lengths[index]), safe_lengths)
+        count = end - start
+        if count and (
+            (count + 1) * needed > batch_tokens or count * (needed - padded) * 8 > batch_tokens
+        ):
+            batches.append(order[start:end])
+            start = end
+        padded = needed
+    if len(order):
+        batches.append(order[start:])
+    return batches
+
+
+def round_up(length: int, allowed: Sequence[int]) -> int:
+    """The first of the ascending lengths `allowed` that is at least `length`."""
+    for candidate in allowed:
+        if candidate >= length:
+            return candidate
+    raise ValueError(f"a row of {length} tokens, but the longest allowed is {allowed[-1]}")
+
+
+def _cut(
+    order: np.ndarray,
+    lengths: np.ndarray,
+    batch_size: int | None,
+    batch_tokens: int | None,
+    padded: bool,
+    bounds: array[int],
+) -> None:
+    """Cut `order` greedily into steps that keep the limits that are set; where they end is added
+    to `bounds`, whose last entry is where `order` begins."""
+    first = bounds[-1]
+    if batch_tokens is None:
+        assert batch_size is not None
+        bounds.extend(range(first + batch_size, first + len(order), batch_size))
+    else:
+        start = longest = total = end = 0
+        for block in range(0, len(order), 1 << 16):  # as Python's numbers they take much memory
+            for length in lengths[order[block : block + (1 << 16)]].tolist():
+                count = end - start
+                longest = max(longest, length)
+                tokens = (count + 1) * longest if padded else total + length
+                if count and (tokens > batch_tokens or count == batch_size):
+                    bounds.append(first + end)
+                    start, longest, total = end, length, 0
+                total += length
+                end += 1
+    if len(order):
+        bounds.append(first + len(order))
+
+
+def _groups(descending: list[int], bound: int, parts: int) -> list[int]:
+    """Sizes of groups of texts in descending length with size * longest <= bound.
+
+    Groups are as large as the bound allows, but leave one text for each of the parts after them.
+    """
+    sizes: list[int] = []
+    start = 0
+    while start < len(descending):
+        spare = len(descending) - start - (parts - len(sizes) - 1)
+        sizes.append(max(1, min(bound // descending[start], spare, len(descending) - start)))
+        start += sizes[-1]
+    return sizes
+
+
+def _pack(lengths: list[int], max_length: int) -> list[list[int]]:
+    """Rows of text numbers: the fewest that first-fit-decreasing finds, then the shortest."""
+    if not lengths:
+        return []
+    longest, total = max(lengths), sum(lengths)
+    if longest > max_length:
+        raise ValueError(f"a text of {longest} tokens, but max_length is {max_length}")
+    best = _first_fit(lengths, max_length)
+    low, high = max(longest, -(-total // len(best))), max_length
+    while low < high:
+        middle = (low + high) // 2
+        rows = _first_fit(lengths, middle)
+        if len(rows) <= len(best):
+            best, high = rows, middle
+        else:
+            low = middle + 1
+    return best
+
+
+def _first_fit(lengths: list[int], capacity: int) -> list[list[int]]:
+    """First-fit-decreasing: each text, longest first, goes to the first row with room for it."""
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        fits = (row for row, free in enumerate(room) if free >= lengths[number])
+        row = next(fits, len(rows))
+        if row == len(rows):
+            rows.append([])
+            room.append(capacity)
+        rows[row].append(number)
+        room[row] -= lengths[number]
+    return rows

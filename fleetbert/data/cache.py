@@ -1,0 +1,360 @@
+"""Tables larger than memory: tokenized once into files that are mapped into memory.
+
+FOLDER/<key>/                   the key: of the table's bytes and of all that decides its tokens
+  00000-<sha256>.arrow, ...     tokens of one piece of the table, with the hash of the file
+  lengths.npy, labels.npy, ...  what is known of each text, of all pieces
+  manifest.json                 names and hashes of the others, written last
+
+A piece of the table is read, tokenized and written by one of as many processes as there are
+processors. A file is written aside and renamed when it is whole, so whatever stops the writing,
+the next start goes on with the pieces that are missing. Every start hashes every byte of the table
+and of its cache, and makes again what is not as it was written.
+"""
+
+from __future__ import annotations
+
+import bisect
+import fcntl
+import hashlib
+import json
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Iterator, NamedTuple, Sequence, overload
+
+import numpy as np
+import pyarrow as pa
+import tokenizers
+from tqdm import tqdm
+
+from fleetbert import files
+from fleetbert.data import read, workers
+from fleetbert.data.split import Fingerprint, Split, tokenize
+from fleetbert.data.tokenizer import Encodings, Tokenizer
+from fleetbert.errors import UserError
+
+FORMAT = 1
+# Bytes of the table that one process reads at a time, up to the end of a line.
+PIECE = 8 << 20
+COLUMNS = {"lengths": "<i4", "first_lengths": "<i4", "labels": "<i8", "lines": "<i8"}
+KNOWN = b"fleetbert"  # the Arrow file's own entry for what is known of a piece
+
+
+class Recipe(NamedTuple):
+    """What decides the tokens of a table, besides its bytes."""
+
+    form: read.Format
+    on_bad_line: str
+    vocab: str  # path of vocab.txt
+    lowercase: bool
+    pair: bool
+    max_length: int
+
+
+class Piece(NamedTuple):
+    """Whole lines of a table."""
+
+    start: int  # bytes of the file before it
+    size: int
+    line: int  # number of its first line, from 1
+    sha256: str
+
+
+class Ids(Sequence[np.ndarray]):
+    """Token ids of each text (int32 [length]), views into the mapped files."""
+
+    def __init__(self, paths: Sequence[Path]):
+        columns = [_open(path).column("ids") for path in paths]
+        self._ids = [column.values.to_numpy() for column in columns]
+        self._offsets = [column.offsets.to_numpy() for column in columns]
+        self._ends = np.cumsum([len(column) for column in columns]).tolist()
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, text: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, text: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, text: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(text, slice):
+            return [self[n] for n in range(len(self))[text]]
+        text = range(len(self))[text]
+        piece = bisect.bisect_right(self._ends, text)
+        offsets = self._offsets[piece]
+        row = text - (self._ends[piece] - len(offsets) + 1)
+        return self._ids[piece][offsets[row] : offsets[row + 1]]
+
+
+def prepare(name: str, folder: Path, recipe: Recipe) -> Path:
+    """Make the cache of the table `name` in `folder`, as far as it is not there yet.
+
+    Returns its own folder, for `load`. Raises UserError for what `read.read_as` raises it for, and
+    when the cache cannot be written.
+    """
+    try:
+        pieces = list(_pieces(name))
+        own = folder / _key(pieces, recipe)
+        own.mkdir(parents=True, exist_ok=True)
+        with _locked(own):
+            done = _whole_pieces(own, len(pieces))
+            missing = [number for number in range(len(pieces)) if number not in done]
+            if missing:
+                done.update(_make(name, own, recipe, pieces, missing))
+            paths = [done[number] for number in range(len(pieces))]
+            if not _is_finished(own, paths):
+                _finish(name, own, paths)
+    except OSError as error:
+        raise UserError(
+            f"data.cache: the tokens of {name} cannot be kept in {folder}: "
+            f"{error.strerror or error}; choose another folder, or none to hold them in memory"
+        ) from error
+    return own
+
+
+def load(name: str, own: Path) -> tuple[Split, list[str]]:
+    """What `prepare` has made: the split as `split.tokenize` gives it, mapped, and its labels."""
+    try:
+        manifest = json.loads((own / "manifest.json").read_text(encoding="utf-8"))
+        ids = Ids([own / path for path in manifest["pieces"]])
+        # Views: plain arrays, where np.memmap would be asked at each access what it is.
+        columns = {
+            column: np.load(own / f"{column}.npy", mmap_mode="r").view(np.ndarray)
+            for column in COLUMNS
+        }
+    except (OSError, ValueError, KeyError) as error:  # Arrow's own errors are ValueErrors too
+        raise UserError(
+            f"data.cache: {own} cannot be read ({error}); all ranks have to see it, and nothing "
+            "may change it while they run"
+        ) from error
+    encodings = Encodings(ids, columns["first_lengths"], manifest["cut"], columns["lengths"])
+    split = Split(
+        name,
+        encodings,
+        columns["labels"],
+        manifest["skipped"],
+        columns["lines"],
+        manifest["fingerprint"],
+        own,
+    )
+    return split, manifest["labels"]
+
+
+@contextmanager
+def _locked(own: Path) -> Iterator[None]:
+    """One job at a time; another that wants the same tokens waits, and then has them."""
+    with (own / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _pieces(name: str) -> Iterator[Piece]:
+    """The table in pieces of whole lines, hashed."""
+    start, line = 0, 1
+    with read.opened(name) as file:
+        while True:
+            block = file.read(PIECE)
+            if not block:
+                return
+            digest = hashlib.sha256(block)
+            size, count = len(block), block.count(b"\n")
+            while not block.endswith(b"\n"):
+                block = file.readline(PIECE)
+                if not block:
+                    break
+                digest.update(block)
+                size, count = size + len(block), count + block.endswith(b"\n")
+            yield Piece(start, size, line, digest.hexdigest())
+            start, line = start + size, line + count
+
+
+def _key(pieces: Sequence[Piece], recipe: Recipe) -> str:
+    digest = hashlib.sha256()
+    vocab = files.sha256(recipe.vocab)
+    words = [FORMAT, tokenizers.__version__, recipe._replace(vocab=vocab)]
+    digest.update(json.dumps(words).encode())
+    for piece in pieces:
+        digest.update(piece.sha256.encode())
+    return digest.hexdigest()[:32]
+
+
+def _whole_pieces(own: Path, count: int) -> dict[int, Path]:
+    """The finished pieces whose bytes are as they were written; others are removed and named."""
+    found: dict[int, Path] = {}
+    paths = sorted(own.glob("*.arrow"))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing lets other threads run
+        for path, sha256 in zip(paths, pool.map(files.sha256, paths)):
+            number, _, written = path.stem.partition("-")
+            if sha256 != written:
+                _say(f"{path}: is not what was written (its sha256 differs); it is made again")
+                path.unlink()
+            elif number.isdigit() and int(number) < count:
+                found[int(number)] = path
+    return found
+
+
+def _make(
+    name: str, own: Path, recipe: Recipe, pieces: list[Piece], missing: list[int]
+) -> dict[int, Path]:
+    """Tokenize the missing pieces on all processors."""
+    processors = len(os.sched_getaffinity(0))
+    total = sum(piece.size for piece in pieces)
+    there = total - sum(pieces[number].size for number in missing)
+    for leftover in own.glob(".*"):  # of killed writers; the lock keeps others out
+        leftover.unlink()
+    made: dict[int, Path] = {}
+    futures: list[Any] = []
+    bar = tqdm(
+        total=total, initial=there, unit="B", unit_scale=True, desc=f"tokenizing {Path(name).name}",
+        mininterval=0.5 if sys.stderr.isatty() else 10.0, file=sys.stderr,
+    )  # fmt: skip
+    with bar, workers.start(min(processors, len(missing)), _open_tokenizer, recipe) as pool:
+        try:
+            futures = [pool.submit(_write_piece, name, own, pieces[n], n) for n in missing]
+            for number, future in zip(missing, futures):  # in order: the first bad line is told
+                made[number] = future.result()
+                bar.update(pieces[number].size)
+        except BrokenProcessPool:
+            raise UserError(
+                f"data.cache: a process that tokenized {name} was killed (out of memory?); the "
+                "same command goes on with what is missing"
+            ) from None
+        finally:
+            for future in futures:
+                future.cancel()
+    return made
+
+
+# The recipe and its tokenizer in a worker process.
+_recipe: tuple[Recipe, Tokenizer]
+
+
+def _open_tokenizer(recipe: Recipe) -> None:
+    global _recipe
+    _recipe = recipe, Tokenizer(recipe.vocab, recipe.lowercase)
+
+
+def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
+    recipe, tokenizer = _recipe
+    with read.opened(name) as file:
+        file.seek(piece.start)
+        content = file.read(piece.size)
+    if hashlib.sha256(content).hexdigest() != piece.sha256:
+        raise UserError(f"{name}: was changed while it was read; start again when it is complete")
+    numbered = enumerate(content.split(b"\n"), piece.line)
+    table = read.parse_lines(name, numbered, recipe.form, recipe.on_bad_line)
+    split, labels = tokenize(
+        name, table, tokenizer, recipe.pair, recipe.form.labelled, recipe.max_length
+    )
+    encodings = split.encodings
+    offsets = np.zeros(len(encodings.ids) + 1, np.int32)
+    np.cumsum(encodings.lengths, out=offsets[1:])
+    ids = np.concatenate([*encodings.ids, np.zeros(0, np.int32)])
+    columns = {
+        "ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids)),
+        "lengths": pa.array(encodings.lengths),
+        "first_lengths": pa.array(encodings.first_lengths),
+        "labels": pa.array(split.labels),
+        "lines": pa.array(split.lines),
+    }
+    known = {
+        "labels": labels, "cut": encodings.cut, "skipped": split.skipped,
+        "first_skipped": table.skipped[:1],
+    }  # fmt: skip
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    batch = batch.replace_schema_metadata({KNOWN: json.dumps(known)})
+    aside = own / f".{number:05d}-{os.getpid()}.arrow"
+    try:
+        with aside.open("wb") as file:
+            with pa.ipc.new_file(file, batch.schema) as writer:
+                writer.write_batch(batch)
+            file.flush()
+            os.fsync(file.fileno())
+        path = own / f"{number:05d}-{files.sha256(aside)}.arrow"
+        aside.rename(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def _finish(name: str, own: Path, paths: Sequence[Path]) -> None:
+    """Lay what is known of each text end to end, and write the manifest."""
+    (own / "manifest.json").unlink(missing_ok=True)
+    known = [json.loads(_open(path).schema.metadata[KNOWN]) for path in paths]
+    texts, skipped = sum(_open(path).num_rows for path in paths), sum(k["skipped"] for k in known)
+    bad = [line for piece in known for line in piece["first_skipped"]]
+    read.check_not_empty(name, texts, skipped, bad)
+    labels = sorted({label for piece in known for label in piece["labels"]})
+    for column, kind in COLUMNS.items():
+        with files.replacing(own / f"{column}.npy") as file:
+            header = {"descr": kind, "fortran_order": False, "shape": (texts,)}
+            np.lib.format.write_array_header_1_0(file, header)
+            for path, piece in zip(paths, known):
+                values = _open(path).column(column).to_numpy()
+                if column == "labels" and labels:
+                    values = np.array([labels.index(n) for n in piece["labels"]], "i8")[values]
+                file.write(values.astype(kind).tobytes())
+    fingerprint = Fingerprint()
+    all_labels = np.load(own / "labels.npy", mmap_mode="r")
+    start = 0
+    for path in paths:
+        batch = _open(path)
+        end = start + batch.num_rows
+        lengths = batch.column("lengths").to_numpy()
+        fingerprint.add(batch.column("ids").values.to_numpy(), lengths, all_labels[start:end])
+        start = end
+    manifest: dict[str, Any] = {
+        "format": FORMAT,
+        "pieces": [path.name for path in paths],
+        "columns": {column: files.sha256(own / f"{column}.npy") for column in COLUMNS},
+        "labels": labels,
+        "cut": sum(piece["cut"] for piece in known),
+        "skipped": skipped,
+        "fingerprint": fingerprint.hexdigest(),
+    }
+    manifest["sha256"] = _sha256(manifest)
+    with files.replacing(own / "manifest.json") as file:
+        file.write(json.dumps(manifest, indent=1).encode())
+
+
+def _is_finished(own: Path, paths: Sequence[Path]) -> bool:
+    """Whether manifest and columns are as they were written, and of these pieces."""
+    path = own / "manifest.json"
+    if not path.is_file():
+        return False
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        problem = None
+        if manifest.pop("sha256") != _sha256(manifest):
+            problem = path
+        elif manifest["pieces"] != [piece.name for piece in paths]:
+            return False
+        else:
+            for column, sha256 in manifest["columns"].items():
+                column_path = own / f"{column}.npy"
+                if not column_path.is_file() or files.sha256(column_path) != sha256:
+                    problem = column_path
+    except (ValueError, KeyError, AttributeError):
+        problem = path
+    if problem:
+        _say(f"{problem}: is not what was written (its sha256 differs); it is made again")
+    return problem is None
+
+
+def _sha256(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+
+
+def _open(path: Path) -> pa.RecordBatch:
+    """The one record batch of an Arrow file, mapped."""
+    return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,221 @@
+"""Click logs in the format of Criteo: one line a row, 40 columns between tabs, no header.
+
+`label` (0 or 1), 13 numbers, 26 categories; a missing one is empty. Categories have no vocabulary:
+the id of one is a hash of its column and its bytes. Missing is a category like any other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert import config as schema
+from fleetbert.data import batching
+from fleetbert.data.collect import Arrays
+from fleetbert.data.read import BOM, LineError, check_not_empty, opened
+
+NUMBERS, CATEGORIES = 13, 26
+COLUMNS = 1 + NUMBERS + CATEGORIES
+LONGEST = 64  # bytes of a category
+LINES_AT_ONCE = 8192
+
+# Ids are below it. Of 20 million, two are the same in one table of six thousand.
+ALL_IDS = 1 << 60
+
+
+class Clicks(NamedTuple):
+    """The rows of a file."""
+
+    name: str
+    labels: np.ndarray  # float32 [rows], 0 or 1
+    numbers: np.ndarray  # float32 [rows, NUMBERS], NaN where missing
+    ids: np.ndarray  # int64 [rows, CATEGORIES]
+    lines: np.ndarray  # int64 [rows], where each row stands in its file, from 1
+    skipped: int  # bad lines left out
+
+    def counts(self) -> dict[str, int]:
+        return {"texts": len(self.labels), "cut": 0, "skipped_lines": self.skipped}
+
+    def fingerprint(self) -> str:
+        """Of labels, numbers and ids."""
+        digest = hashlib.sha256()
+        for array in (self.labels, self.numbers, self.ids):
+            digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
+
+def read(path: str | Path, on_bad_line: str = "stop") -> Clicks:
+    """Read all rows of a file.
+
+    A line that cannot be used raises UserError with `path:line: reason`; with
+    `on_bad_line="skip"` it is left out and counted. UserError too where nothing is left.
+    """
+    from fleetbert.errors import UserError
+
+    parts: list[tuple[np.ndarray, ...]] = []
+    bad: list[tuple[int, str]] = []
+    skipped = 0
+    with opened(path) as file:
+        numbered = enumerate(file, 1)
+        while True:
+            block = list(islice(numbered, LINES_AT_ONCE))
+            if not block:
+                break
+            if block[0][0] == 1 and block[0][1].startswith(BOM):
+                block[0] = 1, block[0][1][len(BOM) :]
+            found = [(n, line.rstrip(b"\r\n").split(b"\t")) for n, line in block if line.strip()]
+            try:
+                arrays = _parse([fields for _, fields in found])
+            except LineError:
+                wrong = {n: reason for n, fields in found if (reason := _problem(fields))}
+                if on_bad_line == "stop":
+                    number, reason = next(iter(wrong.items()))
+                    raise UserError(f"{path}:{number}: {reason}") from None
+                bad = bad or list(wrong.items())[:1]
+                skipped += len(wrong)
+                found = [(n, fields) for n, fields in found if n not in wrong]
+                arrays = _parse([fields for _, fields in found])
+            parts.append((*arrays, np.array([n for n, _ in found], np.int64)))
+    check_not_empty(path, sum(len(part[0]) for part in parts), skipped, bad)
+    labels, numbers, ids, lines = (np.concatenate(column) for column in zip(*parts))
+    return Clicks(str(path), labels, numbers, ids, lines, skipped)
+
+
+def _parse(rows: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels, numbers and ids of rows, or LineError where one of them is bad."""
+    if not all(len(fields) == COLUMNS for fields in rows):
+        raise LineError
+    labels = np.array([fields[0] for fields in rows], "S2")
+    if not np.isin(labels, (b"0", b"1")).all():
+        raise LineError
+    words = [field for fields in rows for field in fields[1 : 1 + NUMBERS]]
+    try:
+        numbers = np.array([word or b"nan" for word in words], "S").astype(np.float32)
+    except ValueError:
+        raise LineError from None
+    missing = np.array([not word for word in words], bool)
+    if not (np.isfinite(numbers) | missing).all():
+        raise LineError
+    categories = [field for fields in rows for field in fields[1 + NUMBERS :]]
+    if any(len(field) > LONGEST or b"\0" in field for field in categories):
+        raise LineError
+    texts = np.array(categories, "S").reshape(-1, CATEGORIES)
+    return (labels == b"1").astype(np.float32), numbers.reshape(-1, NUMBERS), hashed(texts)
+
+
+def _problem(fields: list[bytes]) -> str:
+    """What is wrong with a row, or nothing."""
+    if len(fields) != COLUMNS:
+        return (
+            f"has {len(fields)} columns, not {COLUMNS}: a label, {NUMBERS} numbers and "
+            f"{CATEGORIES} categories with a tab between each two"
+        )
+    if fields[0] not in (b"0", b"1"):
+        return f"the label is {_shown(fields[0])}, not 0 or 1"
+    for place, word in enumerate(fields[1 : 1 + NUMBERS], 1):
+        try:
+            known = not word or np.isfinite(np.array([word], "S").astype(np.float32)[0])
+        except ValueError:
+            known = False
+        if not known:
+            return f"column {place + 1} is {_shown(word)}, not a number"
+    for place, word in enumerate(fields[1 + NUMBERS :], 2 + NUMBERS):
+        if len(word) > LONGEST:
+            return f"column {place} has {len(word)} bytes; a category may have {LONGEST}"
+        if b"\0" in word:
+            return f"column {place} holds a NUL character"
+    return ""
+
+
+def _shown(word: bytes) -> str:
+    return repr(word[:40].decode("utf-8", "replace"))
+
+
+def hashed(categories: np.ndarray) -> np.ndarray:
+    """Ids (int64, from 0, below ALL_IDS) of categories [rows, columns], bytes of type "S".
+
+    FNV-1a of 64 bits (Fowler, Noll, Vo) over the bytes, from a start of the column's own, and the
+    last step of SplitMix64 (Steele et al. 2014), of which the upper 60 bits are taken.
+    """
+    rows, columns = categories.shape
+    width = categories.dtype.itemsize
+    texts = np.ascontiguousarray(categories).view(np.uint8).reshape(rows, columns, width)
+    prime = np.uint64(0x100000001B3)
+    found = np.full((rows, columns), 0xCBF29CE484222325, np.uint64)
+    found = (found ^ np.arange(1, columns + 1, dtype=np.uint64)) * prime
+    for place in range(width):
+        byte = texts[:, :, place].astype(np.uint64)
+        found = np.where(byte == 0, found, (found ^ byte) * prime)
+    return (mixed(found) >> np.uint64(4)).astype(np.int64)
+
+
+def mixed(numbers: np.ndarray) -> np.ndarray:
+    """The last step of SplitMix64: each bit of a uint64 changes about half of the result's."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def features(numbers: np.ndarray) -> np.ndarray:
+    """What the network takes of the numbers: float32 [rows, 2 * NUMBERS], the logarithm of the
+    size with the sign, 0 where missing; then which are missing."""
+    missing = np.isnan(numbers)
+    known = np.where(missing, np.float32(0), numbers)
+    logs = np.sign(known) * np.log1p(np.abs(known))
+    return np.concatenate([logs, missing.astype(np.float32)], axis=1)
+
+
+class Collector:
+    """A step's rows as arrays: `inputs`, `ids`, `labels`, `weight`, `texts`, which rows they are;
+    `n_texts`, `n_tokens`."""
+
+    def __init__(self, clicks: Clicks, job: schema.Config):
+        self.clicks, self.job = clicks, job
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        return np.ones(len(self.clicks.labels), np.int8)
+
+    def plan(self, epoch: int) -> batching.Plan:
+        """The rows of each optimizer step of an epoch, in shuffled order."""
+        return batching.plan_epoch(
+            self._lengths,
+            batching="pad",
+            batch_size=self.job.data.batch_size,
+            batch_tokens=None,
+            max_length=1,
+            seed=self.job.trainer.seed,
+            epoch=epoch,
+        )
+
+    def micro_batches(
+        self,
+        indices: np.ndarray,
+        epoch: int,  # noqa: ARG002
+        parts: int,
+        mine: slice,
+    ) -> list[Arrays]:
+        """A rank's share (`mine`) of a step's rows, which are cut into `parts`. The weights in it
+        make the losses of all parts add up to the step's mean; a part left over repeats a row
+        with weight 0, because every rank takes part in a step."""
+        found = []
+        for part in np.array_split(indices, parts)[mine]:
+            weight = np.full(max(1, len(part)), (len(part) > 0) / len(indices), np.float32)
+            found.append(self.arrays(part if len(part) else indices[:1], weight))
+        return found
+
+    def arrays(self, part: np.ndarray, weight: np.ndarray) -> dict[str, Any]:
+        return {
+            "inputs": {"numbers": features(self.clicks.numbers[part])},
+            "ids": self.clicks.ids[part],
+            "labels": self.clicks.labels[part],
+            "weight": weight,
+            "texts": part,
+            "n_texts": int(np.count_nonzero(weight)),
+            "n_tokens": 0,
+        }

@@ -1,0 +1,153 @@
+"""The tokenized texts of one table."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple, Sequence, overload
+
+import numpy as np
+
+from fleetbert.data.read import Table
+from fleetbert.data.tokenizer import Encodings, Tokenizer
+from fleetbert.errors import UserError
+
+
+class Split(NamedTuple):
+    """Texts of one table, tokenized. Its arrays are in memory, or mapped from the token cache."""
+
+    name: str
+    encodings: Encodings
+    labels: np.ndarray  # int64 [texts], numbers of label names; zeros where there are none
+    skipped: int  # bad lines left out
+    lines: np.ndarray  # int64 [texts], where each text stands in its file, from 1
+    fingerprint: str | None = None  # as `fingerprint` gives it, where it is known already
+    folder: Path | None = None  # of the token cache it is mapped from
+
+    def counts(self) -> dict[str, int]:
+        cut = self.encodings.cut
+        return {"texts": len(self.labels), "cut": cut, "skipped_lines": self.skipped}
+
+
+def tokenize(
+    name: str, table: Table, tokenizer: Tokenizer, pair: bool, labelled: bool, max_length: int
+) -> tuple[Split, list[str]]:
+    """The split of a table, and the names of its labels in order (not `labelled`: none).
+
+    With `pair` every text has a second one.
+    """
+    texts_b = [example.text_b or "" for example in table.examples] if pair else None
+    texts = [example.text_a for example in table.examples]
+    encodings = tokenizer.encode(texts, texts_b, max_length)
+    labels = np.zeros(len(texts), np.int64)
+    names: list[str] = []
+    if labelled:
+        found = [example.label or "" for example in table.examples]
+        names = sorted(set(found))
+        numbers = {label: number for number, label in enumerate(names)}
+        labels = np.fromiter((numbers[label] for label in found), np.int64, len(texts))
+    lines = np.fromiter((example.line for example in table.examples), np.int64, len(texts))
+    return Split(name, encodings, labels, len(table.skipped), lines), names
+
+
+def renumbered(split: Split, own: list[str], labels: list[str]) -> Split:
+    """The split with its labels' numbers in `own` replaced by those in `labels`.
+
+    UserError with the line of the first text whose label is not among them.
+    """
+    if own == labels:
+        return split
+    numbers = np.array([labels.index(name) if name in labels else -1 for name in own], np.int64)
+    targets = numbers[split.labels]
+    if (targets < 0).any():
+        text = int(np.argmax(targets < 0))
+        raise UserError(
+            f"{split.name}:{split.lines[text]}: label {own[split.labels[text]]!r} is not among the "
+            f"training labels {', '.join(labels[:20])}"
+        )
+    return split._replace(labels=targets)
+
+
+class Chosen(Sequence[np.ndarray]):
+    """Some of a sequence's token ids; those of a mapped one are not read before they are asked."""
+
+    def __init__(self, ids: Sequence[np.ndarray], texts: np.ndarray):
+        self.ids, self.texts = ids, texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @overload
+    def __getitem__(self, text: int) -> np.ndarray: ...
+
+    @overload
+    def __getitem__(self, text: slice) -> list[np.ndarray]: ...
+
+    def __getitem__(self, text: int | slice) -> np.ndarray | list[np.ndarray]:
+        if isinstance(text, slice):
+            return [self.ids[int(one)] for one in self.texts[text]]
+        return self.ids[int(self.texts[text])]
+
+
+def hold_out(split: Split, share: float, seed: int) -> tuple[Split, Split]:
+    """The split without a share (0 to 1) of its texts, drawn by chance, and these texts.
+
+    What was cut and skipped is counted with the first. UserError if one of them would have no text.
+    """
+    texts = len(split.labels)
+    count = round(share * texts)
+    if not 0 < count < texts:
+        raise UserError(
+            f"{split.name}: {texts} texts are too few to hold out a share of {share} of them; give "
+            "a table to evaluate on"
+        )
+    order = np.random.default_rng(seed).permutation(texts)
+    kept, held = (choose(split, np.sort(some)) for some in (order[count:], order[:count]))
+    encodings = held.encodings._replace(cut=0)
+    name = f"{split.name}, held out"
+    return kept, held._replace(name=name, encodings=encodings, skipped=0)
+
+
+def choose(split: Split, texts: np.ndarray) -> Split:
+    """Some of a split's texts, given by their numbers."""
+    encodings = split.encodings
+    return Split(
+        split.name,
+        encodings._replace(
+            ids=Chosen(encodings.ids, texts),
+            first_lengths=encodings.first_lengths[texts],
+            known_lengths=encodings.lengths[texts],
+        ),
+        split.labels[texts],
+        split.skipped,
+        split.lines[texts],
+    )
+
+
+class Fingerprint:
+    """Digest of tokens and labels, given piece by piece: what data a run has seen."""
+
+    def __init__(self) -> None:
+        self.ids, self.lengths, self.labels = (hashlib.sha256() for _ in range(3))
+
+    def add(self, ids: np.ndarray, lengths: np.ndarray, labels: np.ndarray) -> None:
+        """`ids` are those of all the texts of the piece, one after the other."""
+        self.ids.update(np.ascontiguousarray(ids, np.int32).data)
+        self.lengths.update(np.ascontiguousarray(lengths, np.int32).data)
+        self.labels.update(np.ascontiguousarray(labels, np.int64).data)
+
+    def hexdigest(self) -> str:
+        parts = (self.ids, self.lengths, self.labels)
+        return hashlib.sha256(b"".join(part.digest() for part in parts)).hexdigest()
+
+
+def fingerprint(split: Split) -> str:
+    """Digest of the split's tokens and labels; the same whether they are cached or not."""
+    if split.fingerprint is not None:
+        return split.fingerprint
+    digest = Fingerprint()
+    lengths = split.encodings.lengths
+    for start in range(0, len(lengths), 4096):
+        some = slice(start, start + 4096)
+        digest.add(np.concatenate(split.encodings.ids[some]), lengths[some], split.labels[some])
+    return digest.hexdigest()

@@ -1,0 +1,148 @@
+"""BERT's WordPiece tokenizer over the Rust library Hugging Face `tokenizers`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple, Sequence
+
+import numpy as np
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
+
+from fleetbert.errors import UserError
+
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+class Encodings(NamedTuple):
+    """Token ids of texts or pairs.
+
+    ids: one int32 array [length] a text: [CLS] a [SEP], for pairs [CLS] a [SEP] b [SEP].
+    first_lengths: int32 [texts], how many tokens belong to segment 0, its [SEP] included.
+    cut: how many texts were cut to the maximum length.
+    known_lengths: `lengths`, where they are known already.
+    """
+
+    ids: Sequence[np.ndarray]
+    first_lengths: np.ndarray
+    cut: int
+    known_lengths: np.ndarray | None = None
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int [texts], tokens of each text."""
+        if self.known_lengths is not None:
+            return self.known_lengths
+        return np.fromiter((len(ids) for ids in self.ids), np.int64, len(self.ids))
+
+
+class Tokenizer:
+    """Texts → token ids with BERT's normalization, pre-tokenization and WordPiece vocabulary.
+
+    With `lowercase` accents are stripped too, as in the uncased models. Special tokens come from
+    the tokenizer only: "[SEP]" written in a text is four ordinary tokens, so no text can pretend
+    to be two.
+    """
+
+    def __init__(self, vocab_path: str | Path, lowercase: bool):
+        """Read `vocab_path`: one token a line, its id the line number from 0."""
+        self.vocab_path = Path(vocab_path)
+        self.lowercase = lowercase
+        vocab = _read_vocab(self.vocab_path)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
+            vocab[token] for token in SPECIAL_TOKENS
+        )
+        self.special_ids = tuple(vocab[token] for token in SPECIAL_TOKENS)
+        self.vocab_size = len(vocab)
+        # True where a token continues a word: what whole-word masking groups by.
+        self.is_subword: np.ndarray = np.array(
+            [token.startswith("##") and len(token) > 2 for token in vocab], dtype=bool
+        )
+        # What a masked token may be replaced by at random.
+        self.ordinary_ids: np.ndarray = np.setdiff1d(np.arange(len(vocab)), self.special_ids)
+        self._tokenizer = tokenizers.Tokenizer(
+            models.WordPiece(vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=100)
+        )
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        # The fast one does not compute offsets; versions before 0.20 do not have it.
+        self._encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
+
+    def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
+        """Encode texts, or pairs if `texts_b` is given, to at most `max_length` tokens each.
+
+        Pairs are cut token by token from the longer text (from the second where both are equally
+        long), as `_truncate_seq_pair` of google-research/bert does. Safe to call from several
+        threads.
+        """
+        special = 2 if texts_b is None else 3
+        if max_length < special:
+            raise UserError(f"max_length is {max_length}; {special} special tokens alone need more")
+        if texts_b is not None and len(texts_a) != len(texts_b):
+            raise ValueError(f"{len(texts_a)} first texts but {len(texts_b)} second texts")
+        room = max_length - special
+        firsts = self._word_pieces(texts_a)
+        ids: list[np.ndarray] = []
+        first_lengths = np.zeros(len(firsts), np.int32)
+        cut = 0
+        if texts_b is None:
+            for number, first in enumerate(firsts):
+                cut += len(first) > room
+                ids.append(np.array([self.cls_id, *first[:room], self.sep_id], np.int32))
+                first_lengths[number] = len(ids[-1])
+            return Encodings(ids, first_lengths, cut)
+        for number, (first, second) in enumerate(zip(firsts, self._word_pieces(texts_b))):
+            if len(first) + len(second) > room:
+                cut += 1
+                keep = min(len(second), max(room - len(first), room // 2))
+                first, second = first[: room - keep], second[:keep]
+            ids.append(np.array([self.cls_id, *first, self.sep_id, *second, self.sep_id], np.int32))
+            first_lengths[number] = len(first) + 2
+        return Encodings(ids, first_lengths, cut)
+
+    def _word_pieces(self, texts: list[str]) -> list[list[int]]:
+        try:
+            return [encoding.ids for encoding in self._encode(texts, add_special_tokens=False)]
+        except (TypeError, UnicodeEncodeError):  # which of them depends on the library's version
+            for number, text in enumerate(texts):
+                if isinstance(text, str) and not _is_unicode(text):
+                    raise UserError(
+                        f"text {number + 1} of {len(texts)} holds half of a surrogate pair, "
+                        "which is no character; remove it"
+                    ) from None
+            raise
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _read_vocab(path: Path) -> dict[str, int]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such vocabulary file; give BERT's vocab.txt") from None
+    except OSError as error:
+        raise UserError(f"{path}: the vocabulary cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{path}: the vocabulary is not UTF-8 text; give BERT's vocab.txt"
+        ) from None
+    vocab: dict[str, int] = {}
+    # Not splitlines(): vocabularies hold U+2028 and the like as tokens.
+    for number, token in enumerate(text.rstrip("\r\n").split("\n")):
+        token = token.rstrip("\r")
+        if token in vocab:
+            raise UserError(
+                f"{path}:{number + 1}: the token {token!r} is in line {vocab[token] + 1} already; "
+                "a vocabulary has each token once"
+            )
+        vocab[token] = number
+    missing = [token for token in SPECIAL_TOKENS if token not in vocab]
+    if missing:
+        raise UserError(f"{path}: the vocabulary lacks {', '.join(missing)}; give BERT's vocab.txt")
+    return vocab

@@ -1,0 +1,75 @@
+"""Errors that a user can cause, and how they leave the program."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Callable, NoReturn
+
+NOT_CONNECTED = 75  # EX_TEMPFAIL of sysexits.h
+
+
+class UserError(Exception):
+    """Something the user can mend: one sentence that says what, where and what to do."""
+
+    code = 2  # exit status
+
+
+class GateFailed(UserError):
+    """A compressed variant loses more accuracy than the user allowed; nothing was added."""
+
+    code = 3
+
+
+class Stopped(Exception):
+    """The run was asked to stop (SIGTERM) and has saved what it had."""
+
+
+class NotConnected(Exception):
+    """The ranks did not find each other; the same command may work when run again."""
+
+
+def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> None:
+    """Run a command's `main` and exit with 0, or what its error says: 2 user error, 3 gate,
+    75 ranks did not connect, 130 Ctrl-C, 143 stopped by SIGTERM.
+
+    A UserError is printed as one line; `--debug` anywhere on the command line shows the stack.
+    """
+    argv = sys.argv[1:] if argv is None else argv
+    debug = "--debug" in argv
+    argv = [word for word in argv if word != "--debug"]
+    try:
+        _leave(main(argv) or 0)
+    except UserError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        _leave(error.code)
+    except NotConnected as error:
+        if debug:
+            raise
+        print(f"not connected: {error}", file=sys.stderr)
+        _leave(NOT_CONNECTED)
+    except Stopped as error:
+        print(f"stopped: {error}", file=sys.stderr)
+        _leave(143)
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("interrupted", file=sys.stderr)
+        _leave(130)
+    except BrokenPipeError:  # `fleetbert predict ... | head`
+        sys.stderr.close()
+        _leave(141)
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit; a rank does so without the teardown of Paddle 2.6.2's native libraries and threads,
+    which now and then aborts (SIGABRT) in one of two ranks after all has been written.
+    """
+    is_rank = "PADDLE_TRAINER_ID" in os.environ or "TRAINING_ROLE" in os.environ
+    if is_rank and "paddle" in sys.modules:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

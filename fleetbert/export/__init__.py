@@ -1,0 +1,1 @@
+"""Fills bundles: Paddle Inference programs, ONNX."""

@@ -1,0 +1,262 @@
+"""A bundle's program → its variant for Paddle Lite, the engine for phones and ARM boards.
+
+Weights of int16 and int8 are rounded by Paddle Lite's converter, a scale for each column, and are
+widened again when the engine opens the model: it computes in float32, and the file is small.
+static-int8 computes in int8; it is made from the variant int8-static.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+import fleetbert
+from fleetbert import bundle as bundles
+from fleetbert import files
+from fleetbert import program as programs
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.errors import GateFailed, UserError
+from fleetbert.export import lite_opt, lite_program
+from fleetbert.export.program import CHECKED_SHAPES
+from fleetbert.infer import answer, engine, evaluate, weights
+from fleetbert.infer.alike import LARGEST_DIFFERENCE, random_batch
+
+TARGETS = ("armv8", "armv7", "x86")
+PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
+KIND = "paddle-lite"
+STATIC = "int8-static"
+BITS = {"int16": 16, "int8": 8}
+# Of logits, between the converted model and Paddle with the same integers.
+LARGEST_DIFFERENCES = {"float32": LARGEST_DIFFERENCE, "int16": LARGEST_DIFFERENCE, "int8": 3e-2}
+
+
+class Gate(NamedTuple):
+    """A labelled table, and how much accuracy (0 to 1) may be lost on it."""
+
+    data: str
+    max_drop: float
+    threads: int | None = None
+
+
+def export_lite(
+    path: str | Path, target: str, precision: str, accuracy: Gate | None = None
+) -> bundles.Bundle:
+    """Add the variant `lite-<target>-<precision>` (model.nb) to the bundle at `path`.
+
+    target: armv8, armv7 or x86. The rewrites that the converter needs must leave Paddle's own
+    answers as they are, to the bit. What x86 processors can run is run: the logits must be those
+    of Paddle with the same rounded weights (`LARGEST_DIFFERENCES`). For an ARM target that is
+    done with the model's twin for x86, but for float16 and static-int8, which have none.
+    UserError, and nothing is added, where that fails or the combination cannot work; GateFailed
+    where more accuracy is lost than `accuracy` allows.
+    """
+    _check_choice(target, precision, accuracy)
+    bundle = bundles.read(path)
+    made_from = STATIC if precision == "static-int8" else "float32"
+    source = _source(bundle, made_from)
+    name = f"lite-{target}-{precision}"
+
+    def fill(folder: Path) -> bundles.Variant:
+        # On the bundle's disk: it holds the model up to four times.
+        with tempfile.TemporaryDirectory(dir=folder) as temporary:
+            if precision == "static-int8":
+                made = _convert_static(source, Path(temporary))
+            else:
+                made = _convert(bundle, source, Path(temporary), target, precision, accuracy)
+            made.converted.model.rename(folder / "model.nb")
+        return bundles.Variant(
+            name=name,
+            kind=KIND,
+            made_from=made_from,
+            accuracy=made.accuracy,
+            runs_on=[target],
+            versions={"fleetbert": fleetbert.__version__, **made.converted.versions},
+            extra={"precision": precision, **made.extra, "kernels": made.converted.kernels},
+        )
+
+    return bundles.add_variant(path, name, fill)
+
+
+class _Made(NamedTuple):
+    converted: lite_opt.Converted
+    accuracy: list[bundles.Accuracy]
+    extra: dict[str, Any]
+
+
+def _check_choice(target: str, precision: str, accuracy: Gate | None) -> None:
+    for name, value, values in (
+        ("target", target, TARGETS),
+        ("precision", precision, PRECISIONS),
+    ):
+        if value not in values:
+            raise UserError(f"{name} is {value!r}; choose one of {', '.join(values)}")
+    if precision == "static-int8" and target == "x86":
+        raise UserError(
+            "static-int8 cannot be had for x86: Paddle Lite has no int8 kernels there and answers "
+            "wrong; use --precision int8, or the variant int8-static with Paddle Inference"
+        )
+    if precision == "float16" and target != "armv8":
+        raise UserError(
+            f"float16 cannot be had for {target}: Paddle Lite computes in half precision on armv8 "
+            "only (ARMv8.2 and later); use --precision float32, int16 or int8"
+        )
+    if accuracy is not None and precision in ("float16", "static-int8"):
+        raise UserError(
+            f"the accuracy of {precision} cannot be measured here, for it runs on ARM processors "
+            "only: leave --data out, and measure it on the board"
+        )
+
+
+def _source(bundle: bundles.Bundle, name: str) -> Path:
+    if bundle.task.name == "mlm":
+        raise UserError(
+            f"{bundle.root} is a pretrained encoder (task mlm), which no board can ask anything; "
+            "export a classifier that was trained from it"
+        )
+    if name == STATIC and all(found.name != STATIC for found in bundle.manifest.variants):
+        raise UserError(
+            f"static-int8 is made from the variant {STATIC}, which {bundle.root} has not: add it "
+            "with `fleetbert quantize --config configs/quantize/static.yaml`"
+        )
+    bundles.verify(bundle, name)
+    return bundle.folder(name)
+
+
+def _convert(
+    bundle: bundles.Bundle,
+    source: Path,
+    temporary: Path,
+    target: str,
+    precision: str,
+    accuracy: Gate | None,
+) -> _Made:
+    bits = BITS.get(precision)
+    batches = _random_batches(bundle)
+    program = programs.read(source / "model.pdmodel")
+    arrays = programs.read_parameters(program, source / "model.pdiparams")
+    expected = _answers(source, batches)
+    lite_program.rewrite(program, arrays)
+    rewritten = _write(temporary / "rewritten", program, arrays)
+    _check_same(expected, _answers(rewritten, batches))
+    extra: dict[str, Any] = {"rewrites_change_answers": False}
+    if target == "x86":
+        converted = _run_opt(rewritten, temporary / "x86", "x86", bits, batches)
+    else:
+        float16 = precision == "float16"
+        converted = _run_opt(rewritten, temporary / "arm", "arm", bits, (), float16)
+    if precision == "float16":
+        return _Made(converted, [], {**extra, "checked_on": None})
+    twin = converted
+    if target != "x86":
+        twin = _run_opt(rewritten, temporary / "x86", "x86", bits, batches)
+    same = expected
+    if bits is not None:
+        names = lite_program.quantized_weights(program, arrays)
+        rounded = lite_program.as_integers(arrays, names, bits)
+        same = _answers(_write(temporary / "rounded", program, rounded), batches)
+    difference = _difference(twin.answers, same)
+    if not difference <= LARGEST_DIFFERENCES[precision]:  # also catches NaN
+        raise UserError(
+            f"Paddle Lite's logits differ from Paddle's by {difference:.3g} (at most "
+            f"{LARGEST_DIFFERENCES[precision]} is allowed), so nothing was added to "
+            f"{bundle.root}; try another --precision"
+        )
+    measured = []
+    if accuracy is not None:
+        measured = [_measure(bundle, twin.model.parent, accuracy)]
+    # A server takes what has `max_difference_to_float32` for float32 in another form.
+    name = "max_difference_to_float32" if bits is None else "rounding_changes_logits_by"
+    extra.update({"checked_on": "x86", "max_difference_to_paddle": difference})
+    extra[name] = _difference(twin.answers, expected)
+    return _Made(converted, measured, extra)
+
+
+def _convert_static(source: Path, temporary: Path) -> _Made:
+    program = programs.read(source / "model.pdmodel")
+    arrays = weights.parameters(source, program)
+    for op in program.blocks[0].ops:
+        name = programs.argument(op.inputs, "X") if op.type == "dequantize_linear" else ""
+        if name in arrays and arrays[name].dtype != np.int8:
+            raise UserError(
+                f"{source / 'model.pdmodel'} is from an older fleetbert, whose weights the "
+                "converter would scale twice: run `fleetbert quantize` again"
+            )
+    folder = _write(temporary / "static", program, arrays)
+    return _Made(_run_opt(folder, temporary / "arm", "arm", None, ()), [], {"checked_on": None})
+
+
+def _run_opt(
+    source: Path,
+    folder: Path,
+    target: str,
+    bits: int | None,
+    batches: Sequence[lite_opt.Batch],
+    float16: bool = False,
+) -> lite_opt.Converted:
+    folder.mkdir()
+    return lite_opt.convert(source, folder, target, float16=float16, bits=bits, batches=batches)
+
+
+def _measure(bundle: bundles.Bundle, folder: Path, accuracy: Gate) -> bundles.Accuracy:
+    """The accuracy of model.nb in `folder` beside float32's; GateFailed if too much is lost."""
+    threads = accuracy.threads or engine.default_threads()
+    float32 = answer.load(bundle.root, "float32", "cpu", threads)
+    lite = float32._replace(engine=engine.Engine(engine.open_lite(folder, "cpu", threads)))
+    table = evaluate.read_known(float32, accuracy.data)
+    right = []
+    for model in (lite, float32):
+        logits = answer.compute_logits(model, table.texts_a, table.texts_b).values
+        right.append(float((logits.argmax(1) == table.truth).mean()))
+    if right[1] - right[0] > accuracy.max_drop + 1e-9:
+        raise GateFailed(
+            f"accuracy on {accuracy.data} falls from {right[1]:.4f} to {right[0]:.4f}; "
+            f"--max-accuracy-drop allows {accuracy.max_drop}: the bundle stays as it was; try "
+            "another --precision"
+        )
+    return bundles.Accuracy(
+        data=accuracy.data,
+        data_sha256=files.sha256(accuracy.data),
+        n=len(table.truth),
+        accuracy=right[0],
+        float32_accuracy=right[1],
+    )
+
+
+def _random_batches(bundle: bundles.Bundle) -> list[lite_opt.Batch]:
+    """Token ids of several shapes, and the longest that the engine is ever asked."""
+    vocab_size = Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase).vocab_size
+    longest = round_up(bundle.max_length, SAFE_LENGTHS)
+    random = np.random.default_rng(0)
+    return [
+        random_batch(random, (texts, min(length, longest)), vocab_size)
+        for texts, length in (*CHECKED_SHAPES, (2, longest))
+    ]
+
+
+def _answers(folder: Path, batches: Sequence[lite_opt.Batch]) -> list[np.ndarray]:
+    run = engine.open_program(folder, "cpu", engine.default_threads())
+    return [run(*batch) for batch in batches]
+
+
+def _write(folder: Path, program: programs.ProgramDesc, arrays: dict[str, np.ndarray]) -> Path:
+    folder.mkdir()
+    programs.write(folder / "model.pdmodel", program)
+    (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(arrays))
+    return folder
+
+
+def _check_same(expected: list[np.ndarray], found: list[np.ndarray]) -> None:
+    if not all(np.array_equal(one, other) for one, other in zip(expected, found)):
+        raise UserError(
+            "what Paddle Lite's converter needs changed in the program changes its answers by "
+            f"{_difference(expected, found):.3g}, so nothing was converted; export the float32 "
+            "variant again"
+        )
+
+
+def _difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+    return float(np.max([np.abs(a - b).max() for a, b in zip(one, other)]))

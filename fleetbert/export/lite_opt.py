@@ -1,0 +1,144 @@
+"""Paddle Lite's converter `opt`, in a process of its own.
+
+It aborts on what it does not like, and its wheels stop at Python 3.10, so it may have to run in
+another Python than this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert.errors import UserError
+
+PACKAGE = "paddlelite==2.13rc0"
+PYTHONS = ("3.10", "3.9", "3.8")
+PROCESS = Path(__file__).with_name("lite_process.py")
+
+Batch = Sequence[np.ndarray]
+
+
+class Converted(NamedTuple):
+    """model: the .nb file; versions: of the converter; kernels: what it needs of an engine, such as
+    "fc,kARM,kFloat,kNCHW,def"; answers: logits of the batches, if there were any."""
+
+    model: Path
+    versions: dict[str, str]
+    kernels: list[str]
+    answers: list[np.ndarray]
+
+
+def convert(
+    source: Path,
+    folder: Path,
+    target: str,
+    *,
+    float16: bool = False,
+    bits: int | None = None,
+    batches: Sequence[Batch] = (),
+) -> Converted:
+    """Convert model.pdmodel and model.pdiparams in `source`; what is written goes to `folder`.
+
+    target: "arm" or "x86". bits: 8 or 16 makes integers of the weights. batches: input_ids and
+    token_type_ids to answer with the converted model, which then has to be for x86.
+    UserError if there is no converter, or it fails.
+    """
+    job: dict[str, Any] = {
+        "model": str((source / "model.pdmodel").resolve()),
+        "params": str((source / "model.pdiparams").resolve()),
+        "out": str(folder.resolve() / "model"),
+        "target": target,
+        "float16": float16,
+        "integers": f"QUANT_INT{bits}" if bits else "",
+    }
+    if batches:
+        job["batches"] = str(folder / "batches.npz")
+        job["answers"] = str(folder / "answers.npz")
+        named = {
+            f"{s}{n}": values for n, pair in enumerate(batches) for s, values in zip("ab", pair)
+        }
+        np.savez(job["batches"], **named)
+    python, environ = find_python()
+    done = subprocess.run(
+        [python, "-", json.dumps(job)],  # not by its path: the modules beside it would be found
+        input=PROCESS.read_text(encoding="utf-8"),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environ,
+        text=True,
+        errors="replace",
+    )
+    about, model = folder / "model.json", folder / "model.nb"
+    if done.returncode or not about.is_file() or not model.is_file():
+        raise UserError(
+            f"Paddle Lite's converter could not convert {source} for {target}: "
+            f"{_reason(done.stdout) or f'exit code {done.returncode}'}; try another --precision"
+        )
+    found = json.loads(about.read_text())
+    answers = []
+    if batches:
+        with np.load(job["answers"]) as arrays:
+            answers = [arrays[f"a{number}"] for number in range(len(batches))]
+    versions = {name: found[name] for name in ("opt", "paddlelite", "python")}
+    return Converted(model, versions, found["kernels"], answers)
+
+
+def find_python() -> tuple[str, dict[str, str]]:
+    """A Python that has Paddle Lite and NumPy, and the environment to start it with.
+
+    This one if it can; else the first that the machine has.
+    """
+    if _works(sys.executable, dict(os.environ)):
+        return sys.executable, dict(os.environ)
+    # Packages on these paths are for this Python.
+    environ = {n: v for n, v in os.environ.items() if n not in ("PYTHONPATH", "PYTHONHOME")}
+    for python in _pythons():
+        if _works(python, environ):
+            return python, environ
+    raise UserError(
+        "Paddle Lite's converter is not installed: it needs Python 3.8 to 3.10 on x86-64 Linux; "
+        f"install it with `python3.10 -m pip install {PACKAGE} numpy`, which any Python may then "
+        "use from here"
+    )
+
+
+def _works(python: str, environ: dict[str, str]) -> bool:
+    try:
+        done = subprocess.run(
+            [python, "-c", "import numpy; from paddlelite import lite"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environ,
+            timeout=300,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def _pythons() -> Iterator[str]:
+    """Paths of other Pythons, the preferred version first: on PATH, then those of pyenv."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    for version in PYTHONS:
+        found = shutil.which(f"python{version}")
+        if found:
+            yield found
+        yield from map(str, sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True))
+    found = shutil.which("python3")
+    if found:
+        yield found
+
+
+def _reason(said: str) -> str:
+    """The line of the converter's output that says most."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    failed = [line for line in lines if "Check failed" in line or "Error" in line]
+    return (failed or lines or [""])[-1]

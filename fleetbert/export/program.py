@@ -1,0 +1,176 @@
+"""A trained network → a Paddle Inference program, checked against the network, in a bundle."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Iterator, Sequence
+
+import numpy as np
+import paddle
+
+import fleetbert
+from fleetbert import bundle
+from fleetbert import program as programs
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.errors import UserError
+from fleetbert.export import workarounds
+from fleetbert.infer import engine, golden
+from fleetbert.infer.alike import LARGEST_DIFFERENCE, random_batch
+
+CHECKED_SHAPES = ((1, 16), (3, 32), (8, 64), (1, 128))
+
+
+def export_bundle(
+    path: str | os.PathLike[str],
+    network: paddle.nn.Layer,
+    *,
+    task: str,
+    labels: Sequence[str],
+    max_length: int,
+    vocab_path: str | os.PathLike[str],
+    lowercase: bool,
+    accuracy: Sequence[bundle.Accuracy] = (),
+    made_from: str | None = None,
+    extra: dict | None = None,
+) -> bundle.Bundle:
+    """Write `network` as the `float32` variant of a new bundle at `path`; returns the bundle.
+
+    network: forward(input_ids, token_type_ids), both int64 [texts, length] → logits float32
+        [texts, labels] (for `mlm` whatever the network returns, one tensor).
+    accuracy: what was measured on named data.
+    made_from: the run or the model that it comes from.
+
+    A bundle that is at `path` is replaced in one step, after the new one is complete and the
+    program was found to answer like the network (UserError otherwise).
+    """
+
+    vocab_size = Tokenizer(Path(vocab_path), lowercase).vocab_size
+
+    def fill(folder: Path) -> list[bundle.Variant]:
+        difference = export_program(
+            network, folder / "float32", max_length=max_length, vocab_size=vocab_size
+        )
+        kept = {}
+        if labels:
+            kept[golden.KEY] = _golden(network, max_length, vocab_size)
+        return [
+            bundle.Variant(
+                name="float32",
+                kind="paddle-inference",
+                made_from=made_from,
+                accuracy=list(accuracy),
+                runs_on=["x86", "gpu", "armv8"],
+                versions={
+                    "fleetbert": fleetbert.__version__,
+                    "paddlepaddle": paddle.__version__,
+                },
+                extra={"max_difference_to_network": difference, **kept, **(extra or {})},
+            )
+        ]
+
+    return bundle.create(
+        path,
+        task=task,
+        labels=list(labels),
+        max_length=max_length,
+        vocab_path=vocab_path,
+        lowercase=lowercase,
+        fill=fill,
+    )
+
+
+def export_program(
+    network: paddle.nn.Layer, folder: Path, *, max_length: int, vocab_size: int
+) -> float:
+    """Write model.pdmodel and model.pdiparams to `folder`; returns the largest difference found.
+
+    The program has the inputs input_ids and token_type_ids (int64 [-1, -1]) and the output
+    `logits`. It is run on random ids below `vocab_size` in several shapes beside the network; a
+    difference in logits above LARGEST_DIFFERENCE is a UserError.
+    """
+    save_program(network, folder)
+    difference = _compare(network, folder, max_length, vocab_size)
+    if not difference <= LARGEST_DIFFERENCE:  # also catches NaN
+        raise UserError(
+            f"the exported program's logits differ from the network's by {difference:.3g} (at "
+            f"most {LARGEST_DIFFERENCE} is allowed): nothing was written; if the loss was NaN "
+            "export an earlier checkpoint"
+        )
+    return difference
+
+
+def save_program(network: paddle.nn.Layer, folder: Path) -> None:
+    """paddle.jit.save of the network in evaluation mode, tidied; the network is left as it was."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = [
+        paddle.static.InputSpec([-1, -1], "int64", name) for name in ("input_ids", "token_type_ids")
+    ]
+    training = network.training
+    network.eval()
+    try:
+        paddle.jit.save(network, str(folder / "model"), input_spec=spec)
+    finally:
+        if training:
+            network.train()
+    # Names and gradients of the training program: a pickle that nothing here reads.
+    (folder / "model.pdiparams.info").unlink()
+    program = programs.read(folder / "model.pdmodel")
+    workarounds.tidy(program)
+    programs.write(folder / "model.pdmodel", program)
+
+
+def _compare(network: paddle.nn.Layer, folder: Path, max_length: int, vocab_size: int) -> float:
+    """The largest difference of logits between the network and its program, over some shapes."""
+    run = engine.open_program(folder, "cpu", engine.default_threads())
+    random = np.random.default_rng(0)
+    longest = round_up(max_length, SAFE_LENGTHS)
+    shapes = {(texts, min(length, longest)) for texts, length in CHECKED_SHAPES} | {(2, longest)}
+    difference = 0.0
+    with _evaluating(network):
+        for shape in sorted(shapes):
+            input_ids, token_type_ids = random_batch(random, shape, vocab_size)
+            expected = _answer(network, input_ids, token_type_ids, max_length)
+            found = run(input_ids, token_type_ids)
+            difference = float(np.maximum(difference, np.abs(found - expected).max()))
+    return difference
+
+
+def _golden(network: paddle.nn.Layer, max_length: int, vocab_size: int) -> dict:
+    """Answers of the network itself, for whoever serves the program."""
+
+    def run(input_ids: np.ndarray, token_type_ids: np.ndarray) -> np.ndarray:
+        return _answer(network, input_ids, token_type_ids, max_length)
+
+    with _evaluating(network):
+        return golden.record(run, max_length, vocab_size, golden.FLOAT_SHARE)
+
+
+@contextlib.contextmanager
+def _evaluating(network: paddle.nn.Layer) -> Iterator[None]:
+    """Without dropout; the network is left as it was."""
+    training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        if training:
+            network.train()
+
+
+def _answer(
+    network: paddle.nn.Layer, input_ids: np.ndarray, token_type_ids: np.ndarray, max_length: int
+) -> np.ndarray:
+    try:
+        with paddle.no_grad():
+            return network(paddle.to_tensor(input_ids), paddle.to_tensor(token_type_ids)).numpy()
+    except Exception as error:
+        length = input_ids.shape[1]
+        if length <= max_length:
+            raise
+        raise UserError(
+            f"texts of up to {max_length} tokens (max_length) are padded to {length} at inference "
+            f"and the network has no such positions; choose a max_length from {SAFE_LENGTHS}"
+        ) from error

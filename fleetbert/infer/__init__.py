@@ -1,0 +1,1 @@
+"""From a bundle to answers. Never imports train, model, PaddleNLP or PaddleSlim."""

@@ -1,0 +1,288 @@
+"""A variant of a bundle, opened: batches of token ids in, logits out."""
+
+from __future__ import annotations
+
+import os
+import platform
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+
+from fleetbert import bundle as bundles
+from fleetbert.data.batching import Batch
+from fleetbert.errors import UserError
+from fleetbert.infer import exits, workarounds
+from fleetbert.infer.exits import EarlyExit, Part
+
+if TYPE_CHECKING:
+    from fleetbert.program import ProgramDesc
+
+# input_ids, token_type_ids (int64 [texts, length]) → logits (float32 [texts, labels])
+Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
+EARLY_EXIT = "paddle-inference-early-exit"
+INPUTS = ("input_ids", "token_type_ids")
+
+
+def open(  # noqa: A001  the engine's `open`, always written engine.open
+    bundle: bundles.Bundle,
+    variant: str = "float32",
+    device: str = "cpu",
+    threads: int | None = None,
+    verify: bool = True,
+) -> Engine:
+    """Open a variant; UserError if its files are not those that were exported.
+
+    device is "cpu" or "gpu"; threads (CPU only) is by default OMP_NUM_THREADS, which is the
+    number of processors that this process may use unless the user has set it.
+    """
+    found = bundle.variant(variant)
+    opener = OPENERS.get(found.kind)
+    if opener is None:
+        raise UserError(
+            f"variant {variant} of bundle {bundle.root} is of kind {found.kind!r}, which this "
+            f"command does not open; it opens {', '.join(OPENERS)}"
+        )
+    if device not in ("cpu", "gpu"):
+        raise UserError(f"device is {device!r}; choose cpu or gpu")
+    _check_processor(found)
+    if verify:
+        bundles.verify(bundle, variant)
+    folder = bundle.folder(variant)
+    return Engine(opener(folder, device, default_threads() if threads is None else threads))
+
+
+class Engine:
+    """Answers batches one at a time; safe to call from several threads, which then wait."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        self._lock = threading.Lock()
+
+    def run(self, batch: Batch) -> np.ndarray:
+        """Logits float32 [texts, labels] of an unpacked batch, in the batch's order.
+
+        Rows must have one of SAFE_LENGTHS tokens (ValueError otherwise).
+        """
+        if batch.segments is not None:
+            raise ValueError("this engine takes unpacked batches: collate(..., packed=False)")
+        if not batch.input_ids.size:
+            raise ValueError("an empty batch")
+        workarounds.check_length(batch.input_ids.shape[1])
+        with self._lock:
+            return self._run(batch.input_ids, batch.token_type_ids)
+
+    @property
+    def early_exit(self) -> EarlyExit | None:
+        """What texts may leave early, in variants of that kind."""
+        return self._run if isinstance(self._run, EarlyExit) else None
+
+    def run_all(
+        self,
+        batches: Iterable[tuple[np.ndarray, Batch]],
+        speed: float | None = None,
+        batch_tokens: int = 0,
+    ) -> Iterator[Part]:
+        """Logits of many batches, each with the numbers of its texts, in parts as they are ready.
+
+        speed, batch_tokens: of early exit, see `exits.EarlyExit.run_all`; without meaning for
+        others, whose every text goes through all layers (layer 0 in its part).
+        """
+        early_exit = self.early_exit
+        if early_exit is None:
+            for numbers, batch in batches:
+                yield Part(numbers, self.run(batch), 0)
+            return
+        with self._lock:
+            yield from early_exit.run_all(batches, speed, batch_tokens)
+
+
+def open_program(folder: Path, device: str, threads: int) -> Run:
+    """Open model.pdmodel and model.pdiparams in `folder` with Paddle Inference."""
+    inference = workarounds.import_inference()
+    config = inference.Config(str(folder / "model.pdmodel"), str(folder / "model.pdiparams"))
+    config.switch_ir_optim(True)
+    config.enable_memory_optim()
+    return _predictor(inference, config, device, threads)
+
+
+def open_weight_only(folder: Path, device: str, threads: int) -> Run:
+    """Open a program whose weights are integers on disk; they are widened to float32 here."""
+    inference = workarounds.import_inference()
+    config = inference.Config()
+    config.switch_ir_optim(True)
+    config.enable_memory_optim()
+    return _predictor(inference, config, device, threads, _from_integers(folder))
+
+
+def open_int8(folder: Path, device: str, threads: int) -> Run:
+    """Open a program that computes in int8 through oneDNN, as `compress.onednn` wrote it.
+
+    oneDNN wants float32 weights and makes integers of them: the very ones that are on disk.
+    """
+    if device != "cpu":
+        raise UserError("an int8 variant of this kind runs on CPUs (oneDNN); use --device cpu")
+    return _open_fused(_from_integers(folder), threads, INPUTS)
+
+
+def open_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
+    """Open the groups of layers of a program that texts may leave after each of them."""
+    if device != "cpu":
+        raise UserError("an early-exit variant runs on CPUs (oneDNN); use --device cpu")
+    from fleetbert import program as programs
+    from fleetbert.infer import weights
+
+    settings = exits.load_settings(folder)
+    tensors = weights.load(folder)
+    parts = [programs.read(folder / exits.program_name(end)) for end in settings.ends]
+    groups = [open_fused(part, weights.pick(*tensors, part), threads) for part in parts]
+    return EarlyExit(settings, groups, folder)
+
+
+def open_fused(
+    program: ProgramDesc, parameters: dict[str, np.ndarray], threads: int
+) -> Callable[..., Any]:
+    """Open a program for CPUs whose passes have been run; see `_predictor` for what it takes."""
+    from fleetbert import program as programs
+
+    stored = {name: parameters[name] for name in programs.parameter_names(program)}
+    return _open_fused((program.SerializeToString(), programs.parameter_bytes(stored)), threads)
+
+
+def _open_fused(
+    model: tuple[bytes, bytes], threads: int, inputs: Sequence[str] = ()
+) -> Callable[..., Any]:
+    inference = workarounds.import_inference()
+    config = inference.Config()
+    config.switch_ir_optim(False)
+    return _predictor(inference, config, "cpu", threads, model, inputs)
+
+
+def _from_integers(folder: Path) -> tuple[bytes, bytes]:
+    """Program and float32 parameters, of x86.pdmodel and weights.safetensors in `folder`."""
+    from fleetbert import program as programs
+    from fleetbert.infer import weights
+
+    program = programs.read(folder / "x86.pdmodel")
+    data = programs.parameter_bytes(weights.parameters(folder, program))
+    return program.SerializeToString(), data
+
+
+def _predictor(
+    inference: Any,
+    config: Any,
+    device: str,
+    threads: int,
+    model: tuple[bytes, bytes] | None = None,
+    inputs: Sequence[str] = INPUTS,
+) -> Callable[..., Any]:
+    """What gives the program's output (a list of them, where it has more) for its inputs.
+
+    inputs: their order; empty: the program's own.
+    model: program and parameters, where the config does not name files.
+    """
+    if threads < 1:
+        raise UserError(f"threads is {threads}; it has to be at least 1")
+    config.disable_glog_info()
+    if device == "gpu":
+        import paddle
+
+        if not paddle.device.is_compiled_with_cuda():
+            raise UserError(
+                "device is gpu, but the installed PaddlePaddle is the CPU build: install "
+                "paddlepaddle-gpu 2.6.2 or use --device cpu"
+            )
+        config.enable_use_gpu(256, 0)  # MB to begin with; it grows
+    else:
+        config.disable_gpu()
+        config.set_cpu_math_library_num_threads(threads)
+        workarounds.use_onednn(config)
+    if model is not None:  # last: each of the settings above copies what the config holds
+        text, data = model
+        config.set_model_buffer(text, len(text), data, len(data))
+    predictor = inference.create_predictor(config)
+    names = inputs or predictor.get_input_names()
+    handles = [predictor.get_input_handle(name) for name in names]
+    outputs = [predictor.get_output_handle(name) for name in predictor.get_output_names()]
+
+    def run(*arrays: np.ndarray) -> Any:
+        for handle, array in zip(handles, arrays):
+            # copy_from_cpu reads the memory as it lies
+            dtype = np.int64 if array.dtype.kind == "i" else np.float32
+            handle.copy_from_cpu(np.ascontiguousarray(array, dtype))
+        predictor.run()
+        found = [output.copy_to_cpu() for output in outputs]
+        return found[0] if len(found) == 1 else found
+
+    return run
+
+
+def open_onnx(folder: Path, device: str, threads: int) -> Run:
+    """Open model.onnx in `folder` with ONNX Runtime."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise UserError("ONNX Runtime is not installed: pip install onnxruntime") from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    provider = "CUDAExecutionProvider" if device == "gpu" else "CPUExecutionProvider"
+    if provider not in onnxruntime.get_available_providers():
+        raise UserError(
+            "device is gpu, but the installed ONNX Runtime has no CUDA: install "
+            "onnxruntime-gpu or use --device cpu"
+        )
+    session = onnxruntime.InferenceSession(
+        str(folder / "model.onnx"), options, providers=[provider]
+    )
+
+    def run(ids: np.ndarray, types: np.ndarray) -> np.ndarray:
+        return session.run(["logits"], {"input_ids": ids, "token_type_ids": types})[0]
+
+    return run
+
+
+def open_lite(folder: Path, device: str, threads: int) -> Run:
+    """Open model.nb in `folder` with Paddle Lite."""
+    from fleetbert.infer import lite
+
+    return lite.open_model(folder, device, threads)
+
+
+OPENERS: dict[str, Callable[[Path, str, int], Run]] = {
+    "paddle-inference": open_program,
+    "paddle-inference-weight-only": open_weight_only,
+    "paddle-inference-int8": open_int8,
+    EARLY_EXIT: open_early_exit,
+    "onnx": open_onnx,
+    "paddle-lite": open_lite,
+}
+
+# What `runs_on` calls a processor, by its names in Python's `platform`.
+PROCESSORS = {
+    "x86_64": "x86",
+    "amd64": "x86",
+    "aarch64": "armv8",
+    "arm64": "armv8",
+    "armv7l": "armv7",
+}
+
+
+def _check_processor(variant: bundles.Variant) -> None:
+    """UserError for a variant of another processor, whose program might answer nonsense here."""
+    here = PROCESSORS.get(platform.machine().lower())
+    if here is not None and variant.runs_on and here not in variant.runs_on:
+        raise UserError(
+            f"variant {variant.name} is for {' and '.join(variant.runs_on)} and this machine is "
+            f"{here}: run it there, or export the variant for {here}"
+        )
+
+
+def default_threads() -> int:
+    """OMP_NUM_THREADS; `fleetbert.environment` sets it where the user has not."""
+    value = os.environ.get("OMP_NUM_THREADS", "1")
+    try:
+        return max(1, int(value.split(",")[0]))  # "4,2" has a number per nesting level
+    except ValueError:
+        raise UserError(f"OMP_NUM_THREADS is {value!r}; set it to a number of threads") from None

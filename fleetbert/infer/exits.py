@@ -1,0 +1,176 @@
+"""Early exit: a text leaves after the first group of layers whose head is certain of it.
+
+The scheduler of a variant `early-exit-...`. Texts go through the groups of layers in batches; after
+each group those whose uncertainty is under `speed` leave, and the others of many batches are put
+together into full batches again, by length, for the next group. Without that, the batches would
+shrink as texts leave, and with them what leaving gains.
+
+Files in the variant's folder: exits.json (`Settings`), heads.safetensors (`infer.heads`),
+group-N.pdmodel (N is the group's last layer), weights.safetensors (`infer.weights`).
+
+Method: FastBERT (Liu et al. 2020): uncertainty is the entropy of the answer divided by the
+largest possible one (section 3.3).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Callable, Iterable, Iterator, NamedTuple
+
+import numpy as np
+
+from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up
+from fleetbert.infer import heads
+from fleetbert.metrics import softmax
+
+NAME = "exits.json"
+# Tokens whose hidden states are held at once, in batches: more fill the batches of deep groups
+# better. BERT-base's are 3 KB each.
+WINDOW_BATCHES = 16
+
+
+class Settings(NamedTuple):
+    """ends: the last layer of each group; head: which of `heads.KINDS`; speed: the default;
+    pad_id: the token that is padding."""
+
+    ends: list[int]
+    head: str
+    speed: float
+    pad_id: int
+
+
+class Part(NamedTuple):
+    """Texts that have left: their numbers, logits [texts, labels], the layer they left after."""
+
+    numbers: np.ndarray
+    logits: np.ndarray
+    layer: int
+
+
+class _Waiting(NamedTuple):
+    """A batch before a group: numbers [texts], input_ids [texts, length], and what the group
+    computes from: token_type_ids before the first, else hidden states."""
+
+    numbers: np.ndarray
+    input_ids: np.ndarray
+    state: np.ndarray
+
+
+class EarlyExit:
+    """An opened variant. As a function it answers one batch, at the variant's own speed."""
+
+    def __init__(self, settings: Settings, groups: list[Callable[..., Any]], folder: Path):
+        """groups: each gives hidden states, the last one logits; of token ids and types the first,
+        of hidden states and token ids the others."""
+        self.settings = settings
+        self.groups = groups
+        self._heads = heads.load(folder)
+        self._head = heads.KINDS[settings.head]
+
+    def __call__(self, input_ids: np.ndarray, token_type_ids: np.ndarray) -> np.ndarray:
+        batch = _Waiting(np.arange(len(input_ids)), input_ids, token_type_ids)
+        parts = list(self._through([batch], self.settings.speed, input_ids.size))
+        logits = np.empty((len(input_ids), parts[0].logits.shape[1]), np.float32)
+        for part in parts:
+            logits[part.numbers] = part.logits
+        return logits
+
+    def run_all(
+        self,
+        batches: Iterable[tuple[np.ndarray, Batch]],
+        speed: float | None,
+        batch_tokens: int,
+    ) -> Iterator[Part]:
+        """Answers of batches, each with the numbers of its texts, in the order of leaving.
+
+        speed: 0 leaves no text early; None is the variant's own. batch_tokens: of the batches that
+        are put together.
+        """
+        speed = self.settings.speed if speed is None else speed
+        window: list[_Waiting] = []
+        for numbers, batch in batches:
+            window.append(_Waiting(numbers, batch.input_ids, batch.token_type_ids))
+            if len(window) == WINDOW_BATCHES:
+                yield from self._through(window, speed, batch_tokens)
+                window = []
+        yield from self._through(window, speed, batch_tokens)
+
+    def _through(self, window: list[_Waiting], speed: float, batch_tokens: int) -> Iterator[Part]:
+        ends = self.settings.ends
+        for number, end in enumerate(ends):
+            staying = []
+            for batch in window:
+                pair = (batch.input_ids, batch.state)
+                state = self.groups[number](*(pair if number == 0 else pair[::-1]))
+                if end == ends[-1]:
+                    yield Part(batch.numbers, state, end)
+                    continue
+                batch = batch._replace(state=state)
+                if speed > 0:
+                    real = batch.input_ids != self.settings.pad_id
+                    logits = self._head(self._heads[end], state, real)
+                    leave = uncertainty(logits) < speed
+                    if leave.any():
+                        yield Part(batch.numbers[leave], logits[leave], end)
+                        batch = _Waiting(*(array[~leave] for array in batch))
+                staying.append(batch)
+            window = staying if speed <= 0 else self._together(staying, batch_tokens)
+
+    def _together(self, batches: list[_Waiting], batch_tokens: int) -> list[_Waiting]:
+        """The same texts in full batches, those of like length together."""
+        batches = [batch for batch in batches if len(batch.numbers)]
+        if not batches:
+            return []
+        lengths = [(batch.input_ids != self.settings.pad_id).sum(1) for batch in batches]
+        source = np.repeat(np.arange(len(batches)), [len(found) for found in lengths])
+        row = np.concatenate([np.arange(len(found)) for found in lengths])
+        every = np.concatenate(lengths)
+        return [
+            self._gather(batches, source[chosen], row[chosen], int(every[chosen].max()))
+            for chosen in plan_inference(every, batch_tokens)
+        ]
+
+    def _gather(
+        self, batches: list[_Waiting], source: np.ndarray, row: np.ndarray, longest: int
+    ) -> _Waiting:
+        """One batch of the rows `row` of the batches `source`."""
+        length = round_up(longest, SAFE_LENGTHS)
+        if (source == source[0]).all() and len(row) == len(batches[source[0]].numbers):
+            only = batches[source[0]]
+            if only.input_ids.shape[1] == length and (row == np.arange(len(row))).all():
+                return only
+        width = batches[0].state.shape[2]
+        numbers = np.empty(len(row), np.int64)
+        input_ids = np.full((len(row), length), self.settings.pad_id, np.int64)
+        state = np.zeros((len(row), length, width), np.float32)
+        for number in np.unique(source):
+            here = np.flatnonzero(source == number)
+            batch = batches[number]
+            shared = min(length, batch.input_ids.shape[1])
+            numbers[here] = batch.numbers[row[here]]
+            input_ids[here, :shared] = batch.input_ids[row[here], :shared]
+            state[here, :shared] = batch.state[row[here], :shared]
+        return _Waiting(numbers, input_ids, state)
+
+
+def uncertainty(logits: np.ndarray) -> np.ndarray:
+    """Entropy of the answers [texts, labels] over the largest possible one: 0 to 1, [texts]."""
+    chances = softmax(logits)
+    return -(chances * np.log(np.maximum(chances, 1e-12))).sum(1) / np.log(logits.shape[1])
+
+
+def save_settings(folder: Path, settings: Settings) -> None:
+    """Write exits.json."""
+    text = json.dumps(settings._asdict(), indent=2) + "\n"
+    (folder / NAME).write_text(text, encoding="utf-8")
+
+
+def load_settings(folder: Path) -> Settings:
+    """Read exits.json."""
+    return Settings(**json.loads((folder / NAME).read_text(encoding="utf-8")))
+
+
+def program_name(end: int) -> str:
+    """The file of the group whose last layer is `end`."""
+    return f"group-{end}.pdmodel"

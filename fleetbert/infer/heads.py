@@ -1,0 +1,82 @@
+"""The classifiers after inner layers of an early-exit variant, in NumPy.
+
+`heads.safetensors` has the tensors of each as `<layer>.<name>`, layers counted from 1.
+Shapes: hidden float32 [texts, length, width], the layer's output; real bool [texts, length], which
+tokens are no padding.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Callable, Mapping
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+NAME = "heads.safetensors"
+Tensors = Mapping[str, np.ndarray]
+
+
+def pool(hidden: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """[CLS] and the mean over a text's tokens side by side: float32 [texts, 2 * width]."""
+    weights = real / real.sum(1, keepdims=True)
+    mean = np.matmul(weights[:, None].astype(np.float32), hidden)[:, 0]
+    return np.concatenate([hidden[:, 0], mean], 1)
+
+
+def pooled(tensors: Tensors, hidden: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Logits [texts, labels] of two linear layers, tanh between them, on `pool`."""
+    inner = np.tanh(pool(hidden, real) @ tensors["inner.weight"] + tensors["inner.bias"])
+    return inner @ tensors["out.weight"] + tensors["out.bias"]
+
+
+def fastbert(tensors: Tensors, hidden: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Logits [texts, labels] of FastBERT's student classifier (Liu et al. 2020, section 3.1):
+    narrow, attend, and classify [CLS], whose answer alone is computed."""
+    x = np.tanh(hidden @ tensors["narrow.weight"] + tensors["narrow.bias"])
+    keys = _split(x @ tensors["key.weight"] + tensors["key.bias"])
+    values = _split(x @ tensors["value.weight"] + tensors["value.bias"])
+    query = _split(x[:, :1] @ tensors["query.weight"] + tensors["query.bias"])
+    scores = np.matmul(query, keys.transpose(0, 1, 3, 2)) / np.sqrt(query.shape[-1])
+    scores = np.where(real[:, None, None], scores, -np.inf)
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = np.matmul(scores / scores.sum(-1, keepdims=True), values)[:, :, 0]
+    inner = mixed.reshape(len(mixed), -1) @ tensors["mix.weight"] + tensors["mix.bias"]
+    inner = np.tanh(inner @ tensors["inner.weight"] + tensors["inner.bias"])
+    return (inner @ tensors["out.weight"] + tensors["out.bias"]).astype(np.float32)
+
+
+# FastBERT's published code: two attention heads in the student classifier.
+ATTENTION_HEADS = 2
+
+
+def _split(x: np.ndarray) -> np.ndarray:
+    """[texts, length, width] → [texts, heads, length, width / heads]."""
+    texts, length, width = x.shape
+    parts = x.reshape(texts, length, ATTENTION_HEADS, width // ATTENTION_HEADS)
+    return parts.transpose(0, 2, 1, 3)
+
+
+KINDS: dict[str, Callable[[Tensors, np.ndarray, np.ndarray], np.ndarray]] = {
+    "pooled": pooled,
+    "fastbert": fastbert,
+}
+
+
+def save(folder: Path, heads: Mapping[int, Tensors]) -> None:
+    """Write the heads, by the layer that each follows."""
+    tensors = {
+        f"{layer}.{name}": np.ascontiguousarray(array, np.float32)
+        for layer, head in heads.items()
+        for name, array in head.items()
+    }
+    save_file(tensors, folder / NAME)
+
+
+def load(folder: Path) -> dict[int, dict[str, np.ndarray]]:
+    """What `save` wrote."""
+    found: dict[int, dict[str, np.ndarray]] = {}
+    for full, array in load_file(folder / NAME).items():
+        layer, _, name = full.partition(".")
+        found.setdefault(int(layer), {})[name] = array
+    return found

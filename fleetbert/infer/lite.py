@@ -1,0 +1,73 @@
+"""Paddle Lite's own engine, as its Python package has it for x86 processors."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable
+
+import numpy as np
+
+from fleetbert.errors import UserError
+
+if TYPE_CHECKING:
+    from fleetbert.infer.engine import Run
+
+INPUTS = ["input_ids", "token_type_ids"]
+
+
+def open_model(folder: Path, device: str, threads: int) -> Run:
+    """Open model.nb in `folder`; UserError where there is no Paddle Lite.
+
+    A program for another processor answers nonsense or ends the process: `engine.open` checks the
+    manifest before it comes here.
+    """
+    if device != "cpu":
+        raise UserError("Paddle Lite runs on CPUs here: use --device cpu")
+    if threads < 1:
+        raise UserError(f"threads is {threads}; it has to be at least 1")
+    lite = _import_lite()
+    config = lite.MobileConfig()
+    config.set_model_from_file(str(folder / "model.nb"))
+    predictor = lite.create_paddle_predictor(config)
+    if predictor.get_input_names() != INPUTS:
+        raise UserError(
+            f"{folder / 'model.nb'} has the inputs {predictor.get_input_names()} instead of "
+            f"{INPUTS}; export the variant again"
+        )
+    inputs = [predictor.get_input(number) for number in range(len(INPUTS))]
+    set_threads = _thread_setter()
+
+    def run(ids: np.ndarray, types: np.ndarray) -> np.ndarray:
+        set_threads(threads)
+        for tensor, values in zip(inputs, (ids, types)):
+            tensor.from_numpy(np.ascontiguousarray(values, np.int64))
+        predictor.run()
+        return np.array(predictor.get_output(0).numpy())  # a copy: the next run writes there
+
+    return run
+
+
+def _import_lite() -> Any:
+    try:
+        from paddlelite import lite
+    except ImportError as error:
+        raise UserError(
+            f"Paddle Lite cannot be imported ({error}): run this command with Python 3.8 to 3.10 "
+            "on x86-64 Linux after pip install paddlelite==2.13rc0 there, or use another variant"
+        ) from None
+    return lite
+
+
+def _thread_setter() -> Callable[[int], Any]:
+    """A function that sets how many threads Paddle Lite's matrix products use.
+
+    Paddle Lite 2.13 sets MKL to one thread whenever it opens a model, and its Python package has
+    no way to say another number.
+    """
+    try:
+        mkl = ctypes.CDLL("libmklml_intel.so", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+    except OSError:  # not the x86 build, which has loaded it
+        return lambda _: None
+    return mkl.MKL_Set_Num_Threads

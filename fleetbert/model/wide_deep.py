@@ -1,0 +1,36 @@
+"""Wide and deep (Cheng et al. 2016): a linear model of all there is, and a network beside it."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+
+class WideDeep(nn.Layer):
+    """The logit of a click, from numbers and from the rows of a table that lies elsewhere.
+
+    A row of the table: the category's weight in the linear model, then its embedding.
+    """
+
+    def __init__(self, numbers: int, categories: int, embedding_size: int, layers: Sequence[int]):
+        super().__init__()
+        self.wide = nn.Linear(numbers, 1)
+        widths = [numbers + categories * embedding_size, *layers]
+        deep: list[nn.Layer] = []
+        for before, after in zip(widths, widths[1:]):
+            deep += [nn.Linear(before, after), nn.ReLU()]
+        self.deep = nn.Sequential(*deep, nn.Linear(widths[-1], 1))
+
+    def forward(
+        self, numbers: paddle.Tensor, rows: paddle.Tensor, places: paddle.Tensor
+    ) -> paddle.Tensor:
+        """float32 (batch,). numbers (batch, numbers); rows (ids, 1 + embedding_size); places
+        (batch, categories), int64, which of the rows is a category's."""
+        found = F.embedding(places, rows)  # (batch, categories, 1 + embedding_size)
+        wide = found[:, :, 0].sum(axis=1) + self.wide(numbers).flatten()
+        embedded = found[:, :, 1:].reshape([places.shape[0], -1])
+        deep = self.deep(paddle.concat([embedded, numbers], axis=1))
+        return wide + deep.flatten()

@@ -1,0 +1,174 @@
+"""Paddle programs as data: the ProgramDesc in a .pdmodel file, the tensors in a .pdiparams file.
+
+What the rooms that rewrite programs share. Nothing here runs a program.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any, Iterable, Sequence
+
+import numpy as np
+from paddle.base.proto import framework_pb2
+from paddle.base.proto.framework_pb2 import BlockDesc, OpDesc, ProgramDesc, VarType
+
+DTYPES: dict[Any, np.dtype[Any]] = {
+    VarType.FP32: np.dtype("float32"),
+    VarType.INT8: np.dtype("int8"),
+    VarType.INT16: np.dtype("int16"),
+    VarType.INT32: np.dtype("int32"),
+    VarType.INT64: np.dtype("int64"),
+    VarType.BOOL: np.dtype("bool"),
+}
+_CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+def read(path: Path) -> ProgramDesc:
+    """The ProgramDesc in a .pdmodel file."""
+    return ProgramDesc.FromString(path.read_bytes())
+
+
+def write(path: Path, program: ProgramDesc) -> None:
+    path.write_bytes(program.SerializeToString())
+
+
+def copy(message: Any) -> Any:
+    """A copy of a protobuf message that no longer depends on where it was."""
+    return type(message).FromString(message.SerializeToString())
+
+
+def replace_ops(block: BlockDesc, ops: Iterable[OpDesc]) -> None:
+    """Give the block these operators, which may be its own in another order."""
+    copies = [copy(op) for op in ops]
+    del block.ops[:]
+    block.ops.extend(copies)
+
+
+def argument(slots: Iterable[Any], parameter: str) -> str:
+    """The first variable of a slot of an operator: argument(op.inputs, "X")."""
+    return next(slot.arguments[0] for slot in slots if slot.parameter == parameter)
+
+
+def variable(block: BlockDesc, name: str) -> Any:
+    """The VarDesc of that name."""
+    return next(found for found in block.vars if found.name == name)
+
+
+def producer(block: BlockDesc, name: str) -> OpDesc:
+    """The operator that writes the variable."""
+    return next(op for op in block.ops if any(name in slot.arguments for slot in op.outputs))
+
+
+def consumers(block: BlockDesc, name: str) -> list[OpDesc]:
+    """The operators that read the variable."""
+    return [op for op in block.ops if any(name in slot.arguments for slot in op.inputs)]
+
+
+def attribute(op: OpDesc, name: str) -> Any:
+    """The AttrDesc of that name."""
+    return next(found for found in op.attrs if found.name == name)
+
+
+def set_attribute(op: OpDesc, name: str, value: bool | int | float | str | list) -> None:
+    """Give an operator an attribute; a list is of floats or of ints, as its first entry is."""
+    for index, found in enumerate(op.attrs):
+        if found.name == name:
+            del op.attrs[index]
+            break
+    new = op.attrs.add()
+    new.name = name
+    if isinstance(value, bool):
+        new.type, new.b = framework_pb2.BOOLEAN, value
+    elif isinstance(value, int):
+        new.type, new.i = framework_pb2.INT, value
+    elif isinstance(value, float):
+        new.type, new.f = framework_pb2.FLOAT, value
+    elif isinstance(value, str):
+        new.type, new.s = framework_pb2.STRING, value
+    elif isinstance(value[0], float):
+        new.type = framework_pb2.FLOATS
+        new.floats.extend(value)
+    else:
+        new.type = framework_pb2.INTS
+        new.ints.extend(value)
+
+
+def count_layers(program: ProgramDesc) -> int:
+    """Encoder layers of a BERT: each has one softmax, over attention."""
+    return sum(op.type == "softmax" for op in program.blocks[0].ops)
+
+
+def cut(program: ProgramDesc, inputs: Sequence[str], outputs: Sequence[str]) -> ProgramDesc:
+    """The part of a program that computes the variables `outputs` from the variables `inputs`."""
+    block = program.blocks[0]
+    wanted = set(outputs)
+    ops: list[OpDesc] = []
+    for op in reversed(block.ops):
+        written = {name for slot in op.outputs for name in slot.arguments}
+        if op.type in ("feed", "fetch") or not written & wanted - set(inputs):
+            continue
+        ops.append(op)
+        wanted |= {name for slot in op.inputs for name in slot.arguments}
+    part = copy(program)
+    feeds = [_port("feed", "feed", name, number) for number, name in enumerate(inputs)]
+    fetches = [_port("fetch", name, "fetch", number) for number, name in enumerate(outputs)]
+    replace_ops(part.blocks[0], [*feeds, *reversed(ops), *fetches])
+    used = {"feed", "fetch"}
+    for op in part.blocks[0].ops:
+        used |= {name for slot in (*op.inputs, *op.outputs) for name in slot.arguments}
+    kept = [copy(found) for found in block.vars if found.name in used]
+    del part.blocks[0].vars[:]
+    part.blocks[0].vars.extend(kept)
+    return part
+
+
+def _port(kind: str, source: str, target: str, number: int) -> OpDesc:
+    """The operator through which input or output `number` of a program goes."""
+    op = OpDesc(type=kind)
+    op.inputs.add(parameter="X").arguments.append(source)
+    op.outputs.add(parameter="Out").arguments.append(target)
+    set_attribute(op, "col", number)
+    return op
+
+
+def parameter_names(program: ProgramDesc) -> list[str]:
+    """The names of the stored tensors, in the order of a .pdiparams file."""
+    return sorted(
+        found.name
+        for found in program.blocks[0].vars
+        if found.persistable and found.name not in ("feed", "fetch")
+    )
+
+
+def read_parameters(program: ProgramDesc, path: Path) -> dict[str, np.ndarray]:
+    """The tensors of a .pdiparams file (Paddle's save_combine format) by name."""
+    data = memoryview(path.read_bytes())
+    arrays = {}
+    at = 0
+    for name in parameter_names(program):
+        # uint32 version, uint64 levels of detail, uint32 version, int32 size of the description
+        _, levels, _, size = struct.unpack_from("<IQIi", data, at)
+        if levels:
+            raise ValueError(f"{path}: {name} has levels of detail, which nothing here writes")
+        at += 20
+        described = VarType.TensorDesc.FromString(bytes(data[at : at + size]))
+        at += size
+        dtype, shape = DTYPES[described.data_type], tuple(described.dims)
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[name] = np.frombuffer(data, dtype, count, at).reshape(shape)
+        at += count * dtype.itemsize
+    if at != len(data):
+        raise ValueError(f"{path}: {len(data) - at} bytes are left after the last tensor")
+    return arrays
+
+
+def parameter_bytes(arrays: dict[str, np.ndarray]) -> bytes:
+    """What a .pdiparams file with these tensors holds."""
+    parts = []
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name]).reshape(np.shape(arrays[name]))
+        described = VarType.TensorDesc(data_type=_CODES[array.dtype], dims=array.shape)
+        text = described.SerializeToString()
+        parts += [struct.pack("<IQIi", 0, 0, 0, len(text)), text, array.tobytes()]
+    return b"".join(parts)

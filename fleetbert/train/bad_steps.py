@@ -1,0 +1,92 @@
+"""Bad steps: their loss is not finite on some rank, or their gradients are not.
+
+A bad step changes neither weights nor optimizer nor schedule, on no rank (`strategy.step`). It is
+counted, its texts are added to bad_steps.jsonl, and `trainer.max_bad_steps` of them in a row stop
+the run. Infinite gradients of a finite loss that a lower loss scale may mend are no bad step: the
+GradScaler skips it and backs off.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Iterator
+
+import numpy as np
+import paddle
+
+from fleetbert import files
+from fleetbert.errors import UserError
+
+NAME = "bad_steps.jsonl"
+
+
+def keep_texts(run: Any, indices: np.ndarray, epoch: int) -> None:
+    """Add the step's texts to bad_steps.jsonl: a row for each, those to blame first.
+
+    A row has step, epoch, loss and what `task.locate` says (file, line, text). The loss is that
+    of the text alone, without dropout: a number, "nan" or "inf".
+    """
+    strategy, task = run.strategy, run.task
+    mine = []
+    for text in indices[strategy.rank :: strategy.world_size]:
+        (arrays,) = task.micro_batches(np.array([text]), epoch, 1, slice(0, 1))
+        mine.append((int(text), strategy.loss(arrays)))
+    strategy.barrier()  # has no time limit, unlike gather
+    losses = dict(pair for rank in strategy.gather(mine) for pair in rank)
+    if strategy.rank:
+        return
+    texts = sorted(losses, key=lambda text: (math.isfinite(losses[text]), text))
+    rows = [
+        {
+            "step": run.state.step,
+            "epoch": epoch,
+            "loss": losses[text] if math.isfinite(losses[text]) else str(losses[text]),
+            **described,
+        }
+        for text, described in zip(texts, task.locate(texts))
+    ]
+    path = run.folder / NAME
+    with files.writing(path), path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+
+
+def stop_if_many(run: Any, row: dict[str, Any]) -> None:
+    """UserError, on all ranks, at `trainer.max_bad_steps` in a row, and where a whole run had no
+    other; `row` is the last one's."""
+    most, state = run.job.trainer.max_bad_steps, run.state
+    nothing_learned = state.bad_in_a_row == state.step == run.total_steps
+    if state.bad_in_a_row < most and not nothing_learned:
+        return
+    found = "the gradients are not finite"
+    if not math.isfinite(row["loss"]):
+        found = f"the loss is {row['loss']}"
+    elif row["scale"] != 1:
+        found += f" at a loss scale of {row['scale']:g}"
+    raise UserError(
+        f"step {state.step}: {found}, {state.bad_in_a_row} bad steps in a row at a learning rate "
+        f"of {row['lr']:.3g}, which changed nothing; {run.precision.remedy}; or mend their texts, "
+        f"which are in {run.folder / NAME}; and start anew with trainer.resume=none, or go on with "
+        "a higher trainer.max_bad_steps"
+    )
+
+
+def check_weights(step: int, tensors: dict[str, Any]) -> None:
+    """UserError where a tensor of a checkpoint is not finite: it would end every run from it."""
+    for name, tensor in _named(tensors):
+        if tensor.dtype in FLOATS and not bool(paddle.isfinite(tensor).all()):
+            raise UserError(
+                f"step {step}: {name} is no longer finite, so nothing is saved; lower "
+                "optimizer.learning_rate and start anew with trainer.resume=none"
+            )
+
+
+FLOATS = (paddle.float32, paddle.float16, paddle.bfloat16, paddle.float64)
+
+
+def _named(tensors: dict[str, Any]) -> Iterator[tuple[str, paddle.Tensor]]:
+    for name, value in tensors.items():
+        if isinstance(value, dict):
+            yield from _named(value)
+        elif isinstance(value, paddle.Tensor):
+            yield name, value

@@ -1,0 +1,57 @@
+"""metrics.jsonl: one JSON object a row, of training (`loss`) or of evaluation (`dev.…`).
+
+A figure that is not finite is null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from fleetbert import files
+from fleetbert.train import bad_steps
+from fleetbert.train.callbacks import Callback
+
+
+class Metrics(Callback):
+    def on_start(self, run: Any) -> None:
+        self.path = run.folder / "metrics.jsonl"
+        cut_back(self.path, run.state.step)
+        bad = run.folder / bad_steps.NAME
+        if bad.exists():
+            cut_back(bad, run.state.step)
+
+    def on_log(self, run: Any, row: dict[str, Any]) -> None:
+        self._append(row)
+
+    def on_evaluation(self, run: Any, figures: dict[str, Any]) -> None:
+        numbers = {f"dev.{k}": v for k, v in figures.items() if isinstance(v, (int, float))}
+        self._append({"step": run.state.step, **numbers})
+
+    def _append(self, row: dict[str, Any]) -> None:
+        known = {name: value if _finite(value) else None for name, value in row.items()}
+        with files.writing(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(known) + "\n")
+
+
+def cut_back(path: Path, step: int) -> None:
+    """Keep the rows up to a step. A killed run may have logged steps after its checkpoint: they
+    are done again."""
+    rows = []
+    if path.is_file() and step:
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
+            try:
+                row = json.loads(line)
+            except ValueError:  # the row that the kill cut short
+                break
+            if row["step"] > step:
+                break
+            rows.append(line + "\n")
+    with files.writing(path), files.replacing(path) as stream:
+        stream.write("".join(rows).encode("utf-8"))
+
+
+def _finite(value: Any) -> bool:
+    return not isinstance(value, float) or math.isfinite(value)

@@ -1,0 +1,106 @@
+"""Paddle's profiler around the loop: reader_cost, batch_cost, ips, and on request a timeline.
+
+The clocks are `paddle.profiler`'s own. Its summary leaves the first ten steps out, and so do the
+figures here. profile.json holds each rank's figures and those of all together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paddle import profiler
+
+from fleetbert import files
+from fleetbert.train import private
+from fleetbert.train.callbacks import Callback
+
+
+class Profiler(Callback):
+    def on_start(self, run: Any) -> None:
+        self.texts = self.tokens = 0
+        self.slow: list[dict[str, Any]] = []
+        self.trace: str | None = None
+        settings = run.job.callbacks.profiler
+        if settings.timer_only:
+            self.profiler = profiler.Profiler(targets=private.profiled(), timer_only=True)
+        else:
+            start = settings.start_step
+            self.profiler = profiler.Profiler(
+                targets=private.profiled(),
+                scheduler=(start, start + settings.record_steps),
+                on_trace_ready=lambda p: self._keep_timeline(run, p),
+            )
+        self.profiler.start()
+        self.running = True
+
+    def before_reading(self, run: Any) -> None:
+        private.before_reading()
+
+    def after_reading(self, run: Any) -> None:
+        private.after_reading()
+
+    def on_step(self, run: Any) -> None:
+        self.profiler.step(num_samples=run.step_texts)
+        self.texts += run.step_texts
+        self.tokens += run.step_tokens
+
+    def on_end(self, run: Any, summary: dict[str, Any]) -> None:
+        figures = private.timer_summary()
+        self._stop()
+        mine = {"rank": run.strategy.rank, **_readable(figures, self.texts, self.tokens)}
+        ranks = run.strategy.gather(mine)
+        profile = {"ranks": ranks, "together": together(ranks), "slow_operators": self.slow}
+        if self.trace:
+            profile["trace"] = self.trace
+        summary["profile"] = profile["together"]
+        if run.strategy.rank == 0:
+            files.write_json(run.folder / "profile.json", profile)
+
+    def close(self, run: Any) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if getattr(self, "running", False):
+            self.running = False
+            self.profiler.stop()
+
+    def _keep_timeline(self, run: Any, recorded: Any) -> None:
+        self.trace = f"profile/rank-{run.strategy.rank}.trace.json"
+        path = run.folder / self.trace
+        with files.writing(path):
+            path.parent.mkdir(exist_ok=True)
+            recorded.export(str(path), "json")
+        self.slow = private.slow_operators(recorded)
+
+
+def _readable(figures: dict[str, Any], texts: int, tokens: int) -> dict[str, Any]:
+    """Averages in seconds and units a second; empty for a run of under eleven steps."""
+    if not figures:
+        return {}
+    batch = figures["batch_summary"]["avg"]
+    texts_per_s = figures["ips_summary"]["avg"]
+    return {
+        "reader_cost": figures["reader_summary"]["avg"],
+        "batch_cost": batch,
+        "reader_ratio": figures["reader_ratio"] / 100,
+        "steps_per_s": 1 / batch,
+        "texts_per_s": texts_per_s,
+        "tokens_per_s": texts_per_s * tokens / max(texts, 1),
+    }
+
+
+def together(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """All ranks as one: a step takes as long as its slowest rank, speeds in texts add up."""
+    known = [rank for rank in ranks if "batch_cost" in rank]
+    if not known:
+        return {}
+    batch = max(rank["batch_cost"] for rank in known)
+    reader = max(rank["reader_cost"] for rank in known)
+    return {
+        "reader_cost": reader,
+        "batch_cost": batch,
+        "reader_ratio": reader / batch,
+        "steps_per_s": 1 / batch,
+        "texts_per_s": sum(rank["texts_per_s"] for rank in known),
+        "tokens_per_s": sum(rank["tokens_per_s"] for rank in known),
+    }

@@ -1,0 +1,200 @@
+"""What training needs of Paddle 2.6.2 that has no public name. Look here when Paddle changes."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+import timeit
+from typing import Any, Iterator
+
+import paddle
+from paddle import _C_ops
+from paddle.base import core
+from paddle.distributed import fleet
+from paddle.profiler import ProfilerTarget
+from paddle.profiler.profiler_statistic import StatisticData
+from paddle.profiler.timer import benchmark
+
+from fleetbert.errors import NotConnected
+
+
+def found_infinite(scaler: Any) -> bool:
+    """After `scaler.step`: whether it found infinite or NaN gradients and skipped the step."""
+    return bool(scaler._enable and scaler._cache_founf_inf)  # Paddle's own spelling
+
+
+def scaling(scaler: Any) -> bool:
+    """Whether the GradScaler scales at all."""
+    return bool(scaler._enable)
+
+
+def loss_scale(scaler: Any) -> float:
+    return float(scaler._scale) if scaling(scaler) else 1.0
+
+
+def operators() -> set[str]:
+    """The names of Paddle's operators, as its AMP lists have them."""
+    names: set[str] = core.op_supported_infos("CPU", core.VarDesc.VarType.FP32)[0]
+    return names
+
+
+def widen_gradients(parameters: list[Any]) -> None:
+    """Make half gradients float32, which AdamW takes for half weights with float32 masters.
+
+    `paddle.amp.decorate(master_grad=True)` does it after every backward, and the next
+    micro-batch's half gradient cannot be added to a float32 one (2.6.2: InvalidArgument).
+    """
+    if parameters:
+        core.eager.set_master_grads(parameters)
+
+
+@contextlib.contextmanager
+def interrupt_waits() -> Iterator[None]:
+    """Ctrl-C is heard at the end of this block; a second one at once.
+
+    For a backward pass: out of a PyLayer, a KeyboardInterrupt comes as an OSError with its name in
+    the message (2.6.2, eager/pylayer/py_layer_node.cc). Only the main thread hears signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = False
+
+    def hear(*_: Any) -> None:
+        nonlocal heard
+        heard = True
+        signal.signal(signal.SIGINT, former)
+
+    former = signal.signal(signal.SIGINT, hear)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, former)
+    if heard:
+        raise KeyboardInterrupt
+
+
+def name_master_weights(state: dict[str, Any]) -> None:
+    """Give a loaded optimizer state's float32 master weights the names that the optimizer itself
+    would: it looks for their moments by name, and a saved tensor brings its former name along."""
+    for name, weight in state.get("master_weights", {}).items():
+        weight.name = f"{name}_fp32_master_0"
+
+
+def profiled() -> list[ProfilerTarget]:
+    """What Paddle's profiler can watch. Left alone, it refuses to start, timer and all, where a
+    custom device without a profiler of its own is present."""
+    targets = [ProfilerTarget.CPU]
+    if paddle.is_compiled_with_cuda():
+        targets.append(ProfilerTarget.GPU)
+    return targets
+
+
+def squared_norm(tensor: Any) -> Any:
+    """Sum of the squares, in float32, read once and without an array in between."""
+    return _C_ops.squared_l2_norm(
+        tensor if tensor.dtype == paddle.float32 else tensor.cast("float32")
+    )
+
+
+def gradients_were_finite(optimizer: Any) -> bool:
+    """What `train.optimizer.Clip` found in the optimizer's last step."""
+    return bool(optimizer._grad_clip.finite)
+
+
+def join_ranks() -> None:
+    """`fleet.init` for collective training. NotConnected where gloo fails at what works when tried
+    again: in 2.6.2 on a busy machine, 2 starts of 30 ended in "Connection refused" or
+    "TIMEOUT" while the ranks, all alive and on one machine, connect to each other.
+    """
+    try:
+        fleet.init(is_collective=True, strategy=fleet.DistributedStrategy())
+    except RuntimeError as error:
+        if "gloo/transport" not in str(error):
+            raise
+        raise NotConnected(
+            f"{error}; if this comes again: gloo takes the address that this machine's name stands "
+            "for, unless GLOO_SOCKET_IFNAME names a network interface"
+        ) from error
+
+
+def wait_for_ranks(name: str, rank: int, world_size: int, failed: bool = False) -> bool:
+    """A barrier without a time limit, counted in the job's TCP store; `name` is used once.
+
+    Returns, on all ranks, whether any of them came with `failed`.
+
+    `paddle.distributed.barrier` over gloo gives up after 30 s and takes no other limit, which is
+    less than writing a checkpoint or a bundle may take on the first rank.
+    """
+    store = core.create_or_get_global_tcp_store()
+    most = 1 << 30  # ranks; above it the failed ones are counted
+    arrived = store.add(name, 1 + most if failed else 1)
+    while arrived % most < world_size:
+        time.sleep(0.02)
+        arrived = store.add(name, 0)
+    # The store is the first rank's and goes with it: it leaves when the others have looked.
+    looked = store.add(f"{name}-looked", 1)
+    while rank == 0 and looked < world_size:
+        time.sleep(0.02)
+        looked = store.add(f"{name}-looked", 0)
+    return arrived >= most
+
+
+def before_reading() -> None:
+    """Start Paddle's reader clock, as its DataLoader does before each batch, and its batch clock:
+    left alone that one runs on through evaluations and checkpoints."""
+    benchmark().hooks["timer_hook"].start_time = timeit.default_timer()
+    benchmark().before_reader()
+
+
+def after_reading() -> None:
+    benchmark().after_reader()
+
+
+def timer_summary() -> dict[str, Any]:
+    """Paddle's own figures of the running timer: reader, batch (s) and ips, from step 11 on."""
+    event = benchmark().current_event
+    if event is None:
+        return {}
+    iterations = event.total_iters  # get_summary subtracts the skipped ones, once for each call
+    summary: dict[str, Any] = event.get_summary()
+    event.total_iters = iterations
+    if summary:
+        # It adds up the batches from step 10 on, and divides by the steps from 11 on.
+        steps = iterations - event.skip_iter
+        summary["batch_summary"]["avg"] *= steps / (steps + 1)
+        summary["reader_ratio"] *= (steps + 1) / steps
+    return summary
+
+
+def slow_operators(recorded: Any, most: int = 20) -> list[dict[str, Any]]:
+    """The operators that took longest in a recorded timeline (times in ms)."""
+    result = recorded.profiler_result
+    statistics = StatisticData(result.get_data(), result.get_extra_info())
+    rows = [
+        {
+            "name": name,
+            "calls": int(item.call),
+            "total_ms": item.cpu_time / 1e6,
+            "average_ms": item.avg_cpu_time / 1e6,
+        }
+        for name, item in statistics.event_summary.items.items()
+    ]
+    return sorted(rows, key=lambda row: -row["total_ms"])[:most]
+
+
+def rename_state(state: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    """An optimizer's state_dict with each parameter `old` called `names[old]`.
+
+    Its keys are a parameter's name and what is kept of it, as in `linear_3.w_0_moment1_0`.
+    """
+    renamed: dict[str, Any] = {}
+    for key, value in state.items():
+        if key == "master_weights":
+            renamed[key] = {names[old]: weight for old, weight in value.items()}
+            continue
+        old = max((old for old in names if key.startswith(old + "_")), key=len, default=None)
+        renamed[key if old is None else names[old] + key[len(old) :]] = value
+    return renamed

@@ -1,0 +1,288 @@
+"""report.html: what a run did, in one file that opens without a network.
+
+`collect` reads the run's files into the figures to show, `draw_curves` draws them over the steps,
+and report.html.j2 is the page. Whatever a run lacks (dev texts, classes, profile) is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Callable, Dict, Tuple
+
+import matplotlib
+import numpy as np
+import yaml
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, ScalarFormatter
+
+from fleetbert import page
+from fleetbert.page import DEV, NICE, STYLE, TRAIN, number, percent
+
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+MOST_POINTS = 2000  # of a curve
+MOST_CLASSES = 40  # of a heat map; above it the most frequent confusions are listed
+MOST_CONFUSIONS = 30
+
+Row = Dict[str, Any]
+Curve = Tuple[np.ndarray, np.ndarray]
+
+
+def write_report(folder: Path) -> None:
+    """Write `folder`/report.html from its summary.json, metrics.jsonl and profile.json.
+
+    A reader sees the old report or the new one. OSError if summary.json cannot be read.
+    """
+    run = collect(folder)
+    curves = draw_curves(run["rows"], run["dev"], run["mixed"])
+    page.write(folder / "report.html", TEMPLATE, **run, curves=curves)
+
+
+def collect(folder: Path) -> dict[str, Any]:
+    """All that the page shows, by the names that the template uses."""
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    config, dev = summary.get("config", {}), summary.get("dev") or {}
+    profile = {}
+    # Without "profile" in the summary, profile.json is an earlier run's.
+    if "profile" in summary and (folder / "profile.json").is_file():
+        profile = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
+    labels, counts = dev.get("labels", []), dev.get("confusion", [])
+    return {
+        "name": folder.resolve().name,
+        "task": config.get("task", {}).get("name", "training"),
+        "tiles": _tiles(summary, dev, config),
+        "dev": dev,
+        "rows": _read_rows(folder / "metrics.jsonl"),
+        "mixed": config.get("precision", {}).get("level") in ("O1", "O2"),
+        "labels": labels,
+        "classes": dev.get("classes", {}),
+        "confusion": _shaded(counts) if len(labels) <= MOST_CLASSES else [],
+        "confusions": _most_confused(labels, counts) if len(labels) > MOST_CLASSES else [],
+        "data": summary.get("data", {}),
+        "profiled": "profile" in summary,
+        "ranks": [rank for rank in profile.get("ranks", []) if "batch_cost" in rank],
+        "together": profile.get("together", {}),
+        "slow_operators": profile.get("slow_operators", []),
+        "trace": profile.get("trace"),
+        "fresh_weights": summary.get("fresh_weights", []),
+        "unused_weights": summary.get("unused_weights", []),
+        "versions": summary.get("versions", {}),
+        "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
+    }
+
+
+def _read_rows(path: Path) -> list[Row]:
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:  # a row that a kill cut short
+            continue
+    return rows
+
+
+def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
+    """The headline figures: name, value, note."""
+    tiles = []
+    if dev:
+        unit = "masked words" if config.get("task", {}).get("name") == "mlm" else "texts"
+        place = f"{dev['n']:,} {unit}, step {dev['step']:,}"
+        if "accuracy" in dev:
+            tiles.append(("Dev accuracy", percent(dev["accuracy"]), place))
+        if "auc" in dev:
+            tiles.append(("Dev AUC", f"{dev['auc']:.4f}", place))
+        if "macro_f1" in dev:
+            tiles.append(("Dev macro F1", f"{dev['macro_f1']:.4f}", place))
+        tiles.append(("Dev loss", f"{dev['loss']:.4f}", place))
+    skipped = summary.get("skipped_steps", 0)
+    world = summary.get("world_size", 1)
+    ranks = "one process" if world == 1 else f"{world} ranks together"
+    resumed, bad = summary.get("resumed_at", 0), summary.get("bad_steps", 0)
+    since = f", after step {resumed:,}" if resumed else ""
+    left_out = [f"{skipped:,} skipped by GradScaler"] * bool(skipped) + [f"{bad:,} bad"] * bool(bad)
+    known: list[tuple[str, str, Callable[[Any], str], str]] = [
+        ("Texts/s", "texts_per_s", number, ranks + since),
+        ("Tokens/s", "tokens_per_s", number, ranks),
+        ("Reader ratio", "reader_ratio", percent, "of step time spent on reading"),
+        ("Wall time", "wall_s", duration, "with evaluation and checkpoints" + since),
+        ("Steps", "steps", number, ", ".join(left_out)),
+        ("World size", "world_size", number, ""),
+        ("Device", "device", str, ""),
+    ]
+    for name, key, form, note in known:
+        if key in summary:
+            tiles.append((name, form(summary[key]), note))
+    return tiles
+
+
+def _shaded(counts: list[list[int]]) -> list[list[tuple[int, float]]]:
+    """Each count with its share of its row, which is its true class."""
+    return [[(count, count / max(sum(row), 1)) for count in row] for row in counts]
+
+
+def _most_confused(labels: list[str], counts: list[list[int]]) -> list[tuple[str, str, int]]:
+    """(true, predicted, count) of the largest counts off the diagonal."""
+    table = np.array(counts)
+    np.fill_diagonal(table, 0)
+    order = np.argsort(-table, axis=None, kind="stable")[:MOST_CONFUSIONS]
+    places = [divmod(int(place), len(labels)) for place in order]
+    return [(labels[i], labels[j], int(table[i, j])) for i, j in places if table[i, j]]
+
+
+def draw_curves(rows: list[Row], best: Row, mixed: bool) -> list[tuple[str, str, Markup]]:
+    """(title, note, SVG) of each curve that the rows have figures for; `best` gives its step."""
+    last = max((row["step"] for row in rows if "step" in row), default=0)
+    drawn = []
+    with matplotlib.rc_context(STYLE):
+        loss, dev_loss = _curve(rows, "loss"), _curve(rows, "dev.loss")
+        if len(loss[0]) or len(dev_loss[0]):
+            figure, axes = _axes(last, "nats")
+            note = _smoothed_line(axes, loss, label="training")
+            _dev_line(axes, dev_loss, best, "dev")
+            drawn.append(("Loss", note, _svg(figure)))
+        accuracy, macro_f1 = _curve(rows, "dev.accuracy"), _curve(rows, "dev.macro_f1")
+        if len(accuracy[0]):
+            figure, axes = _axes(last)
+            _dev_line(axes, accuracy, best, "accuracy")
+            _line(axes, macro_f1, DEV, label="macro F1", alpha=0.6, linestyle="--")
+            note = f"best by {best['metric']}: step {best['step']:,}" if "metric" in best else ""
+            drawn.append(("Dev accuracy", note, _svg(figure)))
+        auc = _curve(rows, "dev.auc")
+        if len(auc[0]):
+            figure, axes = _axes(last)
+            _dev_line(axes, auc, best, "AUC")
+            drawn.append(("Dev AUC", "", _svg(figure)))
+        rate = _curve(rows, "lr")
+        if len(rate[0]):
+            figure, axes = _axes(last)
+            _line(axes, rate, TRAIN)
+            drawn.append(("Learning rate", "", _svg(figure)))
+        for key, title, unit, factor in [
+            ("ips", "ips", "texts/s", 1),
+            ("reader_ratio", "Reader ratio", "%", 100),
+        ]:
+            steps, values = _curve(rows, key)
+            if len(steps):
+                figure, axes = _axes(last, unit)
+                note = _smoothed_line(axes, (steps, values * factor))
+                axes.set_ylim(bottom=0)
+                drawn.append((title, note, _svg(figure)))
+        scale = _curve(rows, "scale")
+        if len(scale[0]) and (mixed or np.any(scale[1] != 1.0)):
+            figure, axes = _axes(last)
+            axes.set_yscale("log", base=2)
+            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+            _line(axes, scale, TRAIN, drawstyle="steps-post")
+            drawn.append(("Loss scale", "", _svg(figure)))
+    return drawn
+
+
+def _curve(rows: list[Row], key: str) -> Curve:
+    """Steps and values of the rows that have the key; infinite values become NaN, a gap."""
+    pairs = [(row["step"], row[key]) for row in rows if key in row and "step" in row]
+    table = np.array(pairs, np.float64).reshape(-1, 2)
+    values = np.where(np.isfinite(table[:, 1]), table[:, 1], np.nan)
+    return table[:, 0], values
+
+
+def smooth(values: np.ndarray, half: int) -> np.ndarray:
+    """The mean of up to `half` values before, one, and `half` after, NaN left out."""
+    known = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    places = np.arange(len(values))
+    low, high = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
+    found = counts[high] - counts[low]
+    return np.where(found > 0, (sums[high] - sums[low]) / np.maximum(found, 1), np.nan)
+
+
+def thin(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> Curve:
+    """At most `most` points: the lowest and the highest of equal stretches, so peaks stay."""
+    if len(steps) <= most:
+        return steps, values
+    edges = np.linspace(0, len(steps), most // 2 + 1).astype(int)
+    keep: list[int] = []
+    for start, end in zip(edges[:-1], edges[1:]):
+        part = values[start:end]
+        low = start + int(np.argmin(np.where(np.isnan(part), np.inf, part)))
+        high = start + int(np.argmax(np.where(np.isnan(part), -np.inf, part)))
+        keep.extend(sorted({low, high}))
+    return steps[keep], values[keep]
+
+
+def _axes(last: int, unit: str = "") -> tuple[Figure, Any]:
+    """A figure over the steps up to `last`."""
+    figure = Figure(figsize=(5.2, 2.5), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_xlabel("step")
+    axes.set_ylabel(unit)
+    axes.set_xlim(0, max(last, 1) * 1.02)
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=NICE))
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    formatter = ScalarFormatter(useOffset=False)
+    formatter.set_powerlimits((-3, 5))
+    axes.yaxis.set_major_formatter(formatter)
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
+    return figure, axes
+
+
+def _line(axes: Any, curve: Curve, colour: str, **style: Any) -> None:
+    steps, values = thin(*curve)
+    if len(steps):
+        marker = "o" if len(steps) == 1 else None
+        axes.plot(steps, values, color=colour, marker=marker, markersize=3, **style)
+
+
+def _smoothed_line(axes: Any, curve: Curve, **style: Any) -> str:
+    """The rows faint, their moving mean above; returns a note that says so."""
+    steps, values = curve
+    half = min(max(2, len(steps) // 100), len(steps) // 10)
+    if half:
+        _line(axes, curve, TRAIN, alpha=0.3, linewidth=0.8)
+    _line(axes, (steps, smooth(values, half)), TRAIN, **style)
+    return f"mean of {2 * half + 1:,} rows; faint: single rows" if half else ""
+
+
+def _dev_line(axes: Any, curve: Curve, best: Row, label: str) -> None:
+    """A line of evaluations, the best one marked."""
+    steps, values = curve
+    few = {"marker": "o", "markersize": 3} if len(steps) <= 40 else {}
+    if len(steps):
+        axes.plot(*thin(steps, values), color=DEV, label=label, **few)
+    at_best = np.flatnonzero(steps == best.get("step", -1))[-1:]
+    axes.plot(
+        steps[at_best],
+        values[at_best],
+        linestyle="none",
+        marker="o",
+        markersize=9,
+        markerfacecolor="none",
+        markeredgecolor=DEV,
+        label="best" if len(at_best) else None,
+    )
+
+
+def _svg(figure: Figure) -> Markup:
+    """The figure as an element of the page, with a legend if it needs one."""
+    axes = figure.axes[0]
+    names = axes.get_legend_handles_labels()[1]
+    if len(names) > 1:
+        axes.legend(
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            ncol=len(names),
+            frameon=False,
+            borderpad=0,
+            fontsize=8,
+        )
+    return page.svg(figure)
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,129 @@
+"""What the servers tell of themselves: rows, memory, pulls, pushes and latency.
+
+All figures are the servers' own. brpc counts requests and serves its counters over HTTP on each
+server's port (`/vars`, see docs/en/vars.md of brpc); how many rows the word table has, the servers
+tell Paddle's client. Trainer 0 asks when it logs, once a second at most.
+"""
+
+from __future__ import annotations
+
+import http.client
+import time
+from typing import Any, Callable
+
+from fleetbert.train.callbacks import Callback
+
+LIMIT = 1.0  # seconds for an answer, without which a row has no figures of servers
+SPACING = 1.0  # seconds between two questions
+
+MEMORY = "process_memory_resident"
+_REQUESTS = "cost_profiler_pserver_server_{}_count"  # handled since the start, see _KINDS
+_KINDS = {"pulls": ("pull_dense", "pull_sparse"), "pushes": ("push_dense", "push_sparse")}
+_SERVICE = "_ps_service_service_"  # all requests, whatever they are for
+WANTED = ";".join((MEMORY, _REQUESTS.format("pu*"), f"rpc_server_*{_SERVICE}latency*"))
+
+# How the figures of several servers become one.
+_TOGETHER: dict[str, Callable[[list[float]], float]] = {
+    "memory_mb": max,
+    "pulls_per_s": sum,
+    "pushes_per_s": sum,
+    "latency_ms": max,
+    "latency_99_ms": max,
+}
+
+
+def ask(endpoint: str, seconds: float = LIMIT) -> dict[str, float]:
+    """A server's counters by name. OSError or HTTPException if it does not answer in time."""
+    connection = http.client.HTTPConnection(endpoint, timeout=seconds)
+    try:
+        connection.request("GET", f"/vars/{WANTED}")
+        answer = connection.getresponse()
+        text = answer.read().decode(errors="replace")
+        if answer.status != http.client.OK:
+            raise http.client.HTTPException(f"{endpoint}: status {answer.status}")
+    finally:
+        connection.close()
+    found = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" : ")
+        try:
+            found[name] = float(value)
+        except ValueError:  # a text
+            continue
+    return found
+
+
+class Servers:
+    """Figures of the servers at `endpoints`, in their order; `count_rows` gives the rows of the
+    word table on all of them, without one 0, or None if that is not known."""
+
+    def __init__(self, endpoints: list[str], count_rows: Callable[[], int | None]):
+        self.endpoints, self.count_rows = endpoints, count_rows
+        self.first = self.last = self._look()
+        self.asked = -SPACING
+
+    def row(self) -> dict[str, float]:
+        """For a row of metrics.jsonl: `server.0.pulls_per_s` and so on, since the row before;
+        of all of them together `servers.pulls_per_s` (the largest memory and latency)."""
+        if time.monotonic() - self.asked < SPACING:
+            return {}
+        before, self.last = self.last, self._look()
+        self.asked = time.monotonic()
+        each = self._between(before, self.last)
+        if not each:
+            return {}
+        rows = self.count_rows()
+        row: dict[str, float] = {} if rows is None else {"servers.rows": rows}
+        for name, join in _TOGETHER.items():
+            known = [server[name] for server in each if name in server]
+            if known:
+                row[f"servers.{name}"] = join(known)
+        for number, server in enumerate(each):
+            row.update({f"server.{number}.{name}": value for name, value in server.items()})
+        return row
+
+    def since_start(self) -> list[dict[str, float]]:
+        """Each server's figures over the whole run of this trainer."""
+        return self._between(self.first, self._look())
+
+    def _look(self) -> tuple[float, list[dict[str, float]]]:
+        """When, and each server's counters; none of any if one does not answer."""
+        try:
+            return time.monotonic(), [ask(endpoint) for endpoint in self.endpoints]
+        except (OSError, http.client.HTTPException):
+            return time.monotonic(), []
+
+    def _between(
+        self,
+        before: tuple[float, list[dict[str, float]]],
+        after: tuple[float, list[dict[str, float]]],
+    ) -> list[dict[str, float]]:
+        seconds = max(after[0] - before[0], 1e-9)
+        # Without a look before, there are no speeds.
+        earlier = before[1] or [{} for _ in after[1]]
+        return [_figures(old, new, seconds) for old, new in zip(earlier, after[1])]
+
+
+def _figures(old: dict[str, float], new: dict[str, float], seconds: float) -> dict[str, float]:
+    found = {}
+    if MEMORY in new:
+        found["memory_mb"] = new[MEMORY] / 1e6
+    for kind, names in _KINDS.items():
+        counters = [_REQUESTS.format(name) for name in names]
+        if all(counter in old and counter in new for counter in counters):
+            handled = sum(new[counter] - old[counter] for counter in counters)
+            found[f"{kind}_per_s"] = handled / seconds
+    # Of brpc's last ten seconds, in microseconds; 0 where it has none yet.
+    for name, value in new.items():
+        for ending, figure in (("latency", "latency_ms"), ("latency_99", "latency_99_ms")):
+            if name.endswith(_SERVICE + ending) and value:
+                found[figure] = value / 1000
+    return found
+
+
+class Tell(Callback):
+    """Adds the servers' figures to the summary."""
+
+    def on_end(self, run: Any, summary: dict[str, Any]) -> None:
+        if run.strategy.servers is not None:
+            summary["servers"] = run.strategy.servers.since_start()

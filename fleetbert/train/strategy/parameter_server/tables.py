@@ -1,0 +1,188 @@
+"""A network's weights and the servers' tables: which lie where, and moving them to and fro.
+
+Trainable weights are one vector on the servers, but for the word table, of whose rows a step needs
+those of its own words only. Arrays are NumPy, float32.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from fleetbert.train.rows import AT_ONCE, SEEN, opened
+
+WORDS = "word_embeddings.weight"  # ends the word table's name
+ROWS_AT_ONCE = 8192  # in one message when the whole table is moved
+TINY = 1e-30  # below it a number may lose digits on its way
+
+
+class Weights:
+    """The trainable weights of a network, as the vector and the word table."""
+
+    def __init__(self, network: Any):
+        named = [(name, p) for name, p in network.named_parameters() if not p.stop_gradient]
+        self.table: Any = next(
+            (p for name, p in named if name.endswith(WORDS) and not _is_tied(network, p)), None
+        )
+        self.parts = [p for _, p in named if p is not self.table]
+        self.sizes = [int(np.prod(p.shape)) for p in self.parts]
+        self.dense = sum(self.sizes)
+        self.rows: int = 0 if self.table is None else self.table.shape[0]
+        self.width: int = 0 if self.table is None else self.table.shape[1]
+
+    def read_dense(self) -> np.ndarray:
+        vector = np.empty(self.dense, np.float32)
+        start = 0
+        for part, size in zip(self.parts, self.sizes):
+            vector[start : start + size] = part.numpy().reshape(-1)
+            start += size
+        return vector
+
+    def write_dense(self, vector: np.ndarray) -> None:
+        start = 0
+        for part, size in zip(self.parts, self.sizes):
+            part.set_value(vector[start : start + size].reshape(part.shape))
+            start += size
+
+    def read_rows(self, ids: np.ndarray) -> np.ndarray:
+        with paddle.no_grad():
+            return paddle.gather(self.table, paddle.to_tensor(ids)).numpy()
+
+    def write_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        with paddle.no_grad():
+            self.table.scatter_(paddle.to_tensor(ids), paddle.to_tensor(rows))
+
+
+def _is_tied(network: Any, parameter: Any) -> bool:
+    """Whether a second layer computes with it, and so with all of its rows (masked words)."""
+    layers = network.sublayers(include_self=True)
+    holders = [layer for layer in layers for p in layer._parameters.values() if p is parameter]
+    return len(holders) > 1
+
+
+def words_of(micro_batches: list[dict[str, Any]]) -> np.ndarray:
+    """The rows of the word table that a step needs, each once."""
+    ids = [arrays["inputs"]["input_ids"].numpy().reshape(-1) for arrays in micro_batches]
+    return np.unique(np.concatenate(ids))
+
+
+class Mirror:
+    """A trainer's copy of the servers' weights: remembers what it pulled, pushes what has changed.
+
+    `tables` is `arrival.Counted`. `id_rows` are the task's rows of a table of ids, if it has one.
+    """
+
+    def __init__(self, tables: Any, weights: Weights, id_rows: Any = None):
+        self.tables, self.weights, self.id_rows = tables, weights, id_rows
+        self.base = np.empty(0, np.float32)  # the vector as it was pulled or last pushed
+        self.held = np.empty(0, np.int64)  # the rows that were pulled since the last push
+        self.base_rows = np.empty((0, weights.width), np.float32)
+
+    def start(self) -> None:
+        """Give the servers this trainer's weights, and see that they have each of them."""
+        weights, tables = self.weights, self.tables
+        vector = weights.read_dense()
+        tables.set_dense(vector)
+        if weights.rows:
+            # The first push of a row only makes room for all of its columns but one (2.6.2,
+            # `NeedExtendMF` in memory_sparse_table.cc), whatever it holds.
+            for ids in self._all_rows():
+                tables.push_rows(ids, np.zeros((len(ids), weights.width), np.float32))
+            tables.pull_rows(ids)  # or they might be sent together with the next ones
+            for ids in self._all_rows():
+                tables.push_rows(ids, -weights.read_rows(ids))
+            for ids in self._all_rows():
+                _same("word embeddings", tables.pull_rows(ids), weights.read_rows(ids))
+        if self.id_rows is not None:
+            self.id_rows.store.start()
+        _same("dense weights", tables.pull_dense(whole=True), vector)
+
+    def pull_all(self) -> None:
+        """Make all weights those of the servers; nothing must be left to push."""
+        self.pull_dense(whole=True)
+        for ids in self._all_rows():
+            self.weights.write_rows(ids, self.tables.pull_rows(ids))
+
+    def pull_dense(self, whole: bool) -> None:
+        """See `Counted.pull_dense`."""
+        self.base = self.tables.pull_dense(whole)
+        self.weights.write_dense(self.base)
+
+    def pull_rows(self, ids: np.ndarray) -> None:
+        """Make these rows those of the servers, but for those that were pulled since the last
+        push and may have changed here."""
+        if not self.weights.rows:
+            return
+        fresh = np.setdiff1d(ids, self.held, assume_unique=True)
+        if len(fresh):
+            rows = self.tables.pull_rows(fresh)
+            self.weights.write_rows(fresh, rows)
+            self.held = np.concatenate([self.held, fresh])
+            self.base_rows = np.concatenate([self.base_rows, rows])
+
+    def push(self, share: float) -> None:
+        """Add to the servers `share` of what has changed here."""
+        vector = self.weights.read_dense()
+        self.tables.push_dense((self.base - vector) * np.float32(share))
+        self.base = vector
+        if len(self.held):
+            rows = self.weights.read_rows(self.held)
+            self.tables.push_rows(self.held, (self.base_rows - rows) * np.float32(share))
+        if self.id_rows is not None:
+            self.id_rows.push(share)
+        self.forget_rows()
+
+    def forget_rows(self) -> None:
+        self.held, self.base_rows = self.held[:0], self.base_rows[:0]
+        if self.id_rows is not None:
+            self.id_rows.forget()
+
+    def _all_rows(self) -> list[np.ndarray]:
+        starts = range(0, self.weights.rows, ROWS_AT_ONCE)
+        return [
+            np.arange(start, min(start + ROWS_AT_ONCE, self.weights.rows), dtype=np.int64)
+            for start in starts
+        ]
+
+
+class IdStore:
+    """The servers as the store of a table of ids: see `train.rows.Store`."""
+
+    def __init__(self, tables: Any, width: int):
+        self.tables, self.width = tables, width
+        self.path: Path | None = None  # of the rows to start with
+
+    def pull(self, ids: np.ndarray) -> np.ndarray:
+        found: np.ndarray = self.tables.pull_rows(ids)
+        return found
+
+    def push(self, ids: np.ndarray, change: np.ndarray) -> None:
+        self.tables.push_rows(ids, -change)
+
+    def load(self, path: Path) -> None:
+        self.path = path
+
+    def start(self) -> None:
+        """Give the servers the rows that were loaded, and see that they have each of them."""
+        if self.path is None:
+            return
+        saved = opened(self.path, self.width)
+        for start in range(0, len(saved), AT_ONCE):
+            ids, rows = saved["id"][start : start + AT_ONCE], saved["row"][start : start + AT_ONCE]
+            seen = np.zeros_like(rows)
+            seen[:, SEEN] = rows[:, SEEN]
+            self.push(ids, seen)  # which makes room for the others
+            self.pull(ids[:1])
+            self.push(ids, rows - seen)
+            _same("rows", self.pull(ids), rows)
+
+
+def _same(what: str, found: np.ndarray, sent: np.ndarray) -> None:
+    if not np.allclose(found, sent, rtol=0, atol=TINY):
+        raise RuntimeError(
+            f"the servers' {what} are not those that were sent: "
+            f"{int((found != sent).sum())} of {sent.size} numbers differ"
+        )

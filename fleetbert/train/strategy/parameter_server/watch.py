@@ -1,0 +1,79 @@
+"""Watches the servers from a trainer: Paddle 2.6.2 retries for 300 s at each pull, and goes on."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+
+from fleetbert.errors import NOT_CONNECTED, NotConnected
+
+# A machine that vanished without a word is noticed after IDLE + INTERVAL * PROBES seconds.
+IDLE, INTERVAL, PROBES = 3, 2, 2
+
+
+def wait_until_listening(endpoint: str, seconds: float) -> None:
+    """NotConnected unless something listens there within that time."""
+    host, _, port = endpoint.rpartition(":")
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+            return
+        except OSError as error:
+            if time.monotonic() > until:
+                raise NotConnected(
+                    f"server {endpoint}: cannot be reached ({error}); look whether it runs, and "
+                    "whether --servers names it as the trainers see it"
+                ) from error
+        time.sleep(0.05)
+
+
+class Watch:
+    """A connection to each server, on which nothing is ever sent: its end is the server's.
+
+    Then this process says so and exits at once, with the code of a start that may work when it is
+    tried again: its main thread may be deep in a pull that will not end.
+    """
+
+    def __init__(self, servers: list[str]):
+        self.selector = selectors.DefaultSelector()
+        self.ended = False
+        for number, endpoint in enumerate(servers):
+            host, _, port = endpoint.rpartition(":")
+            connection = socket.create_connection((host, int(port)), timeout=10)
+            connection.setblocking(False)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (
+                ("TCP_KEEPIDLE", IDLE),
+                ("TCP_KEEPINTVL", INTERVAL),
+                ("TCP_KEEPCNT", PROBES),
+            ):
+                if hasattr(socket, option):  # Linux
+                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            self.selector.register(connection, selectors.EVENT_READ, f"{number} ({endpoint})")
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def end(self) -> None:
+        self.ended = True
+
+    def _run(self) -> None:
+        while not self.ended:
+            for key, _ in self.selector.select(0.5):
+                try:
+                    alive = bool(key.fileobj.recv(1))  # type: ignore[union-attr]
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    alive = False
+                if not alive and not self.ended:
+                    print(
+                        f"not connected: server {key.data} has gone: it was killed or its machine "
+                        "is down; start the job again, it goes on from its newest checkpoint",
+                        file=sys.stderr,
+                        flush=True,
+                    )
+                    os._exit(NOT_CONNECTED)

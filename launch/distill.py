@@ -1,0 +1,12 @@
+"""Distill: `python launch/distill.py --help`, alone or under paddle.distributed.launch."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from a checkout, uninstalled
+
+from fleetbert import errors
+from fleetbert.compress.distill import command
+
+if __name__ == "__main__":
+    errors.run(command.main)

@@ -1,0 +1,12 @@
+"""Quantize a bundle: `python launch/quantize.py --help`."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from a checkout, uninstalled
+
+from fleetbert import errors
+from fleetbert.compress import command
+
+if __name__ == "__main__":
+    errors.run(command.main)

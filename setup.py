@@ -1,0 +1,109 @@
+"""Packaging of fleetbert: what it needs, and why each upper bound is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).resolve().parent
+
+
+def read_version() -> str:
+    """Return ``__version__``, read as text: importing the package would import Paddle."""
+    text = (ROOT / "fleetbert" / "__init__.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__\s*=\s*["\']([^"\']+)["\']', text, re.MULTILINE)
+    if match is None:
+        raise RuntimeError("fleetbert/__init__.py does not define __version__")
+    return match.group(1)
+
+
+# What fleetbert itself imports.
+REQUIRES = [
+    # The last line that has the parameter server, PaddleSlim and Paddle Lite's model format.
+    "paddlepaddle>=2.6.2,<2.7",
+    "paddlenlp==2.8.1",
+    "visualdl==2.5.3",
+    "paddle2onnx>=1.2.11,<2",  # 2.x wants Paddle 3
+    "onnx<1.18",
+    "onnxruntime<1.24",
+    "numpy>=1.22,<2",  # Paddle 2.6.2 crashes on import with NumPy 2
+    # 3.20 lacks what DistributedStrategy.a_sync needs, and 5 and later break it.
+    "protobuf>=4.21,<5",
+    "pyarrow>=8,<18",  # 18 may want NumPy 2
+    "tokenizers>=0.15",
+    "safetensors>=0.4",
+    "pydantic>=2",
+    "PyYAML>=6",
+    "tqdm",
+    "matplotlib>=3.5",
+    "jinja2>=3",
+    "psutil",
+    "requests",
+    "six",
+]
+
+# What those import without a bound that holds: newer ones want NumPy 2 or lose names
+# that PaddleNLP 2.8.1 imports.
+CAPS = [
+    "scipy<1.12",
+    "pandas<2.3",
+    "datasets<3",
+    "huggingface_hub<0.25",
+    "aistudio-sdk<0.3",
+    "setuptools<70",
+    # Later ones have no wheel for 3.8.
+    'crc32c<2.9; python_version < "3.9"',
+    'tokenizers<0.21; python_version < "3.9"',
+]
+
+setup(
+    name="fleetbert",
+    version=read_version(),
+    description="Train BERT with PaddlePaddle on one machine or many, compress it and serve it",
+    license="Apache-2.0",
+    python_requires=">=3.8,<3.13",
+    packages=find_packages(include=["fleetbert", "fleetbert.*"]),
+    package_data={
+        "fleetbert": [f"**/*.{kind}" for kind in ("html", "j2", "css", "js", "proto")]
+        + ["py.typed"]
+    },
+    install_requires=REQUIRES + CAPS,
+    extras_require={
+        # Both Paddle packages fill the folder `paddle`, and pip always installs paddlepaddle too,
+        # and last: a marker `extra != "gpu"` on it changes nothing (pip 23.0, 24.3 and 26.3). So
+        # the GPU build must be put on top once more; it takes both commands:
+        #   pip install '.[gpu]' && pip install --force-reinstall --no-deps paddlepaddle-gpu==2.6.2
+        "gpu": ["paddlepaddle-gpu>=2.6.2,<2.7"],
+        "serve": [
+            "starlette>=0.40",
+            "uvicorn>=0.30",
+            "httptools",
+            "uvloop",
+            "orjson>=3.10",
+            "grpcio>=1.60",
+            "grpcio-health-checking>=1.60",
+            "prometheus-client>=0.20",
+            "swagger-ui-bundle>=1.1",  # the page at /docs, without a network
+        ],
+        "tracing": ["opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"],
+        # Converts models to Paddle Lite; its wheels stop at Python 3.10.
+        "lite": ['paddlelite==2.13rc0; python_version < "3.11" and platform_machine == "x86_64"'],
+        "dev": [
+            "grpcio-tools",
+            "hypothesis",
+            "mypy",
+            "pytest>=8",
+            "pytest-timeout",
+            "ruff",
+            "types-PyYAML",
+            "types-psutil",
+            "types-requests",
+            "types-tqdm",
+        ],
+        # Other engines, to be measured beside Paddle; best in an environment of their own.
+        "bench": ["torch", "transformers"],
+    },
+    entry_points={"console_scripts": ["fleetbert=fleetbert.cli:main"]},
+)

@@ -1,0 +1,155 @@
+"""Statistics, turns and tables; and real workers that say too little."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from fleetbert.bench import measure, train, worker
+from fleetbert.bench.measure import Segment
+from fleetbert.errors import UserError
+
+
+def segment(number: int, engine: str, texts_per_s: float, load: float = 0.5) -> Segment:
+    """100 texts of 10 tokens."""
+    seconds = 100 / texts_per_s
+    return Segment(number, engine, load, 100, 1000, seconds, 2 * seconds, 10.0 + number)
+
+
+SEGMENTS = [
+    segment(0, "peer", 10),
+    segment(0, "ours", 15),
+    segment(1, "ours", 60),  # the machine was faster in this round, for both
+    segment(1, "peer", 30),
+    segment(2, "peer", 20, load=4.0),
+    segment(2, "ours", 26),
+]
+
+
+def test_an_engines_figures_are_medians_over_its_segments():
+    found = measure.summarize(SEGMENTS, "peer")
+    assert found["texts_per_s"] == pytest.approx(20)
+    assert found["tokens_per_s"] == pytest.approx(200)
+    assert (found["lowest"], found["highest"]) == (pytest.approx(10), pytest.approx(30))
+    assert found["texts"] == 300
+    assert found["cpu_seconds"] == pytest.approx(2 * found["seconds"])
+    assert found["cpu_ms_per_text"] == pytest.approx(1000 * found["cpu_seconds"] / 300)
+    assert found["peak_mb"] == 12
+
+
+def test_ratios_are_taken_within_a_round():
+    found = measure.ratio(SEGMENTS, "ours", "peer")
+    assert found["rounds"] == pytest.approx([1.5, 2.0, 1.3])
+    assert found["median"] == pytest.approx(1.5)
+    assert "ours: 1.50 times the texts/s of peer (rounds: 1.50 2.00 1.30)" in measure.ratio_line(
+        found
+    )
+
+
+def test_a_busy_machine_is_noted():
+    assert measure.busy_note(SEGMENTS[:4], 2) is None
+    assert "4.0" in (measure.busy_note(SEGMENTS, 2) or "")
+
+
+def test_engines_take_turns_and_each_begins_a_round(monkeypatch, capsys):
+    monkeypatch.setattr(measure, "PAUSE", 0)
+    segments = measure.take_turns(3, ["a", "b", "c"], lambda n, engine: segment(n, engine, 5))
+    order = ["".join(s.engine for s in segments if s.round == number) for number in range(3)]
+    assert order == ["abc", "bca", "cab"]
+    assert "round 2 of 3: c: 5.0 texts/s" in capsys.readouterr().err
+
+
+def test_a_training_is_cut_into_even_parts():
+    assert train.split(651, 3) == [217, 217, 217]
+    assert train.split(10, 4) == [2, 3, 2, 3]
+
+
+def test_tables_are_aligned_or_markdown():
+    rows = [["", "texts/s"], ["甲", "9.5"], ["engine", "120.0"]]
+    lines = measure.table(rows, markdown=False).splitlines()
+    assert lines == ["        texts/s", "甲          9.5", "engine    120.0"]
+    assert measure.table(rows, markdown=True).splitlines() == [
+        "|  | texts/s |",
+        "| --- | ---: |",
+        "| 甲 | 9.5 |",
+        "| engine | 120.0 |",
+    ]
+
+
+def test_a_worker_answers_and_keeps_its_chatter_off_the_reports(tmp_path):
+    code = (
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(measure.PEERS)!r})\n"
+        "import worker\n"
+        "channel = worker.Channel()\n"
+        "print('chatter'); os.write(1, b'from C')\n"
+        "channel.send(engine='x')\n"
+        "channel.send(twice=2 * channel.receive()['number'])\n"
+        "os._exit(3)\n"
+    )
+    log = tmp_path / "log"
+    with measure.Worker([sys.executable, "-c", code], measure._peer_environ(1), log) as process:
+        assert process.hello == {"engine": "x"}
+        assert process.ask(number=21) == {"twice": 42}
+        with pytest.raises(UserError, match=r"exit code 3: .*(\n.*)*from C"):
+            process.ask(number=1)
+
+
+def test_a_workers_error_becomes_ours(tmp_path):
+    code = "import json; print(json.dumps({'error': 'config x: no such file'}))"
+    with pytest.raises(UserError, match="config x: no such file"):
+        measure.Worker([sys.executable, "-c", code], measure._peer_environ(1), tmp_path / "log")
+
+
+def test_peers_do_not_get_what_is_set_for_paddle(monkeypatch):
+    monkeypatch.setenv("MKL_DEBUG_CPU_TYPE", "7")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    environ = measure._peer_environ(3)
+    assert environ["OMP_NUM_THREADS"] == "3"
+    assert "MKL_DEBUG_CPU_TYPE" not in environ and "PYTHONPATH" not in environ
+
+
+def test_peers_that_lack_something_are_explained():
+    with pytest.raises(UserError, match=r"lacks no_such_module; `make bench` makes one"):
+        measure.check_peer(sys.executable, "bench train", ["json", "no_such_module"])
+    with pytest.raises(UserError, match="/no/python cannot be run: No such file"):
+        measure.check_peer("/no/python", "bench train", ["json"])
+    measure.check_peer(sys.executable, "bench train", ["json"])
+
+
+def test_json_is_refused_before_the_work_where_it_cannot_be_written(tmp_path):
+    for path in (tmp_path, tmp_path / "missing" / "report.json"):
+        with pytest.raises(UserError, match="--json"):
+            measure.check_output(str(path))
+    measure.check_output(None)
+    measure.write_json(str(tmp_path / "report.json"), {"text": "字"})
+    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == {"text": "字"}
+
+
+def test_segments_leave_the_warm_up_out_and_wait_for_commands():
+    class Commands:
+        def __init__(self):
+            self.sent: list[dict] = []
+            self.waiting = [{"steps": 3, "untimed": 1}, {"steps": 2, "untimed": 0}]
+
+        def receive(self):
+            if not self.waiting:
+                raise worker.Stop
+            return self.waiting.pop(0)
+
+        def send(self, **report):
+            self.sent.append(report)
+
+    commands = Commands()
+    segments = worker.Segments(commands)
+    for texts in range(1, 6):
+        segments.before_step()
+        segments.after_step(texts, 10 * texts)
+    with pytest.raises(worker.Stop):
+        segments.before_step()
+    assert [report["steps"] for report in commands.sent] == [2, 2]
+    assert [report["texts"] for report in commands.sent] == [2 + 3, 4 + 5]
+    assert [report["tokens"] for report in commands.sent] == [50, 90]
+    assert all(report["peak_mb"] > 0 for report in commands.sent)

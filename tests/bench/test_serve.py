@@ -1,0 +1,121 @@
+"""A real run of `bench serve` and the parts of its clients."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import sys
+
+import fake_core
+import numpy as np
+import pytest
+from tiny_bert import LABELS
+
+from fleetbert import cli
+from fleetbert.bench import serve, serve_client
+from fleetbert.errors import UserError
+from fleetbert.metrics import softmax
+
+TEXTS = ["good", "bad bad", "无 good good", "", "x" * 20]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    path = tmp_path_factory.mktemp("texts") / "texts.tsv"
+    rows = [f"{LABELS[n % 3]}\t{' '.join(f'word{n + k}' for k in range(n))}" for n in range(1, 30)]
+    path.write_text("\n".join(["label\ttext_a", *rows]) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.slow
+def test_all_ways_are_measured_and_answer_alike(tiny_bundle, texts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(serve, "SIZES", (1, 8))
+    words = ["--bundle", tiny_bundle, "--data", texts, "--variant", "float32", "--rounds", 1]
+    words += ["--seconds", 1, "--connections", 4, "--threads", 1, "--markdown"]
+    words += ["--json", tmp_path / "report.json", "--peer-python", sys.executable]
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["bench", "serve", *map(str, words)])
+    out, err = capsys.readouterr()
+    assert caught.value.code == 0, err
+    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert next(iter(report["engines"])) == serve.OFFLINE and len(report["engines"]) == 7
+    assert report["variant"] == "float32" and report["connections"] == 4
+    for name, found in report["engines"].items():
+        assert f"| {name} | " in out
+        assert found["texts_per_s"] > 0
+        if name != serve.OFFLINE:
+            assert found["failed"] == 0 and found["client_processors"] > 0
+            assert 0 < found["full_p50_ms"] <= found["full_p99_ms"]
+            assert found["cpu_ms_per_text"] > 0 and found["peak_mb"] > 0
+    answers = report["answers"]
+    assert len(answers) == 4
+    for name, found in answers.items():
+        ours = not name.startswith(serve.PEER)
+        assert found["difference"] < (1e-4 if ours else 0.5), name  # the peer computes in int8
+    assert len(report["beside_peer"]) == 4
+
+
+def load(server, **command):
+    whole = {"protocol": "http", "address": server.http, "texts_per_request": 2, **command}
+    return asyncio.run(serve_client._load(whole, TEXTS))
+
+
+@pytest.fixture(scope="module")
+def server():
+    with fake_core.serve() as served:
+        yield served
+
+
+@pytest.fixture
+def model(monkeypatch):
+    monkeypatch.setattr(serve_client, "MODEL", "sst")
+
+
+def test_the_clients_read_scores(server, model, tmp_path):
+    load(server, connections=1, save=str(tmp_path / "scores.npy"))
+    expected = softmax(fake_core.logits_of(TEXTS))
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, atol=1e-6)
+
+
+def test_closed_loop_and_paced(server, model):
+    full = load(server, connections=3, seconds=1.0)
+    assert full["requests"] > 10 and full["failed"] == 0
+    assert full["requests"] < full["texts"] <= 2 * full["requests"]
+    assert 0 < full["p50_ms"] <= full["p99_ms"]
+    before = len(server.core.questions)
+    paced = load(server, connections=3, seconds=1.0, rate=12.0)
+    asked = len(server.core.questions) - before
+    assert asked <= 12 and paced["requests"] <= asked
+    # so slow that most connections have no turn in that time
+    slow = load(server, connections=64, seconds=1.0, rate=2.0)
+    assert 1 <= slow["requests"] <= 2
+
+
+def test_a_first_answer_that_comes_late_counts(server, model):
+    found = load(server, connections=2, seconds=1e-6)
+    assert found["requests"] >= 1 and found["seconds"] > 1e-6
+
+
+def test_failures_are_counted_and_end_their_connection(server, monkeypatch):
+    monkeypatch.setattr(serve_client, "MODEL", "full")
+    found = load(server, connections=3, seconds=1.0)
+    assert (found["requests"], found["failed"]) == (0, 3)
+    with pytest.raises(UserError, match="did not answer"):
+        load(server, connections=1, save="unused")
+
+
+def test_percentiles():
+    assert serve_client.percentile([3, 1, 2], 0.5) == 2
+    assert serve_client.percentile(range(1, 101), 0.99) == 99
+    assert serve_client.percentile([7], 0.01) == 7
+    assert math.isnan(serve_client.percentile([], 0.5))
+
+
+def test_what_cannot_be_measured_is_said(tiny_bundle, texts):
+    same = {"variant": "float32", "texts": 9, "connections": 1, "seconds": 1, "rounds": 1,
+            "threads": 1, "peer_python": sys.executable}  # fmt: skip
+    with pytest.raises(UserError, match="--connections is 0"):
+        serve.bench(str(tiny_bundle), str(texts), **{**same, "connections": 0})
+    with pytest.raises(UserError, match="cannot be run"):
+        serve.bench(str(tiny_bundle), str(texts), **{**same, "peer_python": "no-python"})

@@ -1,0 +1,43 @@
+"""Jobs on clicks that were made up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fleetbert.data import criteo_made
+
+ROWS, DEV_ROWS, IDS = 24_000, 8_000, 520
+
+
+def write_data(folder: Path) -> dict[str, Any]:
+    """train.tsv, dev.tsv and few.tsv in `folder`; returns truth.json."""
+    truth = criteo_made.make(folder, ROWS, DEV_ROWS, IDS, seed=5)
+    with (folder / "train.tsv").open("rb") as file:
+        (folder / "few.tsv").write_bytes(b"".join(file.readline() for _ in range(1000)))
+    return truth
+
+
+def changes(folder: Path, train: str = "train.tsv") -> dict[str, Any]:
+    """To `tiny_job.values`."""
+    return {
+        "task.name": "ctr",
+        "data.train": str(folder / train),
+        "data.dev": str(folder / "dev.tsv"),
+        "data.batch_size": 256,
+        "wide_deep.embedding_size": 4,
+        "wide_deep.deep_layers": [32],
+        "wide_deep.learning_rate": 0.05,
+        "optimizer.learning_rate": 3e-3,
+        "optimizer.weight_decay": 0.0,
+        "trainer.epochs": 3,
+    }
+
+
+# From which a plain gradient moves all weights, those of rows too.
+SGD = {
+    "optimizer.name": "sgd", "optimizer.learning_rate": 0.1, "optimizer.schedule": "constant",
+    "optimizer.warmup_ratio": 0.0, "optimizer.max_grad_norm": 0, "data.batch_size": 50,
+    "wide_deep.optimizer": "sgd", "wide_deep.learning_rate": 5.0, "wide_deep.entry": "count:30",
+    "wide_deep.initial_range": 0.3,
+}  # fmt: skip

@@ -1,0 +1,181 @@
+"""`launch/quantize.py` as users start it: what is added, what the gate stops, what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleetbert import bundle as bundles
+from fleetbert import config, errors
+from fleetbert.compress import command, gate
+from fleetbert.errors import GateFailed, UserError
+from fleetbert.infer import answer, golden
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def job(bundle, data, method, **changes):
+    values = {
+        "bundle": str(bundle),
+        "method": method,
+        "gate": {"data": str(data / "dev.tsv"), "max_accuracy_drop": 0.05},
+    }
+    if method in ("static", "search"):
+        values["calibration"] = {"data": str(data / "train.tsv"), "texts": 64}
+    for name, value in changes.items():
+        section, _, last = name.rpartition("__")
+        (values.setdefault(section, {}) if section else values)[last] = value
+    return config.Quantize.model_validate(values)
+
+
+def content(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "changes"),
+    [
+        ("dynamic", "int8-dynamic", {}),
+        ("dynamic", "int16-dynamic", {"bits": 16}),
+        ("static", "int8-static", {}),
+        ("static", "mine", {"name": "mine", "skip": ["linear_1*"]}),
+        ("search", "int8-search", {}),
+        ("static", "abs-max", {"name": "abs-max", "calibration__algorithm": "abs_max"}),
+        ("static", "hist", {"name": "hist", "calibration__algorithm": "hist"}),
+        ("static", "kl", {"name": "kl", "calibration__algorithm": "KL"}),
+        ("static", "mse", {"name": "mse", "calibration__algorithm": "mse"}),
+        ("static", "emd", {"name": "emd", "calibration__algorithm": "emd"}),
+    ],
+)
+def test_a_variant_is_added_with_its_evidence(bundle, tiny_data, method, name, changes):
+    before = content(bundle / "float32")
+    command.quantize(job(bundle, tiny_data, method, **changes))
+    variant = bundles.read(bundle).variant(name)
+    page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
+    assert f"{name}</th>" in page
+    assert "not added" not in page
+    bundles.verify(bundles.read(bundle), name)
+    assert content(bundle / "float32") == before
+    measured = variant.accuracy[0]
+    assert measured.n == 60
+    assert measured.float32_accuracy > 0.8  # else a drop would mean nothing
+    # The same figures again, by the engine that serves.
+    models = [answer.load(bundle, which) for which in ("float32", name)]
+    rows = [line.split("\t") for line in (tiny_data / "dev.tsv").read_text().splitlines()[1:]]
+    found = [
+        answer.compute_logits(model, [row[1] for row in rows], None).values for model in models
+    ]
+    truth = [models[0].labels.index(row[0]) for row in rows]
+    assert measured.float32_accuracy == pytest.approx((found[0].argmax(1) == truth).mean())
+    assert measured.accuracy == pytest.approx((found[1].argmax(1) == truth).mean())
+    difference = float(np.abs(found[0] - found[1]).max())
+    assert variant.extra["max_logit_difference"] == pytest.approx(difference, rel=1e-3)
+    assert 0 < difference < 0.5
+    sizes = {
+        n: sum(f.size for f in bundles.read(bundle).variant(n).files) for n in ("float32", name)
+    }
+    assert variant.extra["size_ratio"] == pytest.approx(sizes[name] / sizes["float32"], abs=1e-3)
+    # What a server will ask it before it lets it answer: like float32, but not the same numbers.
+    kept = [golden.read(bundles.read(bundle), which).logits for which in ("float32", name)]
+    assert 0 < np.abs(kept[0] - kept[1]).max() < 0.5
+
+
+def test_the_gate_stops_what_loses_too_much(bundle, tiny_data):
+    """An impossible gate: the variant would have to be better than float32 by half."""
+    before = content(bundle)
+    with pytest.raises(
+        GateFailed, match="bundle stays as it was; the layers whose outputs change most"
+    ):
+        command.quantize(job(bundle, tiny_data, "static", gate__max_accuracy_drop=-0.5))
+    after = content(bundle)
+    page = after.pop("quantize-report.html").decode()
+    assert after == before
+    assert "int8-static (not added)" in page and "the layers whose outputs change most" in page
+
+
+def test_the_command_exits_with_3_at_the_gate_and_with_2_for_a_wrong_key(bundle, tiny_data):
+    def run(*words):
+        return subprocess.run(
+            [sys.executable, ROOT / "launch" / "quantize.py", "--config",
+             ROOT / "configs" / "quantize" / "dynamic.yaml", f"bundle={bundle}",
+             f"gate.data={tiny_data / 'dev.tsv'}", *words],
+            capture_output=True, text=True, timeout=300,
+        )  # fmt: skip
+
+    failed = run("gate.max_accuracy_drop=-0.5")
+    assert failed.returncode == GateFailed.code == 3, failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert "gate.max_accuracy_drop allows -0.5" in failed.stderr
+    wrong = run("gate.max_acuracy_drop=1")
+    assert wrong.returncode == 2
+    assert "did you mean gate.max_accuracy_drop?" in wrong.stderr
+
+
+BAD = [
+    ("no such file", "static", {"calibration__data": "missing.tsv"}, "missing.tsv"),
+    ("wrong column", "static", {"calibration__data": "wrong.tsv"}, "no column 'text_a'"),
+    ("empty", "static", {"calibration__data": "empty.txt"}, "empty.txt"),
+    ("unknown label", "dynamic", {"gate__data": "labels.tsv"}, "does not know the label"),
+    ("skips all", "static", {"skip": ["*"]}, "no layer is left"),
+    ("skips nothing", "dynamic", {"skip": ["layer9*"]}, "'layer9*' matches no weight"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD]
+)
+def test_bad_input_leaves_the_bundle_as_it_was(
+    bundle, tiny_data, tmp_path, monkeypatch, method, changes, message
+):
+    monkeypatch.chdir(tmp_path)
+    Path("wrong.tsv").write_text("label\ttext\ngood\tword1\n")
+    Path("empty.txt").write_text("")
+    Path("labels.tsv").write_text("label\ttext_a\nother\tword1\n")
+    before = content(bundle)
+    with pytest.raises(UserError) as error:
+        command.quantize(job(bundle, tiny_data, method, **changes))
+    assert message in str(error.value)
+    assert content(bundle) == before
+
+
+def test_a_broken_bundle_is_refused(bundle, tiny_data):
+    path = bundle / "float32" / "model.pdiparams"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+    with pytest.raises(UserError, match=r"model\.pdiparams is not the file that was exported"):
+        command.quantize(job(bundle, tiny_data, "dynamic"))
+
+
+def test_keys_that_do_not_go_together(tmp_path):
+    path = tmp_path / "job.yaml"
+    for text, message in [
+        ("method: static\ngate: {data: a.tsv}", "calibration.data: method: static needs texts"),
+        ("method: dynamic", "gate.data: name a labelled table"),
+        ("method: static\nbits: 16\ncalibration: {data: a}\ngate: {data: b}", "line 2: bits"),
+    ]:
+        path.write_text(text)
+        with pytest.raises(UserError, match=message):
+            config.load_as(config.Quantize, str(path), [])
+
+
+def test_shipped_configs_are_whole():
+    for path in sorted((ROOT / "configs" / "quantize").glob("*.yaml")):
+        assert config.load_as(config.Quantize, str(path), []).method == path.stem
+
+
+def test_gate_counts_exactly():
+    measured = gate.Measured("d", "0", 200, 0.895, 0.9, 2.0, 1.0, 2.0, 0.1, 1, 4)
+    gate.check("v", measured, 0.005, lambda: "")
+    with pytest.raises(errors.GateFailed, match=r"falls from 0\.9000 to 0\.8950, by 0\.0050"):
+        gate.check("v", measured, 0.004, lambda: "")
+    assert json.dumps(gate.as_extra(measured))

@@ -1,0 +1,69 @@
+"""Weights as integers: Paddle's own, and what it refuses, beside NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny_bert import make_network
+
+from fleetbert import program as programs
+from fleetbert.compress import dynamic
+from fleetbert.export import program as export
+from fleetbert.infer import engine, weights
+from fleetbert.infer.alike import random_batch
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("program")
+    export.save_program(make_network(), path)
+    return path
+
+
+def arrays_of(folder):
+    program = programs.read(folder / "model.pdmodel")
+    return programs.read_parameters(program, folder / "model.pdiparams")
+
+
+def test_products_as_mul_give_the_same_logits(folder, tmp_path):
+    program = programs.read(folder / "model.pdmodel")
+    dynamic.to_mul(program, arrays_of(folder))
+    kinds = [op.type for op in program.blocks[0].ops]
+    assert kinds.count("mul") == 2 * 6 + 2
+    programs.write(tmp_path / "model.pdmodel", program)
+    (tmp_path / "model.pdiparams").write_bytes((folder / "model.pdiparams").read_bytes())
+    batch = random_batch(np.random.default_rng(0), (3, 32), 100)
+    expected = engine.open_program(folder, "cpu", 1)(*batch)
+    np.testing.assert_allclose(engine.open_program(tmp_path, "cpu", 1)(*batch), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_every_matrix_and_table_is_integers(folder, bits):
+    """Against a quantization written out here: integers, scales and the largest error."""
+    arrays = arrays_of(folder)
+    found = dynamic.quantize_weights(folder, bits)
+    matrices = {name for name, array in arrays.items() if array.ndim == 2}
+    assert set(found.weights) == matrices
+    assert all(array.ndim < 2 for array in found.others.values())
+    steps = 2 ** (bits - 1) - 1
+    for name, (integers, scales, axis) in found.weights.items():
+        exact = arrays[name]
+        assert axis == (0 if name.startswith("embedding") else 1)
+        largest = np.abs(exact).max(1 - axis, keepdims=True)
+        np.testing.assert_allclose(scales, largest.ravel(), rtol=1e-6)
+        assert integers.dtype == f"int{bits}"
+        assert np.abs(integers - exact / largest * steps).max() <= 0.5 + 1e-2
+        error = np.abs(weights.widen(found.weights[name]) - exact)
+        assert (error <= largest / steps * 0.51).all()
+
+
+def test_what_is_skipped_stays_float32(folder):
+    arrays = arrays_of(folder)
+    some = [
+        next(n for n in arrays if n.startswith("linear")),
+        dynamic.tables(programs.read(folder / "model.pdmodel"))[0],
+    ]
+    found = dynamic.quantize_weights(folder, 8, some)
+    for name in some:
+        assert name not in found.weights
+        np.testing.assert_array_equal(found.others[name], arrays[name])

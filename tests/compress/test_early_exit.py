@@ -1,0 +1,195 @@
+"""Variants that texts leave early: made, measured, asked, refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert.compress import command, early_exit
+from fleetbert.compress.distill import command as distilling
+from fleetbert.compress.distill import exits as job_of_exits
+from fleetbert.compress.early_exit import Observed
+from fleetbert.errors import GateFailed, UserError
+from fleetbert.infer import answer, evaluate
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def values(bundle, data, **distill):
+    return {
+        "bundle": str(bundle),
+        "distill": {"kind": "self", "epochs": 3, "width": 16, **distill},
+        "data": {"train": str(data / "train.tsv")},
+        "gate": {"data": str(data / "dev.tsv"), "max_accuracy_drop": 0.05},
+        "threads": 2,
+    }
+
+
+def job(bundle, data, **distill):
+    return config.SelfDistill.model_validate(values(bundle, data, **distill))
+
+
+@pytest.fixture(scope="module")
+def made(trained, tiny_data, tmp_path_factory):
+    """A bundle with both early-exit variants, made by the command that users type."""
+    root = tmp_path_factory.mktemp("made")
+    bundle = Path(shutil.copytree(trained, root / "bundle"))
+    quantize = {
+        "bundle": str(bundle),
+        "method": "static",
+        "calibration": {"data": str(tiny_data / "train.tsv"), "texts": 64},
+        "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.5},
+        "report": str(root / "report.html"),
+    }
+    command.quantize(config.Quantize.model_validate(quantize))
+    path = root / "job.yaml"
+    path.write_text(json.dumps(values(bundle, tiny_data)), encoding="utf-8")
+    script = [sys.executable, str(ROOT / "launch" / "distill.py"), "--config", str(path)]
+    done = subprocess.run(script, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "added early-exit-int8" in done.stderr
+    return bundle
+
+
+@pytest.fixture(scope="module")
+def texts(tiny_data):
+    lines = (tiny_data / "dev.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    return [line.split("\t")[1] for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("name", "source"), [("early-exit-float32", "float32"), ("early-exit-int8", "int8-static")]
+)
+def test_at_speed_0_it_answers_as_its_source_does(made, texts, name, source):
+    expected = answer.compute_logits(answer.load(made, source), texts, None).values
+    found = answer.compute_logits(answer.load(made, name, speed=0.0), texts, None)
+    np.testing.assert_allclose(found.values, expected, atol=1e-5)
+    assert {*found.exit_layers.tolist()} == {2}
+
+
+@pytest.mark.parametrize("name", ["early-exit-float32", "early-exit-int8"])
+def test_at_speed_1_all_leave_at_once_and_are_right(made, tiny_data, name):
+    report = evaluate.evaluate(answer.load(made, name, speed=1.0), tiny_data / "dev.tsv")
+    assert report["mean_layers"] == 1.0
+    assert report["accuracy"] >= 0.9
+    assert "1.00 layers each" in evaluate.format_report(report)
+
+
+def test_the_manifest_says_what_evaluate_finds(made, tiny_data):
+    for name in ("early-exit-float32", "early-exit-int8"):
+        variant = bundles.read(made).variant(name)
+        by_speed = {point["speed"]: point for point in variant.extra["by_speed"]}
+        assert variant.extra["ends"] == [1, 2]
+        for speed in (0.0, 0.3, variant.extra["speed"]):
+            report = evaluate.evaluate(answer.load(made, name, speed=speed), tiny_data / "dev.tsv")
+            assert report["accuracy"] == pytest.approx(by_speed[speed]["accuracy"], abs=1e-4)
+            assert report["mean_layers"] == pytest.approx(by_speed[speed]["mean_layers"], abs=1e-3)
+        own = evaluate.evaluate(answer.load(made, name), tiny_data / "dev.tsv")
+        assert own["accuracy"] == pytest.approx(variant.accuracy[0].accuracy)
+        assert own["accuracy"] == pytest.approx(
+            by_speed[variant.extra["speed"]]["accuracy"], abs=1e-4
+        )
+
+
+def test_predict_says_where_texts_left(made, texts):
+    predict = [sys.executable, "-m", "fleetbert.cli", "predict", "--bundle", str(made)]
+    predict += ["--variant", "early-exit-int8", "--speed", "1", "--input", "-"]
+    done = subprocess.run(
+        predict, input="\n".join(texts[:3]), capture_output=True, text=True, timeout=300, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line)["exit_layer"] for line in done.stdout.splitlines()] == [1, 1, 1]
+
+
+def test_heads_as_in_the_paper_learn_too(bundle, tiny_data):
+    added = job_of_exits.add_variants(
+        job(bundle, tiny_data, head="fastbert", labels_weight=0.5, epochs=8, speed=0.9)
+    )
+    variant = added.variant("early-exit-float32")
+    assert variant.extra["head"] == "fastbert"
+    assert variant.extra["speed"] == 0.9
+    assert variant.extra["accuracy_by_layer"][0] >= 0.9
+
+
+def test_the_gate_leaves_the_bundle_as_it_was(bundle, tiny_data):
+    before = (bundle / "manifest.json").read_bytes()
+    settings = job(bundle, tiny_data)
+    settings = settings.model_copy(
+        update={"gate": settings.gate.model_copy(update={"max_accuracy_drop": -0.5})}
+    )
+    with pytest.raises(GateFailed, match=r"early-exit-float32: accuracy .* distill.speed"):
+        job_of_exits.add_variants(settings)
+    assert (bundle / "manifest.json").read_bytes() == before
+    assert not list(bundle.glob("early-exit*"))
+
+
+def observed():
+    """Layer 1's head is right where it is certain, layer 2's always doubts."""
+    truth = np.array([0, 1, 0, 1])
+    predicted = np.array([[0, 1, 1, 0], [1, 0, 1, 0], [0, 1, 0, 1]])
+    doubt = np.array([[0.1, 0.1, 0.4, 0.9], [0.95] * 4, [0.0] * 4])
+    return Observed(truth, predicted, doubt, layer_seconds=1.0, group_seconds=0.1)
+
+
+def test_judge_counts_by_hand():
+    found = early_exit.judge(observed(), [1, 3], 0.3)
+    assert (found.accuracy, found.mean_layers) == (1.0, 2.0)
+    assert found.cost == pytest.approx(1.1 + 0.5 * 2.1)
+    assert early_exit.judge(observed(), [1, 3], 0.5).accuracy == 0.75
+
+
+def test_the_cheapest_choice_that_keeps_the_accuracy():
+    found = early_exit.choose(observed(), 1.0, None, None)
+    assert (found.ends, found.accuracy, found.mean_layers) == ([1, 3], 1.0, 2.0)
+    assert early_exit.choose(observed(), 0.7, None, None).mean_layers < 2.0
+    assert early_exit.choose(observed(), 1.0, [2, 3], None).ends == [2, 3]
+    # Nothing is accurate enough: the most accurate, which the gate then refuses.
+    assert early_exit.choose(observed(), 0.99, [1, 3], 1.0).accuracy == 0.5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": [1, 3]}, r"distill.layers: \[1, 3\]; .* last of them 2"),
+        ({"layers": [2]}, "two at least"),
+        ({"layers": [2, 1]}, "ascending"),
+    ],
+)
+def test_layers_that_are_not_there(bundle, tiny_data, changes, message):
+    with pytest.raises(UserError, match=message):
+        job_of_exits.add_variants(job(bundle, tiny_data, **changes))
+
+
+def test_a_source_that_cannot_be_cut(bundle, tiny_data):
+    dynamic = {
+        "bundle": str(bundle),
+        "method": "dynamic",
+        "gate": values(bundle, tiny_data)["gate"],
+    }
+    command.quantize(config.Quantize.model_validate(dynamic))
+    settings = job(bundle, tiny_data).model_copy(update={"sources": ["int8-dynamic"]})
+    with pytest.raises(UserError, match=r"sources: the variant int8-dynamic .* name float32"):
+        job_of_exits.add_variants(settings)
+
+
+def test_speed_needs_a_variant_that_texts_may_leave(bundle, made):
+    with pytest.raises(UserError, match="no text leaves the variant float32"):
+        answer.load(bundle, "float32", speed=0.5)
+    with pytest.raises(UserError, match=r"from 0 .* to 1"):
+        answer.load(made, "early-exit-float32", speed=1.5)
+
+
+def test_ranks_are_refused(bundle, tiny_data, tmp_path, monkeypatch):
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps(values(bundle, tiny_data)), encoding="utf-8")
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    with pytest.raises(UserError, match="for one process"):
+        distilling.main(["--config", str(path)])

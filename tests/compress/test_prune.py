@@ -1,0 +1,436 @@
+"""Pruning: what goes matters least, what stays computes as before, and the program is smaller."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import processes
+import pytest
+import tiny_job
+import yaml
+from scipy import special, stats
+
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert import program as programs
+from fleetbert.compress import command, importance, prune, tuning
+from fleetbert.errors import GateFailed, UserError
+from fleetbert.infer import engine
+from fleetbert.infer.alike import random_batch
+from fleetbert.model import bert, from_program, weights
+
+SCRIPT = processes.ROOT / "launch" / "quantize.py"
+HEADS, UNITS, WIDTH = 4, 128, 16
+
+
+def values(bundle: Path, data: Path, output: Path, changes: dict | None = None) -> dict[str, Any]:
+    """The job as its YAML file would have it: nine steps; `changes` has dotted keys."""
+    wanted = {
+        "bundle": str(bundle),
+        "method": "prune",
+        "prune": {"heads": 0.5, "feed_forward": 0.6, "texts": 64},
+        "gate.data": str(data / "dev.tsv"),
+        "gate.max_accuracy_drop": 0.1,
+        "optimizer.learning_rate": 5e-4,
+        "distill.weight": 0.5,
+        "dropout": 0.0,
+        **(changes or {}),
+    }
+    job = tiny_job.values(data, output, wanted)
+    return {name: value for name, value in job.items() if name not in ("task", "model")}
+
+
+def read_job(*arguments: Any) -> config.Quantize:
+    return config.Quantize.model_validate(values(*arguments))
+
+
+def write_job(path: Path, *arguments: Any) -> Path:
+    path.write_text(yaml.safe_dump(values(*arguments)), encoding="utf-8")
+    return path
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def tensors_of(program_folder: Path) -> dict[str, np.ndarray]:
+    """A program's tensors under PaddleNLP's names."""
+    program = programs.read(program_folder / "model.pdmodel")
+    names = from_program.names(program, "tiny").parameters
+    arrays = programs.read_parameters(program, program_folder / "model.pdiparams")
+    return {names[name]: array.copy() for name, array in arrays.items()}
+
+
+def build(tensors: dict[str, np.ndarray], **shape: Any) -> paddle.nn.Layer:
+    """The tiny classifier with these weights, in evaluation mode."""
+    wanted = {
+        "vocab_size": len(tensors["bert.embeddings.word_embeddings.weight"]),
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": HEADS,
+        "intermediate_size": UNITS,
+        "max_position_embeddings": 512,
+        "type_vocab_size": len(tensors["bert.embeddings.token_type_embeddings.weight"]),
+        **shape,
+    }
+    source = weights.Source("tiny", wanted, Path("vocab.txt"), True, tensors)
+    network = bert.build("classification", weights.bert_config(source, 3, 1))
+    weights.load(network, source)
+    network.eval()
+    return network
+
+
+def scaled(tensors: dict[str, np.ndarray], layer: int, part: str, factors: np.ndarray) -> dict:
+    """The tensors with the outputs of a layer's heads or units multiplied by factors, by way of
+    the matrix that reads them."""
+    name = {"heads": "self_attn.out_proj", "units": "linear2"}[part]
+    name = f"bert.encoder.layers.{layer}.{name}.weight"
+    rows = np.repeat(factors, WIDTH if part == "heads" else 1)
+    return {**tensors, name: (tensors[name] * rows[:, None]).astype(np.float32)}
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """Labelled texts, all three labels."""
+    random = np.random.default_rng(5)
+    found = []
+    for shape in ((12, 16), (8, 32)):
+        ids, types = random_batch(random, shape, 190)
+        labels = random.integers(0, 3, shape[0])
+        found.append({"inputs": {"input_ids": ids, "token_type_ids": types}, "labels": labels})
+    return found
+
+
+def as_tensors(batch: dict[str, Any]) -> dict[str, Any]:
+    inputs = {name: paddle.to_tensor(array) for name, array in batch["inputs"].items()}
+    return {"inputs": inputs, "labels": paddle.to_tensor(batch["labels"])}
+
+
+def losses(tensors: dict[str, np.ndarray], batches: Any) -> np.ndarray:
+    """Each text's cross entropy, float64, in NumPy from the logits on."""
+    network = build(tensors)
+    found = []
+    for batch in batches:
+        logits = tuning.answers(network, batch["inputs"]).astype(np.float64)
+        found.append(-special.log_softmax(logits, axis=1)[np.arange(len(logits)), batch["labels"]])
+    return np.concatenate(found)
+
+
+@pytest.fixture(scope="module")
+def measured(whole_program, batches):
+    """The importance of all heads and units over the texts."""
+    network = build(tensors_of(whole_program))
+    found = importance.measure(network, [as_tensors(batch) for batch in batches])
+    assert found.heads.shape == (2, HEADS) and found.feed_forward.shape == (2, UNITS)
+    assert not any(layer._forward_pre_hooks for layer in network.sublayers())
+    return found
+
+
+@pytest.mark.parametrize(("part", "numbers"), [("heads", range(HEADS)), ("units", (3, 70, 127))])
+def test_importance_is_the_slope_of_each_texts_loss(
+    whole_program, batches, measured, part, numbers
+):
+    """Against differences of losses with the head's or the unit's output a little larger or
+    smaller, done to the weights."""
+    tensors = tensors_of(whole_program)
+    found = measured.heads if part == "heads" else measured.feed_forward
+    for layer in range(2):
+        for number in numbers:
+            ends = []
+            for step in (0.02, -0.02):
+                factors = np.ones(found.shape[1])
+                factors[number] += step
+                ends.append(losses(scaled(tensors, layer, part, factors), batches))
+            slope = np.abs((ends[0] - ends[1]) / 0.04).mean()
+            assert found[layer, number] == pytest.approx(slope, rel=0.03, abs=2e-4)
+
+
+def test_importance_ranks_heads_as_removing_them_does(whole_program, batches, measured):
+    tensors = tensors_of(whole_program)
+    whole = losses(tensors, batches)
+    changes = np.zeros((2, HEADS))
+    for layer in range(2):
+        for head in range(HEADS):
+            factors = np.ones(HEADS)
+            factors[head] = 0
+            without = losses(scaled(tensors, layer, "heads", factors), batches)
+            changes[layer, head] = np.abs(without - whole).mean()
+    assert stats.spearmanr(changes.ravel(), measured.heads.ravel()).statistic > 0.7
+
+
+def test_heads_and_units_that_do_nothing_go_first(whole_program, batches):
+    tensors = tensors_of(whole_program)
+    idle_heads, idle_units = ([1, 3], [0, 2]), np.arange(0, 128, 2)
+    for layer in range(2):
+        factors = np.ones(HEADS)
+        factors[idle_heads[layer]] = 0
+        tensors = scaled(tensors, layer, "heads", factors)
+        tensors = scaled(tensors, layer, "units", np.arange(128) % 2)
+    network = build(tensors)
+    found = importance.measure(network, [as_tensors(batch) for batch in batches])
+    kept = importance.choose(found, 0.5, 0.5)
+    assert kept.heads.tolist() == [[0, 2], [1, 3]]
+    assert not np.isin(kept.units, idle_units).any()
+    assert set(importance.lost(found, kept).values()) == {0.0}
+    # And without them it answers the same.
+    pruned = build(prune.narrow_tensors(tensors, kept, WIDTH), kept_heads=2, intermediate_size=64)
+    for batch in batches:
+        np.testing.assert_allclose(
+            tuning.answers(pruned, batch["inputs"]),
+            tuning.answers(network, batch["inputs"]),
+            atol=1e-5,
+        )
+
+
+def test_a_pruned_network_answers_like_a_masked_one(whole_program, pruned_program, kept):
+    """The masks are zeros in the weights of the whole network."""
+    tensors = tensors_of(whole_program)
+    for layer in range(2):
+        tensors = scaled(tensors, layer, "heads", np.isin(np.arange(HEADS), kept.heads[layer]))
+        tensors = scaled(tensors, layer, "units", np.isin(np.arange(UNITS), kept.units[layer]))
+    masked = build(tensors)
+    narrow = build(tensors_of(pruned_program), kept_heads=2, intermediate_size=48)
+    served = engine.open_program(pruned_program, "cpu", 1)
+    whole = engine.open_program(whole_program, "cpu", 1)
+    random = np.random.default_rng(6)
+    for shape in ((3, 32), (1, 128), (8, 16)):
+        ids, types = random_batch(random, shape, 190)
+        inputs = {"input_ids": ids, "token_type_ids": types}
+        expected = tuning.answers(masked, inputs)
+        np.testing.assert_allclose(tuning.answers(narrow, inputs), expected, atol=1e-5)
+        np.testing.assert_allclose(served(ids, types), expected, atol=2e-5)
+        assert np.abs(whole(ids, types) - expected).max() > 1e-2
+    sizes = [
+        (folder / "model.pdiparams").stat().st_size for folder in (whole_program, pruned_program)
+    ]
+    # Of a layer: half of four matrices, and 48 / 128 of two.
+    assert sizes[0] - sizes[1] == pytest.approx(4 * 2 * (4 * 64 * 32 + 2 * 64 * 80), rel=0.02)
+
+
+def test_shares_become_numbers():
+    found = importance.Importance(np.ones((2, 12)), np.ones((2, 1536)))
+    for heads, units, expected in [
+        (0.33, 0.5, (8, 768)),
+        (0.99, 0.999, (1, 16)),
+        (0.0, 0.33, (12, 1024)),
+        (0.5, 0.0, (6, 1536)),
+    ]:
+        kept = importance.choose(found, heads, units)
+        assert (kept.heads.shape[1], kept.units.shape[1]) == expected
+    with pytest.raises(UserError, match=r"prune\.heads: 0\.02 of 12 heads"):
+        importance.choose(found, 0.02, 0.001)
+
+
+@pytest.fixture(scope="module")
+def done(trained, tiny_data, tmp_path_factory):
+    """(bundle with its variant pruned-float32, what was trained, folder of the run)."""
+    folder = tmp_path_factory.mktemp("prune")
+    bundle = Path(shutil.copytree(trained, folder / "bundle"))
+    kept = []
+    train = prune.train
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prune, "train", lambda *given: kept.append(train(*given)) or kept[0])
+        command.quantize(read_job(bundle, tiny_data, folder / "run"))
+    return bundle, kept[0], folder / "run"
+
+
+def test_the_variant_is_smaller_and_what_was_trained(done, trained):
+    bundle, pruned, run = done
+    opened = bundles.read(bundle)
+    bundles.verify(opened, "pruned-float32")
+    variant = opened.variant("pruned-float32")
+    assert variant.made_from == "float32"
+    assert variant.kind == "paddle-inference"
+    assert variant.extra["heads"] == [2, 1]
+    assert variant.extra["feed_forward"] == [128, 48]
+    assert variant.extra["size_ratio"] < 0.8
+    assert variant.extra["max_difference_to_network"] < 1e-4
+    assert variant.accuracy[0].accuracy > 0.8
+    program = programs.read(bundle / "pruned-float32" / "model.pdmodel")
+    arrays = programs.read_parameters(program, bundle / "pruned-float32" / "model.pdiparams")
+    whole = programs.read(bundle / "float32" / "model.pdmodel")
+    assert programs.parameter_names(program) == programs.parameter_names(whole)
+    for name, array in arrays.items():
+        described = programs.variable(program.blocks[0], name).type.lod_tensor.tensor
+        assert list(described.dims) == list(array.shape)
+    source = from_program.open_bundle(opened, 0.0, "pruned-float32")
+    assert (source.shape["num_attention_heads"], source.shape["kept_heads"]) == (2, 1)
+    assert source.shape["intermediate_size"] == 48
+    state = pruned.network.network.state_dict()
+    for name, array in source.tensors.items():
+        np.testing.assert_array_equal(array, state[name].numpy())
+    assert content(bundle / "float32").values()
+    assert (bundle / "float32" / "model.pdiparams").read_bytes() == (
+        trained / "float32" / "model.pdiparams"
+    ).read_bytes()
+    page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
+    assert "Each layer keeps 1 of 2 attention heads and 48 of 128" in page
+    assert "data:image" not in page  # nothing that the page's policy would refuse to show
+    assert json.loads((run / "summary.json").read_text())["steps"] == 9
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic", "qat", "prune"])
+def test_a_pruned_variant_is_a_source(done, tiny_data, tmp_path, method):
+    bundle = Path(shutil.copytree(done[0], tmp_path / "bundle"))
+    changes = {
+        "method": method,
+        "source": "pruned-float32",
+        "calibration": {"data": str(tiny_data / "train.tsv"), "texts": 64},
+        "prune": {"heads": 0, "feed_forward": 0.3},
+    }
+    command.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
+    made = "pruned-float32" if method == "prune" else f"int8-{method}"
+    variant = bundles.read(bundle).variant(f"pruned-{made}")
+    assert variant.made_from == "pruned-float32"
+    assert (
+        variant.extra["size_ratio"]
+        < bundles.read(bundle).variant("pruned-float32").extra["size_ratio"]
+    )
+    assert variant.accuracy[0].accuracy > 0.8
+    if method == "prune":
+        assert variant.extra["feed_forward"] == [48, 32]
+    elif method == "qat":
+        assert variant.extra["max_difference_to_network"] < 0.02
+    else:
+        # Beside its source, and not only close to float32 by chance.
+        ids, types = random_batch(np.random.default_rng(7), (8, 16), 100)
+        source = engine.open_program(bundle / "pruned-float32", "cpu", 1)(ids, types)
+        found = engine.OPENERS[variant.kind](bundle / variant.name, "cpu", 1)(ids, types)
+        assert np.abs(found - source).max() < 0.1
+
+
+def test_two_ranks_prune_the_same_and_the_gate_adds_nothing(done, trained, tiny_data, tmp_path):
+    """The gate fails first; then the same run, all of its steps done, goes through it."""
+    _, expected, run = done
+    bundle = Path(shutil.copytree(trained, tmp_path / "bundle"))
+    output = tmp_path / "run"
+    job = write_job(tmp_path / "job.yaml", bundle, tiny_data, output)
+    before = content(bundle)
+
+    def start(*words: str, launcher: list[str] | None = None) -> Any:
+        return processes.start(tmp_path, job, *words, launcher=launcher, script=SCRIPT)
+
+    process = start("gate.max_accuracy_drop=-0.5", launcher=["--nproc_per_node", "2"])
+    try:
+        code = process.wait(timeout=processes.DEADLINE)
+    finally:
+        processes.kill(process)
+    assert code == GateFailed.code == 3, processes.said(process)
+    said = (tmp_path / "log" / "workerlog.0").read_text()
+    assert "the parts that lost most of what matters are layer" in said
+    after = content(bundle)
+    page = after.pop(bundle / "quantize-report.html").decode()
+    assert after == before
+    assert "pruned-float32 (not added)" in page
+    assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(run), rel=0.02)
+    process = start()  # one process goes on from what two ranks left
+    try:
+        processes.ended(process)
+    finally:
+        processes.kill(process)
+    found = bundles.read(bundle).variant("pruned-float32")
+    assert found.extra["kept_heads"] == expected.kept.heads.tolist()
+    assert len(tiny_job.losses(output)) == 9
+    with pytest.raises(UserError, match=r"trained with prune\.heads: 0\.5, this job has 0\.0"):
+        prune.train(read_job(bundle, tiny_data, output, {"prune.heads": 0.0}), bundles.read(bundle))
+
+
+BAD = [
+    ("int8 source", {"source": "int8"}, "variant int8 of .* is of kind paddle-inference-int8"),
+    ("no source", {"source": "other"}, "has no variant 'other'; it has: float32"),
+    ("too little", {"prune": {"heads": 0.1, "feed_forward": 0.02}}, "remove nothing; raise one"),
+    ("no file", {"data.train": "missing.tsv"}, "missing.tsv"),
+    ("no gate data", {"gate.data": "missing.tsv"}, "missing.tsv"),
+    ("one text", {"data.train": "one.tsv", "data.dev": None}, "one.tsv: 2 texts are too few to"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+def test_bad_input_leaves_the_bundle_as_it_was(
+    bundle, tiny_data, tmp_path, monkeypatch, changes, message
+):
+    monkeypatch.chdir(tmp_path)
+    Path("one.tsv").write_text("label\ttext_a\nbad\tword1\ngood\tword2\n")
+
+    def fill(folder: Path) -> bundles.Variant:
+        (folder / "x86.pdmodel").write_bytes(b"0")
+        return bundles.Variant(name="int8", kind="paddle-inference-int8")
+
+    bundles.add_variant(bundle, "int8", fill)
+    before = content(bundle)
+    with pytest.raises(UserError, match=message):
+        command.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
+    assert content(bundle) == before
+
+
+def test_keys_that_do_not_go_together(tmp_path):
+    path = tmp_path / "job.yaml"
+    text = "method: prune\ngate: {data: a.tsv}\n"
+    train = "data: {train: a}\n"
+    for more, message in [
+        ("", "data.train: give either data.train or data.builtin"),
+        (train + "bits: 16", "line 4: bits: method: prune computes in float32"),
+        (train + "skip: [a]", "line 4: skip: method: prune takes as much from every layer"),
+        (train + "prune: {heads: 0, feed_forward: 0}", "prune.heads: is 0, and so is"),
+        (train + "prune: {heads: 1}", "prune.heads: "),
+        (train + "prune: {head: 0.5}", "did you mean prune.heads"),
+        (train + "trainer: {compile: true}", "line 4: trainer.compile: does not go"),
+        (train + "name: float32", "line 4: name: float32 is the variant that"),
+        (train + "name: My Own", "name: "),
+    ]:
+        path.write_text(text + more)
+        with pytest.raises(UserError, match=message):
+            config.load_as(config.Quantize, str(path), [])
+
+
+def test_the_gates_texts_do_not_choose_the_best_step(trained, tiny_data, tmp_path):
+    """data.dev with gate.data's content is left out, wherever it lies; another table is taken."""
+    opened = bundles.read(trained)
+    copied = shutil.copyfile(tiny_data / "dev.tsv", tmp_path / "copied.tsv")
+    other = tmp_path / "other.tsv"
+    tiny_job.write_table(other, 20, 9)
+    for dev, expected in [(copied, None), (None, None), (other, str(other))]:
+        for method in ("qat", "prune"):
+            changes = {"data.dev": dev and str(dev), "method": method}
+            job = read_job(trained, tiny_data, tmp_path / "run", changes)
+            assert tuning.training_job(job, opened).data.dev == expected
+
+
+def test_texts_that_are_held_out_are_not_trained_on(trained, tiny_data, tmp_path):
+    from fleetbert.train.strategy.single import Single
+
+    job = read_job(trained, tiny_data, tmp_path / "run", {"held_out": 0.25})
+    opened = bundles.read(trained)
+    settings = tuning.training_job(job, opened)
+    task = tuning.open_tuned(settings, Single("cpu"), opened, "float32", lambda *_: None)
+    trained_on = {int(text) for step in task.plan(0) for text in step}
+    assert trained_on == set(range(120))
+    assert sorted([*task.train.lines, *task.dev.lines]) == list(range(2, 162))
+    assert len(task.dev.lines) == 40
+    arrays = task.dev_arrays(np.arange(40))
+    rows = (tiny_data / "train.tsv").read_text().splitlines()
+    for text, label in zip(arrays["texts"], arrays["labels"].numpy()):
+        line = int(task.dev.lines[text])
+        assert rows[line - 1].split("\t")[0] == task.labels[label]
+
+
+def test_the_command_line(bundle, tiny_data, tmp_path):
+    """As a user starts it, with the shipped job."""
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--config", processes.ROOT / "configs/quantize/prune.yaml",
+         f"bundle={bundle}", f"data.train={tiny_data / 'train.tsv'}",
+         f"gate.data={tiny_data / 'dev.tsv'}", f"output_dir={tmp_path / 'run'}",
+         "prune.heads=0.5", "trainer.epochs=1", "gate.max_accuracy_drop=1"],
+        capture_output=True, text=True, timeout=processes.DEADLINE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "train.tsv, held out: 16 texts" in done.stderr
+    assert "each layer keeps 1 of 2 attention heads and 64 of 128 feed" in done.stderr
+    assert f"added pruned-float32 to {bundle}" in done.stderr

@@ -1,0 +1,304 @@
+"""Quantization-aware training: what is trained is what is served, in one process and in ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+import processes
+import pytest
+import tiny_job
+import yaml
+from paddle import nn
+from paddle.nn.quant.quant_layers import QuantizedLinear
+from scipy import special
+
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert import program as programs
+from fleetbert.compress import command, methods, onednn, qat, tuning
+from fleetbert.compress.distill import student
+from fleetbert.errors import GateFailed, UserError
+from fleetbert.infer import engine, weights
+from fleetbert.model import cpu, from_program
+
+SCRIPT = processes.ROOT / "launch" / "quantize.py"
+
+
+def values(bundle: Path, data: Path, output: Path, changes: dict | None = None) -> dict[str, Any]:
+    """The job as its YAML file would have it: nine steps; `changes` has dotted keys."""
+    wanted = {
+        "bundle": str(bundle),
+        "method": "qat",
+        "gate.data": str(data / "dev.tsv"),
+        "gate.max_accuracy_drop": 0.05,
+        "optimizer.learning_rate": 1e-4,
+        "distill.weight": 0.5,
+        "dropout": 0.0,
+        **(changes or {}),
+    }
+    job = tiny_job.values(data, output, wanted)
+    return {name: value for name, value in job.items() if name not in ("task", "model")}
+
+
+def read_job(*arguments: Any) -> config.Quantize:
+    return config.Quantize.model_validate(values(*arguments))
+
+
+@pytest.fixture(scope="module")
+def done(trained, tiny_data, tmp_path_factory):
+    """(bundle with its variant int8-qat, what was trained, folder of the run)."""
+    folder = tmp_path_factory.mktemp("qat")
+    bundle = Path(shutil.copytree(trained, folder / "bundle"))
+    kept = []
+    train = qat.train
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(qat, "train", lambda *given: kept.append(train(*given)) or kept[0])
+        command.quantize(read_job(bundle, tiny_data, folder / "run"))
+    return bundle, kept[0], folder / "run"
+
+
+def dev_batches(bundle: Path, data: Path) -> Any:
+    settings = config.Calibration(data=str(data / "dev.tsv"), texts=60, batch_tokens=256)
+    return methods.read_batches(settings, bundles.read(bundle)).batches
+
+
+def test_the_served_program_answers_like_the_trained_network(done, tiny_data):
+    bundle, trained, _ = done
+    served = engine.open_int8(bundle / "int8-qat", "cpu", 1)
+    float32 = engine.open_program(bundle / "float32", "cpu", 1)
+    differences, distances = [], []
+    for batch in dev_batches(bundle, tiny_data):
+        inputs = batch.input_ids, batch.token_type_ids
+        names = dict(zip(("input_ids", "token_type_ids"), inputs))
+        expected = tuning.answers(trained.network, names)
+        differences.append(np.abs(served(*inputs) - expected).max())
+        distances.append(np.abs(float32(*inputs) - expected).max())
+    # A value now and then falls on the other side of a half.
+    assert max(differences) < 0.01
+    assert max(distances) > 0.03  # the comparison can tell models apart
+    variant = bundles.read(bundle).variant("int8-qat")
+    assert variant.kind == "paddle-inference-int8"
+    assert variant.extra["max_difference_to_network"] < 0.01
+    assert variant.accuracy[0].accuracy > 0.8
+
+
+def test_thresholds_and_weights_are_the_trained_ones(done):
+    bundle, trained, _ = done
+    program = programs.read(bundle / "float32" / "model.pdmodel")
+    names = from_program.names(program, "bundle").linear
+    stored, _ = weights.load(bundle / "int8-qat")
+    found = bundles.read(bundle).variant("int8-qat").extra
+    layers = qat.quantized_layers(trained.network)
+    assert len(layers) == 2 * 6 + 1  # two layers and the pooler; the classifier stays float32
+    assert found["thresholds"] == pytest.approx(trained.thresholds)
+    assert len(trained.thresholds) == len(layers)
+    for name, own in names.items():
+        layer = layers.get(own[: -len(".weight")])
+        assert (layer is None) == (name in found["float32_layers"])
+        if layer is not None:
+            rounded = layer._fake_quant_weight(layer.weight).numpy()
+            off = np.abs(weights.widen(stored[name]) - rounded) * 127 / stored[name].scales
+            assert off.max() < 1.01  # a weight that is a half may go to either side
+            assert (off > 0.01).mean() < 0.002
+            assert found["thresholds"][name] == pytest.approx(float(layer._fake_quant_input._scale))
+    query, key, value = list(found["thresholds"].values())[:3]
+    assert query == key == value > 0.1  # one input, quantized once
+    # The form for converters says the same.
+    converted = programs.read(bundle / "int8-qat" / "model.pdmodel")
+    arrays = weights.parameters(bundle / "int8-qat", converted)
+    op = next(op for op in program.blocks[0].ops if op.type == "matmul_v2")
+    source = programs.argument(op.inputs, "X")
+    scales = [
+        arrays[programs.argument(op.inputs, "Scale")]
+        for op in converted.blocks[0].ops
+        if op.type == "quantize_linear" and programs.argument(op.inputs, "X") == source
+    ]
+    assert [float(scale) for scale in scales] == pytest.approx([query] * len(scales))
+    assert scales
+
+
+def quantized_linear(width: int, outputs: int) -> tuple[Any, Any]:
+    """A network with one quantized Linear that knows its threshold, and that layer."""
+    paddle.seed(3)
+    network = nn.Layer()
+    network.network = nn.Sequential(nn.Linear(width, outputs))
+    qat.quantize_network(network, [])
+    (layer,) = qat.quantized_layers(network).values()
+    assert isinstance(layer, QuantizedLinear)
+    layer.bias.set_value(paddle.randn([outputs]))
+    return network, layer
+
+
+def test_a_layer_computes_the_arithmetic_that_onednn_is_tested_with():
+    _, layer = quantized_linear(24, 40)
+    x = np.random.default_rng(0).normal(size=(5, 7, 24)).astype(np.float32)
+    layer.train()
+    layer(paddle.to_tensor(x))
+    threshold = float(layer._fake_quant_input._scale)
+    assert threshold == pytest.approx(np.abs(x).max())  # the first batch alone decides
+    layer.eval()
+    found = layer(paddle.to_tensor(3 * x)).numpy()  # some are beyond the threshold
+    weight, bias = layer.weight.numpy(), layer.bias.numpy()
+    cut = np.clip(3 * x, -threshold, threshold)
+    expected = onednn.simulate(cut, threshold, weights.quantize(weight, 1), bias)
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+    assert np.abs(3 * x @ weight + bias - expected).max() > 0.1
+
+
+def test_rows_of_embeddings_are_rounded_as_they_are_stored():
+    network, layer = nn.Layer(), nn.Embedding(9, 16)
+    network.network = nn.Sequential(layer)
+    qat.quantize_network(network, [])
+    ids = paddle.to_tensor([[3, 1, 8]])
+    rows = layer(ids)
+    table = layer.weight.numpy()
+    expected = weights.widen(weights.quantize(table, 0))[[3, 1, 8]]
+    np.testing.assert_allclose(rows.numpy()[0], expected, atol=1e-6)
+    assert np.abs(rows.numpy()[0] - table[[3, 1, 8]]).max() > 1e-4
+    (rows * 2.0).sum().backward()
+    np.testing.assert_allclose(
+        layer.weight.grad.numpy().sum(1), 16 * 2.0 * np.bincount([3, 1, 8], minlength=9)
+    )
+
+
+def test_fast_layers_give_the_same_gradients():
+    found = []
+    for fast in (False, True):
+        network, layer = quantized_linear(24, 40)
+        if fast:
+            cpu.accelerate(network, cpu.Random())
+            assert "forward" in vars(layer)
+        network.train()
+        x = paddle.to_tensor(np.random.default_rng(1).normal(size=(4, 6, 24)).astype(np.float32))
+        x.stop_gradient = False
+        y = layer(x)
+        (y * y).sum().backward()
+        tensors = (y, x.grad, layer.weight.grad, layer.bias.grad, layer._fake_quant_input._scale)
+        found.append([tensor.numpy() for tensor in tensors])
+    for expected, fast_one in zip(*found):
+        np.testing.assert_allclose(fast_one, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_soft_cross_entropy_against_numpy():
+    random = np.random.default_rng(4)
+    logits, answers = random.normal(size=(2, 6, 3)).astype(np.float32)
+    found = student.soft_cross_entropy(paddle.to_tensor(logits), paddle.to_tensor(answers), 2.5)
+    targets = special.softmax(answers / 2.5, axis=1)
+    expected = -(targets * special.log_softmax(logits / 2.5, axis=1)).sum(1) * 2.5**2
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
+
+
+def write_job(path: Path, *arguments: Any) -> Path:
+    path.write_text(yaml.safe_dump(values(*arguments)), encoding="utf-8")
+    return path
+
+
+def test_two_ranks_train_the_same_and_the_gate_ends_both(done, bundle, tiny_data, tmp_path):
+    """The gate fails first; then the same run, all of its steps done, goes through it."""
+    _, expected, run = done
+    output = tmp_path / "run"
+    job = write_job(tmp_path / "job.yaml", bundle, tiny_data, output)
+    launcher = ["--nproc_per_node", "2", "--max_restart", "2"]
+    before = (bundle / "manifest.json").read_bytes()
+
+    def start(*words: str) -> Any:
+        return processes.start(tmp_path, job, *words, launcher=launcher, script=SCRIPT)
+
+    process = start("gate.max_accuracy_drop=-0.5")
+    try:
+        code = process.wait(timeout=processes.DEADLINE)
+    finally:
+        processes.kill(process)
+    assert code == GateFailed.code, processes.said(process)
+    said = (tmp_path / "log" / "workerlog.0").read_text()
+    assert said.count("the bundle stays as it was") == 1  # and no second try
+    assert (bundle / "manifest.json").read_bytes() == before
+    process = start()
+    try:
+        processes.ended(process)
+    finally:
+        processes.kill(process)
+    assert json.loads((output / "summary.json").read_text())["world_size"] == 2
+    losses = tiny_job.losses(output)
+    assert losses == pytest.approx(tiny_job.losses(run), rel=0.02)
+    assert len(losses) == 9  # a tenth of the 160 texts is held out
+    found = bundles.read(bundle).variant("int8-qat").extra["thresholds"]
+    assert found == pytest.approx(expected.thresholds, rel=0.03)
+
+
+def test_a_killed_run_goes_on_to_the_same_result(done, bundle, tiny_data, tmp_path):
+    _, expected, run = done
+    output = tmp_path / "run"
+    changes = {"trainer.checkpoint_every": 2, "trainer.eval_every": 10}
+    job = write_job(tmp_path / "job.yaml", bundle, tiny_data, output, changes)
+    process = processes.start(tmp_path, job, script=SCRIPT)
+    try:
+        processes.wait_for(
+            lambda: list((output / "checkpoints").glob("step-*/manifest.json")), process
+        )
+    finally:
+        processes.kill(process)
+    assert not (output / "summary.json").exists()
+    with pytest.raises(UserError, match=r"was trained with distill\.weight: 0\.5, this job has 0"):
+        qat.train(
+            read_job(bundle, tiny_data, output, {**changes, "distill.weight": 0.0}),
+            bundles.read(bundle),
+        )
+    process = processes.start(tmp_path, job, script=SCRIPT)
+    try:
+        processes.ended(process)
+    finally:
+        processes.kill(process)
+    assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(run), rel=1e-4)
+    found = bundles.read(bundle).variant("int8-qat").extra["thresholds"]
+    assert found == pytest.approx(expected.thresholds, rel=1e-4)
+
+
+BAD = [
+    (
+        "unknown label",
+        {"data.train": "labels.tsv"},
+        r"labels\.tsv:2: label 'other' is not among",
+    ),
+    ("no file", {"data.train": "missing.tsv"}, "missing.tsv"),
+    ("too long", {"data.max_length": 32}, "data.max_length: 32 is more than the 16 tokens"),
+    ("skips all", {"skip": ["*"]}, "no layer is left"),
+    ("no gate data", {"gate.data": "missing.tsv"}, "missing.tsv"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
+def test_bad_input_leaves_the_bundle_as_it_was(
+    bundle, tiny_data, tmp_path, monkeypatch, changes, message
+):
+    monkeypatch.chdir(tmp_path)
+    Path("labels.tsv").write_text("label\ttext_a\nother\tword1\ngood\tword2\n")
+    before = {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=message):
+        command.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
+    assert {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == before
+
+
+def test_keys_that_do_not_go_together(tmp_path):
+    path = tmp_path / "job.yaml"
+    text = "method: qat\ngate: {data: a.tsv}\n"
+    for more, message in [
+        ("", "data.train: give either data.train or data.builtin"),
+        ("data: {train: a}\nbits: 16", "line 4: bits: method: qat computes in int8"),
+        ("data: {train: a}\ntrainer: {compile: true}", "line 4: trainer.compile: does not go"),
+    ]:
+        path.write_text(text + more)
+        with pytest.raises(UserError, match=message):
+            config.load_as(config.Quantize, str(path), [])
+
+
+def test_other_methods_refuse_ranks(monkeypatch):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
+    path = str(processes.ROOT / "configs" / "quantize" / "dynamic.yaml")
+    with pytest.raises(UserError, match="method: dynamic is for one process"):
+        command.main(["--config", path])

@@ -1,0 +1,109 @@
+"""The report of a quantization: what it shows, and that nothing in it is fetched or run."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+from fleetbert import bundle as bundles
+from fleetbert.compress import report
+
+
+def variant(name, accuracy, speed, size, sha="0", **extra):
+    return bundles.Variant(
+        name=name,
+        kind="paddle-inference-int8",
+        files=[bundles.File(path=f"{name}/x86.pdmodel", sha256="0", size=1000)],
+        accuracy=[
+            bundles.Accuracy(
+                data="dev.tsv", data_sha256=sha, n=100, accuracy=accuracy, float32_accuracy=0.9
+            )
+        ],
+        versions={"paddlepaddle": "2.6.2"},
+        extra={
+            "method": "static",
+            "speed_ratio": speed,
+            "size_ratio": size,
+            "texts_per_s": 100 * speed,
+            "float32_texts_per_s": 100.0,
+            "max_logit_difference": 0.1,
+            **extra,
+        },
+    )
+
+
+@pytest.fixture
+def bundle(tiny_bundle):
+    bundle = bundles.read(tiny_bundle)
+    others = [variant("int8-one", 0.89, 3.0, 0.3), variant("elsewhere", 0.5, 9.0, 0.1, sha="1")]
+    variants = [*bundle.manifest.variants, *others]
+    return bundles.Bundle(bundle.root, bundle.manifest.model_copy(update={"variants": variants}))
+
+
+def test_points_are_of_one_table(bundle):
+    made = variant("int8-two", 0.8, 4.0, 0.25)
+    found = report.points(bundle, made, "0")
+    assert [point.name for point in found] == ["float32", "int8-one", "int8-two"]
+    assert [point.accuracy for point in found] == [0.9, 0.89, 0.8]
+    assert [point.added for point in found] == [True, True, False]
+    size = sum(file.size for file in bundle.variant("float32").files) / 1e6
+    assert [point.megabytes for point in found] == pytest.approx([size, 0.3 * size, 0.25 * size])
+
+
+def test_the_page_shows_it_all(bundle, tmp_path):
+    trial = {"float32": [], "accuracy": 0.8, "logit_error": 0.4, "texts_per_s": 1, "int8_share": 1}
+    chosen = {**trial, "float32": ["layer 0 attention"], "accuracy": 0.9, "int8_share": 0.6}
+    made = variant(
+        "int8-two",
+        0.8,
+        4.0,
+        0.25,
+        output_errors={"linear_1.w_0": 0.125, "linear_2.w_0": 0.5},
+        weight_errors={"linear_1.w_0": 0.01},
+        thresholds={"linear_2.w_0": 3.25},
+        search={
+            "float32_accuracy": 0.9,
+            "least_accuracy": 0.89,
+            "alone": {"layer 0 attention": trial, "head": trial},
+            "mixes": [trial, chosen],
+            "chosen": chosen,
+        },
+    )
+    random = np.random.default_rng(0)
+    inputs = [{"linear_2.w_0": random.normal(size=(20, 8))} for _ in range(2)]
+    weights = {"linear_2.w_0": random.normal(size=(8, 4))}
+    drawn = report.histograms(["linear_2.w_0"], weights, inputs, {"linear_2.w_0": 3.25})
+    assert drawn["linear_2.w_0"].activation[0].sum() == 2 * 20 * 8
+    assert drawn["linear_2.w_0"].weight[0].sum() == 8 * 4
+    report.write(
+        tmp_path / "report.html",
+        report.points(bundle, made, "0"),
+        made,
+        title="<script>alert(1)</script>",
+        failed="int8-two: accuracy falls",
+        max_drop=0.01,
+        data="dev.tsv",
+        parts={"linear_1.w_0": "layer 0 attention", "linear_2.w_0": "head"},
+        drawn=drawn,
+        job={"method": "search"},
+        machine={"processor": "a processor"},
+    )
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in text and "http" not in text.replace("http-equiv", "")
+    for shown in (
+        "int8-two (not added)", "int8-two: accuracy falls", "50.00 %", "12.50 %", "1.00 %", "3.25",
+        "a processor", "paddlepaddle 2.6.2", "method: search", "In float32: layer 0 attention",
+    ):  # fmt: skip
+        assert shown in text, shown
+    assert text.index("50.00 %") < text.index("12.50 %")  # the worst first
+    titles = re.findall("<figcaption>([^<]*)", text)
+    assert titles == [
+        "Accuracy and speed",
+        "Accuracy and size",
+        "Each part alone in int8",
+        "Mixes",
+        "head · linear_2.w_0",
+    ]
+    assert text.count("<svg") == len(titles)

@@ -1,0 +1,102 @@
+"""What several rooms test with."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import tiny_job
+from fp16sim import build
+from tiny_bert import LABELS, VOCAB, make_network
+
+import fleetbert  # noqa: F401  before the first import of paddle: it prepares the process
+
+# In the background of a shell without job control Ctrl-C is ignored, and so it would be in all
+# that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def tiny_vocab(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def fp16sim() -> dict[str, str]:
+    """The environment of a process whose Paddle has the device fp16sim: half without a GPU."""
+    reason = build.unusable()
+    if reason:
+        pytest.skip(reason)
+    return {**os.environ, "CUSTOM_DEVICE_ROOT": str(build.build())}
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory) -> Path:
+    """A folder with the tables of `tiny_job.write_data`. Do not change it."""
+    return tiny_job.write_data(tmp_path_factory.mktemp("data"))
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
+    """A bundle of a tiny random classifier with the variants float32 and onnx. Do not change it."""
+    from fleetbert.export.onnx import export_onnx
+    from fleetbert.export.program import export_bundle
+
+    path = tmp_path_factory.mktemp("tiny") / "bundle"
+    export_bundle(
+        path,
+        make_network(),
+        task="classification",
+        labels=LABELS,
+        max_length=64,
+        vocab_path=tiny_vocab,
+        lowercase=True,
+    )
+    export_onnx(path)
+    return path
+
+
+@pytest.fixture
+def copied_bundle(tiny_bundle, tmp_path) -> Path:
+    """The tiny bundle, to be changed."""
+    return Path(shutil.copytree(tiny_bundle, tmp_path / "bundle"))
+
+
+@pytest.fixture
+def edit_manifest(copied_bundle):
+    """A function that changes the copied bundle's manifest: edit(lambda manifest: ...)."""
+
+    def edit(change) -> Path:
+        path = copied_bundle / "manifest.json"
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        change(manifest)
+        path.write_text(json.dumps(manifest), encoding="utf-8")
+        return copied_bundle
+
+    return edit
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """small_disk("128k") mounts a file system of that size and returns its folder."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    mounted = []
+
+    def mount(size: str) -> Path:
+        folder = tmp_path / f"disk-{len(mounted)}"
+        folder.mkdir()
+        if libc.mount(b"none", bytes(folder), b"tmpfs", 0, f"size={size}".encode()) != 0:
+            pytest.skip("may not mount a small file system here")
+        mounted.append(folder)
+        return folder
+
+    yield mount
+    for folder in mounted:
+        assert libc.umount2(bytes(folder), 2) == 0

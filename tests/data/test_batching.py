@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetbert.data import batching
+from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_epoch, plan_inference, share
+from fleetbert.data.tokenizer import Encodings
+from fleetbert.errors import UserError
+
+MAX_LENGTH = 128
+lengths_strategy = st.lists(st.integers(2, MAX_LENGTH), min_size=1, max_size=200)
+limits = st.one_of(
+    st.tuples(st.integers(1, 40), st.none()),
+    st.tuples(st.none(), st.integers(1, 2000)),
+    st.tuples(st.integers(1, 40), st.integers(1, 2000)),
+)
+
+
+def plan(lengths, how="bucket", size=None, tokens=None, seed=1, epoch=0):
+    return plan_epoch(
+        lengths,
+        batching=how,
+        batch_size=size,
+        batch_tokens=tokens,
+        max_length=MAX_LENGTH,
+        seed=seed,
+        epoch=epoch,
+    )
+
+
+def encodings_of(lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    ids = [rng.integers(1, 1000, length).astype(np.int32) for length in lengths]
+    firsts = np.array([rng.integers(1, length + 1) for length in lengths], np.int32)
+    return Encodings(ids, firsts, 0)
+
+
+@given(lengths_strategy, st.sampled_from(["pad", "bucket", "pack"]), limits, st.integers(0, 99))
+def test_each_text_once_and_limits_held(lengths, how, limits, seed):
+    size, tokens = limits
+    steps = plan(lengths, how, size, tokens, seed)
+    assert sorted(np.concatenate(steps).tolist()) == list(range(len(lengths)))
+    for step in steps:
+        own = [lengths[i] for i in step]
+        assert size is None or len(step) <= size
+        cost = sum(own) if how == "pack" else len(own) * max(own)
+        assert tokens is None or cost <= tokens or len(step) == 1
+
+
+@given(lengths_strategy, st.sampled_from(["pad", "pack"]), limits)
+def test_steps_are_as_full_as_the_limits_allow(lengths, how, limits):
+    size, tokens = limits
+    steps = plan(lengths, how, size, tokens)
+    for step, following in zip(steps, steps[1:]):
+        own = [lengths[i] for i in [*step, following[0]]]
+        cost = sum(own) if how == "pack" else len(own) * max(own)
+        assert len(own) == (size or 0) + 1 or (tokens is not None and cost > tokens)
+
+
+def test_buckets_pad_little_and_stay_mixed():
+    lengths = np.random.default_rng(0).integers(3, MAX_LENGTH, 8000)
+
+    def padded(steps):
+        return sum(len(step) * lengths[step].max() for step in steps) / lengths.sum()
+
+    assert padded(plan(lengths, "bucket", 32)) < 1.05
+    assert padded(plan(lengths, "pad", 32)) > 1.5
+    means = [lengths[step].mean() for step in plan(lengths, "bucket", 32)]
+    assert abs(np.corrcoef(means[:-1], means[1:])[0, 1]) < 0.3  # steps do not come by length
+
+
+def test_epochs_and_seeds_differ_and_repeat():
+    lengths = list(range(2, 120))
+
+    def flat(**options):
+        return np.concatenate(plan(lengths, "bucket", 4, **options)).tolist()
+
+    assert flat() == flat()
+    assert flat() != flat(epoch=1)
+    assert flat() != flat(seed=2)
+
+
+def test_plan_is_the_same_in_every_process():
+    code = (
+        "from fleetbert.data.batching import plan_epoch\n"
+        "steps = plan_epoch(range(2, 90), batching='bucket', batch_size=None, batch_tokens=300,"
+        " max_length=128, seed=5, epoch=3)\n"
+        "print([step.tolist() for step in steps])"
+    )
+    found = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
+    assert len(found) == 1
+
+
+@given(lengths_strategy, st.sampled_from(["pad", "bucket", "pack"]), limits)
+def test_the_number_of_steps_is_known_before_their_order(lengths, how, limits):
+    found = plan(lengths, how, *limits)
+    assert len(found) == len(found[:])
+    assert (found[-1] == found[len(found) - 1]).all()
+    with pytest.raises(IndexError):
+        found[len(found)]
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        ({}, "neither batch_size nor batch_tokens"),
+        ({"size": 0}, "batch_size is 0"),
+        ({"tokens": -1}, "batch_tokens is -1"),
+        ({"size": 1, "how": "sort"}, "batching is 'sort'"),
+    ],
+)
+def test_limits_that_make_no_sense(options, reason):
+    with pytest.raises(UserError, match=reason):
+        plan([3, 4], **options)
+
+
+def test_no_texts_no_steps():
+    assert len(plan([], size=4)) == len(plan([], tokens=4)) == 0
+    assert plan_inference([], 100) == []
+
+
+@given(lengths_strategy, st.integers(1, 12))
+def test_share_covers_each_text_once(lengths, parts):
+    indices = np.arange(len(lengths))[::-1]
+    shares = share(indices, lengths, parts)
+    assert len(shares) == parts
+    assert all(len(part) == len(weights) > 0 for part, weights in shares)
+    real = [part for part, weights in shares if weights.all()]
+    assert sorted(np.concatenate(real).tolist()) == list(range(len(lengths)))
+    others = [(part, weights) for part, weights in shares if not weights.all()]
+    assert len(others) == max(0, parts - len(lengths))
+    assert all(len(part) == 1 and weights.tolist() == [0.0] for part, weights in others)
+
+
+def lowest_cost(descending, parts):
+    """Slowest part of the best split of the sorted texts, by trying all."""
+    if parts == 1 or len(descending) == 1:
+        return len(descending) * descending[0]
+    return min(
+        max(cut * descending[0], lowest_cost(descending[cut:], parts - 1))
+        for cut in range(1, len(descending))
+    )
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(2, 40), min_size=1, max_size=9), st.integers(1, 4))
+def test_share_has_the_lowest_slowest_part(lengths, parts):
+    cost = max(
+        len(part) * max(lengths[i] for i in part)
+        for part, _ in share(np.arange(len(lengths)), lengths, parts)
+    )
+    best = min(lowest_cost(sorted(lengths, reverse=True), k) for k in range(1, parts + 1))
+    assert cost == best
+
+
+def undo(batch, count):
+    """(ids, segment-0 length, positions) of each text, read back from the arrays alone."""
+    length = batch.input_ids.shape[1]
+    texts = [None] * count
+    for number, place in zip(batch.order, batch.first):
+        row, start = divmod(int(place), length)
+        end = start
+        if batch.segments is None:
+            end = int((batch.input_ids[row] != 0).sum())
+        else:
+            own = batch.segments[row, start]
+            while end < length and batch.segments[row, end] == own:
+                end += 1
+        types = batch.token_type_ids[row, start:end]
+        positions = None if batch.position_ids is None else batch.position_ids[row, start:end]
+        assert texts[number] is None
+        texts[number] = (batch.input_ids[row, start:end], int((types == 0).sum()), positions)
+    return texts
+
+
+@given(
+    st.lists(st.integers(2, 60), min_size=1, max_size=40),
+    st.booleans(),
+    st.sampled_from([None, SAFE_LENGTHS]),
+)
+def test_collate_can_be_undone(lengths, packed, round_to):
+    encodings = encodings_of(lengths)
+    indices = np.random.default_rng(1).permutation(len(lengths))
+    batch = collate(encodings, indices, packed=packed, max_length=64, pad_id=0, round_to=round_to)
+    texts = undo(batch, len(indices))
+    for index, (ids, first_length, positions) in zip(indices, texts):
+        assert ids.tolist() == encodings.ids[index].tolist()
+        assert first_length == encodings.first_lengths[index]
+        assert positions is None or positions.tolist() == list(range(len(ids)))
+    rows, length = batch.input_ids.shape
+    assert batch.n_tokens == sum(lengths) == (batch.input_ids != 0).sum()
+    assert round_to is None or length in round_to
+    arrays = [batch.input_ids, batch.token_type_ids, batch.first, batch.order]
+    assert all(array.dtype == np.int64 for array in arrays)
+    if packed:
+        assert length <= 64
+        assert ((batch.segments == 0) == (batch.input_ids == 0)).all()
+        assert rows <= max(1, 2 * sum(lengths) // 64 + 1)  # any first-fit is half full
+        for row in batch.segments:
+            own = row[row > 0]
+            assert own.max() == len(np.unique(own))
+    else:
+        assert rows == len(lengths)
+        assert batch.order.tolist() == list(range(rows))
+        assert batch.position_ids is None
+        assert batch.segments is None
+
+
+def test_packed_rows_are_as_short_as_their_number_allows():
+    batch = collate(
+        encodings_of([20] * 6 + [10] * 2), range(8), packed=True, max_length=128, pad_id=0
+    )
+    assert batch.input_ids.shape == (2, 70)
+    batch = collate(encodings_of([20, 30]), range(2), packed=True, max_length=128, pad_id=0)
+    assert batch.input_ids.shape == (1, 50)
+
+
+@given(st.lists(st.integers(2, 512), max_size=120), st.integers(1, 4096))
+def test_inference_batches_hold_the_budget(lengths, tokens):
+    batches = plan_inference(lengths, tokens)
+    assert sorted(i for batch in batches for i in batch.tolist()) == list(range(len(lengths)))
+    for batch in batches:
+        padded = batching.round_up(max(lengths[i] for i in batch), SAFE_LENGTHS)
+        assert len(batch) * padded <= tokens or len(batch) == 1
+
+
+def test_inference_pads_little():
+    lengths = np.random.default_rng(0).integers(3, 512, 3000)
+    batches = plan_inference(lengths, 4096)
+    padded = sum(
+        len(batch) * batching.round_up(lengths[batch].max(), SAFE_LENGTHS) for batch in batches
+    )
+    best = sum(batching.round_up(length, SAFE_LENGTHS) for length in lengths)
+    assert padded < 1.02 * best
+    assert len(batches) < 1.2 * best / 4096
+
+
+def test_safe_lengths_cannot_meet_in_a_key():
+    """No number of rows joined with one length may read like another number with another."""
+    for one in SAFE_LENGTHS:
+        for other in SAFE_LENGTHS:
+            assert one == other or not str(one).endswith(str(other))

@@ -1,0 +1,320 @@
+"""The token cache gives what memory gives, and never anything that was not written whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import tiny_job
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fleetbert.data import cache, read
+from fleetbert.data.split import fingerprint, tokenize
+from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.errors import UserError
+
+DEADLINE = 120
+FORMATS = {
+    "tsv": lambda path: read.table_format(path, pair=False, labelled=True),
+    "pair.tsv": lambda path: read.table_format(path, pair=True, labelled=True),
+    "jsonl": lambda path: read.table_format(path, pair=False, labelled=True),
+    "txt": read.texts_format,
+}
+HEADS = {"tsv": "label\ttext_a", "pair.tsv": "text_a\tlabel\ttext_b", "jsonl": "", "txt": ""}
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    monkeypatch.setattr(cache, "PIECE", 700)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Pieces are made here: what is in them does not depend on the process, and starting one takes
+    a second."""
+
+    def make(name, own, recipe, pieces, missing):
+        cache._open_tokenizer(recipe)
+        return {n: cache._write_piece(name, own, pieces[n], n) for n in missing}
+
+    monkeypatch.setattr(cache, "_make", make)
+
+
+def recipe_of(path: Path, vocab: Path, **changes) -> cache.Recipe:
+    kind = path.name.split(".", 1)[1]
+    recipe = cache.Recipe(FORMATS[kind](path), "stop", str(vocab), True, kind == "pair.tsv", 16)
+    return recipe._replace(**changes)
+
+
+def in_memory(path: Path, recipe: cache.Recipe):
+    table = read.read_as(path, recipe.form, recipe.on_bad_line)
+    tokenizer = Tokenizer(recipe.vocab, recipe.lowercase)
+    labelled = recipe.form.labelled
+    return tokenize(str(path), table, tokenizer, recipe.pair, labelled, recipe.max_length)
+
+
+def cached(path: Path, folder: Path, recipe: cache.Recipe):
+    return cache.load(str(path), cache.prepare(str(path), folder, recipe))
+
+
+def assert_same(found, expected):
+    (split, labels), (other, other_labels) = found, expected
+    assert labels == other_labels
+    assert split.counts() == other.counts()
+    assert [ids.tolist() for ids in split.encodings.ids] == [
+        i.tolist() for i in other.encodings.ids
+    ]
+    for name in ("lengths", "first_lengths"):
+        np.testing.assert_array_equal(
+            getattr(split.encodings, name), getattr(other.encodings, name)
+        )
+    np.testing.assert_array_equal(split.labels, other.labels)
+    np.testing.assert_array_equal(split.lines, other.lines)
+    assert fingerprint(split) == fingerprint(other)
+    assert other.fingerprint is None  # two ways to the same digest
+
+
+@pytest.fixture
+def table(tiny_data, tmp_path) -> Path:
+    """Some ten pieces of 700 bytes."""
+    path = tmp_path / "train.tsv"
+    path.write_bytes((tiny_data / "train.tsv").read_bytes())
+    return path
+
+
+word = st.one_of(
+    st.sampled_from(["word1", "word2s", "word3", "中文", "é", "WORD1", "[SEP]", "\u2028", '"']),
+    st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=4),
+)
+line = st.one_of(
+    st.tuples(st.sampled_from("xyz"), st.lists(word, max_size=20).map(" ".join)).map("\t".join),
+    st.lists(word, max_size=4).map("\t".join),
+    st.sampled_from(
+        ["", " ", "a\tb\tc", "word1\tx\tword2", '{"text": "word1 word2", "label": 1}', "\r"]
+    ),
+).map(lambda text: text.encode("utf-8"))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    lines=st.lists(st.one_of(line, st.binary(max_size=6)), max_size=30),
+    kind=st.sampled_from(list(FORMATS)),
+    on_bad_line=st.sampled_from(["stop", "skip"]),
+    bom=st.booleans(),
+    ending=st.sampled_from([b"\n", b"\r\n"]),
+)
+def test_any_table_is_as_in_memory(
+    small_pieces,
+    in_this_process,
+    tmp_path_factory,
+    tiny_vocab,
+    lines,
+    kind,
+    on_bad_line,
+    bom,
+    ending,
+):
+    folder = tmp_path_factory.mktemp("any")
+    path = folder / f"table.{kind}"
+    head = [HEADS[kind].encode()] if HEADS[kind] else []
+    path.write_bytes(b"\xef\xbb\xbf" * bom + ending.join([*head, *lines]))
+    try:
+        recipe = recipe_of(path, tiny_vocab, on_bad_line=on_bad_line)
+    except UserError:
+        return  # an empty file, for which there is nothing to make
+    try:
+        expected = in_memory(path, recipe)
+    except UserError as error:
+        with pytest.raises(UserError) as caught:
+            cached(path, folder, recipe)
+        assert str(caught.value) == str(error)
+    else:
+        assert_same(cached(path, folder, recipe), expected)
+
+
+def test_processes_make_it_and_the_next_start_does_not(
+    small_pieces, table, tmp_path, tiny_vocab, capfd, monkeypatch
+):
+    recipe = recipe_of(table, tiny_vocab)
+    assert_same(cached(table, tmp_path / "c", recipe), in_memory(table, recipe))
+    assert "tokenizing train.tsv: 100%" in capfd.readouterr().err
+    monkeypatch.setattr(cache, "_make", None)
+    monkeypatch.setattr(cache, "_finish", None)
+    assert_same(cached(table, tmp_path / "c", recipe), in_memory(table, recipe))
+
+
+@pytest.mark.parametrize("kind", ["bytes", "vocabulary", "lowercase", "max_length", "bad lines"])
+def test_what_decides_the_tokens_makes_another_cache(
+    in_this_process, table, tmp_path, tiny_vocab, kind
+):
+    recipe = recipe_of(table, tiny_vocab)
+    first = cache.prepare(str(table), tmp_path / "c", recipe)
+    if kind == "bytes":
+        content = table.read_bytes()
+        table.write_bytes(content.replace(b"word7 ", b"word8 ", 1))
+        assert table.stat().st_size == len(content)
+    elif kind == "vocabulary":
+        other = tmp_path / "vocab.txt"
+        other.write_text(tiny_vocab.read_text() + "more\n")
+        recipe = recipe._replace(vocab=str(other))
+    else:
+        changes = {"lowercase": False, "max_length": 8, "bad lines": "skip"}
+        key = "on_bad_line" if kind == "bad lines" else kind
+        recipe = recipe._replace(**{key: changes[kind]})
+    second = cache.prepare(str(table), tmp_path / "c", recipe)
+    assert second != first
+    assert_same(cache.load(str(table), second), in_memory(table, recipe))
+
+
+def test_its_place_and_name_decide_nothing(in_this_process, table, tmp_path, tiny_vocab):
+    other = tmp_path / "copy.tsv"
+    other.write_bytes(table.read_bytes())
+    owns = {cache.prepare(str(p), tmp_path / "c", recipe_of(p, tiny_vocab)) for p in (table, other)}
+    assert len(owns) == 1
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "longer", "missing", "empty"])
+@pytest.mark.parametrize(
+    "name", ["00000-*", "00003-*", "labels.npy", "lengths.npy", "lines.npy", "manifest.json"]
+)
+def test_damage_is_named_and_mended(
+    small_pieces, in_this_process, table, tmp_path, tiny_vocab, capsys, name, damage
+):
+    recipe = recipe_of(table, tiny_vocab)
+    own = cache.prepare(str(table), tmp_path / "c", recipe)
+    others = {path: path.stat().st_mtime_ns for path in own.glob("0*")}
+    (path,) = own.glob(name)
+    content = bytearray(path.read_bytes())
+    if damage == "missing":
+        path.unlink()
+    else:
+        if damage == "flipped":
+            content[len(content) // 2] ^= 1
+        elif damage == "short":
+            del content[-1:]
+        elif damage == "longer":
+            content += b" "
+        else:
+            content.clear()
+        path.write_bytes(content)
+    if name == "manifest.json" and damage == "longer":
+        return  # JSON does not mind a space
+    capsys.readouterr()
+    assert_same(cached(table, tmp_path / "c", recipe), in_memory(table, recipe))
+    said = capsys.readouterr().err
+    assert (f"{path.name}: is not what was written" in said) or damage == "missing"
+    for piece, written in others.items():
+        assert piece == path or piece.stat().st_mtime_ns == written
+
+
+def test_a_table_that_changes_while_it_is_read(
+    small_pieces, table, tmp_path, tiny_vocab, monkeypatch
+):
+    recipe = recipe_of(table, tiny_vocab)
+    pieces = list(cache._pieces(str(table)))
+    table.write_bytes(table.read_bytes().replace(b"word7", b"word8"))
+    monkeypatch.setattr(cache, "_pieces", lambda name: pieces)
+    with pytest.raises(UserError, match=r"train\.tsv: was changed while it was read"):
+        cache.prepare(str(table), tmp_path / "c", recipe)
+
+
+def test_a_folder_that_cannot_be_written(in_this_process, table, tmp_path, tiny_vocab):
+    (tmp_path / "c").write_text("a file")
+    with pytest.raises(UserError, match=r"data\.cache: the tokens of .* cannot be kept in"):
+        cache.prepare(str(table), tmp_path / "c", recipe_of(table, tiny_vocab))
+
+
+def test_a_cache_that_is_gone_when_it_is_opened(tmp_path):
+    with pytest.raises(UserError, match=r"data\.cache: .* cannot be read"):
+        cache.load("train.tsv", tmp_path)
+
+
+PREPARE = """
+import sys
+from fleetbert import errors
+from fleetbert.data import cache, read
+
+def main(argv):
+    cache.PIECE = 8000
+    form = read.table_format(argv[0], pair=False, labelled=True)
+    cache.prepare(argv[0], __import__("pathlib").Path(argv[1]),
+                  cache.Recipe(form, "stop", argv[2], True, False, 16))
+
+if __name__ == "__main__":
+    errors.run(main)
+"""
+
+
+class TestInterrupted:
+    @pytest.fixture
+    def start(self, tmp_path, tiny_vocab):
+        """start() → Popen that prepares a table of about 100 pieces."""
+        tiny_job.write_table(tmp_path / "large.tsv", 12000, 1)
+        (tmp_path / "prepare.py").write_text(PREPARE)
+        command = [sys.executable, "prepare.py", "large.tsv", "c", str(tiny_vocab)]
+
+        def call() -> subprocess.Popen:
+            process = subprocess.Popen(
+                command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True
+            )
+            started.append(process)
+            return process
+
+        started: list[subprocess.Popen] = []
+        yield call
+        for process in started:
+            process.kill()
+            process.wait()
+
+    def wait_for_pieces(self, process, folder: Path) -> list[psutil.Process]:
+        """Until some pieces are there; returns the processes at work."""
+        until = time.monotonic() + DEADLINE
+        while len(list(folder.glob("c/*/0*.arrow"))) < 3:
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        return psutil.Process(process.pid).children(recursive=True)
+
+    @pytest.mark.parametrize(
+        ("how", "code"), [("kill -9", -signal.SIGKILL), ("Ctrl-C", 130), ("a worker", 2)]
+    )
+    def test_goes_on_with_the_finished_pieces(self, start, tmp_path, tiny_vocab, how, code):
+        process = start()
+        family = self.wait_for_pieces(process, tmp_path)
+        if how == "a worker":
+            next(p for p in family if "spawn_main" in " ".join(p.cmdline())).kill()
+        elif how == "Ctrl-C":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            process.kill()
+        _, said = process.communicate(timeout=DEADLINE)
+        assert process.returncode == code
+        assert "Traceback" not in said
+        if how == "a worker":
+            assert "error: data.cache: a process that tokenized large.tsv was killed" in said
+        _, alive = psutil.wait_procs(family, timeout=DEADLINE)
+        assert not alive
+
+        there = {path: path.stat().st_mtime_ns for path in tmp_path.glob("c/*/0*.arrow")}
+        (own,) = (tmp_path / "c").iterdir()
+        assert len(there) >= 3
+        assert not (own / "manifest.json").exists()
+        process = start()
+        _, said = process.communicate(timeout=DEADLINE)
+        assert process.returncode == 0, said
+        for path, written in there.items():
+            assert path.stat().st_mtime_ns == written
+        assert not list(own.glob(".*"))
+        manifest = json.loads((own / "manifest.json").read_text())
+        assert len(manifest["pieces"]) > len(there)
+        path = tmp_path / "large.tsv"
+        assert_same(cache.load(str(path), own), in_memory(path, recipe_of(path, tiny_vocab)))

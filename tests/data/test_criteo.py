@@ -1,0 +1,180 @@
+"""Click logs: lines to arrays, hashed categories, and rows that were made up."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import log_loss, roc_auc_score
+
+from fleetbert import config
+from fleetbert.data import criteo, criteo_made
+from fleetbert.errors import UserError
+
+NUMBER = st.one_of(st.none(), st.integers(-(10**6), 10**6))
+CATEGORY = st.text(
+    st.characters(blacklist_categories=["Cs"], blacklist_characters="\0\t\r\n"), max_size=12
+)
+ROW = st.tuples(
+    st.integers(0, 1),
+    st.lists(NUMBER, min_size=13, max_size=13),
+    st.lists(CATEGORY, min_size=26, max_size=26),
+)
+MASK = 2**64 - 1
+
+
+def line(label=1, numbers=(None,) * 13, categories=("",) * 26) -> str:
+    words = ["" if number is None else str(number) for number in numbers]
+    return "\t".join([str(label), *words, *categories])
+
+
+def write(folder, *lines: str):
+    path = folder / "rows.tsv"
+    path.write_bytes("".join(text + "\n" for text in lines).encode())
+    return path
+
+
+def reference_id(column: int, category: str) -> int:
+    """FNV-1a and SplitMix64's last step, in Python's integers."""
+    number = (0xCBF29CE484222325 ^ (column + 1)) * 0x100000001B3 & MASK
+    for byte in category.encode():
+        number = (number ^ byte) * 0x100000001B3 & MASK
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & MASK
+    return (number ^ number >> 31) >> 4
+
+
+@given(st.lists(ROW, min_size=1, max_size=4))
+def test_reads_what_was_written(tmp_path_factory, rows):
+    found = criteo.read(write(tmp_path_factory.mktemp("rows"), *(line(*row) for row in rows)))
+    assert found.labels.tolist() == [label for label, _, _ in rows]
+    expected = [[math.nan if n is None else n for n in numbers] for _, numbers, _ in rows]
+    np.testing.assert_array_equal(found.numbers, np.array(expected, np.float32))
+    ids = [[reference_id(n, c) for n, c in enumerate(row)] for _, _, row in rows]
+    assert found.ids.tolist() == ids
+    assert found.lines.tolist() == list(range(1, len(rows) + 1))
+
+
+def test_blocks_of_lines_and_ends_of_lines_do_not_matter(tmp_path, monkeypatch):
+    rows = [line(n % 2, [n] * 13, [f"c{n}"] * 26) for n in range(23)]
+    whole = criteo.read(write(tmp_path, *rows))
+    monkeypatch.setattr(criteo, "LINES_AT_ONCE", 4)
+    path = tmp_path / "other.tsv"
+    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([*rows[:9], "", *rows[9:]]).encode())
+    parts = criteo.read(path)
+    assert parts.fingerprint() == whole.fingerprint()
+    assert parts.lines.tolist() == [*range(1, 10), *range(11, 25)]
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        ("1\t2", "has 2 columns, not 40"),
+        (line(label="2"), "the label is '2', not 0 or 1"),
+        (line(numbers=[None, "x", *[None] * 11]), "column 3 is 'x', not a number"),
+        (line(numbers=["inf", *[None] * 12]), "column 2 is 'inf', not a number"),
+        (line(numbers=["nan", *[None] * 12]), "column 2 is 'nan', not a number"),
+        (line(categories=["", "y" * 65, *[""] * 24]), "column 16 has 65 bytes"),
+        (line(categories=["a\0b", *[""] * 25]), "column 15 holds a NUL"),
+    ],
+)
+def test_a_bad_line_is_named_or_skipped(tmp_path, bad, reason):
+    path = write(tmp_path, line(0), "", bad, line(1))
+    with pytest.raises(UserError) as caught:
+        criteo.read(path)
+    assert str(caught.value).startswith(f"{path}:3: {reason}")
+    found = criteo.read(path, "skip")
+    assert (found.labels.tolist(), found.lines.tolist(), found.skipped) == ([0, 1], [1, 4], 1)
+
+
+def test_a_file_without_rows_is_an_error(tmp_path):
+    with pytest.raises(UserError, match="holds no example"):
+        criteo.read(write(tmp_path))
+    with pytest.raises(UserError, match="all 1 lines are bad, the first at line 1"):
+        criteo.read(write(tmp_path, "x"), "skip")
+    with pytest.raises(UserError, match=r"none\.tsv"):
+        criteo.read(tmp_path / "none.tsv")
+
+
+def test_ids_depend_on_the_column():
+    ids = criteo.hashed(np.array([["same"] * 26], "S"))
+    assert len(set(ids[0].tolist())) == 26
+    assert ids.min() >= 0
+    assert ids.max() < criteo.ALL_IDS
+
+
+def test_numbers_become_logarithms_and_flags():
+    found = criteo.features(np.array([[0, math.e - 1, 1 - math.e, math.nan, *[7] * 9]], np.float32))
+    assert found.shape == (1, 26)
+    assert found[0, :4] == pytest.approx([0, 1, -1, 0], abs=1e-6)
+    assert found[0, 13:17].tolist() == [0, 0, 0, 1]
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
+def test_each_rank_gets_its_share_of_a_step(rows, size, parts):
+    clicks = criteo.Clicks(
+        "made", np.zeros(rows, np.float32), np.zeros((rows, 13), np.float32),
+        np.arange(rows * 26).reshape(rows, 26), np.arange(rows), 0,
+    )  # fmt: skip
+    job = config.Config.model_validate(
+        {"task": {"name": "ctr"}, "data": {"train": "x", "batch_size": size}}
+    )
+    collector = criteo.Collector(clicks, job)
+    seen: list[int] = []
+    for step in collector.plan(0):
+        shares = collector.micro_batches(step, 0, parts, slice(0, parts))
+        assert len(shares) == parts
+        weight = np.concatenate([arrays["weight"] for arrays in shares])
+        assert weight.sum() == pytest.approx(1, abs=1e-5)
+        assert sum(arrays["n_texts"] for arrays in shares) == len(step) <= size
+        counted = [arrays["texts"][arrays["weight"] > 0] for arrays in shares]
+        assert np.concatenate(counted).tolist() == step.tolist()
+        seen += step.tolist()
+    assert sorted(seen) == list(range(rows))
+
+
+class TestMade:
+    def test_the_best_auc_is_that_of_the_true_chances(self, tmp_path):
+        truth = criteo_made.make(tmp_path, 40, 3000, 520, seed=1)
+        world = criteo_made.World(520, 1)
+        numbers, categories, logits = world.draw(np.random.default_rng([1, 2]), 3000, None)
+        rows = criteo.read(tmp_path / "dev.tsv")
+        missing = np.isnan(rows.numbers)
+        assert (missing == (numbers < 0)).all()
+        assert (rows.numbers[~missing] == numbers[~missing]).all()
+        chances = 1 / (1 + np.exp(-logits))
+        dev = truth["dev"]
+        assert dev["best_auc"] == pytest.approx(roc_auc_score(rows.labels, chances), abs=1e-9)
+        assert dev["best_loss"] == pytest.approx(log_loss(rows.labels, chances), abs=1e-6)
+        assert abs(dev["best_auc"] - dev["expected_auc"]) < 0.05
+        assert json.loads((tmp_path / "truth.json").read_text()) == truth
+        # Each category has a word, and so an id, of its own.
+        pairs = set(zip(rows.ids[:, 3].tolist(), categories[:, 3].tolist()))
+        assert len(pairs) == len({i for i, _ in pairs}) == len({c for _, c in pairs})
+
+    def test_the_expected_auc_is_the_mean_over_labels(self):
+        logits = np.random.default_rng(0).normal(size=400)
+        drawn = np.random.default_rng(1).random((600, 400)) < 1 / (1 + np.exp(-logits))
+        mean = np.mean([roc_auc_score(labels, logits) for labels in drawn])
+        assert criteo_made.expected_auc(logits) == pytest.approx(mean, abs=0.005)
+
+    def test_every_id_is_there_where_it_has_to_be(self, tmp_path):
+        criteo_made.make(tmp_path, 150, 10, 2600, seed=0, every_id=True)
+        rows = criteo.read(tmp_path / "train.tsv")
+        assert len(np.unique(rows.ids[:100])) == 2600
+
+    def test_a_command_line(self, tmp_path, capsys):
+        words = ["--rows", "30", "--dev-rows", "60", "--ids", "260", "--seed", "3"]
+        criteo_made.main(["--out", str(tmp_path / "made"), *words])
+        assert "30 and 60 rows; on dev.tsv expected_auc 0." in capsys.readouterr().out
+        first = (tmp_path / "made" / "train.tsv").read_bytes()
+        criteo_made.main(["--out", str(tmp_path / "again"), *words])
+        assert (tmp_path / "again" / "train.tsv").read_bytes() == first
+        with pytest.raises(UserError, match="--every-id: needs --rows 100 or more for 2600 ids"):
+            criteo_made.make(tmp_path, 99, 10, 2600, 0, every_id=True)
+        with pytest.raises(UserError, match="--ids: at least 26"):
+            criteo_made.make(tmp_path, 99, 10, 25, 0)

@@ -1,0 +1,65 @@
+"""Some texts of a table are held out of it."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetbert.data import cache, read, split
+from fleetbert.data.tokenizer import Encodings, Tokenizer
+from fleetbert.errors import UserError
+
+
+def make_split(texts: int, cut: int = 0, skipped: int = 0) -> split.Split:
+    """Text n has n + 1 tokens, all n, the label n % 3, and stands in line n + 2."""
+    numbers = np.arange(texts)
+    ids = [np.full(n + 1, n, np.int32) for n in numbers]
+    return split.Split("t.tsv", Encodings(ids, numbers + 1, cut), numbers % 3, skipped, numbers + 2)
+
+
+@given(st.integers(2, 60), st.floats(0.01, 0.99), st.integers(0, 9))
+def test_each_text_is_in_one_of_the_two(texts, share, seed):
+    whole = make_split(texts, cut=3, skipped=4)
+    count = round(share * texts)
+    if not 0 < count < texts:
+        with pytest.raises(UserError, match=r"t\.tsv: \d+ texts are too few to hold out"):
+            split.hold_out(whole, share, seed)
+        return
+    kept, held = split.hold_out(whole, share, seed)
+    assert len(held.labels) == count
+    assert sorted([*kept.lines, *held.lines]) == list(whole.lines)
+    for part in (kept, held):
+        numbers = part.lines - 2
+        assert [list(ids) for ids in part.encodings.ids] == [[n] * (n + 1) for n in numbers]
+        assert [list(ids) for ids in part.encodings.ids[1:3]] == [[n] * (n + 1) for n in numbers][
+            1:3
+        ]
+        np.testing.assert_array_equal(part.encodings.lengths, numbers + 1)
+        np.testing.assert_array_equal(part.encodings.first_lengths, numbers + 1)
+        np.testing.assert_array_equal(part.labels, numbers % 3)
+    assert kept.counts() == {"texts": texts - count, "cut": 3, "skipped_lines": 4}
+    assert held.counts() == {"texts": count, "cut": 0, "skipped_lines": 0}
+    assert held.name == "t.tsv, held out"
+    again = split.hold_out(whole, share, seed)[0]
+    np.testing.assert_array_equal(again.lines, kept.lines)
+    assert split.fingerprint(kept) != split.fingerprint(whole)
+
+
+def test_of_a_cached_table(tmp_path, tiny_data):
+    """The same texts and the same fingerprint; and the part can go to another process."""
+    tokenizer = Tokenizer(tiny_data / "vocab.txt", True)
+    path = str(tiny_data / "train.tsv")
+    form = read.table_format(path, pair=False, labelled=True)
+    table = read.read_as(path, form, "stop")
+    expected, _ = split.tokenize(path, table, tokenizer, False, True, 16)
+    recipe = cache.Recipe(form, "stop", str(tiny_data / "vocab.txt"), True, False, 16)
+    cached, _ = cache.load(path, cache.prepare(path, tmp_path, recipe))
+    kept, _ = split.hold_out(cached, 0.1, 3)
+    other, _ = split.hold_out(expected, 0.1, 3)
+    assert split.fingerprint(kept) == split.fingerprint(other)
+    sent = pickle.loads(pickle.dumps(kept))
+    assert split.fingerprint(sent) == split.fingerprint(other)

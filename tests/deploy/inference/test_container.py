@@ -1,0 +1,170 @@
+"""The Dockerfile and the Kubernetes manifest, as far as no container engine is needed."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from served import DEADLINE
+
+from fleetbert import config
+from fleetbert.deploy.inference import command, settings
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "deploy" / "inference"
+CLIENTS = ROOT / ".venv-clients" / "bin" / "kubernetes-validate"
+
+
+@pytest.fixture(scope="module")
+def steps():
+    """[(instruction, its words)] of the Dockerfile."""
+    text = re.sub(r"\\\n", " ", (FOLDER / "Dockerfile").read_text(encoding="utf-8"))
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
+    return [tuple(line.split(maxsplit=1)) for line in lines]
+
+
+def arguments_of(words):
+    """The server's own arguments in a command line, parsed as it would parse them."""
+    assert words[:3] == ["python", "-m", "fleetbert.deploy.inference"]
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    command.add_arguments(parser)
+    return parser.parse_args(words[3:])
+
+
+def check_arguments(found):
+    """They make a valid config of files that are there."""
+    assert (ROOT / found.config).is_file()
+    return config.load_as(settings.Serve, str(ROOT / found.config), found.overrides)
+
+
+def test_everything_that_is_copied_is_there(steps):
+    sources = [word for name, words in steps if name == "COPY" for word in words.split()[:-1]]
+    assert {"fleetbert", "deploy", "requirements.lock"} <= set(sources)
+    for source in sources:
+        assert (ROOT / source).exists(), source
+
+
+def test_it_runs_as_nobody_special_and_says_how_it_is(steps):
+    names = [name for name, _ in steps]
+    assert names[0] == "FROM"
+    users = [words for name, words in steps if name == "USER"]
+    assert users == ["10001"] and "--uid 10001" in " ".join(words for _, words in steps)
+    last = names[names.index("USER") :]
+    assert "RUN" not in last and last[-1] == "CMD"  # nothing is made as another user afterwards
+    health = dict(steps)["HEALTHCHECK"]
+    program = json.loads(health[health.index("CMD") + 3 :])
+    assert program[:2] == ["python", "-c"]
+    compile(program[2], "healthcheck", "exec")
+    assert "/v2/health/ready" in program[2]
+
+
+def test_its_command_is_one_of_the_servers(steps):
+    words = json.loads(dict(steps)["CMD"])  # exec form: a signal reaches the server
+    found = arguments_of(words)
+    section = check_arguments(found)
+    ports = dict(steps)["EXPOSE"].split()
+    assert [str(section.listen.http_port), str(section.listen.grpc_port)] == ports
+    assert found.repository == "/models"
+
+
+def test_what_the_server_imports_is_installed(steps):
+    """What fleetbert's modules in both kinds of processes import, wherever in the file."""
+    installs = [words for name, words in steps if name == "RUN" and "pip install" in words]
+    words = shlex.split(installs[0])
+    named = {word.lower() for word in words[words.index("requirements.lock") + 1 :]}
+    code = (
+        "import sys, zlib\nimport fleetbert.deploy.inference.tracing, fleetbert.infer.weights\n"
+        "import fleetbert.deploy.inference.server, fleetbert.deploy.inference.repository\n"
+        "import fleetbert.deploy.inference.worker, fleetbert.infer.engine\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('fleetbert')))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=DEADLINE
+    )
+    files = done.stdout.split()
+    assert len(files) > 20
+    standard = getattr(sys, "stdlib_module_names", None)
+    if standard is None:
+        pytest.skip("Python before 3.10 does not tell its own modules")
+    for file in files:
+        for name in imported(Path(file)) - standard - {"fleetbert"}:
+            assert PACKAGES.get(name, name.replace("_", "-")).lower() in named, (file, name)
+
+
+# Where a package and its module have different names.
+PACKAGES = {
+    "google": "protobuf",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "opentelemetry": "opentelemetry-sdk",
+    "paddle": "paddlepaddle",
+    "pydantic_core": "pydantic",
+    "yaml": "PyYAML",
+}
+
+
+def imported(path):
+    """First names of what a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name.split(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def test_kubernetes_accepts_the_manifest():
+    if not CLIENTS.exists():
+        pytest.skip("no .venv-clients: `make venv-clients` makes it")
+    done = subprocess.run(
+        [CLIENTS, "--strict", FOLDER / "kubernetes.yaml"],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin"},
+        timeout=DEADLINE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("passed") + done.stderr.count("passed") == 3
+
+
+def test_the_manifest_starts_the_server_as_it_is():
+    documents = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text(encoding="utf-8"))
+    by_kind = {found["kind"]: found for found in documents}
+    spec = by_kind["Deployment"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    section = check_arguments(arguments_of(container["command"]))
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    listen = section.listen
+    expected = {"http": listen.http_port, "grpc": listen.grpc_port, "admin": listen.admin_port}
+    assert ports == expected
+    stop = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert spec["terminationGracePeriodSeconds"] > stop + listen.grace_seconds
+    assert spec["securityContext"]["runAsUser"] == 10001
+    assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    for name in ("readinessProbe", "startupProbe", "livenessProbe"):
+        probe = container[name]["httpGet"]
+        assert probe["port"] in ports and probe["path"].startswith("/v2/health/")
+    targets = {port["targetPort"] for port in by_kind["Service"]["spec"]["ports"]}
+    assert targets <= set(ports) and "admin" not in targets
+    claim = spec["volumes"][0]["persistentVolumeClaim"]["claimName"]
+    assert claim == by_kind["PersistentVolumeClaim"]["metadata"]["name"]
+
+
+@pytest.mark.parametrize("name", ["x86", "gpu"])
+def test_configs_are_valid_and_every_key_is_explained(name):
+    path = ROOT / "configs" / "serve" / f"{name}.yaml"
+    section = config.load_as(settings.Serve, str(path), [])
+    if name == "x86":  # it shows the defaults, all of them
+        assert section == settings.Serve()
+        text = path.read_text(encoding="utf-8")
+        for key, _ in config.fields(settings.Serve):
+            assert re.search(rf"^ +{key.split('.')[-1]}:", text, re.MULTILINE), key

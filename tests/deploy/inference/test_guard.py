@@ -1,0 +1,176 @@
+"""Keys, certificates and the port for admins, over both protocols."""
+
+from __future__ import annotations
+
+import hmac
+import shutil
+import subprocess
+
+import grpc
+import pytest
+import requests
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from served import DEADLINE, ask, serving
+
+from fleetbert.client import Client, ServerError
+from fleetbert.deploy.inference import guard, inference_pb2, inference_pb2_grpc
+from fleetbert.deploy.inference.settings import Safety
+from fleetbert.errors import UserError
+
+KEYS = ["first-key-0123456789", "second-key-0123456789"]
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """PEM files of a certificate for localhost, signed by itself, and of its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+         "-keyout", "key.pem", "-out", "cert.pem"],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip
+    return folder / "cert.pem", folder / "key.pem"
+
+
+@pytest.fixture(scope="module")
+def guarded(certificate, tmp_path_factory):
+    """A server with keys, TLS and a port for admins."""
+    folder = tmp_path_factory.mktemp("guarded")
+    (folder / "keys").write_text("# clients\n" + "\n".join(KEYS) + "\n")
+    words = [f"safety.api_key_file={folder / 'keys'}", "listen.admin_port=0"]
+    words += [f"safety.tls_certificate={certificate[0]}", f"safety.tls_key={certificate[1]}"]
+    with serving(folder, *words) as served:
+        yield served
+
+
+@pytest.fixture
+def session(certificate):
+    with requests.Session() as opened:
+        opened.verify = str(certificate[0])
+        opened.trust_env = False  # REQUESTS_CA_BUNDLE would be believed instead
+        yield opened
+
+
+@pytest.fixture
+def stub(guarded, certificate):
+    credentials = grpc.ssl_channel_credentials(certificate[0].read_bytes())
+    with grpc.secure_channel(guarded.grpc, credentials) as channel:
+        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel), channel
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+def test_http_wants_a_key_but_for_health(guarded, session):
+    assert guarded.http.startswith("https://")
+    for path in ("/v2/health/live", "/v2/health/ready", "/openapi.json", "/docs"):
+        assert session.get(guarded.http + path).status_code == 200
+    values = ("Bearer wrong", f"Bearer {KEYS[0]}x", KEYS[0], f"Basic {KEYS[0]}", b"Bearer \xff")
+    for headers in ({}, *({"authorization": value} for value in values)):
+        for path in ("/v2", "/v2/models/sst", "/nothing"):
+            reply = session.get(guarded.http + path, headers=headers)
+            assert reply.status_code == 401 and "Bearer" in reply.headers["www-authenticate"]
+            assert reply.json()["error"].startswith("authorization: ")
+    for key in KEYS:
+        assert session.get(f"{guarded.http}/v2", headers=bearer(key)).status_code == 200
+    assert session.get(f"{guarded.admin}/metrics").status_code == 401
+
+
+def test_grpc_wants_a_key_but_for_health(guarded, stub):
+    service, channel = stub
+    request = inference_pb2.ModelReadyRequest(name="sst")
+    assert service.ServerReady(inference_pb2.ServerReadyRequest(), timeout=DEADLINE).ready
+    health = health_pb2_grpc.HealthStub(channel)
+    assert health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE).status == 1
+    for metadata in ((), tuple(bearer("wrong").items())):
+        with pytest.raises(grpc.RpcError) as caught:
+            service.ModelReady(request, metadata=metadata, timeout=DEADLINE)
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert "authorization: " in caught.value.details()
+    metadata = tuple(bearer(KEYS[1]).items())
+    assert service.ModelReady(request, metadata=metadata, timeout=DEADLINE).ready
+
+
+def test_without_tls_nothing_is_said(guarded):
+    address = guarded.http.partition("://")[2]
+    with pytest.raises(requests.ConnectionError):
+        requests.get(f"http://{address}/v2/health/live")
+    with pytest.raises(requests.exceptions.SSLError):  # not signed by anyone known
+        requests.get(f"https://{address}/v2/health/live")
+    with grpc.insecure_channel(guarded.grpc) as channel:
+        service = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            service.ServerLive(inference_pb2.ServerLiveRequest(), timeout=5)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_admins_have_a_port_of_their_own(guarded, session, stub):
+    session.headers.update(bearer(KEYS[0]))
+    calls = [("GET", "/metrics"), ("GET", "/status"), ("GET", "/"),
+             ("POST", "/v2/repository/models/sst/load"),
+             ("POST", "/v2/repository/models/sst/unload")]  # fmt: skip
+    assert guarded.admin != guarded.http
+    for method, path in calls:
+        assert session.request(method, guarded.http + path).status_code == 404
+        assert session.request(method, guarded.admin + path).status_code == 200
+    assert ask(guarded.admin, "good", verify=session.verify, headers=bearer(KEYS[0])).ok
+    paths = session.get(f"{guarded.http}/openapi.json").json()["paths"]
+    assert not any(path.endswith("load") for path in paths)
+    with pytest.raises(grpc.RpcError) as caught:
+        stub[0].RepositoryModelUnload(
+            inference_pb2.RepositoryModelUnloadRequest(model_name="sst"),
+            metadata=tuple(bearer(KEYS[0]).items()),
+            timeout=DEADLINE,
+        )
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_the_client_takes_a_key_and_a_certificate(guarded, certificate):
+    verify = str(certificate[0])
+    with Client(guarded.http, api_key=KEYS[0], verify=verify) as client:
+        assert client.infer("sst", ["good"])[0].label == "positive"
+    with Client(guarded.http, verify=verify) as client:
+        assert client.ready()
+        with pytest.raises(ServerError, match="authorization") as caught:
+            client.infer("sst", ["good"])
+    assert caught.value.status == 401
+
+
+def test_every_key_is_compared_in_constant_time(tmp_path, monkeypatch):
+    (tmp_path / "keys").write_text("\n".join(KEYS))
+    keys = guard.read_keys(Safety(api_key_file=str(tmp_path / "keys")))
+    compared = []
+    real = hmac.compare_digest
+    monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(len(a)) or real(a, b))
+    for key, known in ((KEYS[0], True), (KEYS[1], True), ("", False), ("x" * 10_000, False)):
+        assert keys.known(f"Bearer {key}") is known
+    assert compared == [32] * 8  # all of them each time, and digests only
+    assert keys.known(None) is False
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [("", "holds no key"), ("# none\n\n", "holds no key"), ("short\n", "keys:1: a key of 5 char")],
+)
+def test_files_of_keys_that_cannot_be(tmp_path, text, part):
+    (tmp_path / "keys").write_text(text)
+    with pytest.raises(UserError, match=part):
+        guard.read_keys(Safety(api_key_file=str(tmp_path / "keys")))
+    with pytest.raises(UserError, match="cannot be read"):
+        guard.read_keys(Safety(api_key_file=str(tmp_path / "none")))
+
+
+def test_certificates_that_cannot_be(certificate, tmp_path):
+    cert, key = map(str, certificate)
+    with pytest.raises(UserError, match=r"safety\.tls_key is missing"):
+        guard.read_tls(Safety(tls_certificate=cert))
+    with pytest.raises(UserError, match=r"safety\.tls_certificate is missing"):
+        guard.read_tls(Safety(tls_key=key))
+    with pytest.raises(UserError, match="none: cannot be read"):
+        guard.read_tls(Safety(tls_certificate=cert, tls_key=str(tmp_path / "none")))
+    with pytest.raises(UserError, match="are not a PEM certificate and its key"):
+        guard.read_tls(Safety(tls_certificate=key, tls_key=cert))

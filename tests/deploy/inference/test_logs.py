@@ -1,0 +1,161 @@
+"""What the server writes about requests: lines with their numbers, and traces."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import re
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import grpc
+import pytest
+import requests
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from served import DEADLINE, ask, serving
+
+from fleetbert.deploy.inference import inference_pb2, inference_pb2_grpc, logs
+from fleetbert.deploy.inference.settings import Logs
+
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.fixture
+def collector():
+    """(endpoint, spans): an OpenTelemetry collector that keeps the spans it is sent."""
+    spans = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                for scope in resource.scope_spans:
+                    spans.extend(scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def model_infer(served, text, metadata):
+    request = inference_pb2.ModelInferRequest(model_name="sst")
+    tensor = request.inputs.add(name="text", datatype="BYTES", shape=[1])
+    tensor.contents.bytes_contents.append(text.encode())
+    with grpc.insecure_channel(served.grpc) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        return stub.ModelInfer(request, metadata=metadata, timeout=DEADLINE)
+
+
+def test_a_line_for_each_request_with_its_number(tmp_path):
+    with serving(tmp_path, "logs.requests=true") as served:
+        good = ask(served.http, "good", headers={"x-request-id": "mine-1"})
+        bad = ask(served.http, "good", model="none")
+        odd = ask(served.http, "good", headers={"x-request-id": "a b" * 100})
+        broken = ask(served.http, "good", model="broken", headers={"x-request-id": "mine-2"})
+        model_infer(served, "good", (("x-request-id", "mine-3"),))
+        requests.get(f"{served.http}/v2/health/live")
+        served.wait_for(lambda: served.log.count('"request"') >= 6)
+        lines = served.lines()
+    assert good.headers["x-request-id"] == "mine-1"
+    assert re.fullmatch("[0-9a-f]{16}", bad.headers["x-request-id"])
+    assert re.fullmatch("[0-9a-f]{16}", odd.headers["x-request-id"])
+    assert broken.status_code == 500 and "secret" not in broken.text
+    told = {line["request_id"]: line for line in lines if line["message"] == "request"}
+    first = told["mine-1"]
+    assert first["method"] == "POST /v2/models/sst/infer" and first["code"] == "200"
+    assert (first["model"], first["version"], first["texts"]) == ("sst", "2", 1)
+    assert (first["queue_ms"], first["compute_ms"]) == (12.5, 250.0)
+    assert first["ms"] > 0 and first["level"] == "info" and first["protocol"] == "http"
+    second = told[bad.headers["x-request-id"]]
+    assert second["code"] == "404" and "no model 'none'" in second["error"]
+    third = told["mine-3"]
+    assert (third["protocol"], third["code"], third["texts"]) == ("grpc", "OK", 1)
+    assert third["method"] == "/inference.GRPCInferenceService/ModelInfer"
+    # what failed inside stands in the log, under the same number, and nowhere else
+    inside = [line for line in lines if "a secret of the inside" in line.get("exception", "")]
+    assert inside and {line["request_id"] for line in inside} == {"mine-2"}
+
+
+def test_requests_are_not_written_unless_asked_for(tmp_path):
+    with serving(tmp_path) as served:
+        ask(served.http, "good")
+        model_infer(served, "good", ())
+        assert served.end() == 0
+        assert [line["message"] for line in served.lines()] == ["leaving"]
+
+
+def test_text_for_terminals(capsys):
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        logs.start(Logs(format="text", level="warning"))
+        logs.log.info("not shown")
+        try:
+            raise ValueError("an inside")
+        except ValueError:
+            logs.log.warning("something", extra={"fields": {"model": "sst"}}, exc_info=True)
+    finally:
+        root.handlers[:], root.level = before[0], before[1]
+    said = capsys.readouterr().err
+    assert re.match(r"\d\d:\d\d:\d\d warning something model=sst\nTraceback", said)
+    assert "not shown" not in said and "ValueError: an inside" in said
+
+
+def test_traces_are_sent_with_the_clients_as_parent(tmp_path, collector):
+    endpoint, spans = collector
+    parent = f"00-{TRACE}-{PARENT}-01"
+    with serving(tmp_path, f"logs.otlp_endpoint={endpoint}") as served:
+        ask(served.http, "good", headers={"traceparent": parent})
+        model_infer(served, "good", (("traceparent", parent),))
+        ask(served.http, "good", model="full", headers={"traceparent": parent})
+        assert served.end() == 0  # what is left is sent at the end
+    assert {span.trace_id.hex() for span in spans} == {TRACE}
+    by_name = {}
+    for span in spans:
+        by_name.setdefault(span.name, []).append(span)
+    infer = "POST /v2/models/sst/infer"
+    rpc = "/inference.GRPCInferenceService/ModelInfer"
+    assert set(by_name) == {infer, rpc, "POST /v2/models/full/infer", "queue", "compute"}
+    for name in (infer, rpc):
+        (root,) = by_name[name]
+        assert root.parent_span_id.hex() == PARENT
+        inner = {s.name: s for s in spans if s.parent_span_id == root.span_id}
+        assert set(inner) == {"queue", "compute"}
+        compute, queue = inner["compute"], inner["queue"]
+        assert compute.end_time_unix_nano - compute.start_time_unix_nano == 250_000_000
+        assert queue.end_time_unix_nano == compute.start_time_unix_nano
+        values = {one.key: one.value for one in root.attributes}
+        assert values["model.name"].string_value == "sst" and values["texts"].int_value == 1
+    (failed,) = by_name["POST /v2/models/full/infer"]
+    assert "is full" in failed.status.message
+
+
+def test_a_collector_that_is_away_keeps_nobody(tmp_path):
+    with serving(tmp_path, "logs.otlp_endpoint=http://127.0.0.1:9/v1/traces") as served:
+        assert ask(served.http, "good").status_code == 200
+        assert served.end() == 0
+
+
+def test_tracing_is_imported_only_when_asked_for():
+    code = (
+        "import sys, json\nimport fleetbert.deploy.inference.server\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    names = json.loads(done.stdout)
+    assert "opentelemetry" not in names
+    assert not {"paddle", "paddlenlp", "paddleslim", "matplotlib", "onnxruntime"} & set(names)

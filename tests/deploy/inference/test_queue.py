@@ -1,0 +1,231 @@
+"""The queue under any order of events, and its rules one by one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+
+from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
+from fleetbert.deploy.inference.messages import Failure, Reason
+from fleetbert.deploy.inference.queue import Queue, Text, Ticket
+
+FAR = 1e9
+
+
+def make_texts(ticket: Ticket, lengths: list[int]) -> list[Text]:
+    return [
+        Text(ticket, place, np.ones(length, np.int32), length)
+        for place, length in enumerate(lengths)
+    ]
+
+
+def put(queue: Queue, lengths: list[int], now: float = 0.0, deadline: float = FAR) -> Ticket:
+    ticket = Ticket(deadline)
+    queue.put(ticket, make_texts(ticket, lengths), now)
+    return ticket
+
+
+def make_queue(batch_tokens=256, capacity=10_000, max_wait=0.0, max_age=1.0) -> Queue:
+    return Queue(batch_tokens, capacity, max_wait, max_age)
+
+
+def lengths_of(batch: list[Text]) -> list[int]:
+    return [len(text.ids) for text in batch]
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """Questions come, are cancelled, expire; batches are taken, and some of them lost."""
+
+    tickets = Bundle("tickets")
+    batches = Bundle("batches")
+
+    def __init__(self):
+        super().__init__()
+        self.now = 0.0
+        self.queue = make_queue(batch_tokens=128, capacity=2000, max_wait=0.01, max_age=0.2)
+        self.waiting: list[Text] = []
+        self.times_taken: dict[Text, int] = {}
+
+    def drop(self, ticket):
+        self.waiting = [text for text in self.waiting if text.ticket is not ticket]
+
+    @rule(seconds=st.sampled_from([0.0, 0.001, 0.02, 0.3]))
+    def wait(self, seconds):
+        self.now += seconds
+
+    @rule(
+        target=tickets,
+        lengths=st.lists(st.integers(2, 512), min_size=1, max_size=12),
+        patience=st.sampled_from([0.0, 0.005, 0.1, 5.0]),
+    )
+    def ask(self, lengths, patience):
+        ticket = Ticket(self.now + patience)
+        texts = make_texts(ticket, lengths)
+        before = self.queue.tokens
+        try:
+            self.queue.put(ticket, texts, self.now)
+        except Failure as failure:
+            assert before + sum(lengths) > self.queue.capacity
+            large = sum(lengths) > self.queue.capacity
+            assert failure.reason is (Reason.TOO_LARGE if large else Reason.UNAVAILABLE)
+            assert large or failure.retry_after > 0
+            assert self.queue.tokens == before
+            ticket.finished = True
+            return ticket
+        assert before + sum(lengths) <= self.queue.capacity
+        self.waiting += texts
+        return ticket
+
+    @rule(ticket=tickets)
+    def finish(self, ticket):
+        self.queue.finish(ticket)
+        self.drop(ticket)
+
+    @rule(target=batches)
+    def take(self):
+        expired = self.queue.expire(self.now)
+        for ticket in expired:
+            assert ticket.deadline <= self.now
+            self.drop(ticket)
+        assert all(text.ticket.deadline > self.now for text in self.waiting)
+        due = self.queue.next_batch()
+        batch = self.queue.take(self.now)
+        if not batch:
+            assert not self.waiting or self.now < due
+            return multiple()
+        for text in batch:  # each was there, and once
+            self.waiting.remove(text)
+            assert not text.ticket.finished
+            self.times_taken[text] = self.times_taken.get(text, 0) + 1
+            assert self.times_taken[text] == text.losses + 1
+        padded = round_up(max(lengths_of(batch)), SAFE_LENGTHS)
+        assert len(batch) == 1 or len(batch) * padded <= 128
+        if any(text.losses for text in batch):
+            assert len(batch) == 1  # what was lost once goes alone
+        else:
+            assert not any(text.losses for text in self.waiting)
+            for text in self.waiting:  # of one length, who came first goes first
+                same = [taken for taken in batch if taken.length == text.length]
+                assert all(taken.arrival <= text.arrival for taken in same)
+            oldest = min([*batch, *self.waiting], key=lambda text: text.arrival)
+            if self.now - oldest.arrival >= 0.2:  # nobody starves
+                assert min(text.arrival for text in batch) == oldest.arrival
+        return batch
+
+    @rule(batch=batches)
+    def lose(self, batch):
+        # a worker loses what it was given last, and only while that is not answered
+        lost = [text for text in batch if self.times_taken[text] == text.losses + 1]
+        lost = [text for text in lost if text not in self.waiting]
+        self.queue.put_back(lost)
+        self.waiting += [text for text in lost if not text.ticket.finished]
+
+    @invariant()
+    def counts_are_right(self):
+        assert len(self.queue) == len(self.waiting)
+        assert self.queue.tokens == sum(lengths_of(self.waiting))
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.integers(2, 70), max_size=60), st.sampled_from([64, 128, 512]))
+@settings(max_examples=200, deadline=None)
+def test_no_batch_has_more_tokens_than_allowed(lengths, batch_tokens):
+    queue = make_queue(batch_tokens=batch_tokens)
+    put(queue, lengths)
+    while len(queue):
+        batch = lengths_of(queue.take(0.0))
+        padded = round_up(max(batch), SAFE_LENGTHS)
+        assert len(batch) == 1 or len(batch) * padded <= batch_tokens
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_waits_at_once_is_batched_as_offline(seed):
+    """As many batches as `plan_inference` makes of the same texts, or at most a few more."""
+    lengths = np.random.default_rng(seed).integers(3, 129, 200).tolist()
+    queue = make_queue(batch_tokens=1024, capacity=50_000)
+    put(queue, lengths)
+    batches = []
+    while len(queue):
+        batches.append(lengths_of(queue.take(0.0)))
+    assert sorted(length for batch in batches for length in batch) == sorted(lengths)
+    assert len(batches) <= len(plan_inference(lengths, 1024)) + 3
+
+
+def test_a_worker_that_is_free_waits_for_more_only_so_long():
+    queue = make_queue(max_wait=0.5)
+    put(queue, [10, 12], now=1.0)
+    assert queue.take(1.4) == []
+    assert queue.next_batch() == 1.5
+    assert lengths_of(queue.take(1.5)) == [10, 12]
+
+
+def test_a_full_batch_does_not_wait():
+    queue = make_queue(batch_tokens=256, max_wait=100.0)
+    put(queue, [16] * 15)
+    assert queue.take(0.0) == []
+    put(queue, [16] * 2)
+    assert len(queue.take(0.0)) == 16
+    assert queue.take(0.0) == []
+
+
+def test_the_fullest_batch_goes_first_until_somebody_has_waited_too_long():
+    queue = make_queue(batch_tokens=256, max_age=10.0)
+    put(queue, [500], now=0.0)  # alone it fills any batch
+    put(queue, [100], now=0.0)
+    for number in range(20):
+        put(queue, [10] * 16, now=0.1 * number)
+    taken = [lengths_of(queue.take(0.1 * number))[0] for number in range(20)]
+    assert 100 not in taken
+    assert 100 in lengths_of(queue.take(10.0))
+
+
+def test_a_text_longer_than_a_batch_goes_alone():
+    queue = make_queue(batch_tokens=64)
+    put(queue, [300, 310])
+    assert lengths_of(queue.take(0.0)) == [300]
+    assert lengths_of(queue.take(0.0)) == [310]
+
+
+def test_a_question_may_be_spread_over_batches():
+    queue = make_queue(batch_tokens=64)
+    ticket = put(queue, [30, 10, 30, 10])
+    places = []
+    while len(queue):
+        places += [text.place for text in queue.take(0.0)]
+    assert sorted(places) == [0, 1, 2, 3]
+    assert not ticket.waiting
+
+
+def test_full_says_when_to_come_again():
+    queue = make_queue(capacity=1000)
+    queue.observe(200, 1.0)  # tokens, seconds
+    put(queue, [100] * 9)
+    with pytest.raises(Failure) as failure:
+        put(queue, [100] * 3)
+    assert failure.value.reason is Reason.UNAVAILABLE
+    assert failure.value.retry_after == pytest.approx(1.0)  # 200 tokens too many
+    put(queue, [100])  # one text by the same rule as many
+    with pytest.raises(Failure) as failure:
+        put(queue, [3])
+    assert failure.value.reason is Reason.UNAVAILABLE
+
+
+def test_what_never_fits_is_refused_at_once():
+    with pytest.raises(Failure) as failure:
+        put(make_queue(capacity=1000), [500, 501])
+    assert failure.value.reason is Reason.TOO_LARGE
+
+
+def test_finished_questions_are_not_remembered_until_their_deadline():
+    queue = make_queue()
+    for _ in range(10_000):
+        ticket = put(queue, [10])
+        queue.take(0.0)
+        queue.finish(ticket)
+    assert len(queue._deadlines) < 500

@@ -1,0 +1,175 @@
+"""The server as a process: its start, its answers, its end."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import socket
+import threading
+from pathlib import Path
+
+import grpc
+import numpy as np
+import psutil
+import pytest
+import requests
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from served import DEADLINE, FAKE, REAL, Served, ask, serving
+
+from fleetbert import cli
+from fleetbert.client import Client
+from fleetbert.deploy.inference import inference_pb2, inference_pb2_grpc
+from fleetbert.infer import answer as answers
+
+TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, ""]
+
+
+@pytest.fixture(scope="module")
+def real(tiny_bundle, tmp_path_factory):
+    """`python -m fleetbert.deploy.inference` with one model in float32 on one worker."""
+    folder = tmp_path_factory.mktemp("real")
+    shutil.copytree(tiny_bundle, folder / "models" / "tiny" / "1")
+    words = [f"repository.path={folder / 'models'}", "repository.default.variant=float32"]
+    with serving(folder, *words, "engine.workers=1", "engine.threads=1", command=REAL) as served:
+        yield served
+
+
+def mapped(process: psutil.Process) -> bool:
+    """Whether Paddle is in a process's memory."""
+    return "libpaddle" in Path(f"/proc/{process.pid}/maps").read_text()
+
+
+def test_answers_are_those_of_the_engine_over_http_and_grpc(real, tiny_bundle):
+    expected = answers.answer(answers.load(tiny_bundle), TEXTS)
+    assert real.out.startswith("serving tiny (1) on http://127.0.0.1:")
+    with Client(real.http) as client:
+        found = client.infer("tiny", TEXTS)
+    assert [one.label for one in found] == [one.label for one in expected]
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
+        assert one.scores == pytest.approx(other.scores, abs=1e-5)
+        assert one.exit_layer == 2
+    request = inference_pb2.ModelInferRequest(model_name="tiny")
+    tensor = request.inputs.add(name="text", datatype="BYTES", shape=[len(TEXTS)])
+    tensor.contents.bytes_contents.extend(text.encode() for text in TEXTS)
+    request.outputs.add(name="logits")
+    with grpc.insecure_channel(real.grpc) as channel:
+        reply = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(
+            request, timeout=DEADLINE
+        )
+    logits = np.frombuffer(reply.raw_output_contents[0], np.float32).reshape(len(TEXTS), -1)
+    np.testing.assert_allclose(logits, [one.logits for one in expected], atol=1e-5)
+
+
+def test_the_listening_process_holds_no_paddle(real):
+    main = psutil.Process(real.process.pid)
+    assert not mapped(main)
+    assert any(mapped(child) for child in main.children(recursive=True))  # maps would tell
+
+
+def test_not_ready_while_models_load(tmp_path):
+    ready = tmp_path / "ready"
+    with serving(tmp_path, environ={"FAKE_READY_FILE": str(ready)}, ready=False) as served:
+        main = psutil.Process(served.process.pid)
+        ports = served.wait_for(
+            lambda: len(found := [c.laddr.port for c in main.net_connections()]) > 1 and found
+        )
+        codes = set()
+        for port in ports:
+            try:
+                url = f"http://127.0.0.1:{port}/v2/health/"
+                codes.add(tuple(requests.get(url + name).status_code for name in ("live", "ready")))
+            except requests.ConnectionError:  # gRPC's port
+                continue
+        assert codes == {(200, 503)}
+        assert served.out == ""
+        ready.touch()
+        served.wait_until_ready()
+        assert requests.get(f"{served.http}/v2/health/ready").status_code == 200
+        with grpc.insecure_channel(served.grpc) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            reply = health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE)
+        assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.parametrize("key", ["http_port", "grpc_port", "admin_port"])
+def test_a_port_in_use_is_one_sentence(tmp_path, key):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        served = Served([*FAKE, "listen.host=127.0.0.1", "listen.http_port=0",
+                         "listen.grpc_port=0", f"listen.{key}={port}"], tmp_path)  # fmt: skip
+        try:
+            assert served.process.wait(DEADLINE) == 2
+        finally:
+            served.kill()
+    assert served.log.startswith(f"error: 127.0.0.1:{port} cannot be listened on: Address")
+    assert served.log.count("\n") == 1 and served.out == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        (["--repository", "{folder}/none"], "none is no folder"),
+        (["--repository", "{folder}"], "holds no model: copy a bundle"),
+        (["--repository", "{folder}", "listen.htp_port=1"], "did you mean listen.http_port"),
+        (["--config", "{folder}/none.yaml"], "none.yaml: cannot be read"),
+        (["--http-port", "70000"], "listen.http_port"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path, capsys, words, part):
+    (tmp_path / "model" / "1").mkdir(parents=True)
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["serve", *(word.format(folder=tmp_path) for word in words)])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err
+    assert part in said and said.count("\n") == 1
+
+
+def test_sigterm_drains(tmp_path):
+    with serving(tmp_path, "logs.requests=true") as served:
+        slow = []
+        thread = threading.Thread(target=lambda: slow.append(ask(served.http, "sleep 3")))
+        thread.start()
+        with requests.Session() as session:
+            served.wait_for(lambda: "asleep" in served.log)
+            served.process.send_signal(signal.SIGTERM)
+            served.wait_for(
+                lambda: session.get(f"{served.http}/v2/health/ready").status_code == 503
+            )
+            refused = ask(served.http, "good")
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+        assert "leaving" in refused.json()["error"]
+        assert served.process.wait(DEADLINE) == 0
+        thread.join(DEADLINE)
+        assert slow[0].status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("grace", "signals", "code"),
+    [
+        (0.2, [signal.SIGTERM], 0),
+        (1000, [signal.SIGTERM, signal.SIGTERM], 143),
+        (1000, [signal.SIGTERM, signal.SIGINT], 130),
+        (0, [signal.SIGINT], 130),
+    ],
+)
+def test_leaving_before_all_is_answered(tmp_path, grace, signals, code):
+    with serving(tmp_path, f"listen.grace_seconds={grace}") as served:
+
+        def asking():
+            with contextlib.suppress(requests.RequestException):
+                ask(served.http, "sleep 1000")
+
+        thread = threading.Thread(target=asking)
+        thread.start()
+        served.wait_for(lambda: "asleep" in served.log)
+        served.process.send_signal(signals[0])
+        served.wait_for(lambda: '"leaving"' in served.log, ended=True)
+        for number in signals[1:]:
+            served.process.send_signal(number)
+        assert served.process.wait(DEADLINE) == code, served.log
+        thread.join(DEADLINE)
+        assert "Traceback" not in served.log

@@ -1,0 +1,78 @@
+"""`make endurance`: random kills over ranks and steps; no job may end other than undisturbed.
+
+FLEETBERT_KILLS (50) and FLEETBERT_SEED (0) set how many and which.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import time
+
+import processes
+import pytest
+import tiny_job
+from processes import ended, kill, rank, wait_for, wait_for_loss
+
+KILLS = int(os.environ.get("FLEETBERT_KILLS", "50"))
+SEED = int(os.environ.get("FLEETBERT_SEED", "0"))
+STEPS = 120
+JOB = {"trainer.epochs": 12, "trainer.checkpoint_every": 7, "trainer.eval_every": 50}
+
+
+def plan() -> list[list[tuple[int, int, float]]]:
+    """Jobs of one to three kills, each a rank, a step after the former kill's, and seconds more."""
+    chance = random.Random(SEED)
+    jobs: list[list[tuple[int, int, float]]] = []
+    left = KILLS
+    while left:
+        number = min(left, chance.choice([1, 3, 3, 3]))
+        steps = sorted(chance.sample(range(1, STEPS - 2), number))
+        jobs.append([(chance.randrange(2), step, chance.random() * 0.05) for step in steps])
+        left -= number
+    return jobs
+
+
+def run(folder, data, kills):
+    """(final weights, losses, steps done again, all steps done) of a job under these kills."""
+    folder.mkdir()
+    config = tiny_job.write_config(folder / "job.yaml", data, folder / "output", JOB)
+    launcher = ["--nproc_per_node", "2", "--max_restart", "3"]
+    process = processes.start(folder, config, launcher=launcher)
+    try:
+        for number, step, more in kills:
+            wait_for_loss(process, folder / "output", step)
+            time.sleep(more)
+            victim = wait_for(lambda number=number: rank(process, number), process)
+            victim.kill()
+            wait_for(lambda victim=victim: not victim.is_running(), process)
+        text = ended(process)
+    finally:
+        kill(process)
+    found = re.search(r"done after restarts: (\d+); (\d+) of (\d+) steps were repeats", text)
+    assert bool(found) == bool(kills), text
+    again, done = (int(found[2]), int(found[3])) if found else (0, STEPS)
+    weights = folder / "output" / "checkpoints" / f"step-{STEPS:08d}" / "model.pdparams"
+    return weights.read_bytes(), tiny_job.losses(folder / "output"), again, done
+
+
+@pytest.mark.timeout(4 * 3600)
+def test_every_killed_job_ends_with_the_undisturbed_weights(tiny_data, tmp_path, capfd):
+    expected = run(tmp_path / "undisturbed", tiny_data, [])
+    equal = again = done = 0
+    began = time.monotonic()
+    for number, kills in enumerate(plan()):
+        result = run(tmp_path / f"job-{number}", tiny_data, kills)
+        same = result[:2] == expected[:2]
+        equal += same * len(kills)
+        again, done = again + result[2], done + result[3]
+        with capfd.disabled():
+            places = ", ".join(f"rank {r} after step {s}" for r, s, _ in kills)
+            print(f"\njob {number}, killed {places}: {'equal' if same else 'DIFFERENT'}", end="")
+    with capfd.disabled():
+        print(
+            f"\n{equal} of {KILLS} equal; {again} of {done} steps were repeats "
+            f"({again / done:.1%}); {time.monotonic() - began:.0f} s"
+        )
+    assert equal == KILLS

@@ -1,0 +1,221 @@
+"""`make endurance`: minutes of steady load on a server whose versions change, whose workers are
+killed and whom others send nonsense. No answer may be wrong, no good request may fail but by 503.
+
+FLEETBERT_SOAK_MINUTES (10) sets how long, FLEETBERT_SEED (0) what is sent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import socket
+import statistics
+import threading
+import time
+from collections import Counter
+
+import numpy as np
+import psutil
+import pytest
+import requests
+from served import REAL, serving
+from tiny_bert import LABELS, WORDS, make_network
+
+from fleetbert.export.program import export_bundle
+from fleetbert.infer import answer as answers
+
+MINUTES = float(os.environ.get("FLEETBERT_SOAK_MINUTES", "10"))
+SEED = int(os.environ.get("FLEETBERT_SEED", "0"))
+RELOAD_SECONDS, KILL_SECONDS, HOSTILE_SECONDS = 20, 30, 0.5
+CLIENTS = 6
+PAUSE = 0.03  # of a client between its requests: steady, not as fast as it goes
+FLAT = 1.05
+SAME = 1e-3  # of logits: batches of other shapes round otherwise, other weights are far away
+HEAD = "POST /v2/models/tiny/infer HTTP/1.1\r\nhost: x\r\n"
+HOSTILE = [  # as bytes on a connection; the server may say 4xx or close it
+    HEAD + 'content-length: 9\r\n\r\n{"inputs"',
+    HEAD + "content-length: 1000\r\n\r\n{",
+    HEAD + "inference-header-content-length: 99\r\ncontent-length: 2\r\n\r\n{}",
+    HEAD + "content-encoding: gzip\r\ncontent-length: 4\r\n\r\nabcd",
+    HEAD + f"content-length: {1 << 40}\r\n\r\n",
+    HEAD + f"content-length: 4000\r\n\r\n{'[' * 4000}",
+    "POST /v2/models/../../etc/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}",
+    "nonsense\r\n\r\n",
+]
+
+
+class Soak:
+    """What the threads share."""
+
+    def __init__(self, served, texts, expected):
+        self.served, self.texts, self.expected = served, texts, expected
+        self.end = time.monotonic() + 60 * MINUTES
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self.latencies: list[tuple[float, float]] = []  # when, seconds
+        self.versions: set[str] = set()
+        self.swaps: list[tuple[float, float]] = []  # published, first seen to answer
+        self.lock = threading.Lock()
+
+    def going(self) -> bool:
+        return time.monotonic() < self.end and not self.wrong
+
+    def note(self, word: str) -> None:
+        with self.lock:
+            self.counts[word] += 1
+
+    def check(self, status: int, body: dict, chosen: list[int]) -> None:
+        """A good request's answer: right for the version that gave it, or a counted 503."""
+        if status != 200:
+            self.note(str(status))
+            if status != 503:
+                self.wrong.append(f"{status}: {body}")
+            return
+        self.note("200")
+        version = body["model_version"]
+        self.versions.add(version)
+        (logits,) = (o for o in body["outputs"] if o["name"] == "logits")
+        found = np.array(logits["data"]).reshape(logits["shape"])
+        apart = np.abs(found - self.expected[int(version) % 2][chosen]).max()
+        if not apart < SAME:
+            self.wrong.append(f"version {version}, texts {chosen}: logits are {apart} apart")
+
+
+def ask(soak, number):
+    chance = random.Random(SEED * 1000 + number)
+    with requests.Session() as session:
+        while soak.going():
+            chosen = chance.sample(range(len(soak.texts)), chance.choice([1, 1, 2, 8]))
+            data = [soak.texts[n] for n in chosen]
+            tensor = {"name": "text", "shape": [len(data)], "datatype": "BYTES", "data": data}
+            began = time.monotonic()
+            try:
+                reply = session.post(
+                    f"{soak.served.http}/v2/models/tiny/infer",
+                    json={"inputs": [tensor]},
+                    timeout=120,
+                )
+                soak.check(reply.status_code, reply.json(), chosen)
+            except requests.RequestException as error:
+                soak.wrong.append(f"a good request failed: {error!r}")
+            soak.latencies.append((began, time.monotonic() - began))
+            time.sleep(PAUSE)
+
+
+def harass(soak):
+    chance = random.Random(SEED)
+    host, port = soak.served.http.partition("://")[2].split(":")
+    while soak.going():
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 30) as one:
+            one.settimeout(0.2)
+            one.sendall(chance.choice(HOSTILE).encode())
+            with contextlib.suppress(TimeoutError, socket.timeout):
+                said = one.recv(4096)
+                if said.startswith((b"HTTP/1.1 2", b"HTTP/1.1 5")):
+                    soak.wrong.append(f"to a hostile request: {said[:200]!r}")
+        soak.note("hostile")
+        if requests.get(f"{soak.served.http}/v2/health/live", timeout=120).status_code != 200:
+            soak.wrong.append("not live after a hostile request")
+        time.sleep(HOSTILE_SECONDS)
+
+
+def reload(soak, bundles, models):
+    number = 1
+    due = time.monotonic() + RELOAD_SECONDS
+    while soak.going():
+        if time.monotonic() < due:
+            time.sleep(0.1)
+            continue
+        number += 1
+        shutil.copytree(bundles[number % 2], models / ".new")
+        began = time.monotonic()
+        (models / ".new").rename(models / str(number))
+        while soak.going() and str(number) not in soak.versions:
+            time.sleep(0.1)
+            index = requests.post(f"{soak.served.http}/v2/repository/index", timeout=120).json()
+            (found,) = [one for one in index if one["version"] == str(number)] or [{}]
+            if "lost" in found.get("reason", ""):
+                soak.wrong.append(f"version {number} is refused: {found['reason']}")
+        if str(number) in soak.versions:
+            soak.swaps.append((began, time.monotonic()))
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(models / str(number - 2))
+        due = max(due + RELOAD_SECONDS, time.monotonic())
+
+
+def kill(soak):
+    """The oldest worker: one that answers. (A version whose worker dies while it is loaded is
+    refused, which is right, and would end the changes of versions here.)"""
+    due = time.monotonic() + KILL_SECONDS
+    while soak.going():
+        if time.monotonic() < due:
+            time.sleep(0.1)
+            continue
+        due += KILL_SECONDS
+        with contextlib.suppress(psutil.Error, ValueError):
+            workers = psutil.Process(soak.served.process.pid).children()
+            min(workers, key=lambda worker: worker.create_time()).kill()
+            soak.note("killed")
+
+
+def memory(process) -> tuple[int, int]:
+    """Bytes of the listening process, and how many processes it has below it."""
+    found = psutil.Process(process.pid)
+    return found.memory_info().rss, len(found.children())
+
+
+def p99(values):
+    return float(np.percentile(values, 99)) if values else float("nan")
+
+
+@pytest.mark.timeout(60 * MINUTES + 900)
+def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_path, capfd):
+    second = tmp_path / "second"
+    export_bundle(second, make_network(seed=2), task="classification", labels=LABELS,
+                  max_length=64, vocab_path=tiny_vocab, lowercase=True)  # fmt: skip
+    bundles = [second, tiny_bundle]  # of even and of odd versions
+    chance = random.Random(SEED)
+    texts = [" ".join(chance.choices(WORDS, k=chance.randint(1, 40))) for _ in range(200)]
+    expected = [answers.compute_logits(answers.load(one), texts, None).values for one in bundles]
+    assert np.abs(expected[0] - expected[1]).max() > 100 * SAME  # a mix-up would show
+    models = tmp_path / "models" / "tiny"
+    shutil.copytree(tiny_bundle, models / "1")
+    words = [f"repository.path={tmp_path / 'models'}", "repository.poll_seconds=0.5",
+             "repository.default.variant=float32", "engine.workers=2", "engine.threads=1",
+             "batching.timeout_ms=110000"]  # fmt: skip
+    with serving(tmp_path, *words, command=REAL) as served:
+        soak = Soak(served, texts, expected)
+        threads = [threading.Thread(target=ask, args=(soak, n)) for n in range(CLIENTS)]
+        threads += [threading.Thread(target=harass, args=(soak,))]
+        threads += [threading.Thread(target=reload, args=(soak, bundles, models))]
+        threads += [threading.Thread(target=kill, args=(soak,))]
+        for thread in threads:
+            thread.start()
+        began, samples = time.monotonic(), []
+        while soak.going():
+            samples.append((time.monotonic() - began, memory(served.process)[0]))
+            time.sleep(1)
+        for thread in threads:
+            thread.join()
+        restarts = requests.get(f"{served.http}/metrics", timeout=120).text
+        assert served.end() == 0, served.log
+    inside = [s for when, s in soak.latencies if any(a <= when <= b for a, b in soak.swaps)]
+    outside = [s for when, s in soak.latencies if not any(a <= when <= b for a, b in soak.swaps)]
+    length = samples[-1][0]
+    early = statistics.median(rss for when, rss in samples if 0.25 <= when / length < 0.5)
+    late = statistics.median(rss for when, rss in samples if when / length >= 0.75)
+    with capfd.disabled():
+        print(
+            f"\n{dict(soak.counts)}, {len(soak.swaps)} versions taken over; p99 "
+            f"{1000 * p99(inside):.0f} ms in swaps, {1000 * p99(outside):.0f} ms otherwise; "
+            f"listening process {early / 1e6:.1f} MB in the second quarter, {late / 1e6:.1f} MB "
+            "in the last"
+        )
+    assert soak.wrong == []
+    assert soak.counts["200"] > 100 and soak.counts["hostile"] > 10
+    assert len(soak.swaps) >= int(60 * MINUTES / RELOAD_SECONDS) // 4
+    assert ("fleetbert_worker_restarts_total" in restarts) == (soak.counts["killed"] > 0)
+    if MINUTES >= 5:  # before that the allocators still fill
+        assert late <= FLAT * early

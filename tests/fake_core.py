@@ -1,0 +1,215 @@
+"""A `Core` that answers by NumPy alone, and a server of it on real sockets in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import socket
+import threading
+import time
+from typing import Any, Callable, Iterator, NamedTuple
+
+import numpy as np
+import uvicorn
+
+from fleetbert.deploy.inference import grpc_service, rest
+from fleetbert.deploy.inference.messages import (
+    Failure,
+    Question,
+    Reason,
+    Reply,
+    State,
+    Statistics,
+    Version,
+)
+from fleetbert.deploy.inference.settings import Safety
+
+MAX_LENGTH, VOCAB = 16, 100
+LABELS = ("negative", "positive", "无")
+SAFETY = Safety(max_body_bytes=1 << 20, max_texts=64, max_text_bytes=4096)
+DEADLINE = 120
+
+
+def logits_of(texts: list[str]) -> np.ndarray:
+    """float32 [texts, 3]: what the fake's models answer, from the texts' words."""
+    rows = [(text.count("bad"), text.count("good") + 0.25, len(text) / 64) for text in texts]
+    return np.array(rows, np.float32)
+
+
+def logits_of_ids(ids: np.ndarray, types: np.ndarray | None) -> np.ndarray:
+    """float32 [texts, 3], from the sums of ids and token types."""
+    sums = np.zeros(len(ids)) if types is None else types.sum(axis=1)
+    return np.stack([ids.sum(axis=1) / 100, sums, ids[:, 0]], axis=1).astype(np.float32)
+
+
+class FakeCore:
+    """Models `sst` (versions 1 and 2; 1 is "stable", 3 is loading), `pairs`, and some that fail:
+    `full`, `late`, `broken`, `lost`; `loading` is not ready; `slow` waits until it is cancelled."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.questions: list[Question] = []
+        self.cancelled = 0
+        self.calls: list[tuple[str, str]] = []
+        self.looked_for: list[str] = []  # models that were to be loaded, known or not
+        names = ("sst", "pairs", "full", "late", "broken", "lost", "slow")
+        self._versions = [version(name, "1", pair=name == "pairs") for name in names]
+        self._versions[0] = version("sst", "1", aliases=("stable",))
+        self._versions += [
+            version("sst", "2"),
+            version("sst", "3", State.LOADING),
+            version("loading", "1", State.LOADING),
+            version("gone", "1", State.UNAVAILABLE, reason="its golden batch was wrong"),
+        ]
+
+    async def answer(self, question: Question) -> Reply:
+        self.questions.append(question)
+        if question.model == "slow":
+            try:
+                await asyncio.sleep(DEADLINE)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+                raise
+        await asyncio.sleep(0)
+        if question.model == "full":
+            raise Failure(Reason.UNAVAILABLE, "the queue of model full is full", retry_after=2.5)
+        if question.model == "lost":
+            raise Failure(Reason.UNAVAILABLE, "a worker was lost")
+        if question.model == "late":
+            raise Failure(Reason.DEADLINE, "the timeout of 10 ms has passed")
+        if question.model == "broken":
+            raise RuntimeError("a secret of the inside")
+        if question.texts is not None:
+            pairs = zip(question.texts, question.texts_b or [""] * question.size)
+            logits = logits_of([first + second for first, second in pairs])
+            cut = sum(len(text) > MAX_LENGTH for text in question.texts)
+        else:
+            assert question.input_ids is not None
+            logits = logits_of_ids(question.input_ids, question.token_type_ids)
+            cut = 0
+        found = self.find(question.model, question.version)
+        labels = [LABELS[row] for row in logits.argmax(axis=1)]
+        layers = np.arange(1, question.size + 1, dtype=np.int32)
+        return Reply(found.model, found.version, labels, logits, layers, 0.0125, 0.25, cut)
+
+    def ready(self) -> bool:
+        return self.is_ready
+
+    def versions(self, model: str | None = None) -> list[Version]:
+        found = [version for version in self._versions if model in (None, version.model)]
+        if not found:
+            raise Failure(Reason.NOT_FOUND, f"there is no model {str(model)[:40]!r}")
+        return sorted(found, key=lambda version: (version.model, int(version.version)))
+
+    def find(self, model: str, version: str | None = None) -> Version:
+        found = self.versions(model)
+        if version is None:
+            ready = [other for other in found if other.state is State.READY]
+            chosen = (ready or found)[-1]
+        else:
+            named = [v for v in found if version == v.version or version in v.aliases]
+            if not named:
+                raise Failure(Reason.NOT_FOUND, f"model {model} has no version {version[:40]!r}")
+            chosen = named[0]
+        if chosen.state is not State.READY:
+            raise Failure(Reason.UNAVAILABLE, f"version {chosen.version} of {model} is not ready")
+        return chosen
+
+    def statistics(self, model: str | None = None, version: str | None = None) -> list[Statistics]:
+        found = self.versions(model)
+        if version is not None:
+            found = [other for other in found if other.version == version]
+        if not found:
+            raise Failure(Reason.NOT_FOUND, f"model {model} has no version {str(version)[:40]!r}")
+        times = ((2, 100), (1, 50), (3, 70), (3, 80))
+        return [
+            Statistics(v.model, v.version, 1700000000000, 7, 3, *times, batches=((4, 2, 60),))
+            for v in found
+        ]
+
+    async def load(self, model: str) -> None:
+        self.looked_for.append(model)
+        self.versions(model)
+        if model == "gone":
+            raise Failure(Reason.UNAVAILABLE, "version 1 of gone was refused")
+        self.calls.append(("load", model))
+
+    async def unload(self, model: str) -> None:
+        self.versions(model)
+        self.calls.append(("unload", model))
+
+
+def version(
+    model: str,
+    number: str,
+    state: State = State.READY,
+    pair: bool = False,
+    aliases: tuple[str, ...] = (),
+    reason: str = "",
+) -> Version:
+    return Version(
+        model,
+        number,
+        state,
+        reason,
+        aliases,
+        LABELS,
+        pair,
+        max_length=MAX_LENGTH,
+        vocab_size=VOCAB,
+        layers=2,
+        variant="float32",
+    )
+
+
+class Server(NamedTuple):
+    """A server of a fake core, and where it listens."""
+
+    core: FakeCore
+    http: str  # host:port
+    grpc: str
+    done: list[Any]  # what observers were told
+
+
+@contextlib.contextmanager
+def serve(safety: Safety = SAFETY, admin: bool = True) -> Iterator[Server]:
+    """Both protocols on free ports of loopback, in a thread with an event loop of its own."""
+    core, done = FakeCore(), []
+    # asyncio turns Nagle's delays off only where the protocol is named
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.bind(("127.0.0.1", 0))
+    application = rest.app(core, safety, admin=admin, observers=(done.append,))
+    config = uvicorn.Config(application, log_level="critical", lifespan="off", http="httptools")
+    http = uvicorn.Server(config)
+    started: queue.Queue[int] = queue.Queue()
+
+    async def run() -> None:
+        calls = grpc_service.server(core, safety, admin=admin, observers=(done.append,))
+        grpc_port = calls.add_insecure_port("127.0.0.1:0")
+        await calls.start()
+        serving = asyncio.ensure_future(http.serve(sockets=[listening]))
+        while not http.started:
+            await asyncio.sleep(0.005)
+        started.put(grpc_port)
+        await serving
+        await calls.stop(0)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()), daemon=True)
+    thread.start()
+    try:
+        grpc_port = started.get(timeout=DEADLINE)
+        http_port = listening.getsockname()[1]
+        yield Server(core, f"127.0.0.1:{http_port}", f"127.0.0.1:{grpc_port}", done)
+    finally:
+        http.should_exit = True
+        thread.join(DEADLINE)
+        listening.close()
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    """Until it holds."""
+    until = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.005)

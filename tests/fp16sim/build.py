@@ -1,0 +1,57 @@
+"""Builds the plug-in, once for each source and Paddle: `python tests/fp16sim/build.py`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import platform
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CACHE = HERE.parent.parent / ".cache" / "fp16sim"
+PADDLE = "2.6.2"  # whose C++ classes the source knows
+OPTIONS = ("-std=c++17", "-O1", "-mavx", "-mf16c", "-fPIC", "-shared", "-w")
+
+
+def unusable() -> str | None:
+    """Why the plug-in cannot be built or run here, or None."""
+    if platform.system() != "Linux" or platform.machine() != "x86_64":
+        return f"fp16sim is for x86-64 Linux, not {platform.system()} on {platform.machine()}"
+    if "f16c" not in Path("/proc/cpuinfo").read_text().split():
+        return "fp16sim needs a processor with F16C"
+    version = importlib.metadata.version("paddlepaddle")
+    if version != PADDLE:
+        return f"fp16sim is for Paddle {PADDLE}, not {version}"
+    if shutil.which("g++") is None:
+        return "fp16sim needs g++"
+    return None
+
+
+def build() -> Path:
+    """The folder with libfp16sim.so, for CUSTOM_DEVICE_ROOT. RuntimeError with g++'s words."""
+    source = HERE / "fp16sim.cc"
+    parts = [source.read_bytes(), (HERE / "stub" / "dnnl.hpp").read_bytes()]
+    parts += [PADDLE.encode(), " ".join(OPTIONS).encode()]
+    folder = CACHE / hashlib.sha256(b"|".join(parts)).hexdigest()[:16]
+    if (folder / "libfp16sim.so").is_file():
+        return folder
+    CACHE.mkdir(parents=True, exist_ok=True)
+    paddle = Path(sysconfig.get_paths()["purelib"]) / "paddle"
+    with tempfile.TemporaryDirectory(dir=CACHE) as aside:
+        library = Path(aside, "libfp16sim.so")
+        command = ["g++", *OPTIONS, f"-I{paddle}/include", f"-I{HERE}/stub", str(source)]
+        command += ["-o", str(library), f"-L{paddle}/base", "-l:libpaddle.so"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(command)}\n{done.stderr[-3000:]}")
+        folder.mkdir(exist_ok=True)
+        library.replace(folder / library.name)
+    return folder
+
+
+if __name__ == "__main__":
+    print(unusable() or build())

@@ -1,0 +1,171 @@
+"""The scheduler of early exit with groups of layers that a test can follow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up
+from fleetbert.infer import exits, heads
+from fleetbert.infer.exits import EarlyExit, Settings
+
+ENDS = [1, 2, 4]
+WIDTH, LABELS = 4, 3
+RANDOM = np.random.default_rng(0)
+MIX = RANDOM.normal(size=(3, WIDTH, WIDTH)).astype(np.float32)
+HEADS = {
+    end: {
+        "inner.weight": RANDOM.normal(size=(2 * WIDTH, 6)).astype(np.float32) * 3,
+        "inner.bias": np.zeros(6, np.float32),
+        "out.weight": RANDOM.normal(size=(6, LABELS)).astype(np.float32),
+        "out.bias": np.zeros(LABELS, np.float32),
+    }
+    for end in ENDS[:-1]
+}
+
+
+class Groups:
+    """Each mixes a token's state with the mean of its text; `calls` are the shapes that came."""
+
+    def __init__(self):
+        self.calls: list[list[tuple[int, int]]] = [[] for _ in ENDS]
+
+    def group(self, number):
+        def run(first, ids_or_types):
+            ids = first if number == 0 else ids_or_types
+            assert ids.shape[1] in SAFE_LENGTHS
+            self.calls[number].append(ids.shape)
+            real = (ids != 0)[..., None]
+            state = first
+            if number == 0:
+                state = np.cos(ids[..., None] * np.arange(1, WIDTH + 1)).astype(np.float32)
+            assert state.shape == (*ids.shape, WIDTH)
+            mean = (state * real).sum(1, keepdims=True) / real.sum(1, keepdims=True)
+            state = np.tanh((state + mean) @ MIX[number])
+            return state[:, 0, :LABELS] if number == len(ENDS) - 1 else state
+
+        return run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("exits")
+    heads.save(path, HEADS)
+    return path
+
+
+def open_fake(folder, speed=0.5):
+    groups = Groups()
+    calls = [groups.group(number) for number in range(len(ENDS))]
+    return groups, EarlyExit(Settings(ENDS, "pooled", speed, 0), calls, folder)
+
+
+def make_texts(lengths, seed=1):
+    random = np.random.default_rng(seed)
+    return [random.integers(1, 99, length) for length in lengths]
+
+
+def in_batches(texts, budget):
+    for numbers in plan_inference([len(text) for text in texts], budget):
+        length = round_up(max(len(texts[number]) for number in numbers), SAFE_LENGTHS)
+        ids = np.zeros((len(numbers), length), np.int64)
+        for row, number in enumerate(numbers):
+            ids[row, : len(texts[number])] = texts[number]
+        none = np.zeros(0, np.int64)
+        yield numbers, Batch(ids, np.zeros_like(ids), None, None, none, none, 0)
+
+
+def answer(texts, speed, folder, budget=64):
+    groups, opened = open_fake(folder)
+    logits = np.full((len(texts), LABELS), np.nan, np.float32)
+    layers = np.zeros(len(texts), int)
+    for part in opened.run_all(in_batches(texts, budget), speed, budget):
+        assert np.isnan(logits[part.numbers]).all()  # each text leaves once
+        logits[part.numbers], layers[part.numbers] = part.logits, part.layer
+    return logits, layers, groups
+
+
+def alone(text, speed):
+    """A text's answer, layer by layer and by itself."""
+    groups = Groups()
+    ids = np.zeros((1, round_up(len(text), SAFE_LENGTHS)), np.int64)
+    ids[0, : len(text)] = text
+    state = groups.group(0)(ids, np.zeros_like(ids))
+    for number, end in enumerate(ENDS):
+        if number:
+            state = groups.group(number)(state, ids)
+        if end == ENDS[-1]:
+            return state[0], end
+        logits = heads.pooled(HEADS[end], state, ids != 0)
+        chances = np.exp(logits[0] - logits[0].max())
+        chances /= chances.sum()
+        if -(chances * np.log(chances)).sum() / np.log(LABELS) < speed:
+            return logits[0], end
+    raise AssertionError
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 60), max_size=40),
+    st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]),
+    st.sampled_from([16, 64, 512]),
+)
+def test_a_text_is_answered_as_if_it_were_alone(folder, lengths, speed, budget):
+    check_as_alone(make_texts(lengths), speed, folder, budget)
+
+
+@pytest.mark.parametrize("budget", [64, 256, 2048])
+def test_many_texts_that_fill_their_rows_or_do_not(folder, budget):
+    lengths = np.random.default_rng(5).choice([3, 9, 15, 16, 17, 23, 24, 32, 33, 48, 60], 400)
+    layers = check_as_alone(make_texts(lengths), 0.6, folder, budget)
+    assert {*layers} == {*ENDS}
+
+
+def check_as_alone(texts, speed, folder, budget):
+    """Every text's answer and layer are those that it has by itself; the layers."""
+    logits, layers, _ = answer(texts, speed, folder, budget)
+    for number, text in enumerate(texts):
+        expected, layer = alone(text, speed)
+        np.testing.assert_allclose(logits[number], expected, atol=1e-4)
+        assert layers[number] == layer
+    return layers
+
+
+def test_texts_leave_after_different_layers(folder):
+    _, layers, _ = answer(make_texts([10] * 200), 0.6, folder)
+    assert {*layers} == {*ENDS}
+
+
+def test_speed_0_lets_none_leave(folder):
+    _, layers, _ = answer(make_texts([10] * 50), 0.0, folder)
+    assert {*layers} == {ENDS[-1]}
+
+
+def test_batches_are_filled_up_again(folder):
+    texts = make_texts([10] * 16 * 40)
+    _, layers, groups = answer(texts, 0.6, folder, budget=16 * 16)
+    left = int((layers > ENDS[0]).sum())
+    assert 0 < left < len(texts)
+    windows = -(-len(groups.calls[0]) // exits.WINDOW_BATCHES)
+    assert sum(rows for rows, _ in groups.calls[1]) == left
+    assert len(groups.calls[1]) <= left // 16 + windows
+    assert all(rows * length <= 16 * 16 for calls in groups.calls for rows, length in calls)
+
+
+def test_one_batch_is_answered_at_the_variants_own_speed(folder):
+    texts = make_texts([12] * 30)
+    expected, layers, _ = answer(texts, 0.6, folder, budget=16 * 30)
+    assert {*layers} == {*ENDS}
+    _, opened = open_fake(folder, speed=0.6)
+    (_, batch), *rest = in_batches(texts, 16 * 30)
+    assert not rest
+    np.testing.assert_allclose(opened(batch.input_ids, batch.token_type_ids), expected, atol=1e-5)
+
+
+def test_uncertainty_is_normalized_entropy():
+    found = exits.uncertainty(np.array([[0.0, 0.0, 0.0], [99.0, 0.0, 0.0], [1.0, 2.0, 0.5]]))
+    chances = np.exp([1.0, 2.0, 0.5]) / np.exp([1.0, 2.0, 0.5]).sum()
+    expected = -(chances * np.log(chances)).sum() / np.log(3)
+    np.testing.assert_allclose(found, [1.0, 0.0, expected], atol=1e-6)

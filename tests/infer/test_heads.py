@@ -1,0 +1,53 @@
+"""Heads in NumPy beside the same ones in Paddle, which were trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from fleetbert.compress.distill import heads as learning
+from fleetbert.infer import heads
+
+
+@pytest.mark.parametrize("kind", sorted(heads.KINDS))
+def test_numpy_answers_as_paddle_does(kind):
+    random = np.random.default_rng(0)
+    hidden = random.normal(size=(7, 16, 64)).astype(np.float32)
+    real = np.arange(16) < random.integers(1, 17, (7, 1))
+    paddle.seed(3)
+    layer = learning.KINDS[kind](64, 32, 3)
+    layer.eval()
+    read = learning.read_by(kind, hidden, real).astype(np.float32)
+    expected = layer(paddle.to_tensor(read), paddle.to_tensor(real)).numpy()
+    tensors = {name: value.numpy() for name, value in layer.state_dict().items()}
+    # What fastbert reads is kept in half for training.
+    found = heads.KINDS[kind](tensors, hidden, real)
+    np.testing.assert_allclose(found, expected, atol=2e-3 if kind == "fastbert" else 1e-5)
+    assert found.dtype == np.float32
+    assert np.ptp(expected, axis=0).max() > 0.05
+
+
+@pytest.mark.parametrize("kind", sorted(heads.KINDS))
+def test_padding_changes_nothing(kind):
+    random = np.random.default_rng(1)
+    hidden = random.normal(size=(3, 8, 64)).astype(np.float32)
+    paddle.seed(4)
+    layer = learning.KINDS[kind](64, 32, 2)
+    tensors = {name: value.numpy() for name, value in layer.state_dict().items()}
+    alone = heads.KINDS[kind](tensors, hidden, np.ones((3, 8), bool))
+    padded = np.concatenate([hidden, 9 * np.ones((3, 8, 64), np.float32)], 1)
+    found = heads.KINDS[kind](tensors, padded, np.tile(np.arange(16) < 8, (3, 1)))
+    np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    random = np.random.default_rng(2)
+    kept = {
+        layer: {"out.weight": random.normal(size=(2, 3)).astype(np.float32)} for layer in (2, 11)
+    }
+    heads.save(tmp_path, kept)
+    found = heads.load(tmp_path)
+    assert sorted(found) == [2, 11]
+    for layer in kept:
+        np.testing.assert_array_equal(found[layer]["out.weight"], kept[layer]["out.weight"])

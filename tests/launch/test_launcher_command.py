@@ -1,0 +1,96 @@
+"""The command line of `fleetbert launch`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import launched
+import pytest
+
+ONE = ("--servers", "1", "--trainers", "1")
+
+
+def run(folder, *words, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "fleetbert.cli", "launch", *words],
+        cwd=folder,
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=launched.DEADLINE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("x.py",), "launch: give --servers and --trainers, or for collective training --ranks"),
+        ((*ONE,), "launch: name the script to run, for example launch/train.py"),
+        (("--servers", "2", "x.py"), "--servers without --trainers: a job has both, so give"),
+        (("--trainers", "2", "x.py"), "--trainers without --servers: a job has both, so give"),
+        (("--servers", "1", "--trainers", "0", "x.py"), "--trainers 0: there has to be at least"),
+        (("--servers", "-1", "--trainers", "1", "x.py"), "--servers -1: there has to be at least"),
+        (("--ranks", "0", "x.py"), "--ranks 0: there has to be at least one"),
+        (("--ranks", "2", *ONE, "x.py"), "--ranks with --servers or --trainers: a collective job"),
+        ((*ONE, "--max_restart", "-1", "x.py"), "--max_restart -1: has to be 0 or more"),
+        ((*ONE, "--hang_timeout", "-1", "x.py"), "--hang_timeout -1: has to be seconds, or 0"),
+        ((*ONE, "--hang_timeout", "nan", "x.py"), "--hang_timeout nan: has to be seconds, or 0"),
+        (("--ranks", "2", "--hang_timeout", "5", "x.py"), "--hang_timeout with --ranks: a coll"),
+        ((*ONE, "absent.py"), "absent.py: there is no such script, nor a module of that name"),
+        ((*ONE, "there"), "there: there is no such script, nor a module of that name"),
+        ((*ONE, "fleetbert.absent"), "fleetbert.absent: there is no such script, nor a module"),
+        ((*ONE, "fleetbert.train"), "fleetbert.train: there is no such script, nor a module"),
+        (("--ranks", "2", "absent.py"), "absent.py: there is no such script, nor a module"),
+        ((*ONE, "--log_dir", "x.py", "x.py"), "--log_dir x.py: File exists; name a folder that"),
+        ((*ONE, "--log_dir", "/proc/x", "x.py"), "--log_dir /proc/x: No such file or directory;"),
+    ],
+)
+def test_an_error_of_the_users_is_one_sentence(tmp_path, words, said):
+    (tmp_path / "x.py").write_text("")
+    (tmp_path / "there").mkdir()
+    done = run(tmp_path, *words)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {said}"), done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_help_teaches(tmp_path):
+    done = run(tmp_path, "--help")
+    assert done.returncode == 0
+    for word in ("--servers 2 --trainers 2 launch/train.py", "merged.log", "FLEETBERT_RESTARTED"):
+        assert word in done.stdout
+
+
+def test_a_module_is_run_as_by_python(tmp_path):
+    """Found from here, and not imported by the launcher."""
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "__init__.py").write_text("print('imported')\n")
+    (tmp_path / "kit" / "job.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
+    done = run(tmp_path, *ONE, "kit.job", "--config", "c.yaml", "--help")
+    expected = "imported\n__main__ ['--config', 'c.yaml', '--help']\n"
+    assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+def test_ranks_are_started_by_paddles_launcher(tmp_path, monkeypatch):
+    """With the number of restarts and the log folder asked for, and the processors shared."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (tmp_path / "kit.py").write_text(
+        "import os, sys\n"
+        "import fleetbert\n"
+        "cpus = os.environ['OMP_NUM_THREADS']\n"
+        "parent = open(f'/proc/{os.getppid()}/cmdline').read().split(chr(0))\n"
+        "restarts = parent[parent.index('--max_restart') + 1]\n"
+        "print('rank', os.environ['PADDLE_TRAINER_ID'], cpus, restarts, sys.argv[1:])\n"
+        "sys.exit(5 if 'fail' in sys.argv else 0)\n"
+    )
+    cpus = max(1, len(os.sched_getaffinity(0)) // 2)
+    for script, words in (("kit.py", ["a=1", "--debug"]), ("kit", ["a=1", "--log_dir", "x"])):
+        options = ["--ranks", "2", "--max_restart", "4", "--log_dir", f"logs-{script}"]
+        done = run(tmp_path, *options, script, *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        for rank in (0, 1):
+            said = (tmp_path / f"logs-{script}" / f"workerlog.{rank}").read_text()
+            assert f"rank {rank} {cpus} 4 {words}\n" in said
+    assert run(tmp_path, "--ranks", "1", "kit.py", "fail").returncode != 0

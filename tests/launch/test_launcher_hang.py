@@ -1,0 +1,104 @@
+"""`fleetbert launch --hang_timeout`: jobs in which nobody goes on any more."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from fleetbert.launch import signs
+from fleetbert.launch.signs import Signs
+
+TWO = ("--servers", "2", "--trainers", "2")
+# Long enough for all processes to have started and said so.
+LIMIT = ("--hang_timeout", "8")
+# In the first start they all wait for something that does not come.
+HANG = """
+touch(run / name)
+if times == 1 or is_server:
+    forever()
+"""
+SAID = r"no process has written a line or done a step for 8 s \(--hang_timeout\): the job hangs"
+
+
+def test_a_job_that_hangs_is_ended(launch):
+    """And says which process someone has stopped."""
+    job = launch("print(f'last words of {name}', flush=True)\n" + HANG, *TWO, *LIMIT)
+    job.wait_until_all_run()
+    job.kill("trainer.1", signal.SIGSTOP)
+    assert job.ended() == 1, job.stderr
+    assert re.search(
+        rf"launch: {SAID}; trainer 1 is stopped \(SIGSTOP\); --max_restart 0 allows no more: the "
+        r"job ends with exit code 1\n",
+        job.stderr,
+    )
+    assert job.is_clean()
+
+
+def test_a_job_that_hangs_is_started_again(launch):
+    job = launch(HANG, *TWO, *LIMIT, "--max_restart", "1")
+    assert job.ended() == 0, job.stderr
+    assert re.search(f"launch: {SAID}; starting all again, restart 1 of 1", job.stderr), job.stderr
+    assert job.stderr.endswith("launch: done after restarts: 1\n")
+    assert job.is_clean()
+
+
+class TestSigns:
+    """By a clock that stands still."""
+
+    @pytest.fixture
+    def clock(self, monkeypatch):
+        now = [1000.0]
+        monkeypatch.setattr(signs.time, "monotonic", lambda: now[0])
+        return now
+
+    @pytest.fixture
+    def output(self):
+        return SimpleNamespace(heard=0, is_behind=lambda: False)
+
+    @pytest.fixture
+    def watched(self, tmp_path, clock, output):
+        (tmp_path / "standing.0").write_text("1")
+        return Signs(tmp_path, output, 60.0)
+
+    def test_without_any_it_hangs(self, clock, watched):
+        clock[0] += 60
+        assert not watched.missing()
+        clock[0] += 1
+        assert watched.missing()
+
+    @pytest.mark.parametrize("sign", ["line", "new file", "same file", "file gone", "terminal"])
+    def test_each_sign_counts_once(self, clock, watched, output, tmp_path, sign):
+        clock[0] += 59
+        if sign == "line":
+            output.heard += 1
+        elif sign == "new file":
+            (tmp_path / "meeting-00000001.0").touch()
+        elif sign == "same file":  # even by a clock that was set back
+            os.utime(tmp_path / "standing.0", (1, 1))
+        elif sign == "file gone":
+            (tmp_path / "standing.0").unlink()
+        else:
+            output.is_behind = lambda: True
+        assert not watched.missing()
+        output.is_behind = lambda: False
+        clock[0] += 60
+        assert not watched.missing()
+        clock[0] += 1
+        assert watched.missing()
+
+    def test_a_folder_that_was_cleared_up_is_no_error(self, clock, watched, tmp_path):
+        (tmp_path / "standing.0").unlink()
+        tmp_path.rmdir()
+        clock[0] += 1
+        assert not watched.missing()
+        clock[0] += 61
+        assert watched.missing()
+
+    def test_no_limit(self, tmp_path, clock, output):
+        watched = Signs(tmp_path, output, 0.0)
+        clock[0] += 1e9
+        assert not watched.missing()

@@ -1,0 +1,116 @@
+"""A server's core in a thread of the test's own process, with real worker processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from typing import Any, Awaitable, Callable, Coroutine
+
+import psutil
+
+from fleetbert.deploy.inference.messages import Failure, Question, Reply
+from fleetbert.deploy.inference.repository import Repository
+from fleetbert.deploy.inference.settings import Serve
+
+DEADLINE = 120.0  # against hanging only
+
+
+def wait_for(condition: Callable[[], Any], what: str = "") -> Any:
+    """Until `condition()` is true, which is returned."""
+    until = time.monotonic() + DEADLINE
+    while time.monotonic() < until:
+        result = condition()
+        if result:
+            return result
+        time.sleep(0.01)
+    raise AssertionError(f"waited in vain for {what or condition}")
+
+
+def gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+class RunningCore:
+    """`repository` in an event loop of its own thread. End it with `close`."""
+
+    def __init__(self, settings: dict[str, Any]):
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self.settings = Serve.model_validate(settings)
+        self.repository: Repository = self.call(self._start())
+
+    async def _start(self) -> Repository:
+        repository = Repository(self.settings)
+        repository.start()
+        return repository
+
+    def submit(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Start a coroutine in the loop; returns its concurrent.futures.Future."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        return self.submit(coroutine).result(DEADLINE)
+
+    def do(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function in the loop's thread."""
+
+        async def call() -> Any:
+            return function(*arguments)
+
+        return self.call(call())
+
+    def ask(self, **words: Any) -> Reply:
+        return self.call(self.repository.answer(Question(**words)))
+
+    def failure(self, **words: Any) -> Failure:
+        """The Failure that a question gets."""
+        try:
+            self.ask(**words)
+        except Failure as failure:
+            return failure
+        raise AssertionError("it was answered")
+
+    def wait_until_ready(self) -> None:
+        wait_for(lambda: self.do(self.repository.ready), "ready")
+
+    def workers(self, model: str) -> list[int]:
+        """The process ids of a model's workers that can answer."""
+
+        def pids() -> list[int]:
+            helds = self.repository._models[model].held.values()
+            pools = [held.serving.pool for held in helds]
+            return [worker.process.pid for pool in pools for worker in pool._workers.values()]
+
+        return self.do(pids)
+
+    def close(self) -> None:
+        children = psutil.Process(os.getpid()).children()
+        try:
+            self.call(self.repository.close(grace=5.0))
+        finally:
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join()
+            self.loop.close()
+            for child in children:
+                if "inference.worker" in " ".join(command(child)):
+                    child.kill()
+
+
+def command(process: psutil.Process) -> list[str]:
+    """A process's command line; empty if it has ended."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+async def gather(*awaitables: Awaitable[Any]) -> list[Any]:
+    """Results and exceptions of all."""
+    return list(await asyncio.gather(*awaitables, return_exceptions=True))

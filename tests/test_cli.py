@@ -1,0 +1,193 @@
+"""The command: what it prints, where, and its exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from fleetbert import cli
+
+
+@pytest.fixture
+def fleetbert(capfdbinary, monkeypatch):
+    """fleetbert(*words, stdin=b"") → exit code, stdout, stderr."""
+
+    def call(*words, stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        with pytest.raises(SystemExit) as caught:
+            cli.main([str(word) for word in words])
+        out, err = capfdbinary.readouterr()
+        return caught.value.code, out.decode(), err.decode()
+
+    return call
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "dev.tsv"
+    path.write_text("text_a\tlabel\nword1 word2\tbad\nword3\t好\nword4\tso so\n", encoding="utf-8")
+    return path
+
+
+def test_help_teaches_and_imports_nothing_heavy():
+    code = (
+        "import sys\nfrom fleetbert import cli\n"
+        "try:\n    cli.main(['--help'])\n"
+        "except SystemExit:\n"
+        "    print([name for name in ('paddle', 'numpy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.endswith("[]\n")
+    for name in ("evaluate", "predict", "export"):
+        assert name in done.stdout
+
+
+@pytest.mark.parametrize("name", list(cli.COMMANDS))
+def test_every_command_has_help_with_an_example(fleetbert, name):
+    code, out, _ = fleetbert(name, "--help")
+    assert code == 0
+    assert re.search(rf"^  .*(fleetbert |launch/){name}(\.py)? ", out, re.MULTILINE), out
+
+
+def test_evaluate_prints_a_table(fleetbert, tiny_bundle, table):
+    code, out, _ = fleetbert("evaluate", "--bundle", tiny_bundle, "--data", table)
+    assert code == 0
+    assert out.startswith("accuracy ")
+    assert "precision" in out
+
+
+@pytest.mark.parametrize("variant", ["float32", "onnx"])
+def test_evaluate_prints_one_line_of_json(fleetbert, tiny_bundle, table, variant):
+    code, out, _ = fleetbert(
+        "evaluate", "--bundle", tiny_bundle, "--data", table, "--variant", variant, "--json"
+    )
+    assert code == 0
+    assert out.count("\n") == 1
+    report = json.loads(out)
+    assert report["variant"] == variant
+    assert report["n"] == 3
+    assert set(report["classes"]) == {"bad", "so so", "好"}
+    assert {"accuracy", "loss", "texts_per_s", "confusion"} <= set(report)
+
+
+def test_what_the_user_got_wrong_is_one_line_and_exit_code_2(fleetbert, tiny_bundle, table):
+    table.write_text("text_a\tlabel\nword1\tawful\n")
+    for words, message in [
+        (["evaluate", "--bundle", tiny_bundle, "--data", table], "dev.tsv:2: the model does not"),
+        (["evaluate", "--bundle", table.parent, "--data", table], "is not a bundle"),
+        (["evaluate", "--bundle", tiny_bundle, "--data", "none.tsv"], "no such file"),
+        (["evaluate", "--bundle", tiny_bundle, "--data", table, "--variant", "x"], "no variant"),
+        (["predict", "--bundle", tiny_bundle, "--input", "none.txt"], "none.txt: No such file"),
+        (["export", "--bundle", tiny_bundle, "--format", "onnx", "--opset", 3], "opset is 3"),
+    ]:
+        code, out, err = fleetbert(*words)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.splitlines()[-1].startswith("error: ")
+        assert "Traceback" not in err
+
+
+def test_predict_answers_stdin_line_by_line(fleetbert, tiny_bundle):
+    code, out, err = fleetbert(
+        "predict", "--bundle", tiny_bundle, "--input", "-", stdin=b"word1\n\nword2 word3\n"
+    )
+    assert code == 0
+    assert [list(json.loads(line)) for line in out.splitlines()] == [
+        ["label", "scores"],
+        ["error"],
+        ["label", "scores"],
+    ]
+    assert "1 of 3 lines could not be answered" in err
+
+
+def test_predict_reads_what_the_files_ending_says(fleetbert, tiny_bundle, tmp_path):
+    answers = {}
+    for name, text in [
+        ("a.txt", "word1 word2\n"),
+        ("a.jsonl", '{"id": 1, "text": "word1 word2"}\n'),
+        ("a.tsv", "label\ttext_a\nbad\tword1 word2\n"),
+        ("a", "word1 word2\n"),
+    ]:
+        (tmp_path / name).write_text(text)
+        code, out, _ = fleetbert("predict", "--bundle", tiny_bundle, "--input", tmp_path / name)
+        assert code == 0
+        answers[name] = json.loads(out)
+    assert answers["a.jsonl"].pop("id") == 1
+    assert all(found == answers["a.txt"] for found in answers.values())
+    (tmp_path / "b.tsv").write_text("good\tword1\n")
+    code, _, err = fleetbert("predict", "--bundle", tiny_bundle, "--input", tmp_path / "b.tsv")
+    assert code == 2
+    assert "b.tsv:1: the header has no column 'text_a'" in err
+
+
+def test_predict_writes_a_file_whole_or_not_at_all(fleetbert, tiny_bundle, tmp_path, monkeypatch):
+    questions, output = tmp_path / "questions.txt", tmp_path / "answers.jsonl"
+    questions.write_text("word1\nword2\n")
+    words = ["predict", "--bundle", tiny_bundle, "--input", questions, "--output", output]
+    assert fleetbert(*words)[0] == 0
+    written = output.read_text(encoding="utf-8")
+    assert written.count("\n") == 2
+
+    from fleetbert.errors import UserError
+    from fleetbert.infer import answer
+
+    def fail(*arguments):
+        yield [{"label": "bad"}], answer.Counts(1, 0, 0)
+        raise UserError("the power went")
+
+    monkeypatch.setattr(answer, "answer_lines", fail)
+    assert fleetbert(*words)[0] == 2
+    assert output.read_text(encoding="utf-8") == written
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.jsonl", "questions.txt"]
+
+
+def test_predict_refuses_outputs_that_cannot_be(fleetbert, tiny_bundle, tmp_path):
+    questions = tmp_path / "questions.txt"
+    questions.write_text("word1\n")
+    words = ["predict", "--bundle", tiny_bundle, "--input", questions, "--output"]
+    for output, message in [
+        (questions, "are the same file"),
+        (tmp_path, "Is a directory"),
+        (tmp_path / "no" / "folder", "No such file or directory"),
+    ]:
+        code, _, err = fleetbert(*words, output)
+        assert code == 2
+        assert message in err
+    assert questions.read_text() == "word1\n"
+    assert fleetbert(*words, "/dev/null")[:2] == (0, "")
+
+
+def test_options_of_another_format_are_refused(fleetbert, tiny_bundle):
+    export = ("export", "--bundle", tiny_bundle, "--format")
+    for words, message in [
+        (("onnx", "--target", "x86"), "--target is for --format lite"),
+        (("lite", "--target", "x86", "--opset", 17), "--opset is for --format onnx"),
+        (("lite",), "--format lite needs --target: armv8, armv7 or x86"),
+        (("lite", "--target", "x86", "--max-accuracy-drop", 0.1), "drop needs --data"),
+    ]:
+        code, out, err = fleetbert(*export, *words)
+        assert (code, out) == (2, "")
+        assert message in err
+
+
+def test_export_adds_a_variant_for_paddle_lite(fleetbert, copied_bundle, table):
+    pytest.importorskip("paddlelite", reason="paddlelite has wheels for Python 3.8 to 3.10")
+    words = ["export", "--bundle", copied_bundle, "--format", "lite", "--target", "x86"]
+    code, out, err = fleetbert(*words, "--data", table, "--max-accuracy-drop", 1)
+    assert code == 0, err
+    assert "added variant lite-x86-float32" in out
+    assert "of Paddle's, accuracy 0." in out or "of Paddle's, accuracy 1." in out
+    code, out, err = fleetbert(*words, "--data", table, "--max-accuracy-drop", -1)
+    assert (code, out) == (3, "")
+
+
+def test_export_adds_the_variant(fleetbert, copied_bundle):
+    code, out, _ = fleetbert("export", "--bundle", copied_bundle, "--format", "onnx")
+    assert code == 0
+    assert "added variant onnx" in out
+    assert "opset 17" in out

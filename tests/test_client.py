@@ -1,0 +1,111 @@
+"""`fleetbert.client` against both a fake core and what it must not need."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+
+import fake_core
+import numpy as np
+import pytest
+
+from fleetbert.client import Client, ServerError, Unreachable
+from fleetbert.metrics import softmax
+
+TEXTS = ["bad", "good good", "", "a very long text 无", "good"]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with fake_core.serve() as served:
+        yield served
+
+
+@pytest.fixture
+def client(server):
+    with Client(server.http) as opened:
+        yield opened
+
+
+def test_answers_come_in_the_order_of_the_texts(client):
+    expected = fake_core.logits_of(TEXTS)
+    for count in range(1, len(TEXTS) + 1):
+        found = client.infer("sst", TEXTS[:count])
+        np.testing.assert_array_equal([one.logits for one in found], expected[:count])
+        labels = [fake_core.LABELS[row] for row in expected[:count].argmax(axis=1)]
+        assert [one.label for one in found] == labels
+        assert [one.exit_layer for one in found] == list(range(1, count + 1))
+        for one, row in zip(found, softmax(expected)):
+            assert one.scores == pytest.approx(dict(zip(fake_core.LABELS, row)), abs=1e-6)
+
+
+def test_what_is_asked_for_reaches_the_core(client, server):
+    client.infer("sst", ["a"], version="stable", speed=0.5, server_timeout=1.5)
+    asked = server.core.questions[-1]
+    assert (asked.version, asked.speed, asked.timeout) == ("stable", 0.5, 1.5)
+    client.infer("pairs", ["first"], ["第二"])
+    assert server.core.questions[-1].texts_b == ["第二"]
+    assert client.metadata("sst", "1")["name"] == "sst"
+    assert client.ready()
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "part"),
+    [("none", 404, "no model"), ("late", 504, "timeout"), ("broken", 500, "its log says")],
+)
+def test_errors_are_the_servers_sentences(client, model, status, part):
+    with pytest.raises(ServerError, match=part) as caught:
+        client.infer(model, ["a"])
+    assert caught.value.status == status and caught.value.retry_after is None
+
+
+def test_a_full_server_says_when_to_come_again(client):
+    with pytest.raises(ServerError) as caught:
+        client.infer("full", ["a"])
+    assert (caught.value.status, caught.value.retry_after) == (503, 3.0)
+
+
+def test_names_are_no_paths(client):
+    with pytest.raises(ServerError) as caught:
+        client.infer("../repository/index?", ["a"])
+    assert caught.value.status == 404
+
+
+def test_nobody_there(client):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        with Client(f"127.0.0.1:{port}") as other:
+            with pytest.raises(Unreachable, match="cannot be reached"):
+                other.infer("sst", ["a"])
+            assert not other.ready()
+        silent.listen()
+        with Client(f"127.0.0.1:{port}", timeout=0.2) as other, pytest.raises(
+            Unreachable, match=r"did not answer in 0\.2 s"
+        ):
+            other.infer("sst", ["a"])
+
+
+def test_threads_may_share_one(client):
+    wrong = []
+
+    def ask(number):
+        for _ in range(10):
+            text = "good " * number
+            if client.infer("sst", [text])[0].logits[1] != number + 0.25:
+                wrong.append(number)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_it_needs_requests_only():
+    code = "import sys, fleetbert.client; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"paddle", "numpy", "tritonclient", "pydantic"} & set(done.stdout.split())

@@ -1,0 +1,334 @@
+"""YAML and key=value words → a job, or a UserError that names key, place and what is valid."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pydantic
+import pytest
+import yaml
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from fleetbert import config
+from fleetbert.errors import UserError
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+LEAST = "data: {train: train.tsv}\nmodel: {vocab: vocab.txt}\n"
+
+
+@pytest.fixture
+def load(tmp_path):
+    """load(text, *overrides) → the job of a file job.yaml with that text."""
+
+    def call(text: str, *overrides: str) -> config.Config:
+        path = tmp_path / "job.yaml"
+        path.write_text(text, encoding="utf-8")
+        return config.load(str(path), list(overrides))
+
+    return call
+
+
+@pytest.fixture
+def refused(load):
+    """refused(text, *overrides) → the message of its UserError."""
+
+    def call(text: str, *overrides: str) -> str:
+        with pytest.raises(UserError) as caught:
+            load(text, *overrides)
+        return str(caught.value)
+
+    return call
+
+
+def at(job: config.Config, name: str):
+    value = job
+    for part in name.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def test_what_is_not_given_has_its_default(load):
+    job = load(LEAST)
+    for name, field in config.fields(config.Config):
+        if name not in ("data.train", "model.vocab"):
+            assert at(job, name) == field.default, name
+
+
+def test_every_default_can_be_written_down_and_read_again(load):
+    job = load(LEAST)
+    assert load(yaml.safe_dump(job.model_dump(mode="json"))) == job
+
+
+def test_every_key_has_a_meaning():
+    for name, field in config.fields(config.Config):
+        assert field.description, name
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_every_shipped_config_loads_and_has_no_default_left_over(path):
+    job = config.load(str(path), [])
+    assert job.output_dir.startswith("output/")
+
+
+def test_help_lists_every_key_with_its_default():
+    lines = {line.split()[0]: line for line in config.help_text().splitlines()}
+    names = [name for name, _ in config.fields(config.Config)]
+    assert list(lines) == names
+    assert "trainer.seed" in names
+    assert "callbacks.profiler.timer_only" in names
+    for name, default in {
+        "data.batching": '"?bucket"?',
+        "data.max_length": "128",
+        "data.train": "null",
+        "optimizer.learning_rate": "5.0e-05",
+        "callbacks.visualdl": "true",
+        "precision.custom_white_list": r"\[\]",
+    }.items():
+        assert re.search(f"default {default}\\)", lines[name]), lines[name]
+    assert "pad | bucket | pack" in lines["data.batching"]
+    assert "int | null" in lines["data.batch_tokens"]
+
+
+class TestErrors:
+    def test_unknown_key_names_the_key_its_line_and_the_nearest_one(self, refused):
+        message = refused(LEAST + "trainer:\n  epochs: 1\n  max_step: 5\n")
+        assert "job.yaml, line 5" in message
+        assert "trainer.max_step" in message
+        assert "did you mean trainer.max_steps?" in message
+
+    def test_key_in_the_wrong_section_is_pointed_to_the_right_one(self, refused):
+        message = refused(LEAST + "optimizer: {batch_size: 8}\n")
+        assert "optimizer.batch_size" in message
+        assert "did you mean data.batch_size?" in message
+
+    def test_unknown_section(self, refused):
+        message = refused(LEAST + "optimiser:\n  learning_rate: 0.1\n")
+        assert "job.yaml, line 3: unknown key optimiser" in message
+        assert "optimizer" in message.split("did you mean ")[1]
+
+    def test_unknown_key_in_a_section_of_a_section(self, refused):
+        message = refused(LEAST + "callbacks:\n  profiler:\n    timeronly: true\n")
+        assert "line 5: unknown key callbacks.profiler.timeronly" in message
+        assert "did you mean callbacks.profiler.timer_only?" in message
+
+    @pytest.mark.parametrize(
+        ("name", "value", "shown"),
+        [
+            ("trainer.epochs", "many", "many"),
+            ("trainer.epochs", "0", "0"),
+            ("trainer.epochs", "1.5", "1.5"),
+            ("trainer.epochs", "null", "null"),
+            ("trainer.epochs", "true", "true"),
+            ("optimizer.learning_rate", "-1", "-1"),
+            ("optimizer.learning_rate", ".inf", ".inf"),
+            ("optimizer.learning_rate", ".nan", ".nan"),
+            ("optimizer.learning_rate", "false", "false"),
+            ("optimizer.beta1", "1", "1"),
+            ("data.batching", "sorted", "sorted"),
+            ("data.train", "[a]", "a"),
+            ("data.max_length", "3", "3"),
+            ("callbacks.report", "7", "7"),
+            ("model.dropout", "1", "1"),
+            ("precision.level", "O3", "O3"),
+            ("precision.custom_black_list", "softmax", "softmax"),
+            ("precision.custom_black_list", "[[1]]", "1"),
+            ("task.name", "2024-01-01", "2024-01-01"),
+        ],
+    )
+    def test_wrong_type_or_value(self, refused, name, value, shown):
+        section, key = name.split(".")
+        text = yaml.safe_dump({"data": {"train": "t.tsv"}, "model": {"vocab": "v.txt"}})
+        tree = yaml.safe_load(text)
+        tree.setdefault(section, {})[key] = yaml.safe_load(value)
+        message = refused(yaml.safe_dump(tree))
+        assert "job.yaml, line " in message
+        assert f"{name}: " in message
+        assert shown in message
+        assert "\n" not in message
+
+    def test_the_line_is_that_of_the_key(self, refused):
+        assert "job.yaml, line 6: trainer.epochs:" in refused(
+            "# a job\n" + LEAST + "trainer:\n  seed: 1\n  epochs: x\n"
+        )
+
+    def test_several_errors_are_told_at_once(self, refused):
+        message = refused(LEAST + "trainer: {epochs: 0, sed: 1}\n")
+        assert "trainer.epochs" in message
+        assert "did you mean trainer.seed?" in message
+
+    def test_key_twice(self, refused):
+        message = refused(LEAST + "trainer:\n  seed: 1\n  seed: 2\n")
+        assert "job.yaml, line 5: key trainer.seed stands here a second time" in message
+
+    def test_section_twice(self, refused):
+        assert "job.yaml, line 3: key data stands" in refused(LEAST + "data: {dev: d.tsv}\n")
+
+    def test_bad_yaml_names_the_line(self, refused):
+        assert "job.yaml, line 4: not valid YAML" in refused(LEAST + "trainer: [1, 2\n  x: }\n")
+
+    def test_section_given_a_scalar(self, refused):
+        message = refused(LEAST + "trainer: 3\n")
+        assert "job.yaml, line 3: trainer is a section and must hold keys" in message
+
+    @pytest.mark.parametrize("text", ["- 1\n", "text\n", "3\n"])
+    def test_file_without_keys(self, refused, text):
+        assert "must hold keys" in refused(text)
+
+    def test_missing_file(self, tmp_path):
+        with pytest.raises(UserError, match=r"none\.yaml: cannot be read: No such file"):
+            config.load(str(tmp_path / "none.yaml"), [])
+
+    def test_folder_for_a_file(self, tmp_path):
+        with pytest.raises(UserError, match="cannot be read: Is a directory"):
+            config.load(str(tmp_path), [])
+
+    def test_path_with_a_nul(self):
+        with pytest.raises(UserError, match="cannot be read"):
+            config.load("a\0b", [])
+
+    def test_not_utf8(self, tmp_path):
+        (tmp_path / "job.yaml").write_bytes(b"output_dir: \xff\xfe\n")
+        with pytest.raises(UserError, match="not UTF-8"):
+            config.load(str(tmp_path / "job.yaml"), [])
+
+    @pytest.mark.parametrize(
+        ("text", "name"),
+        [
+            ("model: {vocab: v}\n", "data.train"),
+            (LEAST.replace("train:", "builtin: api_docs, train:"), "data.train"),
+            ("model: {vocab: v}\ndata: {builtin: api_docs, dev: d.tsv}\n", "data.dev"),
+            (
+                "model: {vocab: v}\ndata: {builtin: api_docs}\ntask: {name: pair_classification}\n",
+                "data.builtin",
+            ),
+            ("model: {vocab: v}\ndata: {train: t, batch_size: null}\n", "data.batch_size"),
+            ("data: {train: t}\n", "model.vocab"),
+            (
+                "data: {train: t}\nmodel: {vocab: v, hidden_size: 10, num_attention_heads: 4}\n",
+                "model.hidden_size",
+            ),
+        ],
+    )
+    def test_keys_that_do_not_agree(self, refused, text, name):
+        message = refused(text)
+        assert f"{name}: " in message
+        assert "job.yaml" in message
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "1: 2\n",
+            "null: {}\n",
+            "trainer: {1: 2}\n",
+            "? [a, b]\n: c\n",
+            "output_dir: 2024-99-99\n",
+            "trainer: {seed: " + "9" * 5000 + "}\n",
+            "&a {trainer: *a}\n",
+            "trainer: &a [*a]\n",
+            "[" * 3000,
+            "a: " * 3000,
+            "{" * 2000 + "}" * 2000,
+            "output_dir: !!binary 'x'\n",
+            "output_dir: !!python/object:os.system x\n",
+            "<<: 3\n",
+            "--- 1\n--- 2\n",
+            'output_dir: "\\ud800"\n',
+            'output_dir: "a\\0b"\n',
+            "= : 1\n",
+        ],
+        ids=range(18),
+    )
+    def test_odd_yaml_is_a_user_error(self, refused, text):
+        refused(LEAST + text if text.startswith(("output_dir", "trainer")) else text)
+
+
+class TestOverrides:
+    def test_a_word_changes_a_key(self, load):
+        job = load(LEAST + "trainer: {seed: 1, epochs: 5}\n", "trainer.seed=7")
+        assert (job.trainer.seed, job.trainer.epochs) == (7, 5)
+
+    def test_words_make_sections(self, load):
+        job = load(
+            "", "data.train=t.tsv", "model.vocab=v", "callbacks.profiler.timer_only=false",
+            "precision.custom_white_list=[relu, tanh]", "data.batch_size=null",
+            "data.batch_tokens=64", "optimizer.learning_rate=1e-4", "output_dir=a=b",
+        )  # fmt: skip
+        assert job.callbacks.profiler.timer_only is False
+        assert job.precision.custom_white_list == ["relu", "tanh"]
+        assert job.data.batch_size is None
+        assert job.optimizer.learning_rate == 1e-4
+        assert job.output_dir == "a=b"
+
+    def test_a_word_fills_a_section_that_stands_empty(self, load):
+        assert load(LEAST + "trainer:\n", "trainer.seed=3").trainer.seed == 3
+
+    def test_the_last_word_wins(self, load):
+        assert load(LEAST, "trainer.seed=1", "trainer.seed=2").trainer.seed == 2
+
+    @pytest.mark.parametrize(
+        ("word", "part"),
+        [
+            ("trainer.seed", "is not of the form key=value"),
+            ("trainer.seed=[", "is not valid YAML"),
+            ("trainer.seed=x", "command line: trainer.seed: "),
+            ("trainer.sed=1", "command line: unknown key trainer.sed; did you mean trainer.seed?"),
+            ("trainers.seed=1", "command line: unknown key trainers"),
+            ("output_dir.x=1", "output_dir is a single value, not a section"),
+            ("trainer=3", "command line: trainer is a section and must hold keys"),
+            ("=3", "command line: unknown key"),
+            ("trainer.=3", "command line: unknown key trainer."),
+            ("..=3", "command line: unknown key"),
+            ("trainer.seed=2024-99-99", "is not valid YAML"),
+        ],
+    )
+    def test_bad_words(self, refused, word, part):
+        assert part in refused(LEAST + "output_dir: o\n", word)
+
+
+KEYS = [name for name, _ in config.fields(config.Config)]
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates(),
+    st.binary(max_size=4), st.sampled_from(["1e-4", "api_docs", "mlm", "pack", "O1", "random"]),
+)  # fmt: skip
+names = st.one_of(
+    st.sampled_from(sorted({part for key in KEYS for part in key.split(".")})),
+    st.text(max_size=5), st.integers(), st.none(),
+)  # fmt: skip
+trees = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(names, inner, max_size=4)),
+    max_leaves=12,
+)
+documents = st.one_of(
+    st.binary(max_size=60),
+    st.text("{}[]:,-&*!|>'\"%@`?# \n\tab1.~<=", max_size=40).map(str.encode),
+    trees.map(lambda tree: yaml.safe_dump(tree).encode("utf-8", "surrogatepass")),
+    st.dictionaries(names, trees, max_size=4).map(
+        lambda tree: (LEAST + yaml.safe_dump(tree)).encode("utf-8", "surrogatepass")
+    ),
+)
+
+
+@settings(
+    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(documents, st.lists(st.text(max_size=20), max_size=2))
+@example(b"\xef\xbb\xbfoutput_dir: o\n", [])
+@example(b"", ["trainer={1: 2}"])
+@example(b"", ["data.train=!!python/name:os.system"])
+def test_any_bytes_load_or_are_a_user_error(tmp_path, document, words):
+    path = tmp_path / "fuzz.yaml"
+    path.write_bytes(document)
+    try:
+        job = config.load(str(path), words)
+    except UserError as error:
+        assert str(error)
+    else:
+        assert isinstance(job, config.Config)
+
+
+def test_a_job_cannot_be_changed(load):
+    with pytest.raises(pydantic.ValidationError):
+        load(LEAST).trainer.seed = 3

@@ -1,0 +1,112 @@
+"""A training job of seconds: a table of two classes that a bag of words tells apart."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+# "##s" lets whole-word masking see a word of two pieces.
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{n}" for n in range(150)), "##s"]
+SHAPE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+}
+
+
+def write_table(path: Path, texts: int, seed: int, pair: bool = False) -> None:
+    """Texts of 4 to 12 words, more than half of them from the 20 words of their class.
+
+    As pairs: the label says whether both texts are of the same class.
+    """
+    rng = np.random.default_rng(seed)
+
+    def text(kind: int) -> str:
+        own, other = rng.integers(0, 20, 12) + 20 * kind, rng.integers(40, 150, 12)
+        words = np.where(rng.random(12) < 0.6, own, other)[: rng.integers(4, 13)]
+        words[0] = own[0]
+        return " ".join(f"word{word}" for word in words)
+
+    rows = ["label\ttext_a" + "\ttext_b" * pair]
+    for _ in range(texts):
+        first, second = rng.integers(0, 2, 2)
+        if pair:
+            rows.append(f"{'same' if first == second else 'other'}\t{text(first)}\t{text(second)}")
+        else:
+            rows.append(f"{('bad', 'good')[first]}\t{text(first)}")
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+
+
+def write_runs_of_words(path: Path, texts: int, seed: int) -> None:
+    """Lines in which each word says the next: word n is followed by word n + 1, of eight."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(texts):
+        start = rng.integers(0, 8)
+        lines.append(" ".join(f"word{(start + n) % 8}s" for n in range(rng.integers(4, 7))))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_data(folder: Path) -> Path:
+    """vocab.txt and the tables train, dev, pairs and pairs-dev, and texts for mlm, in `folder`."""
+    (folder / "vocab.txt").write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
+    write_table(folder / "train.tsv", 160, 1)
+    write_table(folder / "dev.tsv", 60, 2)
+    write_table(folder / "pairs.tsv", 64, 3, pair=True)
+    write_table(folder / "pairs-dev.tsv", 24, 4, pair=True)
+    write_runs_of_words(folder / "texts.txt", 160, 5)
+    write_runs_of_words(folder / "texts-dev.txt", 40, 6)
+    return folder
+
+
+def values(data: Path, output: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The job as its YAML file would have it; `changes` has dotted keys."""
+    job: dict[str, Any] = {
+        "task": {"name": "classification"},
+        "data": {
+            "train": str(data / "train.tsv"),
+            "dev": str(data / "dev.tsv"),
+            "max_length": 16,
+            "batch_size": 16,
+        },
+        "model": {"init": "random", "vocab": str(data / "vocab.txt"), **SHAPE},
+        "optimizer": {"learning_rate": 2e-3},
+        "trainer": {"epochs": 1, "log_every": 1, "device": "cpu"},
+        "callbacks": {
+            "progress": False,
+            "visualdl": False,
+            "report": False,
+            "profiler": {"enabled": False},
+        },
+        "output_dir": str(output),
+    }
+    for name, value in copy.deepcopy(changes or {}).items():
+        *sections, last = name.split(".")
+        place = job
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[last] = value
+    return job
+
+
+def write_config(
+    path: Path, data: Path, output: Path, changes: dict[str, Any] | None = None
+) -> Path:
+    path.write_text(yaml.safe_dump(values(data, output, changes)), encoding="utf-8")
+    return path
+
+
+def rows(output: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl."""
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def losses(output: Path) -> dict[int, float]:
+    """The training loss of each logged step."""
+    return {row["step"]: row["loss"] for row in rows(output) if "loss" in row}

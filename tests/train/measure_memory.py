@@ -1,0 +1,125 @@
+"""Anonymous memory of a run over a made table.
+
+  python measure_memory.py LINES FOLDER [key=value ...]
+
+Makes a table of short lines, tokenizes it into FOLDER/cache, trains a few steps of a tiny model,
+plans an epoch and looks at each of its steps. Prints the peak of this process in MiB, which is
+what cannot be given back to the disk (RssAnon), how much of it is above that before the table was
+opened, and what the processes beside it held together.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import tiny_job
+
+from fleetbert import config, environment
+
+
+def write_lines(path: Path, lines: int) -> None:
+    """Sentences of 3 to 8 words, 100,000 at a time."""
+    words = np.array([f"word{n}" for n in range(150)], object)
+    with path.open("w", encoding="utf-8") as file:
+        file.write("label\ttext_a\n")
+        for start in range(0, lines, 100_000):
+            rng = np.random.default_rng(start)
+            count = min(100_000, lines - start)
+            texts = words[rng.integers(0, 150, (count, 8))]
+            ends = rng.integers(3, 9, count)
+            labels = rng.integers(0, 2, count)
+            file.writelines(
+                f"{'bad' if label else 'good'}\t{' '.join(text[:end])}\n"
+                for text, end, label in zip(texts, ends, labels)
+            )
+
+
+def anonymous(process: int | str = "self") -> float:
+    """MiB."""
+    try:
+        text = Path(f"/proc/{process}/status").read_text()
+        return next(int(x.split()[1]) / 1024 for x in text.splitlines() if x.startswith("RssAnon"))
+    except (OSError, StopIteration):  # it has ended
+        return 0.0
+
+
+class Peak(threading.Thread):
+    """Looks two hundred times a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.own = self.others = 0.0
+        self.over = False
+
+    def run(self) -> None:
+        looks = 0
+        while not self.over:
+            self.own = max(self.own, anonymous())
+            if looks % 40 == 0:
+                children = psutil.Process().children(recursive=True)
+                self.others = max(self.others, sum(anonymous(child.pid) for child in children))
+            looks += 1
+            time.sleep(0.005)
+
+
+def main(lines: int, folder: Path, overrides: list[str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    table = folder / f"{lines}.tsv"
+    if not table.exists():
+        write_lines(table, lines)
+    (folder / "vocab.txt").write_text("\n".join(tiny_job.VOCAB) + "\n", encoding="utf-8")
+    changes = {
+        "data.train": str(table), "data.dev": None, "data.cache": str(folder / "cache"),
+        "trainer.max_steps": 8, "trainer.resume": "none",
+    }  # fmt: skip
+    path = folder / "job.yaml"
+    values = tiny_job.values(folder, folder / f"output-{lines}", changes)
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    job = config.load(str(path), overrides)
+
+    environment.import_paddle()
+    from fleetbert.train import job as training
+    from fleetbert.train.loop import Run
+
+    training._write_results = lambda run, summary: None
+    kept: list[Run] = []
+    restore = training._resume
+    training._resume = lambda run: (kept.append(run), restore(run))[1]
+    before = anonymous()
+    peak = Peak()
+    peak.start()
+    began = time.perf_counter()
+    training.train(job)
+    trained = time.perf_counter()
+    plan = kept[0].task.plan(0)
+    texts = sum(len(indices) for indices in plan)
+    planned = time.perf_counter()
+    peak.over = True
+    peak.join()
+    assert texts == lines
+    print(
+        json.dumps(
+            {
+                "lines": lines,
+                "peak": round(peak.own, 1),
+                "above_start": round(peak.own - before, 1),
+                "others_peak": round(peak.others, 1),
+                "train_s": round(trained - began, 1),
+                "plan_s": round(planned - trained, 1),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:])

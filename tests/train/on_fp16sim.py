@@ -1,0 +1,432 @@
+"""Training in half, looked into. pytest runs this in a process that has the device fp16sim: see
+test_precision.py. What users start, launch/train.py, is tested there."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+import tiny_job
+from fp16sim import calls
+from paddlenlp.transformers import BertConfig
+from safetensors.numpy import load_file
+
+from fleetbert import config
+from fleetbert.errors import UserError
+from fleetbert.model import bert
+from fleetbert.train import job as training
+from fleetbert.train import loop, precision
+from fleetbert.train.strategy.single import Single
+from fleetbert.train.task import Classification
+
+SHORT = {
+    "model.dropout": 0.0, "trainer.device": "fp16sim", "data.dev": None, "trainer.max_steps": 3,
+    "trainer.max_bad_steps": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def device():
+    yield
+    paddle.set_device("cpu")
+
+
+@pytest.fixture
+def train(tiny_data, tmp_path, monkeypatch):
+    """train(name, changes) trains the tiny job into the folder `name`; returns its Run."""
+    runs = []
+
+    class Kept(loop.Run):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            runs.append(self)
+
+    monkeypatch.setattr(training, "Run", Kept)
+    write = training._write_results
+
+    def call(name, changes=None, results=False):
+        nothing = lambda run, summary: None  # noqa: E731
+        monkeypatch.setattr(training, "_write_results", write if results else nothing)
+        changes = {**SHORT, **(changes or {})}
+        values = tiny_job.values(tiny_data, tmp_path / name, changes)
+        training.train(config.Config.model_validate(values))
+        return runs[-1]
+
+    call.folder = tmp_path
+    return call
+
+
+@pytest.fixture
+def updates(monkeypatch):
+    """A list of {place among the parameters: gradient that AdamW gets}, one for each update."""
+    seen = []
+    step, one = paddle.optimizer.AdamW.step, paddle.optimizer.AdamW._append_optimize_op
+
+    def keep_step(self):
+        seen.append({})
+        step(self)
+
+    def keep_gradient(self, block, pair):
+        seen[-1][len(seen[-1])] = pair[1].numpy()
+        return one(self, block, pair)
+
+    monkeypatch.setattr(paddle.optimizer.AdamW, "step", keep_step)
+    monkeypatch.setattr(paddle.optimizer.AdamW, "_append_optimize_op", keep_gradient)
+    return seen
+
+
+def flat(update):
+    return np.concatenate([gradient.ravel() for gradient in update.values()])
+
+
+def distance(found, expected):
+    return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+class TestLists:
+    def count(self, train, name, changes):
+        kernels = ("matmul", "softmax", "gelu")
+        before = [calls(kernel) for kernel in kernels]
+        train(name, {"precision.level": "O1", **changes})
+        return {k: calls(k) - n for k, n in zip(kernels, before)}
+
+    def test_change_which_operators_run_in_half(self, train):
+        """Counted by the device. Three steps of two layers: six matrix products a layer and two
+        of the heads, and two in attention; softmax and GELU once a layer."""
+        plain = self.count(train, "plain", {})
+        assert plain == {"matmul": 3 * (2 * (6 + 2) + 2), "softmax": 0, "gelu": 0}
+        white = self.count(train, "white", {"precision.custom_white_list": ["softmax", "gelu"]})
+        assert white == {"matmul": plain["matmul"], "softmax": 3 * 2, "gelu": 3 * 2}
+        black = self.count(train, "black", {"precision.custom_black_list": ["matmul_v2"]})
+        assert black == {"matmul": 0, "softmax": 0, "gelu": 0}
+
+    def test_without_half_operators_the_losses_are_those_of_float32(self, train):
+        train("o0")
+        train("o1", {"precision.level": "O1", "precision.custom_black_list": ["matmul_v2"]})
+        found = [tiny_job.losses(train.folder / name) for name in ("o0", "o1")]
+        assert found[1] == pytest.approx(found[0], abs=1e-6)
+
+    @pytest.mark.parametrize(
+        ("lists", "said"),
+        [
+            ({"custom_black_list": ["matmul_v3"]}, r"no operator 'matmul_v3'; .* matmul_v2\?"),
+            ({"custom_white_list": ["gelu"], "custom_black_list": ["gelu"]}, "gelu cannot also"),
+        ],
+    )
+    def test_that_cannot_be_meant(self, lists, said):
+        settings = config.Precision(level="O1", **lists)
+        with pytest.raises(UserError, match=said):
+            precision.choose(settings, "fp16sim")
+
+
+class TestGradients:
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_arrive_unscaled(self, train, updates, level):
+        """Whatever the scale, they are those of float32."""
+        for scale, chosen in ((1.0, "O0"), (2.0**10, level), (2.0**16, level)):
+            changes = {
+                "precision.level": chosen, "precision.init_loss_scaling": scale,
+                "optimizer.max_grad_norm": 0.0, "trainer.max_steps": 1,
+            }  # fmt: skip
+            train(f"{chosen}-{scale}", changes)
+        expected, *found = [flat(update) for update in updates]
+        for gradients in found:
+            assert gradients.dtype == np.float32
+            assert distance(gradients, expected) < 0.05
+        assert not np.array_equal(found[0], expected)
+
+    @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+    @pytest.mark.parametrize("norm", [1e-3, 1.0])
+    def test_are_clipped_by_their_unscaled_norm(self, train, updates, level, norm):
+        """It is 0.005 at first, and 2^14 times as much is 86: clipped to 0.001 and not to 1."""
+        changes = {
+            "precision.level": level, "precision.init_loss_scaling": 2.0**14,
+            "optimizer.max_grad_norm": norm, "trainer.max_steps": 1,
+        }  # fmt: skip
+        train("job", changes)
+        found = np.linalg.norm(flat(updates[0]))
+        assert found == pytest.approx(min(norm, 0.0053), rel=0.05)
+
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_too_small_for_half_are_kept_by_scaling(self, train, updates, monkeypatch, level):
+        """A loss of 2^-24 times the true one: its gradients in half are zero without scaling."""
+        true = Classification.loss
+        monkeypatch.setattr(
+            Classification, "loss", lambda self, *rest: true(self, *rest) * 2.0**-24
+        )
+        for scale, chosen in ((1.0, "O0"), (1.0, level), (2.0**38, level)):
+            changes = {
+                "precision.level": chosen, "precision.init_loss_scaling": scale,
+                "optimizer.max_grad_norm": 0.0, "trainer.max_steps": 1,
+            }  # fmt: skip
+            train(f"{chosen}-{scale}", changes)
+        expected, flushed, kept = [flat(update) for update in updates]
+        small = (expected != 0) & (np.abs(expected) < 2.0**-25)  # half rounds these to zero
+        assert small.mean() > 0.5
+        assert np.count_nonzero(flushed[small]) < 0.001 * np.count_nonzero(small)
+        assert np.count_nonzero(kept[small]) > 0.99 * np.count_nonzero(small)
+        assert distance(kept, expected) < 0.05
+
+    def test_of_micro_batches_add_up_in_o2(self, train, updates):
+        for parts in (1, 4):
+            changes = {
+                "precision.level": "O2", "trainer.max_steps": 1,
+                "optimizer.accumulate_steps": parts,
+            }  # fmt: skip
+            train(f"parts-{parts}", changes)
+        expected, found = [flat(update) for update in updates]
+        assert distance(found, expected) < 0.05
+
+
+class TestOverflow:
+    def test_a_fixed_scale_says_what_to_set(self, train):
+        changes = {
+            "precision.level": "O1", "precision.use_dynamic_loss_scaling": False,
+            "precision.init_loss_scaling": 2.0**40,
+        }  # fmt: skip
+        with pytest.raises(UserError, match=r"precision\.use_dynamic_loss_scaling=true, or lower"):
+            train("job", changes)
+
+    def test_that_no_scale_answers_says_what_to_set(self, train, monkeypatch):
+        """Activations overflow in the forward pass."""
+        forward = bert.TextClassifier.forward
+        monkeypatch.setattr(
+            bert.TextClassifier, "forward", lambda *a, **k: forward(*a, **k) * 1e4 * 1e4
+        )
+        changes = {
+            "precision.level": "O2", "precision.init_loss_scaling": 4.0, "trainer.max_steps": 10,
+        }  # fmt: skip
+        with pytest.raises(UserError, match=r"precision\.custom_black_list, or .*level=O0"):
+            train("job", changes)
+
+
+class TestState:
+    def settings(self, **changes):
+        return config.Precision(level="O1", init_loss_scaling=64.0, **changes)
+
+    def test_scale_and_counts_are_restored_the_rest_is_the_jobs(self):
+        paddle.set_device("fp16sim")
+        former = precision.Precision(self.settings(incr_every_n_steps=5))
+        state = json.loads(json.dumps({**former.state(), "scale": [2.0**-3], "incr_count": 4}))
+        now = precision.Precision(self.settings(incr_every_n_steps=7))
+        now.set_state(state)
+        assert now.scale == 0.125
+        assert now.state()["incr_count"] == 4
+        assert now.state()["incr_every_n_steps"] == 7
+
+    def test_a_fixed_scale_is_the_jobs(self):
+        """Lowered after an overflow, it must not come back from the checkpoint."""
+        paddle.set_device("fp16sim")
+        former = precision.Precision(self.settings(use_dynamic_loss_scaling=False))
+        now = precision.Precision(self.settings(use_dynamic_loss_scaling=False))
+        now.set_state({**former.state(), "scale": [2.0**20]})
+        assert now.scale == 64.0
+
+    def test_a_second_job_of_a_process_goes_on_too(self, train):
+        """Its parameters have other names of Paddle's, and so have its master weights."""
+        changes = {"precision.level": "O2", "optimizer.schedule": "constant"}
+        whole = train("whole", {**changes, "trainer.max_steps": 6}).strategy.state()
+        train("cut", {**changes, "trainer.max_steps": 3})
+        found = train("cut", {**changes, "trainer.max_steps": 6}).strategy.state()
+        assert tiny_job.losses(train.folder / "cut") == tiny_job.losses(train.folder / "whole")
+        for part in ("model", "optimizer"):
+            assert set(found[part]) == set(whole[part])
+        masters = [state["optimizer"]["master_weights"] for state in (found, whole)]
+        for name, weight in masters[0].items():
+            np.testing.assert_array_equal(weight.numpy(), masters[1][name].numpy())
+
+
+class TestResults:
+    def test_are_the_master_weights_of_the_best_step(self, train, tiny_data):
+        """At a rate that changes no answer the first evaluation stays the best."""
+        changes = {
+            "precision.level": "O2", "data.dev": str(tiny_data / "dev.tsv"),
+            "trainer.eval_every": 2, "trainer.max_steps": 6, "optimizer.learning_rate": 1e-6,
+        }  # fmt: skip
+        run = train("job", changes, results=True)
+        assert run.state.best["step"] == 2
+        name = "network.bert.encoder.layers.0.linear1.weight"
+        saved = load_file(run.folder / "model" / "model.safetensors")
+        exported = saved["bert.encoder.layer.0.intermediate.dense.weight"].T
+        folder = run.folder / "checkpoints" / "step-00000002"
+        optimizer = paddle.load(str(folder / "optimizer.pdopt"), return_numpy=True)
+        np.testing.assert_array_equal(exported, optimizer["master_weights"][name])
+        half = paddle.load(str(folder / "model.pdparams"), return_numpy=True)[name]
+        assert half.dtype == np.float16
+        assert (exported != half).any()
+        last = run.strategy.state()["optimizer"]["master_weights"][name].numpy()
+        assert (exported != last).any()
+
+    def test_are_the_last_master_weights_without_dev_texts(self, train):
+        run = train("job", {"precision.level": "O2"}, results=True)
+        saved = load_file(run.folder / "model" / "model.safetensors")
+        master = run.strategy.state()["optimizer"]["master_weights"]
+        np.testing.assert_array_equal(
+            saved["bert.embeddings.word_embeddings.weight"],
+            master["network.bert.embeddings.word_embeddings.weight"].numpy(),
+        )
+
+
+class TestLoop:
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_evaluation_runs_in_half(self, train, tiny_data, monkeypatch, level):
+        counted = []
+        predict = Single.predict
+
+        def count(self, arrays):
+            before = calls("matmul")
+            answer = predict(self, arrays)
+            counted.append(calls("matmul") - before)
+            return answer
+
+        monkeypatch.setattr(Single, "predict", count)
+        train(level, {"precision.level": level, "data.dev": str(tiny_data / "dev.tsv")})
+        assert counted
+        assert set(counted) == {2 * (6 + 2) + 2}
+
+    def test_layers_are_paddles_own(self, train):
+        """NumPy's, for a CPU, would run in float32 whatever the level."""
+        network = train("job", {"precision.level": "O1"}).task.network
+        assert not any("paddle_forward" in vars(layer) for layer in network.sublayers())
+
+    def test_bfloat16_is_refused(self, train):
+        said = r"bfloat16 on the device fp16sim \(precision\.dtype: float16 works\)"
+        with pytest.raises(UserError, match=said):
+            train("job", {"precision.level": "O2", "precision.dtype": "bfloat16"})
+
+    def test_auto_is_o1(self, train):
+        """In float16, which fp16sim has."""
+        for name, dtype, level in (("a", "float16", "O1"), ("b", "bfloat16", "O0")):
+            run = train(name, {"precision.level": "auto", "precision.dtype": dtype})
+            assert run.precision.settings.level == level
+
+    @pytest.mark.parametrize("changes", [{}, {"optimizer.accumulate_steps": 2}])
+    def test_masked_words_in_o2(self, train, tiny_data, changes):
+        """Their head is tied to the embeddings, and the pooler is not trained."""
+        changes = {"task.name": "mlm", "data.train": str(tiny_data / "texts.txt"), **changes}
+        train("o0", changes)
+        train("o2", {**changes, "precision.level": "O2"}, results=True)
+        found = [tiny_job.losses(train.folder / name) for name in ("o0", "o2")]
+        assert found[1] == pytest.approx(found[0], abs=0.005)
+
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_packed_rows(self, train, level):
+        changes = {"data.batching": "pack", "data.max_length": 32}
+        train("o0", changes)
+        train(level, {**changes, "precision.level": level})
+        found = [tiny_job.losses(train.folder / name) for name in ("o0", level)]
+        assert found[1] == pytest.approx(found[0], abs=0.002)
+
+
+class Classifier:
+    """A tiny BERT for texts of up to 512 tokens in float32 and in half, with the same weights."""
+
+    def __init__(self, level):
+        paddle.set_device("fp16sim")
+        paddle.seed(0)
+        shape = BertConfig(
+            vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+            intermediate_size=64, num_labels=2, initializer_range=0.2,
+        )  # fmt: skip
+        self.exact, self.network = (bert.build("classification", shape) for _ in range(2))
+        self.network.set_state_dict(self.exact.state_dict())
+        for network in (self.exact, self.network):
+            network.eval()
+        self.precision = precision.Precision(config.Precision(level=level))
+        adamw = paddle.optimizer.AdamW(parameters=self.network.parameters())
+        self.network, _ = self.precision.decorate(self.network, adamw)
+
+    def logits(self, **inputs):
+        """(float32's, half's) as float32 arrays."""
+        tensors = {name: paddle.to_tensor(array) for name, array in inputs.items()}
+        with paddle.no_grad():
+            exact = self.exact(**tensors)
+            with self.precision.forward():
+                found = self.network(**tensors).astype("float32")
+        return exact.numpy(), found.numpy()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+class TestHalfSafe:
+    def test_long_padding(self, level):
+        """Three tokens of 512: the answers of three tokens alone."""
+        ids = np.zeros((2, 512), np.int64)
+        ids[:, :3] = [[2, 7, 3], [2, 9, 3]]
+        network = Classifier(level)
+        _, padded = network.logits(input_ids=ids, token_type_ids=np.zeros_like(ids))
+        exact, alone = network.logits(
+            input_ids=ids[:, :3], token_type_ids=np.zeros((2, 3), np.int64)
+        )
+        np.testing.assert_allclose(padded, alone, atol=2e-3)
+        np.testing.assert_allclose(padded, exact, atol=0.02)
+
+    def test_rows_of_padding_alone(self, level):
+        """Masked as a whole, in both layouts; the other rows do not notice."""
+        ids = np.array([[2, 7, 9, 3], [0, 0, 0, 0]])
+        network = Classifier(level)
+        zeros = np.zeros_like(ids)
+        exact, found = network.logits(input_ids=ids, token_type_ids=zeros)
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(found[0], exact[0], atol=0.02)
+
+    @pytest.mark.parametrize("sign", [1, -1])
+    def test_packed_rows_whose_scores_reach_the_end_of_half(self, level, sign):
+        """Scores of -6e4 become -inf where the mask is added: padding must not become NaN. (It
+        would in rows of seven; Paddle's CPU softmax of eight -inf is no NaN, on a GPU all are.)"""
+        batch = {
+            "input_ids": np.array([[2, 7, 3, 2, 3, 0, 0]]),
+            "token_type_ids": np.zeros((1, 7), np.int64),
+            "position_ids": np.array([[0, 1, 2, 0, 1, 0, 0]]),
+            "segments": np.array([[1, 1, 1, 2, 2, 0, 0]]),
+            "first": np.array([0, 3]),
+        }
+        network = Classifier(level)
+        for one in (network.exact, network.network):
+            layer = one.network.bert.encoder.layers[0].self_attn
+            for part, size in ((layer.q_proj, 4.0), (layer.k_proj, sign * 6e4)):
+                part.weight.set_value(paddle.zeros_like(part.weight))
+                bias = np.zeros(part.bias.shape, np.float32)
+                bias[::16] = size
+                part.bias.set_value(paddle.to_tensor(bias).astype(part.bias.dtype))
+        exact, found = network.logits(**batch)
+        assert np.isfinite(found).all()
+        np.testing.assert_allclose(found, exact, atol=0.02)
+
+    def test_logits_at_the_end_of_half(self, level):
+        """Loss and its gradient for logits of 6e4 beside NumPy in float64."""
+        network = Classifier(level)
+        head = network.network.network.classifier
+        head.weight.set_value(paddle.zeros_like(head.weight))
+        head.bias.set_value(paddle.to_tensor([6e4, -6e4]).astype(head.bias.dtype))
+        labels = np.array([0, 1, 1])
+        arrays = {
+            "inputs": {
+                "input_ids": paddle.to_tensor(np.array([[2, 7, 3]] * 3)),
+                "token_type_ids": paddle.zeros([3, 3], "int64"),
+            },
+            "labels": paddle.to_tensor(labels),
+            "weight": paddle.to_tensor(np.full(3, 1 / 3, np.float32)),
+        }
+        with network.precision.forward():
+            loss = Classification.loss(None, network.network, arrays)
+        assert loss.dtype == paddle.float32
+        logits = np.array([6e4, -6e4]).astype(np.float16).astype(np.float64)
+        right = logits[labels] - logits.max()
+        # On the CPU Paddle's kernel takes no probability to be less than exp(-64).
+        losses = [-np.maximum(right, limit).mean() for limit in (-64, -np.inf)]
+        assert min(abs(loss.item() / one - 1) for one in losses) < 1e-5
+        network.precision.scaler.scale(loss).backward()
+        scale = network.precision.scale
+        gradient = head.bias.grad.astype("float32").numpy() / scale
+        np.testing.assert_allclose(gradient, [2 / 3, -2 / 3], rtol=2e-3)
+
+    def test_epsilons(self, level):
+        """A LayerNorm whose inputs are all alike divides by the root of its epsilon."""
+        network = Classifier(level)
+        norm = network.network.network.bert.embeddings.layer_norm
+        with network.precision.forward():
+            found = norm(paddle.full([2, 32], 7.0, "float16" if level == "O2" else "float32"))
+        assert np.isfinite(found.numpy()).all()
+        np.testing.assert_allclose(found.astype("float32").numpy(), 0, atol=1e-3)

@@ -1,0 +1,397 @@
+"""Checkpoints are whole or not taken, and a run goes on from the newest whole one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+import tiny_job
+
+from fleetbert import config
+from fleetbert.errors import Stopped, UserError
+from fleetbert.train import checkpoint
+from fleetbert.train.callbacks import evaluation
+from fleetbert.train.callbacks.checkpoint import Checkpoints
+
+# Ten steps an epoch.
+JOB = {"trainer.epochs": 2, "trainer.checkpoint_every": 6, "trainer.keep_checkpoints": 5}
+
+
+@pytest.fixture(scope="session")
+def whole(trainer, tmp_path_factory):
+    """The folder of an undisturbed run: checkpoints of the steps 6, 10, 12, 18 and 20."""
+    output = tmp_path_factory.mktemp("whole") / "output"
+    trainer(output, JOB)
+    return output
+
+
+@pytest.fixture
+def output(whole, tmp_path) -> Path:
+    """A copy of it, to be changed."""
+    return Path(shutil.copytree(whole, tmp_path / "output"))
+
+
+def steps(output: Path, name: str = "checkpoints") -> list[int]:
+    return [checkpoint.step_of(path) for path in checkpoint.listed(output / name)]
+
+
+def step(output: Path, number: int) -> Path:
+    return output / "checkpoints" / f"step-{number:08d}"
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def edit(path: Path, change) -> None:
+    fields = json.loads(path.read_text())
+    change(fields)
+    path.write_text(json.dumps(fields))
+
+
+BAD_DISK = "/proc/self/mem"
+
+DAMAGES = {
+    "flipped byte": (lambda p: flip(p / "model.pdparams"), "model.pdparams is not what"),
+    "flipped byte of the optimizer": (lambda p: flip(p / "optimizer.pdopt"), "optimizer.pdopt is"),
+    "flipped byte of the state": (lambda p: flip(p / "state.json"), "state.json is not what"),
+    "cut file": (
+        lambda p: os.truncate(p / "model.pdparams", 1000),
+        "model.pdparams is not what was written",
+    ),
+    "empty file": (lambda p: os.truncate(p / "state.json", 0), "state.json is not what"),
+    "missing file": (lambda p: (p / "optimizer.pdopt").unlink(), "optimizer.pdopt is missing"),
+    "missing manifest": (lambda p: (p / "manifest.json").unlink(), "manifest.json cannot be read"),
+    "cut manifest": (
+        lambda p: os.truncate(p / "manifest.json", 40),
+        "manifest.json cannot be read",
+    ),
+    "manifest of bytes": (
+        lambda p: (p / "manifest.json").write_bytes(b"\xff\xfe"),
+        "manifest.json cannot be read",
+    ),
+    "manifest of a list": (
+        lambda p: (p / "manifest.json").write_text("[1]"),
+        "manifest.json cannot be read",
+    ),
+    "manifest without files": (
+        lambda p: edit(p / "manifest.json", lambda m: m["files"].clear()),
+        "does not list",
+    ),
+    "manifest with an odd list of files": (
+        lambda p: edit(p / "manifest.json", lambda m: m.update(files=3)),
+        "manifest.json cannot be read",
+    ),
+    "other format": (
+        lambda p: edit(p / "manifest.json", lambda m: m.update(format=9)),
+        "has format 9",
+    ),
+    # Reading it fails with an input/output error, as from a failing disk.
+    "unreadable file": (
+        lambda p: ((p / "model.pdparams").unlink(), (p / "model.pdparams").symlink_to(BAD_DISK)),
+        "model.pdparams is not what",
+    ),
+    "unreadable manifest": (
+        lambda p: ((p / "manifest.json").unlink(), (p / "manifest.json").symlink_to(BAD_DISK)),
+        "manifest.json cannot be read",
+    ),
+    "empty folder": (lambda p: [file.unlink() for file in p.iterdir()], "manifest.json cannot"),
+}
+
+
+@pytest.mark.parametrize("name", list(DAMAGES))
+def test_a_damaged_checkpoint_is_passed_over_and_named(output, name):
+    damage, said = DAMAGES[name]
+    assert checkpoint.newest_whole(output / "checkpoints") == (step(output, 20), [])
+    damage(step(output, 20))
+    damage(step(output, 18))
+    newest, passed_over = checkpoint.newest_whole(output / "checkpoints")
+    assert newest == step(output, 12)
+    assert [problem.split(": ")[0] for problem in passed_over] == [
+        str(step(output, 20)),
+        str(step(output, 18)),
+    ]
+    assert all(said in problem for problem in passed_over)
+    with pytest.raises(UserError, match=f"{step(output, 20)}: .*{said}"):
+        checkpoint.load(step(output, 20))
+
+
+def test_a_file_that_the_disk_cannot_read_is_named(output, monkeypatch):
+    def failing(path):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("fleetbert.files.sha256", failing)
+    problem = checkpoint.broken(step(output, 20))
+    assert problem == "model.pdparams cannot be read (Input/output error)"
+    assert checkpoint.broken(step(output, 20), quick=True) is None
+
+
+def test_auto_goes_on_from_the_newest_whole_one(output, whole, trainer, capsys):
+    flip(step(output, 20) / "model.pdparams")
+    os.truncate(step(output, 18) / "state.json", 10)
+    trainer(output, JOB)
+    said = capsys.readouterr().err
+    for number in (20, 18):
+        assert f"passed over a broken checkpoint: {step(output, number)}" in said
+    assert tiny_job.losses(output) == tiny_job.losses(whole)
+    assert checkpoint.newest_whole(output / "checkpoints") == (step(output, 20), [])
+
+
+def test_all_broken_is_an_error_and_not_a_silent_new_start(output, whole, trainer, capsys):
+    for path in checkpoint.listed(output / "checkpoints"):
+        flip(path / "model.pdparams")
+    with pytest.raises(UserError, match=r"none of the 5 checkpoints .* whole.*trainer.resume=none"):
+        trainer(output, JOB)
+    assert capsys.readouterr().err.count("passed over") == 5
+    trainer(output, {**JOB, "trainer.resume": "none"})
+    assert steps(output, "checkpoints.former") == [6, 10, 12, 18, 20]
+    assert tiny_job.losses(output) == tiny_job.losses(whole)
+
+
+@pytest.mark.parametrize("resumed_at", [6, 10, 18])
+def test_a_resumed_run_has_the_losses_of_the_undisturbed_one(output, whole, trainer, resumed_at):
+    """Bit for bit, with dropout, within and between epochs; its weights, too."""
+    for number in steps(output):
+        if number > resumed_at:
+            shutil.rmtree(step(output, number))
+    trainer(output, JOB)
+    assert tiny_job.losses(output) == tiny_job.losses(whole)
+    judged = [
+        [(row["step"], row["dev.loss"]) for row in tiny_job.rows(folder) if "dev.loss" in row]
+        for folder in (output, whole)
+    ]
+    assert judged[0] == judged[1]
+    for file in ("model.pdparams", "optimizer.pdopt"):
+        mine, others = (
+            paddle.load(str(step(folder, 20) / file), return_numpy=True)
+            for folder in (output, whole)
+        )
+        assert set(mine) == set(others)
+        for name, array in mine.items():
+            if isinstance(array, np.ndarray):
+                np.testing.assert_array_equal(array, others[name], err_msg=name)
+
+
+def test_a_finished_run_has_nothing_left_to_do(output, whole, trainer):
+    changes = {**JOB, "callbacks.profiler.enabled": True}
+    summary = trainer(output, changes)
+    assert summary["steps"] == 20
+    assert summary["dev"]["n"] == 60
+    assert tiny_job.losses(output) == tiny_job.losses(whole)
+
+
+def test_explicit_path(output, whole, trainer):
+    trainer(output, {**JOB, "trainer.resume": str(step(output, 10))})
+    assert tiny_job.losses(output) == tiny_job.losses(whole)
+
+
+def test_explicit_path_to_a_broken_one_is_an_error(output, trainer):
+    flip(step(output, 18) / "optimizer.pdopt")
+    with pytest.raises(UserError, match=r"step-00000018: optimizer\.pdopt is not what was written"):
+        trainer(output, {**JOB, "trainer.resume": str(step(output, 18))})
+
+
+def test_explicit_path_to_nothing_is_an_error(output, trainer):
+    with pytest.raises(UserError, match="none: does not exist; choose another"):
+        trainer(output, {**JOB, "trainer.resume": str(output / "none")})
+
+
+def test_none_starts_anew_and_keeps_the_former_ones(output, whole, trainer, capsys):
+    changes = {**JOB, "trainer.resume": "none", "trainer.max_steps": 3}
+    trainer(output, changes)
+    assert "the former run's checkpoints are in" in capsys.readouterr().err
+    assert steps(output, "checkpoints.former") == [6, 10, 12, 18, 20]
+    assert steps(output) == [3]
+    assert list(tiny_job.losses(output)) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"data.batch_size": 8}, r"data\.batch_size: 16, this job has 8"),
+        ({"data.batching": "pad"}, r"data\.batching: bucket"),
+        ({"trainer.seed": 5}, r"trainer\.seed: 0, this job has 5"),
+        ({"optimizer.learning_rate": 0.5}, r"optimizer\.learning_rate: 0\.002"),
+        ({"model.num_hidden_layers": 1}, r"model\.num_hidden_layers: 2"),
+        ({"precision.level": "auto"}, r"precision\.level: O0"),
+    ],
+)
+def test_another_job_is_refused_with_the_key(output, trainer, changes, key):
+    with pytest.raises(UserError, match=f"was trained with {key}.*trainer.resume=none"):
+        trainer(output, {**JOB, **changes})
+
+
+def test_other_texts_in_the_same_file_are_refused(trainer, tiny_data, tmp_path):
+    table = tmp_path / "train.tsv"
+    shutil.copyfile(tiny_data / "train.tsv", table)
+    changes = {"data.train": str(table), "trainer.max_steps": 2}
+    trainer(tmp_path / "output", changes)
+    text = table.read_text()
+    table.write_text(text.replace("\nbad\t", "\ngood\t", 1))
+    with pytest.raises(UserError, match="the training texts have changed"):
+        trainer(tmp_path / "output", changes)
+    table.write_text(text)
+    assert trainer(tmp_path / "output", {**changes, "trainer.max_steps": 3})["steps"] == 3
+
+
+class TestKeeping:
+    def test_the_newest_and_the_best(self, trainer, tmp_path, monkeypatch):
+        accuracies = iter([0.5, 0.9, 0.6, 0.6, 0.6])
+
+        def judged(task, answers):
+            return {"n": 1, "accuracy": next(accuracies), "loss": 1.0}
+
+        monkeypatch.setattr("fleetbert.train.task.Classification.judge", judged)
+        trainer(
+            tmp_path,
+            {
+                "trainer.eval_every": 2, "trainer.checkpoint_every": 1,
+                "trainer.keep_checkpoints": 2,
+            },
+        )  # fmt: skip
+        assert steps(tmp_path) == [4, 9, 10]
+        state = json.loads((step(tmp_path, 10) / "state.json").read_text())
+        assert state["best"]["step"] == 4
+
+    def test_a_new_best_is_saved_though_no_checkpoint_is_due(self, trainer, tmp_path):
+        changes = {"trainer.eval_every": 3, "trainer.checkpoint_every": 100}
+        summary = trainer(tmp_path, changes)
+        assert summary["dev"]["step"] in steps(tmp_path)
+        assert steps(tmp_path)[-1] == 10
+
+    def test_names_that_are_no_checkpoints_are_left_alone(self, output, trainer):
+        step(output, 20).rename(output / "checkpoints" / "step-00000020.bak")
+        (output / "checkpoints" / "step-mine").mkdir()
+        assert steps(output) == [6, 10, 12, 18]
+        checkpoint.prune(output / "checkpoints", 1, 6)
+        assert steps(output) == [6, 18]
+        assert (output / "checkpoints" / "step-00000020.bak").is_dir()
+        assert (output / "checkpoints" / "step-mine").is_dir()
+
+    def test_the_metric_that_decides_is_one_that_the_task_has(self):
+        assert evaluation.best_metric(config_of("loss"), {"loss": 1, "accuracy": 1}) == "loss"
+        assert evaluation.best_metric(config_of("macro_f1"), {"loss": 1}) == "loss"
+        assert evaluation.best_metric(config_of("accuracy"), {"accuracy": 1}) == "accuracy"
+
+
+def config_of(metric: str) -> config.Config:
+    return config.Config.model_validate(
+        {
+            "data": {"train": "t"},
+            "model": {"vocab": "v"},
+            "trainer": {"best_metric": metric},
+        }
+    )
+
+
+TENSORS = {"model": {"w": paddle.ones([64, 64])}, "optimizer": {"m": paddle.ones([64, 64])}}
+
+
+def assert_untouched(folder: Path):
+    """Step 1 is whole, and there is nothing else."""
+    assert checkpoint.broken(folder / "step-00000001") is None
+    assert [path.name for path in folder.iterdir()] == ["step-00000001"]
+
+
+class TestFailures:
+    @pytest.mark.parametrize("where", ["paddle.save", "os.fsync"])
+    @pytest.mark.parametrize("kind", [OSError, RuntimeError])
+    def test_a_write_that_fails(self, tmp_path, monkeypatch, where, kind):
+        folder = tmp_path / "checkpoints"
+        checkpoint.save(folder, {"step": 1}, TENSORS)
+
+        def full(*arguments, **named):
+            if kind is OSError:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            raise RuntimeError("No space left on device")  # as Paddle does at times
+
+        monkeypatch.setattr(where, full)
+        with pytest.raises(UserError, match=r"step 2: .*No space left.*earlier .* untouched"):
+            checkpoint.save(folder, {"step": 2}, TENSORS)
+        monkeypatch.undo()
+        assert_untouched(folder)
+
+    def test_a_full_disk(self, small_disk):
+        folder = small_disk("128k") / "checkpoints"
+        checkpoint.save(folder, {"step": 1}, TENSORS)
+        larger = {**TENSORS, "optimizer": {"m": paddle.ones([300, 300])}}
+        with pytest.raises(UserError, match="No space left on device"):
+            checkpoint.save(folder, {"step": 2}, larger)
+        assert_untouched(folder)
+
+    def test_what_a_killed_writer_left_is_no_checkpoint(self, tmp_path):
+        folder = tmp_path / "checkpoints"
+        checkpoint.save(folder, {"step": 1}, TENSORS)
+        left = folder / ".writing-step-00000002"
+        shutil.copytree(folder / "step-00000001", left)
+        assert checkpoint.newest_whole(folder) == (folder / "step-00000001", [])
+        checkpoint.save(folder, {"step": 2}, TENSORS)
+        assert sorted(path.name for path in folder.iterdir()) == ["step-00000001", "step-00000002"]
+
+    def test_saving_a_step_again_replaces_it(self, tmp_path):
+        checkpoint.save(tmp_path, {"step": 1, "epoch": 0}, TENSORS)
+        checkpoint.save(tmp_path, {"step": 1, "epoch": 7}, TENSORS)
+        loaded = checkpoint.load(tmp_path / "step-00000001")
+        assert loaded.state == {"step": 1, "epoch": 7}
+        np.testing.assert_array_equal(loaded.tensors["model"]["w"].numpy(), np.ones((64, 64)))
+
+    def test_a_run_on_a_full_disk_ends_with_one_sentence(self, output, trainer, monkeypatch):
+        def full(*arguments, **named):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        shutil.rmtree(step(output, 20))
+        monkeypatch.setattr("paddle.save", full)
+        with pytest.raises(UserError, match="step 20: cannot be written"):
+            trainer(output, JOB)
+        assert steps(output) == [6, 10, 12, 18]
+        assert all(checkpoint.broken(step(output, number)) is None for number in steps(output))
+
+    @pytest.mark.parametrize("kind", ["a file", "below a file", "read-only"])
+    def test_an_output_dir_that_cannot_be_written(self, trainer, tmp_path, kind):
+        (tmp_path / "file").write_text("")
+        folder = {"a file": tmp_path / "file", "below a file": tmp_path / "file" / "x"}.get(kind)
+        if kind == "read-only":
+            folder = Path("/proc/fleetbert")
+        with pytest.raises(UserError, match="output_dir: cannot write to"):
+            trainer(folder)
+
+
+class TestStopping:
+    def test_sigterm_saves_and_the_same_job_goes_on(self, whole, trainer, tmp_path, monkeypatch):
+        once = Checkpoints.on_step
+
+        def stopped_at_seven(callback, run):
+            if run.state.step == 7:
+                os.kill(os.getpid(), signal.SIGTERM)
+            once(callback, run)
+
+        monkeypatch.setattr(Checkpoints, "on_step", stopped_at_seven)
+        before = signal.getsignal(signal.SIGTERM)
+        with pytest.raises(Stopped, match=r"SIGTERM: saved step 7 of 20; the same command goes on"):
+            trainer(tmp_path, JOB)
+        monkeypatch.undo()
+        assert signal.getsignal(signal.SIGTERM) == before
+        assert steps(tmp_path)[-1] == 7
+        trainer(tmp_path, JOB)
+        assert tiny_job.losses(tmp_path) == tiny_job.losses(whole)
+
+    def test_rows_after_the_checkpoint_are_done_again(self, output, whole, trainer):
+        """A killed run's metrics.jsonl: rows of lost steps, and half a row."""
+        for number in (12, 18, 20):
+            shutil.rmtree(step(output, number))
+        lines = (output / "metrics.jsonl").read_text().splitlines(keepends=True)
+        (output / "metrics.jsonl").write_text("".join(lines[:15]) + lines[15][:20])
+        trainer(output, JOB)
+        assert [row["step"] for row in tiny_job.rows(output)] == [
+            row["step"] for row in tiny_job.rows(whole)
+        ]
+        assert tiny_job.losses(output) == tiny_job.losses(whole)

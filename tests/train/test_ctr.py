@@ -1,0 +1,126 @@
+"""Clicks in one process: as good as can be, resumed, judged, and left for others to read."""
+
+from __future__ import annotations
+
+import json
+
+import clicks_job
+import numpy as np
+import pytest
+import tiny_job
+from sklearn.metrics import roc_auc_score
+
+from fleetbert import config
+from fleetbert.data import criteo
+from fleetbert.errors import UserError
+from fleetbert.train import job as training
+from fleetbert.train import rows
+
+
+@pytest.fixture(scope="module")
+def clicks(tmp_path_factory):
+    """A folder of made clicks, and the best that any model can reach on its dev rows."""
+    folder = tmp_path_factory.mktemp("clicks")
+    return folder, clicks_job.write_data(folder)["dev"]
+
+
+def train(clicks, output, changes=None):
+    values = tiny_job.values(
+        clicks[0], output, {**clicks_job.changes(clicks[0]), **(changes or {})}
+    )
+    return training.train(config.Config.model_validate(values))
+
+
+@pytest.fixture(scope="module")
+def output(clicks, tmp_path_factory):
+    """The folder of a whole run."""
+    folder = tmp_path_factory.mktemp("run")
+    train(clicks, folder, {"callbacks.report": True, "data.num_workers": 1})
+    return folder
+
+
+def test_it_comes_close_to_the_best_auc(clicks, output):
+    best = json.loads((output / "summary.json").read_text())["dev"]
+    assert (best["n"], best["metric"]) == (clicks_job.DEV_ROWS, "auc")
+    assert clicks[1]["best_auc"] - 0.03 < best["auc"] < clicks[1]["best_auc"] + 0.005
+    assert best["loss"] < clicks[1]["best_loss"] + 0.035
+    assert "Dev AUC" in (output / "report.html").read_text()
+
+
+def test_the_categories_are_what_it_learns_from(clicks, tmp_path):
+    """With an entry that none of them reaches it knows the numbers alone."""
+    summary = train(clicks, tmp_path, {"wide_deep.entry": "count:900000", "trainer.epochs": 1})
+    assert summary["dev"]["auc"] < clicks[1]["best_auc"] - 0.1
+
+
+def test_the_model_folder_answers_as_the_run_did(clicks, output):
+    """Read with NumPy alone, but for the initial rows."""
+    best = json.loads((output / "summary.json").read_text())["dev"]
+    weights = np.load(output / "model" / "network.npz")
+    values = tiny_job.values(clicks[0], output, clicks_job.changes(clicks[0]))
+    table = rows.Rows(config.Config.model_validate(values), np.zeros(1, np.int64))
+    saved = rows.opened(output / "model" / "rows.bin", table.width)
+    dev = criteo.read(clicks[0] / "dev.tsv")
+    places = np.searchsorted(saved["id"], dev.ids)
+    assert (saved["id"][places] == dev.ids).all()  # 20 categories a column: all were seen
+    found = (saved["row"][:, rows.WEIGHTS :] + table.initial(saved["id"]))[places]
+    numbers = criteo.features(dev.numbers)
+    deep = np.concatenate([found[:, :, 1:].reshape(len(dev.labels), -1), numbers], axis=1)
+    deep = np.maximum(deep @ weights["deep.0.weight"] + weights["deep.0.bias"], 0)
+    deep = deep @ weights["deep.2.weight"] + weights["deep.2.bias"]
+    wide = (
+        found[:, :, 0].sum(axis=1) + (numbers @ weights["wide.weight"] + weights["wide.bias"])[:, 0]
+    )
+    assert roc_auc_score(dev.labels, wide + deep[:, 0]) == pytest.approx(best["auc"], abs=1e-6)
+
+
+def test_a_resumed_run_takes_the_steps_of_an_undisturbed_one(clicks, tmp_path):
+    changes = {
+        "data.train": str(clicks[0] / "few.tsv"), "data.batch_size": 100, "trainer.epochs": 1,
+        "wide_deep.entry": "probability:0.3", "optimizer.schedule": "constant",
+        "optimizer.warmup_ratio": 0.0, "optimizer.accumulate_steps": 2,
+    }  # fmt: skip
+    train(clicks, tmp_path / "whole", changes)
+    for steps in (4, 10):
+        train(clicks, tmp_path / "parts", {**changes, "trainer.max_steps": steps})
+    losses = tiny_job.losses(tmp_path / "whole")
+    assert sorted(losses) == list(range(1, 11))
+    assert tiny_job.losses(tmp_path / "parts") == losses
+    tables = [
+        (tmp_path / name / "checkpoints" / "step-00000010" / "rows.bin").read_bytes()
+        for name in ("whole", "parts")
+    ]
+    assert tables[0] and tables[0] == tables[1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.batch_size": None, "data.batch_tokens": 64}, "data.batch_size"),
+        ({"precision.level": "O1"}, "precision.level"),
+        ({"trainer.compile": True}, "trainer.compile"),
+        ({"data.train": None, "data.dev": None, "data.builtin": "api_docs"}, "data.builtin"),
+        ({"wide_deep.entry": "count:0"}, "entry"),
+        ({"wide_deep.entry": "probability:0"}, "entry"),
+        ({"wide_deep.entry": "probability:1.5"}, "entry"),
+        ({"wide_deep.entry": "often"}, "entry"),
+        ({"wide_deep.deep_layers": [8, 0]}, "deep_layers"),
+    ],
+)
+def test_keys_that_cannot_be(clicks, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        train(clicks, tmp_path, changes)
+
+
+@pytest.mark.parametrize(
+    "entry", ["none", "count:1", "count:12", "probability:.5", "probability:1"]
+)
+def test_entries_that_can_be(entry):
+    assert config.WideDeep(entry=entry).entry == entry
+
+
+def test_dev_rows_of_one_kind_are_refused_before_the_first_step(clicks, tmp_path):
+    path = tmp_path / "ones.tsv"
+    path.write_text("1" + "\t" * 39 + "\n")
+    with pytest.raises(UserError, match=r"data\.dev: all rows of .*ones\.tsv have the label 1"):
+        train(clicks, tmp_path / "output", {"data.dev": str(path)})

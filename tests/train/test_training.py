@@ -1,0 +1,424 @@
+"""Whole runs in this process: that they learn, and what they leave behind."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import paddle
+import pytest
+import tiny_job
+from safetensors.numpy import load_file
+
+from fleetbert import bundle, config
+from fleetbert.errors import UserError
+from fleetbert.train import checkpoint, precision
+from fleetbert.train.loop import versions
+from fleetbert.train.random import start_step
+
+LEARNS = {"trainer.epochs": 6, "trainer.eval_every": 10}
+NO_DROPOUT = {"model.dropout": 0.0}
+
+
+@pytest.fixture(scope="session")
+def learned(trainer, tmp_path_factory):
+    """(folder, summary) of a run to the end, with everything that it writes."""
+    output = tmp_path_factory.mktemp("learned") / "output"
+    changes = {
+        **LEARNS,
+        "callbacks.profiler.enabled": True,
+        "callbacks.visualdl": True,
+        "callbacks.progress": True,
+        "callbacks.report": True,
+    }
+    return output, trainer(output, changes, results=True)
+
+
+@pytest.fixture(scope="session")
+def plain(trainer, tmp_path_factory):
+    """The losses of ten steps without dropout, padded."""
+    output = tmp_path_factory.mktemp("plain")
+    trainer(output, {**NO_DROPOUT, "data.batching": "pad"})
+    return tiny_job.losses(output)
+
+
+class TestLearning:
+    def test_loss_falls_and_a_bag_of_words_is_learned(self, learned):
+        output, summary = learned
+        losses = list(tiny_job.losses(output).values())
+        assert len(losses) == 60
+        assert np.mean(losses[:5]) > 0.6
+        assert np.mean(losses[-5:]) < 0.3
+        assert summary["dev"]["accuracy"] >= 0.9
+
+    @pytest.mark.parametrize("batching", ["pad", "pack"])
+    def test_other_layouts_learn_too(self, trainer, tmp_path, batching):
+        changes = {
+            "trainer.epochs": 5, "data.batching": batching, "data.batch_size": None,
+            "data.batch_tokens": 160, "data.max_length": 32, "trainer.eval_every": 100,
+        }  # fmt: skip
+        summary = trainer(tmp_path, changes)
+        assert summary["dev"]["accuracy"] >= 0.9
+
+    @pytest.mark.parametrize("whole_word", [False, True])
+    def test_masked_words_are_learned(self, trainer, tiny_data, tmp_path, whole_word):
+        changes = {
+            "task.name": "mlm", "task.whole_word": whole_word, "task.mask_probability": 0.3,
+            "data.train": str(tiny_data / "texts.txt"), "trainer.epochs": 3,
+            "data.dev": str(tiny_data / "texts-dev.txt"),
+        }  # fmt: skip
+        summary = trainer(tmp_path, changes)
+        losses = list(tiny_job.losses(tmp_path).values())
+        assert losses[0] == pytest.approx(np.log(len(tiny_job.VOCAB)), rel=0.1)
+        assert np.mean(losses[-5:]) < 0.7 * losses[0]
+        assert summary["dev"]["loss"] < 0.7 * losses[0]
+        assert summary["dev"]["metric"] == "loss"
+
+    def test_pairs_train_and_are_judged(self, trainer, tiny_data, tmp_path):
+        changes = {
+            "task.name": "pair_classification", "data.train": str(tiny_data / "pairs.tsv"),
+            "data.dev": str(tiny_data / "pairs-dev.tsv"), "data.max_length": 32,
+        }  # fmt: skip
+        summary = trainer(tmp_path, changes, results=True)
+        assert summary["dev"]["labels"] == ["other", "same"]
+        assert summary["dev"]["n"] == 24
+        assert bundle.read(tmp_path / "bundle").task.name == "pair_classification"
+
+    def test_without_dev_texts(self, trainer, tmp_path):
+        summary = trainer(tmp_path, {"data.dev": None, "trainer.max_steps": 2})
+        assert summary["dev"] == {}
+        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+
+
+class TestSameness:
+    def test_accumulating_changes_no_loss(self, plain, trainer, tmp_path):
+        changes = {**NO_DROPOUT, "data.batching": "pad", "optimizer.accumulate_steps": 4}
+        trainer(tmp_path, changes)
+        assert tiny_job.losses(tmp_path) == pytest.approx(plain, abs=1e-5)
+
+    def test_packing_changes_no_loss(self, plain, trainer, tmp_path):
+        changes = {**NO_DROPOUT, "data.batching": "pack"}
+        trainer(tmp_path, changes)
+        assert tiny_job.losses(tmp_path) == pytest.approx(plain, abs=1e-4)
+
+    def test_a_seed_is_a_run(self, trainer, tmp_path):
+        """With dropout. Another seed is another run."""
+        found = []
+        for number, seed in enumerate((3, 3, 4)):
+            output = tmp_path / str(number)
+            trainer(output, {"trainer.seed": seed, "trainer.max_steps": 4})
+            found.append(tiny_job.losses(output))
+        assert found[0] == found[1]
+        assert all(found[0][step] != found[2][step] for step in found[0])
+
+    def test_dropout_is_on_in_training(self, plain, trainer, tmp_path):
+        trainer(tmp_path, {"model.dropout": 0.3, "data.batching": "pad", "trainer.max_steps": 1})
+        assert tiny_job.losses(tmp_path)[1] != pytest.approx(plain[1], abs=1e-6)
+
+    def test_evaluating_changes_nothing(self, trainer, tmp_path):
+        """Dropout included: it is off in an evaluation only."""
+        found = []
+        for every in (1, 100):
+            output = tmp_path / str(every)
+            trainer(output, {"trainer.eval_every": every, "trainer.max_steps": 4})
+            found.append(tiny_job.losses(output))
+        assert found[0] == found[1]
+
+    def test_random_numbers_are_a_function_of_seed_rank_and_step(self):
+        def drawn(*place):
+            rng = start_step(*place)
+            return (
+                *rng.integers(0, 2**32, 2).tolist(),
+                *np.random.randint(0, 2**31, 2).tolist(),
+                *paddle.randint(0, 2**30, [2]).numpy().tolist(),
+            )
+
+        places = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 2)]
+        first = [drawn(*place) for place in places]
+        assert [drawn(*place) for place in reversed(places)] == first[::-1]
+        for column in zip(*first):
+            assert len(set(column)) == len(places)
+
+
+class TestBest:
+    @pytest.fixture(scope="class")
+    def spoiled(self, trainer, tmp_path_factory):
+        """A run that learns, and then loses it again: its rate goes up without end."""
+        output = tmp_path_factory.mktemp("spoiled")
+        from fleetbert.train import optimizer
+
+        def rising(settings, total_steps):
+            return lambda step: 2e-3 if step < 30 else 0.5
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(optimizer, "rate", rising)
+            summary = trainer(
+                output,
+                {
+                    "trainer.epochs": 4, "trainer.eval_every": 5, "trainer.keep_checkpoints": 1,
+                    "optimizer.max_grad_norm": 0.0, "trainer.best_metric": "loss",
+                },
+                results=True,
+            )  # fmt: skip
+        return output, summary
+
+    def test_the_best_step_is_not_the_last(self, spoiled):
+        output, summary = spoiled
+        judged = {row["step"]: row for row in tiny_job.rows(output) if "dev.loss" in row}
+        best = min(judged, key=lambda step: judged[step]["dev.loss"])
+        assert best <= 30
+        assert summary["steps"] == 40
+        assert judged[40]["dev.loss"] > 2 * judged[best]["dev.loss"]
+        assert summary["dev"]["step"] == best
+        assert summary["dev"]["loss"] == judged[best]["dev.loss"]
+        assert summary["dev"]["metric"] == "loss"
+
+    def test_its_checkpoint_is_kept_beside_the_newest(self, spoiled):
+        output, summary = spoiled
+        names = [path.name for path in checkpoint.listed(output / "checkpoints")]
+        assert names == [f"step-{summary['dev']['step']:08d}", "step-00000040"]
+
+    def test_model_folder_holds_its_weights(self, spoiled):
+        output, summary = spoiled
+        saved = load_file(output / "model" / "model.safetensors")
+        name = "embeddings.word_embeddings.weight"
+
+        def weights_of(step):
+            path = output / "checkpoints" / f"step-{step:08d}" / "model.pdparams"
+            return paddle.load(str(path), return_numpy=True)[f"network.bert.{name}"]
+
+        np.testing.assert_array_equal(saved[f"bert.{name}"], weights_of(summary["dev"]["step"]))
+        assert (saved[f"bert.{name}"] != weights_of(40)).any()
+
+    def test_bundle_answers_as_its_evaluation_did(self, spoiled, tiny_data):
+        from fleetbert.infer import answer, evaluate
+
+        output, summary = spoiled
+        model = answer.load(output / "bundle", "float32", "cpu", None, None)
+        found = evaluate.evaluate(model, tiny_data / "dev.tsv")
+        assert found["accuracy"] == pytest.approx(summary["dev"]["accuracy"])
+        assert found["loss"] == pytest.approx(summary["dev"]["loss"], abs=1e-4)
+
+    def test_accuracy_decides_upwards(self, learned):
+        output, summary = learned
+        judged = {row["step"]: row for row in tiny_job.rows(output) if "dev.loss" in row}
+        best = max(row["dev.accuracy"] for row in judged.values())
+        assert summary["dev"]["metric"] == "accuracy"
+        assert summary["dev"]["accuracy"] == best
+        first = min(step for step, row in judged.items() if row["dev.accuracy"] == best)
+        assert summary["dev"]["step"] == first
+
+
+class TestFiles:
+    def test_summary(self, learned, tiny_data):
+        output, returned = learned
+        summary = json.loads((output / "summary.json").read_text())
+        assert summary == json.loads(json.dumps(returned))
+        dev = summary["dev"]
+        assert dev["n"] == 60
+        assert 0 <= dev["accuracy"] <= 1
+        assert dev["loss"] > 0
+        assert set(dev["classes"]) == {"bad", "good"}
+        assert np.sum(dev["confusion"]) == 60
+        assert summary["steps"] == 60
+        assert summary["skipped_steps"] == 0
+        assert summary["world_size"] == 1
+        assert summary["texts_per_s"] > 0
+        assert summary["tokens_per_s"] > 4 * summary["texts_per_s"]
+        assert 0 < summary["reader_ratio"] < 1
+        assert summary["wall_s"] > 0
+        assert summary["versions"] == versions()
+        assert summary["versions"]["paddlepaddle"] == paddle.__version__
+        assert config.Config.model_validate(summary["config"]).trainer.epochs == 6
+        counts = {"cut": 0, "skipped_lines": 0}
+        assert summary["data"] == {
+            "train": {"file": str(tiny_data / "train.tsv"), "texts": 160, **counts},
+            "dev": {"file": str(tiny_data / "dev.tsv"), "texts": 60, **counts},
+        }
+        assert summary["resumed_at"] == 0
+
+    def test_time_and_speed_agree(self, learned):
+        _, summary = learned
+        assert 60 * 16 / summary["texts_per_s"] < summary["wall_s"]
+
+    def test_metrics(self, learned):
+        output, _ = learned
+        rows = [row for row in tiny_job.rows(output) if "loss" in row]
+        assert [row["step"] for row in rows] == list(range(1, 61))
+        assert [row["epoch"] for row in rows[::10]] == [0, 1, 2, 3, 4, 5]
+        for row in rows:
+            assert set(row) >= {"step", "epoch", "loss", "lr", "scale", "ips", "reader_ratio"}
+            assert row["scale"] == 1.0
+            assert row["ips"] > 0
+        # The rate that the step used: up over six steps, then down to almost nothing.
+        rates = [row["lr"] for row in rows]
+        assert rates[0] == pytest.approx(2e-3 / 6)
+        assert rates[5] == pytest.approx(2e-3)
+        assert rates[59] == pytest.approx(2e-3 / 54)
+        judged = [row for row in tiny_job.rows(output) if "dev.loss" in row]
+        assert [row["step"] for row in judged] == [10, 20, 30, 40, 50, 60]
+        assert {row["dev.n"] for row in judged} == {60}
+
+    def test_log_every(self, trainer, tmp_path):
+        trainer(tmp_path, {"trainer.log_every": 4})
+        assert list(tiny_job.losses(tmp_path)) == [1, 4, 8, 10]
+
+    def test_profile(self, learned):
+        output, summary = learned
+        profile = json.loads((output / "profile.json").read_text())
+        (rank,) = profile["ranks"]
+        assert rank["rank"] == 0
+        for name in ("reader_cost", "batch_cost", "reader_ratio", "texts_per_s", "tokens_per_s"):
+            assert rank[name] > 0
+            assert profile["together"][name] == pytest.approx(rank[name], rel=0.01), name
+        assert rank["texts_per_s"] * rank["batch_cost"] == pytest.approx(16, rel=1e-6)
+        assert rank["reader_ratio"] * rank["batch_cost"] == pytest.approx(rank["reader_cost"])
+        assert rank["reader_cost"] < rank["batch_cost"]
+        # Paddle's clock and the loop's: the same steps but the first ten.
+        assert rank["texts_per_s"] == pytest.approx(summary["texts_per_s"], rel=0.9)
+        assert summary["profile"] == profile["together"]
+
+    def test_visualdl_has_a_log_of_training_and_evaluation(self, learned):
+        from visualdl import LogReader
+
+        output, _ = learned
+        (log,) = (output / "visualdl").glob("*.log")
+        reader = LogReader(file_path=str(log))
+        found = {row.id: row.value for row in reader.get_data("scalar", "train/loss")}
+        for tag, step in (("train/lr", 60), ("dev/accuracy", 60), ("dev/loss", 60)):
+            assert reader.get_data("scalar", tag)[-1].id == step
+        assert found == pytest.approx(tiny_job.losses(output), rel=1e-6)
+
+    def test_bundle_has_the_accuracy_and_the_labels(self, learned, tiny_data):
+        output, summary = learned
+        opened = bundle.read(output / "bundle")
+        assert opened.labels == ["bad", "good"]
+        (variant,) = opened.manifest.variants
+        (accuracy,) = variant.accuracy
+        assert accuracy.accuracy == summary["dev"]["accuracy"]
+        assert accuracy.data == str(tiny_data / "dev.tsv")
+
+    def test_model_folder_can_be_trained_further(self, learned, trainer, tmp_path):
+        output, summary = learned
+        changes = {
+            "model.init": str(output / "model"), "model.vocab": None, "trainer.max_steps": 1,
+            "optimizer.learning_rate": 1e-9,
+        }  # fmt: skip
+        again = trainer(tmp_path, changes)
+        assert again["fresh_weights"] == []
+        assert again["dev"]["loss"] == pytest.approx(summary["dev"]["loss"], abs=1e-4)
+
+    def test_report_is_there(self, learned):
+        assert (learned[0] / "report.html").stat().st_size > 1000
+
+
+class TestTimeline:
+    @pytest.fixture(scope="class")
+    def recorded(self, trainer, tmp_path_factory):
+        output = tmp_path_factory.mktemp("timeline")
+        summary = trainer(
+            output,
+            {
+                "trainer.epochs": 2, "callbacks.profiler.enabled": True,
+                "callbacks.profiler.timer_only": False, "callbacks.profiler.start_step": 3,
+                "callbacks.profiler.record_steps": 2,
+            },
+        )  # fmt: skip
+        return output, summary
+
+    def test_trace_is_chromes_and_holds_the_steps(self, recorded):
+        output, _ = recorded
+        profile = json.loads((output / "profile.json").read_text())
+        trace = json.loads((output / profile["trace"]).read_text())
+        events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+        names = {event["name"] for event in events}
+        assert any("matmul" in name for name in names)
+        steps = {event["name"] for event in events if event["name"].startswith("ProfileStep")}
+        assert len(steps) == 2
+
+    def test_slow_operators_are_named_slowest_first(self, recorded):
+        profile = json.loads((recorded[0] / "profile.json").read_text())
+        slow = profile["slow_operators"]
+        times = [row["total_ms"] for row in slow]
+        assert times == sorted(times, reverse=True)
+        assert any("matmul" in row["name"] for row in slow)
+        for row in slow:
+            assert row["average_ms"] * row["calls"] == pytest.approx(row["total_ms"], rel=0.01)
+
+    def test_clocks_run_beside_it(self, recorded):
+        profile = json.loads((recorded[0] / "profile.json").read_text())
+        assert profile["together"]["texts_per_s"] > 0
+
+    def test_a_run_that_ends_before_the_first_recorded_step(self, trainer, tmp_path):
+        changes = {
+            "trainer.max_steps": 2, "callbacks.profiler.enabled": True,
+            "callbacks.profiler.timer_only": False, "callbacks.profiler.start_step": 50,
+        }  # fmt: skip
+        trainer(tmp_path, changes)
+        profile = json.loads((tmp_path / "profile.json").read_text())
+        assert profile["slow_operators"] == []
+        assert "trace" not in profile
+
+
+class TestPrecision:
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_mixed_precision_on_a_cpu_says_what_to_choose(self, trainer, tmp_path, level):
+        with pytest.raises(UserError, match=rf"precision\.level: {level} .* choose O0, or auto"):
+            trainer(tmp_path, {"precision.level": level})
+
+    def test_auto_is_float32_on_a_cpu(self):
+        chosen = precision.choose(config.Precision(level="auto"), "cpu")
+        assert chosen.settings.level == "O0"
+        assert not chosen.mixed
+        assert chosen.scale == 1.0
+
+    @pytest.mark.parametrize(
+        ("capability", "dtype", "level"),
+        [
+            (7, "float16", "O1"), (6, "float16", "O0"), (8, "bfloat16", "O1"),
+            (7, "bfloat16", "O0"),
+        ],
+    )  # fmt: skip
+    def test_auto_is_o1_where_the_gpu_has_the_type(self, monkeypatch, capability, dtype, level):
+        monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda: (capability, 0))
+        settings = config.Precision(level="auto", dtype=dtype)
+        assert precision.choose(settings, "gpu").settings.level == level
+
+    def test_bfloat16_on_a_custom_device_says_what_to_choose(self):
+        settings = config.Precision(level="O1", dtype="bfloat16")
+        with pytest.raises(UserError, match=r"bfloat16 on the device npu \(.*float16 works\)"):
+            precision.choose(settings, "npu")
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("changes", "said"),
+        [
+            ({"data.max_length": 513}, r"data\.max_length: 513 is more than the positions"),
+            ({"trainer.device": "tpu"}, r"trainer\.device: tpu is not one of"),
+            ({"trainer.device": "gpu"}, r"trainer\.device: gpu: .* choose cpu or auto"),
+            ({"data.train": "none.tsv"}, r"none\.tsv: no such file"),
+            ({"model.vocab": "none.txt"}, r"model\.vocab: the file none\.txt does not exist"),
+        ],
+    )
+    def test_in_the_config(self, trainer, tmp_path, changes, said):
+        if changes.get("trainer.device") == "gpu" and paddle.is_compiled_with_cuda():
+            pytest.skip("this Paddle may have a GPU")
+        with pytest.raises(UserError, match=said):
+            trainer(tmp_path, changes)
+
+    @pytest.mark.parametrize(
+        ("train", "dev", "said"),
+        [
+            ("label\ttext_a\na\tx\na\ty\n", None, "has the label 'a' only"),
+            ("label\ttext_a\na\tx\nb\ty\n", "label\ttext_a\nc\tz\n", "dev.tsv:2: label 'c'"),
+        ],
+    )
+    def test_in_the_labels(self, trainer, tmp_path, train, dev, said):
+        (tmp_path / "train.tsv").write_text(train)
+        changes = {"data.train": str(tmp_path / "train.tsv"), "data.dev": None}
+        if dev:
+            (tmp_path / "dev.tsv").write_text(dev)
+            changes["data.dev"] = str(tmp_path / "dev.tsv")
+        with pytest.raises(UserError, match=said):
+            trainer(tmp_path / "o", changes)
