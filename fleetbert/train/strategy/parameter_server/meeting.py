@@ -2,8 +2,8 @@
 
 Paddle's own barriers need Gloo, and with Gloo saving on one trainer times out (2.6.2). The folder
 belongs to one start of the job: FLEETBERT_RUN names it, or it lies in output_dir. Files are written
-aside and renamed, so that whoever sees one sees all of it. Nothing here has a time limit: the
-launcher ends all processes when one of them fails.
+aside and renamed, so that whoever sees one sees all of it. Waiting for others has no time limit:
+the launcher ends all processes when one of them fails.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from fleetbert.errors import UserError
 
 POLL = 0.002  # seconds between looks at the folder
 SLOW_POLL = 0.05  # after the first seconds of waiting
+CLEARING = 10  # seconds; some shared file systems never let go of a folder
 
 
 class Place:
@@ -143,12 +144,17 @@ class Meeting:
             put(mine, self.steps)
 
     def leave(self) -> None:
-        """The last call: nobody waits for this trainer any more. The first one clears up."""
+        """The last call. The first trainer clears up when all have come here; the others stay until
+        it has: the launcher kills all that are left as soon as one ends with an error, and a job
+        that was asked to stop ends with one."""
         put(self.folder / f"left.{self.rank}", None)
         if self.rank == 0:
             for rank in range(self.size):
                 self.wait_for(self.folder / f"left.{rank}")
             shutil.rmtree(self.folder, ignore_errors=True)
+        until = time.monotonic() + CLEARING
+        while self.folder.exists() and time.monotonic() < until:
+            time.sleep(POLL)
 
 
 def put(path: Path, value: Any) -> None:
