@@ -98,7 +98,7 @@ def import_paddle() -> None:
     """
     said = io.StringIO()
     with contextlib.redirect_stderr(said), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # "Setuptools is replacing distutils", a missing ccache
+        warnings.simplefilter("ignore")  # a missing ccache
         import paddle  # noqa: F401
     for line in said.getvalue().splitlines():
         if "OMP_NUM_THREADS" not in line:
@@ -118,6 +118,8 @@ def prepare() -> None:
     """Set the variables that are not set yet; does nothing once paddle is imported."""
     if "paddle" in sys.modules:
         return
+    # Paddle imports distutils, and PaddleNLP 2.8.1 then pip, which brings setuptools' own.
+    warnings.filterwarnings("ignore", "Setuptools is replacing distutils")
     cpuinfo = Path("/proc/cpuinfo")
     text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
     cpus = processors()

@@ -71,6 +71,16 @@ def test_what_the_launcher_sets_is_not_the_users_wish(rank, own, threads):
     assert done.stdout == f"{expected}\n", done.stderr
 
 
+def test_what_its_libraries_import_brings_no_warning():
+    """PaddleNLP imports pip, after Paddle has imported distutils."""
+    done = subprocess.run(
+        [sys.executable, "-c", "import fleetbert, distutils.core, pip"],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.fixture
 def prepared(monkeypatch):
     """prepared(**variables) → the environment after `prepare` on an AMD with 6 processors."""
