@@ -104,7 +104,7 @@ def test_without_tls_nothing_is_said(guarded):
     with grpc.insecure_channel(guarded.grpc) as channel:
         service = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
-            service.ServerLive(inference_pb2.ServerLiveRequest(), timeout=5)
+            service.ServerLive(inference_pb2.ServerLiveRequest(), timeout=DEADLINE)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 

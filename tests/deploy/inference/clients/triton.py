@@ -72,7 +72,7 @@ saw = {
     "pairs": ask("pairs", pair),
     "ids": ask("sst", ids, model_version="stable"),
     "ids32": ask("sst", ids32, ["logits"]),
-    "parameters": ask("sst", texts, ["label"], timeout=5000000, parameters={"speed": 0.25}),
+    "parameters": ask("sst", texts, ["label"], timeout=60_000_000, parameters={"speed": 0.25}),
     "full": response_of(lambda: ask("full", texts)),
     "nobody": response_of(lambda: ask("nobody", texts)),
     "wrong": response_of(lambda: ask("sst", {"text": (np.array([1]), "INT64")})),
