@@ -24,7 +24,7 @@ def trained(tmp_path_factory, tiny_data) -> Path:
         output / "job.yaml", tiny_data, output, {"trainer.epochs": 3, "trainer.seed": 1}
     )
     subprocess.run(
-        [sys.executable, SCRIPT, "--config", job], check=True, capture_output=True, timeout=300
+        [sys.executable, SCRIPT, "--config", job], check=True, capture_output=True, timeout=480
     )
     return output / "bundle"
 

@@ -108,7 +108,7 @@ def test_the_command_exits_with_3_at_the_gate_and_with_2_for_a_wrong_key(bundle,
             [sys.executable, ROOT / "launch" / "quantize.py", "--config",
              ROOT / "configs" / "quantize" / "dynamic.yaml", f"bundle={bundle}",
              f"gate.data={tiny_data / 'dev.tsv'}", *words],
-            capture_output=True, text=True, timeout=300,
+            capture_output=True, text=True, timeout=480,
         )  # fmt: skip
 
     failed = run("gate.max_accuracy_drop=-0.5")

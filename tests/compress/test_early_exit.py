@@ -53,7 +53,7 @@ def made(trained, tiny_data, tmp_path_factory):
     path = root / "job.yaml"
     path.write_text(json.dumps(values(bundle, tiny_data)), encoding="utf-8")
     script = [sys.executable, str(ROOT / "launch" / "distill.py"), "--config", str(path)]
-    done = subprocess.run(script, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(script, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stderr
     assert "added early-exit-int8" in done.stderr
     return bundle
@@ -103,7 +103,7 @@ def test_predict_says_where_texts_left(made, texts):
     predict = [sys.executable, "-m", "fleetbert.cli", "predict", "--bundle", str(made)]
     predict += ["--variant", "early-exit-int8", "--speed", "1", "--input", "-"]
     done = subprocess.run(
-        predict, input="\n".join(texts[:3]), capture_output=True, text=True, timeout=300, cwd=ROOT
+        predict, input="\n".join(texts[:3]), capture_output=True, text=True, timeout=480, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
     assert [json.loads(line)["exit_layer"] for line in done.stdout.splitlines()] == [1, 1, 1]

@@ -93,7 +93,7 @@ def test_the_command_answers_without_importing_paddle(lite_bundle):
         input="\n".join(TEXTS) + "\n",
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=480,
     )
     assert done.returncode == 0, done.stderr
     *lines, imported = done.stdout.splitlines()

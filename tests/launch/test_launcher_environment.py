@@ -68,7 +68,7 @@ def test_the_environment_is_that_of_paddles_launcher(launch, tmp_path):
         cwd=tmp_path / "stock",
         env={**os.environ, "TEST_FOLDER": str(tmp_path / "stock")},
         capture_output=True,
-        timeout=300,
+        timeout=480,
         text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,7 +18,7 @@ def train(folder: Path, launch: tuple[str, ...], *words: str) -> Path:
     """Run the script to its end; returns its output folder."""
     command = [sys.executable, *launch, str(SCRIPT), str(folder / "output"), *words]
     with (folder / "said.txt").open("wb") as said:
-        done = subprocess.run(command, cwd=folder, stdout=said, stderr=said, timeout=300)
+        done = subprocess.run(command, cwd=folder, stdout=said, stderr=said, timeout=480)
     logs = [folder / "said.txt", *sorted(folder.glob("log/workerlog.*"))]
     assert done.returncode == 0, "\n".join(log.read_text(errors="replace") for log in logs)
     return folder / "output"

@@ -47,7 +47,7 @@ def run(*command, cwd=None):
         cwd=cwd,
         env=environ,
         capture_output=True,
-        timeout=400,
+        timeout=480,
     )
     assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")
     return done.stdout.decode()
