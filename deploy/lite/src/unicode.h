@@ -1,0 +1,30 @@
+// Characters as Hugging Face `tokenizers` sees them, over the library utf8proc.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fleetbert {
+
+using CodePoint = int32_t;
+
+// The characters of UTF-8 text. Throws std::invalid_argument where it is not UTF-8.
+std::vector<CodePoint> decode_utf8(std::string_view text);
+
+// Adds a character's UTF-8 to `text`.
+void append_utf8(CodePoint character, std::string& text);
+
+// Whether text is UTF-8 that decode_utf8 takes.
+bool is_utf8(std::string_view text);
+
+bool is_whitespace(CodePoint character);   // Unicode's White_Space
+bool is_control(CodePoint character);      // Cc, Cf and Co, but tab and line ends
+bool is_punctuation(CodePoint character);  // Unicode's P*, and all such of ASCII ($ + < ...)
+bool is_chinese(CodePoint character);      // one that BERT makes a word of its own
+
+// Canonical decomposition without non-spacing marks, in lower case: "É" becomes "e".
+std::vector<CodePoint> strip_accents_and_lower(const std::vector<CodePoint>& text);
+
+}  // namespace fleetbert
