@@ -162,3 +162,32 @@ def test_counters_that_a_server_does_not_have_are_left_out(fakes, clock, servers
         "servers.rows": 156, "servers.memory_mb": 5.0, "server.0.memory_mb": 5.0,
         "server.1.memory_mb": 5.0,
     }  # fmt: skip
+
+
+class TestHandled:
+    """How many pushes the servers have handled."""
+
+    @pytest.fixture
+    def handled(self, fakes, monkeypatch):
+        monkeypatch.setattr(figures, "LIMIT", 60.0)
+        for fake, count in zip(fakes, (30, 10)):
+            fake.text = f"{figures.HANDLED} : {count}\r\n"
+        return figures.Handled([fake.endpoint for fake in fakes])
+
+    def test_each_server_is_asked(self, fakes, handled):
+        assert handled().tolist() == [30, 10]
+        assert handled().tolist() == [30, 10]
+        assert fakes[1].asked == [f"/vars/{figures.HANDLED}"] * 2
+
+    @pytest.mark.parametrize("text", ["", "no such variable", f"{figures.HANDLED} : many"])
+    def test_without_a_number_there_is_none(self, fakes, handled, text):
+        known, fakes[1].text = fakes[1].text, text
+        assert handled() is None
+        fakes[1].text = known
+        assert handled().tolist() == [30, 10]
+
+    def test_a_server_that_is_gone_and_comes_back(self, fakes, handled):
+        port, handled.connections[1].port = handled.connections[1].port, 1
+        assert handled() is None
+        handled.connections[1].port = port
+        assert handled().tolist() == [30, 10]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paddle import nn
 
+from fleetbert.train.strategy.parameter_server import arrival
 from fleetbert.train.strategy.parameter_server.arrival import Counted, Layout
 from fleetbert.train.strategy.parameter_server.tables import Mirror, Weights, words_of
 
@@ -185,7 +186,7 @@ def test_the_servers_add_up_what_all_trainers_changed(steps, share):
             expected_dense[:6] += share * len(waiting[who])
             waiting[who] = []
             if pulls:
-                mirror.pull_dense(whole=False)
+                mirror.pull_latest()
     pull_all(mirrors)
     np.testing.assert_allclose(arrays.rows[:20], expected, atol=1e-4)
     np.testing.assert_allclose(dense_weights(arrays), expected_dense, atol=1e-4)
@@ -209,7 +210,9 @@ def test_every_server_has_a_counter_of_every_trainer(dense, rows, shards, server
         assert (keys[server] % layout.shards // local == server).all()
         start, end = server * each, min((server + 1) * each, layout.all_dense)
         for part in np.array_split(np.arange(start, end), 10):
-            assert all(np.isin(part, row).any() for row in layout.counters.T)
+            assert part[: -trainers - 1 : -1].tolist() in layout.counters.tolist()
+            assert part[:trainers].tolist() in layout.first_counters.tolist()
+            assert slice(part[0], part[-1] + 1) in layout.parts
     assert keys.min() >= rows
     assert keys.max() == layout.all_rows - 1
     assert len(np.unique(keys)) == servers * trainers
@@ -231,7 +234,107 @@ def test_a_killed_trainer_learns_how_much_of_its_last_push_arrived(two, arrived)
     before = dense_weights(arrays)
     assert again.catch_up(*standing) == (arrived > 0)
     assert again.pushed == (standing[0][1] + (arrived > 0), standing[1][1] + (arrived > 0))
-    assert (again.pull_dense(whole=True) == before).all()
+    assert (again.pull_whole() == before).all()
     again.pull_rows(np.arange(4))  # or it would wait for ever
-    assert (arrays.dense[tables.layout.counters[:, 1]] == again.pushed[0]).all()
+    for counters in (tables.layout.first_counters, tables.layout.counters):
+        assert (arrays.dense[counters[:, 1]] == again.pushed[0]).all()
     assert (arrays.rows[tables.layout.counter_rows[:, 1], 0] == again.pushed[1]).all()
+
+
+class TestOnePull:
+    """The vector is pulled once a step where that is enough, and again where it is not."""
+
+    @pytest.fixture
+    def counted(self):
+        """A first trainer of two on three servers whose pushes arrive when `arrive` is called."""
+        layout = Layout(80, 0, 1, 3, 2)
+        arrays = Arrays(layout, 0)
+        arrays.arrive = lambda: setattr(arrays, "pulls", arrays.pulls + 1)
+        counted = Counted(arrays, layout, 0)
+        counted.set_dense(np.arange(80, dtype=np.float32))
+        return counted, arrays, layout
+
+    @staticmethod
+    def deliver(arrays, places=slice(None)):
+        (push,) = arrays.on_their_way.pop(0)
+        arrays.dense[places] -= push[places]
+        rest = push.copy()
+        rest[places] = 0
+        return rest
+
+    @pytest.mark.parametrize("parts", [0, 7, 30])
+    def test_who_does_not_wait_adds_what_has_not_arrived(self, counted, parts):
+        counted, arrays, layout = counted
+        counted.push_dense(np.full(80, 2, np.float32))
+        self.deliver(arrays, slice(layout.parts[parts - 1].stop) if parts else slice(0))
+        found = counted.pull_latest()
+        assert (found == np.arange(80) - 2).all()
+        assert arrays.pulls == 1
+
+    def test_others_may_be_late_without_being_waited_for(self, counted):
+        counted, arrays, layout = counted
+        other = Counted(arrays, layout, 1)
+        other.push_dense(np.ones(80, np.float32))
+        counted.push_dense(np.full(80, 2, np.float32))
+        assert (counted.pull_latest() == np.arange(80) - 2).all()
+        self.deliver(arrays)
+        assert (counted.pull_latest() == np.arange(80) - 3).all()
+        assert arrays.pulls == 2
+
+    def test_the_push_before_the_last_is_waited_for(self, counted, monkeypatch):
+        counted, arrays, _ = counted
+        for _ in range(2):
+            counted.push_dense(np.ones(80, np.float32))
+        monkeypatch.setattr(arrival.time, "sleep", lambda _: self.deliver(arrays))
+        assert (counted.pull_latest() == np.arange(80) - 2).all()
+        assert arrays.pulls == 2
+
+    def test_a_part_that_changed_while_it_was_pulled_is_pulled_again(self, counted, monkeypatch):
+        counted, arrays, layout = counted
+        counted.push_dense(np.ones(80, np.float32))
+        part = layout.parts[11]
+        rest = self.deliver(arrays, slice(part.start, part.stop - 1))  # all but its last number
+
+        def go_on(_):
+            arrays.dense -= rest
+
+        monkeypatch.setattr(arrival.time, "sleep", go_on)
+        assert (counted.pull_latest() == np.arange(80) - 1).all()
+        assert arrays.pulls == 2
+
+    @pytest.mark.parametrize(("arrived", "pulls"), [(True, 1), (False, 2)])
+    def test_who_knows_that_all_has_arrived_pulls_once(self, counted, arrived, pulls):
+        counted, arrays, _ = counted
+        counted.push_dense(np.ones(80, np.float32))
+        self.deliver(arrays)
+        assert (counted.pull_whole(arrived) == np.arange(80) - 1).all()
+        assert arrays.pulls == pulls
+
+    def test_who_knew_wrongly_pulls_till_it_is_true(self, counted, monkeypatch):
+        counted, arrays, _ = counted
+        counted.push_dense(np.ones(80, np.float32))
+        monkeypatch.setattr(arrival.time, "sleep", lambda _: self.deliver(arrays))
+        assert (counted.pull_whole(arrived=True) == np.arange(80) - 1).all()
+        assert arrays.pulls == 3
+
+    @pytest.mark.parametrize(
+        ("answers", "arrived"),
+        [
+            ([[6, 7], [8, 9]], True),  # two servers, which had handled 6 and 7, and two pushes
+            ([[8, 8], [8, 9]], True),  # not before the slower one has
+            ([[7, 8], None], False),  # one does not answer
+        ],
+    )
+    def test_servers_are_asked_how_much_they_have_handled(self, counted, answers, arrived):
+        counted, _, _ = counted
+        left = [None if a is None else np.array(a) for a in answers]
+        counted.handled = lambda: left.pop(0)
+        assert counted.wait(np.array([6, 7]), 2) is arrived
+        assert not left
+
+    def test_servers_are_not_asked_for_ever(self, counted, monkeypatch):
+        counted, _, _ = counted
+        assert not counted.wait(None, 2)  # they did not answer before
+        monkeypatch.setattr(arrival, "PATIENCE", 0.0)
+        counted.handled = lambda: np.array([6, 7])
+        assert not counted.wait(np.array([6, 7]), 2)

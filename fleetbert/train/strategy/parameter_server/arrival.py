@@ -2,19 +2,26 @@
 
 Paddle 2.6.2 sends pushes in threads of its own, and does not say when: its `client_flush` sleeps
 0.1 s and hopes. So each push also adds 1 to counters of its trainer on every server, in the same
-message, and who pulls looks at them first. A server's threads each change a part of its numbers,
-and nothing stops a pull from seeing some parts before and some after: every part has a counter at
-its end, and what is pulled after all of them were seen has everything.
+message, and who pulls looks at them. A server's threads each change a part of its numbers, and
+nothing stops a pull from seeing some parts before and some after: every part has a counter at its
+end, and what is pulled after all of them were seen has everything. It has another one at its
+start: where the two differ, the part was seen while it changed.
+
+A pull of the vector is many megabytes, so none should come too early. A trainer that does not wait
+for others adds its own last push where the servers lack it; one that does asks them first how many
+pushes they have handled.
 """
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
 
-PAUSE = 0.001  # seconds before pulling again
+PAUSE = 0.001  # seconds before looking again, twice as many each time
+LONGEST_PAUSE = 0.05
+PATIENCE = 10.0  # seconds for the servers to say that they have handled pushes
 PARTS = 10  # of a server's part of the vector, a thread for each (memory_dense_table.h)
 
 
@@ -23,25 +30,28 @@ class Layout:
 
     dense: weights in the vector. rows: of the word table, 0 without one. shards: of a server's
     part of it. A counter is a number of the vector, and the first column of a row after the words.
-    `counters` (servers * PARTS, trainers) are places in the vector, `counter_rows` (servers,
-    trainers) rows of the table.
+    `counters` (servers * PARTS, trainers) are places in the vector, at the ends of its `parts`
+    (slices), `first_counters` those at their starts; `counter_rows` (servers, trainers) are rows
+    of the table.
     """
 
     def __init__(self, dense: int, rows: int, shards: int, servers: int, trainers: int):
-        self.all_dense = dense + servers * PARTS * trainers
+        self.all_dense = dense + 2 * servers * PARTS * trainers
         each = self.all_dense // servers + 1  # how Paddle cuts it (DenseDimPerShard)
-        ends = []
+        ends = [0]
         for start in range(0, each * servers, each):
             size = min(each, self.all_dense - start)
-            if size < PARTS * trainers:
+            if size < 2 * PARTS * trainers:
                 raise ValueError(f"{servers} servers are too many for {dense} weights")
             # The first size % PARTS parts have one number more (`bucket` in common_table.h).
             ends += [
                 start + (n + 1) * (size // PARTS) + min(n + 1, size % PARTS) for n in range(PARTS)
             ]
-        self.counters = np.array(ends)[:, None] - 1 - np.arange(trainers)
+        self.parts = [slice(start, end) for start, end in zip(ends, ends[1:])]
+        self.first_counters = np.array(ends[:-1])[:, None] + np.arange(trainers)
+        self.counters = np.array(ends[1:])[:, None] - 1 - np.arange(trainers)
         self.is_weight = np.ones(self.all_dense, bool)
-        self.is_weight[self.counters] = False
+        self.is_weight[self.first_counters] = self.is_weight[self.counters] = False
         # Row `id` is on server id % (all shards) // (shards of a server): get_sparse_shard. The
         # counters are in each server's last shard, to which it turns last.
         self.shards = shards * servers
@@ -54,11 +64,19 @@ class Layout:
 class Counted:
     """`tables` (`private.Fleet`, or what has its methods) with counters.
 
-    `dense` and `rows` are how many pushes each trainer is known to have made.
+    `dense` and `rows` are how many pushes each trainer is known to have made. `handled()` is how
+    many pushes of the vector each server has handled, by whomever, or None if they do not say.
     """
 
-    def __init__(self, tables: Any, layout: Layout, rank: int):
-        self.tables, self.layout, self.rank = tables, layout, rank
+    def __init__(
+        self,
+        tables: Any,
+        layout: Layout,
+        rank: int,
+        handled: Callable[[], np.ndarray | None] = lambda: None,
+    ):
+        self.tables, self.layout, self.rank, self.handled = tables, layout, rank, handled
+        self.last: np.ndarray | None = None  # this trainer's last push, until it has arrived
         trainers = layout.counters.shape[1]
         self.dense = np.zeros(trainers, np.int64)
         self.rows = np.zeros(trainers, np.int64)
@@ -85,7 +103,9 @@ class Counted:
         made up for, but counted."""
         own, keys = self.rank, self.layout.counter_rows[:, self.rank]
         places = self.layout.counters[:, own]
-        arrived = self.tables.pull_dense()[places]
+        firsts = self.layout.first_counters[:, own]
+        pulled = self.tables.pull_dense()
+        arrived = pulled[places]
         arrived_rows = self.tables.pull_rows(keys)[:, 0] if self.layout.all_rows else arrived[:0]
         more = bool((arrived > dense[own]).any() or (arrived_rows > rows[own]).any())
         self.dense[:], self.rows[:] = dense, rows
@@ -93,6 +113,7 @@ class Counted:
         self.rows[own] += more and self.layout.all_rows > 0
         vector = np.zeros(self.layout.all_dense, np.float32)
         vector[places] = arrived - self.dense[own]
+        vector[firsts] = pulled[firsts] - self.dense[own]
         self.tables.push_dense(vector)
         if self.layout.all_rows:
             missing = np.zeros((len(keys), self.tables.width), np.float32)
@@ -111,8 +132,10 @@ class Counted:
         vector = np.zeros(self.layout.all_dense, np.float32)
         vector[self.layout.is_weight] = gradient
         vector[self.layout.counters[:, self.rank]] = -1
+        vector[self.layout.first_counters[:, self.rank]] = -1
         self.tables.push_dense(vector)
         self.dense[self.rank] += 1
+        self.last = vector
 
     def push_rows(self, ids: np.ndarray, gradient: np.ndarray) -> None:
         """Have the servers subtract `gradient` (ids, width) from the rows `ids`, each once."""
@@ -122,25 +145,68 @@ class Counted:
         self.tables.push_rows(np.concatenate([ids, own]), np.concatenate([gradient, count]))
         self.rows[self.rank] += 1
 
-    def pull_dense(self, whole: bool) -> np.ndarray:
-        """The vector's weights, with all pushes in them that are expected; if not `whole` some
-        parts may lack the last."""
+    def wait(self, before: np.ndarray | None, pushes: int) -> bool:
+        """Until each server has handled so many pushes of the vector more than `before`, which
+        `handled()` gave. False if they do not say that they have."""
+        pause, until = PAUSE, time.monotonic() + PATIENCE
+        while before is not None and time.monotonic() < until:
+            now = self.handled()
+            if now is None:
+                break
+            if (now >= before + pushes).all():
+                return True
+            pause = _pause(pause)
+        return False
+
+    def pull_whole(self, arrived: bool = False) -> np.ndarray:
+        """The vector's weights, with all pushes in them that are expected. `arrived` says that the
+        servers had handled all of them before this call, so that no part is changing."""
+        pause = PAUSE
         vector = self.tables.pull_dense()
-        while not (vector[self.layout.counters] >= self.dense).all():
-            time.sleep(PAUSE)
+        while not self._has_all(vector):
+            arrived, pause = False, _pause(pause)
             vector = self.tables.pull_dense()
-        if whole:
+        if not arrived:
             vector = self.tables.pull_dense()
+        self.last = None
         return vector[self.layout.is_weight]
+
+    def pull_latest(self) -> np.ndarray:
+        """The vector's weights as they are, and this trainer's last push, which is added here to
+        the parts that have not got it yet."""
+        pause = PAUSE
+        vector = self.tables.pull_dense()
+        while (lacking := self._lacking_last(vector)) is None:
+            pause = _pause(pause)
+            vector = self.tables.pull_dense()
+        for number in np.flatnonzero(lacking):
+            part = self.layout.parts[number]
+            assert self.last is not None
+            vector[part] -= self.last[part]
+        return vector[self.layout.is_weight]
+
+    def _has_all(self, vector: np.ndarray) -> bool:
+        counters = (self.layout.first_counters, self.layout.counters)
+        return all((vector[places] >= self.dense).all() for places in counters)
+
+    def _lacking_last(self, vector: np.ndarray) -> np.ndarray | None:
+        """Which parts have all pushes that are expected but the last of this trainer; None if that
+        is not known of some part, or another push is not there."""
+        first, last = vector[self.layout.first_counters], vector[self.layout.counters]
+        lacking = self.dense - last
+        own = lacking[:, self.rank].copy()
+        lacking[:, self.rank] -= self.last is not None
+        torn = first[:, self.rank] != last[:, self.rank]
+        return None if torn.any() or (lacking > 0).any() else own > 0
 
     def pull_rows(self, ids: np.ndarray) -> np.ndarray:
         """Rows (ids, width), with all pushes in them that are expected."""
-        counters = self.layout.counter_rows
+        counters, pause = self.layout.counter_rows, PAUSE
         while True:
             found = self.tables.pull_rows(counters.reshape(-1))[:, 0].reshape(counters.shape)
             if (found >= self.rows).all():
                 return self.tables.pull_rows(ids)
-            time.sleep(PAUSE)
+            pause = _pause(pause)
 
     def count_rows(self) -> int | None:
         """Rows of words that the servers have; None if they do not tell. Until all trainers have
@@ -149,3 +215,9 @@ class Counted:
             return 0
         rows = self.tables.count_rows()
         return None if rows is None else rows - self.layout.counter_rows.size
+
+
+def _pause(seconds: float) -> float:
+    """Sleep for so long; returns how long the next time."""
+    time.sleep(seconds)
+    return min(2 * seconds, LONGEST_PAUSE)

@@ -11,6 +11,8 @@ import http.client
 import time
 from typing import Any, Callable
 
+import numpy as np
+
 from fleetbert.train.callbacks import Callback
 
 LIMIT = 1.0  # seconds for an answer, without which a row has no figures of servers
@@ -19,6 +21,7 @@ SPACING = 1.0  # seconds between two questions
 MEMORY = "process_memory_resident"
 _REQUESTS = "cost_profiler_pserver_server_{}_count"  # handled since the start, see _KINDS
 _KINDS = {"pulls": ("pull_dense", "pull_sparse"), "pushes": ("push_dense", "push_sparse")}
+HANDLED = _REQUESTS.format("push_dense")
 _SERVICE = "_ps_service_service_"  # all requests, whatever they are for
 WANTED = ";".join((MEMORY, _REQUESTS.format("pu*"), f"rpc_server_*{_SERVICE}latency*"))
 
@@ -51,6 +54,26 @@ def ask(endpoint: str, seconds: float = LIMIT) -> dict[str, float]:
         except ValueError:  # a text
             continue
     return found
+
+
+class Handled:
+    """Called, how many pushes of the vector each server at `endpoints` has handled since its start;
+    None if one does not answer. It is asked after each step, so the connections stay open."""
+
+    def __init__(self, endpoints: list[str]):
+        self.connections = [http.client.HTTPConnection(e, timeout=LIMIT) for e in endpoints]
+
+    def __call__(self) -> np.ndarray | None:
+        try:
+            return np.array([self._count(connection) for connection in self.connections])
+        except (OSError, http.client.HTTPException, ValueError):
+            for connection in self.connections:
+                connection.close()  # the next call opens them again
+            return None
+
+    def _count(self, connection: http.client.HTTPConnection) -> int:
+        connection.request("GET", f"/vars/{HANDLED}")
+        return int(connection.getresponse().read().rpartition(b" : ")[2])
 
 
 class Servers:

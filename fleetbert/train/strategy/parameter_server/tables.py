@@ -98,17 +98,22 @@ class Mirror:
                 _same("word embeddings", tables.pull_rows(ids), weights.read_rows(ids))
         if self.id_rows is not None:
             self.id_rows.store.start()
-        _same("dense weights", tables.pull_dense(whole=True), vector)
+        _same("dense weights", tables.pull_whole(), vector)
 
     def pull_all(self) -> None:
         """Make all weights those of the servers; nothing must be left to push."""
-        self.pull_dense(whole=True)
+        self.pull_whole()
         for ids in self._all_rows():
             self.weights.write_rows(ids, self.tables.pull_rows(ids))
 
-    def pull_dense(self, whole: bool) -> None:
-        """See `Counted.pull_dense`."""
-        self.base = self.tables.pull_dense(whole)
+    def pull_whole(self, arrived: bool = False) -> None:
+        """See `Counted.pull_whole`."""
+        self.base = self.tables.pull_whole(arrived)
+        self.weights.write_dense(self.base)
+
+    def pull_latest(self) -> None:
+        """See `Counted.pull_latest`."""
+        self.base = self.tables.pull_latest()
         self.weights.write_dense(self.base)
 
     def pull_rows(self, ids: np.ndarray) -> None:

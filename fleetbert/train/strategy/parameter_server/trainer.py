@@ -16,7 +16,7 @@ from fleetbert.errors import UserError
 from fleetbert.train.precision import Precision
 from fleetbert.train.strategy.parameter_server import meeting as meetings
 from fleetbert.train.strategy.parameter_server import rejoin as rejoining
-from fleetbert.train.strategy.parameter_server.figures import Servers, Tell
+from fleetbert.train.strategy.parameter_server.figures import Handled, Servers, Tell
 from fleetbert.train.strategy.parameter_server.server import check
 from fleetbert.train.strategy.parameter_server.watch import Watch, wait_until_listening
 from fleetbert.train.strategy.single import Single, Step
@@ -76,7 +76,7 @@ class ParameterServer(Single):
         self.watch = Watch(self.place.servers)
         tables = Fleet(*shape)
         tables.connect()
-        self.tables = Counted(tables, layout, self.rank)
+        self.tables = Counted(tables, layout, self.rank, Handled(self.place.servers))
         self.mirror = Mirror(self.tables, weights, self.rows)
         if self.rows is not None:
             self.rows.store = IdStore(self.tables, width)
@@ -98,10 +98,10 @@ class ParameterServer(Single):
         if self.settings.mode == "async":
             self.mirror.push(1.0)
             if self.steps % self.settings.pull_every == 0:
-                self.mirror.pull_dense(whole=False)
+                self.mirror.pull_latest()
         elif self.steps >= self.settings.k_steps:
             self._push_share()
-            self.mirror.pull_dense(whole=True)
+            self.mirror.pull_latest()
         return self._alone(step)
 
     def predict(self, arrays: dict[str, Any]) -> dict[str, Any]:
@@ -116,10 +116,14 @@ class ParameterServer(Single):
         self.steps = 0
 
     def _push_together(self, step: Step) -> Step:
+        # Before the meeting nobody pushes, and all that was pushed before has been pulled. (Only
+        # a trainer that comes back may push besides, and the counters tell if this was too early.)
+        handled, arrived = self.tables.handled(), False
         # The first meeting: nobody pushes before all have pulled their rows.
         bad = any(self.meeting.gather(step.bad))
         if bad:
             self.mirror.forget_rows()
+            arrived = True
         elif self.is_pushed:
             self.mirror.forget_rows()
             self.tables.expect_of_all(self._standing_pushed())
@@ -127,8 +131,9 @@ class ParameterServer(Single):
             before = self.tables.pushed
             self._push_share()
             self.tables.expect_of_all(before)
+            arrived = self.tables.wait(handled, self.world_size)
         self.is_pushed = False
-        self.mirror.pull_dense(whole=True)
+        self.mirror.pull_whole(arrived)
         return step._replace(bad=bad)
 
     def _alone(self, step: Step) -> Step:
