@@ -3,8 +3,9 @@
 A pure data structure: it does no I/O and is told the time (seconds of any steady clock), so that
 tests can drive it. Texts of like length go together, as in `fleetbert.data.batching`: a batch is
 padded to one of SAFE_LENGTHS and has at most `batch_tokens` tokens then, unless one text alone has
-more. A worker that is free gets the batch that is fullest, where age counts as fullness does;
-whoever has waited for `max_age` seconds goes next, whatever its length.
+more. A worker that is free gets the batch of which the least is lost, to padding and to the call
+itself, where age counts too; whoever has waited for `max_age` seconds goes next, whatever its
+length.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from fleetbert.deploy.inference.messages import Failure, Reason
 # Before the first batch was measured: BERT-base in float32 on one processor.
 FIRST_GUESS = 500.0  # tokens a second
 NEWEST_SHARE = 0.2  # of the newest batch in the running mean of the speed
+# What a call costs beside its tokens, in tokens: 60 to 100 for MiniLM in int8 on one processor,
+# fewer for larger models. Where 64 clients were simulated, all from 32 to 128 did about as well.
+CALL_TOKENS = 64
+AGE_WEIGHT = 0.5  # of having waited for max_age, beside a batch of which nothing is lost
 
 
 class Ticket:
@@ -201,25 +206,25 @@ class Queue:
         return min(fronts, key=lambda text: text.number, default=None)
 
     def _plan(self, lengths: list[int], now: float) -> _Plan:
-        """A batch that begins with the shortest of these lengths and goes on into longer ones
-        by the rule of `plan_inference`: while that adds little padding to the texts before."""
+        """The batch that begins with the shortest of these lengths and goes on into longer ones as
+        far as is worth the padding."""
         takes: list[tuple[int, int]] = []
-        count = padded = tokens = 0
-        full = False
+        best = _Plan([], False, -1.0)
+        count = tokens = 0
         arrival = now
         for length in lengths:
             waiting = self._by_length[length]
             room = max(self.batch_tokens // length, 0 if count else 1) - count
-            if room <= 0 or count * (length - padded) * 8 > self.batch_tokens:
+            if room <= 0:
                 break
             taken = min(room, len(waiting))
             takes.append((length, taken))
             arrival = min(arrival, next(iter(waiting.values())).arrival)
             count += taken
             tokens += taken * length
-            padded = length
-            if taken == room:
-                full = True
-                break
-        age = (now - arrival) / self.max_age if self.max_age else 0.0
-        return _Plan(takes, full, tokens / self.batch_tokens + age)
+            age = (now - arrival) / self.max_age if self.max_age else 0.0
+            score = tokens / (CALL_TOKENS + count * length) + AGE_WEIGHT * age
+            if score > best.score:
+                full = (count + 1) * length > self.batch_tokens
+                best = _Plan(list(takes), full, score)
+        return best

@@ -174,6 +174,16 @@ def test_a_full_batch_does_not_wait():
     assert queue.take(0.0) == []
 
 
+def test_texts_of_other_lengths_join_only_where_that_is_worth_the_padding():
+    queue = make_queue(batch_tokens=2048)
+    put(queue, [16] * 10 + [60] * 10)
+    assert lengths_of(queue.take(0.0)) == [60] * 10  # together: 480 tokens of padding
+    put(queue, [60])
+    assert lengths_of(queue.take(0.0)) == [16] * 10
+    put(queue, [45] * 2)  # with the 60: 32 tokens of padding, less than a call costs
+    assert lengths_of(queue.take(0.0)) == [45, 45, 60]
+
+
 def test_the_fullest_batch_goes_first_until_somebody_has_waited_too_long():
     queue = make_queue(batch_tokens=256, max_age=10.0)
     put(queue, [500], now=0.0)  # alone it fills any batch
