@@ -10,7 +10,7 @@ DESCRIPTION = """\
 Measure this project beside other engines on this machine, in one run and by turns.
 
   fleetbert bench train     fine-tuning, beside PyTorch + transformers
-  fleetbert bench infer     answering, beside ONNX Runtime
+  fleetbert bench infer     answering, beside PyTorch, ONNX Runtime and OpenVINO
   fleetbert bench compress  quantized variants, beside ONNX Runtime's dynamic int8
   fleetbert bench scaling   training in one rank and in several, and what the all-reduce costs
   fleetbert bench ps        training in one process, in ranks, and on parameter servers
@@ -35,15 +35,21 @@ Start-up, evaluation, checkpoints and the first 5 steps are not timed.
 """
 
 INFER = """\
-A bundle's float32 variant here, and the same model as ONNX in ONNX Runtime, by turns.
+A bundle's variants here, and the same model in PyTorch, ONNX Runtime and OpenVINO, by turns.
 
-  fleetbert bench infer --bundle output/sst2/bundle --data dev.tsv
-  fleetbert bench infer --shape bert-base --vocab vocab.txt --data texts.jsonl --texts 2000
+  fleetbert bench infer --bundle output/sst2/bundle --data dev.tsv --html infer.html
+  fleetbert bench infer --bundle output/sst2/bundle --data dev.tsv --full
+  fleetbert bench infer --shape bert-base --vocab vocab.txt --data texts.jsonl --texts 300 \\
+      --engines float32,int8-static,torch,ort-int8
 
-Each engine answers the same texts in batches of 32 in arrival order, padded to the longest, and in
-batches of like length with at most 2,048 tokens. Timed is the way from token ids to logits. A
-bundle without ONNX is copied and exported; the bundle itself is never changed. Without --bundle
-one with random weights is made.
+Each engine answers the same texts one at a time, in batches of 32 in arrival order padded to the
+longest, and in batches of like length with at most 2,048 tokens; --full times batches of 1 to 64
+rows of 16 to 512 tokens as well (--texts 0: only these). Timed is the way from token ids to logits.
+Shown: texts/s, the time of one text, memory, accuracy. The bundle is never changed. Without
+--bundle one with random weights is made. Peers that the other Python lacks are left out.
+
+Engines: float32, bfloat16, int8-static, early-exit-float32, early-exit-int8 and other variants of
+the bundle; torch, torchscript, ort, ort-int8, openvino, openvino-bf16, openvino-int8.
 """
 
 COMPRESS = """\
@@ -114,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     subparsers = parser.add_subparsers(dest="what", metavar="what", required=True)
     for name, summary, description, add in (
         ("train", "fine-tuning, beside PyTorch + transformers", TRAIN, _add_train),
-        ("infer", "answering, beside ONNX Runtime", INFER, _add_infer),
+        ("infer", "answering, beside other engines", INFER, _add_infer),
         ("compress", "quantized variants, beside ONNX Runtime", COMPRESS, _add_compress),
         ("scaling", "training in one rank and in several", SCALING, _add_scaling),
         ("ps", "training on parameter servers, in ranks, in one process", PS, _add_ps),
@@ -158,7 +164,21 @@ def _add_infer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--texts", type=int, default=1000, metavar="N", help="only the first N of them (1000)"
     )
-    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="(5)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(3)")
+    parser.add_argument(
+        "--engines", type=_words, metavar="A,B", help="only these (all that are there)"
+    )
+    parser.add_argument(
+        "--orders",
+        type=_words,
+        default="single,arrival,sorted",
+        metavar="A,B",
+        help="how texts come (single,arrival,sorted)",
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="batches of 1 to 64 rows of 16 to 512 tokens as well"
+    )
+    parser.add_argument("--html", metavar="FILE", help="write one page with tables and plots there")
     _add_shape(parser, "without --bundle")
     _add_peer(parser)
 
@@ -244,6 +264,10 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
+def _words(text: str) -> list[str]:
+    return text.split(",")
+
+
 def _add_job(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
@@ -312,8 +336,9 @@ def _train(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _infer(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from fleetbert.bench import infer
+    from fleetbert.bench import infer, measure
 
+    measure.check_output(arguments.html, "--html")
     report = infer.bench(
         arguments.bundle,
         arguments.data,
@@ -321,8 +346,15 @@ def _infer(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         shape=arguments.shape,
         vocab=arguments.vocab,
         max_length=arguments.max_length,
+        engines=arguments.engines,
+        orders=arguments.orders,
+        full=arguments.full,
         **_peer(arguments),
     )
+    if arguments.html:
+        from fleetbert.bench import infer_page
+
+        infer_page.write(arguments.html, report)
     return report, infer.format_report(report, arguments.markdown)
 
 

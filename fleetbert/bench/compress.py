@@ -14,13 +14,11 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert import config as configs
 from fleetbert import environment
-from fleetbert.bench import infer, measure
-from fleetbert.bench.measure import Worker
+from fleetbert.bench import infer, measure, models
+from fleetbert.bench.infer import Row
+from fleetbert.bench.models import ORT
 from fleetbert.errors import UserError
-
-ORT = "ONNX Runtime"
 
 
 class Bar(NamedTuple):
@@ -83,19 +81,19 @@ def bench(
             bundle = str(_train(config, overrides, folder / "run"))
         if bundle is None:
             examples = infer.read_texts(data, False)[:texts]
-            opened = infer.make_random(folder / "bundle", shape, vocab, max_length, examples)
+            opened = models.make_random(folder / "bundle", shape, vocab, max_length, examples)
         else:
             opened = _copied(bundle, folder / "bundle")
             examples = infer.read_texts(data, opened.task.pair)[:texts]
-        opened = infer.with_onnx(opened, folder / "bundle")
+        opened = models.with_onnx(opened, folder / "bundle")
         environment.import_paddle()
         for method in methods:
-            opened = _add(opened, method, calibration or data, data)
+            opened = models.add_variant(opened, method, calibration or data, data)
         served = {v.name: opened for v in opened.manifest.variants if v.name != "onnx"}
         if student is not None:
             small = _copied(student, folder / "student")
             if all(v.name != "int8-static" for v in small.manifest.variants):
-                small = _add(small, "static", calibration or data, data)
+                small = models.add_variant(small, "static", calibration or data, data)
             if small.manifest.tokenizer != opened.manifest.tokenizer:
                 raise UserError(f"--student {student}: its vocabulary is not that of the bundle")
             served["student int8-static"] = small
@@ -103,25 +101,27 @@ def bench(
         (folder / "ort").mkdir()
         peers = {
             f"{ORT} float32": opened.folder("onnx") / "model.onnx",
-            f"{ORT} dynamic int8": quantize_onnx(
+            f"{ORT} dynamic int8": models.quantize_onnx(
                 opened.folder("onnx") / "model.onnx", folder / "ort" / "model.onnx"
             ),
         }
         encodings = infer.tokenize(opened, examples, folder / "texts.npz")
-        ours, _, theirs, _ = infer.plan(encodings)
-        workers: dict[str, Worker] = {}
+        plans = {"sorted": infer.plan(encodings)["sorted"]}
+        tokens = int(encodings.lengths.sum())
+        rows: dict[str, Row] = {}
         for name, bundle_of in served.items():
-            job = infer.write_job(folder / f"{len(workers)}.json", opened, ours, threads)
+            job = infer.write_job(folder / f"{len(rows)}.json", opened, plans, threads)
             _change(job, bundle=str(bundle_of.root), variant=name.split()[-1])
-            workers[name] = stack.enter_context(measure.our_worker("ours_infer", job, threads))
+            worker = stack.enter_context(measure.our_worker("ours_infer", job, threads))
+            rows[name] = Row(worker, "sorted", len(examples), tokens)
         for name, model in peers.items():
-            job = infer.write_job(folder / f"{len(workers)}.json", opened, theirs, threads)
+            job = infer.write_job(folder / f"{len(rows)}.json", opened, plans, threads)
             _change(job, model=str(model))
-            workers[name] = stack.enter_context(
+            worker = stack.enter_context(
                 measure.peer_worker(peer_python, "peer_infer.py", job, threads)
             )
-        tokens = int(encodings.lengths.sum())
-        logits, segments = infer.by_turns(workers, rounds, len(examples), tokens, folder)
+            rows[name] = Row(worker, "sorted", len(examples), tokens)
+        logits, segments, _ = infer.by_turns(rows, rounds, folder)
         sizes = {
             **{name: _bytes(found.variant(name.split()[-1])) for name, found in served.items()},
             **{name: model.stat().st_size for name, model in peers.items()},
@@ -133,7 +133,7 @@ def bench(
         }
         accuracies = {} if random else infer.accuracies(logits, examples, opened.labels)
     engines = {}
-    for name in workers:
+    for name in rows:
         accuracy = accuracies.get(name)
         drop = None if accuracy is None else accuracies["float32"] - accuracy
         engines[name] = {
@@ -158,7 +158,7 @@ def bench(
         "texts_from": data,
         "calibrated_on": calibration or data,
         "machine": environment.machine(threads),
-        "versions": {name: worker.hello["versions"] for name, worker in workers.items()},
+        "versions": {name: row.worker.hello["versions"] for name, row in rows.items()},
         "data": {"texts": len(examples), "mean_tokens": tokens / len(examples)},
         "engines": engines,
         "busy": measure.busy_note(segments, threads),
@@ -175,30 +175,30 @@ def _bars(found: dict[str, Any], ort_drop: float | None, shape: str | None) -> l
     speed = found["speed"]["median"]
     if shape is not None:
         expected = shape == "bert-base" and method == "static"
-        return [_at_least("times float32's texts/s", speed, BERT_BASE_SPEED)] if expected else []
+        return [at_least("times float32's texts/s", speed, BERT_BASE_SPEED)] if expected else []
     if method not in BARS or found["made_from"] != "float32":
         return []
     bar = BARS[method]
     bars = [
-        _at_least("times float32's texts/s", speed, bar.speed),
-        _at_most("of float32's bytes", found["size"], bar.size),
+        at_least("times float32's texts/s", speed, bar.speed),
+        at_most("of float32's bytes", found["size"], bar.size),
     ]
     if found["drop"] is not None:
-        bars.append(_at_most("accuracy lost", found["drop"], bar.drop))
+        bars.append(at_most("accuracy lost", found["drop"], bar.drop))
     if method in BESIDE_ORT:
         ratio = found["beside_ort"]["median"]
-        bars.append(_at_least(f"times {ORT}'s dynamic int8's texts/s", ratio, ORT_SPEED))
+        bars.append(at_least(f"times {ORT}'s dynamic int8's texts/s", ratio, ORT_SPEED))
         if found["drop"] is not None and ort_drop is not None:
             lost = found["drop"] - ort_drop
-            bars.append(_at_most(f"more accuracy lost than by {ORT}", lost, ORT_DROP))
+            bars.append(at_most(f"more accuracy lost than by {ORT}", lost, ORT_DROP))
     return bars
 
 
-def _at_least(name: str, value: float, bar: float) -> dict[str, Any]:
+def at_least(name: str, value: float, bar: float) -> dict[str, Any]:
     return {"name": name, "value": value, "at_least": bar, "met": value >= bar}
 
 
-def _at_most(name: str, value: float, bar: float) -> dict[str, Any]:
+def at_most(name: str, value: float, bar: float) -> dict[str, Any]:
     return {"name": name, "value": value, "at_most": bar, "met": value <= bar + 1e-9}
 
 
@@ -217,52 +217,6 @@ def _copied(bundle: str, copy: Path) -> bundles.Bundle:
         raise UserError(f"bundle {bundle} has no labels to answer with; name a classifier")
     shutil.copytree(opened.root, copy)
     return bundles.read(copy)
-
-
-def _add(bundle: bundles.Bundle, method: str, calibration: str, data: str) -> bundles.Bundle:
-    """The bundle with the variant of a method (or of a YAML job) added; no gate stops it."""
-    from fleetbert.compress import methods
-
-    overrides = [f"bundle={bundle.root}", f"gate.data={data}", "gate.max_accuracy_drop=1"]
-    by_name = [name for name in methods.METHODS if name not in configs.TRAINED]
-    if method.endswith((".yaml", ".yml")):
-        job = configs.load_as(configs.Quantize, method, overrides)
-    elif method in by_name:
-        values = {
-            "bundle": str(bundle.root),
-            "method": method,
-            "calibration": {"data": calibration},
-            "gate": {"data": data, "max_accuracy_drop": 1},
-        }
-        job = configs.Quantize.model_validate(values)
-    else:
-        known = ", ".join(by_name)
-        raise UserError(f"--methods: {method} is none of {known}, and no YAML file of a job")
-    name = methods.variant_name(job)
-    measure.say(f"making {name}")
-    write = methods.open_method(job, bundle)
-    if write is None:  # a rank that only helped to train
-        return bundle
-    update = {"name": name, "made_from": job.source}
-    return bundles.add_variant(
-        bundle.root, name, lambda folder: write(folder).model_copy(update=update)
-    )
-
-
-def quantize_onnx(model: Path, target: Path) -> Path:
-    """ONNX Runtime's own dynamic quantization, with its defaults."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
-    # paddle2onnx writes weights as Constant nodes, and quantize_dynamic passes those over without
-    # a word; the pre-processing makes initializers of them.
-    folded = target.with_name("folded.onnx")
-    quant_pre_process(str(model), str(folded), skip_symbolic_shape=True)
-    quantize_dynamic(str(folded), str(target), weight_type=QuantType.QInt8)
-    if all(node.op_type != "MatMulInteger" for node in onnx.load(str(target)).graph.node):
-        raise UserError(f"{ORT} left {model} as it was: nothing to compare with")
-    return target
 
 
 def _change(job: Path, **values: str) -> None:

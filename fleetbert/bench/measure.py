@@ -182,6 +182,12 @@ def take_turns(
     return segments
 
 
+def rested(worker: Worker, **command: Any) -> dict[str, Any]:
+    """The worker's answer to the command, given when other workers' thread pools sleep."""
+    time.sleep(PAUSE)
+    return worker.ask(**command)
+
+
 def load() -> float:
     """The machine's 1-minute load."""
     return os.getloadavg()[0]

@@ -1,20 +1,25 @@
-"""This project's side of `bench infer`: `python -m fleetbert.bench.ours_infer job.json`."""
+"""This project's side of `bench infer`: `python -m fleetbert.bench.ours_infer job.json`.
+
+Commands are those of `peer_infer.py`.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fleetbert import bundle as bundles
 from fleetbert.bench import worker
 from fleetbert.data.batching import SAFE_LENGTHS, collate
 from fleetbert.data.tokenizer import Encodings
 from fleetbert.errors import UserError
-from fleetbert.infer import answer
+from fleetbert.infer import answer, engine
 
 
 class Tokenized:
@@ -31,29 +36,50 @@ def main() -> None:
     channel = worker.Channel()
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     try:
-        model = answer.load(job["bundle"], job.get("variant", "float32"), threads=job["threads"])
+        model = _open(job)
         with np.load(job["texts"]) as file:
             ids = np.split(file["ids"], np.cumsum(file["lengths"])[:-1])
             encodings = Encodings(ids, file["first_lengths"], 0)
+            rows = file["rows"]
         tokenized: Any = Tokenized(encodings, model.tokenizer.pad_id)
         model = model._replace(tokenizer=tokenized)
+        run = model.engine.early_exit or model.engine._run
         found = version("paddlepaddle")
         channel.send(engine=f"fleetbert (Paddle {found})", versions={"paddlepaddle": found})
         while True:
             command = channel.receive()
+            if "length" in command:
+                channel.send(seconds=worker.time_shapes(run, rows, command, np.zeros_like))
+                continue
             clock = worker.Clock()
             clock.start()
-            logits = _sorted(model) if job["sorted"] else _in_order(model, job["batches"])
+            times: list[float] = []
+            if command["plan"] == "sorted":
+                logits = _sorted(model._replace(speed=command.get("speed")))
+            else:
+                logits, times = _in_order(model, job["plans"][command["plan"]])
             clock.stop()
             if command["save"]:
                 np.save(command["save"], logits)
             channel.send(
-                seconds=clock.seconds, cpu_seconds=clock.cpu_seconds, peak_mb=worker.peak_mb()
+                seconds=clock.seconds,
+                cpu_seconds=clock.cpu_seconds,
+                peak_mb=worker.peak_mb(),
+                times=times,
             )
     except UserError as error:
         channel.send(error=str(error))
     except worker.Stop:
         pass
+
+
+def _open(job: dict[str, Any]) -> answer.Model:
+    model = answer.load(job["bundle"], job.get("variant", "float32"), threads=job["threads"])
+    if not job.get("bfloat16"):
+        return model
+    folder = bundles.read(job["bundle"]).folder("float32")
+    run = engine.open_program(folder, "cpu", job["threads"], bfloat16=True)
+    return model._replace(engine=engine.Engine(run))
 
 
 def _sorted(model: answer.Model) -> np.ndarray:
@@ -62,10 +88,15 @@ def _sorted(model: answer.Model) -> np.ndarray:
     return answer.compute_logits(model, texts, None).values
 
 
-def _in_order(model: answer.Model, batches: list[tuple[list[int], int]]) -> np.ndarray:
+def _in_order(
+    model: answer.Model, batches: list[tuple[list[int], int]]
+) -> tuple[np.ndarray, list[float]]:
+    """Logits, and the seconds of each batch."""
     encodings = model.tokenizer.encode([], None, 0)
     logits = np.empty((len(encodings.ids), len(model.labels)), np.float32)
+    times = []
     for indices, _ in batches:
+        started = time.perf_counter()
         batch = collate(
             encodings,
             indices,
@@ -75,7 +106,8 @@ def _in_order(model: answer.Model, batches: list[tuple[list[int], int]]) -> np.n
             round_to=SAFE_LENGTHS,
         )
         logits[indices] = model.engine.run(batch)
-    return logits
+        times.append(time.perf_counter() - started)
+    return logits, times
 
 
 if __name__ == "__main__":

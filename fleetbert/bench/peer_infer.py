@@ -1,6 +1,8 @@
-"""The peer of `bench infer`: ONNX Runtime with all its optimizations, on given batches.
+"""The peers of `bench infer`: PyTorch, ONNX Runtime and OpenVINO, each as its own manual says.
 
-Runs in the peers' environment, without fleetbert: `peer_infer.py job.json`.
+Runs in the peers' environment, without fleetbert: `peer_infer.py job.json`, whose `peer` is one of
+`OPENERS`. Commands: {"plan", "save"} answers the batches of that plan; {"length", "batches"} times
+batches of rows of that length.
 """
 
 from __future__ import annotations
@@ -8,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import worker  # type: ignore[import-not-found]  # the file beside this one
 
 
@@ -22,7 +24,103 @@ def collate(ids, first_lengths, indices, length, pad_id):
     for row, index in enumerate(indices):
         input_ids[row, : len(ids[index])] = ids[index]
         token_type_ids[row, first_lengths[index] : len(ids[index])] = 1
-    return {"input_ids": input_ids, "token_type_ids": token_type_ids}
+    return input_ids, token_type_ids
+
+
+def open_onnxruntime(job):
+    """All optimizations; the model may be quantized."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.intra_op_num_threads = job["threads"]
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(
+        job["model"], options, providers=["CPUExecutionProvider"]
+    )
+
+    def run(input_ids, token_type_ids):
+        inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids}
+        return session.run(["logits"], inputs)[0]
+
+    return run, f"ONNX Runtime {onnxruntime.__version__}", onnxruntime.__version__
+
+
+def open_openvino(job):
+    """`precision`: in which float it computes what is not quantized, f32 or bf16."""
+    import openvino  # type: ignore[import-not-found]
+
+    properties = {
+        "INFERENCE_NUM_THREADS": job["threads"],
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": job["precision"],
+    }
+    compiled = openvino.Core().compile_model(job["model"], "CPU", properties)
+    request = compiled.create_infer_request()
+
+    def run(input_ids, token_type_ids):
+        inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids}
+        return request.infer(inputs)[compiled.output(0)].copy()
+
+    found = openvino.__version__.split("-")[0]
+    return run, f"OpenVINO {found}", found
+
+
+def open_torch(job):
+    """transformers' BertForSequenceClassification, eager or traced and frozen."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(job["threads"])
+    traced = job["traced"]
+    config = transformers.BertConfig(**job["config"], hidden_act="gelu", layer_norm_eps=1e-12)
+    # Masks of the other kinds cannot be traced for every shape.
+    config._attn_implementation = "eager" if traced else "sdpa"
+    network = transformers.BertForSequenceClassification(config)
+    with np.load(job["weights"]) as file:
+        tensors = {name: torch.from_numpy(file[name]) for name in file.files}
+    lost, unknown = network.load_state_dict(tensors, strict=False)
+    lost = [name for name in lost if "position_ids" not in name]
+    if lost or unknown:
+        raise SystemExit(f"not in the network or not in the file: {[*lost, *unknown]}")
+    network.eval()
+    pad_id = job["pad_id"]
+
+    class Network(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.network = network
+
+        def forward(self, input_ids, token_type_ids):
+            mask = (input_ids != pad_id).long()
+            return self.network(
+                input_ids=input_ids,
+                attention_mask=mask,
+                token_type_ids=token_type_ids,
+                return_dict=False,
+            )[0]
+
+    module = Network().eval()
+    if traced:
+        example = torch.tensor([[5, 6, 7, 8, pad_id], [5, 6, 7, 8, 9]])
+        with torch.inference_mode():
+            module = torch.jit.trace(module, (example, torch.zeros_like(example)))
+            module = torch.jit.freeze(module)
+
+    def run(input_ids, token_type_ids):
+        with torch.inference_mode():
+            return module(torch.from_numpy(input_ids), torch.from_numpy(token_type_ids)).numpy()
+
+    return run, f"PyTorch {torch.__version__}", torch.__version__
+
+
+OPENERS = {
+    "onnxruntime": open_onnxruntime,
+    "openvino": open_openvino,
+    "torch": open_torch,
+}
 
 
 def main() -> None:
@@ -31,29 +129,32 @@ def main() -> None:
     with np.load(job["texts"]) as file:
         ids = np.split(file["ids"], np.cumsum(file["lengths"])[:-1])
         first_lengths = file["first_lengths"]
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.intra_op_num_threads = job["threads"]
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        job["model"], options, providers=["CPUExecutionProvider"]
-    )
-    channel.send(
-        engine=f"ONNX Runtime {onnxruntime.__version__}",
-        versions={"onnxruntime": onnxruntime.__version__, "numpy": np.__version__},
-    )
+        rows = file["rows"]
+    name = job.get("peer", "onnxruntime")
+    run, engine, version = OPENERS[name](job)
+    channel.send(engine=engine, versions={name: version, "numpy": np.__version__})
     while True:
         command = channel.receive()
+        if "length" in command:
+            channel.send(seconds=worker.time_shapes(run, rows, command, np.zeros_like))
+            continue
         logits = np.empty((len(ids), job["labels"]), np.float32)
+        times = []
         clock = worker.Clock()
         clock.start()
-        for indices, length in job["batches"]:
-            batch = collate(ids, first_lengths, indices, length, job["pad_id"])
-            logits[indices] = session.run(["logits"], batch)[0]
+        for indices, length in job["plans"][command["plan"]]:
+            started = time.perf_counter()
+            logits[indices] = run(*collate(ids, first_lengths, indices, length, job["pad_id"]))
+            times.append(time.perf_counter() - started)
         clock.stop()
         if command["save"]:
             np.save(command["save"], logits)
-        channel.send(seconds=clock.seconds, cpu_seconds=clock.cpu_seconds, peak_mb=worker.peak_mb())
+        channel.send(
+            seconds=clock.seconds,
+            cpu_seconds=clock.cpu_seconds,
+            peak_mb=worker.peak_mb(),
+            times=times,
+        )
 
 
 if __name__ == "__main__":

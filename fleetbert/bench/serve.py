@@ -19,7 +19,7 @@ import psutil
 
 from fleetbert import bundle as bundles
 from fleetbert import environment
-from fleetbert.bench import compress, infer, measure
+from fleetbert.bench import infer, measure, models
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.serve_client import MODEL
 from fleetbert.data.tokenizer import Tokenizer
@@ -98,7 +98,7 @@ def bench(
         if not opened.labels or opened.task.pair:
             raise UserError(f"bundle {bundle} does not answer single texts; name one that does")
         examples = infer.read_texts(data, False)[:texts]
-        opened = infer.with_onnx(opened, folder / "bundle")
+        opened = models.with_onnx(opened, folder / "bundle")
         encodings = infer.tokenize(opened, examples, folder / "texts.npz")
         words = [example.text_a for example in examples]
         servers = {"fleetbert": stack.enter_context(_ours(folder, opened, variant, threads))}
@@ -119,7 +119,7 @@ def bench(
         def run(number: int, name: str) -> Segment:
             load = measure.load()
             if name == OFFLINE:
-                reply = offline.ask(save=None)
+                reply = offline.ask(plan="sorted", save=None)
                 figures = (reply[figure] for figure in ("seconds", "cpu_seconds", "peak_mb"))
                 return Segment(number, name, load, len(words), tokens, *figures)
             server = servers[ways[name].server]
@@ -214,7 +214,7 @@ def _first_answers(
     """The probabilities of all texts from everyone; that this warms all of them is welcome."""
     path = str(folder / "answers.npy")
     measure.say("first pass, not counted: all of them")
-    offline.ask(save=path)
+    offline.ask(plan="sorted", save=path)
     found = {OFFLINE: softmax(np.load(path)).astype(np.float32)}
     for way in (Way("fleetbert", "http", 8), Way("fleetbert", "grpc", 8), Way(PEER, "json", 8)):
         clients.ask(
@@ -296,7 +296,7 @@ def _chosen_variant(server: Server) -> str:
 def _peer(folder: Path, bundle: bundles.Bundle, threads: int, python: str) -> Worker:
     (folder / "peer").mkdir()
     measure.say("quantizing with ONNX Runtime")
-    model = compress.quantize_onnx(
+    model = models.quantize_onnx(
         bundle.folder("onnx") / "model.onnx", folder / "peer" / "model.onnx"
     )
     lowercase = bundle.manifest.tokenizer.lowercase
@@ -317,8 +317,8 @@ def _peer(folder: Path, bundle: bundles.Bundle, threads: int, python: str) -> Wo
 def _offline(
     folder: Path, bundle: bundles.Bundle, encodings: Any, variant: str, threads: int
 ) -> Worker:
-    ours = infer.plan(encodings)[0]
-    path = infer.write_job(folder / "offline.json", bundle, ours, threads)
+    plans = {"sorted": infer.plan(encodings)["sorted"]}
+    path = infer.write_job(folder / "offline.json", bundle, plans, threads)
     job = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**job, "variant": variant}), encoding="utf-8")
     return measure.our_worker("ours_infer", path, threads)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import time
 from typing import Any
@@ -96,6 +97,25 @@ class Segments:
                 dev=self.dev,
             )
             self.report = None
+
+
+def time_shapes(run: Any, rows: Any, command: dict[str, Any], zeros_like: Any) -> list[float]:
+    """Seconds of a batch of the first n of `rows` (int64 [rows, longest]) cut to the command's
+    length, for each n of its `batches`: the median of calls that take about `seconds` together.
+
+    run: input_ids, token_type_ids → logits. zeros_like: NumPy's, which is not imported here.
+    """
+    found = []
+    for batch in command["batches"]:
+        ids = rows[:batch, : command["length"]].copy()
+        types = zeros_like(ids)
+        times: list[float] = []
+        while not times or (sum(times) < command["seconds"] and len(times) < 50):
+            started = time.perf_counter()
+            run(ids, types)
+            times.append(time.perf_counter() - started)
+        found.append(statistics.median(times))
+    return found
 
 
 def peak_mb() -> float:

@@ -98,12 +98,18 @@ class Engine:
             yield from early_exit.run_all(batches, speed, batch_tokens)
 
 
-def open_program(folder: Path, device: str, threads: int) -> Run:
-    """Open model.pdmodel and model.pdiparams in `folder` with Paddle Inference."""
+def open_program(folder: Path, device: str, threads: int, bfloat16: bool = False) -> Run:
+    """Open model.pdmodel and model.pdiparams in `folder` with Paddle Inference.
+
+    bfloat16: have oneDNN multiply in it, on processors that can.
+    """
     inference = workarounds.import_inference()
     config = inference.Config(str(folder / "model.pdmodel"), str(folder / "model.pdiparams"))
     config.switch_ir_optim(True)
     config.enable_memory_optim()
+    if bfloat16:
+        config.enable_mkldnn()
+        config.enable_mkldnn_bfloat16()
     return _predictor(inference, config, device, threads)
 
 

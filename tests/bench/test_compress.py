@@ -9,7 +9,7 @@ import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert import cli
-from fleetbert.bench import compress, infer
+from fleetbert.bench import compress, models
 from fleetbert.errors import UserError
 from fleetbert.infer.alike import LARGEST_DIFFERENCE
 
@@ -69,7 +69,7 @@ def test_all_variants_answer_beside_onnx_runtime(tiny_bundle, texts, tmp_path, c
 
 
 def test_of_random_weights_only_the_speed_is_shown(tiny_vocab, texts, tmp_path, monkeypatch):
-    monkeypatch.setitem(infer.SHAPES, "bert-base", (1, 32, 2, 64))
+    monkeypatch.setitem(models.SHAPES, "bert-base", (1, 32, 2, 64))
     job = tmp_path / "mine.yaml"
     job.write_text(f"method: static\nname: mine\ncalibration: {{data: {texts}}}\n")
     report = compress.bench(

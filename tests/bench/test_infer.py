@@ -7,13 +7,16 @@ import sys
 
 import numpy as np
 import pytest
+from scipy import special
 from tiny_bert import LABELS
 
+from fleetbert import bundle as bundles
 from fleetbert import cli
-from fleetbert.bench import infer
+from fleetbert.bench import infer, measure, models
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.tokenizer import Encodings
 from fleetbert.errors import UserError
+from fleetbert.infer import engine
 from fleetbert.infer.alike import LARGEST_DIFFERENCE
 
 
@@ -30,30 +33,47 @@ def texts(tmp_path):
     return path
 
 
-def test_all_engines_answer_alike(tiny_bundle, texts, tmp_path, capsys):
-    before = sorted((path, path.stat().st_mtime_ns) for path in tiny_bundle.rglob("*"))
-    words = ["--bundle", tiny_bundle, "--data", texts, "--rounds", 2, "--threads", 1]
-    words += ["--peer-python", sys.executable, "--json", tmp_path / "report.json", "--markdown"]
+def run(*words):
     with pytest.raises(SystemExit) as caught:
-        cli.main(["bench", "infer", *map(str, words)])
+        cli.main(["bench", "infer", "--peer-python", sys.executable, *map(str, words)])
+    return caught.value.code
+
+
+def test_all_engines_answer_alike(tiny_bundle, texts, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(measure, "PAUSE", 0.0)
+    monkeypatch.setattr(infer, "BATCHES", (1, 3))
+    monkeypatch.setattr(infer, "LENGTHS", (16, 1024))
+    before = sorted((path, path.stat().st_mtime_ns) for path in tiny_bundle.rglob("*"))
+    words = ["--bundle", tiny_bundle, "--data", texts, "--rounds", 2, "--threads", 1, "--full"]
+    words += ["--json", tmp_path / "report.json", "--html", tmp_path / "page.html", "--markdown"]
+    code = run(*words, "--engines", "float32,ort,ort-int8,torch")
     out, err = capsys.readouterr()
-    assert caught.value.code == 0, err
+    assert code == 0, err
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert len(report["engines"]) == 4
-    assert len(report["segments"]) == 8
-    accuracies = {found["accuracy"] for found in report["engines"].values()}
-    assert len(accuracies) == 1 and None not in accuracies
+    names = ("float32", "ONNX Runtime float32", "ONNX Runtime dynamic int8")
+    orders = ("single", "arrival", "sorted")
+    assert list(report["engines"]) == [f"{name}, {order}" for name in names for order in orders]
+    assert len(report["segments"]) == 18
+    assert "PyTorch eager" in report["missing"][0] and "has no torch" in report["missing"][0]
+    exact = {f["accuracy"] for f in report["engines"].values() if f["exact"]}
+    assert len(exact) == 1 and None not in exact
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
     for name, found in report["engines"].items():
-        assert f"| {name} | " in out
-        assert found["difference"] < LARGEST_DIFFERENCE
+        assert f"| {name} | " in out and f"<td>{name}</td>" in page
+        assert not found["exact"] or found["difference"] < LARGEST_DIFFERENCE
         assert found["texts"] == 140 and found["peak_mb"] > 0 and found["cpu_seconds"] > 0
         assert 0 <= found["padding"] < 1
-    assert all(len(found["rounds"]) == 2 for found in report["ratios"])
+        assert (found["p50_ms"] is not None) == (found["order"] == "single")
+    # 1,024 tokens are more than this network has positions for.
+    cells = [(c["engine"], c["length"], c["batch"]) for c in report["shapes"]]
+    assert cells == [(name, 16, batch) for name in names for batch in (1, 3)]
+    assert all(cell["ms"] > 0 for cell in report["shapes"])
+    assert page.count("<svg") == 4
     assert sorted((path, path.stat().st_mtime_ns) for path in tiny_bundle.rglob("*")) == before
 
 
 def test_without_a_bundle_one_with_random_weights_is_made(tiny_vocab, texts, monkeypatch):
-    monkeypatch.setitem(infer.SHAPES, "minilm", (1, 32, 2, 64))
+    monkeypatch.setitem(models.SHAPES, "bert-base", (2, 32, 2, 64))
     report = infer.bench(
         None,
         str(texts),
@@ -61,49 +81,116 @@ def test_without_a_bundle_one_with_random_weights_is_made(tiny_vocab, texts, mon
         rounds=1,
         threads=1,
         peer_python=sys.executable,
+        shape="bert-base",
         vocab=str(tiny_vocab),
         max_length=32,
+        engines=["float32", "int8-static", "ort-int8"],
+        orders=["arrival", "sorted"],
     )
     assert report["data"]["texts"] == 20
     assert all(found["accuracy"] is None for found in report["engines"].values())
+    expected = [("int8-static, sorted", "float32, arrival", 9.0)]
+    expected.append(("int8-static, sorted", "ONNX Runtime dynamic int8, sorted", 1.4))
+    assert [(r["engine"], r["reference"], r["at_least"]) for r in report["ratios"]] == expected
+    for ratio in report["ratios"]:
+        speeds = [report["engines"][ratio[who]]["texts_per_s"] for who in ("engine", "reference")]
+        assert ratio["median"] == pytest.approx(speeds[0] / speeds[1])
+        assert ratio["met"] == (ratio["median"] >= ratio["at_least"])
     text = infer.format_report(report)
     assert "The weights are random" in text and "WARNING" not in text
 
 
-def test_plans_cover_all_texts_once_and_sorted_ones_are_the_same():
+def test_plans_cover_all_texts_once():
     lengths = np.random.default_rng(1).integers(3, 129, 100)
     ids = [np.zeros(length, np.int32) for length in lengths]
-    ours, arrival, theirs, padded = infer.plan(Encodings(ids, lengths.astype(np.int32), 0))
-    assert ours.batches == theirs.batches
-    for engine in (ours, arrival, theirs, padded):
-        found = [index for indices, _ in engine.batches for index in indices]
+    plans = infer.plan(Encodings(ids, lengths.astype(np.int32), 0))
+    assert list(plans) == list(infer.ORDERS)
+    for batches in plans.values():
+        found = [index for indices, _ in batches for index in indices]
         assert sorted(found) == list(range(100))
-        for indices, length in engine.batches:
+        for indices, length in batches:
             assert length >= lengths[indices].max()
-    assert [len(indices) for indices, _ in arrival.batches] == [32, 32, 32, 4]
-    assert all(length == lengths[indices].max() for indices, length in arrival.batches)
-    assert all(length in SAFE_LENGTHS for _, length in ours.batches + padded.batches)
+    assert [len(indices) for indices, _ in plans["arrival"]] == [32, 32, 32, 4]
+    assert all(length == lengths[indices].max() for indices, length in plans["arrival"])
+    assert plans["single"] == [([number], length) for number, length in enumerate(lengths)]
+    assert all(length in SAFE_LENGTHS for _, length in plans["sorted"])
+
+
+def test_the_sooner_speed_is_the_largest_that_loses_no_more(tiny_bundle):
+    variant = bundles.read(tiny_bundle).variant("float32")
+    curve = [(0.1, 0.88), (0.3, 0.87), (0.5, 0.866), (0.8, 0.85)]
+    extra = {"speed": 0.1, "by_speed": [{"speed": s, "accuracy": a} for s, a in curve]}
+    measured = bundles.Accuracy(data="dev.tsv", n=9, accuracy=0.88, float32_accuracy=0.88)
+    variant = variant.model_copy(update={"accuracy": [measured], "extra": extra})
+    assert infer.sooner(variant) == 0.5
+    own = variant.model_copy(update={"extra": {**extra, "speed": 0.5}})
+    assert infer.sooner(own) is None
 
 
 def test_models_that_differ_are_warned_of():
-    engine = {
-        **dict.fromkeys(("texts_per_s", "lowest", "highest", "tokens_per_s", "padding"), 1.0),
-        "batches": 1,
-        "cpu_ms_per_text": 1.0,
-        "peak_mb": 1.0,
-        "accuracy": None,
-        "difference": 0.02,
-    }
     report = {
-        "data": {"texts": 1, "mean_tokens": 3.0},
-        "machine": {"threads": 1, "processor": "x"},
-        "texts_from": "a.tsv",
-        "engines": {"a": engine},
-        "ratios": [],
+        "engines": {"a, sorted": {"difference": 0.02, "exact": True}},
+        "versions": {},
+        "missing": [],
         "random_weights": None,
+        "segments": [],
         "busy": None,
     }
-    assert "WARNING" in infer.format_report(report)
+    assert any("WARNING" in note for note in infer.notes(report))
+    report["engines"]["a, sorted"]["exact"] = False
+    assert not any("WARNING" in note for note in infer.notes(report))
+
+
+def test_weights_for_pytorch_are_those_of_the_network(tiny_bundle):
+    """The forward in NumPy from the tensors under transformers' names gives the bundle's logits."""
+    bundle = bundles.read(tiny_bundle)
+    config, tensors = models.torch_weights(bundle.folder("float32"))
+    ids = np.array([[5, 9, 7, 11, 3, 2, 2, 8] * 2])
+    expected = engine.open(bundle, threads=1)._run(ids, np.zeros_like(ids))
+    heads = config["num_attention_heads"]
+
+    def linear(x, name):
+        return x @ tensors[f"{name}.weight"].T + tensors[f"{name}.bias"]
+
+    def norm(x, name):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-12)
+        return x * tensors[f"{name}.weight"] + tensors[f"{name}.bias"]
+
+    def split(x):
+        return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+    tables = [tensors[f"bert.embeddings.{name}.weight"] for name in models.EMBEDDINGS]
+    x = tables[0][ids] + tables[1][: ids.shape[1]] + tables[2][0]
+    x = norm(x, "bert.embeddings.LayerNorm")
+    for number in range(config["num_hidden_layers"]):
+        layer = f"bert.encoder.layer.{number}"
+        own = f"{layer}.attention.self"
+        q, k, v = (split(linear(x, f"{own}.{name}")) for name in ("query", "key", "value"))
+        scores = q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])
+        mixed = (special.softmax(scores, -1) @ v).transpose(0, 2, 1, 3).reshape(x.shape)
+        x = norm(
+            x + linear(mixed, f"{layer}.attention.output.dense"),
+            f"{layer}.attention.output.LayerNorm",
+        )
+        inner = linear(x, f"{layer}.intermediate.dense")
+        inner = inner * special.ndtr(inner)
+        x = norm(x + linear(inner, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
+    found = linear(np.tanh(linear(x[:, 0], "bert.pooler.dense")), "classifier")
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--engines", "float31"], "float31 is none of float32"),
+        (["--orders", "upwards"], "upwards is none of single"),
+        (["--texts", "0"], "--texts is 0; it has to be at least 1"),
+        (["--engines", "torch"], "there is no engine to measure"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words, said, tiny_bundle, texts, capsys):
+    assert run("--bundle", tiny_bundle, "--data", texts, *words) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_numbers_below_one_are_refused(tiny_bundle):
