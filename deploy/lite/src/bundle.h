@@ -1,0 +1,59 @@
+// A bundle as fleetbert writes it: manifest.json, vocab.txt and a folder for each variant. A board
+// needs only the variants that it runs.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fleetbert {
+
+struct File {
+  std::string path;  // from the bundle's root
+  std::string sha256;
+  uint64_t size = 0;
+};
+
+// A variant for Paddle Lite.
+struct Variant {
+  std::string name;       // lite-armv8-int8, ...
+  std::string target;     // what it runs on: armv8, armv7 or x86
+  std::string precision;  // float32, float16, int16, int8 or static-int8
+  std::string converter;  // the version of Paddle Lite that converted it
+  File model;
+};
+
+struct Bundle {
+  std::filesystem::path root;
+  bool pair = false;  // whether it answers pairs of texts
+  std::vector<std::string> labels;
+  size_t max_length = 0;
+  bool lowercase = true;
+  std::string vocab_sha256;
+  std::vector<Variant> variants;
+
+  std::filesystem::path vocab_path() const { return root / "vocab.txt"; }
+  std::filesystem::path model_path(const Variant& variant) const {
+    return root / std::filesystem::u8path(variant.model.path);
+  }
+};
+
+// The target of this program: armv8, armv7 or x86.
+std::string_view this_target();
+
+// Reads manifest.json. Throws UserError.
+Bundle read_bundle(const std::filesystem::path& root);
+
+// The variant of that name, or the only one for this processor where `name` is empty. Throws
+// UserError, also for a variant of another processor: its program would answer nonsense.
+const Variant& choose_variant(const Bundle& bundle, std::string_view name);
+
+// Checks the model's size and hash. Throws UserError that names the wrong file.
+void verify_model(const Bundle& bundle, const Variant& variant);
+
+// The vocabulary's text, its hash checked. Throws UserError.
+std::string read_vocab(const Bundle& bundle);
+
+}  // namespace fleetbert

@@ -1,0 +1,94 @@
+#include "classifier.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <stdexcept>
+
+namespace fleetbert {
+namespace {
+
+// Boards have small caches: more in a batch does not make a text cheaper.
+constexpr size_t kBatchTokens = 1024;
+
+}  // namespace
+
+Classifier::Classifier(Bundle bundle, Variant variant, Tokenizer tokenizer,
+                       std::unique_ptr<Engine> engine)
+    : bundle_(std::move(bundle)),
+      variant_(std::move(variant)),
+      tokenizer_(std::move(tokenizer)),
+      engine_(std::move(engine)) {}
+
+std::unique_ptr<Classifier> Classifier::open(const std::filesystem::path& path,
+                                             std::string_view name,
+                                             const EngineOptions& options) {
+  auto bundle = read_bundle(path);
+  auto variant = choose_variant(bundle, name);
+  verify_model(bundle, variant);
+  Tokenizer tokenizer(read_vocab(bundle), bundle.vocab_path(), bundle.lowercase);
+  auto engine = open_engine(bundle.model_path(variant), bundle.labels.size(), options);
+  return std::unique_ptr<Classifier>(new Classifier(std::move(bundle), std::move(variant),
+                                                    std::move(tokenizer), std::move(engine)));
+}
+
+Row Classifier::encode(std::string_view text, std::string_view second) const {
+  auto encoding = bundle_.pair ? tokenizer_.encode(text, second, bundle_.max_length)
+                               : tokenizer_.encode(text, bundle_.max_length);
+  Row row;
+  row.token_type_ids.assign(encoding.ids.size(), 1);
+  std::fill_n(row.token_type_ids.begin(), encoding.first_length, 0);
+  row.input_ids = std::move(encoding.ids);
+  row.cut = encoding.cut;
+  return row;
+}
+
+std::vector<std::vector<float>> Classifier::answer(const std::vector<const Row*>& rows) const {
+  std::vector<size_t> order(rows.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  const auto length = [&](size_t number) { return rows[number]->input_ids.size(); };
+  std::stable_sort(order.begin(), order.end(),
+                   [&](size_t one, size_t other) { return length(one) > length(other); });
+  const auto labels = bundle_.labels.size();
+  std::vector<std::vector<float>> answers(rows.size());
+  for (size_t start = 0; start < order.size();) {
+    Batch batch;
+    batch.length = length(order[start]);  // the longest comes first
+    const auto fitting = std::max<size_t>(1, kBatchTokens / batch.length);
+    batch.texts = std::min(fitting, order.size() - start);
+    batch.input_ids.assign(batch.texts * batch.length, tokenizer_.pad_id());
+    batch.token_type_ids.assign(batch.texts * batch.length, 0);
+    for (size_t row = 0; row < batch.texts; ++row) {
+      const auto& one = *rows[order[start + row]];
+      const auto at = static_cast<std::ptrdiff_t>(row * batch.length);
+      std::copy(one.input_ids.begin(), one.input_ids.end(), batch.input_ids.begin() + at);
+      std::copy(one.token_type_ids.begin(), one.token_type_ids.end(),
+                batch.token_type_ids.begin() + at);
+    }
+    const auto logits = engine_->run(batch);
+    for (size_t row = 0; row < batch.texts; ++row) {
+      const auto* first = logits.data() + row * labels;
+      if (!std::all_of(first, first + labels, [](float logit) { return std::isfinite(logit); })) {
+        throw std::runtime_error("the model answered with something that is no number");
+      }
+      answers[order[start + row]].assign(first, first + labels);
+    }
+    start += batch.texts;
+  }
+  return answers;
+}
+
+std::vector<float> softmax(const std::vector<float>& logits) {
+  const auto top = *std::max_element(logits.begin(), logits.end());
+  std::vector<float> scores(logits.size());
+  float sum = 0;
+  for (size_t i = 0; i < logits.size(); ++i) sum += scores[i] = std::exp(logits[i] - top);
+  for (auto& score : scores) score /= sum;
+  return scores;
+}
+
+size_t largest(const std::vector<float>& logits) {
+  return static_cast<size_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+}
+
+}  // namespace fleetbert

@@ -1,0 +1,54 @@
+// Texts in, labels out: a bundle's tokenizer and one of its variants.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bundle.h"
+#include "engine.h"
+#include "tokenizer.h"
+
+namespace fleetbert {
+
+// A text as the engine takes it.
+struct Row {
+  std::vector<int64_t> input_ids;
+  std::vector<int64_t> token_type_ids;  // as many
+  bool cut = false;
+};
+
+class Classifier {
+ public:
+  // Opens a variant (empty: the only one for this processor); all is checked. Throws UserError.
+  static std::unique_ptr<Classifier> open(const std::filesystem::path& bundle,
+                                          std::string_view variant, const EngineOptions& options);
+
+  // Safe to call from several threads. `second` only where the bundle answers pairs.
+  Row encode(std::string_view text, std::string_view second) const;
+
+  // Logits of each row, in their order. Rows of like length share a batch. One thread at a time.
+  std::vector<std::vector<float>> answer(const std::vector<const Row*>& rows) const;
+
+  const Bundle& bundle() const { return bundle_; }
+  const Variant& variant() const { return variant_; }
+  const Tokenizer& tokenizer() const { return tokenizer_; }
+  Engine& engine() const { return *engine_; }
+
+ private:
+  Classifier(Bundle bundle, Variant variant, Tokenizer tokenizer, std::unique_ptr<Engine> engine);
+
+  Bundle bundle_;
+  Variant variant_;
+  Tokenizer tokenizer_;
+  std::unique_ptr<Engine> engine_;
+};
+
+// Probabilities of logits.
+std::vector<float> softmax(const std::vector<float>& logits);
+
+// Where the largest is.
+size_t largest(const std::vector<float>& logits);
+
+}  // namespace fleetbert

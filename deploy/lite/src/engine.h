@@ -1,0 +1,55 @@
+// What answers: token ids in, logits out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fleetbert {
+
+// Rows of token ids, row-major [texts, length], padded with the id of [PAD].
+struct Batch {
+  size_t texts = 0;
+  size_t length = 0;
+  std::vector<int64_t> input_ids;
+  std::vector<int64_t> token_type_ids;
+};
+
+struct EngineOptions {
+  std::string engine;                // lite or fake; empty: lite
+  int threads = 1;
+  std::string power_mode = "no-bind";  // which cores of a big.LITTLE processor
+  int delay_ms = 0;                  // of the fake engine, for each batch
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+  // Logits [texts, labels], row-major. One thread at a time. Throws std::runtime_error.
+  virtual std::vector<float> run(const Batch& batch) = 0;
+  virtual std::string version() const = 0;
+};
+
+// Whether this program was built with Paddle Lite.
+bool has_lite();
+
+// The words for EngineOptions.power_mode.
+const std::vector<std::string>& power_modes();
+
+// Opens a model. Throws UserError where the program was built without the engine.
+std::unique_ptr<Engine> open_engine(const std::filesystem::path& model, size_t labels,
+                                    const EngineOptions& options);
+
+// For tests: logits that are a sum over the ids, the same in every batch.
+std::unique_ptr<Engine> open_fake(size_t labels, int delay_ms);
+
+#ifdef FLEETBERT_WITH_LITE
+std::unique_ptr<Engine> open_lite(const std::filesystem::path& model, size_t labels, int threads,
+                                  const std::string& power_mode);
+#endif
+
+}  // namespace fleetbert

@@ -1,0 +1,80 @@
+"""Bundles for a board, made without a converter, and what the fake engine answers."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import numpy as np
+
+from fleetbert import bundle as bundles
+from fleetbert.metrics import softmax
+
+TARGETS = {"x86_64": "x86", "aarch64": "armv8", "armv7l": "armv7"}
+HERE = TARGETS.get(platform.machine(), "x86")
+OTHER = "armv8" if HERE == "x86" else "x86"
+LABELS = ["negative", "positive", "无"]
+WORDS = [f"word{number}" for number in range(95)]
+VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+MODEL = b"not a model: the fake engine does not read it" * 1000
+
+
+def write_bundle(
+    folder: Path, *, pair: bool = False, targets=(HERE,), precisions=("int8",), max_length=16
+) -> Path:
+    """A bundle with a variant for each target and precision."""
+    vocab = folder / "words.txt"
+    vocab.write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
+
+    def fill(path: Path) -> list[bundles.Variant]:
+        variants = []
+        for target in targets:
+            for precision in precisions:
+                name = f"lite-{target}-{precision}"
+                (path / name).mkdir()
+                (path / name / "model.nb").write_bytes(MODEL)
+                variants.append(
+                    bundles.Variant(
+                        name=name,
+                        kind="paddle-lite",
+                        runs_on=[target],
+                        versions={"opt": "2.13"},
+                        extra={"precision": precision},
+                    )
+                )
+        return variants
+
+    bundles.create(
+        folder / "bundle",
+        task="pair_classification" if pair else "classification",
+        labels=LABELS,
+        max_length=max_length,
+        vocab_path=vocab,
+        lowercase=True,
+        fill=fill,
+    )
+    return folder / "bundle"
+
+
+def fake_logits(ids, types=None, labels: int = len(LABELS)) -> np.ndarray:
+    """float32 [labels]: what engine.cc's fake answers to a row of token ids."""
+    types = [0] * len(ids) if types is None else types
+    total = sum((i + 1000 * t) * n for n, (i, t) in enumerate(zip(ids, types), 1) if i)
+    return np.array([total * k % 97 / 16 for k in range(1, labels + 1)], np.float32)
+
+
+def logits_of(tokenizer, text: str, second: str | None = None, max_length: int = 16) -> np.ndarray:
+    """The same of a text or pair, with the tokenizer that fleetbert trains with."""
+    pairs = None if second is None else [second]
+    encoded = tokenizer.encode([text], pairs, max_length)
+    ids, first = encoded.ids[0].tolist(), int(encoded.first_lengths[0])
+    return fake_logits(ids, [0] * first + [1] * (len(ids) - first))
+
+
+def answer_of(logits: np.ndarray) -> dict:
+    """What `predict` writes of them."""
+    scores = softmax(logits[None])[0]
+    return {
+        "label": LABELS[int(logits.argmax())],
+        "scores": {name: float(score) for name, score in zip(LABELS, scores)},
+    }

@@ -1,0 +1,221 @@
+"""fleetbert-lite: bundles, and what it answers with the fake engine."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import subprocess
+
+import pytest
+from boards import HERE, LABELS, MODEL, OTHER, VOCAB, answer_of, logits_of, write_bundle
+
+from fleetbert.data.tokenizer import Tokenizer
+
+NAME = f"lite-{HERE}-int8"
+
+
+@pytest.fixture(scope="module")
+def shared_bundle(tmp_path_factory):
+    return write_bundle(tmp_path_factory.mktemp("board"), targets=(HERE, OTHER))
+
+
+@pytest.fixture
+def bundle(shared_bundle, tmp_path):
+    """A bundle, to be changed."""
+    return shutil.copytree(shared_bundle, tmp_path / "bundle")
+
+
+@pytest.fixture
+def lite(programs):
+    def run(*words, text=""):
+        command = [programs / "fleetbert-lite", *words]
+        return subprocess.run(command, input=text.encode(), capture_output=True, timeout=300)
+
+    return run
+
+
+def refused(done, *words):
+    error = done.stderr.decode()
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    for word in words:
+        assert word in error
+
+
+def same_answer(found, logits):
+    wanted = answer_of(logits)
+    assert found["label"] == wanted["label"]
+    assert found["scores"] == pytest.approx(wanted["scores"], abs=2e-6)
+
+
+def test_texts_are_answered_in_their_order(lite, shared_bundle):
+    chance = random.Random(3)
+    texts = [" ".join(chance.choices(VOCAB[5:], k=chance.randint(0, 30))) for _ in range(700)]
+    done = lite("predict", "--bundle", shared_bundle, "--engine", "fake", text="\n".join(texts))
+    assert done.returncode == 0
+    tokenizer = Tokenizer(shared_bundle / "vocab.txt", True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(texts)
+    for one, text in zip(found, texts):
+        same_answer(one, logits_of(tokenizer, text))
+    assert b"texts were cut to 16 tokens" in done.stderr
+
+
+def test_pairs(lite, tmp_path):
+    bundle = write_bundle(tmp_path, pair=True)
+    (tmp_path / "pairs.txt").write_text("word1 word2\tword3\nword4\n\t\r\na\tb\tc\n")
+    words = ("--bundle", bundle, "--engine=fake", "--input", tmp_path / "pairs.txt")
+    done = lite("predict", *words)
+    assert done.returncode == 1
+    tokenizer = Tokenizer(bundle / "vocab.txt", True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    same_answer(found[0], logits_of(tokenizer, "word1 word2", "word3"))
+    same_answer(found[2], logits_of(tokenizer, "", ""))
+    assert [list(one) for one in (found[1], found[3])] == [["error"]] * 2
+    assert done.stderr.decode() == "2 of 4 lines could not be answered: see their error\n"
+
+
+def test_a_line_that_is_not_utf8(programs, shared_bundle):
+    command = [programs / "fleetbert-lite", "predict", "--bundle", shared_bundle, "--engine=fake"]
+    done = subprocess.run(command, input=b"word1\n\xff\xfe\nword2\n", capture_output=True)
+    assert done.returncode == 1
+    keys = [list(json.loads(line)) for line in done.stdout.splitlines()]
+    assert keys == [["label", "scores"], ["error"], ["label", "scores"]]
+
+
+def test_bench(lite, shared_bundle):
+    words = ("--engine=fake", "--batch=4", "--length", "8", "--repeats=20", "--fake-delay-ms=1")
+    done = lite("bench", "--bundle", shared_bundle, *words, "--json=yes")
+    assert done.returncode == 0
+    found = json.loads(done.stdout)
+    assert (found["variant"], found["batch"], found["length"]) == (NAME, 4, 8)
+    order = [found[f"{name}_ms"] for name in ("min", "p50", "p90", "p99", "max")]
+    assert order == sorted(order)
+    assert order[0] >= 1
+    assert 0 < found["texts_per_second"] <= 4000
+    assert found["peak_memory_mb"] > 1
+    assert b"p99_ms" in lite("bench", "--bundle", shared_bundle, *words).stdout
+
+
+def test_info(lite, bundle):
+    (bundle / NAME / "model.nb").write_bytes(MODEL[:-1] + b"!")
+    found = lite("info", "--bundle", bundle).stdout.decode()
+    assert all(label in found for label in LABELS)
+    assert "built without Paddle Lite" in found
+    assert f"{NAME}: int8 for {HERE}" in found
+    assert "sha256 differs" in found
+    assert "for another processor" in found
+
+
+def change_model(bundle):
+    (bundle / NAME / "model.nb").write_bytes(MODEL[:-1] + b"!")
+
+
+def cut_model(bundle):
+    (bundle / NAME / "model.nb").write_bytes(MODEL[:-1])
+
+
+def remove_model(bundle):
+    (bundle / NAME / "model.nb").unlink()
+
+
+def change_vocab(bundle):
+    (bundle / "vocab.txt").write_text("\n".join([*VOCAB, "more"]))
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (change_model, ("model.nb", "sha256")),
+        (cut_model, ("model.nb", "bytes instead of")),
+        (remove_model, ("model.nb", "cannot be read")),
+        (change_vocab, ("vocab.txt", "sha256")),
+        (lambda bundle: (bundle / "vocab.txt").unlink(), ("vocab.txt", "cannot be read")),
+        (lambda bundle: (bundle / "manifest.json").unlink(), ("not a bundle",)),
+        (lambda bundle: (bundle / "manifest.json").write_text("{"), ("not JSON",)),
+        (lambda bundle: (bundle / "manifest.json").write_text("[" * 200000), ("nested",)),
+        (lambda bundle: (bundle / "manifest.json").write_text("[]"), ("has to be an object",)),
+    ],
+)
+def test_damaged_bundles(lite, bundle, damage, words):
+    damage(bundle)
+    refused(lite("predict", "--bundle", bundle, "--engine", "fake"), *words)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (["format_version"], 2, ("format_version 2", "reads 1")),
+        (["task", "name"], "mlm", ("task.name", "classifier")),
+        (["task", "labels"], ["a"], ("task.labels", "two")),
+        (["task", "labels", 1], 7, ("task.labels.1", "string")),
+        (["max_length"], -5, ("max_length", "whole number")),
+        (["max_length"], 2, ("max_length", "bounds")),
+        (["max_length"], 1e300, ("max_length", "whole number")),
+        (["tokenizer", "lowercase"], "yes", ("tokenizer.lowercase", "true or false")),
+        (["variants"], {}, ("variants", "list")),
+        (["variants", 0, "runs_on"], [], ("variants.0.runs_on", "one processor")),
+        (["variants", 0, "files"], [], ("variants.0.files", "model.nb")),
+        (["variants", 0, "files", 0, "path"], "../../etc/model.nb", ("inside the bundle",)),
+        (["variants", 0, "files", 0, "path"], "/etc/model.nb", ("inside the bundle",)),
+        (["variants", 0, "files", 0, "path"], "model.nb", ("inside the bundle",)),
+        (["variants", 0, "files", 0, "size"], "many", ("size", "whole number")),
+        (["variants", 0, "name"], None, ("variants.0.name", "string")),
+    ],
+)
+def test_wrong_manifests(lite, bundle, path, value, words):
+    file = bundle / "manifest.json"
+    manifest = json.loads(file.read_text(encoding="utf-8"))
+    place = manifest
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    file.write_text(json.dumps(manifest), encoding="utf-8")
+    refused(lite("predict", "--bundle", bundle, "--engine", "fake"), *words)
+
+
+def test_a_model_for_another_processor_is_refused(lite, shared_bundle, tmp_path):
+    words = ("--bundle", shared_bundle, "--variant", f"lite-{OTHER}-int8", "--engine", "fake")
+    refused(lite("predict", *words), f"runs on {OTHER}", f"this program is for {HERE}")
+    other = write_bundle(tmp_path, targets=(OTHER,))
+    refused(lite("predict", "--bundle", other, "--engine=fake"), f"no variant for {HERE}")
+
+
+def test_of_several_variants_one_has_to_be_named(lite, tmp_path):
+    bundle = write_bundle(tmp_path, precisions=("int8", "float32"))
+    words = ("predict", "--bundle", bundle, "--engine=fake")
+    refused(lite(*words), "--variant", NAME, f"lite-{HERE}-float32")
+    assert lite(*words, "--variant", NAME, text="word1\n").returncode == 0
+    refused(lite(*words, "--variant", "lite"), "no variant lite", NAME)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("predict",), "--bundle is missing"),
+        (("predict", "--bundle"), "--bundle needs a value"),
+        (("predict", "--bundel", "x"), "--bundel is no option"),
+        (("predict", "--bundle=a", "--bundle=b"), "twice"),
+        (("predict", "--bundle", "nowhere"), "nowhere is not a bundle"),
+        (("predict", "--bundle", ".", "text"), "'text' is no option"),
+        (("predict", "--bundle", ".", "--threads", "0"), "--threads is '0'"),
+        (("predict", "--bundle", ".", "--threads=4x"), "--threads is '4x'"),
+        (("predict", "--bundle", ".", "--power-mode=fast"), "rand-high"),
+        (("predict", "--bundle", "BUNDLE", "--engine=onnx"), "choose lite or fake"),
+        (("predict", "--bundle", "BUNDLE"), "-DLITE_DIR"),
+        (("predict", "--bundle", "BUNDLE", "--engine=fake", "--input=no.txt"), "no.txt"),
+        (("bench", "--bundle", "BUNDLE", "--engine=fake", "--length=17"), "from 1 to 16"),
+        (("ask",), "'ask' is no command"),
+    ],
+)
+def test_wrong_command_lines(lite, shared_bundle, words, said):
+    refused(lite(*(shared_bundle if word == "BUNDLE" else word for word in words)), said)
+
+
+def test_help(lite):
+    for words in ((), ("--help",), ("predict", "--help")):
+        done = lite(*words)
+        assert done.returncode == 0
+        assert b"--power-mode" in done.stdout
