@@ -209,6 +209,7 @@ class Run:
             "wall_s": wall,
             "world_size": self.strategy.world_size,
             "device": self.strategy.device,
+            **self.strategy.summary(),
             **self.task.describe(),
             "versions": versions(),
             "config": json.loads(self.job.model_dump_json()),

@@ -36,7 +36,9 @@ def write_report(folder: Path) -> None:
     """
     run = collect(folder)
     curves = draw_curves(run["rows"], run["dev"], run["mixed"])
-    page.write(folder / "report.html", TEMPLATE, **run, curves=curves)
+    server_curves = draw_server_curves(run["rows"])
+    names = {**run, "curves": curves, "server_curves": server_curves}
+    page.write(folder / "report.html", TEMPLATE, **names)
 
 
 def collect(folder: Path) -> dict[str, Any]:
@@ -64,6 +66,7 @@ def collect(folder: Path) -> dict[str, Any]:
         "ranks": [rank for rank in profile.get("ranks", []) if "batch_cost" in rank],
         "together": profile.get("together", {}),
         "slow_operators": profile.get("slow_operators", []),
+        "servers": summary.get("servers", []),
         "trace": profile.get("trace"),
         "fresh_weights": summary.get("fresh_weights", []),
         "unused_weights": summary.get("unused_weights", []),
@@ -175,6 +178,30 @@ def draw_curves(rows: list[Row], best: Row, mixed: bool) -> list[tuple[str, str,
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
             _line(axes, scale, TRAIN, drawstyle="steps-post")
             drawn.append(("Loss scale", "", _svg(figure)))
+    return drawn
+
+
+def draw_server_curves(rows: list[Row]) -> list[tuple[str, str, Markup]]:
+    """The same of what parameter servers tell of themselves."""
+    each = "largest of all servers"
+    together = "sum of all servers"
+    wanted = [
+        ("Requests", together, "1/s", [("pulls_per_s", "pulls"), ("pushes_per_s", "pushes")]),
+        ("Latency", each, "ms", [("latency_ms", "mean"), ("latency_99_ms", "99th percentile")]),
+        ("Memory", each, "MB", [("memory_mb", "")]),
+        ("Rows of the table", together, "", [("rows", "")]),
+    ]
+    last = max((row["step"] for row in rows if "step" in row), default=0)
+    drawn = []
+    with matplotlib.rc_context(STYLE):
+        for title, note, unit, lines in wanted:
+            curves = [(_curve(rows, f"servers.{key}"), label) for key, label in lines]
+            if any(len(steps) for (steps, _), _ in curves):
+                figure, axes = _axes(last, unit)
+                for (curve, label), colour in zip(curves, (TRAIN, DEV)):
+                    _line(axes, curve, colour, label=label or None)
+                axes.set_ylim(bottom=0)
+                drawn.append((title, note, _svg(figure)))
     return drawn
 
 

@@ -63,7 +63,8 @@ def dev_rows(output: Path) -> list[dict]:
 class TestAsync:
     @pytest.fixture(scope="class")
     def output(self, run):
-        return run({"trainer.epochs": 3, "callbacks.visualdl": True, "callbacks.report": True})
+        watched = {f"callbacks.{name}": True for name in ("visualdl", "report", "profiler.enabled")}
+        return run({"trainer.epochs": 3, **watched})
 
     def test_learns(self, output):
         assert [row["step"] for row in dev_rows(output)] == [10, 20, 30]
@@ -75,8 +76,8 @@ class TestAsync:
     def test_leaves_what_every_strategy_leaves(self, output):
         names = {path.name for path in output.iterdir()}
         assert names == {
-            "summary.json", "metrics.jsonl", "report.html", "visualdl", "checkpoints", "model",
-            "bundle",
+            "summary.json", "metrics.jsonl", "profile.json", "report.html", "visualdl", "checkpoints",
+            "model", "bundle",
         }  # fmt: skip
         summary = json.loads((output / "summary.json").read_text())
         assert (summary["world_size"], summary["steps"], summary["dev"]["n"]) == (2, 30, 60)
@@ -89,6 +90,10 @@ class TestAsync:
         assert all(words - counters <= row["servers.rows"] <= words for row in told)
         summary = json.loads((output / "summary.json").read_text())["servers"]
         assert len(summary) == 2
+        assert json.loads((output / "profile.json").read_text())["servers"] == summary
+        report = (output / "report.html").read_text()
+        for title in ("Requests", "Latency", "Memory", "Rows of the table"):
+            assert f"<figcaption>{title}" in report
         each = [
             {k[9:]: v for k, v in told[0].items() if k.startswith(f"server.{n}.")} for n in (0, 1)
         ]

@@ -175,6 +175,24 @@ def test_all_parts_of_a_run(tmp_path):
     assert "classifier.weight" in details
 
 
+def test_what_servers_told_of_themselves(tmp_path):
+    told = {"memory_mb": 1234.5, "pulls_per_s": 2.25, "pushes_per_s": 3.5, "latency_ms": 0.875}
+    rows = [
+        training_row(step, **{f"servers.{key}": step + value for key, value in told.items()})
+        for step in range(1, 31)
+    ]
+    rows[9]["servers.rows"] = 30522
+    servers = [{**told, "latency_99_ms": 45.5}, {"memory_mb": 77.5}]  # the second did not answer
+    write_run(tmp_path, rows=rows, servers=servers)
+    page = read_page(tmp_path)
+    assert titles(page)[-4:] == ["Requests", "Latency", "Memory", "Rows of the table"]
+    for shown in ("1,234 MB", "2.25", "3.5", "0.875 ms", "45.5 ms", "77.5 MB"):
+        assert shown in page.text("table")
+    assert "pulls" in page.text("svg") and "pushes" in page.text("svg")
+    write_run(tmp_path)
+    assert "Servers" not in read_page(tmp_path).text()
+
+
 def test_a_hostile_label_is_text(tmp_path):
     labels = ["fine", HOSTILE, '" onmouseover="alert(1)', "$x$ & {{ 7 * 7 }}"]
     changes = {

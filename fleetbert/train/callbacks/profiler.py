@@ -1,7 +1,8 @@
 """Paddle's profiler around the loop: reader_cost, batch_cost, ips, and on request a timeline.
 
 The clocks are `paddle.profiler`'s own. Its summary leaves the first ten steps out, and so do the
-figures here. profile.json holds each rank's figures and those of all together.
+figures here. profile.json holds each rank's figures and those of all together, and what parameter
+servers tell of themselves.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ class Profiler(Callback):
         profile = {"ranks": ranks, "together": together(ranks), "slow_operators": self.slow}
         if self.trace:
             profile["trace"] = self.trace
+        if "servers" in summary:
+            profile["servers"] = summary["servers"]
         summary["profile"] = profile["together"]
         if run.strategy.rank == 0:
             files.write_json(run.folder / "profile.json", profile)

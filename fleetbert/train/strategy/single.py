@@ -181,6 +181,10 @@ class Single:
         """The strategy's own figures for a row of metrics.jsonl, on the first rank."""
         return {}
 
+    def summary(self) -> dict[str, Any]:
+        """The strategy's own figures of the whole run, on the first rank."""
+        return {}
+
     def callbacks(self) -> list[Any]:
         """Callbacks of the strategy's own, to be called after all others."""
         return []

@@ -13,8 +13,6 @@ from typing import Any, Callable
 
 import numpy as np
 
-from fleetbert.train.callbacks import Callback
-
 LIMIT = 1.0  # seconds for an answer, without which a row has no figures of servers
 SPACING = 1.0  # seconds between two questions
 
@@ -142,11 +140,3 @@ def _figures(old: dict[str, float], new: dict[str, float], seconds: float) -> di
             if name.endswith(_SERVICE + ending) and value:
                 found[figure] = value / 1000
     return found
-
-
-class Tell(Callback):
-    """Adds the servers' figures to the summary."""
-
-    def on_end(self, run: Any, summary: dict[str, Any]) -> None:
-        if run.strategy.servers is not None:
-            summary["servers"] = run.strategy.servers.since_start()

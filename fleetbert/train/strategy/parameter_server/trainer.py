@@ -16,7 +16,7 @@ from fleetbert.errors import UserError
 from fleetbert.train.precision import Precision
 from fleetbert.train.strategy.parameter_server import meeting as meetings
 from fleetbert.train.strategy.parameter_server import rejoin as rejoining
-from fleetbert.train.strategy.parameter_server.figures import Handled, Servers, Tell
+from fleetbert.train.strategy.parameter_server.figures import Handled, Servers
 from fleetbert.train.strategy.parameter_server.server import check
 from fleetbert.train.strategy.parameter_server.watch import Watch, wait_until_listening
 from fleetbert.train.strategy.single import Single, Step
@@ -170,10 +170,13 @@ class ParameterServer(Single):
         return self.standing.dense[self.rank], self.standing.rows[self.rank]
 
     def callbacks(self) -> list[Any]:
-        return [rejoining.Remember(), Tell()]
+        return [rejoining.Remember()]
 
     def figures(self) -> dict[str, float]:
         return self.servers.row() if self.servers is not None else {}
+
+    def summary(self) -> dict[str, Any]:
+        return {"servers": self.servers.since_start()} if self.servers is not None else {}
 
     def settle(self, saving: bool = False) -> None:
         self._start()
