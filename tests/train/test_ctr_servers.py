@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import clicks_job
+import launched
 import numpy as np
 import pytest
 import servers
 import tiny_job
+from processes import SCRIPT
 
 from fleetbert import config
 from fleetbert.train import job as training
@@ -76,3 +78,100 @@ def test_it_comes_close_to_the_best_auc(clicks, tmp_path, mode):
     best = json.loads((output / "summary.json").read_text())["dev"]
     assert best["n"] == clicks_job.DEV_ROWS
     assert clicks[1]["best_auc"] - 0.05 < best["auc"] < clicks[1]["best_auc"] + 0.005, said
+
+
+@pytest.fixture
+def launch(clicks, tmp_path):
+    """launch(changes, script) → `launched.Started` with a server and two trainers, which write
+    to `output` in its folder."""
+    started = []
+
+    def call(changes, script):
+        folder = tmp_path / str(len(started))
+        folder.mkdir()
+        values = {**clicks_job.changes(clicks[0]), **SERVERS, **changes}
+        path = tiny_job.write_config(folder / "job.yaml", clicks[0], folder / "output", values)
+        options = ("--servers", "1", "--trainers", "2", "--max_restart", "1")
+        words = ("--config", str(path))
+        started.append(launched.Started(folder, script, *options, words=words))
+        return started[-1]
+
+    yield call
+    for job in started:
+        job.end()
+
+
+TRAIN = f"""
+import runpy
+runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
+"""
+# It trains for long, and when all have started again until the step that the test says.
+TRAIN_AGAIN = f"""
+first = starts.read_text().split()[2]
+if run.name != first:
+    wait_for(here / "steps")
+    sys.argv.append("trainer.max_steps=" + (here / "steps").read_text())
+{TRAIN}"""
+
+
+def logged(job: launched.Started) -> list[int]:
+    """The steps in metrics.jsonl, whose last row may be half written."""
+    path = job.folder / "output" / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [row["step"] for row in map(json.loads, lines) if "loss" in row]
+
+
+@pytest.mark.slow
+def test_a_killed_server_starts_the_job_again_from_its_checkpoint(launch, clicks):
+    """With the table, which nobody had but the servers."""
+    changes = {
+        "trainer.epochs": 1000, "trainer.checkpoint_every": 60,
+        "optimizer.schedule": "constant", "optimizer.warmup_ratio": 0.0,
+    }  # fmt: skip
+    job = launch(changes, TRAIN_AGAIN)
+    output = job.folder / "output"
+    job.wait_for(lambda: len(list(output.glob("checkpoints/step-*"))) > 1)
+    job.kill("server.0")
+    job.wait_for(lambda: len(job.starts("trainer.0")) > 1)  # nobody trains before there are `steps`
+    newest = max(int(path.name[5:]) for path in output.glob("checkpoints/step-*"))
+    (job.folder / "steps").with_suffix(".new").write_text(str(newest + 30))
+    (job.folder / "steps").with_suffix(".new").rename(job.folder / "steps")
+    assert job.ended() == 0, b"\n".join(job.merged).decode()
+    assert "launch: server 0 was killed" in job.stderr
+    assert job.stderr.endswith("launch: done after restarts: 1\n")
+    summary = json.loads((output / "summary.json").read_text())
+    assert (summary["resumed_at"], summary["steps"]) == (newest, newest + 30)
+    assert logged(job) == list(range(1, newest + 31))
+    # Adagrad's sums only grow: a table that had begun anew would have smaller ones.
+    former, last = (
+        rows.opened(output / "checkpoints" / f"step-{step:08d}" / "rows.bin", 7)
+        for step in (newest, newest + 30)
+    )
+    again = last[np.isin(last["id"], former["id"])]
+    assert (again["id"] == former["id"]).all()
+    sums = [table["row"][:, rows.SQUARES] for table in (former, again)]
+    assert (sums[1] >= sums[0] * (1 - 1e-6)).all()
+    assert sums[1].sum() > sums[0].sum()
+    job.wait_until_clean()
+
+
+ATTEMPTS = 5
+
+
+@pytest.mark.slow
+def test_a_killed_trainer_goes_on_with_the_others(launch, clicks):
+    for _ in range(ATTEMPTS):
+        job = launch({"strategy.mode": "sync", "trainer.log_every": 4, "trainer.epochs": 2}, TRAIN)
+        job.wait_for(lambda job=job: len(logged(job)) > 4)
+        job.kill("trainer.1")
+        assert job.ended() == 0, b"\n".join(job.merged).decode()
+        text = b"\n".join(job.merged).decode()
+        summary = json.loads((job.folder / "output" / "summary.json").read_text())
+        assert summary["steps"] == 2 * -(-clicks_job.ROWS // 256)
+        assert clicks[1]["best_auc"] - 0.05 < summary["dev"]["auc"]
+        if "rank 1 goes on at step" in text:
+            assert len(job.starts("server.0")) == 1
+            return
+        # The other was waiting for it just then: all began again.
+        assert "was killed while the others waited for it" in text
+    pytest.fail(f"in none of {ATTEMPTS} attempts it went on alone")

@@ -76,8 +76,8 @@ class TestAsync:
     def test_leaves_what_every_strategy_leaves(self, output):
         names = {path.name for path in output.iterdir()}
         assert names == {
-            "summary.json", "metrics.jsonl", "profile.json", "report.html", "visualdl", "checkpoints",
-            "model", "bundle",
+            "summary.json", "metrics.jsonl", "profile.json", "report.html", "visualdl",
+            "checkpoints", "model", "bundle",
         }  # fmt: skip
         summary = json.loads((output / "summary.json").read_text())
         assert (summary["world_size"], summary["steps"], summary["dev"]["n"]) == (2, 30, 60)
