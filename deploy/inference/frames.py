@@ -40,6 +40,15 @@ def pack_texts(head: dict[str, Any], ids: Sequence[np.ndarray], firsts: Sequence
     return pack({**head, "texts": len(ids)}, lengths, first_lengths, np.concatenate(ids, dtype=INT))
 
 
+def unpack_answers(body: bytes, texts: int, labels: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Logits float32 [texts, labels] and the layers that the texts left after, int32 [texts], of a
+    frame that holds both; None if it holds anything else."""
+    if len(body) != 4 * texts * (labels + 1):
+        return None
+    logits = np.frombuffer(body, FLOAT, texts * labels).reshape(texts, labels)
+    return logits, np.frombuffer(body, INT, texts, 4 * texts * labels)
+
+
 def unpack_texts(head: dict[str, Any], body: bytes) -> Texts:
     """The texts of `pack_texts`."""
     values = np.frombuffer(body, INT)

@@ -99,7 +99,11 @@ class Loader:
             return names[0], {}
         key = tuple(file.sha256 for name in names for file in bundle.variant(name).files)
         if key not in self._measured:
-            self._measured[key] = await variants.measure(plan, names, gently)
+            found = await variants.measure(plan, names, gently)
+            self._measured[key] = {
+                name: rate * variants.times_faster(bundle.variant(name))
+                for name, rate in found.items()
+            }
             log.info("model %s: texts/s by variant: %s", plan.model, self._measured[key])
         measured = self._measured[key]
         return max(measured, key=lambda name: measured[name]), measured

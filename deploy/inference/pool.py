@@ -19,11 +19,12 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert.deploy.inference import frames, metrics
+from fleetbert.deploy.inference.queue import Text
 from fleetbert.infer.golden import Golden
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,15 @@ class Plan:
     lengths: tuple[int, ...]  # of all rows that may come
     pad_id: int
     hang_seconds: float
+
+
+class Answers(NamedTuple):
+    """Of a batch: logits float32 [texts, labels], the layers that the texts left after (int32
+    [texts]), and the seconds in the engine."""
+
+    logits: np.ndarray
+    layers: np.ndarray
+    seconds: float
 
 
 class Lost(Exception):
@@ -204,13 +214,14 @@ class Pool:
                 return worker
         return None
 
-    async def run(
-        self, worker: Worker, ids: Sequence[np.ndarray], first_lengths: Sequence[int]
-    ) -> tuple[np.ndarray, float]:
-        """Logits float32 [texts, labels] and the seconds in the engine. Lost if the worker is
-        gone; it is free again otherwise."""
+    async def run(self, worker: Worker, texts: Sequence[Text]) -> Answers:
+        """The answers to a batch. Lost if the worker is gone; it is free again otherwise."""
+        ids = [text.ids for text in texts]
+        first_lengths = [text.first_length for text in texts]
+        asked = any(text.speed is not None for text in texts)
+        speeds = [text.speed for text in texts] if asked else None
         try:
-            found = await self._run(worker, ids, first_lengths, self.plan.hang_seconds)
+            found = await self._run(worker, ids, first_lengths, speeds, self.plan.hang_seconds)
         except Refused as error:
             # What state native code is in after an error, nobody knows.
             worker.kill("error")
@@ -285,7 +296,8 @@ class Pool:
         other workers, and twice."""
         for _ in range(2):
             ids = self._golden.ids
-            logits, _ = await self._run(worker, ids, [len(one) for one in ids], OPEN_SECONDS)
+            lengths = [len(one) for one in ids]
+            logits = (await self._run(worker, ids, lengths, None, OPEN_SECONDS)).logits
             if not np.isfinite(logits).all():
                 raise Refused(
                     f"variant {self.plan.variant} answers NaN or infinity: its weights are damaged"
@@ -314,18 +326,24 @@ class Pool:
         worker: Worker,
         ids: Sequence[np.ndarray],
         first_lengths: Sequence[int],
+        speeds: Sequence[float | None] | None,
         timeout: float,
-    ) -> tuple[np.ndarray, float]:
-        head = {"do": "run", "variant": self.plan.variant, "pad_id": self.plan.pad_id}
+    ) -> Answers:
+        head = {
+            "do": "run",
+            "variant": self.plan.variant,
+            "pad_id": self.plan.pad_id,
+            "speeds": speeds,
+        }
         frame = frames.pack_texts(head, ids, first_lengths)
         answer, body = await worker.ask(frame, timeout)
-        logits = np.frombuffer(body, frames.FLOAT)
-        if len(logits) != len(ids) * self._labels:
+        found = frames.unpack_answers(body, len(ids), self._labels)
+        if found is None:
             raise Refused(
-                f"variant {self.plan.variant} answers {len(ids)} texts with {len(logits)} logits "
-                f"and has {self._labels} labels"
+                f"variant {self.plan.variant} answers {len(ids)} texts with "
+                f"{len(body) // 4 - len(ids)} logits and has {self._labels} labels"
             )
-        return logits.reshape(len(ids), self._labels), answer["seconds"]
+        return Answers(*found, answer["seconds"])
 
 
 def open_frame(plan: Plan, variant: str, gently: bool) -> bytes:

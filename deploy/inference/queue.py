@@ -42,13 +42,24 @@ class Ticket:
 class Text:
     """One text of a question. `place`: its number there; `losses`: batches that were lost."""
 
-    __slots__ = ("arrival", "first_length", "ids", "length", "losses", "number", "place", "ticket")
+    __slots__ = (
+        *("arrival", "first_length", "ids", "length", "losses", "number", "place", "speed"),
+        "ticket",
+    )
 
-    def __init__(self, ticket: Ticket, place: int, ids: np.ndarray, first_length: int):
+    def __init__(
+        self,
+        ticket: Ticket,
+        place: int,
+        ids: np.ndarray,
+        first_length: int,
+        speed: float | None = None,
+    ):
         self.ticket = ticket
         self.place = place
         self.ids = ids  # int32 [tokens]
         self.first_length = first_length  # tokens of segment 0
+        self.speed = speed  # of early exit; None: the variant's own
         self.length = round_up(len(ids), SAFE_LENGTHS)
         self.losses = 0
         self.arrival = 0.0

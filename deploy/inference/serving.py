@@ -18,6 +18,7 @@ from fleetbert.deploy.inference.pool import Lost, Plan, Pool, Worker
 from fleetbert.deploy.inference.queue import Queue, Text, Ticket
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.infer import golden as goldens
+from fleetbert.infer.engine import EARLY_EXIT
 from fleetbert.infer.golden import Golden
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ class Asked(Ticket):
         super().__init__(deadline)
         self.done = asyncio.get_running_loop().create_future()
         self.logits = np.empty((texts, labels), np.float32)
+        self.layers = np.empty(texts, np.int32)
         self.missing = texts
         self.arrival = arrival
         self.last_begin = arrival  # of the batches with its texts
@@ -71,6 +73,7 @@ class Serving:
         if golden is None:  # the workers have only each other to be compared with
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
         self.pool = Pool(plan, golden, len(bundle.labels), self._pump)
+        self._early = bundle.variant(plan.variant).kind == EARLY_EXIT
         self._asked = 0
         self._idle = asyncio.Event()
         self._idle.set()
@@ -143,7 +146,8 @@ class Serving:
         asked = Asked(question.size, len(self.bundle.labels), arrival + timeout, arrival)
         now = self._loop.time()
         try:
-            self.queue.put(asked, _texts(asked, encoded), now)
+            speed = question.speed if self._early else None
+            self.queue.put(asked, _texts(asked, encoded, speed), now)
             self._pump()
             await asked.done
         finally:
@@ -153,7 +157,7 @@ class Serving:
             self.version,
             [self.bundle.labels[best] for best in asked.logits.argmax(axis=1)],
             asked.logits,
-            np.full(question.size, self.pool.layers, np.int32),
+            asked.layers,
             asked.last_begin - arrival,
             asked.compute_seconds,
             encoded.cut,
@@ -197,9 +201,7 @@ class Serving:
     async def _compute(self, worker: Worker, texts: list[Text]) -> None:
         begin = self._loop.time()
         try:
-            logits, seconds = await self.pool.run(
-                worker, [text.ids for text in texts], [text.first_length for text in texts]
-            )
+            logits, layers, seconds = await self.pool.run(worker, texts)
         except Lost as lost:
             self._lose(texts, lost)
             return
@@ -217,6 +219,7 @@ class Serving:
             if not finite[number]:
                 asked.fail(Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
             asked.logits[text.place] = logits[number]
+            asked.layers[text.place] = layers[number]
             asked.missing -= 1
             if not asked.missing and not asked.done.done():
                 asked.done.set_result(None)
@@ -256,8 +259,8 @@ def golden_texts(tokenizer: Tokenizer, max_length: int) -> list[np.ndarray]:
     ]
 
 
-def _texts(asked: Asked, encoded: Encoded) -> Sequence[Text]:
+def _texts(asked: Asked, encoded: Encoded, speed: float | None) -> Sequence[Text]:
     return [
-        Text(asked, place, ids, first)
+        Text(asked, place, ids, first, speed)
         for place, (ids, first) in enumerate(zip(encoded.ids, encoded.first_lengths))
     ]

@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from fleetbert import environment
 from fleetbert.deploy.inference import background
@@ -36,6 +36,7 @@ class Worker:
 
     def __init__(self) -> None:
         self.engines: dict[str, Engine] = {}
+        self.layers: dict[str, int] = {}  # of each engine's model
 
     def open(self, head: dict[str, Any]) -> dict[str, Any]:
         """Open a variant, whose hashes the parent checks, and run each length once.
@@ -53,16 +54,18 @@ class Worker:
                 opened, layers = _open(head)
             done = time.monotonic()
             for length in head["lengths"]:
-                opened.run(_uniform_batch(1, length))
+                _run_all_layers(opened, _uniform_batch(1, length))
         self.engines[head["variant"]] = opened
+        self.layers[head["variant"]] = layers
         return {
             "layers": layers,
             "open_seconds": done - begin,
             "warm_seconds": time.monotonic() - done,
         }
 
-    def run(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], np.ndarray]:
-        """Logits float32 [texts, labels] in the order of the texts."""
+    def run(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
+        """Logits float32 [texts, labels] in the order of the texts, and int32 [texts] the layers
+        that they left after."""
         import numpy as np
 
         from fleetbert.data.batching import SAFE_LENGTHS, collate
@@ -71,28 +74,44 @@ class Worker:
 
         ids, lengths, first_lengths = frames.unpack_texts(head, body)
         texts = np.split(ids, np.cumsum(lengths)[:-1])
-        batch = collate(
-            Encodings(texts, first_lengths, 0, lengths),
-            range(len(texts)),
-            packed=False,
-            max_length=SAFE_LENGTHS[-1],
-            pad_id=head["pad_id"],
-            round_to=SAFE_LENGTHS,
-        )
-        begin = time.monotonic()
-        logits = self.engines[head["variant"]].run(batch)
-        seconds = time.monotonic() - begin
-        return {"seconds": seconds}, logits.astype(frames.FLOAT)
+        encodings = Encodings(texts, first_lengths, 0, lengths)
+        logits = np.empty((0, 0))
+        layers = np.empty(len(texts), frames.INT)
+        seconds = 0.0
+        for speed, chosen in _by_speed(head["speeds"], len(texts)):
+            batch = collate(
+                encodings,
+                chosen,
+                packed=False,
+                max_length=SAFE_LENGTHS[-1],
+                pad_id=head["pad_id"],
+                round_to=SAFE_LENGTHS,
+            )
+            begin = time.monotonic()
+            parts = list(
+                self.engines[head["variant"]].run_all(
+                    [(np.array(chosen), batch)], speed, batch.input_ids.size
+                )
+            )
+            seconds += time.monotonic() - begin
+            for part in parts:
+                if not logits.size:
+                    logits = np.empty((len(texts), part.logits.shape[1]), frames.FLOAT)
+                logits[part.numbers] = part.logits
+                # 0: this engine's texts go through all layers
+                layers[part.numbers] = part.layer or self.layers[head["variant"]]
+        return {"seconds": seconds}, [logits, layers]
 
     def measure(self, head: dict[str, Any]) -> dict[str, Any]:
-        """Texts a second of each variant, run in turns, so that a busy moment hurts all alike."""
+        """Texts a second of each variant through all layers, run in turns, so that a busy moment
+        hurts all alike."""
         batch = _uniform_batch(MEASURED_SHAPE[0], min(MEASURED_SHAPE[1], head["longest"]))
         best = {name: float("inf") for name in self.engines}
         begin = time.monotonic()
         for number in range(ROUNDS + 1):
             for name, opened in self.engines.items():
                 start = time.monotonic()
-                opened.run(batch)
+                _run_all_layers(opened, batch)
                 if number:  # the first one warms
                     best[name] = min(best[name], time.monotonic() - start)
             if number and time.monotonic() - begin > MEASURE_SECONDS:
@@ -146,8 +165,8 @@ def _answer(worker: Worker, head: dict[str, Any], body: bytes) -> bytes:
     from fleetbert.deploy.inference import frames
 
     if head["do"] == "run":
-        found, logits = worker.run(head, body)
-        return frames.pack(found, logits)
+        found, arrays = worker.run(head, body)
+        return frames.pack(found, *arrays)
     if head["do"] == "open":
         return frames.pack(worker.open(head))
     return frames.pack(worker.measure(head))
@@ -163,9 +182,30 @@ def _open(head: dict[str, Any]) -> tuple[Engine, int]:
     opened = engine.open(
         bundle, head["variant"], device=head["device"], threads=head["threads"], verify=False
     )
+    if opened.early_exit is not None:
+        return opened, opened.early_exit.settings.ends[-1]
     folder = bundle.folder(head["variant"])
     program = next(iter(folder.glob("*.pdmodel")), bundle.folder("float32") / "model.pdmodel")
     return opened, programs.count_layers(programs.read(program))
+
+
+def _by_speed(
+    speeds: list[float | None] | None, texts: int
+) -> Iterator[tuple[float | None, Sequence[int]]]:
+    """Each speed that texts of a batch ask for, and which of them do; None: the variant's own."""
+    if speeds is None:
+        yield None, range(texts)
+        return
+    for speed in dict.fromkeys(speeds):
+        yield speed, [number for number, found in enumerate(speeds) if found == speed]
+
+
+def _run_all_layers(opened: Engine, batch: Any) -> None:
+    """A batch of which no text leaves early."""
+    import numpy as np
+
+    for _ in opened.run_all([(np.arange(len(batch.input_ids)), batch)], 0.0, batch.input_ids.size):
+        pass
 
 
 def _uniform_batch(texts: int, length: int) -> Any:

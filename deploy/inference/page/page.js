@@ -212,16 +212,26 @@ function showModels(models) {
         const name = `${model.name}/versions/${version.version}`;
         const option = make("option", { value: name, textContent: `${model.name}, version ${version.version}` });
         option.dataset.pair = version.pair ? "1" : "";
-        option.dataset.early = (version.variant || "").startsWith("early-exit") ? "1" : "";
+        const variant = version.variants.find((one) => one.name === version.variant);
+        const speed = variant ? variant.speed : null; // only variants with early exit have one
+        option.dataset.early = typeof speed === "number" ? "1" : "";
+        option.dataset.speed = option.dataset.early ? speed : "";
         return option;
       }),
   );
   $("model").replaceChildren(...options);
   if (options.some((option) => option.value === chosen)) $("model").value = chosen;
-  fitForm();
+  if ($("model").value === chosen) fitForm();
+  else chooseModel();
 }
 
 // --- trying a text ---------------------------------------------------------------------------
+
+function chooseModel() {
+  const option = $("model").selectedOptions[0];
+  if (option && option.dataset.early) $("speed").value = option.dataset.speed;
+  fitForm();
+}
 
 function fitForm() {
   const option = $("model").selectedOptions[0];
@@ -314,7 +324,7 @@ async function poll() {
 
 async function start() {
   addCharts();
-  $("model").addEventListener("change", fitForm);
+  $("model").addEventListener("change", chooseModel);
   $("speed").addEventListener("input", fitForm);
   $("try").addEventListener("submit", (event) => {
     event.preventDefault();
@@ -331,7 +341,7 @@ async function start() {
   const options = [...$("model").options];
   const wanted = options.filter((option) => option.value.startsWith(words.get("model") + "/"));
   if (wanted.length) wanted[wanted.length - 1].selected = true;
-  fitForm();
+  chooseModel();
   if (words.get("text")) {
     $("text").value = words.get("text");
     await ask();

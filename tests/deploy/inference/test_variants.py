@@ -33,14 +33,36 @@ def test_each_worker_has_processors_of_its_own(monkeypatch, processors, settings
     assert all(len(share) in (0, threads) for share in shares)
 
 
-def test_early_exit_is_not_served(edit_manifest):
+@pytest.fixture
+def with_early(edit_manifest):
+    """The tiny bundle with an entry of an early-exit variant, which is never opened."""
+
     def add(manifest):
         trusted = manifest["variants"][0]
         early = {**trusted, "name": "early", "kind": "paddle-inference-early-exit"}
-        manifest["variants"].append({**early, "accuracy": []})
+        points = [{"speed": 0.0, "mean_layers": 2.0}, {"speed": 0.4, "mean_layers": 1.25}]
+        extra = {"ends": [1, 2], "speed": 0.4, "by_speed": points}
+        accuracy = {"data": "dev.tsv", "data_sha256": "0" * 64, "n": 10, "accuracy": 0.9}
+        known = [{**accuracy, "float32_accuracy": 0.9}]
+        manifest["variants"].append({**early, "accuracy": known, "extra": extra})
 
-    bundle = bundles.read(edit_manifest(add))
-    assert variants.candidates(bundle, "cpu") == ["float32", "onnx"]
-    with pytest.raises(UserError, match=r"early of bundle .* not served"):
-        variants.named(bundle, "early")
-    assert variants.named(bundle, "onnx") == "onnx"
+    return bundles.read(edit_manifest(add))
+
+
+def test_early_exit_is_served_where_its_accuracy_is_known(with_early):
+    assert variants.candidates(with_early, "cpu") == ["float32", "onnx", "early"]
+    assert variants.named(with_early, "early") == "early"
+    assert variants.describe(with_early, {})[-1]["speed"] == 0.4
+
+
+def test_what_leaving_early_saves_counts_where_variants_are_chosen(with_early):
+    assert variants.times_faster(with_early.variant("early")) == 2.0 / 1.25
+    assert variants.times_faster(with_early.variant("float32")) == 1.0
+
+
+def test_a_kind_that_nothing_opens_is_not_served(edit_manifest):
+    def add(manifest):
+        manifest["variants"].append({**manifest["variants"][0], "name": "x", "kind": "x"})
+
+    with pytest.raises(UserError, match=r"x of bundle .* not served"):
+        variants.named(bundles.read(edit_manifest(add)), "x")
