@@ -42,3 +42,5 @@ fleetbert_library(fleetbert_utf8proc UTF8PROC libutf8proc
   https://github.com/JuliaStrings/utf8proc.git 1cb28a66ca79a0845e99433fd1056257456cef8b)  # 2.8.0
 fleetbert_library(fleetbert_json JSON nlohmann_json
   https://github.com/nlohmann/json.git 9cca280a4d0ccf0c08f47a99aa71d1b0e52f8d03)  # 3.11.3
+fleetbert_library(fleetbert_http HTTP cpp-httplib
+  https://github.com/yhirose/cpp-httplib.git b8fe69e4e892ec394ca8de27ab2fe219008690b6)  # 0.53.1

@@ -81,9 +81,7 @@ class Reader {
 
 // As fleetbert/bundle.py has it: variant/file, with nothing that leads out of the bundle.
 bool stays_inside(const std::string& path) {
-  if (path.empty() || path.find('\\') != std::string::npos || path.find('\0') != std::string::npos) {
-    return false;
-  }
+  if (path.empty() || path.find_first_of(std::string("\\\0", 2)) != std::string::npos) return false;
   size_t parts = 0;
   for (const auto& part : std::filesystem::u8path(path)) {
     if (part == ".." || part == "/" || part.empty()) return false;

@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 CACHE = ROOT / ".cache" / "lite"
-PACKAGES = ("libutf8proc", "nlohmann_json")
+PACKAGES = ("libutf8proc", "nlohmann_json", "cpp-httplib")
 
 
 def missing() -> str | None:
@@ -39,7 +39,7 @@ def programs() -> Path:
     return CACHE / "build"
 
 
-OPTIONS = ("-DFLEETBERT_TESTS=ON", "-DCMAKE_BUILD_TYPE=", "-DCMAKE_CXX_FLAGS=-O1")
+OPTIONS = ("-DFLEETBERT_TESTS=ON", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS=-O1")
 
 
 def run(*command) -> None:

@@ -1,0 +1,614 @@
+#include "oip.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "unicode.h"
+
+namespace fleetbert {
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+constexpr int kMaxDepth = 100;
+constexpr int64_t kTokenTypes = 2;          // BERT's segments
+constexpr double kLongestTimeout = 86400;  // seconds
+constexpr std::array<const char*, 3> kOutputs = {"label", "scores", "logits"};
+constexpr const char* kHeader = "Inference-Header-Content-Length";
+
+[[noreturn]] void refuse(const std::string& message, int status = 400) {
+  throw Failure(status, message);
+}
+
+std::string shortened(std::string text, size_t limit = 60) {
+  if (text.size() > limit) {
+    text.resize(limit);
+    while (!text.empty() && !is_utf8(text)) text.pop_back();
+    text += "...";
+  }
+  return text;
+}
+
+std::string show(const json& value) {
+  if (value.is_array()) return "a list of " + std::to_string(value.size());
+  if (value.is_object()) return "an object of " + std::to_string(value.size());
+  if (value.is_string()) return in_quotes(value.get_ref<const std::string&>());
+  return shortened(value.dump());
+}
+
+json parse_body(const std::string& text) {
+  const auto check_depth = [](int depth, json::parse_event_t, json&) {
+    if (depth >= kMaxDepth) {
+      refuse("the body is nested more than " + std::to_string(kMaxDepth) +
+             " levels deep; a tensor of texts or ids needs five");
+    }
+    return true;
+  };
+  json message;
+  try {
+    message = json::parse(text, check_depth);
+  } catch (const json::parse_error& error) {
+    const size_t at = error.byte;
+    const auto start = at > 40 ? at - 40 : 0;
+    auto near = text.substr(std::min(start, text.size()), at + 8 - start);
+    near.erase(std::remove_if(near.begin(), near.end(),
+                              [](char c) { return static_cast<unsigned char>(c) - 32u >= 95u; }),
+               near.end());
+    refuse("the body is not JSON, at byte " + std::to_string(at) +
+           (near.empty() ? "" : ", near '" + near + "'"));
+  }
+  if (!message.is_object()) refuse("the body is " + show(message) + "; it has to be a JSON object");
+  return message;
+}
+
+// The member of an object; null where there is none.
+const json& member(const json& object, const char* key) {
+  static const json nothing;
+  const auto found = object.find(key);
+  return found == object.end() ? nothing : *found;
+}
+
+const json& read_list(const json& message, const char* key) {
+  static const json empty = json::array();
+  const auto& entries = member(message, key);
+  if (entries.is_null()) return empty;
+  if (!entries.is_array()) refuse(std::string(key) + " is " + show(entries) + "; it has to be a list");
+  return entries;
+}
+
+const json& read_parameters(const json& message, const std::string& where) {
+  static const json empty = json::object();
+  const auto& parameters = member(message, "parameters");
+  if (parameters.is_null()) return empty;
+  if (!parameters.is_object()) {
+    refuse("parameters of " + where + " are " + show(parameters) + "; they have to be an object");
+  }
+  for (const auto& [key, value] : parameters.items()) {
+    if (value.is_structured()) {
+      refuse("parameter " + in_quotes(key) + " of " + where + " is " + show(value) +
+             "; it has to be a string, a number, true or false");
+    }
+  }
+  return parameters;
+}
+
+bool read_flag(const json& value, const std::string& key, const std::string& where) {
+  if (!value.is_boolean()) {
+    refuse("parameter '" + key + "' of " + where + " is " + show(value) +
+           "; it has to be true or false");
+  }
+  return value.get<bool>();
+}
+
+std::string read_name(const json& entry, const std::string& where) {
+  if (!entry.is_object()) refuse(where + " is " + show(entry) + "; it has to be an object");
+  const auto& name = member(entry, "name");
+  if (!name.is_string()) refuse(where + ".name is " + show(name) + "; it has to be a string");
+  for (const auto* key : {"shared_memory_region", "classification"}) {
+    if (read_parameters(entry, where).contains(key)) {
+      refuse("parameter '" + std::string(key) + "' of " + where + " is not offered by this server");
+    }
+  }
+  return name.get<std::string>();
+}
+
+// An input as it was sent: `raw` where its values are bytes after the JSON.
+struct Tensor {
+  std::string name;
+  const json* entry = nullptr;
+  std::optional<std::string_view> raw;
+};
+
+// The bytes after the JSON, as tensors take them.
+class Rest {
+ public:
+  Rest(std::string_view bytes, bool is_there) : bytes_(bytes), is_there_(is_there) {}
+
+  std::string_view take(const json& size, const std::string& name) {
+    const auto of = "binary_data_size of input " + name;
+    if (!size.is_number_unsigned()) {
+      refuse(of + " is " + show(size) + "; it has to be a number of bytes");
+    }
+    if (!is_there_) {
+      refuse("input " + name + " has binary_data_size, which needs the header " + kHeader);
+    }
+    const auto wanted = size.get<uint64_t>();
+    if (wanted > bytes_.size()) {
+      refuse(of + " is " + std::to_string(wanted) + ", but the body has " +
+             std::to_string(bytes_.size()) + " bytes left");
+    }
+    const auto taken = bytes_.substr(0, static_cast<size_t>(wanted));
+    bytes_.remove_prefix(taken.size());
+    return taken;
+  }
+  size_t left() const { return bytes_.size(); }
+
+ private:
+  std::string_view bytes_;
+  bool is_there_;
+};
+
+size_t read_header_length(const std::string& text, size_t body) {
+  const bool digits = !text.empty() && text.size() < 19 &&
+                      text.find_first_not_of("0123456789") == std::string::npos;
+  if (!digits) refuse(std::string(kHeader) + " is " + in_quotes(text) + "; it has to be a number of bytes");
+  const auto length = std::stoull(text);
+  if (length > body) {
+    refuse(std::string(kHeader) + " is " + text + ", but the body has " + std::to_string(body) +
+           " bytes");
+  }
+  return static_cast<size_t>(length);
+}
+
+// [texts] or [texts, tokens]; all positive, the first within the limit.
+std::vector<size_t> read_shape(const Tensor& tensor, size_t rank, const Limits& limits) {
+  const auto where = "shape of input '" + tensor.name + "'";
+  const std::string wanted = rank == 1 ? "[texts]" : "[texts, tokens]";
+  const auto& shape = member(*tensor.entry, "shape");
+  const auto is_integer = [](const json& size) { return size.is_number_integer(); };
+  if (!shape.is_array() || !std::all_of(shape.begin(), shape.end(), is_integer)) {
+    refuse(where + " has to be a list of integers: " + wanted);
+  }
+  if (shape.size() != rank) {
+    refuse(where + " has " + std::to_string(shape.size()) + " dimensions; it has to be " + wanted);
+  }
+  std::vector<size_t> sizes;
+  for (const auto& size : shape) {
+    if (!size.is_number_unsigned() || size.get<uint64_t>() < 1) {
+      refuse(where + " is " + shortened(shape.dump()) + "; each dimension has to be at least 1");
+    }
+    sizes.push_back(static_cast<size_t>(
+        std::min<uint64_t>(size.get<uint64_t>(), std::numeric_limits<size_t>::max())));
+  }
+  if (sizes[0] > limits.max_texts) {
+    refuse("input '" + tensor.name + "' has " + std::to_string(sizes[0]) +
+               " texts; this server takes at most " + std::to_string(limits.max_texts) +
+               " in a request",
+           413);
+  }
+  return sizes;
+}
+
+[[noreturn]] void wrong_count(const Tensor& tensor, size_t found) {
+  refuse("data of input '" + tensor.name + "' has " + std::to_string(found) +
+         " elements, which does not fit its shape " + member(*tensor.entry, "shape").dump());
+}
+
+const json& read_data(const Tensor& tensor) {
+  const auto& data = member(*tensor.entry, "data");
+  if (!data.is_array()) {
+    refuse("data of input '" + tensor.name + "' is " + show(data) + "; it has to be a list");
+  }
+  return data;
+}
+
+// The little-endian number that `size` bytes are.
+uint64_t little_endian(std::string_view bytes, size_t size) {
+  uint64_t value = 0;
+  for (size_t i = size; i-- > 0;) value = value << 8 | static_cast<unsigned char>(bytes[i]);
+  return value;
+}
+
+std::vector<std::string> split_raw(const Tensor& tensor, size_t count) {
+  auto bytes = *tensor.raw;
+  std::vector<std::string> texts;
+  for (size_t number = 0; number < count; ++number) {
+    const auto length = bytes.size() < 4 ? std::numeric_limits<uint64_t>::max() : little_endian(bytes, 4);
+    if (bytes.size() < 4 || length > bytes.size() - 4) {
+      refuse("element " + std::to_string(number) + " of input '" + tensor.name +
+             "' goes past the tensor's " + std::to_string(tensor.raw->size()) + " bytes");
+    }
+    texts.emplace_back(bytes.substr(4, static_cast<size_t>(length)));
+    if (!is_utf8(texts.back())) {
+      refuse("element " + std::to_string(number) + " of input '" + tensor.name + "' is not UTF-8");
+    }
+    bytes.remove_prefix(4 + static_cast<size_t>(length));
+  }
+  if (!bytes.empty()) {
+    refuse("input '" + tensor.name + "' has " + std::to_string(bytes.size()) +
+           " bytes of data after its " + std::to_string(count) + " elements");
+  }
+  return texts;
+}
+
+std::vector<std::string> read_texts(const Tensor& tensor, const Limits& limits) {
+  const auto& datatype = member(*tensor.entry, "datatype");
+  if (datatype != "BYTES") {
+    refuse("datatype of input '" + tensor.name + "' is " + show(datatype) +
+           "; it has to be BYTES");
+  }
+  const auto count = read_shape(tensor, 1, limits)[0];
+  std::vector<std::string> texts;
+  if (tensor.raw) {
+    texts = split_raw(tensor, count);
+  } else {
+    const auto& data = read_data(tensor);
+    if (data.size() != count) wrong_count(tensor, data.size());
+    for (size_t number = 0; number < count; ++number) {
+      if (!data[number].is_string()) {
+        refuse("element " + std::to_string(number) + " of input '" + tensor.name + "' is " +
+               show(data[number]) + "; it has to be a string (BYTES)");
+      }
+      texts.push_back(data[number].get<std::string>());
+    }
+  }
+  for (size_t number = 0; number < count; ++number) {
+    if (texts[number].size() > limits.max_text_bytes) {
+      refuse("text " + std::to_string(number) + " of input '" + tensor.name + "' has " +
+                 std::to_string(texts[number].size()) + " bytes; this server takes at most " +
+                 std::to_string(limits.max_text_bytes) + " in a text",
+             413);
+    }
+  }
+  return texts;
+}
+
+// Rows of integers of 0 to limit - 1.
+struct Integers {
+  size_t rows = 0, columns = 0;
+  std::vector<int64_t> values;
+};
+
+int64_t read_integer(const json& value, const Tensor& tensor, size_t number) {
+  if (!value.is_number_integer()) {
+    refuse("element " + std::to_string(number) + " of input '" + tensor.name + "' is " +
+           show(value) + "; it has to be an integer");
+  }
+  if (value.is_number_unsigned() &&
+      value.get<uint64_t>() > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    refuse("input '" + tensor.name + "' holds " + value.dump() + ", which is no INT64");
+  }
+  return value.get<int64_t>();
+}
+
+Integers read_integers(const Tensor& tensor, const Limits& limits, size_t max_length,
+                       int64_t limit, const std::string& meaning) {
+  const auto& datatype = member(*tensor.entry, "datatype");
+  if (datatype != "INT64" && datatype != "INT32") {
+    refuse("datatype of input '" + tensor.name + "' is " + show(datatype) +
+           "; it has to be INT64 or INT32");
+  }
+  const auto shape = read_shape(tensor, 2, limits);
+  if (shape[1] > max_length) {
+    refuse("input '" + tensor.name + "' has " + std::to_string(shape[1]) +
+           " tokens a text; the model takes at most " + std::to_string(max_length));
+  }
+  Integers found{shape[0], shape[1], {}};
+  const auto count = found.rows * found.columns;
+  if (tensor.raw) {
+    const size_t size = datatype == "INT64" ? 8 : 4;
+    if (tensor.raw->size() != count * size) {
+      refuse("input '" + tensor.name + "' has " + std::to_string(tensor.raw->size()) +
+             " bytes of data; its shape and datatype need " + std::to_string(count * size));
+    }
+    for (size_t i = 0; i < count; ++i) {
+      const auto bits = little_endian(tensor.raw->substr(i * size), size);
+      found.values.push_back(size == 8 ? static_cast<int64_t>(bits)
+                                       : static_cast<int32_t>(static_cast<uint32_t>(bits)));
+    }
+  } else {
+    const auto& data = read_data(tensor);
+    if (!data.empty() && data[0].is_array()) {
+      if (data.size() != found.rows) {
+        refuse("data of input '" + tensor.name + "' has " + std::to_string(data.size()) +
+               " rows, which does not fit its shape " + member(*tensor.entry, "shape").dump());
+      }
+      for (size_t row = 0; row < found.rows; ++row) {
+        if (!data[row].is_array() || data[row].size() != found.columns) {
+          refuse("row " + std::to_string(row) + " of input '" + tensor.name + "' is " +
+                 show(data[row]) + "; its shape asks for a list of " +
+                 std::to_string(found.columns));
+        }
+        for (const auto& value : data[row]) {
+          found.values.push_back(read_integer(value, tensor, found.values.size()));
+        }
+      }
+    } else {
+      if (data.size() != count) wrong_count(tensor, data.size());
+      for (const auto& value : data) {
+        found.values.push_back(read_integer(value, tensor, found.values.size()));
+      }
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    if (found.values[i] < 0 || found.values[i] >= limit) {
+      refuse("input '" + tensor.name + "' holds " + std::to_string(found.values[i]) + " at [" +
+             std::to_string(i / found.columns) + ", " + std::to_string(i % found.columns) + "]; " +
+             meaning + " are 0 to " + std::to_string(limit - 1));
+    }
+  }
+  return found;
+}
+
+using Tensors = std::map<std::string, Tensor>;
+
+std::vector<Row> rows_of_texts(const Tensors& inputs, const Classifier& classifier,
+                               const Limits& limits) {
+  for (const auto* name : {"input_ids", "token_type_ids"}) {
+    if (inputs.count(name)) {
+      refuse("input 'text' and input '" + std::string(name) + "' are both given; send one or the "
+             "other");
+    }
+  }
+  const auto texts = read_texts(inputs.at("text"), limits);
+  std::vector<std::string> seconds(texts.size());
+  if (classifier.bundle().pair) {
+    const auto found = inputs.find("text_pair");
+    if (found == inputs.end()) {
+      refuse("input 'text_pair' is missing: this model answers pairs of texts");
+    }
+    seconds = read_texts(found->second, limits);
+    if (seconds.size() != texts.size()) {
+      refuse("input 'text_pair' has " + std::to_string(seconds.size()) +
+             " texts, but input 'text' has " + std::to_string(texts.size()));
+    }
+  }
+  std::vector<Row> rows;
+  for (size_t i = 0; i < texts.size(); ++i) rows.push_back(classifier.encode(texts[i], seconds[i]));
+  return rows;
+}
+
+std::vector<Row> rows_of_ids(const Tensors& inputs, const Classifier& classifier,
+                             const Limits& limits) {
+  const auto ids = inputs.find("input_ids"), types = inputs.find("token_type_ids");
+  if (ids == inputs.end()) refuse("inputs hold neither 'text' nor 'input_ids'; send one of them");
+  if (inputs.count("text_pair")) {
+    refuse("input 'text_pair' goes with input 'text', not with 'input_ids'");
+  }
+  const auto length = classifier.bundle().max_length;
+  const auto vocab_size = static_cast<int64_t>(classifier.tokenizer().vocab_size());
+  const auto found =
+      read_integers(ids->second, limits, length, vocab_size, "the model's token ids");
+  Integers of_types{found.rows, found.columns, std::vector<int64_t>(found.values.size(), 0)};
+  if (types != inputs.end()) {
+    of_types = read_integers(types->second, limits, length, kTokenTypes, "token types");
+    if (of_types.rows != found.rows || of_types.columns != found.columns) {
+      refuse("shape of input 'token_type_ids' is not that of 'input_ids'");
+    }
+  }
+  std::vector<Row> rows(found.rows);
+  for (size_t row = 0; row < found.rows; ++row) {
+    const auto first = static_cast<std::ptrdiff_t>(row * found.columns);
+    const auto end = first + static_cast<std::ptrdiff_t>(found.columns);
+    rows[row].input_ids.assign(found.values.begin() + first, found.values.begin() + end);
+    rows[row].token_type_ids.assign(of_types.values.begin() + first, of_types.values.begin() + end);
+  }
+  return rows;
+}
+
+Tensors read_inputs(const json& message, Rest& rest, const Bundle& bundle) {
+  Tensors inputs;
+  const auto& entries = read_list(message, "inputs");
+  for (size_t number = 0; number < entries.size(); ++number) {
+    const auto where = "inputs[" + std::to_string(number) + "]";
+    const auto& entry = entries[number];
+    Tensor tensor{read_name(entry, where), &entry, std::nullopt};
+    const auto& name = tensor.name;
+    static const std::set<std::string> known = {"text", "text_pair", "input_ids", "token_type_ids"};
+    if (known.count(name) == 0 || (name == "text_pair" && !bundle.pair)) {
+      refuse("input " + in_quotes(name) + " is unknown; this model takes text" +
+             (bundle.pair ? " and text_pair" : "") + ", or input_ids and token_type_ids");
+    }
+    const bool has_data = !member(entry, "data").is_null();
+    const auto& parameters = read_parameters(entry, where);
+    if (parameters.contains("binary_data_size")) {
+      if (has_data) {
+        refuse("input " + in_quotes(name) + " has data and binary_data_size; send one or the other");
+      }
+      tensor.raw = rest.take(parameters["binary_data_size"], in_quotes(name));
+    } else if (!has_data) {
+      refuse("data of input " + in_quotes(name) + " is missing");
+    }
+    if (!inputs.emplace(name, tensor).second) refuse("input " + in_quotes(name) + " is given twice");
+  }
+  if (inputs.empty()) refuse("inputs is empty or missing; it has to be a list of tensors");
+  if (rest.left()) {
+    refuse("the body has " + std::to_string(rest.left()) + " bytes after the last binary tensor");
+  }
+  return inputs;
+}
+
+std::vector<Question::Output> read_outputs(const json& message, bool all_binary) {
+  std::vector<Question::Output> outputs;
+  std::set<std::string> names;
+  const auto& entries = read_list(message, "outputs");
+  for (size_t number = 0; number < entries.size(); ++number) {
+    const auto where = "outputs[" + std::to_string(number) + "]";
+    const auto name = read_name(entries[number], where);
+    const auto is_known = std::find(kOutputs.begin(), kOutputs.end(), name) != kOutputs.end();
+    if (!is_known) {
+      refuse("output " + in_quotes(name) + " is unknown; choose from label, scores, logits");
+    }
+    if (!names.insert(name).second) refuse("output " + in_quotes(name) + " is asked for twice");
+    const auto& parameters = read_parameters(entries[number], where);
+    const bool binary = parameters.contains("binary_data")
+                            ? read_flag(parameters["binary_data"], "binary_data", "output " + in_quotes(name))
+                            : all_binary;
+    outputs.push_back({name, binary});
+  }
+  if (outputs.empty()) {
+    for (const auto* name : kOutputs) outputs.push_back({name, all_binary});
+  }
+  return outputs;
+}
+
+// Early exit is not offered, but a speed that is none is refused as everywhere.
+void check_speed(const json& parameters) {
+  const auto& speed = member(parameters, "speed");
+  if (speed.is_null()) return;
+  double value = -1;
+  if (speed.is_number()) value = speed.get<double>();
+  if (speed.is_string()) {
+    const auto& text = speed.get_ref<const std::string&>();
+    char* end = nullptr;
+    value = std::strtod(text.c_str(), &end);
+    if (text.empty() || *end != '\0') value = -1;
+  }
+  if (!(value >= 0 && value <= 1)) {
+    refuse("parameter 'speed' is " + show(speed) + "; it has to be a number from 0 to 1");
+  }
+}
+
+double read_timeout(const json& parameters, const Limits& limits) {
+  const auto& timeout = member(parameters, "timeout");
+  if (timeout.is_null()) return limits.timeout_seconds;
+  if (!timeout.is_number_unsigned()) {
+    refuse("parameter 'timeout' is " + show(timeout) +
+           "; it has to be a whole number of microseconds");
+  }
+  const auto seconds = std::min(timeout.get<double>() / 1e6, kLongestTimeout);
+  return seconds > 0 ? seconds : limits.timeout_seconds;
+}
+
+void append_little_endian(std::string& raw, uint32_t value) {
+  for (int shift = 0; shift < 32; shift += 8) raw += static_cast<char>(value >> shift & 0xFF);
+}
+
+// Enough digits to read the same float again.
+std::string as_text(float value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.9g", static_cast<double>(value));
+  return text;
+}
+
+std::string json_text(const std::string& text) { return json(text).dump(); }
+
+}  // namespace
+
+std::string in_quotes(std::string_view text) {
+  std::string safe;
+  for (const auto c : shortened(std::string(text))) {
+    safe += static_cast<unsigned char>(c) < 32 || c == 127 ? '?' : c;
+  }
+  return "'" + (is_utf8(safe) ? safe : std::string("?")) + "'";
+}
+
+std::string error_body(const std::string& message) {
+  return json{{"error", message}}.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+Question read_question(const std::string& body, const std::optional<std::string>& header_length,
+                       const Classifier& classifier, const Limits& limits) {
+  const auto head = header_length ? read_header_length(*header_length, body.size()) : body.size();
+  const auto message = parse_body(head == body.size() ? body : body.substr(0, head));
+  Question question;
+  const auto& id = member(message, "id");
+  if (!id.is_null() && !id.is_string()) refuse("id is " + show(id) + "; it has to be a string");
+  if (id.is_string()) question.id = id.get<std::string>();
+  const auto& parameters = read_parameters(message, "the request");
+  Rest rest(std::string_view(body).substr(head), header_length.has_value());
+  const auto inputs = read_inputs(message, rest, classifier.bundle());
+  const bool all_binary =
+      parameters.contains("binary_data_output") &&
+      read_flag(parameters["binary_data_output"], "binary_data_output", "the request");
+  question.outputs = read_outputs(message, all_binary);
+  check_speed(parameters);
+  question.timeout_seconds = read_timeout(parameters, limits);
+  question.rows = inputs.count("text") ? rows_of_texts(inputs, classifier, limits)
+                                       : rows_of_ids(inputs, classifier, limits);
+  return question;
+}
+
+Reply render(const Question& question, const Logits& logits, const Classifier& classifier,
+             const std::string& model) {
+  const auto& labels = classifier.bundle().labels;
+  size_t cut = 0;
+  for (const auto& row : question.rows) cut += row.cut;
+  auto body = "{\"model_name\":" + json_text(model) + ",\"model_version\":\"1\"";
+  if (!question.id.empty()) body += ",\"id\":" + json_text(question.id);
+  body += ",\"parameters\":{\"cut\":" + std::to_string(cut) + "},\"outputs\":[";
+  std::string all_raw;
+  for (const auto& output : question.outputs) {
+    const bool is_label = output.name == "label";
+    std::string data, raw;
+    for (const auto& row : logits) {
+      if (is_label) {
+        const auto& label = labels[largest(row)];
+        if (output.binary) append_little_endian(raw, static_cast<uint32_t>(label.size()));
+        output.binary ? raw += label : data += json_text(label) + ',';
+        continue;
+      }
+      for (const auto value : output.name == "scores" ? softmax(row) : row) {
+        uint32_t bits = 0;
+        std::memcpy(&bits, &value, sizeof bits);
+        output.binary ? append_little_endian(raw, bits) : void(data += as_text(value) + ',');
+      }
+    }
+    if (&output != &question.outputs.front()) body += ',';
+    body += "{\"name\":\"" + output.name + "\",\"datatype\":\"" + (is_label ? "BYTES" : "FP32") +
+            "\",\"shape\":[" + std::to_string(logits.size()) +
+            (is_label ? "" : "," + std::to_string(labels.size())) + "],";
+    if (output.binary) {
+      body += "\"parameters\":{\"binary_data_size\":" + std::to_string(raw.size()) + "}}";
+      all_raw += raw;
+    } else {
+      data.pop_back();
+      body += "\"data\":[" + data + "]}";
+    }
+  }
+  body += "]}";
+  if (all_raw.empty()) return {std::move(body), std::nullopt};
+  const auto head = body.size();
+  return {body + all_raw, head};
+}
+
+std::string server_metadata() {
+  return ordered_json{{"name", "fleetbert-lite"},
+                      {"version", FLEETBERT_VERSION},
+                      {"extensions", ordered_json::array({"binary_tensor_data", "parameters"})}}
+      .dump();
+}
+
+std::string model_metadata(const Classifier& classifier, const std::string& model) {
+  const auto& bundle = classifier.bundle();
+  const auto tensor = [](const char* name, const char* datatype, std::vector<long> shape) {
+    return ordered_json{{"name", name}, {"datatype", datatype}, {"shape", std::move(shape)}};
+  };
+  const auto labels = static_cast<long>(bundle.labels.size());
+  auto inputs = ordered_json::array({tensor("text", "BYTES", {-1})});
+  if (bundle.pair) inputs.push_back(tensor("text_pair", "BYTES", {-1}));
+  inputs.push_back(tensor("input_ids", "INT64", {-1, -1}));
+  inputs.push_back(tensor("token_type_ids", "INT64", {-1, -1}));
+  return ordered_json{{"name", model},
+                      {"versions", ordered_json::array({"1"})},
+                      {"platform", "paddle_lite"},
+                      {"inputs", inputs},
+                      {"outputs", ordered_json::array({tensor("label", "BYTES", {-1}),
+                                                       tensor("scores", "FP32", {-1, labels}),
+                                                       tensor("logits", "FP32", {-1, labels})})},
+                      {"parameters",
+                       {{"labels", bundle.labels},
+                        {"max_length", bundle.max_length},
+                        {"variant", classifier.variant().name}}}}
+      .dump();
+}
+
+}  // namespace fleetbert

@@ -1,0 +1,64 @@
+// The Open Inference Protocol v2 over HTTP, for one model, without the sockets: what the server for
+// x86 and GPUs answers too. https://github.com/kserve/open-inference-protocol
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "classifier.h"
+#include "queue.h"
+
+namespace fleetbert {
+
+// A request that is not answered: the HTTP status, and one sentence.
+struct Failure : std::runtime_error {
+  Failure(int status_code, const std::string& message)
+      : std::runtime_error(message), status(status_code) {}
+  int status;
+};
+
+struct Limits {
+  size_t max_texts = 64;
+  size_t max_text_bytes = 1u << 16;
+  double timeout_seconds = 30;  // of requests that name none
+};
+
+// A request whose inputs are checked and turned into token ids.
+struct Question {
+  struct Output {
+    std::string name;
+    bool binary = false;
+  };
+  std::string id;
+  std::vector<Row> rows;
+  std::vector<Output> outputs;
+  double timeout_seconds = 0;
+};
+
+struct Reply {
+  std::string body;
+  std::optional<size_t> head;  // length of the JSON, where binary tensors follow it
+};
+
+// What a request asks; `header_length` is its Inference-Header-Content-Length. Throws Failure with
+// the field that is wrong.
+Question read_question(const std::string& body, const std::optional<std::string>& header_length,
+                       const Classifier& classifier, const Limits& limits);
+
+// The answer's body.
+Reply render(const Question& question, const Logits& logits, const Classifier& classifier,
+             const std::string& model);
+
+std::string server_metadata();
+std::string model_metadata(const Classifier& classifier, const std::string& model);
+
+// {"error": message}
+std::string error_body(const std::string& message);
+
+// A client's words for a message: short, whatever they are.
+std::string in_quotes(std::string_view text);
+
+}  // namespace fleetbert

@@ -1,0 +1,301 @@
+"""fleetbert-lite-server with the fake engine: the protocol, limits, back pressure, a soft stop."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import gzip
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import requests
+from boards import HERE, LABELS, answer_of, fake_logits, logits_of, write_bundle
+from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
+
+from fleetbert.data.tokenizer import Tokenizer
+
+LIMITS = ("--max-texts=64", "--max-text-bytes=4096", f"--max-body-bytes={1 << 20}")
+INFER = "/v2/models/model/infer"
+DEADLINE = 300  # seconds that a busy machine may take
+
+
+@contextlib.contextmanager
+def serving(programs, bundle, *words):
+    """A server on a free port: (its URL, its process)."""
+    command = [programs / "fleetbert-lite-server", "--bundle", bundle, "--engine=fake"]
+    command += ["--host=127.0.0.1", "--port=0", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            found = re.search(r"http://\S+", process.stdout.readline())
+            yield found[0], process
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return write_bundle(tmp_path_factory.mktemp("board"))
+
+
+@pytest.fixture(scope="module")
+def url(programs, bundle):
+    with serving(programs, bundle, *LIMITS) as (url, process):
+        yield url
+        assert process.poll() is None
+
+
+@pytest.fixture
+def alive(url, bundle):
+    """After what a test sends the server still answers, and rightly."""
+    yield
+    right(requests.post(url + INFER, data=body_of(TEXT), timeout=DEADLINE), bundle, TEXT["data"])
+
+
+def right(response, bundle, texts):
+    assert response.status_code == 200, response.text
+    tokenizer = Tokenizer(bundle / "vocab.txt", True)
+    logits = [logits_of(tokenizer, text) for text in texts]
+    by_name = {output["name"]: output for output in response.json()["outputs"]}
+    assert by_name["label"]["data"] == [answer_of(row)["label"] for row in logits]
+    assert by_name["logits"]["data"] == np.concatenate(logits).tolist()
+    assert by_name["logits"]["shape"] == by_name["scores"]["shape"] == [len(texts), len(LABELS)]
+    scores = [score for row in logits for score in answer_of(row)["scores"].values()]
+    np.testing.assert_allclose(by_name["scores"]["data"], scores, atol=1e-6)
+
+
+def refused(response, code, words=""):
+    assert response.status_code == code, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert list(response.json()) == ["error"]
+    assert words in response.json()["error"]
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v2/"])
+def test_server_metadata(url, path):
+    found = requests.get(url + path).json()
+    assert set(found) == {"name", "version", "extensions"}
+
+
+def test_health_and_model(url):
+    assert requests.get(f"{url}/v2/health/live").json() == {"live": True}
+    assert requests.get(f"{url}/v2/health/ready").json() == {"live": True, "ready": True}
+    for path in ("/v2/models/model", "/v2/models/model/versions/1"):
+        assert requests.get(f"{url}{path}/ready").json() == {"name": "model", "ready": True}
+        found = requests.get(url + path).json()
+        assert (found["name"], found["versions"]) == ("model", ["1"])
+        assert found["parameters"]["variant"] == f"lite-{HERE}-int8"
+        assert found["parameters"]["labels"] == LABELS
+        inputs = {"text": [-1], "input_ids": [-1, -1], "token_type_ids": [-1, -1]}
+        assert {tensor["name"]: tensor["shape"] for tensor in found["inputs"]} == inputs
+        outputs = {"label": [-1], "scores": [-1, 3], "logits": [-1, 3]}
+        assert {tensor["name"]: tensor["shape"] for tensor in found["outputs"]} == outputs
+
+
+def test_texts(url, bundle):
+    texts = ["word1 word2", "", "word3 " * 40, "WÖRD4 字 \x00"]
+    sent = {**TEXT, "shape": [4], "data": texts}
+    for path in (INFER, "/v2/models/model/versions/1/infer"):
+        found = requests.post(url + path, data=body_of(sent, id="é1"))
+        right(found, bundle, texts)
+        assert found.json()["id"] == "é1"
+        assert found.json()["parameters"] == {"cut": 1}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_ids(url, nested):
+    ids, types = [[2, 9, 3], [2, 3, 0]], [[0, 0, 1], [0, 1, 0]]
+
+    def tensor(name, rows):
+        flat = [value for row in rows for value in row]
+        return {**IDS, "name": name, "data": rows if nested else flat}
+
+    sent = body_of(tensor("input_ids", ids), tensor("token_type_ids", types))
+    (output,) = requests.post(
+        url + INFER, data=sent[:-1] + b', "outputs": [{"name": "logits"}]}'
+    ).json()["outputs"]
+    wanted = [fake_logits(*rows).tolist() for rows in zip(ids, types)]
+    assert output["data"] == [value for row in wanted for value in row]
+
+
+def test_pairs(programs, tmp_path):
+    bundle = write_bundle(tmp_path, pair=True)
+    second = {**TEXT, "name": "text_pair", "data": ["word1", "word2 word3"]}
+    with serving(programs, bundle, *LIMITS) as (url, _):
+        refused(requests.post(url + INFER, data=body_of(TEXT)), 400, "'text_pair' is missing")
+        found = requests.post(url + INFER, data=body_of(TEXT, second)).json()["outputs"][2]["data"]
+    tokenizer = Tokenizer(bundle / "vocab.txt", True)
+    wanted = [logits_of(tokenizer, *pair) for pair in zip(TEXT["data"], second["data"])]
+    assert found == np.concatenate(wanted).tolist()
+
+
+def test_binary_tensors(url, bundle):
+    body, length = with_binary(
+        (without(TEXT, "data"), raw_texts(TEXT["data"])), parameters={"binary_data_output": True}
+    )
+    headers = {"Inference-Header-Content-Length": length}
+    found = requests.post(url + INFER, data=body, headers=headers)
+    head = int(found.headers["Inference-Header-Content-Length"])
+    outputs = json.loads(found.content[:head])["outputs"]
+    sizes = [output["parameters"]["binary_data_size"] for output in outputs]
+    assert head + sum(sizes) == len(found.content)
+    logits = np.frombuffer(found.content[-sizes[2] :], "<f4").reshape(2, 3)
+    tokenizer = Tokenizer(bundle / "vocab.txt", True)
+    np.testing.assert_array_equal(logits, [logits_of(tokenizer, text) for text in TEXT["data"]])
+    labels = [answer_of(row)["label"] for row in logits]
+    assert found.content[head : head + sizes[0]] == raw_texts(labels)
+    raw_ids = np.arange(6, dtype="<i4").tobytes()
+    body, length = with_binary(({**without(IDS, "data"), "datatype": "INT32"}, raw_ids))
+    headers = {"Inference-Header-Content-Length": length}
+    found = requests.post(url + INFER, data=body, headers=headers).json()
+    assert found["outputs"][2]["data"][:3] == fake_logits([0, 1, 2]).tolist()
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_requests(url, alive, case):
+    body, named = REFUSED[case]
+    found = requests.post(url + INFER, data=body, timeout=DEADLINE)
+    refused(found, 413 if case in TOO_LARGE else 400, named)
+
+
+@pytest.mark.parametrize("length", ["100000", "-1", "x", "1e3", "0x10", "9" * 30])
+def test_wrong_header_lengths(url, alive, length):
+    body, _ = with_binary((without(TEXT, "data"), raw_texts(["a", "b"])))
+    headers = {"Inference-Header-Content-Length": length}
+    found = requests.post(url + INFER, data=body, headers=headers, timeout=DEADLINE)
+    refused(found, 400, "Inference-Header-Content-Length")
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"\x01\0\0",
+        b"\xff\xff\xff\xffab",
+        raw_texts(["a"]),
+        raw_texts("abc"),
+        b"\x01\0\0\0\xff",
+    ],
+)
+def test_wrong_binary_texts(url, alive, raw):
+    body, length = with_binary((without(TEXT, "data"), raw))
+    headers = {"Inference-Header-Content-Length": length}
+    refused(requests.post(url + INFER, data=body, headers=headers), 400, "input 'text'")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "code"),
+    [
+        ("GET", "/", 404),
+        ("GET", "/v2/models", 404),
+        ("GET", "/v2/models/other", 404),
+        ("GET", "/v2/models/model/versions/2", 404),
+        ("GET", "/v2/models/model/stats", 404),
+        ("POST", "/v2/models/other/infer", 404),
+        ("POST", "/v2/models/model/versions/7/infer", 404),
+        ("GET", INFER, 405),
+        ("PUT", INFER, 405),
+        ("DELETE", INFER, 405),
+        ("POST", "/v2/health/live", 405),
+        ("GET", "/" + "a" * 7000, 404),
+    ],
+)
+def test_wrong_paths(url, alive, method, path, code):
+    refused(requests.request(method, url + path, data=body_of(TEXT), timeout=DEADLINE), code)
+
+
+def test_bodies_over_the_limit(url, alive):
+    with requests.Session() as session:  # what is left of a body is no request
+        for body in (bytes(3 << 20), iter([bytes(1 << 18)] * 12)):
+            with contextlib.suppress(requests.ConnectionError):  # closed while we still send
+                refused(session.post(url + INFER, data=body, timeout=DEADLINE), 413)
+    found = gzip.compress(bytes(64 << 20))
+    headers = {"Content-Encoding": "gzip"}
+    answer = requests.post(url + INFER, data=found, headers=headers, timeout=DEADLINE)
+    assert answer.status_code in (413, 415)
+
+
+def test_a_chunked_body(url, bundle):
+    body = body_of(TEXT)
+    found = requests.post(url + INFER, data=iter([body[:7], body[7:]]), timeout=DEADLINE)
+    right(found, bundle, TEXT["data"])
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\0" * 100,
+        b"GET\r\n\r\n",
+        b"POST " + INFER.encode() + b" HTTP/1.1\r\nContent-Length: 1000\r\n\r\n{",
+        b"POST " + INFER.encode() + b" HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /v2 HTTP/1.1\r\n" + b"X: y\r\n" * 100,
+    ],
+)
+def test_clients_that_send_half_and_go(url, alive, sent):
+    host, port = url.split("//")[1].split(":")
+    with socket.create_connection((host, int(port)), timeout=DEADLINE) as client:
+        client.sendall(sent)
+
+
+def test_a_full_queue_answers_503(programs, bundle):
+    words = ("--queue-texts=64", "--fake-delay-ms=1500", "--max-texts=64", "--connections=16")
+    sent = body_of({**TEXT, "shape": [32], "data": ["word1"] * 32})
+    with serving(programs, bundle, *words) as (url, _):
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            found = list(
+                pool.map(
+                    lambda _: requests.post(url + INFER, data=sent, timeout=DEADLINE), range(12)
+                )
+            )
+        full = [one for one in found if one.status_code == 503]
+        assert full
+        for one in full:
+            refused(one, 503, "queue is full")
+            assert one.headers["Retry-After"] == "1"
+        answered = [one for one in found if one.status_code == 200]
+        assert len(answered) + len(full) == 12
+        assert answered
+        metrics = requests.get(f"{url}/metrics").text
+        assert f'code="200"}} {len(answered)}\n' in metrics
+        assert f'code="503"}} {len(full)}\n' in metrics
+        right(requests.post(url + INFER, data=body_of(TEXT)), bundle, TEXT["data"])
+
+
+def test_a_timeout_answers_504(programs, bundle):
+    with serving(programs, bundle, "--fake-delay-ms=3000") as (url, _):
+        sent = body_of(TEXT, parameters={"timeout": 1000})
+        refused(requests.post(url + INFER, data=sent, timeout=DEADLINE), 504, "timeout")
+
+
+def test_sigterm_answers_what_was_taken(programs, bundle):
+    with serving(programs, bundle, "--fake-delay-ms=2000") as (url, process):
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(requests.post, url + INFER, data=body_of(TEXT), timeout=DEADLINE)
+            end = time.monotonic() + DEADLINE
+            while (
+                'queued_texts{model="model",version="1"} 2'
+                not in requests.get(f"{url}/metrics").text
+            ):
+                assert time.monotonic() < end
+                assert not asked.done()
+            process.send_signal(signal.SIGTERM)
+            right(asked.result(), bundle, TEXT["data"])
+        assert process.wait(DEADLINE) == 0
+        assert "Stopping" in process.stdout.read()
+
+
+def test_a_port_that_is_taken(programs, bundle):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [programs / "fleetbert-lite-server", "--bundle", bundle, "--engine=fake"]
+        command += ["--host=127.0.0.1", f"--port={port}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: cannot listen on 127.0.0.1 port {port}: choose another with --host and --port\n"
+    )
