@@ -59,6 +59,8 @@ def run(arguments: argparse.Namespace) -> None:
         ) from None
     from fleetbert.deploy.inference.repository import Repository
 
+    # The processors are the workers': threads that tokenize beside them cost more than they save.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     uvloop.run(server.serve(section, Repository))
 
 
