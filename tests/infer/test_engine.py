@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import shapes
 from tiny_bert import make_network
 
 from fleetbert import bundle as bundles
@@ -47,6 +48,15 @@ def test_any_sequence_of_shapes_is_answered_as_by_a_fresh_predictor(tiny_bundle)
         batch = make_batch(*shape)
         fresh = engine.open_program(folder, "cpu", 2)(batch.input_ids, batch.token_type_ids)
         np.testing.assert_allclose(found, fresh, atol=1e-5, err_msg=str(shape))
+
+
+def test_int8_and_early_exit_do_not_depend_on_what_was_asked_before(tiny_bundle, tmp_path):
+    """Some tens of shapes; tests/endurance has 2,000."""
+    bundle = shapes.add_int8_and_early_exit(tiny_bundle, tmp_path)
+    for variant in ("int8-static", "early-exit-int8"):
+        # (16, 4) then (1, 64) gave wrong answers where 4 was a length.
+        order = [*shapes.random_shapes(24, 40, 0), (16, 64), (1, 64), (11, 96), (1, 96)]
+        shapes.check(bundle, variant, order)
 
 
 def test_the_bug_that_safe_lengths_avoid_is_still_there(tiny_bundle):

@@ -1,0 +1,75 @@
+"""Batches of random shapes in random order: an engine that has answered others before has to say
+what a new one says. oneDNN's cache confuses shapes; see fleetbert/infer/workarounds.py."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+from tiny_bert import LABELS
+
+from fleetbert import bundle as bundles
+from fleetbert.compress import early_exit, methods
+from fleetbert.config import Quantize
+from fleetbert.data.batching import SAFE_LENGTHS
+from fleetbert.infer import engine, exits
+from fleetbert.infer.alike import random_batch
+
+THREADS = 2
+VOCAB_SIZE = 195
+
+
+def add_int8_and_early_exit(source: Path, folder: Path) -> bundles.Bundle:
+    """A copy of the bundle with random weights, with int8-static and early-exit-int8 added."""
+    root = Path(shutil.copytree(source, folder / "bundle"))
+    table = folder / "texts.tsv"
+    rows = [f"{LABELS[number % 3]}\tword{number} word{number + 1}" for number in range(32)]
+    table.write_text("\n".join(["label\ttext_a", *rows]) + "\n", encoding="utf-8")
+    values = {
+        "bundle": str(root),
+        "method": "static",
+        "calibration": {"data": str(table)},
+        "gate": {"data": str(table), "max_accuracy_drop": 1},
+    }
+    bundle = bundles.read(root)
+    write = methods.open_method(Quantize.model_validate(values), bundle)
+    assert write is not None
+    bundle = bundles.add_variant(
+        root, "int8-static", lambda f: write(f).model_copy(update={"name": "int8-static"})
+    )
+    cut = early_exit.open_source(bundle, "int8-static")
+    width = cut.others[next(name for name in cut.others if "layer_norm" in name)].shape[0]
+    random = np.random.default_rng(0)
+    head = {
+        "inner.weight": random.normal(size=(2 * width, 8)).astype(np.float32),
+        "inner.bias": np.zeros(8, np.float32),
+        "out.weight": random.normal(size=(8, 3)).astype(np.float32),
+        "out.bias": np.zeros(3, np.float32),
+    }
+    settings = exits.Settings([1, 2], "pooled", 0.5, 0)
+    return bundles.add_variant(
+        root, "early-exit-int8", lambda f: early_exit.write(cut, f, settings, {1: head})
+    )
+
+
+def random_shapes(count: int, most_rows: int, seed: int) -> list[tuple[int, int]]:
+    """(rows, length) in random order; some come again."""
+    random = np.random.default_rng(seed)
+    rows, lengths = random.integers(1, most_rows + 1, count), random.choice(SAFE_LENGTHS, count)
+    return list(zip(rows.tolist(), lengths.tolist()))
+
+
+def check(bundle: bundles.Bundle, variant: str, shapes: list[tuple[int, int]]) -> None:
+    """Every answer of one engine to all shapes is that of an engine opened for that shape alone."""
+    opener, folder = engine.OPENERS[bundle.variant(variant).kind], bundle.folder(variant)
+    used = opener(folder, "cpu", THREADS)
+    batches = {
+        shape: random_batch(np.random.default_rng(shape), shape, VOCAB_SIZE)
+        for shape in dict.fromkeys(shapes)
+    }
+    # All of them first: a predictor that is freed empties the cache of the others.
+    answers = [used(*batches[shape]) for shape in shapes]
+    expected = {shape: opener(folder, "cpu", THREADS)(*batch) for shape, batch in batches.items()}
+    for shape, found in zip(shapes, answers):
+        np.testing.assert_allclose(found, expected[shape], atol=1e-5, err_msg=str(shape))
