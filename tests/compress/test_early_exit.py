@@ -9,16 +9,17 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import command, early_exit
-from fleetbert.compress.distill import command as distilling
 from fleetbert.compress.distill import exits as job_of_exits
+from fleetbert.compress.distill import heads as learning
 from fleetbert.compress.early_exit import Observed
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.infer import answer, evaluate
+from fleetbert.infer import answer, evaluate, heads
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -187,9 +188,33 @@ def test_speed_needs_a_variant_that_texts_may_leave(bundle, made):
         answer.load(made, "early-exit-float32", speed=1.5)
 
 
-def test_ranks_are_refused(bundle, tiny_data, tmp_path, monkeypatch):
+def test_two_ranks_learn_what_one_learns(bundle, tiny_data, tmp_path):
+    """Without dropout: the same gradients but for rounding, so the same heads."""
     path = tmp_path / "job.yaml"
-    path.write_text(json.dumps(values(bundle, tiny_data)), encoding="utf-8")
-    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-    with pytest.raises(UserError, match="for one process"):
-        distilling.main(["--config", str(path)])
+    alone = Path(shutil.copytree(bundle, tmp_path / "alone"))
+    wanted = {**values(bundle, tiny_data, dropout=0.0), "sources": ["float32"]}
+    path.write_text(json.dumps(wanted), encoding="utf-8")
+    launcher = ["--nproc_per_node", "2", "--backend", "gloo"]
+    script = ROOT / "launch" / "distill.py"
+    process = processes.start(tmp_path, path, launcher=launcher, script=script)
+    try:
+        code = process.wait(480)
+    finally:
+        processes.kill(process)
+    said = (tmp_path / "output.txt").read_text(encoding="utf-8", errors="replace")
+    assert code == 0, said
+    added = bundles.read(bundle).folder("early-exit-float32")
+    found = heads.load(added)[1]
+    wanted["bundle"] = str(alone)
+    by_one = job_of_exits.add_variants(config.SelfDistill.model_validate(wanted))
+    for name, array in heads.load(by_one.folder("early-exit-float32"))[1].items():
+        np.testing.assert_allclose(found[name], array, atol=1e-4, err_msg=name)
+
+
+def test_ranks_share_a_batch():
+    numbers = np.array([7, 3, 9, 1, 4])
+    parts = [learning.part_of(numbers, rank, 2) for rank in range(2)]
+    assert sorted(np.concatenate([rows for rows, _ in parts]).tolist()) == [0, 1, 2, 3, 4]
+    assert [share for _, share in parts] == [0.2, 0.2]
+    rows, share = learning.part_of(numbers[:1], 1, 2)
+    assert (rows.tolist(), share) == ([0], 0.0)

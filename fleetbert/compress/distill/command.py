@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
+import sys
 from typing import Any, Callable
 
 from fleetbert import config
-from fleetbert.errors import UserError
-from fleetbert.train import command
+from fleetbert.train import command, keeper
 
 DESCRIPTION = """\
 Train a smaller model to do what a trained one does; one process, or many as in training.
@@ -27,6 +26,8 @@ the last one, on texts without labels, and a bundle gets variants whose texts le
 head is certain of them:
 
   python launch/distill.py --config configs/distill/self.yaml bundle=output/sst2/bundle
+
+Several ranks share the texts that the heads learn from; the first one measures and adds.
 """
 
 
@@ -50,10 +51,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _run_self(job: config.SelfDistill) -> None:
-    if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
-        raise UserError(
-            "distill.kind: self is for one process; start it without paddle.distributed.launch"
-        )
+    if keeper.is_needed():
+        sys.exit(keeper.keep(config.Strategy().hang_timeout, 0))
+    if keeper.is_kept():
+        keeper.give_signs_of_life()
     from fleetbert import environment
 
     environment.import_paddle()

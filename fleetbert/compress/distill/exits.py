@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
+import paddle
+import paddle.distributed as dist
 from tqdm import tqdm
 
 from fleetbert import bundle as bundles
@@ -20,6 +23,7 @@ from fleetbert.errors import UserError
 from fleetbert.infer import answer, engine, evaluate
 from fleetbert.infer.exits import Settings
 from fleetbert.infer.heads import Tensors
+from fleetbert.train import private
 
 # Of a batch that heads learn from: about 32 texts of 32 tokens.
 BATCH_TOKENS = 1024
@@ -27,7 +31,12 @@ BATCH_TOKENS = 1024
 
 def add_variants(job: schema.SelfDistill) -> bundles.Bundle:
     """Train the heads and add a variant for each source; GateFailed for the first that loses more
-    accuracy than gate.max_accuracy_drop, which is then not added."""
+    accuracy than gate.max_accuracy_drop, which is then not added.
+
+    Ranks share the texts that heads learn from; the first one measures and adds, the others return
+    the bundle as they found it.
+    """
+    ranks = _join()
     bundle = bundles.read(job.bundle)
     names = job.sources
     if names is None:
@@ -41,12 +50,31 @@ def add_variants(job: schema.SelfDistill) -> bundles.Bundle:
     table = evaluate.read_known(model, str(job.gate.data))
     teacher = early_exit.open_source(bundle, "float32")
     _check_layers(job.distill.layers, len(teacher.layers))
-    trained = train_heads(job, model, teacher, threads)
+    trained = train_heads(job, model, teacher, threads, ranks)
+    if ranks.number:
+        return bundle
     known = _known(job, model, table)
     for name in names:
         source = teacher if name == "float32" else early_exit.open_source(bundle, name)
         bundle = _add(job, bundle, source, trained, known, threads)
     return bundle
+
+
+class Ranks(NamedTuple):
+    """This one's number, how many there are, and what puts the sum over all into a tensor."""
+
+    number: int = 0
+    world_size: int = 1
+    add_up: Callable[[paddle.Tensor], Any] | None = None
+
+
+def _join() -> Ranks:
+    """Meet the other ranks of paddle.distributed.launch, if there are any."""
+    if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) < 2:
+        return Ranks()
+    paddle.set_device("cpu")
+    private.join_ranks()
+    return Ranks(dist.get_rank(), dist.get_world_size(), dist.all_reduce)
 
 
 class _Known(NamedTuple):
@@ -73,19 +101,29 @@ def _known(job: schema.SelfDistill, model: answer.Model, table: evaluate.Known) 
 
 
 def train_heads(
-    job: schema.SelfDistill, model: answer.Model, teacher: early_exit.Source, threads: int
+    job: schema.SelfDistill,
+    model: answer.Model,
+    teacher: early_exit.Source,
+    threads: int,
+    ranks: Ranks,
 ) -> dict[int, Tensors]:
     """The heads after all inner layers of the teacher, by layer."""
-    examples, labels = _examples(job, model, teacher, threads)
+    examples, labels = _examples(job, model, teacher, threads, ranks)
+    if ranks.world_size > 1:  # gloo waits 30 s at most
+        private.wait_for_ranks("fleetbert-hidden-states", ranks.number, ranks.world_size)
     trained: dict[int, Tensors] = {}
-    found = heads.train(job.distill, examples, labels, job.seed)
+    found = heads.train(job.distill, examples, labels, job.seed, ranks.number, ranks.add_up)
     for layer, tensors in enumerate(tqdm(found, "heads", len(teacher.layers) - 1, disable=None), 1):
         trained[layer] = tensors
     return trained
 
 
 def _examples(
-    job: schema.SelfDistill, model: answer.Model, teacher: early_exit.Source, threads: int
+    job: schema.SelfDistill,
+    model: answer.Model,
+    teacher: early_exit.Source,
+    threads: int,
+    ranks: Ranks,
 ) -> tuple[list[heads.Example], np.ndarray | None]:
     path = str(job.data.train)
     labels: np.ndarray | None = None
@@ -106,10 +144,12 @@ def _examples(
     examples = []
     with answer.progress(len(chosen)) as bar:
         for numbers, batch in answer.in_batches(model, encodings):
-            real = batch.input_ids != model.tokenizer.pad_id
-            *states, logits = run(batch.input_ids, batch.token_type_ids)
+            rows, share = heads.part_of(numbers, ranks.number, ranks.world_size)
+            input_ids = batch.input_ids[rows]
+            real = input_ids != model.tokenizer.pad_id
+            *states, logits = run(input_ids, batch.token_type_ids[rows])
             inputs = [heads.read_by(job.distill.head, state, real) for state in states]
-            examples.append(heads.Example(numbers, real, inputs, logits))
+            examples.append(heads.Example(numbers[rows], real, inputs, logits, share))
             bar.update(len(numbers))
     return examples, None if labels is None else labels[chosen]
 

@@ -4,7 +4,7 @@ section 3.2.2): the backbone stays as it is, its hidden states are computed once
 
 from __future__ import annotations
 
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import paddle
@@ -17,13 +17,15 @@ from fleetbert.infer.heads import ATTENTION_HEADS
 
 
 class Example(NamedTuple):
-    """A batch of texts: which they are (int64 [texts]), which tokens are real (bool [texts,
-    length]), what each head reads (one array a layer), the last layer's logits [texts, labels]."""
+    """A rank's part of a batch of texts: which they are (int64 [texts]), which tokens are real
+    (bool [texts, length]), what each head reads (one array a layer), the last layer's logits
+    [texts, labels], and a text's share of the batch's loss (0 where a rank only takes part)."""
 
     numbers: np.ndarray
     real: np.ndarray
     inputs: list[np.ndarray]
     logits: np.ndarray
+    share: float
 
 
 class Pooled(nn.Layer):
@@ -68,19 +70,33 @@ def read_by(kind: str, hidden: np.ndarray, real: np.ndarray) -> np.ndarray:
     return trained.pool(hidden, real) if kind == "pooled" else hidden.astype(np.float16)
 
 
+def part_of(numbers: np.ndarray, rank: int, ranks: int) -> tuple[np.ndarray, float]:
+    """The rows of a batch (int64) that a rank takes, and the share of each text in its loss; a
+    rank for which there are none takes one of share 0, because all have to add up gradients."""
+    rows = np.arange(len(numbers))[rank::ranks]
+    return (rows, 1 / len(numbers)) if len(rows) else (np.zeros(1, np.int64), 0.0)
+
+
 def train(
-    settings: schema.Exits, examples: Sequence[Example], labels: np.ndarray | None, seed: int
+    settings: schema.Exits,
+    examples: Sequence[Example],
+    labels: np.ndarray | None,
+    seed: int,
+    rank: int = 0,
+    add_up: Callable[[paddle.Tensor], Any] | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Train the head of each layer in turn; its tensors as `infer.heads` names them.
 
     labels: int64 [texts], what they really are; needed where settings.labels_weight is not 0.
+    add_up: puts the sum over all ranks into a tensor; None: there is only this one.
     """
     width = examples[0].inputs[0].shape[-1] // (2 if settings.head == "pooled" else 1)
     count = examples[0].logits.shape[1]
     for layer in range(len(examples[0].inputs)):
         paddle.seed(seed)
         head = KINDS[settings.head](width, settings.width, count)
-        _train(head, settings, examples, layer, labels, seed)
+        paddle.seed(seed + rank)  # dropout's: of other texts in each rank
+        _train(head, settings, examples, layer, labels, seed, add_up)
         yield {name: value.numpy() for name, value in head.state_dict().items()}
 
 
@@ -91,6 +107,7 @@ def _train(
     layer: int,
     labels: np.ndarray | None,
     seed: int,
+    add_up: Callable[[paddle.Tensor], Any] | None,
 ) -> None:
     steps = settings.epochs * len(examples)
     warm_up = max(1, steps // 10)
@@ -108,12 +125,17 @@ def _train(
             x = paddle.to_tensor(example.inputs[layer].astype(np.float32))
             logits = head(F.dropout(x, settings.dropout), paddle.to_tensor(example.real))
             wanted = F.softmax(paddle.to_tensor(example.logits))
-            loss = F.kl_div(F.log_softmax(logits), wanted, reduction="batchmean")
+            loss = F.kl_div(F.log_softmax(logits), wanted, reduction="sum")
             if settings.labels_weight and labels is not None:
                 truth = paddle.to_tensor(labels[example.numbers])
                 loss = loss * (1 - settings.labels_weight)
-                loss = loss + settings.labels_weight * F.cross_entropy(logits, truth)
-            loss.backward()
+                loss = loss + settings.labels_weight * F.cross_entropy(
+                    logits, truth, reduction="sum"
+                )
+            (loss * example.share).backward()
+            if add_up is not None:
+                for parameter in head.parameters():
+                    add_up(parameter.grad)
             optimizer.step()
             optimizer.clear_grad()
             schedule.step()
