@@ -53,10 +53,11 @@ def add_int8_and_early_exit(source: Path, folder: Path) -> bundles.Bundle:
     )
 
 
-def random_shapes(count: int, most_rows: int, seed: int) -> list[tuple[int, int]]:
-    """(rows, length) in random order; some come again."""
+def random_shapes(count: int, most_tokens: int, seed: int) -> list[tuple[int, int]]:
+    """(rows, length) of so many tokens at most, in random order; some come again."""
     random = np.random.default_rng(seed)
-    rows, lengths = random.integers(1, most_rows + 1, count), random.choice(SAFE_LENGTHS, count)
+    lengths = random.choice(SAFE_LENGTHS, count)
+    rows = random.integers(1, most_tokens // lengths + 1)
     return list(zip(rows.tolist(), lengths.tolist()))
 
 
