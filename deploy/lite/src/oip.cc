@@ -64,6 +64,8 @@ json parse_body(const std::string& text) {
                near.end());
     refuse("the body is not JSON, at byte " + std::to_string(at) +
            (near.empty() ? "" : ", near '" + near + "'"));
+  } catch (const json::out_of_range&) {
+    refuse("the body holds a number that is larger than any 64-bit float");
   }
   if (!message.is_object()) refuse("the body is " + show(message) + "; it has to be a JSON object");
   return message;

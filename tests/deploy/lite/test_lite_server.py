@@ -163,6 +163,11 @@ def test_wrong_requests(url, alive, case):
     refused(found, 413 if case in TOO_LARGE else 400, named)
 
 
+def test_a_number_over_every_limit(url, alive):
+    body = body_of(TEXT).replace(b"[2]", b"[1e400]")
+    refused(requests.post(url + INFER, data=body, timeout=DEADLINE), 400, "larger than any")
+
+
 @pytest.mark.parametrize("length", ["100000", "-1", "x", "1e3", "0x10", "9" * 30])
 def test_wrong_header_lengths(url, alive, length):
     body, _ = with_binary((without(TEXT, "data"), raw_texts(["a", "b"])))
