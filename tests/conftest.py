@@ -12,9 +12,20 @@ from pathlib import Path
 import pytest
 import tiny_job
 from fp16sim import build
+from hypothesis import HealthCheck, settings
 from tiny_bert import LABELS, VOCAB, make_network
 
 import fleetbert  # noqa: F401  before the first import of paddle: it prepares the process
+
+# The same examples each time, and no limits of time, which a busy machine would not keep.
+# HYPOTHESIS_SEARCH=1 looks for new ones.
+settings.register_profile(
+    "steady",
+    deadline=None,
+    derandomize=not os.environ.get("HYPOTHESIS_SEARCH"),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("steady")
 
 # In the background of a shell without job control Ctrl-C is ignored, and so it would be in all
 # that tests start.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pydantic
 import pytest
 import yaml
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleetbert import config
@@ -311,9 +311,7 @@ documents = st.one_of(
 )
 
 
-@settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=300)
 @given(documents, st.lists(st.text(max_size=20), max_size=2))
 @example(b"\xef\xbb\xbfoutput_dir: o\n", [])
 @example(b"", ["trainer={1: 2}"])

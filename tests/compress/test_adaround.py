@@ -64,7 +64,7 @@ def test_it_lies_between_the_nearest_and_the_best_of_all_ways_to_round():
     assert found < 0.3 * former
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(st.integers(0, 1000), st.integers(2, 20), st.integers(1, 9))
 def test_each_weight_goes_up_or_down_and_no_output_gets_worse(seed, inputs, outputs):
     weight, x = layer(seed, inputs, outputs)

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 import tiny_job
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbert.data import cache, read
@@ -104,7 +104,6 @@ line = st.one_of(
 ).map(lambda text: text.encode("utf-8"))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(
     lines=st.lists(st.one_of(line, st.binary(max_size=6)), max_size=30),
     kind=st.sampled_from(list(FORMATS)),

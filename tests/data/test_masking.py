@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbert.data.masking import mask_tokens
@@ -19,7 +19,6 @@ def tokenizer(tmp_path_factory):
     return Tokenizer(path, lowercase=True)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     ids=ids_strategy,
     seed=st.integers(0, 10**6),
@@ -61,7 +60,6 @@ def test_eight_one_one(tokenizer):
 
 
 @given(seed=st.integers(0, 10**6))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whole_words_are_chosen_whole(tokenizer, seed):
     rng = np.random.default_rng(seed)
     subword = np.flatnonzero(tokenizer.is_subword)

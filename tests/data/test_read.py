@@ -5,13 +5,11 @@ import json
 import re
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbert.data.read import Example, iter_lines, parse_question, read, read_texts
 from fleetbert.errors import UserError
-
-shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write(folder, content, name="table.tsv"):
@@ -120,7 +118,6 @@ def test_missing_file_directory_and_impossible_path(tmp_path):
     assert "cannot be read" in error_of(read, "a\0b.tsv", **options)
 
 
-@shared_folder
 @given(
     lines=st.lists(
         st.one_of(

@@ -4,7 +4,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbert.data.tokenizer import SPECIAL_TOKENS, Tokenizer
@@ -19,7 +19,6 @@ texts = st.text(
     ),
     max_size=40,
 )
-shared_vocab = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +98,6 @@ def test_equals_the_reference(tokenizer, text):
     assert tokens == reference(text, tokenizer.lowercase)
 
 
-@shared_vocab
 @given(
     text=texts.filter(lambda text: all(ord(char) < 0x2000 or "一" <= char <= "龥" for char in text))
 )
@@ -112,7 +110,6 @@ def test_equals_the_reference_on_any_text(tokenizer, text):
     assert [VOCAB[i] for i in ids[1:-1]] == reference(text, tokenizer.lowercase)
 
 
-@shared_vocab
 @given(
     pairs=st.lists(st.tuples(texts, texts), min_size=1, max_size=4),
     paired=st.booleans(),
@@ -135,7 +132,6 @@ def test_special_tokens_and_lengths(tokenizer, pairs, paired, max_length):
             assert first_length == len(ids)
 
 
-@shared_vocab
 @given(a=st.integers(0, 12), b=st.integers(0, 12), max_length=st.integers(3, 24))
 def test_pairs_are_cut_token_by_token_from_the_longer(tokenizer, a, b, max_length):
     encodings = tokenizer.encode(["the " * a], ["sat " * b], max_length)

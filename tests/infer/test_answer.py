@@ -7,7 +7,7 @@ import json
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetbert.errors import UserError
@@ -153,9 +153,7 @@ LINES = st.one_of(
 
 
 @given(lines=st.lists(LINES, max_size=12), jsonl=st.booleans())
-@settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150)
 def test_every_line_has_one_answer(model, lines, jsonl):
     data = b"\n".join(lines)
     objects, counts = answer_all(model, data, jsonl, window=5)

@@ -106,7 +106,7 @@ def alone(text, speed):
     raise AssertionError
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(1, 60), max_size=40),
     st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]),

@@ -17,7 +17,7 @@ MATRICES = arrays.arrays(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(MATRICES, st.sampled_from([0, 1]), st.sampled_from([8, 16]))
 def test_widened_is_within_half_a_step(matrix, axis, bits):
     found = weights.quantize(matrix, axis, bits)
@@ -26,7 +26,7 @@ def test_widened_is_within_half_a_step(matrix, axis, bits):
     assert (np.abs(weights.widen(found) - matrix) <= 0.501 * step + 1e-6).all()
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(MATRICES, st.sampled_from([0, 1]))
 def test_integers_survive_widening(matrix, axis):
     """oneDNN makes integers of the widened weights: they have to be the same ones."""

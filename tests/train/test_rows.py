@@ -46,7 +46,7 @@ def step(rows: Rows, batches: list[dict], factors: np.ndarray, rate: float = 0.1
 IDS = st.lists(st.integers(0, 39), min_size=2, max_size=12).map(lambda ids: ids[: len(ids) & ~1])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.lists(IDS, min_size=1, max_size=2), min_size=1, max_size=8),
     st.sampled_from(["none", "count:1", "count:3"]),

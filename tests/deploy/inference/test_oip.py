@@ -11,7 +11,7 @@ import zlib
 import fake_core
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
 
@@ -23,8 +23,7 @@ SST, PAIRS = fake_core.version("sst", "2"), fake_core.version("pairs", "1", pair
 LIMIT = fake_core.SAFETY.max_body_bytes
 
 # A slow machine is no failure.
-some = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-many = settings(some, max_examples=200)
+many = settings(max_examples=200)
 
 texts = st.lists(st.text(max_size=20), min_size=1, max_size=8)
 ids = st.tuples(st.integers(1, 5), st.integers(1, fake_core.MAX_LENGTH)).flatmap(
@@ -59,7 +58,6 @@ def ask(body, header=None, found=SST):
     )
 
 
-@some
 @given(texts, texts)
 def test_texts_in_json_and_in_binary_are_the_same_question(first, second):
     count = min(len(first), len(second))
@@ -73,7 +71,6 @@ def test_texts_in_json_and_in_binary_are_the_same_question(first, second):
     assert (by_json.model, by_json.version) == ("pairs", "stable")
 
 
-@some
 @given(ids, st.sampled_from(["INT64", "INT32"]))
 def test_ids_nested_flat_and_binary_are_the_same_question(rows, datatype):
     array = np.array(rows)
@@ -170,7 +167,6 @@ def only_failures(function, *arguments):
         assert 0 < len(str(failure)) < 400
 
 
-@some
 @given(st.binary(max_size=200), st.none() | st.text(max_size=5))
 def test_any_bytes_raise_nothing_but_failures(body, header):
     only_failures(ask, body, header)
@@ -193,7 +189,6 @@ def test_requests_with_wrong_fields_raise_nothing_but_failures(entry, wrong, wro
     only_failures(ask, json.dumps(message).encode())
 
 
-@some
 @given(st.data(), st.integers(0, 300))
 def test_requests_with_wrong_bytes_raise_nothing_but_failures(data, length):
     body, header = with_binary(
@@ -224,7 +219,6 @@ def decode_raw(output, raw):
     return np.frombuffer(raw, dtype).tolist()
 
 
-@some
 @given(st.lists(st.sampled_from(oip.OUTPUTS), unique=True), st.booleans(), st.data())
 def test_answers_are_the_same_in_json_and_in_binary(names, all_binary, data):
     reply = make_reply()
@@ -280,7 +274,6 @@ def test_an_answer_without_id_has_none():
     assert "id" not in json.loads(content)
 
 
-@some
 @given(st.binary(max_size=2000), st.sampled_from(["gzip", "x-gzip", "deflate", "bare", "identity"]))
 def test_encoded_bodies_are_decoded(body, encoding):
     bare = zlib.compressobj(wbits=-15)
@@ -294,7 +287,6 @@ def test_encoded_bodies_are_decoded(body, encoding):
     assert http_body.decode(encoded, "deflate" if encoding == "bare" else encoding, LIMIT) == body
 
 
-@some
 @given(st.binary(min_size=1, max_size=100), st.sampled_from(["gzip", "deflate"]), st.data())
 def test_truncated_or_longer_streams_are_refused(body, encoding, data):
     whole = gzip.compress(body) if encoding == "gzip" else zlib.compress(body)
@@ -305,7 +297,6 @@ def test_truncated_or_longer_streams_are_refused(body, encoding, data):
         assert caught.value.reason is Reason.BAD_REQUEST
 
 
-@some
 @given(st.binary(max_size=100), st.sampled_from(["gzip", "deflate", "br", "gzip, gzip", "é", ""]))
 def test_any_encoded_body_raises_nothing_but_failures(body, encoding):
     only_failures(http_body.decode, body, encoding, LIMIT)

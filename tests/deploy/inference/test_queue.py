@@ -130,11 +130,11 @@ class AnyOrder(RuleBasedStateMachine):
 
 
 TestAnyOrder = AnyOrder.TestCase
-TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @given(st.lists(st.integers(2, 70), max_size=60), st.sampled_from([64, 128, 512]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_batch_has_more_tokens_than_allowed(lengths, batch_tokens):
     queue = make_queue(batch_tokens=batch_tokens)
     put(queue, lengths)
