@@ -297,7 +297,8 @@ class Pool:
         for _ in range(2):
             ids = self._golden.ids
             lengths = [len(one) for one in ids]
-            logits = (await self._run(worker, ids, lengths, None, OPEN_SECONDS)).logits
+            speeds = [0.0] * len(ids)  # as they were recorded
+            logits = (await self._run(worker, ids, lengths, speeds, OPEN_SECONDS)).logits
             if not np.isfinite(logits).all():
                 raise Refused(
                     f"variant {self.plan.variant} answers NaN or infinity: its weights are damaged"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert import files
 from fleetbert.errors import GateFailed
-from fleetbert.infer import answer, engine, evaluate, golden
+from fleetbert.infer import answer, engine, evaluate, exits, golden
 
 # Rounds of both models in turn, for the ratio of their speeds.
 ROUNDS = 3
@@ -82,9 +83,18 @@ def measure(
         size=size(folder),
         float32_size=size(bundle.folder("float32")),
         golden=golden.record(
-            opened, bundle.max_length, float32.tokenizer.vocab_size, golden.INTEGER_SHARE
+            _all_layers(opened),
+            bundle.max_length,
+            float32.tokenizer.vocab_size,
+            golden.INTEGER_SHARE,
         ),
     )
+
+
+def _all_layers(run: engine.Run) -> engine.Run:
+    """An early-exit variant with no text leaving: which texts near the limit leave is a matter of
+    rounding, which differs between processors."""
+    return functools.partial(run, speed=0.0) if isinstance(run, exits.EarlyExit) else run
 
 
 def check(name: str, measured: Measured, max_drop: float, hurt: Callable[[], str]) -> None:

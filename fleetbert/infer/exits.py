@@ -58,7 +58,8 @@ class _Waiting(NamedTuple):
 
 
 class EarlyExit:
-    """An opened variant. As a function it answers one batch, at the variant's own speed."""
+    """An opened variant. As a function it answers one batch, by default at the variant's own
+    speed."""
 
     def __init__(self, settings: Settings, groups: list[Callable[..., Any]], folder: Path):
         """groups: each gives hidden states, the last one logits; of token ids and types the first,
@@ -68,9 +69,12 @@ class EarlyExit:
         self._heads = heads.load(folder)
         self._head = heads.KINDS[settings.head]
 
-    def __call__(self, input_ids: np.ndarray, token_type_ids: np.ndarray) -> np.ndarray:
+    def __call__(
+        self, input_ids: np.ndarray, token_type_ids: np.ndarray, speed: float | None = None
+    ) -> np.ndarray:
+        speed = self.settings.speed if speed is None else speed
         batch = _Waiting(np.arange(len(input_ids)), input_ids, token_type_ids)
-        parts = list(self._through([batch], self.settings.speed, input_ids.size))
+        parts = list(self._through([batch], speed, input_ids.size))
         logits = np.empty((len(input_ids), parts[0].logits.shape[1]), np.float32)
         for part in parts:
             logits[part.numbers] = part.logits

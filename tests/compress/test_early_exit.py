@@ -19,7 +19,7 @@ from fleetbert.compress.distill import exits as job_of_exits
 from fleetbert.compress.distill import heads as learning
 from fleetbert.compress.early_exit import Observed
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.infer import answer, evaluate, heads
+from fleetbert.infer import answer, evaluate, golden, heads
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -58,6 +58,13 @@ def made(trained, tiny_data, tmp_path_factory):
     assert done.returncode == 0, done.stderr
     assert "added early-exit-int8" in done.stderr
     return bundle
+
+
+def test_its_golden_texts_go_through_all_layers(made):
+    bundle = bundles.read(made)
+    kept = golden.read(bundle, "early-exit-float32")
+    assert bundle.variant("early-exit-float32").extra["speed"] > 0
+    np.testing.assert_allclose(kept.logits, golden.read(bundle, "float32").logits, atol=1e-4)
 
 
 @pytest.fixture(scope="module")
