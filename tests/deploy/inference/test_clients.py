@@ -105,7 +105,7 @@ def test_tritonclient(server, protocol):
         assert words in saw[name]["message"]
     asked = server.core.questions[before:]
     assert asked[0].id == "7"
-    assert [(q.timeout, q.speed) for q in asked if q.speed is not None] == [(5.0, 0.25)]
+    assert [(q.timeout, q.speed) for q in asked if q.speed is not None] == [(60.0, 0.25)]
     assert [q.version for q in asked if q.version is not None] == ["stable"]
     assert server.core.calls[-2:] == [("unload", "sst"), ("load", "sst")]
 
