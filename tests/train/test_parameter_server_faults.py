@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,6 +72,26 @@ def test_asked_to_stop_and_started_again_it_loses_no_step(start):
     summary = json.loads((process.output / "summary.json").read_text())
     assert (summary["resumed_at"], summary["steps"]) == (step, step + 4)
     assert not list(process.output.glob(".run-*"))
+
+
+def test_who_has_gone_on_after_a_step_does_not_stop_after_it(tmp_path):
+    """One trainer is asked after the other has looked, and is in a meeting after the same step."""
+    first, second = (meetings.Meeting(tmp_path / "run", rank, 2) for rank in range(2))
+    looked = threading.Event()
+
+    def steps(meeting: meetings.Meeting, asked: bool) -> list[bool]:
+        meeting.steps = 3
+        stopped = [meeting.stops(asked)]
+        looked.set()
+        meeting.gather()
+        meeting.steps = 4
+        return [*stopped, meeting.stops(False)]
+
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(steps, first, False)
+        assert looked.wait(DEADLINE)
+        assert steps(second, True) == [False, True]
+        assert other.result(DEADLINE) == [False, True]
 
 
 def test_resumed_it_takes_the_steps_of_an_undisturbed_run(start):

@@ -86,6 +86,7 @@ class Meeting:
         self.folder, self.rank, self.size = folder, rank, size
         self.count = 0  # meetings so far
         self.steps = 0  # steps begun by this trainer since the start
+        self.passed = 0  # the last of those after which it went on
         self.last_step: int | None = None  # agreed on, after which all stop
         folder.mkdir(parents=True, exist_ok=True)
         # Started again alone: until it has caught up, nobody comes to its meetings.
@@ -127,21 +128,24 @@ class Meeting:
     def stops(self, asked: bool) -> bool:
         """After a step: whether it is the last one because one of the trainers was asked to stop.
 
-        They may be at different steps. When one is asked, each tells how many it has begun, waits
-        for the others, and goes on to the largest number.
+        They may be at different steps. When one is asked, each tells the first after which it can
+        still stop, waits for the others, and goes on to the largest number.
         """
         if asked:
             (self.folder / "stop").touch()
         if self.last_step is None and (self.folder / "stop").exists():
             self._answer()
             ranks = range(self.size)
-            self.last_step = max(self.wait_for(self.folder / f"begun.{rank}") for rank in ranks)
-        return self.last_step is not None and self.steps >= self.last_step
+            self.last_step = max(self.wait_for(self.folder / f"can_stop.{rank}") for rank in ranks)
+        if self.last_step is not None and self.steps >= self.last_step:
+            return True
+        self.passed = self.steps
+        return False
 
     def _answer(self) -> None:
-        mine = self.folder / f"begun.{self.rank}"
+        mine = self.folder / f"can_stop.{self.rank}"
         if (self.folder / "stop").exists() and not mine.exists():
-            put(mine, self.steps)
+            put(mine, max(self.steps, self.passed + 1))
 
     def leave(self) -> None:
         """The last call. The first trainer clears up when all have come here; the others stay until
