@@ -167,11 +167,12 @@ int bench(int argc, char** argv) {
     const auto rank = std::ceil(share * static_cast<double>(times.size()));
     return times[static_cast<size_t>(std::max(rank, 1.0)) - 1];
   };
+  const auto options = engine_options(arguments);
   ordered_json found;
   found["variant"] = classifier->variant().name;
   found["engine"] = classifier->engine().version();
-  found["threads"] = engine_options(arguments).threads;
-  found["power_mode"] = engine_options(arguments).power_mode;
+  found["threads"] = options.threads;
+  found["power_mode"] = options.power_mode;
   found["batch"] = batch.texts;
   found["length"] = batch.length;
   found["warmup"] = warmup;

@@ -22,7 +22,6 @@ constexpr int kMaxDepth = 100;
 constexpr int64_t kTokenTypes = 2;          // BERT's segments
 constexpr double kLongestTimeout = 86400;  // seconds
 constexpr std::array<const char*, 3> kOutputs = {"label", "scores", "logits"};
-constexpr const char* kHeader = "Inference-Header-Content-Length";
 
 [[noreturn]] void refuse(const std::string& message, int status = 400) {
   throw Failure(status, message);
@@ -140,7 +139,7 @@ class Rest {
       refuse(of + " is " + show(size) + "; it has to be a number of bytes");
     }
     if (!is_there_) {
-      refuse("input " + name + " has binary_data_size, which needs the header " + kHeader);
+      refuse("input " + name + " has binary_data_size, which needs the header " + kHeadLength);
     }
     const auto wanted = size.get<uint64_t>();
     if (wanted > bytes_.size()) {
@@ -161,10 +160,10 @@ class Rest {
 size_t read_header_length(const std::string& text, size_t body) {
   const bool digits = !text.empty() && text.size() < 19 &&
                       text.find_first_not_of("0123456789") == std::string::npos;
-  if (!digits) refuse(std::string(kHeader) + " is " + in_quotes(text) + "; it has to be a number of bytes");
+  if (!digits) refuse(std::string(kHeadLength) + " is " + in_quotes(text) + "; it has to be a number of bytes");
   const auto length = std::stoull(text);
   if (length > body) {
-    refuse(std::string(kHeader) + " is " + text + ", but the body has " + std::to_string(body) +
+    refuse(std::string(kHeadLength) + " is " + text + ", but the body has " + std::to_string(body) +
            " bytes");
   }
   return static_cast<size_t>(length);

@@ -13,6 +13,9 @@
 
 namespace fleetbert {
 
+// The HTTP header with the length of the JSON before binary tensors.
+inline constexpr const char* kHeadLength = "Inference-Header-Content-Length";
+
 // A request that is not answered: the HTTP status, and one sentence.
 struct Failure : std::runtime_error {
   Failure(int status_code, const std::string& message)

@@ -250,15 +250,14 @@ class Service {
     const auto started = Clock::now();
     if (draining_) throw Failure(503, "the server is stopping");
     std::optional<std::string> head;
-    constexpr auto kHead = "Inference-Header-Content-Length";
-    if (request.has_header(kHead)) head = request.get_header_value(kHead);
+    if (request.has_header(kHeadLength)) head = request.get_header_value(kHeadLength);
     auto question = read_question(body, head, classifier_, settings_.limits);
     const auto timeout = std::chrono::duration<double>(question.timeout_seconds);
     const auto deadline = started + std::chrono::duration_cast<Clock::duration>(timeout);
     const auto logits = queue_.answer(question.rows, deadline);
     auto reply = render(question, logits, classifier_, settings_.model);
     response.status = 200;
-    if (reply.head) response.set_header(kHead, std::to_string(*reply.head));
+    if (reply.head) response.set_header(kHeadLength, std::to_string(*reply.head));
     response.set_content(std::move(reply.body),
                          reply.head ? "application/octet-stream" : "application/json");
   }

@@ -3,6 +3,7 @@
 #include <utf8proc.h>
 
 #include <algorithm>
+#include <initializer_list>
 #include <iterator>
 #include <stdexcept>
 
@@ -83,9 +84,16 @@ bool is_in(const Range (&ranges)[size], CodePoint character) {
 
 bool is_unknown(CodePoint character) { return is_in(kUnknown, character); }
 
+// Whether it has one of these categories, as far as `tokenizers` knows.
+bool is_one_of(CodePoint character, std::initializer_list<utf8proc_category_t> categories) {
+  const auto own = utf8proc_category(character);
+  return std::find(categories.begin(), categories.end(), own) != categories.end() &&
+         !is_unknown(character);
+}
+
 bool is_nonspacing_mark(CodePoint character) {
   if (character == 0x1734 || character == 0x1171E) return true;  // spacing since
-  return utf8proc_category(character) == UTF8PROC_CATEGORY_MN && !is_unknown(character);
+  return is_one_of(character, {UTF8PROC_CATEGORY_MN});
 }
 
 void append_decomposed(CodePoint character, std::vector<CodePoint>& out) {
@@ -172,14 +180,8 @@ bool is_whitespace(CodePoint character) {
 
 bool is_control(CodePoint character) {
   if (character == '\t' || character == '\n' || character == '\r') return false;
-  switch (utf8proc_category(character)) {
-    case UTF8PROC_CATEGORY_CC:
-    case UTF8PROC_CATEGORY_CF:
-    case UTF8PROC_CATEGORY_CO:
-      return !is_unknown(character);
-    default:
-      return false;
-  }
+  return is_one_of(character,
+                   {UTF8PROC_CATEGORY_CC, UTF8PROC_CATEGORY_CF, UTF8PROC_CATEGORY_CO});
 }
 
 bool is_punctuation(CodePoint character) {
@@ -188,18 +190,9 @@ bool is_punctuation(CodePoint character) {
            (character >= '[' && character <= '`') || (character >= '{' && character <= '~');
   }
   if (character == 0x166D || character == 0x111C9) return true;  // a symbol and a mark since
-  switch (utf8proc_category(character)) {
-    case UTF8PROC_CATEGORY_PC:
-    case UTF8PROC_CATEGORY_PD:
-    case UTF8PROC_CATEGORY_PS:
-    case UTF8PROC_CATEGORY_PE:
-    case UTF8PROC_CATEGORY_PI:
-    case UTF8PROC_CATEGORY_PF:
-    case UTF8PROC_CATEGORY_PO:
-      return !is_unknown(character);
-    default:
-      return false;
-  }
+  return is_one_of(character, {UTF8PROC_CATEGORY_PC, UTF8PROC_CATEGORY_PD, UTF8PROC_CATEGORY_PS,
+                               UTF8PROC_CATEGORY_PE, UTF8PROC_CATEGORY_PI, UTF8PROC_CATEGORY_PF,
+                               UTF8PROC_CATEGORY_PO});
 }
 
 bool is_chinese(CodePoint character) {
