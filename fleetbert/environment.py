@@ -19,16 +19,16 @@ from pathlib import Path
 from typing import Any, MutableMapping
 
 
-def mkl_settings(cpuinfo: str) -> dict[str, str]:
+def mkl_settings(processors: str) -> dict[str, str]:
     """Variables that give Paddle's bundled MKL its fast path on AMD processors.
 
     That MKL chooses its kernels by vendor and takes a slow path on AMD (a 2048-cube matmul:
-    62 GFLOP/s, with these variables 320). `cpuinfo` is the text of /proc/cpuinfo; on any other
+    62 GFLOP/s, with these variables 320). `processors` is what `cpuinfo` gives; on any other
     processor nothing is set.
     """
-    if "AuthenticAMD" not in cpuinfo:
+    if "AuthenticAMD" not in processors:
         return {}
-    flags = next((line for line in cpuinfo.splitlines() if line.startswith("flags")), "").split()
+    flags = next((line for line in processors.splitlines() if line.startswith("flags")), "").split()
     if "avx512f" in flags:
         return {"MKL_DEBUG_CPU_TYPE": "7", "MKL_DYNAMIC": "FALSE"}
     if "avx2" in flags:
@@ -120,15 +120,19 @@ def prepare() -> None:
         return
     # Paddle imports distutils, and PaddleNLP 2.8.1 then pip, which brings setuptools' own.
     warnings.filterwarnings("ignore", "Setuptools is replacing distutils")
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text(errors="replace") if cpuinfo.exists() else ""
     cpus = processors()
-    wanted = {**mkl_settings(text), **thread_settings(os.environ, cpus), **CONTIGUOUS}
+    wanted = {**mkl_settings(cpuinfo()), **thread_settings(os.environ, cpus), **CONTIGUOUS}
     if os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"):
         wanted.update(WITHOUT_CHATTER)
     for name, value in wanted.items():
         if name not in os.environ or set_by_launcher(name):
             os.environ[name] = value
+
+
+def cpuinfo() -> str:
+    """What Linux tells of the processors; "" elsewhere."""
+    path = Path("/proc/cpuinfo")
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def processors() -> int:
@@ -151,8 +155,7 @@ def machine(threads: int) -> dict[str, Any]:
     """What measured figures depend on besides the engines."""
     import fleetbert  # which imports this module first
 
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(errors="replace").splitlines() if cpuinfo.exists() else []
+    lines = cpuinfo().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "processor": models[0] if models else platform.processor(),

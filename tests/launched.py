@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 import psutil
+from processes import SCRIPT
 
 DEADLINE = 300
 
@@ -46,6 +47,12 @@ def touch(path):
 def forever():
     while True:
         time.sleep(0.05)
+"""
+
+# A body that trains: launch/train.py, after noting who runs it.
+TRAIN = f"""
+import runpy
+runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
 
 

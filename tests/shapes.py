@@ -10,8 +10,8 @@ import numpy as np
 from tiny_bert import LABELS
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import early_exit, methods
-from fleetbert.config import Quantize
+from fleetbert.bench import models
+from fleetbert.compress import early_exit
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.infer import engine, exits
 from fleetbert.infer.alike import random_batch
@@ -26,18 +26,7 @@ def add_int8_and_early_exit(source: Path, folder: Path) -> bundles.Bundle:
     table = folder / "texts.tsv"
     rows = [f"{LABELS[number % 3]}\tword{number} word{number + 1}" for number in range(32)]
     table.write_text("\n".join(["label\ttext_a", *rows]) + "\n", encoding="utf-8")
-    values = {
-        "bundle": str(root),
-        "method": "static",
-        "calibration": {"data": str(table)},
-        "gate": {"data": str(table), "max_accuracy_drop": 1},
-    }
-    bundle = bundles.read(root)
-    write = methods.open_method(Quantize.model_validate(values), bundle)
-    assert write is not None
-    bundle = bundles.add_variant(
-        root, "int8-static", lambda f: write(f).model_copy(update={"name": "int8-static"})
-    )
+    bundle = models.add_variant(bundles.read(root), "static", str(table), str(table))
     cut = early_exit.open_source(bundle, "int8-static")
     width = cut.others[next(name for name in cut.others if "layer_norm" in name)].shape[0]
     random = np.random.default_rng(0)

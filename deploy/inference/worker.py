@@ -54,7 +54,7 @@ class Worker:
                 opened, layers = _open(head)
             done = time.monotonic()
             for length in head["lengths"]:
-                _run_all_layers(opened, _uniform_batch(1, length))
+                opened.run(_uniform_batch(1, length), speed=0.0)  # all layers
         self.engines[head["variant"]] = opened
         self.layers[head["variant"]] = layers
         return {
@@ -111,7 +111,7 @@ class Worker:
         for number in range(ROUNDS + 1):
             for name, opened in self.engines.items():
                 start = time.monotonic()
-                _run_all_layers(opened, batch)
+                opened.run(batch, speed=0.0)
                 if number:  # the first one warms
                     best[name] = min(best[name], time.monotonic() - start)
             if number and time.monotonic() - begin > MEASURE_SECONDS:
@@ -198,14 +198,6 @@ def _by_speed(
         return
     for speed in dict.fromkeys(speeds):
         yield speed, [number for number, found in enumerate(speeds) if found == speed]
-
-
-def _run_all_layers(opened: Engine, batch: Any) -> None:
-    """A batch of which no text leaves early."""
-    import numpy as np
-
-    for _ in opened.run_all([(np.arange(len(batch.input_ids)), batch)], 0.0, batch.input_ids.size):
-        pass
 
 
 def _uniform_batch(texts: int, length: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -110,13 +109,13 @@ def bench(
         tokens = int(encodings.lengths.sum())
         rows: dict[str, Row] = {}
         for name, bundle_of in served.items():
-            job = infer.write_job(folder / f"{len(rows)}.json", opened, plans, threads)
-            _change(job, bundle=str(bundle_of.root), variant=name.split()[-1])
+            path, name_there = folder / f"{len(rows)}.json", name.split()[-1]
+            job = infer.write_job(path, bundle_of, plans, threads, variant=name_there)
             worker = stack.enter_context(measure.our_worker("ours_infer", job, threads))
             rows[name] = Row(worker, "sorted", len(examples), tokens)
         for name, model in peers.items():
-            job = infer.write_job(folder / f"{len(rows)}.json", opened, plans, threads)
-            _change(job, model=str(model))
+            path = folder / f"{len(rows)}.json"
+            job = infer.write_job(path, opened, plans, threads, model=str(model))
             worker = stack.enter_context(
                 measure.peer_worker(peer_python, "peer_infer.py", job, threads)
             )
@@ -175,30 +174,30 @@ def _bars(found: dict[str, Any], ort_drop: float | None, shape: str | None) -> l
     speed = found["speed"]["median"]
     if shape is not None:
         expected = shape == "bert-base" and method == "static"
-        return [at_least("times float32's texts/s", speed, BERT_BASE_SPEED)] if expected else []
+        return [_at_least("times float32's texts/s", speed, BERT_BASE_SPEED)] if expected else []
     if method not in BARS or found["made_from"] != "float32":
         return []
     bar = BARS[method]
     bars = [
-        at_least("times float32's texts/s", speed, bar.speed),
-        at_most("of float32's bytes", found["size"], bar.size),
+        _at_least("times float32's texts/s", speed, bar.speed),
+        _at_most("of float32's bytes", found["size"], bar.size),
     ]
     if found["drop"] is not None:
-        bars.append(at_most("accuracy lost", found["drop"], bar.drop))
+        bars.append(_at_most("accuracy lost", found["drop"], bar.drop))
     if method in BESIDE_ORT:
         ratio = found["beside_ort"]["median"]
-        bars.append(at_least(f"times {ORT}'s dynamic int8's texts/s", ratio, ORT_SPEED))
+        bars.append(_at_least(f"times {ORT}'s dynamic int8's texts/s", ratio, ORT_SPEED))
         if found["drop"] is not None and ort_drop is not None:
             lost = found["drop"] - ort_drop
-            bars.append(at_most(f"more accuracy lost than by {ORT}", lost, ORT_DROP))
+            bars.append(_at_most(f"more accuracy lost than by {ORT}", lost, ORT_DROP))
     return bars
 
 
-def at_least(name: str, value: float, bar: float) -> dict[str, Any]:
+def _at_least(name: str, value: float, bar: float) -> dict[str, Any]:
     return {"name": name, "value": value, "at_least": bar, "met": value >= bar}
 
 
-def at_most(name: str, value: float, bar: float) -> dict[str, Any]:
+def _at_most(name: str, value: float, bar: float) -> dict[str, Any]:
     return {"name": name, "value": value, "at_most": bar, "met": value <= bar + 1e-9}
 
 
@@ -217,11 +216,6 @@ def _copied(bundle: str, copy: Path) -> bundles.Bundle:
         raise UserError(f"bundle {bundle} has no labels to answer with; name a classifier")
     shutil.copytree(opened.root, copy)
     return bundles.read(copy)
-
-
-def _change(job: Path, **values: str) -> None:
-    text = json.loads(job.read_text(encoding="utf-8"))
-    job.write_text(json.dumps({**text, **values}), encoding="utf-8")
 
 
 def _bytes(variant: bundles.Variant) -> int:

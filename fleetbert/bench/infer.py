@@ -245,20 +245,13 @@ def choose(
         elif name not in there:
             missing.append(f"{name} (the bundle has no such variant)")
             continue
-        elif name == "bfloat16" and not _has_bfloat16():
+        elif name == "bfloat16" and "avx512_bf16" not in environment.cpuinfo():
             missing.append("bfloat16 (this processor has no AVX512-BF16)")
             continue
         chosen.append(name)
     if not chosen:
         raise UserError(f"there is no engine to measure: {'; '.join(missing)}")
     return chosen, missing
-
-
-def _has_bfloat16() -> bool:
-    try:
-        return "avx512_bf16" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return False
 
 
 def _add_int8(bundle: bundles.Bundle, examples: Sequence[Example], folder: Path) -> bundles.Bundle:

@@ -104,17 +104,22 @@ def add_variant(bundle: bundles.Bundle, method: str, calibration: str, data: str
     )
 
 
+def _folded(model: Path, target: Path) -> str:
+    """The path of the model as the quantizers take it, beside `target`: paddle2onnx writes weights
+    as Constant nodes, which they pass over without a word; these are initializers."""
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    path = str(target.with_name("folded.onnx"))
+    quant_pre_process(str(model), path, skip_symbolic_shape=True)
+    return path
+
+
 def quantize_onnx(model: Path, target: Path) -> Path:
     """ONNX Runtime's own dynamic quantization, with its defaults."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
-    from onnxruntime.quantization.shape_inference import quant_pre_process
 
-    # paddle2onnx writes weights as Constant nodes, and quantize_dynamic passes those over without
-    # a word; the pre-processing makes initializers of them.
-    folded = target.with_name("folded.onnx")
-    quant_pre_process(str(model), str(folded), skip_symbolic_shape=True)
-    quantize_dynamic(str(folded), str(target), weight_type=QuantType.QInt8)
+    quantize_dynamic(_folded(model, target), str(target), weight_type=QuantType.QInt8)
     if all(node.op_type != "MatMulInteger" for node in onnx.load(str(target)).graph.node):
         raise UserError(f"{ORT} left {model} as it was: nothing to compare with")
     return target
@@ -128,7 +133,6 @@ def quantize_onnx_static(
     The result has QuantizeLinear and DequantizeLinear around them, which OpenVINO runs in int8.
     """
     from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
-    from onnxruntime.quantization.shape_inference import quant_pre_process
 
     class Reader(CalibrationDataReader):
         def __init__(self) -> None:
@@ -137,10 +141,8 @@ def quantize_onnx_static(
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.left, None)
 
-    folded = target.with_name("folded.onnx")
-    quant_pre_process(str(model), str(folded), skip_symbolic_shape=True)
     quantize_static(
-        str(folded),
+        _folded(model, target),
         str(target),
         Reader(),
         per_channel=True,

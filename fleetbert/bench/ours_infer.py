@@ -43,7 +43,7 @@ def main() -> None:
             rows = file["rows"]
         tokenized: Any = Tokenized(encodings, model.tokenizer.pad_id)
         model = model._replace(tokenizer=tokenized)
-        run = model.engine.early_exit or model.engine._run
+        run = model.engine._run
         found = version("paddlepaddle")
         channel.send(engine=f"fleetbert (Paddle {found})", versions={"paddlepaddle": found})
         while True:

@@ -318,10 +318,9 @@ def _offline(
     folder: Path, bundle: bundles.Bundle, encodings: Any, variant: str, threads: int
 ) -> Worker:
     plans = {"sorted": infer.plan(encodings)["sorted"]}
-    path = infer.write_job(folder / "offline.json", bundle, plans, threads)
-    job = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**job, "variant": variant}), encoding="utf-8")
-    return measure.our_worker("ours_infer", path, threads)
+    path = folder / "offline.json"
+    job = infer.write_job(path, bundle, plans, threads, variant=variant)
+    return measure.our_worker("ours_infer", job, threads)
 
 
 def format_report(report: dict[str, Any], markdown: bool = False) -> str:

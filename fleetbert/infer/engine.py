@@ -60,8 +60,10 @@ class Engine:
         self._run = run
         self._lock = threading.Lock()
 
-    def run(self, batch: Batch) -> np.ndarray:
+    def run(self, batch: Batch, speed: float | None = None) -> np.ndarray:
         """Logits float32 [texts, labels] of an unpacked batch, in the batch's order.
+
+        speed: of early exit, see `exits.EarlyExit.run_all`; without meaning for others.
 
         Rows must have one of SAFE_LENGTHS tokens (ValueError otherwise).
         """
@@ -71,6 +73,8 @@ class Engine:
             raise ValueError("an empty batch")
         workarounds.check_length(batch.input_ids.shape[1])
         with self._lock:
+            if self.early_exit is not None:
+                return self.early_exit(batch.input_ids, batch.token_type_ids, speed)
             return self._run(batch.input_ids, batch.token_type_ids)
 
     @property

@@ -37,8 +37,8 @@ def write_report(folder: Path) -> None:
     run = collect(folder)
     curves = draw_curves(run["rows"], run["dev"], run["mixed"])
     server_curves = draw_server_curves(run["rows"])
-    names = {**run, "curves": curves, "server_curves": server_curves}
-    page.write(folder / "report.html", TEMPLATE, **names)
+    path = folder / "report.html"
+    page.write(path, TEMPLATE, **run, curves=curves, server_curves=server_curves)
 
 
 def collect(folder: Path) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import launched
 import pytest
 import tiny_job
-from processes import DEADLINE, ROOT, SCRIPT
+from processes import DEADLINE, ROOT
 
 KILLS = int(os.environ.get("FLEETBERT_PS_KILLS", "20"))
 SEED = int(os.environ.get("FLEETBERT_SEED", "0"))
@@ -36,10 +36,6 @@ WHOLE = {
     "trainer.epochs": 1, "trainer.checkpoint_every": 40, "trainer.log_every": 1,
     "callbacks.progress": False,
 }  # fmt: skip
-TRAIN = f"""
-import runpy
-runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
-"""
 
 
 class Kill(NamedTuple):
@@ -76,7 +72,9 @@ def start(folder, data, mode, restarts):
         config = tiny_job.write_config(folder / "job.yaml", data, folder / "output", changes)
         words = ()
     options = ("--servers", "2", "--trainers", "2", "--max_restart", str(restarts))
-    return launched.Started(folder, TRAIN, *options, words=("--config", str(config), *words))
+    return launched.Started(
+        folder, launched.TRAIN, *options, words=("--config", str(config), *words)
+    )
 
 
 def steps_logged(folder) -> int:

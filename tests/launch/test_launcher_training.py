@@ -6,13 +6,8 @@ import json
 
 import pytest
 import tiny_job
-from processes import DEADLINE, SCRIPT
-
-# The script, after noting who runs it.
-TRAIN = f"""
-import runpy
-runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
-"""
+from launched import TRAIN
+from processes import DEADLINE
 
 
 @pytest.mark.slow

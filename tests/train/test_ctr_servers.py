@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import servers
 import tiny_job
-from processes import SCRIPT
 
 from fleetbert import config
 from fleetbert.train import job as training
@@ -101,17 +100,13 @@ def launch(clicks, tmp_path):
         job.end()
 
 
-TRAIN = f"""
-import runpy
-runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
-"""
 # It trains for long, and when all have started again until the step that the test says.
 TRAIN_AGAIN = f"""
 first = starts.read_text().split()[2]
 if run.name != first:
     wait_for(here / "steps")
     sys.argv.append("trainer.max_steps=" + (here / "steps").read_text())
-{TRAIN}"""
+{launched.TRAIN}"""
 
 
 def logged(job: launched.Started) -> list[int]:
@@ -161,7 +156,9 @@ ATTEMPTS = 5
 @pytest.mark.slow
 def test_a_killed_trainer_goes_on_with_the_others(launch, clicks):
     for _ in range(ATTEMPTS):
-        job = launch({"strategy.mode": "sync", "trainer.log_every": 4, "trainer.epochs": 2}, TRAIN)
+        job = launch(
+            {"strategy.mode": "sync", "trainer.log_every": 4, "trainer.epochs": 2}, launched.TRAIN
+        )
         job.wait_for(lambda job=job: len(logged(job)) > 4)
         job.kill("trainer.1")
         assert job.ended() == 0, b"\n".join(job.merged).decode()

@@ -15,7 +15,7 @@ pushes they have handled.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable
+from typing import Any, Callable, Iterator
 
 import numpy as np
 
@@ -148,24 +148,22 @@ class Counted:
     def wait(self, before: np.ndarray | None, pushes: int) -> bool:
         """Until each server has handled so many pushes of the vector more than `before`, which
         `handled()` gave. False if they do not say that they have."""
-        pause, until = PAUSE, time.monotonic() + PATIENCE
-        while before is not None and time.monotonic() < until:
-            now = self.handled()
-            if now is None:
+        until = time.monotonic() + PATIENCE
+        for _ in _looks():
+            if before is None or time.monotonic() >= until or (now := self.handled()) is None:
                 break
             if (now >= before + pushes).all():
                 return True
-            pause = _pause(pause)
         return False
 
     def pull_whole(self, arrived: bool = False) -> np.ndarray:
         """The vector's weights, with all pushes in them that are expected. `arrived` says that the
         servers had handled all of them before this call, so that no part is changing."""
-        pause = PAUSE
-        vector = self.tables.pull_dense()
-        while not self._has_all(vector):
-            arrived, pause = False, _pause(pause)
+        for _ in _looks():
             vector = self.tables.pull_dense()
+            if self._has_all(vector):
+                break
+            arrived = False
         if not arrived:
             vector = self.tables.pull_dense()
         self.last = None
@@ -174,11 +172,12 @@ class Counted:
     def pull_latest(self) -> np.ndarray:
         """The vector's weights as they are, and this trainer's last push, which is added here to
         the parts that have not got it yet."""
-        pause = PAUSE
-        vector = self.tables.pull_dense()
-        while (lacking := self._lacking_last(vector)) is None:
-            pause = _pause(pause)
+        for _ in _looks():
             vector = self.tables.pull_dense()
+            lacking = self._lacking_last(vector)
+            if lacking is not None:
+                break
+        assert lacking is not None
         for number in np.flatnonzero(lacking):
             part = self.layout.parts[number]
             assert self.last is not None
@@ -201,12 +200,12 @@ class Counted:
 
     def pull_rows(self, ids: np.ndarray) -> np.ndarray:
         """Rows (ids, width), with all pushes in them that are expected."""
-        counters, pause = self.layout.counter_rows, PAUSE
-        while True:
+        counters = self.layout.counter_rows
+        for _ in _looks():
             found = self.tables.pull_rows(counters.reshape(-1))[:, 0].reshape(counters.shape)
             if (found >= self.rows).all():
-                return self.tables.pull_rows(ids)
-            pause = _pause(pause)
+                break
+        return self.tables.pull_rows(ids)
 
     def count_rows(self) -> int | None:
         """Rows of words that the servers have; None if they do not tell. Until all trainers have
@@ -217,7 +216,10 @@ class Counted:
         return None if rows is None else rows - self.layout.counter_rows.size
 
 
-def _pause(seconds: float) -> float:
-    """Sleep for so long; returns how long the next time."""
-    time.sleep(seconds)
-    return min(2 * seconds, LONGEST_PAUSE)
+def _looks() -> Iterator[None]:
+    """For ever, at once and then with pauses between."""
+    pause = PAUSE
+    while True:
+        yield
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
