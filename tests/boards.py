@@ -12,7 +12,6 @@ from fleetbert.metrics import softmax
 
 TARGETS = {"x86_64": "x86", "aarch64": "armv8", "armv7l": "armv7"}
 HERE = TARGETS.get(platform.machine(), "x86")
-OTHER = "armv8" if HERE == "x86" else "x86"
 LABELS = ["negative", "positive", "无"]
 WORDS = [f"word{number}" for number in range(95)]
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]

@@ -81,7 +81,9 @@ const json& read_list(const json& message, const char* key) {
   static const json empty = json::array();
   const auto& entries = member(message, key);
   if (entries.is_null()) return empty;
-  if (!entries.is_array()) refuse(std::string(key) + " is " + show(entries) + "; it has to be a list");
+  if (!entries.is_array()) {
+    refuse(std::string(key) + " is " + show(entries) + "; it has to be a list");
+  }
   return entries;
 }
 
@@ -160,7 +162,10 @@ class Rest {
 size_t read_header_length(const std::string& text, size_t body) {
   const bool digits = !text.empty() && text.size() < 19 &&
                       text.find_first_not_of("0123456789") == std::string::npos;
-  if (!digits) refuse(std::string(kHeadLength) + " is " + in_quotes(text) + "; it has to be a number of bytes");
+  if (!digits) {
+    refuse(std::string(kHeadLength) + " is " + in_quotes(text) +
+           "; it has to be a number of bytes");
+  }
   const auto length = std::stoull(text);
   if (length > body) {
     refuse(std::string(kHeadLength) + " is " + text + ", but the body has " + std::to_string(body) +
@@ -222,8 +227,9 @@ std::vector<std::string> split_raw(const Tensor& tensor, size_t count) {
   auto bytes = *tensor.raw;
   std::vector<std::string> texts;
   for (size_t number = 0; number < count; ++number) {
-    const auto length = bytes.size() < 4 ? std::numeric_limits<uint64_t>::max() : little_endian(bytes, 4);
-    if (bytes.size() < 4 || length > bytes.size() - 4) {
+    const bool has_length = bytes.size() >= 4;
+    const auto length = has_length ? little_endian(bytes, 4) : 0;
+    if (!has_length || length > bytes.size() - 4) {
       refuse("element " + std::to_string(number) + " of input '" + tensor.name +
              "' goes past the tensor's " + std::to_string(tensor.raw->size()) + " bytes");
     }
@@ -422,13 +428,16 @@ Tensors read_inputs(const json& message, Rest& rest, const Bundle& bundle) {
     const auto& parameters = read_parameters(entry, where);
     if (parameters.contains("binary_data_size")) {
       if (has_data) {
-        refuse("input " + in_quotes(name) + " has data and binary_data_size; send one or the other");
+        refuse("input " + in_quotes(name) +
+               " has data and binary_data_size; send one or the other");
       }
       tensor.raw = rest.take(parameters["binary_data_size"], in_quotes(name));
     } else if (!has_data) {
       refuse("data of input " + in_quotes(name) + " is missing");
     }
-    if (!inputs.emplace(name, tensor).second) refuse("input " + in_quotes(name) + " is given twice");
+    if (!inputs.emplace(name, tensor).second) {
+      refuse("input " + in_quotes(name) + " is given twice");
+    }
   }
   if (inputs.empty()) refuse("inputs is empty or missing; it has to be a list of tensors");
   if (rest.left()) {
@@ -450,9 +459,11 @@ std::vector<Question::Output> read_outputs(const json& message, bool all_binary)
     }
     if (!names.insert(name).second) refuse("output " + in_quotes(name) + " is asked for twice");
     const auto& parameters = read_parameters(entries[number], where);
-    const bool binary = parameters.contains("binary_data")
-                            ? read_flag(parameters["binary_data"], "binary_data", "output " + in_quotes(name))
-                            : all_binary;
+    bool binary = all_binary;
+    if (parameters.contains("binary_data")) {
+      const auto of = "output " + in_quotes(name);
+      binary = read_flag(parameters["binary_data"], "binary_data", of);
+    }
     outputs.push_back({name, binary});
   }
   if (outputs.empty()) {

@@ -123,14 +123,15 @@ std::string model_call(const std::string& path, const std::string& model) {
   if (parts.size() > next && parts[next] == "versions") {
     if (parts.size() == next + 1) throw nothing();
     if (parts[next + 1] != "1") {
-      throw Failure(404, "model " + in_quotes(model) + " has no version " + in_quotes(parts[next + 1]) +
-                             "; it has 1");
+      throw Failure(404, "model " + in_quotes(model) + " has no version " +
+                             in_quotes(parts[next + 1]) + "; it has 1");
     }
     next += 2;
   }
   if (parts.size() == next) return "";
-  if (parts.size() > next + 1 || (parts[next] != "ready" && parts[next] != "infer")) throw nothing();
-  return parts[next];
+  const auto& call = parts[next];
+  if (parts.size() > next + 1 || (call != "ready" && call != "infer")) throw nothing();
+  return call;
 }
 
 class Service {
@@ -191,7 +192,8 @@ class Service {
   }
 
   static Failure not_allowed(const httplib::Request& request) {
-    return {405, "method " + in_quotes(request.method) + " is not allowed at " + in_quotes(request.path)};
+    return {405, "method " + in_quotes(request.method) + " is not allowed at " +
+                     in_quotes(request.path)};
   }
 
   template <typename Answer>
@@ -239,7 +241,8 @@ class Service {
                              " seconds");
     }
     if (response.status == 415) {
-      throw Failure(415, "Content-Encoding " + in_quotes(request.get_header_value("Content-Encoding")) +
+      const auto encoding = in_quotes(request.get_header_value("Content-Encoding"));
+      throw Failure(415, "Content-Encoding " + encoding +
                              " is not known here; send the body as it is");
     }
     throw Failure(400, "the body is cut short, or is not what Content-Encoding says");
@@ -326,7 +329,8 @@ Settings read_settings(const Arguments& arguments) {
   settings.body_seconds = arguments.number("body-seconds", 30, 1, 86400);
   settings.limits.max_texts = number("max-texts", 64, 100000);
   settings.limits.max_text_bytes = number("max-text-bytes", 1 << 16, 1L << 30);
-  settings.limits.timeout_seconds = static_cast<double>(number("timeout-ms", 30000, 86400000)) / 1e3;
+  const auto timeout_ms = number("timeout-ms", 30000, 86400000);
+  settings.limits.timeout_seconds = static_cast<double>(timeout_ms) / 1e3;
   if (settings.queue_texts < settings.limits.max_texts) {
     throw UserError("--queue-texts is smaller than --max-texts: a request of so many texts would "
                     "never be taken");

@@ -1,4 +1,5 @@
-// Mutated requests and manifests, best under the sanitizers: fleetbert-lite-fuzz BUNDLE SECONDS SEED
+// Mutated requests, manifests and vocabularies, best under the sanitizers:
+// fleetbert-lite-fuzz BUNDLE SECONDS SEED
 // Whatever is sent, only UserError and Failure may come out.
 #include <algorithm>
 #include <chrono>
@@ -7,6 +8,7 @@
 #include <iostream>
 #include <iterator>
 #include <random>
+#include <stdexcept>
 
 #include "classifier.h"
 #include "error.h"
@@ -15,8 +17,9 @@
 namespace {
 
 using namespace fleetbert;
+namespace fs = std::filesystem;
 
-const std::vector<std::string> kSeeds = {
+const std::vector<std::string> kRequests = {
     R"({"inputs":[{"name":"text","shape":[2],"datatype":"BYTES","data":["good word1","é字"]}]})",
     R"({"id":"a","parameters":{"timeout":1000,"binary_data_output":true},"inputs":[)"
     R"({"name":"input_ids","shape":[2,3],"datatype":"INT64","data":[[1,2,3],[4,5,0]]},)"
@@ -28,72 +31,125 @@ const std::vector<std::string> kSeeds = {
 };
 const std::vector<std::string> kPieces = {
     "[", "]", "{", "}", "\"", ",", ":", "-1", "0", "1e400", "18446744073709551616", "null", "true",
-    "\\ud800", "\xff", "[[[[[[[[", "\"data\":", "\"shape\":[", "9223372036854775808", "\\u0000"};
+    "\\ud800", "\xff", "[[[[[[[[", "\"data\":", "\"shape\":[", "9223372036854775808", "\\u0000",
+    "../", "\"variants\":[", "\n", "\xcc\x81\xcc\xa3", "\xed\xa0\x80", "\xf4\x8f\xbf\xbf"};
 
-std::string mutated(std::string text, const std::vector<std::string>& others, std::mt19937& random) {
-  const auto below = [&](size_t end) { return std::uniform_int_distribution<size_t>(0, end - 1)(random); };
-  for (auto times = below(6) + 1; times > 0 && !text.empty(); --times) {
-    const auto at = below(text.size());
-    switch (below(6)) {
-      case 0: text[at] = static_cast<char>(below(256)); break;
-      case 1: text.erase(at, below(16) + 1); break;
-      case 2: text.insert(at, kPieces[below(kPieces.size())]); break;
-      case 3: text.insert(at, text.substr(below(text.size()), below(64))); break;
-      case 4: text.resize(at); break;
-      default: {
-        const auto& other = others[below(others.size())];
-        text = text.substr(0, at) + other.substr(below(other.size()));
+class Mutator {
+ public:
+  explicit Mutator(unsigned seed) : random_(seed) {}
+
+  size_t below(size_t end) {
+    return std::uniform_int_distribution<size_t>(0, end - 1)(random_);
+  }
+
+  std::string operator()(std::string text, const std::vector<std::string>& others) {
+    for (auto times = below(6) + 1; times > 0 && !text.empty(); --times) {
+      const auto at = below(text.size());
+      switch (below(6)) {
+        case 0: text[at] = static_cast<char>(below(256)); break;
+        case 1: text.erase(at, below(16) + 1); break;
+        case 2: text.insert(at, kPieces[below(kPieces.size())]); break;
+        case 3: text.insert(at, text.substr(below(text.size()), below(64))); break;
+        case 4: text.resize(at); break;
+        default: {
+          const auto& other = others[below(others.size())];
+          text = text.substr(0, at) + other.substr(below(other.size()));
+        }
       }
     }
+    return text;
   }
-  return text;
-}
 
-std::string read_all(const std::filesystem::path& path) {
+ private:
+  std::mt19937 random_;
+};
+
+std::string read_all(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
+
+// Asks a classifier that is open what a mutated body asks; whether it was answered.
+bool ask(Mutator& mutate, const Classifier& classifier) {
+  const auto body = mutate(kRequests[mutate.below(kRequests.size())], kRequests);
+  std::optional<std::string> length;
+  if (mutate.below(3) == 0) length = std::to_string(mutate.below(130));
+  try {
+    const auto question = read_question(body, length, classifier, Limits{});
+    std::vector<const Row*> rows;
+    for (const auto& row : question.rows) rows.push_back(&row);
+    render(question, classifier.answer(rows), classifier, "model");
+    return true;
+  } catch (const Failure& failure) {
+    error_body(failure.what());
+    return false;
+  }
+}
+
+// Opens a bundle and asks it; whether it could be opened.
+bool open_and_ask(Mutator& mutate, const fs::path& bundle, const EngineOptions& options) {
+  try {
+    const auto classifier = Classifier::open(bundle, "", options);
+    model_metadata(*classifier, "model");
+    ask(mutate, *classifier);
+    return true;
+  } catch (const UserError&) {
+    return false;
+  }
+}
+
+// Reads a vocabulary and encodes a text with it; whether both are what they should be.
+bool encode(Mutator& mutate, const std::string& vocab, const std::string& text) {
+  try {
+    const Tokenizer tokenizer(vocab, "vocab.txt", mutate.below(2) == 0);
+    tokenizer.encode(text, 3 + mutate.below(30));
+    tokenizer.encode(text, text, 3 + mutate.below(30));
+    return true;
+  } catch (const UserError&) {
+    return false;
+  } catch (const std::invalid_argument&) {  // the text is not UTF-8
+    return false;
+  }
+}
+
+struct Tally {
+  size_t tried = 0, accepted = 0;
+  void add(bool is_accepted) {
+    ++tried;
+    accepted += is_accepted;
+  }
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   if (argc != 4) return 2;
-  const std::filesystem::path bundle = argv[1];
-  std::mt19937 random(static_cast<unsigned>(std::stoul(argv[3])));
+  const fs::path bundle = argv[1];
+  Mutator mutate(static_cast<unsigned>(std::stoul(argv[3])));
   EngineOptions options;
   options.engine = "fake";
   const auto classifier = Classifier::open(bundle, "", options);
   const auto manifest = read_all(bundle / "manifest.json");
-  const auto copy = std::filesystem::temp_directory_path() /
-                    ("fleetbert-fuzz-" + std::to_string(std::random_device{}()));
-  std::filesystem::create_directory(copy);
+  const auto vocab = read_all(bundle / "vocab.txt");
+  const auto copy =
+      fs::temp_directory_path() / ("fleetbert-fuzz-" + std::to_string(std::random_device{}()));
+  fs::copy(bundle, copy, fs::copy_options::recursive);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(std::stol(argv[2]));
-  size_t requests = 0, answered = 0, manifests = 0, read = 0;
+  Tally requests, bundles, vocabularies;
   while (std::chrono::steady_clock::now() < end) {
-    for (int i = 0; i < 200; ++i, ++requests) {
-      const auto body = mutated(kSeeds[random() % kSeeds.size()], kSeeds, random);
-      const auto length = random() % 3 ? std::optional<std::string>() : std::to_string(random() % 130);
-      try {
-        const auto question = read_question(body, length, *classifier, Limits{});
-        std::vector<const Row*> rows;
-        for (const auto& row : question.rows) rows.push_back(&row);
-        render(question, classifier->answer(rows), *classifier, "model");
-        ++answered;
-      } catch (const Failure& failure) {
-        error_body(failure.what());
-      }
+    for (int i = 0; i < 200; ++i) requests.add(ask(mutate, *classifier));
+    for (int i = 0; i < 20; ++i) {
+      std::ofstream(copy / "manifest.json", std::ios::binary) << mutate(manifest, {manifest});
+      bundles.add(open_and_ask(mutate, copy, options));
     }
-    for (int i = 0; i < 20; ++i, ++manifests) {
-      std::ofstream(copy / "manifest.json", std::ios::binary) << mutated(manifest, {manifest}, random);
-      try {
-        const auto found = read_bundle(copy);
-        verify_model(found, choose_variant(found, ""));
-      } catch (const UserError&) {
-        ++read;
-      }
+    for (int i = 0; i < 20; ++i) {
+      const auto text = mutate(kRequests[0], kPieces);
+      vocabularies.add(encode(mutate, mutate(vocab, {vocab}), text));
     }
   }
-  std::filesystem::remove_all(copy);
-  std::cout << requests << " requests, " << answered << " of them answered; " << manifests
-            << " manifests, " << read << " of them refused\n";
+  fs::remove_all(copy);
+  std::cout << requests.tried << " requests, " << requests.accepted << " of them answered; "
+            << bundles.tried << " manifests, " << bundles.accepted << " of them opened; "
+            << vocabularies.tried << " vocabularies, " << vocabularies.accepted
+            << " of them taken\n";
 }

@@ -8,16 +8,30 @@ import shutil
 import subprocess
 
 import pytest
-from boards import HERE, LABELS, MODEL, OTHER, VOCAB, answer_of, logits_of, write_bundle
+from boards import LABELS, MODEL, TARGETS, VOCAB, answer_of, logits_of, write_bundle
 
 from fleetbert.data.tokenizer import Tokenizer
 
-NAME = f"lite-{HERE}-int8"
+
+@pytest.fixture(scope="module")
+def here(programs):
+    """The processor that the programs are for."""
+    return programs.target
 
 
 @pytest.fixture(scope="module")
-def shared_bundle(tmp_path_factory):
-    return write_bundle(tmp_path_factory.mktemp("board"), targets=(HERE, OTHER))
+def other(here):
+    return next(target for target in TARGETS.values() if target != here)
+
+
+@pytest.fixture(scope="module")
+def name(here):
+    return f"lite-{here}-int8"
+
+
+@pytest.fixture(scope="module")
+def shared_bundle(tmp_path_factory, here, other):
+    return write_bundle(tmp_path_factory.mktemp("board"), targets=(here, other))
 
 
 @pytest.fixture
@@ -29,7 +43,7 @@ def bundle(shared_bundle, tmp_path):
 @pytest.fixture
 def lite(programs):
     def run(*words, text=""):
-        command = [programs / "fleetbert-lite", *words]
+        command = programs.command("fleetbert-lite", *words)
         return subprocess.run(command, input=text.encode(), capture_output=True, timeout=300)
 
     return run
@@ -63,8 +77,8 @@ def test_texts_are_answered_in_their_order(lite, shared_bundle):
     assert b"texts were cut to 16 tokens" in done.stderr
 
 
-def test_pairs(lite, tmp_path):
-    bundle = write_bundle(tmp_path, pair=True)
+def test_pairs(lite, here, tmp_path):
+    bundle = write_bundle(tmp_path, pair=True, targets=(here,))
     (tmp_path / "pairs.txt").write_text("word1 word2\tword3\nword4\n\t\r\na\tb\tc\n")
     words = ("--bundle", bundle, "--engine=fake", "--input", tmp_path / "pairs.txt")
     done = lite("predict", *words)
@@ -78,20 +92,21 @@ def test_pairs(lite, tmp_path):
 
 
 def test_a_line_that_is_not_utf8(programs, shared_bundle):
-    command = [programs / "fleetbert-lite", "predict", "--bundle", shared_bundle, "--engine=fake"]
+    words = ("predict", "--bundle", shared_bundle, "--engine=fake")
+    command = programs.command("fleetbert-lite", *words)
     done = subprocess.run(command, input=b"word1\n\xff\xfe\nword2\n", capture_output=True)
     assert done.returncode == 1
     keys = [list(json.loads(line)) for line in done.stdout.splitlines()]
     assert keys == [["label", "scores"], ["error"], ["label", "scores"]]
 
 
-def test_bench(lite, shared_bundle):
+def test_bench(lite, shared_bundle, name):
     words = ("--engine=fake", "--batch=4", "--length", "8", "--repeats=20", "--fake-delay-ms=1")
     done = lite("bench", "--bundle", shared_bundle, *words, "--json=yes")
     assert done.returncode == 0
     found = json.loads(done.stdout)
-    assert (found["variant"], found["batch"], found["length"]) == (NAME, 4, 8)
-    order = [found[f"{name}_ms"] for name in ("min", "p50", "p90", "p99", "max")]
+    assert (found["variant"], found["batch"], found["length"]) == (name, 4, 8)
+    order = [found[f"{key}_ms"] for key in ("min", "p50", "p90", "p99", "max")]
     assert order == sorted(order)
     assert order[0] >= 1
     assert 0 < found["texts_per_second"] <= 4000
@@ -99,29 +114,29 @@ def test_bench(lite, shared_bundle):
     assert b"p99_ms" in lite("bench", "--bundle", shared_bundle, *words).stdout
 
 
-def test_info(lite, bundle):
-    (bundle / NAME / "model.nb").write_bytes(MODEL[:-1] + b"!")
+def test_info(lite, bundle, name, here):
+    (bundle / name / "model.nb").write_bytes(MODEL[:-1] + b"!")
     found = lite("info", "--bundle", bundle).stdout.decode()
     assert all(label in found for label in LABELS)
     assert "built without Paddle Lite" in found
-    assert f"{NAME}: int8 for {HERE}" in found
+    assert f"{name}: int8 for {here}" in found
     assert "sha256 differs" in found
     assert "for another processor" in found
 
 
-def change_model(bundle):
-    (bundle / NAME / "model.nb").write_bytes(MODEL[:-1] + b"!")
+def change_model(bundle, name):
+    (bundle / name / "model.nb").write_bytes(MODEL[:-1] + b"!")
 
 
-def cut_model(bundle):
-    (bundle / NAME / "model.nb").write_bytes(MODEL[:-1])
+def cut_model(bundle, name):
+    (bundle / name / "model.nb").write_bytes(MODEL[:-1])
 
 
-def remove_model(bundle):
-    (bundle / NAME / "model.nb").unlink()
+def remove_model(bundle, name):
+    (bundle / name / "model.nb").unlink()
 
 
-def change_vocab(bundle):
+def change_vocab(bundle, _):
     (bundle / "vocab.txt").write_text("\n".join([*VOCAB, "more"]))
 
 
@@ -132,15 +147,15 @@ def change_vocab(bundle):
         (cut_model, ("model.nb", "bytes instead of")),
         (remove_model, ("model.nb", "cannot be read")),
         (change_vocab, ("vocab.txt", "sha256")),
-        (lambda bundle: (bundle / "vocab.txt").unlink(), ("vocab.txt", "cannot be read")),
-        (lambda bundle: (bundle / "manifest.json").unlink(), ("not a bundle",)),
-        (lambda bundle: (bundle / "manifest.json").write_text("{"), ("not JSON",)),
-        (lambda bundle: (bundle / "manifest.json").write_text("[" * 200000), ("nested",)),
-        (lambda bundle: (bundle / "manifest.json").write_text("[]"), ("has to be an object",)),
+        (lambda bundle, _: (bundle / "vocab.txt").unlink(), ("vocab.txt", "cannot be read")),
+        (lambda bundle, _: (bundle / "manifest.json").unlink(), ("not a bundle",)),
+        (lambda bundle, _: (bundle / "manifest.json").write_text("{"), ("not JSON",)),
+        (lambda bundle, _: (bundle / "manifest.json").write_text("[" * 200000), ("nested",)),
+        (lambda bundle, _: (bundle / "manifest.json").write_text("[]"), ("has to be an object",)),
     ],
 )
-def test_damaged_bundles(lite, bundle, damage, words):
-    damage(bundle)
+def test_damaged_bundles(lite, bundle, name, damage, words):
+    damage(bundle, name)
     refused(lite("predict", "--bundle", bundle, "--engine", "fake"), *words)
 
 
@@ -176,19 +191,19 @@ def test_wrong_manifests(lite, bundle, path, value, words):
     refused(lite("predict", "--bundle", bundle, "--engine", "fake"), *words)
 
 
-def test_a_model_for_another_processor_is_refused(lite, shared_bundle, tmp_path):
-    words = ("--bundle", shared_bundle, "--variant", f"lite-{OTHER}-int8", "--engine", "fake")
-    refused(lite("predict", *words), f"runs on {OTHER}", f"this program is for {HERE}")
-    other = write_bundle(tmp_path, targets=(OTHER,))
-    refused(lite("predict", "--bundle", other, "--engine=fake"), f"no variant for {HERE}")
+def test_a_model_for_another_processor_is_refused(lite, shared_bundle, here, other, tmp_path):
+    words = ("--bundle", shared_bundle, "--variant", f"lite-{other}-int8", "--engine", "fake")
+    refused(lite("predict", *words), f"runs on {other}", f"this program is for {here}")
+    bundle = write_bundle(tmp_path, targets=(other,))
+    refused(lite("predict", "--bundle", bundle, "--engine=fake"), f"no variant for {here}")
 
 
-def test_of_several_variants_one_has_to_be_named(lite, tmp_path):
-    bundle = write_bundle(tmp_path, precisions=("int8", "float32"))
+def test_of_several_variants_one_has_to_be_named(lite, here, name, tmp_path):
+    bundle = write_bundle(tmp_path, targets=(here,), precisions=("int8", "float32"))
     words = ("predict", "--bundle", bundle, "--engine=fake")
-    refused(lite(*words), "--variant", NAME, f"lite-{HERE}-float32")
-    assert lite(*words, "--variant", NAME, text="word1\n").returncode == 0
-    refused(lite(*words, "--variant", "lite"), "no variant lite", NAME)
+    refused(lite(*words), "--variant", name, f"lite-{here}-float32")
+    assert lite(*words, "--variant", name, text="word1\n").returncode == 0
+    refused(lite(*words, "--variant", "lite"), "no variant lite", name)
 
 
 @pytest.mark.parametrize(

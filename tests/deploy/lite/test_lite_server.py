@@ -15,7 +15,7 @@ import time
 import numpy as np
 import pytest
 import requests
-from boards import HERE, LABELS, answer_of, fake_logits, logits_of, write_bundle
+from boards import LABELS, answer_of, fake_logits, logits_of, write_bundle
 from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
 
 from fleetbert.data.tokenizer import Tokenizer
@@ -28,8 +28,8 @@ DEADLINE = 300  # seconds that a busy machine may take
 @contextlib.contextmanager
 def serving(programs, bundle, *words):
     """A server on a free port: (its URL, its process)."""
-    command = [programs / "fleetbert-lite-server", "--bundle", bundle, "--engine=fake"]
-    command += ["--host=127.0.0.1", "--port=0", *words]
+    words = ("--bundle", bundle, "--engine=fake", "--host=127.0.0.1", "--port=0", *words)
+    command = programs.command("fleetbert-lite-server", *words)
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             found = re.search(r"http://\S+", process.stdout.readline())
@@ -39,8 +39,8 @@ def serving(programs, bundle, *words):
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    return write_bundle(tmp_path_factory.mktemp("board"))
+def bundle(tmp_path_factory, programs):
+    return write_bundle(tmp_path_factory.mktemp("board"), targets=(programs.target,))
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +82,14 @@ def test_server_metadata(url, path):
     assert set(found) == {"name", "version", "extensions"}
 
 
-def test_health_and_model(url):
+def test_health_and_model(url, programs):
     assert requests.get(f"{url}/v2/health/live").json() == {"live": True}
     assert requests.get(f"{url}/v2/health/ready").json() == {"live": True, "ready": True}
     for path in ("/v2/models/model", "/v2/models/model/versions/1"):
         assert requests.get(f"{url}{path}/ready").json() == {"name": "model", "ready": True}
         found = requests.get(url + path).json()
         assert (found["name"], found["versions"]) == ("model", ["1"])
-        assert found["parameters"]["variant"] == f"lite-{HERE}-int8"
+        assert found["parameters"]["variant"] == f"lite-{programs.target}-int8"
         assert found["parameters"]["labels"] == LABELS
         inputs = {"text": [-1], "input_ids": [-1, -1], "token_type_ids": [-1, -1]}
         assert {tensor["name"]: tensor["shape"] for tensor in found["inputs"]} == inputs
@@ -124,7 +124,7 @@ def test_ids(url, nested):
 
 
 def test_pairs(programs, tmp_path):
-    bundle = write_bundle(tmp_path, pair=True)
+    bundle = write_bundle(tmp_path, pair=True, targets=(programs.target,))
     second = {**TEXT, "name": "text_pair", "data": ["word1", "word2 word3"]}
     with serving(programs, bundle, *LIMITS) as (url, _):
         refused(requests.post(url + INFER, data=body_of(TEXT)), 400, "'text_pair' is missing")
@@ -297,8 +297,8 @@ def test_sigterm_answers_what_was_taken(programs, bundle):
 def test_a_port_that_is_taken(programs, bundle):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = [programs / "fleetbert-lite-server", "--bundle", bundle, "--engine=fake"]
-        command += ["--host=127.0.0.1", f"--port={port}"]
+        words = ("--bundle", bundle, "--engine=fake", "--host=127.0.0.1", f"--port={port}")
+        command = programs.command("fleetbert-lite-server", *words)
         done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 2
     assert done.stderr == (
