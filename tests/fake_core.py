@@ -13,7 +13,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 import numpy as np
 import uvicorn
 
-from fleetbert.deploy.inference import grpc_service, rest
+from fleetbert.deploy.inference import connections, grpc_service, rest
 from fleetbert.deploy.inference.messages import (
     Failure,
     Question,
@@ -24,6 +24,7 @@ from fleetbert.deploy.inference.messages import (
     Version,
 )
 from fleetbert.deploy.inference.settings import Safety
+from fleetbert.metrics import softmax
 
 MAX_LENGTH, VOCAB = 16, 100
 LABELS = ("negative", "positive", "无")
@@ -90,8 +91,9 @@ class FakeCore:
             cut = 0
         found = self.find(question.model, question.version)
         labels = [LABELS[row] for row in logits.argmax(axis=1)]
+        scores = softmax(logits).astype(np.float32)
         layers = np.arange(1, question.size + 1, dtype=np.int32)
-        return Reply(found.model, found.version, labels, logits, layers, 0.0125, 0.25, cut)
+        return Reply(found.model, found.version, labels, logits, scores, layers, 0.0125, 0.25, cut)
 
     def ready(self) -> bool:
         return self.is_ready
@@ -180,7 +182,8 @@ def serve(safety: Safety = SAFETY, admin: bool = True) -> Iterator[Server]:
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
     application = rest.app(core, safety, admin=admin, observers=(done.append,))
-    config = uvicorn.Config(application, log_level="critical", lifespan="off", http="httptools")
+    protocol = connections.protocol(safety)
+    config = uvicorn.Config(application, log_level="critical", lifespan="off", http=protocol)
     http = uvicorn.Server(config)
     started: queue.Queue[int] = queue.Queue()
 

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
+from typing import Any, Callable
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from fleetbert.deploy.inference.settings import Safety
 
+# ASGI's extension by which an application asks to be called when the client goes: with a function,
+# and with None when it is no longer of interest.
+WHEN_GONE = "fleetbert.when_gone"
 MOST_HEAD_BYTES = 64 << 10  # of a request line and its headers; the parser itself has no limit
 
 
@@ -25,6 +28,7 @@ class Connection(HttpToolsProtocol):
     _begun: bool  # with what was read last
     _head_bytes: int
     _due: float  # when what is waited for has to be there, in the loop's time
+    _leave: Callable[[], None] | None = None  # of the request that is being answered
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -41,8 +45,20 @@ class Connection(HttpToolsProtocol):
             if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
                 self._refuse(431, f"the headers have more than {MOST_HEAD_BYTES} bytes")
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._leave is not None:
+            self._leave()
+
+    def when_gone(self, leave: Callable[[], None] | None) -> None:
+        """Call leave() if the client goes before this is called with None."""
+        self._leave = leave
+        if leave is not None and self.transport.is_closing():
+            leave()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {WHEN_GONE: {"call": self.when_gone}}
         self._await_head()
         self._begun = True
 

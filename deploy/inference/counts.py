@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Sequence
+from typing import Any, Callable, Sequence
 
 from fleetbert.deploy.inference import metrics
 from fleetbert.deploy.inference.messages import Reason, Reply, Statistics
@@ -21,6 +21,7 @@ class Counts:
         self._tokens = metrics.TOKENS.labels(model, version)
         self._padding = metrics.PADDING.labels(model, version)
         self._queued = metrics.QUEUED_TOKENS.labels(model, version)
+        self._exits: dict[int, Any] = {}  # by layer
         self._cut = metrics.CUT.labels(model, version)
         self._last = 0
         self._texts = 0
@@ -30,17 +31,19 @@ class Counts:
         self._compute = [0.0, 0.0]
         self._batches: dict[int, list[float]] = {}  # the same by the number of texts
 
-    def queued(self, tokens: int) -> None:
-        """So many wait now."""
-        self._queued.set(tokens)
+    def queued(self, tokens: Callable[[], float]) -> None:
+        """Whoever asks how many tokens wait asks this."""
+        self._queued.set_function(tokens)
 
     def cut(self, texts: int) -> None:
         """Texts that were cut to the maximum length."""
         if texts:
             self._cut.inc(texts)
 
-    def batch(self, lengths: Sequence[int], padded: int, seconds: float) -> None:
-        """A batch of texts of these lengths was computed."""
+    def batch(
+        self, lengths: Sequence[int], padded: int, layers: Sequence[int], seconds: float
+    ) -> None:
+        """A batch of texts of these lengths was computed; they left after these layers."""
         tokens = sum(lengths)
         self._batch_seconds.observe(seconds)
         self._batch_texts.observe(len(lengths))
@@ -48,6 +51,10 @@ class Counts:
         self._padding.inc(len(lengths) * padded - tokens)
         self._texts += len(lengths)
         _add(self._batches.setdefault(len(lengths), [0.0, 0.0]), seconds)
+        for layer, texts in Counter(layers).items():
+            if layer not in self._exits:
+                self._exits[layer] = metrics.EXITS.labels(*self._names, str(layer))
+            self._exits[layer].inc(texts)
 
     def waited(self, seconds: Sequence[float]) -> None:
         """So long each text of a batch."""
@@ -60,8 +67,6 @@ class Counts:
         _add(self._success, seconds)
         _add(self._queue, reply.queue_seconds)
         _add(self._compute, reply.compute_seconds)
-        for layer, texts in Counter(reply.exit_layer.tolist()).items():
-            metrics.EXITS.labels(*self._names, str(layer)).inc(texts)
 
     def refused(self, reason: Reason, seconds: float) -> None:
         """A question that was not answered."""

@@ -7,6 +7,7 @@ given as `extra={"fields": {...}}`.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import re
@@ -22,6 +23,9 @@ from fleetbert.deploy.inference.observe import Done
 
 log = logging.getLogger("fleetbert.serve")
 LONGEST_ID = 128  # of a client's: a log line is not a place to store things in
+# A request's own number: of this process, and within it.
+_PROCESS = os.urandom(4).hex()
+_NUMBERS = itertools.count(1)
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 
 
@@ -34,7 +38,7 @@ class Request:
         if given and len(given) <= LONGEST_ID and _PRINTABLE.fullmatch(given):
             self.id = given
         else:
-            self.id = os.urandom(8).hex()
+            self.id = f"{_PROCESS}{next(_NUMBERS) & 0xFFFFFFFF:08x}"
         self.fields: dict[str, Any] = {}
         self.began = time.perf_counter()
 

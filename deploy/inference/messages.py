@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, Protocol, Sequence
+from typing import Any, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -34,8 +34,7 @@ class Failure(Exception):
         self.retry_after = retry_after  # seconds, where another try may help
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """Texts (or pairs of texts), or token ids in their place, for one model."""
 
     model: str
@@ -54,14 +53,14 @@ class Question:
         return len(self.texts) if self.texts is not None else len(self.input_ids)  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(NamedTuple):
     """Answers in the order of the question's texts."""
 
     model: str
     version: str
     labels: Sequence[str]  # one for each text: its likeliest
     logits: np.ndarray  # float32 [texts, labels]
+    scores: np.ndarray  # float32 [texts, labels]: probabilities
     exit_layer: np.ndarray  # int32 [texts]: the layer after which each text left
     queue_seconds: float  # waiting until its last batch began
     compute_seconds: float  # its batches in the engine

@@ -32,7 +32,6 @@ from fleetbert.deploy.inference.tensors import (
     refuse,
     show,
 )
-from fleetbert.metrics import softmax
 
 SERVER = "fleetbert"
 PLATFORM = "paddle_inference"
@@ -192,14 +191,11 @@ def outputs(reply: Reply, names: Sequence[str] = ()) -> list[Output]:
         if name == "label":
             found.append(Output(name, "BYTES", (count,), reply.labels))
         elif name == "scores":
-            scores = softmax(reply.logits).astype(np.float32)
-            found.append(Output(name, "FP32", (count, labels), scores))
+            found.append(Output(name, "FP32", (count, labels), reply.scores))
         elif name == "logits":
-            logits = np.ascontiguousarray(reply.logits, np.float32)
-            found.append(Output(name, "FP32", (count, labels), logits))
+            found.append(Output(name, "FP32", (count, labels), reply.logits))
         else:
-            layers = np.ascontiguousarray(reply.exit_layer, np.int32)
-            found.append(Output(name, "INT32", (count,), layers))
+            found.append(Output(name, "INT32", (count,), reply.exit_layer))
     return found
 
 

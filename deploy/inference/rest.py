@@ -18,6 +18,7 @@ from starlette.types import ASGIApp as App
 from starlette.types import Receive, Scope, Send
 
 from fleetbert.deploy.inference import http_body, observe, oip, oip_json, openapi
+from fleetbert.deploy.inference.connections import WHEN_GONE
 from fleetbert.deploy.inference.http_body import ClientGone, CloseAfter
 from fleetbert.deploy.inference.messages import (
     Core,
@@ -57,7 +58,7 @@ def app(
     extra: Sequence[BaseRoute] = (),
     observers: Sequence[observe.Observer] = (observe.count,),
 ) -> App:
-    """The calls of the protocol over `core`, an ASGI application.
+    """The calls of the protocol over `core`, an ASGI application for a port of `connections`.
 
     inference, admin: which calls there are (load and unload are admin's; health is always
     there), for a server that has them on two ports. api_key: whether the OpenAPI document says
@@ -141,7 +142,7 @@ class Infer:
             body = oip_json.parse(data, None if length is None else length.decode("latin-1"))
             question = oip.read_question(body.request, found, version, self._safety, request_id)
             request_id = question.id
-            reply = await _answer(self._core, question, receive)
+            reply = await _answer(self._core, question, scope)
             content, head = oip_json.render(reply, body)
             self._tell(
                 observe.answered("http", "200", time.perf_counter() - started, request_id, reply)
@@ -170,20 +171,20 @@ class Infer:
             observer(done)
 
 
-async def _answer(core: Core, question: Question, receive: Receive) -> Reply:
+async def _answer(core: Core, question: Question, scope: Scope) -> Reply:
     """The answer; ClientGone, and the question cancelled, if the client leaves before it."""
     task = asyncio.current_task()
     assert task is not None
     gone = False
 
-    async def watch() -> None:
+    def leave() -> None:
         nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
         gone = True
         task.cancel()
 
-    watcher = asyncio.get_running_loop().create_task(watch())
+    # Waiting for it in a task of its own costs as much as parsing the request.
+    when_gone = scope["extensions"][WHEN_GONE]["call"]
+    when_gone(leave)
     try:
         return await core.answer(question)
     except asyncio.CancelledError:
@@ -191,7 +192,7 @@ async def _answer(core: Core, question: Question, receive: Receive) -> Reply:
             raise ClientGone from None
         raise
     finally:
-        watcher.cancel()
+        when_gone(None)
 
 
 def _headers(content: bytes, head: int | None, reply: Reply) -> list[tuple[bytes, bytes]]:

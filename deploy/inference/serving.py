@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import Sequence
+from typing import Any, Sequence
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from fleetbert.deploy.inference.settings import Batching
 from fleetbert.infer import golden as goldens
 from fleetbert.infer.engine import EARLY_EXIT
 from fleetbert.infer.golden import Golden
+from fleetbert.metrics import softmax
 
 log = logging.getLogger(__name__)
 
+NOTHING = np.empty(0)
 MOST_LOSSES = 2  # batches that a text may be lost with
 FEWEST_TOKENS = 3  # of a text: [CLS], one more, [SEP]
 
@@ -33,12 +35,29 @@ class Asked(Ticket):
     def __init__(self, texts: int, labels: int, deadline: float, arrival: float):
         super().__init__(deadline)
         self.done = asyncio.get_running_loop().create_future()
-        self.logits = np.empty((texts, labels), np.float32)
-        self.layers = np.empty(texts, np.int32)
+        self.texts = texts
+        self.labels: list[str] = [""] * texts
+        self.logits = self.scores = self.layers = NOTHING
+        if texts > 1:  # of one text, they are parts of its batch's
+            self.logits = np.empty((texts, labels), np.float32)
+            self.scores = np.empty((texts, labels), np.float32)
+            self.layers = np.empty(texts, np.int32)
         self.missing = texts
         self.arrival = arrival
         self.last_begin = arrival  # of the batches with its texts
         self.compute_seconds = 0.0
+
+    def put(self, place: int, label: str, logits: Any, scores: Any, layers: Any) -> None:
+        """The answer to the text at `place`: arrays [1, labels] and [1]."""
+        self.labels[place] = label
+        if self.texts == 1:
+            self.logits, self.scores, self.layers = logits, scores, layers
+        else:
+            self.logits[place], self.scores[place] = logits[0], scores[0]
+            self.layers[place] = layers[0]
+        self.missing -= 1
+        if not self.missing and not self.done.done():
+            self.done.set_result(None)
 
     def fail(self, failure: Failure) -> None:
         if not self.done.done():
@@ -73,6 +92,8 @@ class Serving:
         if golden is None:  # the workers have only each other to be compared with
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
         self.pool = Pool(plan, golden, len(bundle.labels), self._pump)
+        self.counts.queued(lambda: self.queue.tokens)
+        self._labels = list(bundle.labels)
         self._early = bundle.variant(plan.variant).kind == EARLY_EXIT
         self._asked = 0
         self._idle = asyncio.Event()
@@ -130,7 +151,7 @@ class Serving:
             self._alarm.cancel()
         await self.pool.close()
         await asyncio.gather(*self._batches, return_exceptions=True)
-        self.counts.queued(0)
+        self.counts.queued(lambda: 0)
 
     async def _answer(self, question: Question, arrival: float) -> Reply:
         if self.pool.failing and not self.pool.alive:
@@ -143,7 +164,7 @@ class Serving:
         )
         self.counts.cut(encoded.cut)
         timeout = self.timeout if question.timeout is None else question.timeout
-        asked = Asked(question.size, len(self.bundle.labels), arrival + timeout, arrival)
+        asked = Asked(question.size, len(self._labels), arrival + timeout, arrival)
         now = self._loop.time()
         try:
             speed = question.speed if self._early else None
@@ -155,8 +176,9 @@ class Serving:
         return Reply(
             self.model,
             self.version,
-            [self.bundle.labels[best] for best in asked.logits.argmax(axis=1)],
+            asked.labels,
             asked.logits,
+            asked.scores,
             asked.layers,
             asked.last_begin - arrival,
             asked.compute_seconds,
@@ -180,7 +202,6 @@ class Serving:
             task = self._loop.create_task(self._compute(worker, texts))
             self._batches.add(task)
             task.add_done_callback(self._batches.discard)
-        self.counts.queued(self.queue.tokens)
         times = [self.queue.next_deadline(), self.queue.next_batch() if self.pool.free else None]
         self._wake_at(min((time for time in times if time is not None), default=None))
 
@@ -205,10 +226,14 @@ class Serving:
         except Lost as lost:
             self._lose(texts, lost)
             return
-        self.counts.batch([text.ids.size for text in texts], max(t.length for t in texts), seconds)
+        lengths = [text.ids.size for text in texts]
+        self.counts.batch(lengths, max(t.length for t in texts), layers.tolist(), seconds)
         self.counts.waited([begin - text.arrival for text in texts])
-        self.queue.observe(sum(text.ids.size for text in texts), seconds / self.pool.size)
-        finite = np.isfinite(logits).all(axis=1)
+        self.queue.observe(sum(lengths), seconds / self.pool.size)
+        finite = np.isfinite(logits).all(axis=1).tolist()
+        best = logits.argmax(axis=1).tolist()
+        # All at once: NumPy takes as long for one text.
+        scores = softmax(np.where(np.isfinite(logits), logits, 0.0)).astype(np.float32)
         for asked in {text.ticket for text in texts}:
             assert isinstance(asked, Asked)
             asked.last_begin = max(asked.last_begin, begin)
@@ -218,11 +243,9 @@ class Serving:
             assert isinstance(asked, Asked)
             if not finite[number]:
                 asked.fail(Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
-            asked.logits[text.place] = logits[number]
-            asked.layers[text.place] = layers[number]
-            asked.missing -= 1
-            if not asked.missing and not asked.done.done():
-                asked.done.set_result(None)
+            one = slice(number, number + 1)
+            label = self._labels[best[number]]
+            asked.put(text.place, label, logits[one], scores[one], layers[one])
 
     def _lose(self, texts: list[Text], lost: Lost) -> None:
         """Another worker may answer what was lost, once."""

@@ -202,9 +202,11 @@ def test_requests_with_wrong_bytes_raise_nothing_but_failures(data, length):
 
 
 def make_reply(count=3):
-    logits = np.random.default_rng(0).normal(size=(count, 6)).astype(np.float32)[:, ::2]
+    logits = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
     labels = ["positive", "无", ""][:count]
-    return Reply("sst", "2", labels, logits, np.arange(count, dtype=np.int32), 0.001, 0.002, 1)
+    scores = softmax(logits).astype(np.float32)
+    layers = np.arange(count, dtype=np.int32)
+    return Reply("sst", "2", labels, logits, scores, layers, 0.001, 0.002, 1)
 
 
 def decode_raw(output, raw):
