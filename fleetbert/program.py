@@ -123,6 +123,50 @@ def cut(program: ProgramDesc, inputs: Sequence[str], outputs: Sequence[str]) -> 
     return part
 
 
+def share_variables(program: ProgramDesc) -> None:
+    """Let a variable that nothing reads any more be written anew by a later operator.
+
+    Only where the same kind of operator wrote it before, with the same attributes set: a variable
+    of Paddle remembers in which layout its memory is, and other operators do not set that.
+    Feeds, fetches and parameters stay as they are. (Paddle's own pass for this, `memory_optimize`,
+    does nothing to programs that are opened without the other passes.)
+    """
+    block = program.blocks[0]
+    ops = list(block.ops)
+    described = {found.name: found for found in block.vars}
+    last = {name: number for number, op in enumerate(ops) for name in _arguments(op)}
+    fixed = {name for op in ops if op.type in ("feed", "fetch") for name in _arguments(op)}
+    free: dict[Any, list[str]] = {}
+    shared: dict[str, tuple[Any, str]] = {}
+    for number, op in enumerate(ops):
+        for slot in op.outputs:
+            for name in slot.arguments:
+                if name not in fixed and name not in shared:
+                    tensor = described[name].type.lod_tensor.tensor
+                    kind = (tensor.data_type, *tensor.dims, *_signature(op), slot.parameter)
+                    there = free.setdefault(kind, [])
+                    shared[name] = (kind, there.pop() if there else name)
+        for name in _arguments(op):
+            if name in shared and last[name] == number:
+                kind, place = shared[name]
+                free[kind].append(place)
+    for op in ops:
+        for slot in [*op.inputs, *op.outputs]:
+            slot.arguments[:] = [shared[n][1] if n in shared else n for n in slot.arguments]
+    kept = {place for _, place in shared.values()}
+    for name in shared.keys() - kept:
+        block.vars.remove(described[name])
+
+
+def _arguments(op: OpDesc) -> set[str]:
+    return {name for slot in [*op.inputs, *op.outputs] for name in slot.arguments}
+
+
+def _signature(op: OpDesc) -> tuple[str, ...]:
+    given = (slot.parameter for slot in op.inputs if slot.arguments)
+    return (op.type, *given, *sorted(found.name for found in op.attrs))
+
+
 def _port(kind: str, source: str, target: str, number: int) -> OpDesc:
     """The operator through which input or output `number` of a program goes."""
     op = OpDesc(type=kind)

@@ -7,6 +7,7 @@ import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert import program as programs
+from fleetbert.compress import onednn
 
 
 def test_parameters_round_trip_byte_for_byte(tiny_bundle):
@@ -48,3 +49,29 @@ def test_attributes_are_set_in_place():
         programs.set_attribute(op, "given", value)
         assert len(op.attrs) == 1
     assert list(programs.attribute(op, "given").floats) == [1.0, 2.0]
+
+
+def test_shared_variables_are_read_as_before(tiny_bundle):
+    program = onednn.fused(tiny_bundle / "float32").program
+    shared = programs.copy(program)
+    programs.share_variables(shared)
+    assert reads(shared) == reads(program)
+    count = [
+        len({n for op in p.blocks[0].ops for n in programs._arguments(op)})
+        for p in (program, shared)
+    ]
+    assert count[1] < 0.9 * count[0]
+    named = {found.name for found in shared.blocks[0].vars}
+    assert all(programs._arguments(op) - {"feed", "fetch"} <= named for op in shared.blocks[0].ops)
+
+
+def reads(program):
+    """For each operator, which operators' outputs it reads: (number, slot, place), or a name that
+    none of them writes."""
+    writer, found = {}, []
+    for number, op in enumerate(program.blocks[0].ops):
+        found.append([[writer.get(name, name) for name in slot.arguments] for slot in op.inputs])
+        for slot in op.outputs:
+            for place, name in enumerate(slot.arguments):
+                writer[name] = (number, slot.parameter, place)
+    return found

@@ -123,7 +123,9 @@ def open_weight_only(folder: Path, device: str, threads: int) -> Run:
     config = inference.Config()
     config.switch_ir_optim(True)
     config.enable_memory_optim()
-    return _predictor(inference, config, device, threads, _from_integers(folder))
+    program, data = _from_integers(folder)
+    model = (program.SerializeToString(), data)
+    return _predictor(inference, config, device, threads, model)
 
 
 def open_int8(folder: Path, device: str, threads: int) -> Run:
@@ -133,7 +135,8 @@ def open_int8(folder: Path, device: str, threads: int) -> Run:
     """
     if device != "cpu":
         raise UserError("an int8 variant of this kind runs on CPUs (oneDNN); use --device cpu")
-    return _open_fused(_from_integers(folder), threads, INPUTS)
+    program, data = _from_integers(folder)
+    return _open_fused(program, data, threads, INPUTS)
 
 
 def open_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
@@ -157,26 +160,30 @@ def open_fused(
     from fleetbert import program as programs
 
     stored = {name: parameters[name] for name in programs.parameter_names(program)}
-    return _open_fused((program.SerializeToString(), programs.parameter_bytes(stored)), threads)
+    return _open_fused(program, programs.parameter_bytes(stored), threads)
 
 
 def _open_fused(
-    model: tuple[bytes, bytes], threads: int, inputs: Sequence[str] = ()
+    program: ProgramDesc, data: bytes, threads: int, inputs: Sequence[str] = ()
 ) -> Callable[..., Any]:
+    from fleetbert import program as programs
+
+    program = programs.copy(program)
+    programs.share_variables(program)  # MiniLM in int8: 0.8 GB instead of 1.9, and 8 % faster
+    model = (program.SerializeToString(), data)
     inference = workarounds.import_inference()
     config = inference.Config()
     config.switch_ir_optim(False)
     return _predictor(inference, config, "cpu", threads, model, inputs)
 
 
-def _from_integers(folder: Path) -> tuple[bytes, bytes]:
+def _from_integers(folder: Path) -> tuple[ProgramDesc, bytes]:
     """Program and float32 parameters, of x86.pdmodel and weights.safetensors in `folder`."""
     from fleetbert import program as programs
     from fleetbert.infer import weights
 
     program = programs.read(folder / "x86.pdmodel")
-    data = programs.parameter_bytes(weights.parameters(folder, program))
-    return program.SerializeToString(), data
+    return program, programs.parameter_bytes(weights.parameters(folder, program))
 
 
 def _predictor(

@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.deploy.inference.messages import Failure, Reason
-from fleetbert.deploy.inference.queue import Queue, Text, Ticket
+from fleetbert.deploy.inference.queue import CALL_TOKENS, Queue, Text, Ticket
 
 FAR = 1e9
 
@@ -146,7 +146,7 @@ def test_no_batch_has_more_tokens_than_allowed(lengths, batch_tokens):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_waits_at_once_is_batched_as_offline(seed):
-    """As many batches as `plan_inference` makes of the same texts, or at most a few more."""
+    """Calls and padding together cost hardly more than those of `plan_inference`."""
     lengths = np.random.default_rng(seed).integers(3, 129, 200).tolist()
     queue = make_queue(batch_tokens=1024, capacity=50_000)
     put(queue, lengths)
@@ -154,7 +154,13 @@ def test_what_waits_at_once_is_batched_as_offline(seed):
     while len(queue):
         batches.append(lengths_of(queue.take(0.0)))
     assert sorted(length for batch in batches for length in batch) == sorted(lengths)
-    assert len(batches) <= len(plan_inference(lengths, 1024)) + 3
+    offline = [[lengths[index] for index in batch] for batch in plan_inference(lengths, 1024)]
+    assert cost_of(batches) <= 1.03 * cost_of(offline)
+
+
+def cost_of(batches):
+    """In tokens of a batch: those of its rows, and what a call costs beside them."""
+    return sum(CALL_TOKENS + len(one) * round_up(max(one), SAFE_LENGTHS) for one in batches)
 
 
 def test_a_worker_that_is_free_waits_for_more_only_so_long():
@@ -189,7 +195,7 @@ def test_the_fullest_batch_goes_first_until_somebody_has_waited_too_long():
     put(queue, [500], now=0.0)  # alone it fills any batch
     put(queue, [100], now=0.0)
     for number in range(20):
-        put(queue, [10] * 16, now=0.1 * number)
+        put(queue, [16] * 16, now=0.1 * number)
     taken = [lengths_of(queue.take(0.1 * number))[0] for number in range(20)]
     assert 100 not in taken
     assert 100 in lengths_of(queue.take(10.0))
