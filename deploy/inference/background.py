@@ -14,6 +14,10 @@ Result = TypeVar("Result")
 # A tenth of a processor that workers, at 4, keep busy. At 19 it would be a thirtieth: loading a
 # version under full load takes minutes then.
 NICENESS = 14
+# For so long, where it may be left again, the scheduler's idle class before it: such a thread runs
+# only where nobody else would, and one that answers never waits for it. Under full load it would
+# not end.
+IDLE_SECONDS = 30.0
 
 
 def call(function: Callable[[], Result]) -> Result:
@@ -34,9 +38,9 @@ def may_return() -> bool:
     def attempt() -> bool:
         thread = threading.get_native_id()
         former = os.getpriority(os.PRIO_PROCESS, thread)
-        _lower()
         try:
-            os.setpriority(os.PRIO_PROCESS, thread, former)
+            _set(thread, os.SCHED_IDLE, NICENESS)
+            _set(thread, os.SCHED_OTHER, former)
             return True
         except OSError:
             return False
@@ -49,12 +53,29 @@ def may_return() -> bool:
 def lowered() -> Iterator[None]:
     """This thread at a low priority, and threads that begin meanwhile; `may_return` it must."""
     former = os.getpriority(os.PRIO_PROCESS, 0)
-    _lower()
+    enough = threading.Timer(IDLE_SECONDS, _set_all, (NICENESS,))
+    enough.daemon = True
+    enough.start()  # before this thread is lowered: it would inherit that
+    _set(threading.get_native_id(), os.SCHED_IDLE, former)
     try:
         yield
     finally:
-        for thread in Path("/proc/self/task").iterdir():
-            os.setpriority(os.PRIO_PROCESS, int(thread.name), former)
+        enough.cancel()
+        enough.join()
+        _set_all(former)
+
+
+def _set(thread: int, policy: int, niceness: int) -> None:
+    """On Linux both are a thread's."""
+    os.setpriority(os.PRIO_PROCESS, thread, niceness)
+    os.sched_setscheduler(thread, policy, os.sched_param(0))
+
+
+def _set_all(niceness: int) -> None:
+    """Every thread of this process, in the usual class."""
+    for thread in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
+            _set(int(thread.name), os.SCHED_OTHER, niceness)
 
 
 def _lower() -> None:

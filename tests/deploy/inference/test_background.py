@@ -1,0 +1,41 @@
+"""Work that leaves the processors to those who answer."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import fake_core
+import pytest
+
+from fleetbert.deploy.inference import background
+
+pytestmark = pytest.mark.skipif(
+    not background.may_return(), reason="this user may not raise a priority again"
+)
+
+
+def schedule(thread: int = 0) -> tuple[int, int]:
+    return os.sched_getscheduler(thread), os.getpriority(os.PRIO_PROCESS, thread)
+
+
+def test_threads_run_where_nobody_else_would_and_return():
+    former = schedule()
+    stop = threading.Event()
+    with background.lowered():
+        assert schedule()[0] == os.SCHED_IDLE
+        started = threading.Thread(target=stop.wait)
+        started.start()
+        assert schedule(started.native_id)[0] == os.SCHED_IDLE
+    found = schedule(), schedule(started.native_id)
+    stop.set()
+    started.join()
+    assert found == (former, former)
+
+
+def test_work_that_does_not_end_gets_a_share(monkeypatch):
+    former = schedule()
+    monkeypatch.setattr(background, "IDLE_SECONDS", 0.01)
+    with background.lowered():
+        fake_core.wait_for(lambda: schedule() == (os.SCHED_OTHER, background.NICENESS))
+    assert schedule() == former
