@@ -278,7 +278,7 @@ def test_a_timeout_answers_504(programs, bundle):
 
 
 def test_sigterm_answers_what_was_taken(programs, bundle):
-    with serving(programs, bundle, "--fake-delay-ms=2000") as (url, process):
+    with serving(programs, bundle, "--fake-delay-ms=5000") as (url, process):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             asked = pool.submit(requests.post, url + INFER, data=body_of(TEXT), timeout=DEADLINE)
             end = time.monotonic() + DEADLINE
