@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 import numpy as np
 from paddle.base.proto import framework_pb2
@@ -209,10 +209,14 @@ def read_parameters(program: ProgramDesc, path: Path) -> dict[str, np.ndarray]:
 
 def parameter_bytes(arrays: dict[str, np.ndarray]) -> bytes:
     """What a .pdiparams file with these tensors holds."""
-    parts = []
+    return b"".join(parameter_parts(arrays))
+
+
+def parameter_parts(arrays: dict[str, np.ndarray]) -> Iterator[bytes | memoryview]:
+    """The same one tensor after the other, whose bytes are not copied."""
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name]).reshape(np.shape(arrays[name]))
         described = VarType.TensorDesc(data_type=_CODES[array.dtype], dims=array.shape)
         text = described.SerializeToString()
-        parts += [struct.pack("<IQIi", 0, 0, 0, len(text)), text, array.tobytes()]
-    return b"".join(parts)
+        yield struct.pack("<IQIi", 0, 0, 0, len(text)) + text
+        yield array.reshape(-1).view(np.uint8).data
