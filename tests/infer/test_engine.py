@@ -185,3 +185,14 @@ def test_answering_imports_no_training(tiny_bundle):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=480)
     assert done.stdout == "[]\n", done.stderr
     assert "OMP_NUM_THREADS" not in done.stderr
+
+
+def test_without_onednn_the_build_for_arm_keeps_its_own_kernels():
+    """Its AnalysisConfig has enable_mkldnn, which would only warn, and nothing for the cache."""
+    from fleetbert.infer import workarounds
+
+    class Config:
+        def enable_mkldnn(self):
+            raise AssertionError("there is no oneDNN")
+
+    workarounds.use_onednn(Config())
