@@ -144,14 +144,39 @@ def observed():
     truth = np.array([0, 1, 0, 1])
     predicted = np.array([[0, 1, 1, 0], [1, 0, 1, 0], [0, 1, 0, 1]])
     doubt = np.array([[0.1, 0.1, 0.4, 0.9], [0.95] * 4, [0.0] * 4])
-    return Observed(truth, predicted, doubt, layer_seconds=1.0, group_seconds=0.1)
+    flops = np.array([[10.0, 20.0, 30.0, 40.0]]) * np.array([[1], [2], [3]])
+    return Observed(truth, predicted, doubt, flops, layer_seconds=1.0, group_seconds=0.1)
 
 
 def test_judge_counts_by_hand():
     found = early_exit.judge(observed(), [1, 3], 0.3)
     assert (found.accuracy, found.mean_layers) == (1.0, 2.0)
     assert found.cost == pytest.approx(1.1 + 0.5 * 2.1)
+    assert found.mean_flops == (10 + 20 + 3 * 30 + 3 * 40) / 4
     assert early_exit.judge(observed(), [1, 3], 0.5).accuracy == 0.75
+
+
+def test_operations_are_counted_by_hand(made):
+    """2 layers of 64 units, 128 in between, 2 labels; the second computes [CLS] alone."""
+    bundle = bundles.read(made)
+    for name in ("float32", "int8-static"):
+        found = early_exit.count_flops(early_exit.open_source(bundle, name), np.array([1, 10]))
+        for text, tokens in enumerate((1, 10)):
+            first = tokens * 2 * (4 * 64**2 + 2 * 64 * 128) + 4 * 64 * tokens**2
+            keys_and_values = tokens * 2 * 2 * 64**2
+            of_cls = 2 * (2 * 64**2 + 2 * 64 * 128 + 64**2 + 64 * 2)
+            second = keys_and_values + of_cls + 4 * 64 * tokens
+            assert found[:, text].tolist() == [first, first + second]
+
+
+def test_the_report_shows_layers_and_speeds(made):
+    for target in ("early-exit-float32", "early-exit-int8"):
+        text = (made / f"report-{target}.html").read_text(encoding="utf-8")
+        extra = bundles.read(made).variant(target).extra
+        assert text.count("<svg") == 3
+        assert f"speed {extra['speed']}</b>" in text
+        assert "http:" not in text and "https:" not in text
+        assert f"Groups of layers end after {', '.join(map(str, extra['ends']))}." in text
 
 
 def test_the_cheapest_choice_that_keeps_the_accuracy():

@@ -14,8 +14,9 @@ from tqdm import tqdm
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
+from fleetbert import environment
 from fleetbert.compress import early_exit, gate
-from fleetbert.compress.distill import heads
+from fleetbert.compress.distill import heads, report
 from fleetbert.compress.early_exit import Choice, Observed
 from fleetbert.compress.methods import read_unlabelled, say
 from fleetbert.data.batching import Batch
@@ -181,7 +182,7 @@ def _add(
         opener = engine.OPENERS[bundle.variant(source.name).kind]
         whole = opener(bundle.folder(source.name), "cpu", threads)
         found = early_exit.observe(
-            opened, whole, known.batches, known.truth, job.distill.head, trained
+            opened, whole, known.batches, known.truth, job.distill.head, trained, source
         )
     layers = job.distill.layers if isinstance(job.distill.layers, list) else None
     choice = early_exit.choose(found, known.least, layers, job.distill.speed)
@@ -208,24 +209,50 @@ def _add(
         update = {"accuracy": [measured.as_accuracy()], "extra": extra}
         return variant.model_copy(update=update)
 
-    added = bundles.add_variant(bundle.root, target, fill)
-    say(f"added {target} to {bundle.root}")
+    try:
+        added = bundles.add_variant(bundle.root, target, fill)
+        say(f"added {target} to {bundle.root}")
+    finally:
+        _report(job, bundle, target, found, choice, known)
     return added
+
+
+def _report(
+    job: schema.SelfDistill,
+    bundle: bundles.Bundle,
+    target: str,
+    found: Observed,
+    choice: Choice,
+    known: _Known,
+) -> None:
+    path = bundle.root / report.name(target)
+    report.write(
+        path,
+        found,
+        choice,
+        report.curve(found, choice),
+        target=target,
+        title=bundle.root.resolve().parent.name + "/" + bundle.root.resolve().name,
+        data=str(job.gate.data),
+        least=known.least,
+        job=job.model_dump(),
+        machine=environment.machine(job.threads or engine.default_threads()),
+    )
+    say(f"report: {path}")
 
 
 def evidence(found: Observed, choice: Choice) -> dict[str, object]:
     """For the manifest: accuracy after each layer if all texts left there, and what other values
     of speed give with the same groups."""
-    by_layer = (found.predicted == found.truth).mean(1)
-    curve = [early_exit.judge(found, choice.ends, speed) for speed in (0.0, *early_exit.SPEEDS)]
     return {
-        "accuracy_by_layer": [round(float(value), 4) for value in by_layer],
+        "accuracy_by_layer": [round(value, 4) for value in report.by_layer(found)],
         "by_speed": [
             {
                 "speed": point.speed,
                 "accuracy": round(point.accuracy, 4),
                 "mean_layers": round(point.mean_layers, 3),
+                "mean_flops": round(point.mean_flops),
             }
-            for point in curve
+            for point in report.curve(found, choice)
         ],
     }
