@@ -165,7 +165,8 @@ Add another form of the model to a bundle; the bundle's other variants stay as t
 onnx: for ONNX Runtime and others, made from float32 and compared with it before it is added.
 lite: for Paddle Lite on phones and ARM boards. int16 and int8 make the file a half and a quarter
 as large and keep float32's arithmetic; float16 needs ARMv8.2; static-int8 computes in int8 and is
-made from the variant int8-static. See docs/arm.md.
+made from the variant int8-static. With --early-exit texts may leave after inner layers, as they do
+in the variant early-exit-float32, whose heads are taken. See docs/arm.md.
 """
 
 
@@ -176,6 +177,12 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", help="lite: armv8, armv7 or x86")
     parser.add_argument(
         "--precision", help="lite: float32, float16, int16, int8 or static-int8 (float32)"
+    )
+    parser.add_argument(
+        "--early-exit",
+        action="store_true",
+        default=None,
+        help="lite: groups of layers and the heads of early-exit-float32; not float16, static-int8",
     )
     parser.add_argument(
         "--data",
@@ -193,7 +200,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
 # The options that only one format has.
 _OF_FORMAT = {
     "onnx": ("opset",),
-    "lite": ("target", "precision", "data", "max_accuracy_drop"),
+    "lite": ("target", "precision", "early_exit", "data", "max_accuracy_drop"),
 }
 
 
@@ -231,8 +238,9 @@ def _export_lite(arguments: argparse.Namespace) -> None:
     drop = 0.01 if arguments.max_accuracy_drop is None else arguments.max_accuracy_drop
     gate = None if arguments.data is None else lite.Gate(arguments.data, drop)
     precision = arguments.precision or "float32"
-    bundle = lite.export_lite(arguments.bundle, arguments.target, precision, gate)
-    variant = bundle.variant(f"lite-{arguments.target}-{precision}")
+    early_exit = bool(arguments.early_exit)
+    bundle = lite.export_lite(arguments.bundle, arguments.target, precision, gate, early_exit)
+    variant = bundle.variant(lite.variant_name(arguments.target, precision, early_exit))
     megabytes = sum(file.size for file in variant.files) / 1e6
     told = [f"added variant {variant.name} to {arguments.bundle}: {megabytes:.1f} MB"]
     if variant.extra["checked_on"]:

@@ -99,6 +99,28 @@ def count_layers(program: ProgramDesc) -> int:
     return sum(op.type == "softmax" for op in program.blocks[0].ops)
 
 
+def layer_outputs(program: ProgramDesc) -> list[str]:
+    """The variables [texts, length, width] that a BERT's encoder layers give, in their order."""
+    norms = [argument(op.outputs, "Y") for op in program.blocks[0].ops if op.type == "layer_norm"]
+    return norms[2::2]  # the first is the embeddings', then there are two a layer
+
+
+def cut_groups(program: ProgramDesc, ends: Sequence[int]) -> Iterator[tuple[int, ProgramDesc]]:
+    """A BERT in groups of layers, each with the number of its last layer, which `ends` are.
+
+    The first takes input_ids and token_type_ids, the others hidden states and input_ids; the last
+    gives logits, the others hidden states.
+    """
+    layers = layer_outputs(program)
+    fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
+    start = None
+    for end in ends:
+        inputs = ("input_ids", "token_type_ids") if start is None else (start, "input_ids")
+        start = layers[end - 1]
+        output = argument(fetch.inputs, "X") if end == len(layers) else start
+        yield end, cut(program, inputs, [output])
+
+
 def cut(program: ProgramDesc, inputs: Sequence[str], outputs: Sequence[str]) -> ProgramDesc:
     """The part of a program that computes the variables `outputs` from the variables `inputs`."""
     block = program.blocks[0]

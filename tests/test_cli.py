@@ -167,6 +167,11 @@ def test_options_of_another_format_are_refused(fleetbert, tiny_bundle):
     for words, message in [
         (("onnx", "--target", "x86"), "--target is for --format lite"),
         (("lite", "--target", "x86", "--opset", 17), "--opset is for --format onnx"),
+        (("onnx", "--early-exit"), "--early-exit is for --format lite"),
+        (
+            ("lite", "--target", "x86", "--early-exit"),
+            "early exit is made from the variant early-exit-float32",
+        ),
         (("lite",), "--format lite needs --target: armv8, armv7 or x86"),
         (("lite", "--target", "x86", "--max-accuracy-drop", 0.1), "drop needs --data"),
     ]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 WORDS = [f"word{number}" for number in range(150)] + [f"字{number}" for number in range(40)]
 VOCAB = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+EARLY_SPEED = 0.6
 LABELS = ["bad", "so so", "好"]
 
 
@@ -32,3 +35,28 @@ def make_network(labels: int = len(LABELS), positions: int = 512, seed: int = 1)
         num_labels=labels,
     )
     return Network(BertForSequenceClassification(config))
+
+
+def add_early_exit(path: Path) -> None:
+    """Add early-exit-float32 to a bundle of `make_network`'s: its head after the first layer is
+    certain of some texts and not of others at the variant's own speed."""
+    import numpy as np
+
+    from fleetbert import bundle as bundles
+    from fleetbert.compress import early_exit
+    from fleetbert.infer.exits import Settings
+
+    source = early_exit.open_source(bundles.read(path), "float32")
+    random = np.random.default_rng(0)
+    tensors = {
+        "inner.weight": random.normal(size=(2 * 64, 6)).astype(np.float32),
+        "inner.bias": np.zeros(6, np.float32),
+        "out.weight": random.normal(size=(6, len(LABELS))).astype(np.float32),
+        "out.bias": np.zeros(len(LABELS), np.float32),
+    }
+    settings = Settings([1, 2], "pooled", EARLY_SPEED, 0)
+    bundles.add_variant(
+        path,
+        "early-exit-float32",
+        lambda folder: early_exit.write(source, folder, settings, {1: tensors}),
+    )

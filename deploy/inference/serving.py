@@ -18,7 +18,7 @@ from fleetbert.deploy.inference.pool import Lost, Plan, Pool, Worker
 from fleetbert.deploy.inference.queue import Queue, Text, Ticket
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.infer import golden as goldens
-from fleetbert.infer.engine import EARLY_EXIT
+from fleetbert.infer.engine import EARLY_EXIT, LITE_EARLY_EXIT
 from fleetbert.infer.golden import Golden
 from fleetbert.metrics import softmax
 
@@ -94,7 +94,7 @@ class Serving:
         self.pool = Pool(plan, golden, len(bundle.labels), self._pump)
         self.counts.queued(lambda: self.queue.tokens)
         self._labels = list(bundle.labels)
-        self._early = bundle.variant(plan.variant).kind == EARLY_EXIT
+        self._early = bundle.variant(plan.variant).kind in (EARLY_EXIT, LITE_EARLY_EXIT)
         self._asked = 0
         self._idle = asyncio.Event()
         self._idle.set()

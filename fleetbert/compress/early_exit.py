@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
@@ -85,12 +85,7 @@ def open_source(bundle: bundles.Bundle, name: str) -> Source:
             f"sources: the variant {name} of {bundle.root} is of kind {variant.kind}; name float32 "
             "or one that computes in int8, as int8-static does"
         )
-    norms = [
-        programs.argument(op.outputs, "Y")
-        for op in program.blocks[0].ops
-        if op.type == "layer_norm"
-    ]
-    layers = norms[2::2]  # the first is the embeddings', then there are two a layer
+    layers = programs.layer_outputs(program)
     if len(layers) < 2 or len(layers) != programs.count_layers(program):
         raise UserError(f"sources: the variant {name} of {bundle.root} is no BERT of many layers")
     fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
@@ -98,21 +93,11 @@ def open_source(bundle: bundles.Bundle, name: str) -> Source:
     return Source(name, program, quantized, others, layers, logits)
 
 
-def groups(source: Source, ends: Sequence[int]) -> Iterator[tuple[int, programs.ProgramDesc]]:
-    """The program of each group of layers by its last layer; what it takes, see `infer.exits`."""
-    start = None
-    for end in ends:
-        inputs = ("input_ids", "token_type_ids") if start is None else (start, "input_ids")
-        start = source.layers[end - 1]
-        output = source.logits if end == len(source.layers) else start
-        yield end, programs.cut(source.program, inputs, [output])
-
-
 def write(
     source: Source, folder: Path, settings: Settings, trained: dict[int, heads.Tensors]
 ) -> bundles.Variant:
     """Write the variant's files; see `infer.exits`."""
-    for end, program in groups(source, settings.ends):
+    for end, program in programs.cut_groups(source.program, settings.ends):
         programs.write(folder / exits.program_name(end), program)
     weights.save(folder, source.quantized, source.others)
     heads.save(folder, {end: trained[end] for end in settings.ends[:-1]})
@@ -205,7 +190,7 @@ def count_flops(source: Source, tokens: np.ndarray) -> np.ndarray:
     """
     count = len(source.layers)
     spent = np.zeros((count, len(tokens)))
-    for number, program in groups(source, range(1, count + 1)):
+    for number, program in programs.cut_groups(source.program, range(1, count + 1)):
         last = number == count
         linear = onednn.layers(program)
         shapes = [_weight_shape(source, programs.argument(op.inputs, "W")) for op in linear]

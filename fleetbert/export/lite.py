@@ -2,11 +2,13 @@
 
 Weights of int16 and int8 are rounded by Paddle Lite's converter, a scale for each column, and are
 widened again when the engine opens the model: it computes in float32, and the file is small.
-static-int8 computes in int8; it is made from the variant int8-static.
+static-int8 computes in int8; it is made from the variant int8-static. With early exit the float32
+program is cut into the layer groups of the variant early-exit-float32, whose heads come with them.
 """
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
@@ -22,13 +24,15 @@ from fleetbert.data.tokenizer import Tokenizer
 from fleetbert.errors import GateFailed, UserError
 from fleetbert.export import lite_opt, lite_program
 from fleetbert.export.program import CHECKED_SHAPES
-from fleetbert.infer import answer, engine, evaluate, weights
+from fleetbert.infer import answer, engine, evaluate, exits, heads, weights
 from fleetbert.infer.alike import LARGEST_DIFFERENCE, random_batch
 
 TARGETS = ("armv8", "armv7", "x86")
 PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
 KIND = "paddle-lite"
 STATIC = "int8-static"
+EARLY_EXIT = "early-exit-float32"
+MODEL = "model.nb"
 BITS = {"int16": 16, "int8": 8}
 # Of logits, between the converted model and Paddle with the same integers.
 LARGEST_DIFFERENCES = {"float32": LARGEST_DIFFERENCE, "int16": LARGEST_DIFFERENCE, "int8": 3e-2}
@@ -43,9 +47,15 @@ class Gate(NamedTuple):
 
 
 def export_lite(
-    path: str | Path, target: str, precision: str, accuracy: Gate | None = None
+    path: str | Path,
+    target: str,
+    precision: str,
+    accuracy: Gate | None = None,
+    early_exit: bool = False,
 ) -> bundles.Bundle:
     """Add the variant `lite-<target>-<precision>` (model.nb) to the bundle at `path`.
+
+    early_exit: `lite-<target>-<precision>-early-exit` instead, see `infer.exits` for its files.
 
     target: armv8, armv7 or x86. The rewrites that the converter needs must leave Paddle's own
     answers as they are, to the bit. What x86 processors can run is run: the logits must be those
@@ -54,24 +64,26 @@ def export_lite(
     UserError, and nothing is added, where that fails or the combination cannot work; GateFailed
     where more accuracy is lost than `accuracy` allows.
     """
-    _check_choice(target, precision, accuracy)
+    _check_choice(target, precision, accuracy, early_exit)
     bundle = bundles.read(path)
     made_from = STATIC if precision == "static-int8" else "float32"
     source = _source(bundle, made_from)
-    name = f"lite-{target}-{precision}"
+    name = variant_name(target, precision, early_exit)
+    early = _source(bundle, EARLY_EXIT) if early_exit else None
 
     def fill(folder: Path) -> bundles.Variant:
-        # On the bundle's disk: it holds the model up to four times.
+        # On the bundle's disk: it holds the model up to five times.
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             if precision == "static-int8":
                 made = _convert_static(source, Path(temporary))
             else:
-                made = _convert(bundle, source, Path(temporary), target, precision, accuracy)
-            made.converted.model.rename(folder / "model.nb")
+                made = _convert(bundle, source, Path(temporary), target, precision, accuracy, early)
+            for file in made.converted.folder.iterdir():
+                file.rename(folder / file.name)
         return bundles.Variant(
             name=name,
-            kind=KIND,
-            made_from=made_from,
+            kind=engine.LITE_EARLY_EXIT if early_exit else KIND,
+            made_from=EARLY_EXIT if early_exit else made_from,
             accuracy=made.accuracy,
             runs_on=[target],
             versions={"fleetbert": fleetbert.__version__, **made.converted.versions},
@@ -81,13 +93,27 @@ def export_lite(
     return bundles.add_variant(path, name, fill)
 
 
+def variant_name(target: str, precision: str, early_exit: bool = False) -> str:
+    """lite-armv8-int8, lite-armv8-int8-early-exit, ..."""
+    return f"lite-{target}-{precision}" + ("-early-exit" if early_exit else "")
+
+
+class _Converted(NamedTuple):
+    """folder: with the variant's files alone; answers: logits of the batches that were asked."""
+
+    folder: Path
+    versions: dict[str, str]
+    kernels: list[str]
+    answers: list[np.ndarray]
+
+
 class _Made(NamedTuple):
-    converted: lite_opt.Converted
+    converted: _Converted
     accuracy: list[bundles.Accuracy]
     extra: dict[str, Any]
 
 
-def _check_choice(target: str, precision: str, accuracy: Gate | None) -> None:
+def _check_choice(target: str, precision: str, accuracy: Gate | None, early_exit: bool) -> None:
     for name, value, values in (
         ("target", target, TARGETS),
         ("precision", precision, PRECISIONS),
@@ -104,11 +130,22 @@ def _check_choice(target: str, precision: str, accuracy: Gate | None) -> None:
             f"float16 cannot be had for {target}: Paddle Lite computes in half precision on armv8 "
             "only (ARMv8.2 and later); use --precision float32, int16 or int8"
         )
+    if early_exit and precision in ("float16", "static-int8"):
+        raise UserError(
+            f"early exit cannot be had in {precision}, whose answers cannot be checked here: use "
+            "--precision float32, int16 or int8"
+        )
     if accuracy is not None and precision in ("float16", "static-int8"):
         raise UserError(
             f"the accuracy of {precision} cannot be measured here, for it runs on ARM processors "
             "only: leave --data out, and measure it on the board"
         )
+
+
+_MADE_WITH = {
+    STATIC: ("static-int8", "quantize --config configs/quantize/static.yaml"),
+    EARLY_EXIT: ("early exit", "distill --config configs/distill/self.yaml"),
+}
 
 
 def _source(bundle: bundles.Bundle, name: str) -> Path:
@@ -117,10 +154,11 @@ def _source(bundle: bundles.Bundle, name: str) -> Path:
             f"{bundle.root} is a pretrained encoder (task mlm), which no board can ask anything; "
             "export a classifier that was trained from it"
         )
-    if name == STATIC and all(found.name != STATIC for found in bundle.manifest.variants):
+    if all(found.name != name for found in bundle.manifest.variants) and name in _MADE_WITH:
+        wanted, command = _MADE_WITH[name]
         raise UserError(
-            f"static-int8 is made from the variant {STATIC}, which {bundle.root} has not: add it "
-            "with `fleetbert quantize --config configs/quantize/static.yaml`"
+            f"{wanted} is made from the variant {name}, which {bundle.root} has not: add it with "
+            f"`fleetbert {command}`"
         )
     bundles.verify(bundle, name)
     return bundle.folder(name)
@@ -133,7 +171,9 @@ def _convert(
     target: str,
     precision: str,
     accuracy: Gate | None,
+    early: Path | None,
 ) -> _Made:
+    """early: the folder with settings and heads, where texts may leave early."""
     bits = BITS.get(precision)
     batches = _random_batches(bundle)
     program = programs.read(source / "model.pdmodel")
@@ -143,16 +183,21 @@ def _convert(
     rewritten = _write(temporary / "rewritten", program, arrays)
     _check_same(expected, _answers(rewritten, batches))
     extra: dict[str, Any] = {"rewrites_change_answers": False}
+    parts = {MODEL: rewritten}
+    if early is not None:
+        settings = exits.load_settings(early)
+        parts = _cut(program, arrays, settings, temporary)
+        extra.update({"method": "early exit", **settings._asdict()})
     if target == "x86":
-        converted = _run_opt(rewritten, temporary / "x86", "x86", bits, batches)
+        converted = _run_opt(parts, temporary / "x86", "x86", bits, batches)
     else:
         float16 = precision == "float16"
-        converted = _run_opt(rewritten, temporary / "arm", "arm", bits, (), float16)
+        converted = _run_opt(parts, temporary / "arm", "arm", bits, (), float16)
     if precision == "float16":
         return _Made(converted, [], {**extra, "checked_on": None})
     twin = converted
     if target != "x86":
-        twin = _run_opt(rewritten, temporary / "x86", "x86", bits, batches)
+        twin = _run_opt(parts, temporary / "x86", "x86", bits, batches)
     same = expected
     if bits is not None:
         names = lite_program.quantized_weights(program, arrays)
@@ -165,14 +210,38 @@ def _convert(
             f"{LARGEST_DIFFERENCES[precision]} is allowed), so nothing was added to "
             f"{bundle.root}; try another --precision"
         )
+    if early is not None:
+        for folder in {converted.folder, twin.folder}:
+            for name in (exits.NAME, heads.NAME):
+                shutil.copyfile(early / name, folder / name)
     measured = []
     if accuracy is not None:
-        measured = [_measure(bundle, twin.model.parent, accuracy)]
-    # A server takes what has `max_difference_to_float32` for float32 in another form.
-    name = "max_difference_to_float32" if bits is None else "rounding_changes_logits_by"
+        measured = [_measure(bundle, twin.folder, accuracy, early is not None)]
     extra.update({"checked_on": "x86", "max_difference_to_paddle": difference})
-    extra[name] = _difference(twin.answers, expected)
+    if bits is not None:
+        extra["rounding_changes_logits_by"] = _difference(twin.answers, expected)
+    elif early is None:  # a server takes what has this key for float32 in another form
+        extra["max_difference_to_float32"] = _difference(twin.answers, expected)
     return _Made(converted, measured, extra)
+
+
+def _cut(
+    program: programs.ProgramDesc,
+    arrays: dict[str, np.ndarray],
+    settings: exits.Settings,
+    temporary: Path,
+) -> dict[str, Path]:
+    """The folders of the program's groups of layers, by the names of the files they will be."""
+    if settings.ends[-1] != len(programs.layer_outputs(program)):
+        raise UserError(
+            f"the variant {EARLY_EXIT} has {settings.ends[-1]} layers and float32 has "
+            f"{len(programs.layer_outputs(program))}: make {EARLY_EXIT} again"
+        )
+    parts = {}
+    for end, part in programs.cut_groups(program, settings.ends):
+        own = {name: arrays[name] for name in programs.parameter_names(part)}
+        parts[exits.program_name(end, "nb")] = _write(temporary / f"group-{end}", part, own)
+    return parts
 
 
 def _convert_static(source: Path, temporary: Path) -> _Made:
@@ -186,26 +255,44 @@ def _convert_static(source: Path, temporary: Path) -> _Made:
                 "converter would scale twice: run `fleetbert quantize` again"
             )
     folder = _write(temporary / "static", program, arrays)
-    return _Made(_run_opt(folder, temporary / "arm", "arm", None, ()), [], {"checked_on": None})
+    converted = _run_opt({MODEL: folder}, temporary / "arm", "arm", None, ())
+    return _Made(converted, [], {"checked_on": None})
 
 
 def _run_opt(
-    source: Path,
+    parts: dict[str, Path],
     folder: Path,
     target: str,
     bits: int | None,
     batches: Sequence[lite_opt.Batch],
     float16: bool = False,
-) -> lite_opt.Converted:
+) -> _Converted:
+    """Convert the programs in the folders `parts` to files of these names in `folder`.
+
+    batches go through all of them: of those after the first, each takes what the one before
+    answered, and the token ids.
+    """
     folder.mkdir()
-    return lite_opt.convert(source, folder, target, float16=float16, bits=bits, batches=batches)
+    kernels: set[str] = set()
+    asked = batches
+    for name, source in parts.items():
+        work = folder.with_name(f"{folder.name}-{name}")
+        work.mkdir()
+        done = lite_opt.convert(source, work, target, float16=float16, bits=bits, batches=asked)
+        done.model.rename(folder / name)
+        kernels |= {*done.kernels}
+        asked = [(state, ids) for state, (ids, _) in zip(done.answers, batches)]
+    return _Converted(folder, done.versions, sorted(kernels), done.answers)
 
 
-def _measure(bundle: bundles.Bundle, folder: Path, accuracy: Gate) -> bundles.Accuracy:
-    """The accuracy of model.nb in `folder` beside float32's; GateFailed if too much is lost."""
+def _measure(
+    bundle: bundles.Bundle, folder: Path, accuracy: Gate, early_exit: bool
+) -> bundles.Accuracy:
+    """The accuracy of the files in `folder` beside float32's; GateFailed if too much is lost."""
     threads = accuracy.threads or engine.default_threads()
     float32 = answer.load(bundle.root, "float32", "cpu", threads)
-    lite = float32._replace(engine=engine.Engine(engine.open_lite(folder, "cpu", threads)))
+    opener = engine.open_lite_early_exit if early_exit else engine.open_lite
+    lite = float32._replace(engine=engine.Engine(opener(folder, "cpu", threads)))
     table = evaluate.read_known(float32, accuracy.data)
     right = []
     for model in (lite, float32):

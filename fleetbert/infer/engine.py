@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # input_ids, token_type_ids (int64 [texts, length]) → logits (float32 [texts, labels])
 Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
 EARLY_EXIT = "paddle-inference-early-exit"
+LITE_EARLY_EXIT = "paddle-lite-early-exit"
 INPUTS = ("input_ids", "token_type_ids")
 
 
@@ -282,6 +283,13 @@ def open_lite(folder: Path, device: str, threads: int) -> Run:
     return lite.open_model(folder, device, threads)
 
 
+def open_lite_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
+    """Open the groups of layers in `folder` with Paddle Lite."""
+    from fleetbert.infer import lite
+
+    return lite.open_groups(folder, device, threads)
+
+
 OPENERS: dict[str, Callable[[Path, str, int], Run]] = {
     "paddle-inference": open_program,
     "paddle-inference-weight-only": open_weight_only,
@@ -289,6 +297,7 @@ OPENERS: dict[str, Callable[[Path, str, int], Run]] = {
     EARLY_EXIT: open_early_exit,
     "onnx": open_onnx,
     "paddle-lite": open_lite,
+    LITE_EARLY_EXIT: open_lite_early_exit,
 }
 
 # What `runs_on` calls a processor, by its names in Python's `platform`.

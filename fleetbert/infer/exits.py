@@ -6,7 +6,8 @@ together into full batches again, by length, for the next group. Without that, t
 shrink as texts leave, and with them what leaving gains.
 
 Files in the variant's folder: exits.json (`Settings`), heads.safetensors (`infer.heads`),
-group-N.pdmodel (N is the group's last layer), weights.safetensors (`infer.weights`).
+group-N.pdmodel (N is the group's last layer), weights.safetensors (`infer.weights`). For Paddle
+Lite group-N.nb takes the place of these two.
 
 Method: FastBERT (Liu et al. 2020): uncertainty is the entropy of the answer divided by the
 largest possible one (section 3.3).
@@ -175,6 +176,6 @@ def load_settings(folder: Path) -> Settings:
     return Settings(**json.loads((folder / NAME).read_text(encoding="utf-8")))
 
 
-def program_name(end: int) -> str:
+def program_name(end: int, ending: str = "pdmodel") -> str:
     """The file of the group whose last layer is `end`."""
-    return f"group-{end}.pdmodel"
+    return f"group-{end}.{ending}"

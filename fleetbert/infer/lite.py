@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable
 import numpy as np
 
 from fleetbert.errors import UserError
+from fleetbert.infer import exits
 
 if TYPE_CHECKING:
     from fleetbert.infer.engine import Run
@@ -23,33 +24,51 @@ def open_model(folder: Path, device: str, threads: int) -> Run:
     A program for another processor answers nonsense or ends the process: `engine.open` checks the
     manifest before it comes here.
     """
-    if device != "cpu":
-        raise UserError("Paddle Lite runs on CPUs here: use --device cpu")
-    if threads < 1:
-        raise UserError(f"threads is {threads}; it has to be at least 1")
-    lite = _import_lite()
-    config = lite.MobileConfig()
-    config.set_model_from_file(str(folder / "model.nb"))
-    predictor = lite.create_paddle_predictor(config)
-    if predictor.get_input_names() != INPUTS:
-        raise UserError(
-            f"{folder / 'model.nb'} has the inputs {predictor.get_input_names()} instead of "
-            f"{INPUTS}; export the variant again"
+    return _open(_import_lite(device, threads), folder / "model.nb", INPUTS, threads)
+
+
+def open_groups(folder: Path, device: str, threads: int) -> exits.EarlyExit:
+    """Open the groups of layers in `folder`, as `open_model` does the whole."""
+    lite = _import_lite(device, threads)
+    settings = exits.load_settings(folder)
+    groups = [
+        _open(
+            lite, folder / exits.program_name(end, "nb"), INPUTS if not n else INPUTS[:1], threads
         )
-    inputs = [predictor.get_input(number) for number in range(len(INPUTS))]
+        for n, end in enumerate(settings.ends)
+    ]
+    return exits.EarlyExit(settings, groups, folder)
+
+
+def _open(lite: Any, path: Path, inputs: list[str], threads: int) -> Run:
+    """Open a program of two inputs, whose last names have to be `inputs`."""
+    config = lite.MobileConfig()
+    config.set_model_from_file(str(path))
+    predictor = lite.create_paddle_predictor(config)
+    names = predictor.get_input_names()
+    if len(names) != 2 or names[-len(inputs) :] != inputs:
+        raise UserError(
+            f"{path} has the inputs {names} instead of {inputs}; export the variant again"
+        )
+    tensors = [predictor.get_input(number) for number in range(2)]
     set_threads = _thread_setter()
 
-    def run(ids: np.ndarray, types: np.ndarray) -> np.ndarray:
+    def run(*arrays: np.ndarray) -> np.ndarray:
         set_threads(threads)
-        for tensor, values in zip(inputs, (ids, types)):
-            tensor.from_numpy(np.ascontiguousarray(values, np.int64))
+        for tensor, values in zip(tensors, arrays):
+            dtype = np.int64 if values.dtype.kind == "i" else np.float32
+            tensor.from_numpy(np.ascontiguousarray(values, dtype))
         predictor.run()
         return np.array(predictor.get_output(0).numpy())  # a copy: the next run writes there
 
     return run
 
 
-def _import_lite() -> Any:
+def _import_lite(device: str, threads: int) -> Any:
+    if device != "cpu":
+        raise UserError("Paddle Lite runs on CPUs here: use --device cpu")
+    if threads < 1:
+        raise UserError(f"threads is {threads}; it has to be at least 1")
     try:
         from paddlelite import lite
     except ImportError as error:

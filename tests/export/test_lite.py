@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_bert import LABELS, WORDS
+from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
 
 from fleetbert import bundle as bundles
 from fleetbert import program as programs
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.infer import answer, engine, evaluate
+from fleetbert.infer import answer, engine, evaluate, exits
 from fleetbert.infer.alike import random_batch
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
@@ -189,6 +189,66 @@ def test_the_static_program_for_converters_answers_like_the_one_that_is_served(l
 def test_what_cannot_work_is_refused(tiny_bundle, target, precision, message):
     with pytest.raises(UserError, match=message):
         lite.export_lite(tiny_bundle, target, precision)
+
+
+@pytest.fixture
+def early_bundle(copied_bundle) -> Path:
+    add_early_exit(copied_bundle)
+    return copied_bundle
+
+
+@pytest.mark.parametrize(("target", "precision"), [("armv8", "int8"), ("x86", "float32")])
+def test_early_exit_brings_a_file_for_each_group_and_the_heads(
+    early_bundle, table, target, precision
+):
+    gate = lite.Gate(str(table), 1.0, 1)
+    bundle = lite.export_lite(early_bundle, target, precision, gate, early_exit=True)
+    name = f"lite-{target}-{precision}-early-exit"
+    variant = bundle.variant(name)
+    bundles.verify(bundle, name)
+    wanted = ["exits.json", "group-1.nb", "group-2.nb", "heads.safetensors"]
+    assert [file.path for file in variant.files] == [f"{name}/{file}" for file in wanted]
+    source = bundle.folder("early-exit-float32")
+    for file in ("exits.json", "heads.safetensors"):
+        assert (bundle.folder(name) / file).read_bytes() == (source / file).read_bytes()
+    assert (variant.kind, variant.runs_on) == ("paddle-lite-early-exit", [target])
+    assert variant.made_from == "early-exit-float32"
+    assert (variant.extra["ends"], variant.extra["speed"]) == ([1, 2], EARLY_SPEED)
+    assert variant.extra["max_difference_to_paddle"] < 1e-3
+    assert (
+        "max_difference_to_float32" not in variant.extra
+    )  # texts that leave are answered otherwise
+    place = "kX86" if target == "x86" else "kARM"
+    assert all(place in kernel or "kHost" in kernel for kernel in variant.extra["kernels"])
+    # At the variant's own speed.
+    expected = evaluate.evaluate(answer.load(bundle.root, "early-exit-float32"), table)["accuracy"]
+    assert variant.accuracy[0].accuracy == pytest.approx(expected, abs=0.051)
+    if target == "x86":
+        found = evaluate.evaluate(answer.load(bundle.root, name), table)["accuracy"]
+        assert variant.accuracy[0].accuracy == found
+
+
+@pytest.mark.parametrize("precision", ["float16", "static-int8"])
+def test_early_exit_that_cannot_be_checked_is_refused(early_bundle, precision):
+    with pytest.raises(UserError, match=f"early exit cannot be had in {precision}"):
+        lite.export_lite(early_bundle, "armv8", precision, early_exit=True)
+
+
+def test_early_exit_needs_heads_of_the_same_model(copied_bundle):
+    with pytest.raises(UserError, match="early exit is made from the variant early-exit-float32"):
+        lite.export_lite(copied_bundle, "x86", "float32", early_exit=True)
+    add_early_exit(copied_bundle)
+
+    def deeper(folder):
+        bundle = bundles.read(copied_bundle)
+        shutil.copytree(bundle.folder(lite.EARLY_EXIT), folder, dirs_exist_ok=True)
+        settings = exits.load_settings(folder)
+        exits.save_settings(folder, settings._replace(ends=[1, 2, 3]))
+        return bundle.variant(lite.EARLY_EXIT)
+
+    bundles.add_variant(copied_bundle, lite.EARLY_EXIT, deeper)
+    with pytest.raises(UserError, match="has 3 layers and float32 has 2"):
+        lite.export_lite(copied_bundle, "x86", "float32", early_exit=True)
 
 
 @pytest.mark.parametrize("precision", ["float16", "static-int8"])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_bert import WORDS, add_early_exit
 
 from fleetbert import bundle as bundles
 from fleetbert.errors import UserError
@@ -79,6 +80,49 @@ def test_a_changed_model_is_not_opened(lite_bundle, tmp_path):
     model.write_bytes(data)
     with pytest.raises(UserError, match=r"lite-x86-float32/model\.nb is not the file"):
         engine.open(bundles.read(path), "lite-x86-float32")
+
+
+@pytest.fixture(scope="module")
+def early_bundle(tiny_bundle, tmp_path_factory) -> Path:
+    """The tiny bundle with early exit for Paddle, and for Paddle Lite in two precisions."""
+    from fleetbert.export.lite import export_lite
+
+    path = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("early") / "bundle"))
+    add_early_exit(path)
+    for precision in ("float32", "int8"):
+        export_lite(path, "x86", precision, early_exit=True)
+    return path
+
+
+def some_texts() -> list[str]:
+    random = np.random.default_rng(1)
+    return [" ".join(random.choice(WORDS, random.integers(1, 60))) for _ in range(200)]
+
+
+def logits_of(path, variant, speed=None):
+    return answer.compute_logits(answer.load(path, variant, speed=speed), some_texts(), None)
+
+
+def test_early_exit_at_speed_0_answers_as_the_whole_program(early_bundle):
+    found = logits_of(early_bundle, "lite-x86-float32-early-exit", 0.0)
+    assert {*found.exit_layers.tolist()} == {2}
+    np.testing.assert_allclose(found.values, logits_of(early_bundle, "float32").values, atol=1e-4)
+
+
+def test_texts_leave_where_they_leave_the_variant_for_paddle(early_bundle):
+    expected = logits_of(early_bundle, "early-exit-float32")
+    found = logits_of(early_bundle, "lite-x86-float32-early-exit")
+    assert {*expected.exit_layers.tolist()} == {1, 2}
+    same = found.exit_layers == expected.exit_layers  # one may be at the very threshold
+    assert same.sum() >= len(same) - 1
+    np.testing.assert_allclose(found.values[same], expected.values[same], atol=1e-4)
+
+
+def test_early_exit_in_int8_leaves_much_as_in_float32(early_bundle):
+    expected = logits_of(early_bundle, "early-exit-float32")
+    found = logits_of(early_bundle, "lite-x86-int8-early-exit")
+    assert (found.exit_layers == expected.exit_layers).mean() > 0.9
+    assert (found.values.argmax(1) == expected.values.argmax(1)).mean() > 0.9
 
 
 def test_the_command_answers_without_importing_paddle(lite_bundle):

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 from running_core import RunningCore
 from served import REAL, serving
-from tiny_bert import LABELS, WORDS
+from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
 
-from fleetbert import bundle as bundles
 from fleetbert import client
 from fleetbert.deploy.inference import inference_pb2 as pb
 from fleetbert.deploy.inference import inference_pb2_grpc
@@ -21,29 +20,14 @@ from fleetbert.deploy.inference.queue import Text, Ticket
 from fleetbert.infer import answer as answers
 
 MODEL, NAME = "tiny", "early-exit-float32"
-LAYERS, WIDTH = 2, 64  # of tests/tiny_bert.py
-OWN = 0.6
+LAYERS = 2  # of tests/tiny_bert.py
 
 
 @pytest.fixture(scope="module")
 def early_bundle(tiny_bundle, tmp_path_factory) -> Path:
     """The tiny bundle with an early-exit variant, whose head is certain of some texts."""
-    from fleetbert.compress import early_exit
-    from fleetbert.infer.exits import Settings
-
     path = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("early") / "bundle"))
-    source = early_exit.open_source(bundles.read(path), "float32")
-    random = np.random.default_rng(0)
-    head = {
-        "inner.weight": random.normal(size=(2 * WIDTH, 6)).astype(np.float32),
-        "inner.bias": np.zeros(6, np.float32),
-        "out.weight": random.normal(size=(6, len(LABELS))).astype(np.float32),
-        "out.bias": np.zeros(len(LABELS), np.float32),
-    }
-    settings = Settings([1, LAYERS], "pooled", OWN, 0)
-    bundles.add_variant(
-        path, NAME, lambda folder: early_exit.write(source, folder, settings, {1: head})
-    )
+    add_early_exit(path)
     return path
 
 
@@ -90,7 +74,7 @@ def test_a_text_leaves_at_the_speed_it_asks_for_whoever_shares_its_batch(
         core.wait_until_ready()
         version = core.do(core.repository.find, MODEL)
         assert (version.variant, version.layers) == (NAME, LAYERS)
-        assert version.variants[-1]["speed"] == OWN
+        assert version.variants[-1]["speed"] == EARLY_SPEED
         for speed, wanted in expected.items():
             reply = core.ask(model=MODEL, texts=texts, speed=speed)
             assert reply.exit_layer.tolist() == wanted.exit_layers.tolist()
