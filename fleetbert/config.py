@@ -522,10 +522,10 @@ class Exits(Section):
     labels_weight: float = key(
         0.0, "share of the loss that the labels of data.train make up; 0 needs none", ge=0, le=1
     )
-    epochs: int = key(5, "passes over the hidden states", ge=1)
+    epochs: int = key(10, "passes over the hidden states", ge=1)
     learning_rate: float = key(1e-3, "AdamW's, at its highest", gt=0)
-    weight_decay: float = key(0.01, "AdamW's", ge=0)
-    dropout: float = key(0.1, "of what a head reads", ge=0, lt=1)
+    weight_decay: float = key(0.1, "AdamW's", ge=0)
+    dropout: float = key(0.3, "of what a head reads", ge=0, lt=1)
     texts: int = key(20_000, "how many of data.train at most, drawn by chance", ge=1)
     layers: Union[Literal["auto"], List[int]] = key(
         "auto", "the last layer of each group (auto: what is fastest on gate.data)"
