@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert.infer import exits, heads
 from fleetbert.metrics import softmax
 
 TARGETS = {"x86_64": "x86", "aarch64": "armv8", "armv7l": "armv7"}
@@ -53,6 +54,67 @@ def write_bundle(
         fill=fill,
     )
     return folder / "bundle"
+
+
+# Of variants with early exit.
+ENDS, WIDTH, SPEED = [1, 2, 4], 8, 0.8
+
+
+def make_heads(kind: str) -> dict[int, dict[str, np.ndarray]]:
+    """Random heads of a kind, certain of some texts and not of others."""
+    random = np.random.default_rng(122)
+    sizes = {"inner": (2 * WIDTH, 6), "out": (6, len(LABELS))}
+    if kind == "fastbert":
+        names = ("key", "value", "query", "mix")
+        sizes = {"narrow": (WIDTH, 6), **dict.fromkeys(names, (6, 6)), **sizes, "inner": (6, 6)}
+    found: dict[int, dict[str, np.ndarray]] = {}
+    for end in ENDS[:-1]:
+        found[end] = {}
+        for name, size in sizes.items():
+            scale = 1 if name == "out" else 0.5
+            found[end][f"{name}.weight"] = scale * random.normal(size=size).astype(np.float32)
+            found[end][f"{name}.bias"] = scale * random.normal(size=size[1]).astype(np.float32) / 4
+    return found
+
+
+def add_early_exit(path: Path, target: str, kind: str = "pooled", change=None) -> str:
+    """Add a variant with early exit; its name. change(folder) may spoil its files."""
+    name = f"lite-{target}-int8-early-exit"
+
+    def fill(folder: Path) -> bundles.Variant:
+        for end in ENDS:
+            (folder / exits.program_name(end, "nb")).write_bytes(MODEL)
+        heads.save(folder, make_heads(kind))
+        exits.save_settings(folder, exits.Settings(ENDS, kind, SPEED, 0))
+        if change is not None:
+            change(folder)
+        return bundles.Variant(
+            name=name,
+            kind="paddle-lite-early-exit",
+            runs_on=[target],
+            versions={"opt": "2.13"},
+            extra={"precision": "int8"},
+        )
+
+    bundles.add_variant(path, name, fill)
+    return name
+
+
+def open_early_exit(folder: Path) -> exits.EarlyExit:
+    """Such a variant with the groups of layers that engine.cc's fake has."""
+
+    def first(ids, types):
+        ids, steps = ids + 1000 * types, np.arange(1, WIDTH + 1)
+        return ((ids[..., None] * steps % 17) / 8 - 1).astype(np.float32)
+
+    def inner(state, ids):
+        return (ids % 3)[..., None].astype(np.float32) - state / 2
+
+    def last(state, ids):
+        weights = (np.arange(1, ids.shape[1] + 1) / 16 * (ids != 0)).astype(np.float32)
+        return (state * weights[..., None]).sum(1)[:, np.arange(len(LABELS)) % WIDTH]
+
+    return exits.EarlyExit(exits.load_settings(folder), [first, inner, last], folder)
 
 
 def fake_logits(ids, types=None, labels: int = len(LABELS)) -> np.ndarray:

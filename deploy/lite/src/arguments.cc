@@ -59,12 +59,24 @@ long Arguments::number(const std::string& name, long otherwise, long least, long
   return found;
 }
 
+std::optional<double> Arguments::share(const std::string& name) const {
+  if (!has(name)) return std::nullopt;
+  const auto value = text(name);
+  char* end = nullptr;
+  const double found = std::strtod(value.c_str(), &end);
+  if (value.empty() || *end != '\0' || !(found >= 0 && found <= 1)) {
+    throw UserError("--" + name + " is '" + value + "'; it has to be a number from 0 to 1");
+  }
+  return found;
+}
+
 EngineOptions engine_options(const Arguments& arguments) {
   EngineOptions options;
   options.engine = arguments.text("engine");
   options.threads = static_cast<int>(arguments.number("threads", 1, 1, 256));
   options.power_mode = arguments.text("power-mode", options.power_mode);
   options.delay_ms = static_cast<int>(arguments.number("fake-delay-ms", 0, 0, 600000));
+  options.speed = arguments.share("speed");
   const auto& modes = power_modes();
   if (std::find(modes.begin(), modes.end(), options.power_mode) == modes.end()) {
     std::string names;

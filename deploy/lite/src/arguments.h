@@ -2,6 +2,7 @@
 #pragma once
 
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,6 +20,8 @@ class Arguments {
   std::string text(const std::string& name, const std::string& otherwise = "") const;
   std::string needed(const std::string& name) const;  // UserError where it is missing
   long number(const std::string& name, long otherwise, long least, long most) const;
+  // From 0 to 1; nothing where it is not given.
+  std::optional<double> share(const std::string& name) const;
   const std::vector<std::string>& words() const { return words_; }
 
  private:
@@ -26,7 +29,7 @@ class Arguments {
   std::vector<std::string> words_;
 };
 
-// Of --engine, --threads, --power-mode and --fake-delay-ms.
+// Of --engine, --threads, --power-mode, --speed and --fake-delay-ms.
 EngineOptions engine_options(const Arguments& arguments);
 
 // Runs `main` and gives the exit status: 0, what it returns, or 2 and a line for a UserError.

@@ -1,83 +1,15 @@
 #include "bundle.h"
 
-#include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <iterator>
-#include <nlohmann/json.hpp>
-
 #include "error.h"
+#include "json_file.h"
 #include "sha256.h"
 
 namespace fleetbert {
 namespace {
 
-using nlohmann::json;
-
 constexpr int kFormat = 1;
-constexpr size_t kMaxDepth = 100;
 constexpr uint64_t kMaxManifest = 64u << 20;
 constexpr size_t kMaxLength = 1u << 20;
-
-std::string read_file(const std::filesystem::path& path, uint64_t limit) {
-  std::error_code error;
-  const auto size = std::filesystem::file_size(path, error);
-  if (!error && size > limit) {
-    throw UserError(path.string() + " has " + std::to_string(size) + " bytes, which is too many: "
-                    "copy the bundle again");
-  }
-  errno = error ? error.value() : 0;
-  std::ifstream file(path, std::ios::binary);
-  std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  if (error || !file) {
-    throw UserError(path.string() + " cannot be read: " + std::strerror(errno ? errno : EIO));
-  }
-  return text;
-}
-
-// Reads fields, and says which one is wrong.
-class Reader {
- public:
-  Reader(const json& value, std::string where, const std::filesystem::path& path)
-      : value_(value), where_(std::move(where)), path_(path) {}
-
-  Reader at(const char* key) const {
-    if (!value_.is_object()) fail("has to be an object");
-    const auto found = value_.find(key);
-    if (found == value_.end()) fail(std::string("has no ") + key);
-    return Reader(*found, where_.empty() ? key : where_ + "." + key, path_);
-  }
-  bool has(const char* key) const { return value_.is_object() && value_.contains(key); }
-  std::vector<Reader> list() const {
-    if (!value_.is_array()) fail("has to be a list");
-    std::vector<Reader> found;
-    for (size_t i = 0; i < value_.size(); ++i) {
-      found.emplace_back(value_[i], where_ + "." + std::to_string(i), path_);
-    }
-    return found;
-  }
-  std::string text() const {
-    if (!value_.is_string()) fail("has to be a string");
-    return value_.get<std::string>();
-  }
-  bool flag() const {
-    if (!value_.is_boolean()) fail("has to be true or false");
-    return value_.get<bool>();
-  }
-  uint64_t number() const {
-    if (!value_.is_number_unsigned()) fail("has to be a whole number");
-    return value_.get<uint64_t>();
-  }
-  [[noreturn]] void fail(const std::string& what) const {
-    throw UserError(path_.string() + ": " + (where_.empty() ? "the manifest" : where_) + " " +
-                    what + "; restore the file or export again");
-  }
-
- private:
-  const json& value_;
-  std::string where_;
-  const std::filesystem::path& path_;
-};
 
 // As fleetbert/bundle.py has it: variant/file, with nothing that leads out of the bundle.
 bool stays_inside(const std::string& path) {
@@ -90,34 +22,28 @@ bool stays_inside(const std::string& path) {
   return parts >= 2;
 }
 
-File read_model(const Reader& variant) {
+std::vector<File> read_files(const Reader& variant) {
+  std::vector<File> files;
   for (const auto& entry : variant.at("files").list()) {
-    File file{entry.at("path").text(), entry.at("sha256").text(), entry.at("size").number()};
-    if (!stays_inside(file.path)) {
+    files.push_back({entry.at("path").text(), entry.at("sha256").text(),
+                     entry.at("size").number()});
+    if (!stays_inside(files.back().path)) {
       entry.at("path").fail("is not of the form variant/file inside the bundle");
     }
-    if (std::filesystem::u8path(file.path).filename() == "model.nb") return file;
   }
-  variant.at("files").fail("has no model.nb");
+  return files;
+}
+
+const File* find_file(const std::vector<File>& files, const std::string& name) {
+  for (const auto& file : files) {
+    if (std::filesystem::u8path(file.path).filename() == name) return &file;
+  }
+  return nullptr;
 }
 
 std::string text_or_nothing(const Reader& reader, const char* section, const char* key) {
   if (!reader.has(section) || !reader.at(section).has(key)) return "";
   return reader.at(section).at(key).text();
-}
-
-json parse(const std::string& text, const std::filesystem::path& path) {
-  const auto check_depth = [&](int depth, json::parse_event_t, json&) {
-    if (depth > static_cast<int>(kMaxDepth)) {
-      throw UserError(path.string() + " is nested too deep: copy the bundle again");
-    }
-    return true;
-  };
-  try {
-    return json::parse(text, check_depth);
-  } catch (const json::exception&) {
-    throw UserError(path.string() + " is not JSON: copy the bundle again");
-  }
 }
 
 }  // namespace
@@ -139,7 +65,7 @@ Bundle read_bundle(const std::filesystem::path& root) {
     throw UserError(root.string() + " is not a bundle: it has no manifest.json; name the folder "
                     "that fleetbert wrote");
   }
-  const auto manifest = parse(read_file(path, kMaxManifest), path);
+  const auto manifest = parse_json(read_file(path, kMaxManifest), path);
   const Reader reader(manifest, "", path);
   const auto format = reader.at("format_version").number();
   if (format != kFormat) {
@@ -167,15 +93,21 @@ Bundle read_bundle(const std::filesystem::path& root) {
   bundle.lowercase = tokenizer.at("lowercase").flag();
   bundle.vocab_sha256 = tokenizer.at("sha256").text();
   for (const auto& entry : reader.at("variants").list()) {
-    if (entry.at("kind").text() != "paddle-lite") continue;
+    const auto kind = entry.at("kind").text();
+    if (kind != "paddle-lite" && kind != "paddle-lite-early-exit") continue;
     Variant variant;
+    variant.early_exit = kind != "paddle-lite";
     variant.name = entry.at("name").text();
     const auto targets = entry.at("runs_on").list();
     if (targets.size() != 1) entry.at("runs_on").fail("has to name one processor");
     variant.target = targets[0].text();
     variant.precision = text_or_nothing(entry, "extra", "precision");
     variant.converter = text_or_nothing(entry, "versions", "opt");
-    variant.model = read_model(entry);
+    variant.files = read_files(entry);
+    const auto* needed = variant.early_exit ? "exits.json" : "model.nb";
+    if (find_file(variant.files, needed) == nullptr) {
+      entry.at("files").fail(std::string("has no ") + needed);
+    }
     bundle.variants.push_back(std::move(variant));
   }
   return bundle;
@@ -215,21 +147,32 @@ const Variant& choose_variant(const Bundle& bundle, std::string_view name) {
   return *found;
 }
 
-void verify_model(const Bundle& bundle, const Variant& variant) {
-  const auto path = bundle.model_path(variant);
-  std::error_code error;
-  const auto size = std::filesystem::file_size(path, error);
-  if (error) {
-    throw UserError(path.string() + " cannot be read (" + error.message() + "): copy the folder " +
-                    path.parent_path().filename().string() + " of the bundle too");
-  }
-  if (size != variant.model.size) {
-    throw UserError(path.string() + " has " + std::to_string(size) + " bytes instead of " +
-                    std::to_string(variant.model.size) + ": copy the bundle again");
-  }
-  if (sha256_of_file(path) != variant.model.sha256) {
-    throw UserError(path.string() + " is not the file that was exported (its sha256 differs from "
-                    "the manifest's): copy the bundle again");
+std::filesystem::path file_of(const Bundle& bundle, const Variant& variant,
+                              const std::string& name) {
+  const auto* found = find_file(variant.files, name);
+  if (found != nullptr) return bundle.path_of(*found);
+  throw UserError("variant " + variant.name + " of bundle " + bundle.root.string() + " has no " +
+                  name + ": export it again");
+}
+
+void verify_files(const Bundle& bundle, const Variant& variant) {
+  for (const auto& file : variant.files) {
+    const auto path = bundle.path_of(file);
+    std::error_code error;
+    const auto size = std::filesystem::file_size(path, error);
+    if (error) {
+      throw UserError(path.string() + " cannot be read (" + error.message() +
+                      "): copy the folder " + path.parent_path().filename().string() +
+                      " of the bundle too");
+    }
+    if (size != file.size) {
+      throw UserError(path.string() + " has " + std::to_string(size) + " bytes instead of " +
+                      std::to_string(file.size) + ": copy the bundle again");
+    }
+    if (sha256_of_file(path) != file.sha256) {
+      throw UserError(path.string() + " is not the file that was exported (its sha256 differs "
+                      "from the manifest's): copy the bundle again");
+    }
   }
 }
 

@@ -22,7 +22,8 @@ struct Variant {
   std::string target;     // what it runs on: armv8, armv7 or x86
   std::string precision;  // float32, float16, int16, int8 or static-int8
   std::string converter;  // the version of Paddle Lite that converted it
-  File model;
+  bool early_exit = false;  // whether texts may leave it early: src/exits.h
+  std::vector<File> files;
 };
 
 struct Bundle {
@@ -35,8 +36,8 @@ struct Bundle {
   std::vector<Variant> variants;
 
   std::filesystem::path vocab_path() const { return root / "vocab.txt"; }
-  std::filesystem::path model_path(const Variant& variant) const {
-    return root / std::filesystem::u8path(variant.model.path);
+  std::filesystem::path path_of(const File& file) const {
+    return root / std::filesystem::u8path(file.path);
   }
 };
 
@@ -50,8 +51,12 @@ Bundle read_bundle(const std::filesystem::path& root);
 // UserError, also for a variant of another processor: its program would answer nonsense.
 const Variant& choose_variant(const Bundle& bundle, std::string_view name);
 
-// Checks the model's size and hash. Throws UserError that names the wrong file.
-void verify_model(const Bundle& bundle, const Variant& variant);
+// Where the variant's file of that name is. Throws UserError where it has none.
+std::filesystem::path file_of(const Bundle& bundle, const Variant& variant,
+                              const std::string& name);
+
+// Checks sizes and hashes of the variant's files. Throws UserError that names the wrong one.
+void verify_files(const Bundle& bundle, const Variant& variant);
 
 // The vocabulary's text, its hash checked. Throws UserError.
 std::string read_vocab(const Bundle& bundle);

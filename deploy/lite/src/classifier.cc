@@ -5,6 +5,8 @@
 #include <numeric>
 #include <stdexcept>
 
+#include "error.h"
+
 namespace fleetbert {
 namespace {
 
@@ -13,11 +15,12 @@ constexpr size_t kBatchTokens = 1024;
 
 }  // namespace
 
-Classifier::Classifier(Bundle bundle, Variant variant, Tokenizer tokenizer,
+Classifier::Classifier(Bundle bundle, Variant variant, Tokenizer tokenizer, Exits exits,
                        std::unique_ptr<Engine> engine)
     : bundle_(std::move(bundle)),
       variant_(std::move(variant)),
       tokenizer_(std::move(tokenizer)),
+      exits_(std::move(exits)),
       engine_(std::move(engine)) {}
 
 std::unique_ptr<Classifier> Classifier::open(const std::filesystem::path& path,
@@ -25,11 +28,29 @@ std::unique_ptr<Classifier> Classifier::open(const std::filesystem::path& path,
                                              const EngineOptions& options) {
   auto bundle = read_bundle(path);
   auto variant = choose_variant(bundle, name);
-  verify_model(bundle, variant);
+  verify_files(bundle, variant);
   Tokenizer tokenizer(read_vocab(bundle), bundle.vocab_path(), bundle.lowercase);
-  auto engine = open_engine(bundle.model_path(variant), bundle.labels.size(), options);
+  Model model;
+  model.labels = bundle.labels.size();
+  Exits exits;
+  if (variant.early_exit) {
+    exits = read_exits(file_of(bundle, variant, "exits.json").parent_path(), model.labels);
+    model.width = exits.heads[0].width;
+    for (const auto end : exits.ends) {
+      model.groups.push_back(file_of(bundle, variant, group_name(end)));
+    }
+    exits.speed = options.speed.value_or(exits.speed);
+  } else {
+    model.groups = {file_of(bundle, variant, "model.nb")};
+    if (options.speed) {
+      throw UserError("--speed is given, but no text leaves the variant " + variant.name +
+                      " early; name one with early exit, or leave --speed out");
+    }
+  }
+  auto engine = open_engine(model, options);
   return std::unique_ptr<Classifier>(new Classifier(std::move(bundle), std::move(variant),
-                                                    std::move(tokenizer), std::move(engine)));
+                                                    std::move(tokenizer), std::move(exits),
+                                                    std::move(engine)));
 }
 
 Row Classifier::encode(std::string_view text, std::string_view second) const {
@@ -43,14 +64,13 @@ Row Classifier::encode(std::string_view text, std::string_view second) const {
   return row;
 }
 
-std::vector<std::vector<float>> Classifier::answer(const std::vector<const Row*>& rows) const {
+std::vector<Answer> Classifier::answer(const std::vector<const Row*>& rows) const {
   std::vector<size_t> order(rows.size());
   std::iota(order.begin(), order.end(), size_t{0});
   const auto length = [&](size_t number) { return rows[number]->input_ids.size(); };
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t one, size_t other) { return length(one) > length(other); });
-  const auto labels = bundle_.labels.size();
-  std::vector<std::vector<float>> answers(rows.size());
+  std::vector<Answer> answers(rows.size());
   for (size_t start = 0; start < order.size();) {
     Batch batch;
     batch.length = length(order[start]);  // the longest comes first
@@ -58,33 +78,33 @@ std::vector<std::vector<float>> Classifier::answer(const std::vector<const Row*>
     batch.texts = std::min(fitting, order.size() - start);
     batch.input_ids.assign(batch.texts * batch.length, tokenizer_.pad_id());
     batch.token_type_ids.assign(batch.texts * batch.length, 0);
+    std::vector<double> speeds;
     for (size_t row = 0; row < batch.texts; ++row) {
       const auto& one = *rows[order[start + row]];
       const auto at = static_cast<std::ptrdiff_t>(row * batch.length);
       std::copy(one.input_ids.begin(), one.input_ids.end(), batch.input_ids.begin() + at);
       std::copy(one.token_type_ids.begin(), one.token_type_ids.end(),
                 batch.token_type_ids.begin() + at);
+      speeds.push_back(one.speed.value_or(exits_.speed));
     }
-    const auto logits = engine_->run(batch);
-    for (size_t row = 0; row < batch.texts; ++row) {
-      const auto* first = logits.data() + row * labels;
-      if (!std::all_of(first, first + labels, [](float logit) { return std::isfinite(logit); })) {
-        throw std::runtime_error("the model answered with something that is no number");
-      }
-      answers[order[start + row]].assign(first, first + labels);
-    }
-    start += batch.texts;
+    const auto texts = batch.texts;
+    auto found = answer(std::move(batch), std::move(speeds));
+    for (size_t row = 0; row < texts; ++row) answers[order[start + row]] = std::move(found[row]);
+    start += texts;
   }
   return answers;
 }
 
-std::vector<float> softmax(const std::vector<float>& logits) {
-  const auto top = *std::max_element(logits.begin(), logits.end());
-  std::vector<float> scores(logits.size());
-  float sum = 0;
-  for (size_t i = 0; i < logits.size(); ++i) sum += scores[i] = std::exp(logits[i] - top);
-  for (auto& score : scores) score /= sum;
-  return scores;
+std::vector<Answer> Classifier::answer(Batch batch, std::vector<double> speeds) const {
+  auto answers =
+      answer_batch(*engine_, exits_, bundle_.labels.size(), std::move(batch), std::move(speeds));
+  for (const auto& one : answers) {
+    if (!std::all_of(one.logits.begin(), one.logits.end(),
+                     [](float logit) { return std::isfinite(logit); })) {
+      throw std::runtime_error("the model answered with something that is no number");
+    }
+  }
+  return answers;
 }
 
 size_t largest(const std::vector<float>& logits) {

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "bundle.h"
 #include "engine.h"
+#include "exits.h"
 #include "tokenizer.h"
 
 namespace fleetbert {
@@ -17,6 +19,7 @@ struct Row {
   std::vector<int64_t> input_ids;
   std::vector<int64_t> token_type_ids;  // as many
   bool cut = false;
+  std::optional<double> speed;  // of early exit; nothing: the classifier's own
 };
 
 class Classifier {
@@ -28,8 +31,14 @@ class Classifier {
   // Safe to call from several threads. `second` only where the bundle answers pairs.
   Row encode(std::string_view text, std::string_view second) const;
 
-  // Logits of each row, in their order. Rows of like length share a batch. One thread at a time.
-  std::vector<std::vector<float>> answer(const std::vector<const Row*>& rows) const;
+  // The rows' answers, in their order. Rows of like length share a batch. One thread at a time.
+  std::vector<Answer> answer(const std::vector<const Row*>& rows) const;
+
+  // Answers of a batch whose texts leave at the speeds.
+  std::vector<Answer> answer(Batch batch, std::vector<double> speeds) const;
+
+  // Under which uncertainty texts leave that name no speed.
+  double speed() const { return exits_.speed; }
 
   const Bundle& bundle() const { return bundle_; }
   const Variant& variant() const { return variant_; }
@@ -37,16 +46,15 @@ class Classifier {
   Engine& engine() const { return *engine_; }
 
  private:
-  Classifier(Bundle bundle, Variant variant, Tokenizer tokenizer, std::unique_ptr<Engine> engine);
+  Classifier(Bundle bundle, Variant variant, Tokenizer tokenizer, Exits exits,
+             std::unique_ptr<Engine> engine);
 
   Bundle bundle_;
   Variant variant_;
   Tokenizer tokenizer_;
+  Exits exits_;
   std::unique_ptr<Engine> engine_;
 };
-
-// Probabilities of logits.
-std::vector<float> softmax(const std::vector<float>& logits);
 
 // Where the largest is.
 size_t largest(const std::vector<float>& logits);

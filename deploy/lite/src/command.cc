@@ -30,13 +30,16 @@ constexpr char kUsage[] = R"(usage: fleetbert-lite COMMAND --bundle DIR [options
   --variant NAME       one of the bundle's; else the only one for this processor
   --threads N          threads of the engine (1)
   --power-mode MODE    high, low, full, no-bind, rand-high or rand-low cores (no-bind)
+  --speed S            of variants with early exit: texts leave whose uncertainty is under it, from
+                       0 (none) to 1 (the variant's own speed)
   --engine lite|fake   fake: for tests, answers from the ids alone
 )";
 
 constexpr size_t kWindow = 256;  // lines that are read before they are answered
 
 const std::vector<std::string_view> kEngine = {"bundle",     "variant", "threads",
-                                               "power-mode", "engine",  "fake-delay-ms"};
+                                               "power-mode", "speed",   "engine",
+                                               "fake-delay-ms"};
 
 std::vector<std::string_view> with_engine(std::vector<std::string_view> names) {
   names.insert(names.end(), kEngine.begin(), kEngine.end());
@@ -56,13 +59,14 @@ std::unique_ptr<Classifier> open(const Arguments& arguments) {
                           arguments.text("variant"), engine_options(arguments));
 }
 
-ordered_json answer_of(const std::vector<float>& logits, const std::vector<std::string>& labels) {
+ordered_json answer_of(const Answer& found, const std::vector<std::string>& labels) {
   ordered_json answer;
-  answer["label"] = labels[largest(logits)];
-  const auto scores = softmax(logits);
+  answer["label"] = labels[largest(found.logits)];
+  const auto scores = softmax(found.logits);
   for (size_t i = 0; i < labels.size(); ++i) {
     answer["scores"][labels[i]] = std::round(static_cast<double>(scores[i]) * 1e6) / 1e6;
   }
+  if (found.layer != 0) answer["exit_layer"] = found.layer;
   return answer;
 }
 
@@ -151,16 +155,18 @@ int bench(int argc, char** argv) {
   batch.input_ids.resize(batch.texts * batch.length);
   for (auto& id : batch.input_ids) id = ids(random);
   batch.token_type_ids.assign(batch.input_ids.size(), 0);
-  for (long i = 0; i < warmup; ++i) classifier->engine().run(batch);
+  const std::vector<double> speeds(batch.texts, classifier->speed());
+  for (long i = 0; i < warmup; ++i) classifier->answer(batch, speeds);
   std::vector<double> times;  // milliseconds
-  double sum = 0;
+  double sum = 0, layers = 0;
   for (long i = 0; i < repeats; ++i) {
     const auto start = std::chrono::steady_clock::now();
-    classifier->engine().run(batch);
+    const auto answers = classifier->answer(batch, speeds);
     const std::chrono::duration<double, std::milli> took =
         std::chrono::steady_clock::now() - start;
     times.push_back(took.count());
     sum += took.count();
+    for (const auto& answer : answers) layers += static_cast<double>(answer.layer);
   }
   std::sort(times.begin(), times.end());
   const auto percentile = [&](double share) {  // nearest rank
@@ -177,6 +183,10 @@ int bench(int argc, char** argv) {
   found["length"] = batch.length;
   found["warmup"] = warmup;
   found["repeats"] = repeats;
+  if (classifier->variant().early_exit) {
+    found["speed"] = classifier->speed();
+    found["mean_layers"] = layers / static_cast<double>(batch.texts * times.size());
+  }
   found["mean_ms"] = sum / static_cast<double>(repeats);
   found["p50_ms"] = percentile(0.5);
   found["p90_ms"] = percentile(0.9);
@@ -209,14 +219,16 @@ int info(int argc, char** argv) {
       state = "for another processor";
     } else {
       try {
-        verify_model(bundle, variant);
+        verify_files(bundle, variant);
       } catch (const UserError& error) {
         state = error.what();
       }
     }
-    std::cout << variant.name << ": " << variant.precision << " for " << variant.target << ", "
-              << variant.model.size << " bytes, converted by Paddle Lite " << variant.converter
-              << "; " << state << '\n';
+    uint64_t bytes = 0;
+    for (const auto& file : variant.files) bytes += file.size;
+    std::cout << variant.name << ": " << variant.precision << " for " << variant.target
+              << (variant.early_exit ? " with early exit, " : ", ") << bytes
+              << " bytes, converted by Paddle Lite " << variant.converter << "; " << state << '\n';
   }
   return 0;
 }

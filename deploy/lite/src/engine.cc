@@ -11,10 +11,23 @@ namespace {
 
 class Fake : public Engine {
  public:
-  Fake(size_t labels, int delay_ms) : labels_(labels), delay_ms_(delay_ms) {}
+  Fake(const Model& model, int delay_ms)
+      : groups_(model.groups.size()),
+        labels_(model.labels),
+        width_(model.width),
+        delay_ms_(delay_ms) {}
 
-  std::vector<float> run(const Batch& batch) override {
-    std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms_));
+  std::vector<float> run(size_t group, const Batch& batch,
+                         const std::vector<float>& state) override {
+    if (group == 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms_));
+    if (groups_ == 1) return whole(batch);
+    return group + 1 == groups_ ? last(batch, state) : inner(group, batch, state);
+  }
+
+  std::string version() const override { return "fake"; }
+
+ private:
+  std::vector<float> whole(const Batch& batch) const {
     std::vector<float> logits;
     logits.reserve(batch.texts * labels_);
     for (size_t row = 0; row < batch.texts; ++row) {
@@ -32,10 +45,37 @@ class Fake : public Engine {
     return logits;
   }
 
-  std::string version() const override { return "fake"; }
+  // Multiples of 1/1024 at most, so that every processor computes the same.
+  std::vector<float> inner(size_t group, const Batch& batch,
+                           const std::vector<float>& state) const {
+    std::vector<float> found(batch.input_ids.size() * width_);
+    for (size_t token = 0; token < batch.input_ids.size(); ++token) {
+      const auto id = batch.input_ids[token];
+      for (size_t i = 0; i < width_; ++i) {
+        const auto at = token * width_ + i;
+        found[at] = group == 0
+                        ? static_cast<float>((id + 1000 * batch.token_type_ids[token]) *
+                                             static_cast<int64_t>(i + 1) % 17) / 8 - 1
+                        : static_cast<float>(id % 3) - state[at] / 2;
+      }
+    }
+    return found;
+  }
 
- private:
-  size_t labels_;
+  std::vector<float> last(const Batch& batch, const std::vector<float>& state) const {
+    std::vector<float> logits(batch.texts * labels_);
+    for (size_t token = 0; token < batch.input_ids.size(); ++token) {
+      if (batch.input_ids[token] == 0) continue;  // padding
+      const auto row = token / batch.length, column = token % batch.length;
+      for (size_t label = 0; label < labels_; ++label) {
+        logits[row * labels_ + label] +=
+            state[token * width_ + label % width_] * static_cast<float>(column + 1) / 16;
+      }
+    }
+    return logits;
+  }
+
+  size_t groups_, labels_, width_;
   int delay_ms_;
 };
 
@@ -56,22 +96,21 @@ const std::vector<std::string>& power_modes() {
   return modes;
 }
 
-std::unique_ptr<Engine> open_fake(size_t labels, int delay_ms) {
-  return std::make_unique<Fake>(labels, delay_ms);
+std::unique_ptr<Engine> open_fake(const Model& model, int delay_ms) {
+  return std::make_unique<Fake>(model, delay_ms);
 }
 
-std::unique_ptr<Engine> open_engine(const std::filesystem::path& model, size_t labels,
-                                    const EngineOptions& options) {
-  if (options.engine == "fake") return open_fake(labels, options.delay_ms);
+std::unique_ptr<Engine> open_engine(const Model& model, const EngineOptions& options) {
+  if (options.engine == "fake") return open_fake(model, options.delay_ms);
   if (!options.engine.empty() && options.engine != "lite") {
     throw UserError("engine is " + options.engine + "; choose lite or fake");
   }
 #ifdef FLEETBERT_WITH_LITE
-  return open_lite(model, labels, options.threads, options.power_mode);
+  return open_lite(model, options.threads, options.power_mode);
 #else
   throw UserError("this program was built without Paddle Lite, so it cannot open " +
-                  model.string() + ": build it with cmake -DLITE_DIR=FOLDER, the library of Paddle "
-                  "Lite's releases");
+                  model.groups[0].string() + ": build it with cmake -DLITE_DIR=FOLDER, the library "
+                  "of Paddle Lite's releases");
 #endif
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -16,7 +17,14 @@ struct Batch {
   size_t texts = 0;
   size_t length = 0;
   std::vector<int64_t> input_ids;
-  std::vector<int64_t> token_type_ids;
+  std::vector<int64_t> token_type_ids;  // only the first group of layers needs them
+};
+
+// A model's files, one for each group of layers; most models are one.
+struct Model {
+  std::vector<std::filesystem::path> groups;
+  size_t labels = 0;
+  size_t width = 0;  // of the hidden states between groups
 };
 
 struct EngineOptions {
@@ -24,13 +32,17 @@ struct EngineOptions {
   int threads = 1;
   std::string power_mode = "no-bind";  // which cores of a big.LITTLE processor
   int delay_ms = 0;                  // of the fake engine, for each batch
+  std::optional<double> speed;       // of early exit; nothing: the variant's own
 };
 
 class Engine {
  public:
   virtual ~Engine() = default;
-  // Logits [texts, labels], row-major. One thread at a time. Throws std::runtime_error.
-  virtual std::vector<float> run(const Batch& batch) = 0;
+  // What a group of layers (counted from 0) gives: of the last one logits [texts, labels], of others
+  // hidden states [texts, length, width], row-major. state: what the group before gave. One thread
+  // at a time. Throws std::runtime_error.
+  virtual std::vector<float> run(size_t group, const Batch& batch,
+                                 const std::vector<float>& state) = 0;
   virtual std::string version() const = 0;
 };
 
@@ -41,15 +53,13 @@ bool has_lite();
 const std::vector<std::string>& power_modes();
 
 // Opens a model. Throws UserError where the program was built without the engine.
-std::unique_ptr<Engine> open_engine(const std::filesystem::path& model, size_t labels,
-                                    const EngineOptions& options);
+std::unique_ptr<Engine> open_engine(const Model& model, const EngineOptions& options);
 
 // For tests: logits that are a sum over the ids, the same in every batch.
-std::unique_ptr<Engine> open_fake(size_t labels, int delay_ms);
+std::unique_ptr<Engine> open_fake(const Model& model, int delay_ms);
 
 #ifdef FLEETBERT_WITH_LITE
-std::unique_ptr<Engine> open_lite(const std::filesystem::path& model, size_t labels, int threads,
-                                  const std::string& power_mode);
+std::unique_ptr<Engine> open_lite(const Model& model, int threads, const std::string& power_mode);
 #endif
 
 }  // namespace fleetbert

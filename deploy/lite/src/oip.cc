@@ -1,7 +1,6 @@
 #include "oip.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -21,7 +20,6 @@ using nlohmann::ordered_json;
 constexpr int kMaxDepth = 100;
 constexpr int64_t kTokenTypes = 2;          // BERT's segments
 constexpr double kLongestTimeout = 86400;  // seconds
-constexpr std::array<const char*, 3> kOutputs = {"label", "scores", "logits"};
 
 [[noreturn]] void refuse(const std::string& message, int status = 400) {
   throw Failure(status, message);
@@ -446,16 +444,25 @@ Tensors read_inputs(const json& message, Rest& rest, const Bundle& bundle) {
   return inputs;
 }
 
-std::vector<Question::Output> read_outputs(const json& message, bool all_binary) {
+// What can be asked for.
+std::vector<std::string> outputs_of(const Classifier& classifier) {
+  std::vector<std::string> names = {"label", "scores", "logits"};
+  if (classifier.variant().early_exit) names.push_back("exit_layer");
+  return names;
+}
+
+std::vector<Question::Output> read_outputs(const json& message, bool all_binary,
+                                           const std::vector<std::string>& known) {
   std::vector<Question::Output> outputs;
   std::set<std::string> names;
   const auto& entries = read_list(message, "outputs");
   for (size_t number = 0; number < entries.size(); ++number) {
     const auto where = "outputs[" + std::to_string(number) + "]";
     const auto name = read_name(entries[number], where);
-    const auto is_known = std::find(kOutputs.begin(), kOutputs.end(), name) != kOutputs.end();
-    if (!is_known) {
-      refuse("output " + in_quotes(name) + " is unknown; choose from label, scores, logits");
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      std::string choice;
+      for (const auto& one : known) choice += (choice.empty() ? "" : ", ") + one;
+      refuse("output " + in_quotes(name) + " is unknown; choose from " + choice);
     }
     if (!names.insert(name).second) refuse("output " + in_quotes(name) + " is asked for twice");
     const auto& parameters = read_parameters(entries[number], where);
@@ -467,15 +474,15 @@ std::vector<Question::Output> read_outputs(const json& message, bool all_binary)
     outputs.push_back({name, binary});
   }
   if (outputs.empty()) {
-    for (const auto* name : kOutputs) outputs.push_back({name, all_binary});
+    for (const auto& name : known) outputs.push_back({name, all_binary});
   }
   return outputs;
 }
 
-// Early exit is not offered, but a speed that is none is refused as everywhere.
-void check_speed(const json& parameters) {
+// From 0 (all layers) to 1; without meaning for variants that no text leaves early.
+std::optional<double> read_speed(const json& parameters) {
   const auto& speed = member(parameters, "speed");
-  if (speed.is_null()) return;
+  if (speed.is_null()) return std::nullopt;
   double value = -1;
   if (speed.is_number()) value = speed.get<double>();
   if (speed.is_string()) {
@@ -487,6 +494,7 @@ void check_speed(const json& parameters) {
   if (!(value >= 0 && value <= 1)) {
     refuse("parameter 'speed' is " + show(speed) + "; it has to be a number from 0 to 1");
   }
+  return value;
 }
 
 double read_timeout(const json& parameters, const Limits& limits) {
@@ -541,15 +549,16 @@ Question read_question(const std::string& body, const std::optional<std::string>
   const bool all_binary =
       parameters.contains("binary_data_output") &&
       read_flag(parameters["binary_data_output"], "binary_data_output", "the request");
-  question.outputs = read_outputs(message, all_binary);
-  check_speed(parameters);
+  question.outputs = read_outputs(message, all_binary, outputs_of(classifier));
+  const auto speed = read_speed(parameters);
   question.timeout_seconds = read_timeout(parameters, limits);
   question.rows = inputs.count("text") ? rows_of_texts(inputs, classifier, limits)
                                        : rows_of_ids(inputs, classifier, limits);
+  for (auto& row : question.rows) row.speed = speed;
   return question;
 }
 
-Reply render(const Question& question, const Logits& logits, const Classifier& classifier,
+Reply render(const Question& question, const Answers& answers, const Classifier& classifier,
              const std::string& model) {
   const auto& labels = classifier.bundle().labels;
   size_t cut = 0;
@@ -559,25 +568,31 @@ Reply render(const Question& question, const Logits& logits, const Classifier& c
   body += ",\"parameters\":{\"cut\":" + std::to_string(cut) + "},\"outputs\":[";
   std::string all_raw;
   for (const auto& output : question.outputs) {
-    const bool is_label = output.name == "label";
+    const bool is_label = output.name == "label", is_layer = output.name == "exit_layer";
     std::string data, raw;
-    for (const auto& row : logits) {
+    for (const auto& answer : answers) {
+      if (is_layer) {
+        const auto layer = static_cast<uint32_t>(answer.layer);
+        output.binary ? append_little_endian(raw, layer) : void(data += std::to_string(layer) + ',');
+        continue;
+      }
       if (is_label) {
-        const auto& label = labels[largest(row)];
+        const auto& label = labels[largest(answer.logits)];
         if (output.binary) append_little_endian(raw, static_cast<uint32_t>(label.size()));
         output.binary ? raw += label : data += json_text(label) + ',';
         continue;
       }
-      for (const auto value : output.name == "scores" ? softmax(row) : row) {
+      for (const auto value : output.name == "scores" ? softmax(answer.logits) : answer.logits) {
         uint32_t bits = 0;
         std::memcpy(&bits, &value, sizeof bits);
         output.binary ? append_little_endian(raw, bits) : void(data += as_text(value) + ',');
       }
     }
     if (&output != &question.outputs.front()) body += ',';
-    body += "{\"name\":\"" + output.name + "\",\"datatype\":\"" + (is_label ? "BYTES" : "FP32") +
-            "\",\"shape\":[" + std::to_string(logits.size()) +
-            (is_label ? "" : "," + std::to_string(labels.size())) + "],";
+    const auto* datatype = is_label ? "BYTES" : is_layer ? "INT32" : "FP32";
+    body += "{\"name\":\"" + output.name + "\",\"datatype\":\"" + datatype + "\",\"shape\":[" +
+            std::to_string(answers.size()) +
+            (is_label || is_layer ? "" : "," + std::to_string(labels.size())) + "],";
     if (output.binary) {
       body += "\"parameters\":{\"binary_data_size\":" + std::to_string(raw.size()) + "}}";
       all_raw += raw;
@@ -609,17 +624,22 @@ std::string model_metadata(const Classifier& classifier, const std::string& mode
   if (bundle.pair) inputs.push_back(tensor("text_pair", "BYTES", {-1}));
   inputs.push_back(tensor("input_ids", "INT64", {-1, -1}));
   inputs.push_back(tensor("token_type_ids", "INT64", {-1, -1}));
+  auto outputs = ordered_json::array({tensor("label", "BYTES", {-1}),
+                                      tensor("scores", "FP32", {-1, labels}),
+                                      tensor("logits", "FP32", {-1, labels})});
+  ordered_json parameters{{"labels", bundle.labels},
+                          {"max_length", bundle.max_length},
+                          {"variant", classifier.variant().name}};
+  if (classifier.variant().early_exit) {
+    outputs.push_back(tensor("exit_layer", "INT32", {-1}));
+    parameters["speed"] = classifier.speed();
+  }
   return ordered_json{{"name", model},
                       {"versions", ordered_json::array({"1"})},
                       {"platform", "paddle_lite"},
                       {"inputs", inputs},
-                      {"outputs", ordered_json::array({tensor("label", "BYTES", {-1}),
-                                                       tensor("scores", "FP32", {-1, labels}),
-                                                       tensor("logits", "FP32", {-1, labels})})},
-                      {"parameters",
-                       {{"labels", bundle.labels},
-                        {"max_length", bundle.max_length},
-                        {"variant", classifier.variant().name}}}}
+                      {"outputs", outputs},
+                      {"parameters", parameters}}
       .dump();
 }
 

@@ -52,7 +52,7 @@ Question read_question(const std::string& body, const std::optional<std::string>
                        const Classifier& classifier, const Limits& limits);
 
 // The answer's body.
-Reply render(const Question& question, const Logits& logits, const Classifier& classifier,
+Reply render(const Question& question, const Answers& answers, const Classifier& classifier,
              const std::string& model);
 
 std::string server_metadata();

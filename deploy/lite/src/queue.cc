@@ -25,7 +25,7 @@ Queue::~Queue() {
   worker_.join();
 }
 
-Logits Queue::answer(std::vector<Row> rows, Clock::time_point deadline) {
+Answers Queue::answer(std::vector<Row> rows, Clock::time_point deadline) {
   auto job = std::make_unique<Job>();
   job->rows = std::move(rows);
   job->deadline = deadline;
@@ -82,10 +82,10 @@ void Queue::run(Jobs jobs) {
     }
     added.tokens += tokens_of(job->rows);
   }
-  Logits logits;
+  Answers answers;
   std::exception_ptr failed;
   try {
-    logits = classifier_.answer(rows);
+    answers = classifier_.answer(rows);
   } catch (...) {
     failed = std::current_exception();
   }
@@ -96,6 +96,9 @@ void Queue::run(Jobs jobs) {
     counts_.texts += rows.size();
     counts_.tokens += added.tokens;
     counts_.cut += added.cut;
+    for (const auto& answer : answers) {
+      if (answer.layer != 0) ++counts_.exits[answer.layer];
+    }
     counts_.seconds += std::chrono::duration<double>(Clock::now() - start).count();
   }
   size_t next = 0;
@@ -106,9 +109,9 @@ void Queue::run(Jobs jobs) {
     } else if (failed) {
       job->answer.set_exception(failed);
     } else {
-      const auto first = logits.begin() + static_cast<std::ptrdiff_t>(next);
+      const auto first = answers.begin() + static_cast<std::ptrdiff_t>(next);
       next += job->rows.size();
-      job->answer.set_value({first, logits.begin() + static_cast<std::ptrdiff_t>(next)});
+      job->answer.set_value({first, answers.begin() + static_cast<std::ptrdiff_t>(next)});
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <deque>
 #include <future>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <stdexcept>
@@ -16,7 +17,7 @@
 namespace fleetbert {
 
 using Clock = std::chrono::steady_clock;
-using Logits = std::vector<std::vector<float>>;
+using Answers = std::vector<Answer>;
 
 struct QueueFull : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -29,6 +30,7 @@ struct QueueCounts {
   size_t waiting = 0;  // texts
   size_t batches = 0, texts = 0, tokens = 0, cut = 0;
   double seconds = 0;  // in the engine
+  std::map<size_t, size_t> exits;  // texts by the layer that they left after
 };
 
 class Queue {
@@ -38,8 +40,8 @@ class Queue {
   // Answers what waits, then stops.
   ~Queue();
 
-  // Logits of the rows. Throws QueueFull, DeadlinePassed, or what the engine threw.
-  Logits answer(std::vector<Row> rows, Clock::time_point deadline);
+  // The rows' answers. Throws QueueFull, DeadlinePassed, or what the engine threw.
+  Answers answer(std::vector<Row> rows, Clock::time_point deadline);
 
   QueueCounts counts() const;
 
@@ -47,7 +49,7 @@ class Queue {
   struct Job {
     std::vector<Row> rows;
     Clock::time_point deadline;
-    std::promise<Logits> answer;
+    std::promise<Answers> answer;
   };
   using Jobs = std::vector<std::unique_ptr<Job>>;
 

@@ -33,6 +33,8 @@ constexpr char kUsage[] = R"(usage: fleetbert-lite-server --bundle DIR [options]
   --max-body-bytes N      of one request (1048576)
   --timeout-ms N          of requests that name no timeout (30000)
   --body-seconds N        for a request's body to come (30)
+  --speed S               of variants with early exit, where a request names none: texts leave whose
+                          uncertainty is under it, 0 (none) to 1 (the variant's own speed)
   --engine lite|fake      fake: for tests, answers from the ids alone
 )";
 
@@ -85,6 +87,12 @@ class Counter {
     one("fleetbert_tokens_total", "counter", "Their tokens", static_cast<double>(queue.tokens));
     one("fleetbert_cut_texts_total", "counter", "Texts cut to the model's length",
         static_cast<double>(queue.cut));
+    if (!queue.exits.empty()) {
+      head("fleetbert_exits_total", "counter", "Texts by the layer that answered them");
+    }
+    for (const auto& [layer, texts] : queue.exits) {
+      out << "fleetbert_exits_total{" << of << ",layer=\"" << layer << "\"} " << texts << '\n';
+    }
     one("fleetbert_engine_seconds_total", "counter", "Time in the engine", queue.seconds);
     return out.str();
   }
@@ -257,8 +265,8 @@ class Service {
     auto question = read_question(body, head, classifier_, settings_.limits);
     const auto timeout = std::chrono::duration<double>(question.timeout_seconds);
     const auto deadline = started + std::chrono::duration_cast<Clock::duration>(timeout);
-    const auto logits = queue_.answer(question.rows, deadline);
-    auto reply = render(question, logits, classifier_, settings_.model);
+    const auto answers = queue_.answer(question.rows, deadline);
+    auto reply = render(question, answers, classifier_, settings_.model);
     response.status = 200;
     if (reply.head) response.set_header(kHeadLength, std::to_string(*reply.head));
     response.set_content(std::move(reply.body),
@@ -347,7 +355,7 @@ int serve(int argc, char** argv) {
       argc, argv, 1,
       {"bundle", "variant", "name", "host", "port", "threads", "power-mode", "connections",
        "queue-texts", "max-texts", "max-text-bytes", "max-body-bytes", "timeout-ms",
-       "body-seconds", "engine", "fake-delay-ms"});
+       "body-seconds", "speed", "engine", "fake-delay-ms"});
   if (!arguments.words().empty()) {
     throw UserError("'" + arguments.words()[0] + "' is no option; see --help");
   }

@@ -6,7 +6,6 @@ import concurrent.futures
 import contextlib
 import gzip
 import json
-import re
 import signal
 import socket
 import subprocess
@@ -16,26 +15,12 @@ import numpy as np
 import pytest
 import requests
 from boards import LABELS, answer_of, fake_logits, logits_of, write_bundle
+from lite_serving import DEADLINE, INFER, serving
 from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
 
 from fleetbert.data.tokenizer import Tokenizer
 
 LIMITS = ("--max-texts=64", "--max-text-bytes=4096", f"--max-body-bytes={1 << 20}")
-INFER = "/v2/models/model/infer"
-DEADLINE = 300  # seconds that a busy machine may take
-
-
-@contextlib.contextmanager
-def serving(programs, bundle, *words):
-    """A server on a free port: (its URL, its process)."""
-    words = ("--bundle", bundle, "--engine=fake", "--host=127.0.0.1", "--port=0", *words)
-    command = programs.command("fleetbert-lite-server", *words)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            found = re.search(r"http://\S+", process.stdout.readline())
-            yield found[0], process
-        finally:
-            process.kill()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,43 @@
+// Early exit: a text leaves after the first group of layers whose head is certain of it, as
+// fleetbert/infer/exits.py has it. A model that no text leaves early is one group.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "engine.h"
+#include "heads.h"
+
+namespace fleetbert {
+
+struct Exits {
+  std::vector<size_t> ends = {0};  // the last layer of each group
+  double speed = 0;  // texts leave whose uncertainty is under it
+  int64_t pad_id = 0;
+  std::vector<Head> heads;  // after each group but the last
+};
+
+// layer: the last one that a text went through; 0 where none leaves early.
+struct Answer {
+  std::vector<float> logits;
+  size_t layer = 0;
+};
+
+// exits.json and heads.safetensors in a variant's folder. Throws UserError.
+Exits read_exits(const std::filesystem::path& folder, size_t labels);
+
+// The file of a group of layers.
+std::string group_name(size_t end);
+
+// Answers of a batch, each text leaving at its own speed (`speeds`, one a text).
+std::vector<Answer> answer_batch(Engine& engine, const Exits& exits, size_t labels, Batch batch,
+                                 std::vector<double> speeds);
+
+// Probabilities of logits.
+std::vector<float> softmax(const std::vector<float>& logits);
+
+// Entropy of an answer over the largest possible one: 0 to 1.
+double uncertainty(const std::vector<float>& logits);
+
+}  // namespace fleetbert
