@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from fleetbert import environment
 from fleetbert.data.batching import SAFE_LENGTHS
+
+# A shape has about 10, of some 5 KB each.
+PRIMITIVES = 16384
 
 
 def import_inference() -> Any:
@@ -24,9 +28,14 @@ def use_onednn(config: Any) -> None:
     one cache, and a new shape costs 5 to 20 ms; later calls are equally fast. The price is the
     bug that `check_length` guards against, which needs that one cache. Paddle's build for aarch64
     has no oneDNN, and runs without it.
+
+    Paddle asks oneDNN for a primitive anew in every call of attention, softmax and additions, and
+    oneDNN keeps the last 1,024, about 100 shapes of batches; after that it compiles again. It reads
+    the number when its first primitive is made.
     """
     if not hasattr(config, "set_mkldnn_cache_capacity"):
         return
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(PRIMITIVES))
     config.enable_mkldnn()
     config.set_mkldnn_cache_capacity(0)
 

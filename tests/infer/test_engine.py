@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -196,3 +197,29 @@ def test_without_onednn_the_build_for_arm_keeps_its_own_kernels():
             raise AssertionError("there is no oneDNN")
 
     workarounds.use_onednn(Config())
+
+
+def test_no_shape_is_compiled_twice(tiny_bundle):
+    """oneDNN says of each primitive that is made whether it was kept from before."""
+    script = """
+import sys
+import numpy as np
+from fleetbert import bundle as bundles
+from fleetbert.data.batching import SAFE_LENGTHS
+from fleetbert.infer import engine
+opened = engine.open(bundles.read(sys.argv[1]))
+for turn in range(2):
+    print("turn", turn, flush=True)
+    for length in SAFE_LENGTHS[:15]:
+        for texts in range(1, 21):
+            ids = np.ones((texts, length), np.int64)
+            opened._run(ids, 0 * ids)
+"""
+    environ = {**os.environ, "ONEDNN_VERBOSE": "2"}
+    command = [sys.executable, "-c", script, str(tiny_bundle)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=480, env=environ)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.split("turn 1")
+    assert first.count("create:cache_miss") > 1024
+    assert second.count("create:cache_hit") > 1024
+    assert second.count("create:cache_miss") == 0
