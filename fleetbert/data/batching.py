@@ -19,7 +19,7 @@ from fleetbert.errors import UserError
 # the tokens at most beyond 20: a token costs the same at every length.
 SAFE_LENGTHS = (
     *(10, 14, 16, 18, 20, 22, 24, 26, 30, 32, 34, 36, 40, 44, 48, 52, 58, 64, 72, 80, 88, 96),
-    *(104, 112, 128, 142, 156, 168, 182, 192, 212, 228, 256, 284, 312, 342, 384, 428, 468, 512),
+    *(104, 112, 128, 142, 150, 160, 176, 192, 212, 228, 256, 284, 312, 342, 384, 428, 468, 512),
 )
 
 # Batches in one pool of `bucket`: more sort better, fewer mix better.

@@ -88,7 +88,7 @@ def test_a_network_of_nan_is_refused_and_the_old_bundle_stays(tmp_path, tiny_voc
 
 def test_a_length_that_cannot_be_padded_is_refused(tmp_path, tiny_vocab):
     network = make_network(positions=100)
-    with pytest.raises(UserError, match=r"100 tokens \(max_length\) are padded to 128"):
+    with pytest.raises(UserError, match=r"100 tokens \(max_length\) are padded to 104"):
         export(tmp_path / "bundle", network, tiny_vocab, max_length=100)
     export(tmp_path / "bundle", network, tiny_vocab, max_length=96)
 
