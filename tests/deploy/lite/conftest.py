@@ -5,6 +5,8 @@ FLEETBERT_LITE_BUILDS names other kinds of `lite_build.KINDS`.
 
 from __future__ import annotations
 
+import subprocess
+
 import lite_build
 import pytest
 
@@ -16,3 +18,14 @@ def programs(request) -> lite_build.Build:
     if reason:
         pytest.skip(reason)
     return lite_build.build(request.param)
+
+
+@pytest.fixture
+def lite(programs):
+    """Run fleetbert-lite with these words; text is its input."""
+
+    def run(*words, text=""):
+        command = programs.command("fleetbert-lite", *words)
+        return subprocess.run(command, input=text.encode(), capture_output=True, timeout=300)
+
+    return run

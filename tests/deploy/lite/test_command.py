@@ -40,15 +40,6 @@ def bundle(shared_bundle, tmp_path):
     return shutil.copytree(shared_bundle, tmp_path / "bundle")
 
 
-@pytest.fixture
-def lite(programs):
-    def run(*words, text=""):
-        command = programs.command("fleetbert-lite", *words)
-        return subprocess.run(command, input=text.encode(), capture_output=True, timeout=300)
-
-    return run
-
-
 def refused(done, *words):
     error = done.stderr.decode()
     assert (done.returncode, done.stdout) == (2, b"")

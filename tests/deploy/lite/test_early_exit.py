@@ -7,7 +7,6 @@ import json
 import random
 import shutil
 import struct
-import subprocess
 
 import numpy as np
 import pytest
@@ -51,15 +50,6 @@ def url(programs, bundle, name):
     ):
         yield url
         assert process.poll() is None
-
-
-@pytest.fixture
-def lite(programs):
-    def run(*words, text=""):
-        command = programs.command("fleetbert-lite", *words)
-        return subprocess.run(command, input=text.encode(), capture_output=True, timeout=300)
-
-    return run
 
 
 def expect(bundle, name, texts, speed):
