@@ -14,7 +14,7 @@ Result = TypeVar("Result")
 # A tenth of a processor that workers, at 4, keep busy. At 19 it would be a thirtieth: loading a
 # version under full load takes minutes then.
 NICENESS = 14
-# For so long, where it may be left again, the scheduler's idle class before it: such a thread runs
+# For so long, where it may be left again, the scheduler's idle class before it: such a process runs
 # only where nobody else would, and one that answers never waits for it. Under full load it would
 # not end.
 IDLE_SECONDS = 30.0
@@ -33,7 +33,7 @@ def call(function: Callable[[], Result]) -> Result:
 
 
 def may_return() -> bool:
-    """Whether this process may raise a priority that it lowered."""
+    """Whether this process may raise a priority that it lowered, its own or a child's."""
 
     def attempt() -> bool:
         thread = threading.get_native_id()
@@ -50,19 +50,19 @@ def may_return() -> bool:
 
 
 @contextlib.contextmanager
-def lowered() -> Iterator[None]:
-    """This thread at a low priority, and threads that begin meanwhile; `may_return` it must."""
-    former = os.getpriority(os.PRIO_PROCESS, 0)
-    enough = threading.Timer(IDLE_SECONDS, _set_all, (NICENESS,))
+def lowered(process: int) -> Iterator[None]:
+    """A process at a low priority, and afterwards as before; `may_return` this one must."""
+    niceness = os.getpriority(os.PRIO_PROCESS, process)
+    _set_all(process, os.SCHED_IDLE, niceness)
+    enough = threading.Timer(IDLE_SECONDS, _set_all, (process, os.SCHED_OTHER, NICENESS))
     enough.daemon = True
-    enough.start()  # before this thread is lowered: it would inherit that
-    _set(threading.get_native_id(), os.SCHED_IDLE, former)
+    enough.start()
     try:
         yield
     finally:
         enough.cancel()
         enough.join()
-        _set_all(former)
+        _set_all(process, os.SCHED_OTHER, niceness)
 
 
 def _set(thread: int, policy: int, niceness: int) -> None:
@@ -71,11 +71,12 @@ def _set(thread: int, policy: int, niceness: int) -> None:
     os.sched_setscheduler(thread, policy, os.sched_param(0))
 
 
-def _set_all(niceness: int) -> None:
-    """Every thread of this process, in the usual class."""
-    for thread in Path("/proc/self/task").iterdir():
-        with contextlib.suppress(ProcessLookupError):  # it has just ended
-            _set(int(thread.name), os.SCHED_OTHER, niceness)
+def _set_all(process: int, policy: int, niceness: int) -> None:
+    """Every thread of a process, if it still runs."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for thread in Path(f"/proc/{process}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                _set(int(thread.name), policy, niceness)
 
 
 def _lower() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import weakref
 from dataclasses import dataclass, replace
 
 from fleetbert import bundle as bundles
@@ -29,11 +30,15 @@ class Held:
 
 
 class Loader:
-    """Opens versions; remembers what was measured of a bundle's variants."""
+    """Opens versions; remembers what was measured of a bundle's variants, and has versions of one
+    vocabulary share a tokenizer: making one keeps those who answer waiting."""
 
     def __init__(self, settings: Serve):
         self._settings = settings
         self._measured: dict[tuple[str, ...], dict[str, float]] = {}
+        self._tokenizers: weakref.WeakValueDictionary[tuple[str, bool], Tokenizer] = (
+            weakref.WeakValueDictionary()
+        )
 
     async def open(
         self, model: str, number: int, policy: Policy, found: disk.Found, gently: bool
@@ -47,9 +52,7 @@ class Loader:
         processors, threads = variants.share_processors(engine)
         longest = round_up(bundle.max_length, SAFE_LENGTHS)
         loop = asyncio.get_running_loop()
-        tokenizer = await loop.run_in_executor(
-            None, Tokenizer, bundle.vocab_path, bundle.manifest.tokenizer.lowercase
-        )
+        tokenizer = await self._tokenizer(bundle)
         plan = Plan(
             model=model,
             bundle=bundle.root,
@@ -87,6 +90,19 @@ class Loader:
             variants=variants.describe(bundle, measured),
         )
         return Held(found, serving, version)
+
+    async def _tokenizer(self, bundle: bundles.Bundle) -> Tokenizer:
+        """That of the version in service, if the manifests say that the vocabularies are alike; the
+        hash of this one's is checked before the version answers."""
+        says = bundle.manifest.tokenizer
+        tokenizer = self._tokenizers.get((says.sha256, says.lowercase))
+        if tokenizer is None:
+            loop = asyncio.get_running_loop()
+            tokenizer = await loop.run_in_executor(
+                None, Tokenizer, bundle.vocab_path, says.lowercase
+            )
+            self._tokenizers[says.sha256, says.lowercase] = tokenizer
+        return tokenizer
 
     async def _choose(
         self, bundle: bundles.Bundle, wish: str, plan: Plan, gently: bool

@@ -9,7 +9,7 @@ from typing import Any
 
 from fleetbert import bundle as bundles
 from fleetbert.deploy.inference import frames
-from fleetbert.deploy.inference.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker, open_frame
+from fleetbert.deploy.inference.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
 from fleetbert.deploy.inference.settings import Engine
 from fleetbert.errors import UserError
 from fleetbert.infer.engine import EARLY_EXIT, OPENERS
@@ -77,8 +77,7 @@ async def measure(plan: Plan, names: list[str], gently: bool) -> dict[str, float
         try:
             for name in list(names):
                 try:
-                    frame = open_frame(plan, name, gently)
-                    await worker.ask(frame, OPEN_SECONDS)
+                    await worker.open(plan, name, gently)
                 except Refused as error:
                     log.warning("variant %s of %s is left out: %s", name, plan.bundle, error)
                     names.remove(name)

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
 ROUNDS = 5  # of a measurement; the fastest counts
 MEASURE_SECONDS = 1.5  # after so many no further round begins
 MEASURED_SHAPE = (8, 64)  # texts, length
-# What a batch waits for, the listening process has to do first: reading the next one's texts takes
-# a fraction of a batch's time, and makes it larger.
-NICENESS = 4
 
 
 class Worker:
@@ -42,19 +39,13 @@ class Worker:
         """Open a variant, whose hashes the parent checks, and run each length once.
 
         oneDNN keeps its weights and primitives for each thread anew, so the lengths have to be
-        run by the thread that answers later. If it may not return from a low priority, `gently`
-        is only for what comes before.
+        run by the thread that answers later; `aside` is only for what comes before.
         """
-        may_return = head["gently"] and background.may_return()
-        with background.lowered() if may_return else contextlib.nullcontext():
-            begin = time.monotonic()
-            if head["gently"] and not may_return:
-                opened, layers = background.call(lambda: _open(head))
-            else:
-                opened, layers = _open(head)
-            done = time.monotonic()
-            for length in head["lengths"]:
-                opened.run(_uniform_batch(1, length), speed=0.0)  # all layers
+        begin = time.monotonic()
+        opened, layers = background.call(lambda: _open(head)) if head["aside"] else _open(head)
+        done = time.monotonic()
+        for length in head["lengths"]:
+            opened.run(_uniform_batch(1, length), speed=0.0)  # all layers
         self.engines[head["variant"]] = opened
         self.layers[head["variant"]] = layers
         return {
@@ -123,8 +114,6 @@ def main(descriptor: int, parent: int, processors: list[int]) -> None:
     environment.die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        os.nice(NICENESS)
     if processors:  # before Paddle is imported, whose threads inherit it
         os.sched_setaffinity(0, processors)
     channel = socket.socket(fileno=descriptor)

@@ -204,7 +204,7 @@ def _ask(
         rate=rate,
     )
     if not found["requests"]:
-        raise UserError(f"{way.name}: all {found['failed']} requests failed")
+        raise UserError(f"{way.name}: all {found['failed']} requests failed: {found['failure']}")
     return found
 
 

@@ -104,7 +104,8 @@ class Grpc:
     async def _ask(self, request: bytes, done: Done) -> None:
         try:
             self.answer = await self._call(request)
-        except grpc.aio.AioRpcError:
+        except grpc.aio.AioRpcError as error:
+            self.answer = f"{error.code().name}: {error.details()}".encode()
             done(False)
         else:
             done(True)
@@ -202,8 +203,9 @@ SPEECHES = {
 
 
 class Run:
-    """Some connections that ask one server for some seconds, or until the first answer is there
-    if that comes later; `seconds` is then how long that was."""
+    """Some connections that ask one server for some seconds. All answers count, however late, and
+    `seconds` is afterwards when the last of them came: a server whose requests take long would
+    otherwise be judged by what it happened to finish in time."""
 
     def __init__(self, requests: Sequence[bytes], seconds: float, rate: float | None):
         self._loop = asyncio.get_running_loop()
@@ -213,7 +215,8 @@ class Run:
         self._next = 0
         self.latencies: list[float] = []
         self.failed = 0
-        self.answered: list[int] = []  # the number of each request that has its answer in time
+        self.answered: list[int] = []  # the number of each request that has its answer
+        self.failure = ""  # what came instead of the first answer that was none
 
     async def go(self, askers: Sequence[Asker]) -> None:
         self._end = self._loop.create_future()
@@ -235,12 +238,13 @@ class Run:
 
         def done(good: bool) -> None:
             now = self._loop.time()
-            if good and not self.latencies:
-                self.seconds = max(self.seconds, now - self._began)
-            if good and (now <= self._until or not self.latencies):
+            if good:
+                self.seconds = now - self._began
                 self.latencies.append(now - due)
                 self.answered.append(number)
-            self.failed += not good
+            else:
+                self.failed += 1
+                self.failure = self.failure or asker.answer[:200].decode(errors="replace")
             following = now if self._rate is None else due + self._every
             if now >= self._until or following >= self._until or not good:
                 self._left -= 1
@@ -276,6 +280,7 @@ async def _load(command: dict[str, Any], texts: Sequence[str]) -> dict[str, Any]
         "texts": sum(len(parts[number]) for number in run.answered),
         "requests": len(run.answered),
         "failed": run.failed,
+        "failure": run.failure,
         "seconds": run.seconds,
         "cpu_seconds": clock.cpu_seconds,
         **{f"p{share}_ms": 1000 * percentile(run.latencies, share / 100) for share in (50, 99)},

@@ -92,15 +92,36 @@ def test_closed_loop_and_paced(server, model):
     assert 1 <= slow["requests"] <= 2
 
 
-def test_a_first_answer_that_comes_late_counts(server, model):
-    found = load(server, connections=2, seconds=1e-6)
-    assert found["requests"] >= 1 and found["seconds"] > 1e-6
+class Slow:
+    """A server that takes 0.2 s for each answer, one connection's after another's."""
+
+    answer = b""
+    free = 0.0
+
+    def ask(self, request, done):
+        loop = asyncio.get_running_loop()
+        Slow.free = max(Slow.free, loop.time()) + 0.2
+        loop.call_at(Slow.free, done, True)
+
+
+def test_answers_that_come_late_count_and_so_does_the_time_until_then():
+    async def ask():
+        run = serve_client.Run([b""], 0.5, None)
+        await run.go([Slow() for _ in range(4)])
+        return run
+
+    run = asyncio.run(ask())
+    assert len(run.latencies) == len(run.answered) == 6  # 2 within 0.5 s, and the 4 on their way
+    assert len(run.answered) / run.seconds == pytest.approx(5, rel=0.05)
 
 
 def test_failures_are_counted_and_end_their_connection(server, monkeypatch):
     monkeypatch.setattr(serve_client, "MODEL", "full")
     found = load(server, connections=3, seconds=1.0)
     assert (found["requests"], found["failed"]) == (0, 3)
+    assert found["failure"] == '{"error":"the queue of model full is full"}'
+    found = load(server, connections=3, seconds=1.0, protocol="grpc", address=server.grpc)
+    assert found["failed"] == 3 and found["failure"].startswith("UNAVAILABLE: ")
     with pytest.raises(UserError, match="did not answer"):
         load(server, connections=1, save="unused")
 

@@ -22,7 +22,7 @@ def schedule(thread: int = 0) -> tuple[int, int]:
 def test_threads_run_where_nobody_else_would_and_return():
     former = schedule()
     stop = threading.Event()
-    with background.lowered():
+    with background.lowered(os.getpid()):
         assert schedule()[0] == os.SCHED_IDLE
         started = threading.Thread(target=stop.wait)
         started.start()
@@ -36,6 +36,6 @@ def test_threads_run_where_nobody_else_would_and_return():
 def test_work_that_does_not_end_gets_a_share(monkeypatch):
     former = schedule()
     monkeypatch.setattr(background, "IDLE_SECONDS", 0.01)
-    with background.lowered():
+    with background.lowered(os.getpid()):
         fake_core.wait_for(lambda: schedule() == (os.SCHED_OTHER, background.NICENESS))
     assert schedule() == former

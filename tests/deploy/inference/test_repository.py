@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from running_core import RunningCore, command, gather, gone, wait_for
 from tiny_bert import LABELS, make_network
 
-from fleetbert.deploy.inference import metrics
+from fleetbert.deploy.inference import background, loading, metrics, pool
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
 from fleetbert.deploy.inference.repository import select
 from fleetbert.deploy.inference.settings import Policy
@@ -152,6 +153,56 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
     shutil.rmtree(models / MODEL / "2")
     wait_for(lambda: states(core) == {"1": State.READY}, "the old version")
     np.testing.assert_allclose(core.ask(model=MODEL, texts=TEXTS).logits, expected["1"], atol=1e-4)
+
+
+@pytest.mark.skipif(not background.may_return(), reason="this user may not raise a priority again")
+def test_what_loads_beside_another_version_begins_where_processors_are_idle(
+    tiny_bundle, models, start, monkeypatch
+):
+    ask, found = pool.Worker.ask, {}
+
+    async def note(self, frame, timeout):
+        found.setdefault(self.process.pid, os.sched_getscheduler(self.process.pid))
+        return await ask(self, frame, timeout)
+
+    monkeypatch.setattr(pool.Worker, "ask", note)
+    put(tiny_bundle, models, 1)
+    core = start()
+    [old] = core.workers(MODEL)
+    put(tiny_bundle, models, 2)
+    wait_for(lambda: states(core).get("2") is State.READY, "the new version")
+    [new] = core.workers(MODEL)
+    assert (found[old], found[new]) == (os.SCHED_OTHER, os.SCHED_IDLE)
+    usual = (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0) + pool.NICENESS)
+    threads = [thread.id for thread in psutil.Process(new).threads()]
+    assert {(os.sched_getscheduler(t), os.getpriority(os.PRIO_PROCESS, t)) for t in threads} == {
+        usual
+    }
+
+
+def test_versions_of_one_vocabulary_share_a_tokenizer(tiny_bundle, models, start, monkeypatch):
+    real, made = loading.Tokenizer, []
+
+    def make(path, lowercase):
+        made.append(path.parent.name)
+        return real(path, lowercase)
+
+    monkeypatch.setattr(loading, "Tokenizer", make)
+    put(tiny_bundle, models, 1)
+    core = start()
+    put(tiny_bundle, models, 2)
+    wait_for(lambda: states(core).get("2") is State.READY, "a version of the same vocabulary")
+    assert made == ["1"]
+    third = put(tiny_bundle, models, ".3")  # not looked at yet
+    vocab = third / "vocab.txt"
+    vocab.write_text(vocab.read_text() + "another\n")
+    manifest = json.loads((third / "manifest.json").read_text())
+    manifest["tokenizer"]["sha256"] = sha256(vocab)
+    (third / "manifest.json").write_text(json.dumps(manifest))
+    third.rename(models / MODEL / "3")
+    wait_for(lambda: states(core).get("3") is State.READY, "a version of another vocabulary")
+    assert made == ["1", "3"]
+    assert core.ask(model=MODEL, texts=["word1"]).version == "3"
 
 
 def break_hash(bundle: Path) -> None:
