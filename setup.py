@@ -40,6 +40,7 @@ REQUIRES = [
     "matplotlib>=3.5",
     "jinja2>=3",
     "psutil",
+    "threadpoolctl>=3",
     "requests",
     "six",
 ]

@@ -75,21 +75,22 @@ def started_with(name: str, process: int) -> bool:
     return any(entry.startswith(f"{name}=".encode()) for entry in given.split(b"\0"))
 
 
-def keep_large_blocks() -> None:
-    """Tell glibc to reuse large blocks instead of returning them to the system.
+def keep_large_blocks(largest: int = 1 << 30, free: int = (1 << 31) - 1) -> None:
+    """Tell glibc to reuse blocks of up to `largest` bytes instead of returning them to the system,
+    as long as at most `free` bytes at the end of its memory are unused.
 
-    Paddle 2.6.2's CPU allocator asks malloc for every large tensor; by default each becomes a
-    mapping of its own, whose pages fault in anew. The gradient of a 30,522 x 384 embedding takes
-    31 ms so, and 3 ms with the block kept. For training, whose shapes come again and again; a
-    server would rather have its memory back.
+    By default each large block becomes a mapping of its own, whose pages fault in anew. Paddle
+    2.6.2's CPU allocator asks malloc for every large tensor: the gradient of a 30,522 x 384
+    embedding takes 31 ms so, and 3 ms with the block kept. Without bounds this is for training,
+    whose shapes come again and again; who answers would rather have some memory back.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):  # not glibc
         return
     trim_threshold, mmap_threshold = -1, -3  # names of glibc's malloc.h
-    mallopt(mmap_threshold, 1 << 30)
-    mallopt(trim_threshold, (1 << 31) - 1)
+    mallopt(mmap_threshold, largest)
+    mallopt(trim_threshold, free)
 
 
 def import_paddle() -> None:

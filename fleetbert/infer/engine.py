@@ -149,6 +149,7 @@ def open_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
     tensors = weights.load(folder)
     parts = [programs.read(folder / exits.program_name(end)) for end in settings.ends]
     groups = [open_fused(part, weights.pick(*tensors, part), threads) for part in parts]
+    workarounds.ease_numpy()
     return EarlyExit(settings, groups, folder)
 
 

@@ -23,7 +23,6 @@ import numpy as np
 
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up
 from fleetbert.infer import heads
-from fleetbert.metrics import softmax
 
 NAME = "exits.json"
 # Tokens whose hidden states are held at once, in batches: more fill the batches of deep groups
@@ -56,6 +55,14 @@ class _Waiting(NamedTuple):
     numbers: np.ndarray
     input_ids: np.ndarray
     state: np.ndarray
+
+
+class _Staying(NamedTuple):
+    """The rows of a batch after a group that go on to the next, and how many tokens they have."""
+
+    batch: _Waiting
+    rows: np.ndarray
+    lengths: np.ndarray
 
 
 class EarlyExit:
@@ -111,58 +118,62 @@ class EarlyExit:
                 if end == ends[-1]:
                     yield Part(batch.numbers, state, end)
                     continue
-                batch = batch._replace(state=state)
+                real = batch.input_ids != self.settings.pad_id
+                rows = np.arange(len(real))
                 if speed > 0:
-                    real = batch.input_ids != self.settings.pad_id
                     logits = self._head(self._heads[end], state, real)
                     leave = uncertainty(logits) < speed
                     if leave.any():
                         yield Part(batch.numbers[leave], logits[leave], end)
-                        batch = _Waiting(*(array[~leave] for array in batch))
-                staying.append(batch)
-            window = staying if speed <= 0 else self._together(staying, batch_tokens)
+                    rows = np.flatnonzero(~leave)
+                if len(rows):
+                    batch = batch._replace(state=state)
+                    staying.append(_Staying(batch, rows, real.sum(1)[rows]))
+            if speed > 0:
+                window = self._together(staying, batch_tokens)
+            else:
+                window = [found.batch for found in staying]
 
-    def _together(self, batches: list[_Waiting], batch_tokens: int) -> list[_Waiting]:
-        """The same texts in full batches, those of like length together."""
-        batches = [batch for batch in batches if len(batch.numbers)]
-        if not batches:
+    def _together(self, staying: list[_Staying], batch_tokens: int) -> list[_Waiting]:
+        """Their texts in full batches, those of like length together."""
+        if not staying:
             return []
-        lengths = [(batch.input_ids != self.settings.pad_id).sum(1) for batch in batches]
-        source = np.repeat(np.arange(len(batches)), [len(found) for found in lengths])
-        row = np.concatenate([np.arange(len(found)) for found in lengths])
-        every = np.concatenate(lengths)
+        source = np.repeat(np.arange(len(staying)), [len(found.rows) for found in staying])
+        row = np.concatenate([found.rows for found in staying])
+        lengths = np.concatenate([found.lengths for found in staying])
         return [
-            self._gather(batches, source[chosen], row[chosen], int(every[chosen].max()))
-            for chosen in plan_inference(every, batch_tokens)
+            self._gather(staying, source[chosen], row[chosen], int(lengths[chosen].max()))
+            for chosen in plan_inference(lengths, batch_tokens)
         ]
 
     def _gather(
-        self, batches: list[_Waiting], source: np.ndarray, row: np.ndarray, longest: int
+        self, staying: list[_Staying], source: np.ndarray, row: np.ndarray, longest: int
     ) -> _Waiting:
         """One batch of the rows `row` of the batches `source`."""
         length = round_up(longest, SAFE_LENGTHS)
-        if (source == source[0]).all() and len(row) == len(batches[source[0]].numbers):
-            only = batches[source[0]]
-            if only.input_ids.shape[1] == length and (row == np.arange(len(row))).all():
-                return only
-        width = batches[0].state.shape[2]
+        first = staying[source[0]].batch
+        whole = (source == source[0]).all() and np.array_equal(row, np.arange(len(first.numbers)))
+        if whole and first.input_ids.shape[1] == length:
+            return first
         numbers = np.empty(len(row), np.int64)
         input_ids = np.full((len(row), length), self.settings.pad_id, np.int64)
-        state = np.zeros((len(row), length, width), np.float32)
-        for number in np.unique(source):
-            here = np.flatnonzero(source == number)
-            batch = batches[number]
+        state = np.empty((len(row), length, first.state.shape[2]), np.float32)
+        for place, (number, one) in enumerate(zip(source.tolist(), row.tolist())):
+            batch = staying[number].batch
             shared = min(length, batch.input_ids.shape[1])
-            numbers[here] = batch.numbers[row[here]]
-            input_ids[here, :shared] = batch.input_ids[row[here], :shared]
-            state[here, :shared] = batch.state[row[here], :shared]
+            numbers[place] = batch.numbers[one]
+            input_ids[place, :shared] = batch.input_ids[one, :shared]
+            state[place, :shared] = batch.state[one, :shared]
+            state[place, shared:] = 0.0
         return _Waiting(numbers, input_ids, state)
 
 
 def uncertainty(logits: np.ndarray) -> np.ndarray:
     """Entropy of the answers [texts, labels] over the largest possible one: 0 to 1, [texts]."""
-    chances = softmax(logits)
-    return -(chances * np.log(np.maximum(chances, 1e-12))).sum(1) / np.log(logits.shape[1])
+    shifted = logits - logits.max(1, keepdims=True)
+    weights = np.exp(shifted)
+    total = weights.sum(1)
+    return (np.log(total) - (weights * shifted).sum(1) / total) / np.log(logits.shape[1])
 
 
 def save_settings(folder: Path, settings: Settings) -> None:

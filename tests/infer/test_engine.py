@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import shapes
+import threadpoolctl
 from tiny_bert import make_network
 
 from fleetbert import bundle as bundles
@@ -49,6 +50,15 @@ def test_any_sequence_of_shapes_is_answered_as_by_a_fresh_predictor(tiny_bundle)
         batch = make_batch(*shape)
         fresh = engine.open_program(folder, "cpu", 2)(batch.input_ids, batch.token_type_ids)
         np.testing.assert_allclose(found, fresh, atol=1e-5, err_msg=str(shape))
+
+
+def test_numpy_takes_one_thread_beside_early_exit(tiny_bundle, tmp_path):
+    """Its threads would spin on the processors that Paddle's wait on; see infer/workarounds.py."""
+    bundle = shapes.add_int8_and_early_exit(tiny_bundle, tmp_path)
+    threadpoolctl.threadpool_limits(2, "blas")
+    engine.open(bundle, "early-exit-int8")
+    pools = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]
+    assert [pool["num_threads"] for pool in pools] == [1] * len(pools) != []
 
 
 def test_int8_and_early_exit_do_not_depend_on_what_was_asked_before(tiny_bundle, tmp_path):
