@@ -244,6 +244,9 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seconds", type=float, default=5.0, metavar="S", help="of each turn and load (5)"
     )
+    parser.add_argument(
+        "--warm", type=float, default=20.0, metavar="S", help="before, each size of request (20)"
+    )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(3)")
     _add_peer(parser, sys.executable, "this one")
 
@@ -420,6 +423,7 @@ def _serve(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         texts=arguments.texts,
         connections=arguments.connections,
         seconds=arguments.seconds,
+        warm=arguments.warm,
         **_peer(arguments),
     )
     return report, serve.format_report(report, arguments.markdown)

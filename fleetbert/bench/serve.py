@@ -71,6 +71,7 @@ def bench(
     texts: int,
     connections: int,
     seconds: float,
+    warm: float,
     rounds: int,
     threads: int,
     peer_python: str,
@@ -79,12 +80,15 @@ def bench(
 
     Each round: the engine alone on token ids (as `bench infer`), then for `seconds` each, through
     `connections` connections, this server and the peer with every number of texts a request, as
-    fast as answers come and then at half of that rate.
+    fast as answers come and then at half of that rate. Before the first round every server gets
+    requests of every size for `warm` seconds each: oneDNN compiles every new shape of a batch (5 to
+    20 ms), and with one text a request there are hundreds of shapes.
     """
     for name, value in (
         ("texts", texts),
         ("connections", connections),
         ("seconds", seconds),
+        ("warm", warm),
         ("rounds", rounds),
         ("threads", threads),
     ):
@@ -112,6 +116,10 @@ def bench(
 
         ways = {way.name: way for way in _ways()}
         first = _first_answers(folder, servers, clients, offline)
+        measure.say("requests of all sizes to all servers, not counted")
+        for way in ways.values():
+            if way.protocol != "grpc":  # what is behind it is warm then
+                _ask(clients, servers, way, connections, warm)
         alone = _ask(clients, servers, Way("fleetbert", "http", 1), 1, seconds)
         tokens = int(encodings.lengths.sum())
         details: list[dict[str, Any]] = []
@@ -162,6 +170,7 @@ def bench(
         "data": {"texts": len(words), "mean_tokens": tokens / len(words)},
         "connections": connections,
         "seconds": seconds,
+        "warm_seconds": warm,
         "alone_p50_ms": alone["p50_ms"],
         "engines": engines,
         "beside_peer": [
@@ -211,7 +220,7 @@ def _ask(
 def _first_answers(
     folder: Path, servers: dict[str, Server], clients: Worker, offline: Worker
 ) -> dict[str, np.ndarray]:
-    """The probabilities of all texts from everyone; that this warms all of them is welcome."""
+    """The probabilities of all texts from everyone."""
     path = str(folder / "answers.npy")
     measure.say("first pass, not counted: all of them")
     offline.ask(plan="sorted", save=path)
@@ -349,9 +358,10 @@ def format_report(report: dict[str, Any], markdown: bool = False) -> str:
         "",
         *map(measure.ratio_line, report["beside_peer"]),
         "Closed loop: every connection asks again as soon as it has its answer. Half: the same "
-        "connections at half of that rate, latency from when a request was due. The clients ran on "
-        "the same processors: `clients' CPU` is how many of them they took, `clients out` is `of "
-        "offline` times processors / (processors - that).",
+        "connections at half of that rate, latency from when a request was due. Before the turns, "
+        f"every server had requests of each size for {report['warm_seconds']:g} s. The clients ran "
+        "on the same processors: `clients' CPU` is how many of them they took, `clients out` is "
+        "`of offline` times processors / (processors - that).",
         f"Offline: token ids to logits in sorted batches, without tokenizing. One client alone, "
         f"one text: p50 {report['alone_p50_ms']:.1f} ms.",
     ]

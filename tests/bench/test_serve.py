@@ -32,7 +32,7 @@ def texts(tmp_path_factory):
 def test_all_ways_are_measured_and_answer_alike(tiny_bundle, texts, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(serve, "SIZES", (1, 8))
     words = ["--bundle", tiny_bundle, "--data", texts, "--variant", "float32", "--rounds", 1]
-    words += ["--seconds", 1, "--connections", 4, "--threads", 1, "--markdown"]
+    words += ["--seconds", 1, "--warm", 1, "--connections", 4, "--threads", 1, "--markdown"]
     words += ["--json", tmp_path / "report.json", "--peer-python", sys.executable]
     with pytest.raises(SystemExit) as caught:
         cli.main(["bench", "serve", *map(str, words)])
@@ -134,8 +134,8 @@ def test_percentiles():
 
 
 def test_what_cannot_be_measured_is_said(tiny_bundle, texts):
-    same = {"variant": "float32", "texts": 9, "connections": 1, "seconds": 1, "rounds": 1,
-            "threads": 1, "peer_python": sys.executable}  # fmt: skip
+    same = {"variant": "float32", "texts": 9, "connections": 1, "seconds": 1, "warm": 1,
+            "rounds": 1, "threads": 1, "peer_python": sys.executable}  # fmt: skip
     with pytest.raises(UserError, match="--connections is 0"):
         serve.bench(str(tiny_bundle), str(texts), **{**same, "connections": 0})
     with pytest.raises(UserError, match="cannot be run"):
