@@ -23,6 +23,7 @@ import numpy as np
 
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up
 from fleetbert.infer import heads
+from fleetbert.metrics import softmax
 
 NAME = "exits.json"
 # Tokens whose hidden states are held at once, in batches: more fill the batches of deep groups
@@ -170,10 +171,8 @@ class EarlyExit:
 
 def uncertainty(logits: np.ndarray) -> np.ndarray:
     """Entropy of the answers [texts, labels] over the largest possible one: 0 to 1, [texts]."""
-    shifted = logits - logits.max(1, keepdims=True)
-    weights = np.exp(shifted)
-    total = weights.sum(1)
-    return (np.log(total) - (weights * shifted).sum(1) / total) / np.log(logits.shape[1])
+    chances = softmax(logits)
+    return -(chances * np.log(np.maximum(chances, 1e-12))).sum(1) / np.log(logits.shape[1])
 
 
 def save_settings(folder: Path, settings: Settings) -> None:
