@@ -16,6 +16,7 @@ largest possible one (section 3.3).
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
@@ -50,20 +51,14 @@ class Part(NamedTuple):
 
 
 class _Waiting(NamedTuple):
-    """A batch before a group: numbers [texts], input_ids [texts, length], and what the group
-    computes from: token_type_ids before the first, else hidden states."""
+    """A batch before a group: numbers [texts], input_ids [texts, length], which of these are no
+    padding, and what the group computes from: token_type_ids before the first, else hidden
+    states."""
 
     numbers: np.ndarray
     input_ids: np.ndarray
+    real: np.ndarray
     state: np.ndarray
-
-
-class _Staying(NamedTuple):
-    """The rows of a batch after a group that go on to the next, and how many tokens they have."""
-
-    batch: _Waiting
-    rows: np.ndarray
-    lengths: np.ndarray
 
 
 class EarlyExit:
@@ -82,7 +77,7 @@ class EarlyExit:
         self, input_ids: np.ndarray, token_type_ids: np.ndarray, speed: float | None = None
     ) -> np.ndarray:
         speed = self.settings.speed if speed is None else speed
-        batch = _Waiting(np.arange(len(input_ids)), input_ids, token_type_ids)
+        batch = self._waiting(np.arange(len(input_ids)), input_ids, token_type_ids)
         parts = list(self._through([batch], speed, input_ids.size))
         logits = np.empty((len(input_ids), parts[0].logits.shape[1]), np.float32)
         for part in parts:
@@ -103,76 +98,76 @@ class EarlyExit:
         speed = self.settings.speed if speed is None else speed
         window: list[_Waiting] = []
         for numbers, batch in batches:
-            window.append(_Waiting(numbers, batch.input_ids, batch.token_type_ids))
+            window.append(self._waiting(numbers, batch.input_ids, batch.token_type_ids))
             if len(window) == WINDOW_BATCHES:
                 yield from self._through(window, speed, batch_tokens)
                 window = []
         yield from self._through(window, speed, batch_tokens)
 
+    def _waiting(self, numbers: np.ndarray, input_ids: np.ndarray, state: np.ndarray) -> _Waiting:
+        return _Waiting(numbers, input_ids, input_ids != self.settings.pad_id, state)
+
     def _through(self, window: list[_Waiting], speed: float, batch_tokens: int) -> Iterator[Part]:
+        """Batches are put together anew where texts have left them; otherwise they stay."""
         ends = self.settings.ends
         for number, end in enumerate(ends):
-            staying = []
-            for batch in window:
+            stay = []
+            left = 0
+            for place, batch in enumerate(window):
                 pair = (batch.input_ids, batch.state)
                 state = self.groups[number](*(pair if number == 0 else pair[::-1]))
                 if end == ends[-1]:
                     yield Part(batch.numbers, state, end)
                     continue
-                real = batch.input_ids != self.settings.pad_id
-                rows = np.arange(len(real))
+                window[place] = batch._replace(state=state)
                 if speed > 0:
-                    logits = self._head(self._heads[end], state, real)
+                    logits = self._head(self._heads[end], state, batch.real)
                     leave = uncertainty(logits) < speed
-                    if leave.any():
+                    stay.append(~leave)
+                    if np.count_nonzero(leave):
+                        left += np.count_nonzero(leave)
                         yield Part(batch.numbers[leave], logits[leave], end)
-                    rows = np.flatnonzero(~leave)
-                if len(rows):
-                    batch = batch._replace(state=state)
-                    staying.append(_Staying(batch, rows, real.sum(1)[rows]))
-            if speed > 0:
-                window = self._together(staying, batch_tokens)
-            else:
-                window = [found.batch for found in staying]
+            if left == sum(len(batch.numbers) for batch in window):
+                return
+            if left:
+                window = self._together(window, stay, batch_tokens)
 
-    def _together(self, staying: list[_Staying], batch_tokens: int) -> list[_Waiting]:
-        """Their texts in full batches, those of like length together."""
-        if not staying:
-            return []
-        source = np.repeat(np.arange(len(staying)), [len(found.rows) for found in staying])
-        row = np.concatenate([found.rows for found in staying])
-        lengths = np.concatenate([found.lengths for found in staying])
+    def _together(
+        self, window: list[_Waiting], stay: list[np.ndarray], batch_tokens: int
+    ) -> list[_Waiting]:
+        """The texts that stay (bool [texts] of each batch) in full batches, those of like length
+        together."""
+        source = np.repeat(np.arange(len(stay)), [np.count_nonzero(rows) for rows in stay])
+        row = np.concatenate([np.flatnonzero(rows) for rows in stay])
+        lengths = np.concatenate([batch.real[rows].sum(1) for batch, rows in zip(window, stay)])
         return [
-            self._gather(staying, source[chosen], row[chosen], int(lengths[chosen].max()))
+            self._gather(window, source[chosen], row[chosen], int(lengths[chosen].max()))
             for chosen in plan_inference(lengths, batch_tokens)
         ]
 
     def _gather(
-        self, staying: list[_Staying], source: np.ndarray, row: np.ndarray, longest: int
+        self, window: list[_Waiting], source: np.ndarray, row: np.ndarray, longest: int
     ) -> _Waiting:
         """One batch of the rows `row` of the batches `source`."""
         length = round_up(longest, SAFE_LENGTHS)
-        first = staying[source[0]].batch
-        whole = (source == source[0]).all() and np.array_equal(row, np.arange(len(first.numbers)))
-        if whole and first.input_ids.shape[1] == length:
-            return first
         numbers = np.empty(len(row), np.int64)
         input_ids = np.full((len(row), length), self.settings.pad_id, np.int64)
-        state = np.empty((len(row), length, first.state.shape[2]), np.float32)
+        state = np.empty((len(row), length, window[0].state.shape[2]), np.float32)
         for place, (number, one) in enumerate(zip(source.tolist(), row.tolist())):
-            batch = staying[number].batch
+            batch = window[number]
             shared = min(length, batch.input_ids.shape[1])
             numbers[place] = batch.numbers[one]
             input_ids[place, :shared] = batch.input_ids[one, :shared]
             state[place, :shared] = batch.state[one, :shared]
             state[place, shared:] = 0.0
-        return _Waiting(numbers, input_ids, state)
+        return self._waiting(numbers, input_ids, state)
 
 
 def uncertainty(logits: np.ndarray) -> np.ndarray:
     """Entropy of the answers [texts, labels] over the largest possible one: 0 to 1, [texts]."""
     chances = softmax(logits)
-    return -(chances * np.log(np.maximum(chances, 1e-12))).sum(1) / np.log(logits.shape[1])
+    entropies = -(chances * np.log(np.maximum(chances, 1e-12))).sum(1)
+    return entropies / math.log(logits.shape[1])  # np.log takes ten times as long for a number
 
 
 def save_settings(folder: Path, settings: Settings) -> None:

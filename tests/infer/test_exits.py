@@ -169,3 +169,15 @@ def test_uncertainty_is_normalized_entropy():
     chances = np.exp([1.0, 2.0, 0.5]) / np.exp([1.0, 2.0, 0.5]).sum()
     expected = -(chances * np.log(chances)).sum() / np.log(3)
     np.testing.assert_allclose(found, [1.0, 0.0, expected], atol=1e-6)
+
+
+def test_a_batch_that_none_leaves_goes_on_as_it_is(folder):
+    groups, opened = open_fake(folder)
+    texts = make_texts([9, 20, 60])  # of so different lengths that they would not be put together
+    ids = np.zeros((3, 64), np.int64)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = text
+    found = opened(ids, np.zeros_like(ids), speed=1e-9)
+    assert groups.calls == [[(3, 64)]] * len(ENDS)
+    for logits, text in zip(found, texts):
+        np.testing.assert_allclose(logits, alone(text, 0.0)[0], atol=1e-5)
