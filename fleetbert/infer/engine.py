@@ -135,7 +135,7 @@ def open_int8(folder: Path, device: str, threads: int) -> Run:
     """
     if device != "cpu":
         raise UserError("an int8 variant of this kind runs on CPUs (oneDNN); use --device cpu")
-    return _open_fused(*_from_integers(folder), threads, INPUTS)
+    return open_fused(*_from_integers(folder), threads)
 
 
 def open_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
@@ -156,27 +156,21 @@ def open_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
 def open_fused(
     program: ProgramDesc, parameters: dict[str, np.ndarray], threads: int
 ) -> Callable[..., Any]:
-    """Open a program for CPUs whose passes have been run; see `_predictor` for what it takes."""
+    """Open a BERT for CPUs whose passes have been run, or a group of its layers; it takes
+    (input_ids, token_type_ids), or (hidden states, input_ids), and gives what `_predictor` does.
+    """
     from fleetbert import program as programs
+    from fleetbert.infer import embeddings
 
-    stored = {name: parameters[name] for name in programs.parameter_names(program)}
-    return _open_fused(program, stored, threads)
-
-
-def _open_fused(
-    program: ProgramDesc,
-    parameters: dict[str, np.ndarray],
-    threads: int,
-    inputs: Sequence[str] = (),
-) -> Callable[..., Any]:
-    from fleetbert import program as programs
-
-    program = programs.copy(program)
-    programs.share_variables(program)  # MiniLM in int8: 0.8 GB instead of 1.9, and 8 % faster
+    start = embeddings.take_out(program, parameters)
+    programs.share_variables(start.program)  # MiniLM in int8: 0.8 GB instead of 1.9, 8 % faster
     inference = workarounds.import_inference()
     config = inference.Config()
     config.switch_ir_optim(False)
-    return _predictor(inference, config, "cpu", threads, (program, parameters), inputs)
+    model = (start.program, start.parameters)
+    run = _predictor(inference, config, "cpu", threads, model, start.inputs)
+    prepare = start.prepare  # without the parameters, which Paddle has copied
+    return lambda first, second: run(*prepare(first, second))
 
 
 def _from_integers(folder: Path) -> tuple[ProgramDesc, dict[str, np.ndarray]]:
@@ -198,7 +192,7 @@ def _predictor(
 ) -> Callable[..., Any]:
     """What gives the program's output (a list of them, where it has more) for its inputs.
 
-    inputs: their order; empty: the program's own.
+    inputs: their names, in the order in which they are given.
     model: program and parameters, where the config does not name files.
     """
     if threads < 1:
@@ -226,8 +220,7 @@ def _predictor(
             data = stack.enter_context(_memory_file(programs.parameter_parts(model[1])))
             config.set_model(text, data)
         predictor = inference.create_predictor(config)
-    names = inputs or predictor.get_input_names()
-    handles = [predictor.get_input_handle(name) for name in names]
+    handles = [predictor.get_input_handle(name) for name in inputs]
     outputs = [predictor.get_output_handle(name) for name in predictor.get_output_names()]
 
     def run(*arrays: np.ndarray) -> Any:
