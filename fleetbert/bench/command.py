@@ -176,6 +176,13 @@ def _add_infer(parser: argparse.ArgumentParser) -> None:
         help="how texts come (single,arrival,sorted)",
     )
     parser.add_argument(
+        "--drops",
+        type=_shares,
+        default="0.015",
+        metavar="D,D",
+        help="accuracy that early exit may lose; each has rows of its own (0.015, 1.5 points)",
+    )
+    parser.add_argument(
         "--full", action="store_true", help="batches of 1 to 64 rows of 16 to 512 tokens as well"
     )
     parser.add_argument("--html", metavar="FILE", help="write one page with tables and plots there")
@@ -267,6 +274,10 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
+def _shares(text: str) -> list[float]:
+    return [float(one) for one in text.split(",")]
+
+
 def _words(text: str) -> list[str]:
     return text.split(",")
 
@@ -351,6 +362,7 @@ def _infer(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         max_length=arguments.max_length,
         engines=arguments.engines,
         orders=arguments.orders,
+        drops=arguments.drops,
         full=arguments.full,
         **_peer(arguments),
     )

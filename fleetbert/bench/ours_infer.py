@@ -54,10 +54,11 @@ def main() -> None:
             clock = worker.Clock()
             clock.start()
             times: list[float] = []
+            asked = model._replace(speed=command.get("speed"))
             if command["plan"] == "sorted":
-                logits = _sorted(model._replace(speed=command.get("speed")))
+                logits = _sorted(asked)
             else:
-                logits, times = _in_order(model, job["plans"][command["plan"]])
+                logits, times = _in_order(asked, job["plans"][command["plan"]])
             clock.stop()
             if command["save"]:
                 np.save(command["save"], logits)
@@ -105,7 +106,7 @@ def _in_order(
             pad_id=model.tokenizer.pad_id,
             round_to=SAFE_LENGTHS,
         )
-        logits[indices] = model.engine.run(batch)
+        logits[indices] = model.engine.run(batch, model.speed)
         times.append(time.perf_counter() - started)
     return logits, times
 

@@ -122,9 +122,9 @@ def test_the_sooner_speed_is_the_largest_that_loses_no_more(tiny_bundle):
     extra = {"speed": 0.1, "by_speed": [{"speed": s, "accuracy": a} for s, a in curve]}
     measured = bundles.Accuracy(data="dev.tsv", n=9, accuracy=0.88, float32_accuracy=0.88)
     variant = variant.model_copy(update={"accuracy": [measured], "extra": extra})
-    assert infer.sooner(variant) == 0.5
+    assert infer.sooner(variant, 0.015) == 0.5
     own = variant.model_copy(update={"extra": {**extra, "speed": 0.5}})
-    assert infer.sooner(own) is None
+    assert infer.sooner(own, 0.015) is None
 
 
 def test_models_that_differ_are_warned_of():
