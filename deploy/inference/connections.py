@@ -20,6 +20,33 @@ WHEN_GONE = "fleetbert.when_gone"
 MOST_HEAD_BYTES = 64 << 10  # of a request line and its headers; the parser itself has no limit
 
 
+class _Joined:
+    """A transport whose writes of one turn of the loop go out together: uvicorn writes an answer's
+    head and body apart, and each write is a call to the system and a packet for the client."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop):
+        self._transport, self._loop = transport, loop
+        self._parts: list[bytes] = []
+        self.is_closing = transport.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self._flush)
+        self._parts.append(data)
+
+    def close(self) -> None:
+        self._flush()
+        self._transport.close()
+
+    def _flush(self) -> None:
+        if self._parts:
+            self._transport.write(b"".join(self._parts))
+            self._parts.clear()
+
+
 class Connection(HttpToolsProtocol):
     """Uvicorn's, which by itself waits for ever for the rest of a request."""
 
@@ -32,6 +59,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.transport = _Joined(transport, self.loop)  # type: ignore[assignment]
         self._await_head()
         if len(self.connections) > self.safety.max_connections:
             self._refuse(503, f"this server takes {self.safety.max_connections} connections")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -110,6 +111,17 @@ def test_slow_requests_are_ended_and_others_answered(impatient):
 
 def test_an_answer_may_take_longer_than_its_request(impatient):
     assert ask(impatient.http, "sleep 4").status_code == 200
+
+
+def test_an_answer_goes_out_in_one_piece(impatient):
+    body = body_of(TEXT)
+    with connect(impatient) as client:
+        for _ in range(30):
+            client.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+            head, _, rest = client.recv(65536).partition(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head)
+            assert length is not None
+            assert len(rest) == int(length[1]) > 0
 
 
 def test_a_head_without_an_end(impatient):
