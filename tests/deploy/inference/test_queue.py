@@ -186,8 +186,8 @@ def test_texts_of_other_lengths_join_only_where_that_is_worth_the_padding():
     assert lengths_of(queue.take(0.0)) == [60] * 10  # together: 480 tokens of padding
     put(queue, [60])
     assert lengths_of(queue.take(0.0)) == [16] * 10
-    put(queue, [45] * 2)  # with the 60: 32 tokens of padding, less than a call costs
-    assert lengths_of(queue.take(0.0)) == [45, 45, 60]
+    put(queue, [50] * 2)  # with the 60: 24 tokens of padding, less than a call costs
+    assert lengths_of(queue.take(0.0)) == [50, 50, 60]
 
 
 def test_the_fullest_batch_goes_first_until_somebody_has_waited_too_long():
