@@ -37,6 +37,8 @@ OPEN_SECONDS = 600.0  # for opening a variant
 END_SECONDS = 5.0  # for a worker that was asked to end
 LONGEST_PAUSE = 30.0  # between two starts of a worker, in seconds
 LONG_LIFE = 10.0  # a worker that lived so long is replaced without a pause
+# A worker hangs after so many times what its batch should take, at the earliest: models differ.
+SLOWEST = 3.0
 SAME = 1e-3  # largest difference of logits between answers to the same texts
 
 
@@ -230,14 +232,16 @@ class Pool:
                 return worker
         return None
 
-    async def run(self, worker: Worker, texts: Sequence[Text]) -> Answers:
-        """The answers to a batch. Lost if the worker is gone; it is free again otherwise."""
+    async def run(self, worker: Worker, texts: Sequence[Text], expected: float) -> Answers:
+        """The answers to a batch that should take `expected` seconds. Lost if the worker is gone;
+        it is free again otherwise."""
         ids = [text.ids for text in texts]
         first_lengths = [text.first_length for text in texts]
         asked = any(text.speed is not None for text in texts)
         speeds = [text.speed for text in texts] if asked else None
         try:
-            found = await self._run(worker, ids, first_lengths, speeds, self.plan.hang_seconds)
+            timeout = max(self.plan.hang_seconds, SLOWEST * expected)
+            found = await self._run(worker, ids, first_lengths, speeds, timeout)
         except Refused as error:
             # What state native code is in after an error, nobody knows.
             worker.kill("error")

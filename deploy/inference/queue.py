@@ -190,6 +190,11 @@ class Queue:
             for _ in range(count)
         ]
 
+    def seconds(self, tokens: int) -> float:
+        """What so many tokens should take (divided by the number of workers); 0 where no batch was
+        measured yet."""
+        return tokens / self.speed if self._measured else 0.0
+
     def observe(self, tokens: int, seconds: float) -> None:
         """Tell what a batch took (seconds divided by the number of workers), for `speed`."""
         if seconds > 0:

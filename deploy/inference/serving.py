@@ -221,12 +221,13 @@ class Serving:
 
     async def _compute(self, worker: Worker, texts: list[Text]) -> None:
         begin = self._loop.time()
+        lengths = [text.ids.size for text in texts]
+        expected = self.queue.seconds(sum(lengths)) * self.pool.size
         try:
-            logits, layers, seconds = await self.pool.run(worker, texts)
+            logits, layers, seconds = await self.pool.run(worker, texts, expected)
         except Lost as lost:
             self._lose(texts, lost)
             return
-        lengths = [text.ids.size for text in texts]
         self.counts.batch(lengths, max(t.length for t in texts), layers.tolist(), seconds)
         self.counts.waited([begin - text.arrival for text in texts])
         self.queue.observe(sum(lengths), seconds / self.pool.size)

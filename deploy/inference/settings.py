@@ -70,7 +70,11 @@ class Engine(Section):
     )
     threads: Optional[int] = key(None, "of each worker (null: processors shared out)", ge=1)
     pin: bool = key(True, "bind each worker to processors of its own")
-    hang_seconds: float = key(30.0, "a batch that takes longer: the worker is replaced", gt=0)
+    hang_seconds: float = key(
+        10.0,
+        "a batch that takes longer, and three times as long as others: the worker is replaced",
+        gt=0,
+    )
 
 
 class Logs(Section):

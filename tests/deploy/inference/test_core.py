@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -22,6 +23,7 @@ from fleetbert.deploy.inference import metrics
 from fleetbert.deploy.inference.frames import INT
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
 from fleetbert.deploy.inference.pool import Worker
+from fleetbert.deploy.inference.settings import Batching
 from fleetbert.infer import answer as answers
 
 MODEL = "tiny"
@@ -40,7 +42,7 @@ def core(tiny_bundle, tmp_path_factory):
                 "poll_seconds": 0,
                 "default": {"variant": "float32", "aliases": {"stable": 1, "canary": 2}},
             },
-            "engine": {"workers": 2, "threads": 1, "hang_seconds": 10},
+            "engine": {"workers": 2, "threads": 1},
             "batching": {"batch_tokens": 256, "queue_tokens": 20_000, "timeout_ms": 120_000},
         }
     )
@@ -235,11 +237,24 @@ def test_a_worker_that_hangs_is_killed_and_its_texts_answered(both, offline):
     before = restarts("hang")
     stopped = both.workers(MODEL)[0]
     os.kill(stopped, signal.SIGSTOP)
-    reply = both.ask(model=MODEL, texts=texts)
+    # Within the timeout of requests that name none: the defaults leave the other worker time.
+    reply = both.ask(model=MODEL, texts=texts, timeout=Batching().timeout_ms / 1000)
     expected = answers.compute_logits(offline, texts, None).values
     np.testing.assert_allclose(reply.logits, expected, atol=1e-4)
     assert restarts("hang") == before + 1
     assert gone(stopped)
+
+
+def test_a_worker_of_a_slow_model_is_given_three_times_what_its_batches_take(both, monkeypatch):
+    serving = both.repository._models[MODEL].held[1].serving
+    monkeypatch.setattr(serving.pool, "plan", replace(serving.pool.plan, hang_seconds=1e-6))
+    monkeypatch.setattr(serving.queue, "speed", 1e-3)
+    pids = both.workers(MODEL)
+    assert both.ask(model=MODEL, texts=["word1"]).labels[0] in LABELS
+    assert both.workers(MODEL) == pids
+    monkeypatch.setattr(serving.queue, "speed", 1e9)
+    with pytest.raises(Failure, match=r"lost \(hang"):
+        both.ask(model=MODEL, texts=["word1"])
 
 
 def test_a_text_that_kills_workers_is_given_up_and_its_neighbours_are_answered(both, monkeypatch):

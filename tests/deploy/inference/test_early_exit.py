@@ -87,7 +87,7 @@ def test_a_text_leaves_at_the_speed_it_asks_for_whoever_shares_its_batch(
         async def in_one_batch():
             ids = zip(encoded.ids, encoded.first_lengths, speeds)
             batch = [Text(Ticket(math.inf), 0, one, first, speed) for one, first, speed in ids]
-            return await serving.pool.run(serving.pool.take_free(), batch)
+            return await serving.pool.run(serving.pool.take_free(), batch, 1.0)
 
         found = core.call(in_one_batch())
         for number, speed in enumerate(speeds):
