@@ -12,7 +12,7 @@ from fleetbert.deploy.inference import frames
 from fleetbert.deploy.inference.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
 from fleetbert.deploy.inference.settings import Engine
 from fleetbert.errors import UserError
-from fleetbert.infer.engine import EARLY_EXIT, OPENERS
+from fleetbert.infer.engine import OPENERS
 
 log = logging.getLogger(__name__)
 
@@ -96,13 +96,9 @@ async def measure(plan: Plan, names: list[str], gently: bool) -> dict[str, float
 
 
 def times_faster(variant: bundles.Variant) -> float:
-    """Than through all layers, by the layers that texts went through where the variant was made;
-    1.0 where none leaves early, or nothing is known of it."""
-    if variant.kind != EARLY_EXIT:
-        return 1.0
-    own = variant.extra.get("speed")
-    points = {point["speed"]: point for point in variant.extra.get("by_speed", ())}
-    return variant.extra["ends"][-1] / points[own]["mean_layers"] if own in points else 1.0
+    """Than at speed 0, through all layers, as it was measured where the variant was made; 1.0 where
+    no text leaves early, or nothing is known of it."""
+    return float(variant.extra.get("times_faster", 1.0))
 
 
 def describe(bundle: bundles.Bundle, measured: dict[str, float]) -> tuple[dict[str, Any], ...]:

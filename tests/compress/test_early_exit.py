@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import processes
@@ -27,7 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 def values(bundle, data, **distill):
     return {
         "bundle": str(bundle),
-        "distill": {"kind": "self", "epochs": 3, "width": 16, **distill},
+        "distill": {"kind": "self", "epochs": 3, "width": 16, "layers": [1, 2], **distill},
         "data": {"train": str(data / "train.tsv")},
         "gate": {"data": str(data / "dev.tsv"), "max_accuracy_drop": 0.05},
         "threads": 2,
@@ -151,7 +153,7 @@ def observed():
 def test_judge_counts_by_hand():
     found = early_exit.judge(observed(), [1, 3], 0.3)
     assert (found.accuracy, found.mean_layers) == (1.0, 2.0)
-    assert found.cost == pytest.approx(1.1 + 0.5 * 2.1)
+    assert found.cost == pytest.approx(1.1 + 0.5 * 2.0)  # the last group has no head
     assert found.mean_flops == (10 + 20 + 3 * 30 + 3 * 40) / 4
     assert early_exit.judge(observed(), [1, 3], 0.5).accuracy == 0.75
 
@@ -184,8 +186,82 @@ def test_the_cheapest_choice_that_keeps_the_accuracy():
     assert (found.ends, found.accuracy, found.mean_layers) == ([1, 3], 1.0, 2.0)
     assert early_exit.choose(observed(), 0.7, None, None).mean_layers < 2.0
     assert early_exit.choose(observed(), 1.0, [2, 3], None).ends == [2, 3]
+    assert early_exit.saves(observed(), found)
     # Nothing is accurate enough: the most accurate, which the gate then refuses.
     assert early_exit.choose(observed(), 0.99, [1, 3], 1.0).accuracy == 0.5
+
+
+@pytest.mark.parametrize("group_seconds", [0.0, 0.1])
+def test_heads_that_are_never_certain_save_nothing(group_seconds):
+    found = observed()._replace(doubt=np.full((3, 4), 0.99), group_seconds=group_seconds)
+    choice = early_exit.choose(found, 1.0, None, None)
+    assert (choice.accuracy, choice.mean_layers) == (1.0, 3.0)
+    assert not early_exit.saves(found, choice)
+    # Certain ones that cost more than the layers after them save nothing either.
+    dear = observed()._replace(group_seconds=5.0)
+    assert not early_exit.saves(dear, early_exit.choose(dear, 1.0, None, None))
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    """Makes the job find these times instead of measuring: of a layer, of a group beside its
+    layers, and how many times as fast as its source a variant is (1.7 as fast as at speed 0)."""
+
+    def set_times(layer, group, faster):
+        observe = early_exit.observe
+
+        def compared(opened, other, batches):
+            return 1.7 if isinstance(other, functools.partial) else faster
+
+        def observed_in(*arguments):
+            return observe(*arguments)._replace(layer_seconds=layer, group_seconds=group)
+
+        monkeypatch.setattr(early_exit, "observe", observed_in)
+        monkeypatch.setattr(early_exit, "times_faster", compared)
+
+    return set_times
+
+
+@pytest.mark.parametrize(("group", "faster"), [(2.0, 1.5), (0.1, 0.9)])
+def test_where_leaving_early_does_not_pay_nothing_is_added(
+    bundle, tiny_data, timed, capsys, group, faster
+):
+    timed(1.0, group, faster)
+    before = (bundle / "manifest.json").read_bytes()
+    job_of_exits.add_variants(job(bundle, tiny_data, layers="auto"))
+    said = capsys.readouterr().err
+    assert "early-exit-float32 is not added: at the accuracy" in said
+    assert (bundle / "manifest.json").read_bytes() == before
+    assert not list(bundle.glob("early-exit*"))
+    page = (bundle / "report-early-exit-float32.html").read_text(encoding="utf-8")
+    assert "early-exit-float32 is not added: at the accuracy" in page
+
+
+def test_where_it_pays_the_manifest_says_how_much(bundle, tiny_data, timed):
+    timed(1.0, 0.1, 1.5)
+    added = job_of_exits.add_variants(job(bundle, tiny_data, layers="auto"))
+    assert added.variant("early-exit-float32").extra["times_faster"] == 1.7
+
+
+def test_how_much_faster_counts_at_the_own_speed_of_the_variant(monkeypatch):
+    """A clock that each batch moves on: by 6 s in the whole program, by 1 s where texts leave."""
+    now = [0.0]
+
+    def takes(seconds):
+        def run(*_):
+            now[0] += seconds
+
+        return run
+
+    class Opened:
+        def run_all(self, batches, speed, batch_tokens):
+            assert speed is None
+            for _ in batches:
+                yield takes(1.0)()
+
+    batch = SimpleNamespace(input_ids=None, token_type_ids=None)
+    monkeypatch.setattr(early_exit.time, "perf_counter", lambda: now[0])
+    assert early_exit.times_faster(Opened(), takes(6.0), [(None, batch)] * 3) == 6.0
 
 
 @pytest.mark.parametrize(

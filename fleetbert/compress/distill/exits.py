@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import tempfile
 from pathlib import Path
@@ -31,8 +32,8 @@ BATCH_TOKENS = 1024
 
 
 def add_variants(job: schema.SelfDistill) -> bundles.Bundle:
-    """Train the heads and add a variant for each source; GateFailed for the first that loses more
-    accuracy than gate.max_accuracy_drop, which is then not added.
+    """Train the heads and add a variant for each source where leaving early pays; GateFailed for
+    the first that loses more accuracy than gate.max_accuracy_drop, which is then not added.
 
     Ranks share the texts that heads learn from; the first one measures and adds, the others return
     the bundle as they found it.
@@ -174,7 +175,8 @@ def _add(
     known: _Known,
     threads: int,
 ) -> bundles.Bundle:
-    """The bundle with the early-exit variant of `source`."""
+    """The bundle with the early-exit variant of `source`; as it was where that would not be faster
+    than the source, unless the job names the groups."""
     target = early_exit.variant_name(source.name)
     say(f"{target}: measuring layers and heads on {job.gate.data}")
     with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as folder:
@@ -184,15 +186,30 @@ def _add(
         found = early_exit.observe(
             opened, whole, known.batches, known.truth, job.distill.head, trained, source
         )
-    layers = job.distill.layers if isinstance(job.distill.layers, list) else None
-    choice = early_exit.choose(found, known.least, layers, job.distill.speed)
-    say(
-        f"{target}: groups end after layers {', '.join(map(str, choice.ends))}, speed "
-        f"{choice.speed}: {choice.mean_layers:.2f} layers a text"
-    )
+        layers = job.distill.layers if isinstance(job.distill.layers, list) else None
+        choice = early_exit.choose(found, known.least, layers, job.distill.speed)
+        say(
+            f"{target}: groups end after layers {', '.join(map(str, choice.ends))}, speed "
+            f"{choice.speed}: {choice.mean_layers:.2f} layers a text"
+        )
+        settings = Settings(choice.ends, job.distill.head, choice.speed, known.pad_id)
+        early_exit.write(source, Path(folder), settings, trained)
+        chosen = engine.open_early_exit(Path(folder), "cpu", threads)
+        faster = early_exit.times_faster(chosen, whole, known.batches)
+        at_speed_0 = functools.partial(chosen, speed=0.0)
+        early = early_exit.times_faster(chosen, at_speed_0, known.batches)
+    say(f"{target}: {faster:.2f} times the texts/s of {source.name}")
+    pays = faster > 1 and early_exit.saves(found, choice)
+    if layers is None and choice.accuracy >= known.least - 1e-9 and not pays:
+        why = (
+            f"{target} is not added: at the accuracy {known.least:.4f} that the gate asks for, no "
+            f"exit makes {source.name} faster, which answers best as it is"
+        )
+        say(why)
+        _report(job, bundle, target, found, choice, known, why)
+        return bundle
 
     def fill(folder: Path) -> bundles.Variant:
-        settings = Settings(choice.ends, job.distill.head, choice.speed, known.pad_id)
         variant = early_exit.write(source, folder, settings, trained)
         measured = gate.measure(bundle, folder, variant.kind, str(job.gate.data), job.threads)
         say(
@@ -205,7 +222,12 @@ def _add(
             job.gate.max_accuracy_drop,
             lambda: "a smaller distill.speed lets fewer texts leave early",
         )
-        extra = {**variant.extra, **gate.as_extra(measured), **evidence(found, choice)}
+        extra = {
+            **variant.extra,
+            **gate.as_extra(measured),
+            **evidence(found, choice),
+            "times_faster": round(early, 3),
+        }
         update = {"accuracy": [measured.as_accuracy()], "extra": extra}
         return variant.model_copy(update=update)
 
@@ -213,7 +235,7 @@ def _add(
         added = bundles.add_variant(bundle.root, target, fill)
         say(f"added {target} to {bundle.root}")
     finally:
-        _report(job, bundle, target, found, choice, known)
+        _report(job, bundle, target, found, choice, known, None)
     return added
 
 
@@ -224,6 +246,7 @@ def _report(
     found: Observed,
     choice: Choice,
     known: _Known,
+    why_not: str | None,
 ) -> None:
     path = bundle.root / report.name(target)
     report.write(
@@ -235,6 +258,7 @@ def _report(
         title=bundle.root.resolve().parent.name + "/" + bundle.root.resolve().name,
         data=str(job.gate.data),
         least=known.least,
+        why_not=why_not,
         job=job.model_dump(),
         machine=environment.machine(job.threads or engine.default_threads()),
     )

@@ -46,10 +46,12 @@ def write(
     title: str,
     data: str,
     least: float,
+    why_not: str | None,
     job: dict[str, Any],
     machine: dict[str, Any],
 ) -> None:
-    """Write the page. least: the accuracy that the gate asks for."""
+    """Write the page. least: the accuracy that the gate asks for; why_not: said first of a variant
+    that was not added, for leaving early does not pay."""
     whole = points[0].mean_flops
     with matplotlib.rc_context(STYLE):
         figures = [
@@ -65,6 +67,7 @@ def write(
         data=data,
         texts=len(found.truth),
         least=least,
+        why_not=why_not,
         choice=choice,
         whole=whole,
         figures=figures,
