@@ -23,7 +23,8 @@ DRAWN_LENGTH = 128
 def write(path: str | Path, report: dict[str, Any]) -> None:
     """Write the page of a report of `infer.bench`."""
     with matplotlib.rc_context(STYLE):
-        plots = [("Texts a second", "by the order in which texts come", _bars(report))]
+        bars = _bars(report) if report["engines"] else None
+        plots = []
         if any(found["accuracy"] is not None for found in report["engines"].values()):
             plots.append(("Accuracy beside speed", "sorted texts", _scatter(report)))
         if report["shapes"]:
@@ -35,14 +36,13 @@ def write(path: str | Path, report: dict[str, Any]) -> None:
                 ("Texts a second by rows in a batch", f"rows of {length} tokens", by_batch),
                 ("Milliseconds of one text by its tokens", "a batch of one row", by_length),
             ]
-    if not report["engines"]:
-        plots = plots[1:]
     page.write(
         Path(path).resolve(),
         TEMPLATE,
         report=report,
         orders=infer.ORDERS,
         rows=infer.table_rows(report) if report["engines"] else [],
+        bars=bars,
         plots=plots,
         shapes=infer.shape_tables(report),
         notes=infer.notes(report),
