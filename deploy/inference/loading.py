@@ -6,6 +6,7 @@ import asyncio
 import logging
 import weakref
 from dataclasses import dataclass, replace
+from typing import Sequence
 
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
@@ -41,10 +42,17 @@ class Loader:
         )
 
     async def open(
-        self, model: str, number: int, policy: Policy, found: disk.Found, gently: bool
+        self,
+        model: str,
+        number: int,
+        policy: Policy,
+        found: disk.Found,
+        gently: bool,
+        batches: Sequence[tuple[int, int]] = (),
     ) -> Held:
         """A version whose workers all answer. UserError, OSError, pool.Refused or pool.Lost if it
-        cannot be served; nothing is left of it then. `gently` leaves the processors to others."""
+        cannot be served; nothing is left of it then. `gently` leaves the processors to others.
+        batches: the usual ones (texts, length) of the version in service."""
         bundle, engine = found.bundle, self._settings.engine
         assert bundle is not None
         if not bundle.labels:
@@ -65,7 +73,8 @@ class Loader:
             hang_seconds=engine.hang_seconds,
         )
         variant, measured = await self._choose(bundle, policy.variant, plan, gently)
-        plan = replace(plan, variant=variant)
+        usual = tuple(shape for shape in batches if shape[1] <= longest)
+        plan = replace(plan, variant=variant, batches=usual)
         serving = Serving(model, str(number), bundle, tokenizer, plan, self._settings.batching)
         opening = asyncio.ensure_future(serving.open(gently))
         try:

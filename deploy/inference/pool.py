@@ -55,6 +55,7 @@ class Plan:
     lengths: tuple[int, ...]  # of all rows that may come
     pad_id: int
     hang_seconds: float
+    batches: tuple[tuple[int, int], ...] = ()  # (texts, length) that will be usual, as far as known
 
 
 class Answers(NamedTuple):
@@ -124,6 +125,12 @@ class Worker:
         with background.lowered(self.process.pid) if may_return else contextlib.nullcontext():
             frame = _open_frame(plan, variant, gently, aside=gently and not may_return)
             head, _ = await self.ask(frame, OPEN_SECONDS)
+            if may_return:
+                # oneDNN compiles every new shape of a batch (5 to 20 ms): not while somebody waits.
+                for texts, length in plan.batches:
+                    ids = [np.ones(length, np.int32)] * texts
+                    frame = _run_frame(plan, variant, ids, [length] * texts, [0.0] * texts)
+                    await self.ask(frame, OPEN_SECONDS)
         return head
 
     async def ask(self, frame: bytes, timeout: float) -> tuple[dict[str, Any], bytes]:
@@ -349,13 +356,7 @@ class Pool:
         speeds: Sequence[float | None] | None,
         timeout: float,
     ) -> Answers:
-        head = {
-            "do": "run",
-            "variant": self.plan.variant,
-            "pad_id": self.plan.pad_id,
-            "speeds": speeds,
-        }
-        frame = frames.pack_texts(head, ids, first_lengths)
+        frame = _run_frame(self.plan, self.plan.variant, ids, first_lengths, speeds)
         answer, body = await worker.ask(frame, timeout)
         found = frames.unpack_answers(body, len(ids), self._labels)
         if found is None:
@@ -364,6 +365,18 @@ class Pool:
                 f"{len(body) // 4 - len(ids)} logits and has {self._labels} labels"
             )
         return Answers(*found, answer["seconds"])
+
+
+def _run_frame(
+    plan: Plan,
+    variant: str,
+    ids: Sequence[np.ndarray],
+    first_lengths: Sequence[int],
+    speeds: Sequence[float | None] | None,
+) -> bytes:
+    """The frame that makes a worker answer a batch."""
+    head = {"do": "run", "variant": variant, "pad_id": plan.pad_id, "speeds": speeds}
+    return frames.pack_texts(head, ids, first_lengths)
 
 
 def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:

@@ -250,13 +250,18 @@ class Repository:
     async def _try(self, model: Model, number: int, found: disk.Found) -> Held:
         """Open a version, again if a worker ended meanwhile: that need not be the version's fault
         (somebody's kill, want of memory)."""
-        for _ in range(LOAD_TRIES - 1):
+
+        async def once() -> Held:
             gently = any(one.held for one in self._models.values())
+            usual = model.held[max(model.held)].serving.usual_batches() if model.held else ()
+            return await self._loader.open(model.name, number, model.policy, found, gently, usual)
+
+        for _ in range(LOAD_TRIES - 1):
             try:
-                return await self._loader.open(model.name, number, model.policy, found, gently)
+                return await once()
             except Lost as lost:
                 log.warning("version %d of model %s: %s; trying again", number, model.name, lost)
-        return await self._loader.open(model.name, number, model.policy, found, gently)
+        return await once()
 
     async def _load(self, model: Model, number: int) -> None:
         """Open a version; afterwards it is in `held` or in `refused`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+from collections import Counter
 from typing import Any, Sequence
 
 import numpy as np
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 NOTHING = np.empty(0)
 MOST_LOSSES = 2  # batches that a text may be lost with
+USUAL_BATCHES = 100  # that the next version runs before it takes over
 FEWEST_TOKENS = 3  # of a text: [CLS], one more, [SEP]
 
 
@@ -101,11 +103,16 @@ class Serving:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = 0.0
         self._batches: set[asyncio.Task[None]] = set()
+        self._shapes: Counter[tuple[int, int]] = Counter()  # of batches: texts, length
         self._loop = asyncio.get_running_loop()
 
     async def open(self, gently: bool) -> None:
         """Start the workers; pool.Refused or pool.Lost if they do not come up."""
         await self.pool.open(gently)
+
+    def usual_batches(self) -> list[tuple[int, int]]:
+        """Texts and length of the batches that come most often."""
+        return [shape for shape, _ in self._shapes.most_common(USUAL_BATCHES)]
 
     async def answer(self, question: Question) -> Reply:
         """The reply, or Failure. Cancelling the task drops what was not computed yet.
@@ -228,7 +235,9 @@ class Serving:
         except Lost as lost:
             self._lose(texts, lost)
             return
-        self.counts.batch(lengths, max(t.length for t in texts), layers.tolist(), seconds)
+        longest = max(text.length for text in texts)
+        self._shapes[len(texts), longest] += 1
+        self.counts.batch(lengths, longest, layers.tolist(), seconds)
         self.counts.waited([begin - text.arrival for text in texts])
         self.queue.observe(sum(lengths), seconds / self.pool.size)
         finite = np.isfinite(logits).all(axis=1).tolist()

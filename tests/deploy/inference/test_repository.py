@@ -180,6 +180,26 @@ def test_what_loads_beside_another_version_begins_where_processors_are_idle(
     }
 
 
+@pytest.mark.skipif(not background.may_return(), reason="this user may not raise a priority again")
+def test_a_new_version_has_run_the_batches_that_are_usual_before_it_is_asked(
+    tiny_bundle, models, start, monkeypatch
+):
+    run_frame, run = pool._run_frame, []
+
+    def note(plan, variant, ids, *rest):
+        run.append((len(ids), max(map(len, ids))))
+        return run_frame(plan, variant, ids, *rest)
+
+    put(tiny_bundle, models, 1)
+    core = start()
+    for texts in (5, 7, 5):
+        core.ask(model=MODEL, texts=["word1 " * 12] * texts)
+    monkeypatch.setattr(pool, "_run_frame", note)
+    put(tiny_bundle, models, 2)
+    wait_for(lambda: states(core).get("2") is State.READY, "the new version")
+    assert run[:2] == [(5, 14), (7, 14)]  # of the safe lengths
+
+
 def test_versions_of_one_vocabulary_share_a_tokenizer(tiny_bundle, models, start, monkeypatch):
     real, made = loading.Tokenizer, []
 
