@@ -379,6 +379,11 @@ class Calibration(Section):
     rounding: Literal["round", "adaround"] = key(
         "round", "of weights; adaround: up or down as changes outputs least, learned in minutes"
     )
+    clip: Literal["none", "auto"] = key(
+        "none",
+        "auto: cut outliers: the threshold of each layer's input is lowered where that changes the "
+        "layer's outputs less on texts of gate.data (no labels are looked at; a minute)",
+    )
     batch_tokens: int = key(1024, "padded tokens of a batch", ge=16)
     seed: int = key(0, "of the drawing", ge=0)
 

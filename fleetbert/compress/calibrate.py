@@ -43,6 +43,7 @@ class Batches(paddle.io.IterableDataset):
         batch_tokens: int,
     ):
         super().__init__()
+        self.pad_id = tokenizer.pad_id
         encodings = tokenizer.encode(texts_a, texts_b, max_length)
         self.batches = [
             collate(

@@ -70,12 +70,16 @@ def _search(job: config.Quantize, bundle: bundles.Bundle) -> Write:
 
 def _calibrated(job: config.Quantize, bundle: bundles.Bundle) -> Prepared:
     """The source with the ranges of its activations, for any mix of float32 and int8."""
-    from fleetbert.compress import adaround, sensitivity, variants
+    from fleetbert.compress import adaround, clip, sensitivity, variants
 
     settings, source = job.calibration, bundle.folder(job.source)
     batches = read_batches(settings, bundle)
     say(f"calibrating with {settings.algorithm}: {len(batches.batches)} batches")
     prepared = variants.prepare_static(source, batches, algorithm=settings.algorithm, skip=job.skip)
+    if settings.clip == "auto":
+        say(f"trying lower thresholds of layers' inputs on {job.gate.data}")
+        texts = config.Calibration(data=job.gate.data, texts=clip.TEXTS)
+        prepared = clip.clip(prepared, source, read_batches(texts, bundle), say)
     if settings.rounding == "round":
         return prepared
     thresholds = variants.input_thresholds(prepared)

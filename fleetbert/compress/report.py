@@ -163,6 +163,10 @@ def write(
         removed=removed,
         counts={name: made.extra[name] for name in ("heads", "feed_forward") if pruned},
         layers=layers,
+        clipped=[
+            (parts.get(name, ""), name, found)
+            for name, found in made.extra.get("clipped", {}).items()
+        ],
         worst=[
             (parts.get(n, ""), n, errors[n], made.extra["weight_errors"].get(n), thresholds.get(n))
             for n in worst

@@ -57,11 +57,11 @@ class Prepared(NamedTuple):
     left: list[str]
     found: calibrate.Calibration
     fused: onednn.Fused
-    method: dict[str, str]
+    method: dict[str, Any]
 
 
 def prepare(
-    source: Path, left: list[str], found: calibrate.Calibration, method: dict[str, str]
+    source: Path, left: list[str], found: calibrate.Calibration, method: dict[str, Any]
 ) -> Prepared:
     """The float32 program in `source` with its calibration `found`, which left out `left`."""
     fused = onednn.fused(source)

@@ -1,0 +1,137 @@
+"""Inputs of layers cut below their calibrated threshold: where it helps, only there, and served."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert.compress import calibrate, clip, command, methods, variants
+from fleetbert.infer import answer, engine, evaluate, weights
+
+PAD = 0
+
+
+def chosen(x, threshold, input_ids=None):
+    """What is chosen for one layer with the inputs x, one row of tokens."""
+    weight = np.random.default_rng(1).normal(size=(x.shape[1], 5)).astype(np.float32)
+    found = SimpleNamespace(weights={"w": weights.quantize(weight, 1)})
+    layers = SimpleNamespace(
+        inputs={"w": "x"}, parameters={"w": weight}, run=lambda batches: [{"w": x} for _ in batches]
+    )
+    batch = {"input_ids": np.ones((1, len(x)), np.int64) if input_ids is None else input_ids}
+    return clip.choose(found, layers, [batch], {"w": threshold}, PAD)
+
+
+def values(seed=0):
+    return np.random.default_rng(seed).uniform(-1, 1, (60, 16)).astype(np.float32)
+
+
+def test_one_outlier_is_cut_for_the_sake_of_all_others():
+    x = values()
+    assert chosen(x, 1.0) == {}
+    x[7, 3] = 40.0
+    found = chosen(x, 40.0)["w"]
+    assert (found.former, found.threshold) == (40.0, 14.0)
+    assert found.error < 0.6 * found.former_error
+
+
+def test_what_all_tokens_have_is_not_cut():
+    x = values()
+    x[:, 3] = 40.0
+    assert chosen(x, 40.0) == {}
+
+
+def test_padding_does_not_count():
+    x = values()
+    x[30:, 3] = 40.0  # half of the tokens
+    assert chosen(x, 40.0) == {}
+    ids = np.where(np.arange(60) < 30, 1, PAD)[None]
+    assert chosen(x, 40.0, ids)["w"].threshold == 8.0
+    assert chosen(x[:1], 40.0, ids)["w"].former == 40.0  # a layer that reads [CLS] alone
+
+
+def test_a_token_of_large_values_counts_as_one_token():
+    """Its own error is 50 times as large, and still a part of its outputs."""
+    x = values()
+    x[0] *= 40.0
+    assert chosen(x, 40.0)["w"].threshold < 40.0
+
+
+@pytest.fixture(scope="module")
+def planted(trained, tiny_data):
+    """The tiny classifier, calibrated as if one value in each layer were 8 times the largest."""
+    bundle = bundles.read(trained)
+    source = bundle.folder("float32")
+    settings = config.Calibration(data=str(tiny_data / "train.tsv"), texts=64)
+    prepared = variants.prepare_static(
+        source, methods.read_batches(settings, bundle), algorithm="abs_max"
+    )
+    thresholds = variants.input_thresholds(prepared)
+    wide = {name: 8 * threshold for name, threshold in thresholds.items()}
+    return (
+        bundle,
+        prepared._replace(found=calibrate.with_thresholds(prepared.found, source, wide)),
+        wide,
+    )
+
+
+def test_clipping_takes_planted_outliers_back(planted, tiny_data, tmp_path):
+    bundle, prepared, wide = planted
+    texts = config.Calibration(data=str(tiny_data / "dev.tsv"), texts=clip.TEXTS)
+    said: list[str] = []
+    clipped = clip.clip(
+        prepared, bundle.folder("float32"), methods.read_batches(texts, bundle), said.append
+    )
+    for name, threshold in variants.input_thresholds(clipped).items():
+        assert threshold < 0.5 * wide[name]
+        assert any(f"clip: {name}: inputs cut at" in line for line in said)
+    model = answer.load(bundle.root, "float32")
+    table = evaluate.read_known(model, tiny_data / "dev.tsv")
+    exact = answer.compute_logits(model, table.texts_a, table.texts_b).values
+    changes = {}
+    for case, mix in (("outliers", prepared), ("clipped", clipped)):
+        folder = tmp_path / case
+        folder.mkdir()
+        variants.write_mix(mix, folder)
+        served = model._replace(engine=engine.Engine(engine.open_int8(folder, "cpu", 2)))
+        found = answer.compute_logits(served, table.texts_a, table.texts_b).values
+        changes[case] = np.square(found - exact).mean()
+    assert changes["clipped"] < 0.5 * changes["outliers"]
+
+
+def test_the_manifest_and_the_page_say_what_was_cut(trained, tiny_data, tmp_path, capsys):
+    bundle = Path(shutil.copytree(trained, tmp_path / "bundle"))
+    for name in ("none", "auto"):
+        job = {
+            "bundle": str(bundle),
+            "method": "static",
+            "name": name,
+            "calibration": {
+                "data": str(tiny_data / "train.tsv"),
+                "algorithm": "abs_max",
+                "clip": name,
+            },
+            "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.05},
+        }
+        command.quantize(config.Quantize.model_validate(job))
+    plain, variant = (bundles.read(bundle).variant(name).extra for name in ("none", "auto"))
+    assert "clipped" not in plain
+    cut = variant["clipped"]
+    assert cut
+    for name, threshold in variant["thresholds"].items():
+        if name in cut:
+            assert cut[name]["former"] == pytest.approx(plain["thresholds"][name])
+            assert threshold == cut[name]["threshold"] < cut[name]["former"]
+            assert cut[name]["error"] < cut[name]["former_error"]
+        else:
+            assert threshold == plain["thresholds"][name]
+    page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
+    assert "Inputs of auto that are cut below" in page
+    assert all(f"<td>{name}</td>" in page for name in cut)
+    assert "error of its outputs" in capsys.readouterr().err
