@@ -171,13 +171,13 @@ function variantTable(version) {
       "tr",
       { className: variant.name === version.variant ? "chosen" : "" },
       make("th", { textContent: variant.name }),
-      make("td", { textContent: variant.kind || "–" }),
+      make("td", { className: "kind", textContent: variant.kind || "–" }),
       make("td", { textContent: accuracies(variant) }),
       make("td", { textContent: variant.texts_per_s ? say(variant.texts_per_s) : "–" }),
     ),
   );
-  const head = make("tr", {}, ...heads.map((name) => make("th", { textContent: name })));
-  return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows));
+  const head = heads.map((name) => make("th", { className: name, textContent: name }));
+  return make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...rows));
 }
 
 function versionPart(version) {
@@ -219,6 +219,8 @@ function showModels(models) {
         return option;
       }),
   );
+  // Under load the counts change at every look, and a list that is open would close.
+  if (options.map((one) => one.outerHTML).join() === [...$("model").options].map((one) => one.outerHTML).join()) return;
   $("model").replaceChildren(...options);
   if (options.some((option) => option.value === chosen)) $("model").value = chosen;
   if ($("model").value === chosen) fitForm();
@@ -237,7 +239,7 @@ function fitForm() {
   const option = $("model").selectedOptions[0];
   $("pair").hidden = !(option && option.dataset.pair);
   $("speed-label").hidden = !(option && option.dataset.early);
-  $("speed-value").textContent = $("speed").value;
+  $("speed-value").textContent = Number($("speed").value).toFixed(2);
 }
 
 function texts(name, value) {

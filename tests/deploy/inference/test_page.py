@@ -93,6 +93,7 @@ def test_a_text_is_answered_in_a_browser(tiny_bundle, tmp_path, browser):
         browser.wait_for("document.querySelector('#model option') !== null")
         assert browser.run("document.getElementById('state').textContent") == "ready"
         assert browser.run("document.getElementById('model').value") == "tiny/versions/7"
+        browser.run("window.option = document.querySelector('#model option'); 0")
         browser.run(f"document.getElementById('text').value = {TEXT!r}")
         browser.run("document.getElementById('ask').click()")
         browser.wait_for("!document.getElementById('answer').hidden")
@@ -101,6 +102,11 @@ def test_a_text_is_answered_in_a_browser(tiny_bundle, tmp_path, browser):
         best = max(expected.scores.values())
         assert f"{100 * best:.2f} %" in shown
         assert "after layer 2 of 2" in browser.run("document.getElementById('how').textContent")
+        # Counts change; the list of models, which may be open, stays.
+        browser.wait_for(
+            "document.getElementById('models').innerText.includes(', 1 texts answered')"
+        )
+        assert browser.run("document.querySelector('#model option') === window.option")
         table = browser.run("document.querySelector('tr.chosen').innerText")
         assert table.startswith("float32")
         for _ in range(5):
