@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import paddle
 from paddle import nn
-from paddlenlp.transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification
+
+from fleetbert.model.private import BertConfig, BertForMaskedLM, BertForSequenceClassification
 
 # Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
 MASKED_SCORE = -1e4

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 import paddle
 from paddle import nn
-from paddlenlp.transformers import BertConfig
 
 from fleetbert import config as schema
 from fleetbert.errors import UserError
+from fleetbert.model.private import BertConfig, BertModel, BertTokenizer
 
 # The fields of a BERT's config.json that shape the network.
 SHAPE_FIELDS = (
@@ -295,8 +295,6 @@ def _read_tensors(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 def _paddlenlp(name: str) -> Source:
     """A name that PaddleNLP knows, downloaded (or taken from its cache) by PaddleNLP."""
-    from paddlenlp.transformers import BertModel, BertTokenizer
-
     try:
         tokenizer = BertTokenizer.from_pretrained(name)
         network = BertModel.from_pretrained(name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import json
 import platform
 import time
@@ -231,12 +232,10 @@ class _Since:
 
 
 def versions() -> dict[str, str]:
-    import paddlenlp
-
     return {
         "fleetbert": fleetbert.__version__,
         "paddlepaddle": paddle.__version__,
-        "paddlenlp": paddlenlp.__version__,
+        "paddlenlp": importlib.metadata.version("paddlenlp"),
         "python": platform.python_version(),
     }
 
