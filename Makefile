@@ -7,7 +7,7 @@ SHELL := /bin/bash
 unexport PYTHONPATH PYTHONHOME
 
 PYTHON := .venv/bin/python
-TESTS := $(PYTHON) -m pytest -q tests --ignore tests/endurance
+TESTS := $(PYTHON) -m pytest -q tests --ignore tests/endurance --durations 15
 KILLS := 50
 SEED := 0
 SOURCES := $(wildcard setup.py fleetbert launch deploy tests)

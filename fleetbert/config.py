@@ -542,6 +542,11 @@ class Exits(Section):
         gt=0,
         le=1,
     )
+    batch_tokens: int = key(
+        2048,
+        "tokens of the batches that layers and speed are chosen for; 1: texts come alone",
+        ge=1,
+    )
 
 
 class Texts(Section):

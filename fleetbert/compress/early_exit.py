@@ -18,7 +18,7 @@ from fleetbert import program as programs
 from fleetbert.compress import onednn, variants
 from fleetbert.data.batching import Batch
 from fleetbert.errors import UserError
-from fleetbert.infer import answer, engine, exits, heads, weights
+from fleetbert.infer import engine, exits, heads, weights
 from fleetbert.infer.exits import Settings
 
 # Thresholds that are tried, and drawn in the report. Of MiniLM on SST-2's 872 texts, steps of 0.1
@@ -235,10 +235,13 @@ def saves(found: Observed, choice: Choice) -> bool:
 
 
 def times_faster(
-    opened: exits.EarlyExit, other: engine.Run, batches: Sequence[tuple[np.ndarray, Batch]]
+    opened: exits.EarlyExit,
+    other: engine.Run,
+    batches: Sequence[tuple[np.ndarray, Batch]],
+    batch_tokens: int,
 ) -> float:
     """Texts a second of the opened variant at its own speed over those of `other`, the median of
-    passes over the texts by turns."""
+    passes over the texts by turns. batch_tokens: of the batches."""
     ratios = []
     for _ in range(1 + TIMED):  # the first warms up
         started = time.perf_counter()
@@ -246,7 +249,7 @@ def times_faster(
             other(batch.input_ids, batch.token_type_ids)
         alone = time.perf_counter() - started
         started = time.perf_counter()
-        for _ in opened.run_all(batches, None, answer.BATCH_TOKENS):
+        for _ in opened.run_all(batches, None, batch_tokens):
             pass
         ratios.append(alone / (time.perf_counter() - started))
     return statistics.median(ratios[1:])

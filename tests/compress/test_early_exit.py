@@ -210,7 +210,7 @@ def timed(monkeypatch):
     def set_times(layer, group, faster):
         observe = early_exit.observe
 
-        def compared(opened, other, batches):
+        def compared(opened, other, batches, batch_tokens):
             return 1.7 if isinstance(other, functools.partial) else faster
 
         def observed_in(*arguments):
@@ -243,6 +243,18 @@ def test_where_it_pays_the_manifest_says_how_much(bundle, tiny_data, timed):
     assert added.variant("early-exit-float32").extra["times_faster"] == 1.7
 
 
+def test_layers_may_be_chosen_for_texts_that_come_alone(bundle, tiny_data, monkeypatch):
+    observe, rows = early_exit.observe, []
+
+    def observed_in(opened, whole, batches, *others):
+        rows.extend(len(batch.input_ids) for _, batch in batches)
+        return observe(opened, whole, batches, *others)
+
+    monkeypatch.setattr(early_exit, "observe", observed_in)
+    job_of_exits.add_variants(job(bundle, tiny_data, layers=[1, 2], batch_tokens=1))
+    assert rows == [1] * 60
+
+
 def test_how_much_faster_counts_at_the_own_speed_of_the_variant(monkeypatch):
     """A clock that each batch moves on: by 6 s in the whole program, by 1 s where texts leave."""
     now = [0.0]
@@ -255,13 +267,13 @@ def test_how_much_faster_counts_at_the_own_speed_of_the_variant(monkeypatch):
 
     class Opened:
         def run_all(self, batches, speed, batch_tokens):
-            assert speed is None
+            assert (speed, batch_tokens) == (None, 1)
             for _ in batches:
                 yield takes(1.0)()
 
     batch = SimpleNamespace(input_ids=None, token_type_ids=None)
     monkeypatch.setattr(early_exit.time, "perf_counter", lambda: now[0])
-    assert early_exit.times_faster(Opened(), takes(6.0), [(None, batch)] * 3) == 6.0
+    assert early_exit.times_faster(Opened(), takes(6.0), [(None, batch)] * 3, 1) == 6.0
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ class _Known(NamedTuple):
 
 
 def _known(job: schema.SelfDistill, model: answer.Model, table: evaluate.Known) -> _Known:
-    model = model._replace(batch_tokens=answer.BATCH_TOKENS)
+    model = model._replace(batch_tokens=job.distill.batch_tokens)
     encodings = model.tokenizer.encode(table.texts_a, table.texts_b, model.max_length)
     logits = answer.compute_logits(model, table.texts_a, table.texts_b).values
     right = float((logits.argmax(1) == table.truth).mean())
@@ -195,9 +195,10 @@ def _add(
         settings = Settings(choice.ends, job.distill.head, choice.speed, known.pad_id)
         early_exit.write(source, Path(folder), settings, trained)
         chosen = engine.open_early_exit(Path(folder), "cpu", threads)
-        faster = early_exit.times_faster(chosen, whole, known.batches)
+        of_batches = (known.batches, job.distill.batch_tokens)
+        faster = early_exit.times_faster(chosen, whole, *of_batches)
         at_speed_0 = functools.partial(chosen, speed=0.0)
-        early = early_exit.times_faster(chosen, at_speed_0, known.batches)
+        early = early_exit.times_faster(chosen, at_speed_0, *of_batches)
     say(f"{target}: {faster:.2f} times the texts/s of {source.name}")
     pays = faster > 1 and early_exit.saves(found, choice)
     if layers is None and choice.accuracy >= known.least - 1e-9 and not pays:
