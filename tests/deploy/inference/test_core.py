@@ -247,6 +247,7 @@ def test_a_worker_that_hangs_is_killed_and_its_texts_answered(both, offline):
 
 def test_a_worker_of_a_slow_model_is_given_three_times_what_its_batches_take(both, monkeypatch):
     serving = both.repository._models[MODEL].held[1].serving
+    both.ask(model=MODEL, texts=["word1"])  # a first batch, which is measured
     monkeypatch.setattr(serving.pool, "plan", replace(serving.pool.plan, hang_seconds=1e-6))
     monkeypatch.setattr(serving.queue, "speed", 1e-3)
     pids = both.workers(MODEL)
