@@ -125,12 +125,6 @@ class Worker:
         with background.lowered(self.process.pid) if may_return else contextlib.nullcontext():
             frame = _open_frame(plan, variant, gently, aside=gently and not may_return)
             head, _ = await self.ask(frame, OPEN_SECONDS)
-            if may_return:
-                # oneDNN compiles every new shape of a batch (5 to 20 ms): not while somebody waits.
-                for texts, length in plan.batches:
-                    ids = [np.ones(length, np.int32)] * texts
-                    frame = _run_frame(plan, variant, ids, [length] * texts, [0.0] * texts)
-                    await self.ask(frame, OPEN_SECONDS)
         return head
 
     async def ask(self, frame: bytes, timeout: float) -> tuple[dict[str, Any], bytes]:
@@ -356,7 +350,13 @@ class Pool:
         speeds: Sequence[float | None] | None,
         timeout: float,
     ) -> Answers:
-        frame = _run_frame(self.plan, self.plan.variant, ids, first_lengths, speeds)
+        head = {
+            "do": "run",
+            "variant": self.plan.variant,
+            "pad_id": self.plan.pad_id,
+            "speeds": speeds,
+        }
+        frame = frames.pack_texts(head, ids, first_lengths)
         answer, body = await worker.ask(frame, timeout)
         found = frames.unpack_answers(body, len(ids), self._labels)
         if found is None:
@@ -367,26 +367,16 @@ class Pool:
         return Answers(*found, answer["seconds"])
 
 
-def _run_frame(
-    plan: Plan,
-    variant: str,
-    ids: Sequence[np.ndarray],
-    first_lengths: Sequence[int],
-    speeds: Sequence[float | None] | None,
-) -> bytes:
-    """The frame that makes a worker answer a batch."""
-    head = {"do": "run", "variant": variant, "pad_id": plan.pad_id, "speeds": speeds}
-    return frames.pack_texts(head, ids, first_lengths)
-
-
 def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:
     """The frame that makes a worker open a variant, `aside` in a thread of low priority, and run
     before the first text comes.
 
-    With time, every length is run once. Where somebody waits, the shortest and the longest are:
-    the first two shapes make oneDNN reorder all weights (BERT-base: 0.25 s each), any other new
-    one costs a few milliseconds.
+    With time, every length is run once, and the usual batches where that leaves the processors to
+    others. Where somebody waits, the shortest and the longest are: the first two shapes make oneDNN
+    reorder all weights (BERT-base: 0.25 s each), any other new one costs 5 to 20 ms.
     """
+    lengths = plan.lengths if gently else sorted({plan.lengths[0], plan.lengths[-1]})
+    usual = plan.batches if gently and not aside else ()
     return frames.pack(
         {
             "do": "open",
@@ -394,7 +384,7 @@ def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:
             "variant": variant,
             "device": plan.device,
             "threads": plan.threads,
-            "lengths": plan.lengths if gently else sorted({plan.lengths[0], plan.lengths[-1]}),
+            "batches": [*((1, length) for length in lengths), *usual],
             "aside": aside,
         }
     )

@@ -36,16 +36,16 @@ class Worker:
         self.layers: dict[str, int] = {}  # of each engine's model
 
     def open(self, head: dict[str, Any]) -> dict[str, Any]:
-        """Open a variant, whose hashes the parent checks, and run each length once.
+        """Open a variant, whose hashes the parent checks, and run each batch (texts, length) once.
 
-        oneDNN keeps its weights and primitives for each thread anew, so the lengths have to be
+        oneDNN keeps its weights and primitives for each thread anew, so the batches have to be
         run by the thread that answers later; `aside` is only for what comes before.
         """
         begin = time.monotonic()
         opened, layers = background.call(lambda: _open(head)) if head["aside"] else _open(head)
         done = time.monotonic()
-        for length in head["lengths"]:
-            opened.run(_uniform_batch(1, length), speed=0.0)  # all layers
+        for texts, length in head["batches"]:
+            opened.run(_uniform_batch(texts, length), speed=0.0)  # all layers
         self.engines[head["variant"]] = opened
         self.layers[head["variant"]] = layers
         return {
