@@ -55,6 +55,14 @@ def variable(block: BlockDesc, name: str) -> Any:
     return next(found for found in block.vars if found.name == name)
 
 
+def add_variable(block: BlockDesc, like: str, name: str) -> Any:
+    """A new variable that is like another but for its name: its VarDesc."""
+    new = block.vars.add()
+    new.CopyFrom(variable(block, like))
+    new.name = name
+    return new
+
+
 def producer(block: BlockDesc, name: str) -> OpDesc:
     """The operator that writes the variable."""
     return next(op for op in block.ops if any(name in slot.arguments for slot in op.outputs))
@@ -133,8 +141,8 @@ def cut(program: ProgramDesc, inputs: Sequence[str], outputs: Sequence[str]) -> 
         ops.append(op)
         wanted |= {name for slot in op.inputs for name in slot.arguments}
     part = copy(program)
-    feeds = [_port("feed", "feed", name, number) for number, name in enumerate(inputs)]
-    fetches = [_port("fetch", name, "fetch", number) for number, name in enumerate(outputs)]
+    feeds = [port("feed", "feed", name, number) for number, name in enumerate(inputs)]
+    fetches = [port("fetch", name, "fetch", number) for number, name in enumerate(outputs)]
     replace_ops(part.blocks[0], [*feeds, *reversed(ops), *fetches])
     used = {"feed", "fetch"}
     for op in part.blocks[0].ops:
@@ -189,7 +197,7 @@ def _signature(op: OpDesc) -> tuple[str, ...]:
     return (op.type, *given, *sorted(found.name for found in op.attrs))
 
 
-def _port(kind: str, source: str, target: str, number: int) -> OpDesc:
+def port(kind: str, source: str, target: str, number: int) -> OpDesc:
     """The operator through which input or output `number` of a program goes."""
     op = OpDesc(type=kind)
     op.inputs.add(parameter="X").arguments.append(source)

@@ -109,7 +109,7 @@ def first_token_only(program: ProgramDesc) -> None:
         ops.append(op)
         if any(state in slot.arguments for slot in op.outputs):
             ops.append(first)
-    _add_variable(program, state, state + FIRST)
+    programs.add_variable(block, state, state + FIRST)
     programs.replace_ops(block, ops)
 
 
@@ -150,7 +150,8 @@ def to_int8(
             if source not in as_int8:
                 as_int8[source] = source + INT8
                 ops.append(_quantize(source, thresholds[source]))
-                _add_variable(program, source, source + INT8, VarType.INT8)
+                described = programs.add_variable(block, source, source + INT8)
+                described.type.lod_tensor.tensor.data_type = VarType.INT8
             _set_input(op, "Input", as_int8[source])
             programs.set_attribute(op, "mkldnn_data_type", "int8")
             programs.set_attribute(op, "Scale_in", _steps(thresholds[source]))
@@ -203,12 +204,3 @@ def _set_input(op: OpDesc, parameter: str, name: str) -> None:
 
 def _set_output(op: OpDesc, parameter: str, name: str) -> None:
     next(slot for slot in op.outputs if slot.parameter == parameter).arguments[0] = name
-
-
-def _add_variable(program: ProgramDesc, like: str, name: str, dtype: int | None = None) -> None:
-    block = program.blocks[0]
-    new = programs.copy(programs.variable(block, like))
-    new.name = name
-    if dtype is not None:
-        new.type.lod_tensor.tensor.data_type = dtype
-    block.vars.append(new)

@@ -234,6 +234,17 @@ def collate(
     )
 
 
+def without_padding(
+    input_ids: np.ndarray, state: np.ndarray, pad_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A row alone, input_ids [1, length] and what goes with them [1, length, ...], cut to its
+    tokens; as they are where there are more rows, or padding between tokens."""
+    count = np.count_nonzero(input_ids != pad_id)
+    if len(input_ids) > 1 or (input_ids[0, :count] == pad_id).any():
+        return input_ids, state
+    return input_ids[:, :count], state[:, :count]
+
+
 def plan_inference(
     lengths: Sequence[int] | np.ndarray,
     batch_tokens: int,

@@ -28,8 +28,8 @@ class Start(NamedTuple):
 def take_out(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> Start:
     """Take the first operators out of a BERT, or of a group of its layers (`cut_groups`)."""
     block = program.blocks[0]
-    mask = next(op for op in block.ops if op.type == "equal")
-    pad_id = parameters[programs.argument(mask.inputs, "Y")].item()
+    mask = _compare(program)
+    pad = pad_id(program, parameters)
     away = 0.0  # added to the scores of padding
     while mask.type != "unsqueeze2":
         if mask.type == "scale":
@@ -50,7 +50,7 @@ def take_out(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> Start:
 
     def masked(input_ids: np.ndarray) -> np.ndarray:
         """float32 [texts, 1, 1, length]"""
-        return (np.float32(away) * (input_ids == pad_id))[:, None, None]
+        return (np.float32(away) * (input_ids == pad))[:, None, None]
 
     def prepare(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         if tables:
@@ -58,6 +58,11 @@ def take_out(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> Start:
         return first, masked(second)
 
     return Start(rest, kept, inputs, prepare)
+
+
+def pad_id(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> int:
+    """The token that a BERT, or a group of its layers, takes for padding."""
+    return parameters[programs.argument(_compare(program).inputs, "Y")].item()
 
 
 def add_up(
@@ -75,6 +80,11 @@ def add_up(
     total += positions[: input_ids.shape[1]]
     total += types.take(token_type_ids, 0) if token_type_ids.any() else types[0]
     return total
+
+
+def _compare(program: ProgramDesc) -> OpDesc:
+    """The operator that finds padding."""
+    return next(op for op in program.blocks[0].ops if op.type == "equal")
 
 
 def _words_first(lookups: list[OpDesc]) -> list[OpDesc]:

@@ -22,9 +22,8 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import numpy as np
 
-from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up
+from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up, without_padding
 from fleetbert.infer import heads
-from fleetbert.metrics import softmax
 
 NAME = "exits.json"
 # Tokens whose hidden states are held at once, in batches: more fill the batches of deep groups
@@ -65,11 +64,18 @@ class EarlyExit:
     """An opened variant. As a function it answers one batch, by default at the variant's own
     speed."""
 
-    def __init__(self, settings: Settings, groups: list[Callable[..., Any]], folder: Path):
+    def __init__(
+        self,
+        settings: Settings,
+        groups: list[Callable[..., Any]],
+        folder: Path,
+        any_length: bool = False,
+    ):
         """groups: each gives hidden states, the last one logits; of token ids and types the first,
-        of hidden states and token ids the others."""
+        of hidden states and token ids the others. any_length: a row alone needs no padding."""
         self.settings = settings
         self.groups = groups
+        self._any_length = any_length
         self._heads = heads.load(folder)
         self._head = heads.KINDS[settings.head]
 
@@ -105,11 +111,16 @@ class EarlyExit:
         yield from self._through(window, speed, batch_tokens)
 
     def _waiting(self, numbers: np.ndarray, input_ids: np.ndarray, state: np.ndarray) -> _Waiting:
+        if self._any_length:
+            input_ids, state = without_padding(input_ids, state, self.settings.pad_id)
         return _Waiting(numbers, input_ids, input_ids != self.settings.pad_id, state)
 
     def _through(self, window: list[_Waiting], speed: float, batch_tokens: int) -> Iterator[Part]:
         """Batches are put together anew where texts have left them; otherwise they stay."""
         ends = self.settings.ends
+        if len(window) == 1 and len(window[0].numbers) == 1:
+            yield self._alone(window[0], speed)
+            return
         for number, end in enumerate(ends):
             stay = []
             left = 0
@@ -132,6 +143,20 @@ class EarlyExit:
             if left:
                 window = self._together(window, stay, batch_tokens)
 
+    def _alone(self, text: _Waiting, speed: float) -> Part:
+        """What `_through` does, for one text: all but the groups and heads would be a twentieth of
+        its time."""
+        last = self.settings.ends[-1]
+        pair = (text.input_ids, text.state)
+        for group, end in zip(self.groups, self.settings.ends):
+            state = group(*pair)
+            if speed > 0 and end != last:
+                logits = self._head(self._heads[end], state, text.real)
+                if uncertainty(logits)[0] < speed:
+                    return Part(text.numbers, logits, end)
+            pair = (state, text.input_ids)
+        return Part(text.numbers, state, last)
+
     def _together(
         self, window: list[_Waiting], stay: list[np.ndarray], batch_tokens: int
     ) -> list[_Waiting]:
@@ -139,7 +164,7 @@ class EarlyExit:
         together."""
         source = np.repeat(np.arange(len(stay)), [np.count_nonzero(rows) for rows in stay])
         row = np.concatenate([np.flatnonzero(rows) for rows in stay])
-        lengths = np.concatenate([batch.real[rows].sum(1) for batch, rows in zip(window, stay)])
+        lengths = np.concatenate([_lengths(batch.real[rows]) for batch, rows in zip(window, stay)])
         return [
             self._gather(window, source[chosen], row[chosen], int(lengths[chosen].max()))
             for chosen in plan_inference(lengths, batch_tokens)
@@ -163,10 +188,17 @@ class EarlyExit:
         return self._waiting(numbers, input_ids, state)
 
 
+def _lengths(real: np.ndarray) -> np.ndarray:
+    """Tokens [texts] up to the last that is no padding, of which there is one in every row."""
+    return real.shape[1] - real[:, ::-1].argmax(1)
+
+
 def uncertainty(logits: np.ndarray) -> np.ndarray:
     """Entropy of the answers [texts, labels] over the largest possible one: 0 to 1, [texts]."""
-    chances = softmax(logits)
-    entropies = -(chances * np.log(np.maximum(chances, 1e-12))).sum(1)
+    below = logits - logits.max(1, keepdims=True)
+    odds = np.exp(below)
+    total = odds.sum(1)
+    entropies = np.log(total) - (odds * below).sum(1) / total
     return entropies / math.log(logits.shape[1])  # np.log takes ten times as long for a number
 
 

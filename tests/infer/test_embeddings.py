@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import shapes
 from tiny_bert import make_network
 
 from fleetbert import program as programs
 from fleetbert.compress import onednn
 from fleetbert.export import program as export
-from fleetbert.infer import embeddings, engine, workarounds
+from fleetbert.infer import embeddings, engine
 
 SHAPES = ((1, 16), (5, 32))
 
@@ -30,24 +31,13 @@ def make_batch(texts, length):
     return input_ids, generator.integers(0, 2, (texts, length))
 
 
-def open_whole(program, parameters):
-    """All operators in Paddle."""
-    inference = workarounds.import_inference()
-    config = inference.Config()
-    config.switch_ir_optim(False)
-    feeds = program.blocks[0].ops[:2]
-    names = [programs.argument(op.outputs, "Out") for op in feeds]
-    stored = {name: parameters[name] for name in programs.parameter_names(program)}
-    return engine._predictor(inference, config, "cpu", 1, (program, stored), names)
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_group_of_layers_gives_the_same_bits(fused, shape):
     input_ids, types = make_batch(*shape)
     state = None
     for _, group in programs.cut_groups(fused.program, [1, 2]):
         arrays = (input_ids, types) if state is None else (state, input_ids)
-        in_paddle = open_whole(group, fused.parameters)(*arrays)
+        in_paddle = shapes.open_all(group, fused.parameters)(*arrays)
         state = engine.open_fused(group, fused.parameters, 1)(*arrays)
         assert state.std() > 0.01
         np.testing.assert_array_equal(state, in_paddle)

@@ -27,15 +27,21 @@ HEADS = {
 
 
 class Groups:
-    """Each mixes a token's state with the mean of its text; `calls` are the shapes that came."""
+    """Each mixes a token's state with the mean of its text; `calls` are the shapes that came.
 
-    def __init__(self):
+    any_length: of rows alone, which have no padding then."""
+
+    def __init__(self, any_length=False):
+        self.any_length = any_length
         self.calls: list[list[tuple[int, int]]] = [[] for _ in ENDS]
 
     def group(self, number):
         def run(first, ids_or_types):
             ids = first if number == 0 else ids_or_types
-            assert ids.shape[1] in SAFE_LENGTHS
+            if self.any_length and len(ids) == 1:
+                assert ids.all()
+            else:
+                assert ids.shape[1] in SAFE_LENGTHS
             self.calls[number].append(ids.shape)
             real = (ids != 0)[..., None]
             state = first
@@ -56,10 +62,10 @@ def folder(tmp_path_factory):
     return path
 
 
-def open_fake(folder, speed=0.5):
-    groups = Groups()
+def open_fake(folder, speed=0.5, any_length=False):
+    groups = Groups(any_length)
     calls = [groups.group(number) for number in range(len(ENDS))]
-    return groups, EarlyExit(Settings(ENDS, "pooled", speed, 0), calls, folder)
+    return groups, EarlyExit(Settings(ENDS, "pooled", speed, 0), calls, folder, any_length)
 
 
 def make_texts(lengths, seed=1):
@@ -77,8 +83,8 @@ def in_batches(texts, budget):
         yield numbers, Batch(ids, np.zeros_like(ids), None, None, none, none, 0)
 
 
-def answer(texts, speed, folder, budget=64):
-    groups, opened = open_fake(folder)
+def answer(texts, speed, folder, budget=64, any_length=False):
+    groups, opened = open_fake(folder, any_length=any_length)
     logits = np.full((len(texts), LABELS), np.nan, np.float32)
     layers = np.zeros(len(texts), int)
     for part in opened.run_all(in_batches(texts, budget), speed, budget):
@@ -111,9 +117,10 @@ def alone(text, speed):
     st.lists(st.integers(1, 60), max_size=40),
     st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]),
     st.sampled_from([16, 64, 512]),
+    st.booleans(),
 )
-def test_a_text_is_answered_as_if_it_were_alone(folder, lengths, speed, budget):
-    check_as_alone(make_texts(lengths), speed, folder, budget)
+def test_a_text_is_answered_as_if_it_were_alone(folder, lengths, speed, budget, any_length):
+    check_as_alone(make_texts(lengths), speed, folder, budget, any_length)
 
 
 @pytest.mark.parametrize("budget", [64, 256, 2048])
@@ -123,14 +130,29 @@ def test_many_texts_that_fill_their_rows_or_do_not(folder, budget):
     assert {*layers} == {*ENDS}
 
 
-def check_as_alone(texts, speed, folder, budget):
+def check_as_alone(texts, speed, folder, budget, any_length=False):
     """Every text's answer and layer are those that it has by itself; the layers."""
-    logits, layers, _ = answer(texts, speed, folder, budget)
+    logits, layers, _ = answer(texts, speed, folder, budget, any_length)
     for number, text in enumerate(texts):
         expected, layer = alone(text, speed)
         np.testing.assert_allclose(logits[number], expected, atol=1e-4)
         assert layers[number] == layer
     return layers
+
+
+def test_a_row_alone_goes_without_its_padding_where_it_may_have_any_length(folder):
+    texts = make_texts([3, 11, 25, 47] * 20)
+    _, layers, groups = answer(texts, 0.6, folder, budget=1, any_length=True)
+    assert {*layers} == {*ENDS}
+    assert {*groups.calls[0]} == {(1, 3), (1, 11), (1, 25), (1, 47)}
+
+
+def test_tokens_behind_padding_between_others_are_not_lost(folder):
+    """Whoever sends ids may send such."""
+    texts = make_texts([60] * 40)
+    for text in texts[::2]:
+        text[5:40] = 0
+    check_as_alone(texts, 0.6, folder, 256)
 
 
 def test_texts_leave_after_different_layers(folder):
