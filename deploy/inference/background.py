@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ NICENESS = 14
 # only where nobody else would, and one that answers never waits for it. Under full load it would
 # not end.
 IDLE_SECONDS = 30.0
+LOWEST = 19
 
 
 def call(function: Callable[[], Result]) -> Result:
@@ -32,6 +34,7 @@ def call(function: Callable[[], Result]) -> Result:
         return executor.submit(slowly).result()
 
 
+@functools.cache
 def may_return() -> bool:
     """Whether this process may raise a priority that it lowered, its own or a child's."""
 
@@ -39,8 +42,9 @@ def may_return() -> bool:
         thread = threading.get_native_id()
         former = os.getpriority(os.PRIO_PROCESS, thread)
         try:
-            _set(thread, os.SCHED_IDLE, NICENESS)
-            _set(thread, os.SCHED_OTHER, former)
+            # Not the idle class: this waits for the thread, which would wait for a processor there.
+            os.setpriority(os.PRIO_PROCESS, thread, former + 1)
+            os.setpriority(os.PRIO_PROCESS, thread, former)
             return True
         except OSError:
             return False
@@ -63,6 +67,12 @@ def lowered(process: int) -> Iterator[None]:
         enough.cancel()
         enough.join()
         _set_all(process, os.SCHED_OTHER, niceness)
+
+
+def lower(process: int) -> None:
+    """A process at the lowest priority from now on, if it still runs."""
+    with contextlib.suppress(OSError):  # it is lower already
+        _set_all(process, os.SCHED_OTHER, LOWEST)
 
 
 def _set(thread: int, policy: int, niceness: int) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 
 import fake_core
@@ -38,4 +40,22 @@ def test_work_that_does_not_end_gets_a_share(monkeypatch):
     monkeypatch.setattr(background, "IDLE_SECONDS", 0.01)
     with background.lowered(os.getpid()):
         fake_core.wait_for(lambda: schedule() == (os.SCHED_OTHER, background.NICENESS))
+    assert schedule() == former
+
+
+def test_a_process_that_ends_takes_nobodys_time():
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        background.lower(process.pid)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == background.LOWEST
+        process.communicate()
+    background.lower(process.pid)  # it has ended
+
+
+def test_whether_priorities_can_be_raised_is_asked_without_the_idle_class(monkeypatch):
+    """A thread in it might wait for a processor, and the server for the thread."""
+    policies = []
+    monkeypatch.setattr(os, "sched_setscheduler", lambda *args: policies.append(args))
+    former = schedule()
+    assert background.may_return.__wrapped__()
+    assert not policies
     assert schedule() == former

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -178,6 +179,24 @@ def test_what_loads_beside_another_version_begins_where_processors_are_idle(
     assert {(os.sched_getscheduler(t), os.getpriority(os.PRIO_PROCESS, t)) for t in threads} == {
         usual
     }
+
+
+def test_a_version_that_ends_gives_its_memory_back_at_the_lowest_priority(
+    tiny_bundle, models, start, monkeypatch
+):
+    wait, found = subprocess.Popen.wait, {}
+
+    def note(self, timeout=None):
+        found[self.pid] = os.getpriority(os.PRIO_PROCESS, self.pid)
+        return wait(self, timeout)
+
+    put(tiny_bundle, models, 1)
+    core = start()
+    [old] = core.workers(MODEL)
+    monkeypatch.setattr(subprocess.Popen, "wait", note)
+    put(tiny_bundle, models, 2)
+    wait_for(lambda: old in found, "the old worker's end")
+    assert found[old] == background.LOWEST
 
 
 @pytest.mark.skipif(not background.may_return(), reason="this user may not raise a priority again")
