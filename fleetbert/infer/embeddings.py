@@ -16,13 +16,18 @@ from fleetbert.program import OpDesc, ProgramDesc
 
 
 class Start(NamedTuple):
-    """The rest of a program, its parameters, the names of its inputs, and what makes these of
-    (input_ids, token_type_ids), or of (hidden states, input_ids) for a group of later layers."""
+    """The rest of a program, its parameters, and the names of its inputs: the state of all tokens
+    and the mask.
+
+    state: gives the first of these and the token ids, of (input_ids, token_type_ids), or of (hidden
+    states, input_ids) for a group of later layers. mask: gives the second, of the token ids.
+    """
 
     program: ProgramDesc
     parameters: dict[str, np.ndarray]
     inputs: tuple[str, str]
-    prepare: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+    state: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+    mask: Callable[[np.ndarray], np.ndarray]
 
 
 def take_out(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> Start:
@@ -48,16 +53,14 @@ def take_out(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> Start:
     kept = {name: parameters[name] for name in programs.parameter_names(rest)}
     tables = [_table(op, parameters) for op in _words_first(lookups)]
 
-    def masked(input_ids: np.ndarray) -> np.ndarray:
+    def mask_of(input_ids: np.ndarray) -> np.ndarray:
         """float32 [texts, 1, 1, length]"""
         return (np.float32(away) * (input_ids == pad))[:, None, None]
 
-    def prepare(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if tables:
-            return add_up(tables, first, second), masked(first)
-        return first, masked(second)
+    def state_of(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return (add_up(tables, first, second), first) if tables else (first, second)
 
-    return Start(rest, kept, inputs, prepare)
+    return Start(rest, kept, inputs, state_of, mask_of)
 
 
 def pad_id(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> int:

@@ -177,13 +177,14 @@ def open_fused(
         rest = alone.rewrite(start.program, start.parameters, start.inputs[0])
         row = _open_rest(*rest, start.inputs[:1], threads)
     rows = _open_rest(start.program, start.parameters, start.inputs, threads)
-    prepare = start.prepare  # without the parameters, which Paddle has copied
+    pad_id = embeddings.pad_id(program, parameters)
+    state_of, mask_of = start.state, start.mask  # without the parameters: Paddle has copied them
 
     def run(first: np.ndarray, second: np.ndarray) -> Any:
-        state, mask = prepare(first, second)
-        if row is not None and len(state) == 1 and not mask.any():
+        state, input_ids = state_of(first, second)
+        if row is not None and len(state) == 1 and pad_id not in input_ids:
             return row(state)
-        return rows(state, mask)
+        return rows(state, mask_of(input_ids))
 
     return run
 
