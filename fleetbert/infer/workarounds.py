@@ -58,7 +58,8 @@ def check_length(length: int) -> None:
     """Refuse lengths whose keys in oneDNN's primitive cache can meet (Paddle 2.6.2 and 3.1.1).
 
     The keys join a shape's digits with nothing between: after (11, 39), (1, 139) fails or is
-    answered wrong. No two shapes with a length of SAFE_LENGTHS have the same key.
+    answered wrong. No two shapes with a length of SAFE_LENGTHS have the same key, and no two of one
+    row, which `alone` runs with any length in a program of its own.
     """
     if length not in SAFE_LENGTHS:
         raise ValueError(
