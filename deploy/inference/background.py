@@ -27,7 +27,8 @@ def call(function: Callable[[], Result]) -> Result:
     again, and what is made there (an engine) is to work at the usual one."""
 
     def slowly() -> Result:
-        _lower()
+        with contextlib.suppress(OSError):  # it is lower already
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         return function()
 
     with ThreadPoolExecutor(1) as executor:
@@ -87,9 +88,3 @@ def _set_all(process: int, policy: int, niceness: int) -> None:
         for thread in Path(f"/proc/{process}/task").iterdir():
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 _set(int(thread.name), policy, niceness)
-
-
-def _lower() -> None:
-    """This thread; on Linux a priority is a thread's."""
-    with contextlib.suppress(OSError):  # it is lower already
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
