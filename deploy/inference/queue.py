@@ -176,11 +176,15 @@ class Queue:
         oldest = self._oldest()
         if oldest is None:
             return []
-        lengths = [length for length, texts in self._by_length.items() if texts]
+        waiting = [
+            (length, len(texts), next(iter(texts.values())).arrival)
+            for length, texts in self._by_length.items()
+            if texts
+        ]
         if now - oldest.arrival >= self.max_age:
-            plan = self._plan([length for length in lengths if length >= oldest.length], now)
+            plan = self._plan([entry for entry in waiting if entry[0] >= oldest.length], now)
         else:
-            plans = [self._plan(lengths[start:], now) for start in range(len(lengths))]
+            plans = [self._plan(waiting[start:], now) for start in range(len(waiting))]
             plan = max(plans, key=lambda plan: plan.score)
         if not plan.full and now < oldest.arrival + self.max_wait:
             return []
@@ -222,26 +226,24 @@ class Queue:
         fronts = [next(iter(texts.values())) for texts in self._by_length.values() if texts]
         return min(fronts, key=lambda text: text.number, default=None)
 
-    def _plan(self, lengths: list[int], now: float) -> _Plan:
-        """The batch that begins with the shortest of these lengths and goes on into longer ones as
-        far as is worth the padding."""
+    def _plan(self, waiting: list[tuple[int, int, float]], now: float) -> _Plan:
+        """The batch that begins with the first of these lengths and goes on into longer ones as
+        far as is worth the padding. Of each length: how many texts wait, and since when."""
         takes: list[tuple[int, int]] = []
-        best = _Plan([], False, -1.0)
+        end, full, best = 0, False, -1.0
         count = tokens = 0
         arrival = now
-        for length in lengths:
-            waiting = self._by_length[length]
+        age_weight = AGE_WEIGHT / self.max_age if self.max_age else 0.0
+        for length, texts, since in waiting:
             room = max(self.batch_tokens // length, 0 if count else 1) - count
             if room <= 0:
                 break
-            taken = min(room, len(waiting))
+            taken = min(room, texts)
             takes.append((length, taken))
-            arrival = min(arrival, next(iter(waiting.values())).arrival)
+            arrival = min(arrival, since)
             count += taken
             tokens += taken * length
-            age = (now - arrival) / self.max_age if self.max_age else 0.0
-            score = tokens / (CALL_TOKENS + count * length) + AGE_WEIGHT * age
-            if score > best.score:
-                full = (count + 1) * length > self.batch_tokens
-                best = _Plan(list(takes), full, score)
-        return best
+            score = tokens / (CALL_TOKENS + count * length) + age_weight * (now - arrival)
+            if score > best:
+                end, full, best = len(takes), (count + 1) * length > self.batch_tokens, score
+        return _Plan(takes[:end], full, best)

@@ -110,6 +110,22 @@ def test_equals_the_reference_on_any_text(tokenizer, text):
     assert [VOCAB[i] for i in ids[1:-1]] == reference(text, tokenizer.lowercase)
 
 
+@given(text=st.text(st.sampled_from("thecatsunwrigTE .,![]#_1\x7f"), max_size=60))
+def test_equals_the_reference_on_printable_ascii(tokenizer, text):
+    (ids,) = tokenizer.encode([text], None, 100).ids
+    expected = reference(text, tokenizer.lowercase)[:98]
+    assert [VOCAB[i] for i in ids] == ["[CLS]", *expected, "[SEP]"]
+
+
+@pytest.mark.parametrize("length", [29, 30, 31, 100, 101, 300])
+def test_long_words_of_ascii_are_those_of_any_text(tokenizer, length):
+    word = "run" + "s" * (length - 3)
+    (alone,) = tokenizer.encode([word], None, 512).ids
+    (beside,) = tokenizer.encode([f"{word} 中"], None, 512).ids
+    assert alone[1:-1].tolist() == beside[1:-2].tolist()
+    assert len(alone) == (length if length <= 100 else 3)
+
+
 @given(
     pairs=st.lists(st.tuples(texts, texts), min_size=1, max_size=4),
     paired=st.booleans(),
