@@ -372,6 +372,7 @@ def _load(arguments: argparse.Namespace) -> answer.Model:
         arguments.threads,
         arguments.batch_tokens,
         arguments.speed,
+        streams=True,
     )
 
 

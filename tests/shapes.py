@@ -55,7 +55,7 @@ def open_all(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> Callabl
     feeds.sort(key=lambda op: programs.attribute(op, "col").i)
     names = [programs.argument(op.outputs, "Out") for op in feeds]
     stored = {name: parameters[name] for name in programs.parameter_names(program)}
-    return engine._predictor(inference, config, "cpu", 1, (program, stored), names)
+    return engine._bind(engine._predictor(inference, config, "cpu", 1, (program, stored)), names)
 
 
 def random_shapes(count: int, most_tokens: int, seed: int) -> list[tuple[int, int]]:

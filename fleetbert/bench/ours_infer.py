@@ -36,19 +36,21 @@ def main() -> None:
     channel = worker.Channel()
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     try:
-        model = _open(job)
         with np.load(job["texts"]) as file:
             ids = np.split(file["ids"], np.cumsum(file["lengths"])[:-1])
             encodings = Encodings(ids, file["first_lengths"], 0)
             rows = file["rows"]
-        tokenized: Any = Tokenized(encodings, model.tokenizer.pad_id)
-        model = model._replace(tokenizer=tokenized)
-        run = model.engine._run
+        opened = {}  # by whether it is for many batches; each when it is needed first
         found = version("paddlepaddle")
         channel.send(engine=f"fleetbert (Paddle {found})", versions={"paddlepaddle": found})
         while True:
             command = channel.receive()
+            streams = command.get("plan") == "sorted"
+            if streams not in opened:
+                opened[streams] = _open(job, encodings, streams)
+            model = opened[streams]
             if "length" in command:
+                run = model.engine._run
                 channel.send(seconds=worker.time_shapes(run, rows, command, np.zeros_like))
                 continue
             clock = worker.Clock()
@@ -74,8 +76,11 @@ def main() -> None:
         pass
 
 
-def _open(job: dict[str, Any]) -> answer.Model:
-    model = answer.load(job["bundle"], job.get("variant", "float32"), threads=job["threads"])
+def _open(job: dict[str, Any], encodings: Encodings, streams: bool) -> answer.Model:
+    variant = job.get("variant", "float32")
+    model = answer.load(job["bundle"], variant, threads=job["threads"], streams=streams)
+    tokenized: Any = Tokenized(encodings, model.tokenizer.pad_id)
+    model = model._replace(tokenizer=tokenized)
     if not job.get("bfloat16"):
         return model
     folder = bundles.read(job["bundle"]).folder("float32")

@@ -122,7 +122,7 @@ def open_teacher(source: Source, threads: int) -> Any:
     """What gives of token ids and types every inner layer's output, and at last the logits."""
     outputs = [*source.layers[:-1], source.logits]
     program = programs.cut(source.program, ("input_ids", "token_type_ids"), outputs)
-    return engine.open_fused(program, source.others, threads)
+    return engine.open_fused(program, source.others, threads)[0]
 
 
 def open_layers(source: Source, folder: Path, pad_id: int, threads: int) -> exits.EarlyExit:

@@ -29,12 +29,17 @@ def fits(program: ProgramDesc) -> bool:
 
     Attention has to be two products and a softmax, as `onednn.merge_transposes` leaves it.
     """
+    merged = not any(op.type == "transpose2" for op in program.blocks[0].ops)
+    able = set(NEEDED) <= set(environment.cpuinfo().split())
+    return merged and able and width(program) <= WIDEST
+
+
+def width(program: ProgramDesc) -> int:
+    """Of the hidden states: 768 in BERT-base."""
     block = program.blocks[0]
     norm = next(op for op in block.ops if op.type == "layer_norm")
     scale = programs.variable(block, programs.argument(norm.inputs, "Scale"))
-    (width,) = scale.type.lod_tensor.tensor.dims
-    merged = not any(op.type == "transpose2" for op in block.ops)
-    return merged and width <= WIDEST and set(NEEDED) <= set(environment.cpuinfo().split())
+    return scale.type.lod_tensor.tensor.dims[0]
 
 
 def rewrite(

@@ -71,8 +71,12 @@ def load(
     threads: int | None = None,
     batch_tokens: int | None = None,
     speed: float | None = None,
+    streams: bool = False,
 ) -> Model:
-    """Open a bundle's variant for questions; UserError if it has no labels to answer with."""
+    """Open a bundle's variant for questions; UserError if it has no labels to answer with.
+
+    streams: for many texts, see `engine.open`.
+    """
     bundle = bundles.read(path)
     if bundle.task.name == "mlm":
         raise UserError(
@@ -81,7 +85,7 @@ def load(
         )
     if batch_tokens is not None and batch_tokens < 1:
         raise UserError(f"batch_tokens is {batch_tokens}; it has to be at least 1")
-    opened = engine.open(bundle, variant, device, threads)
+    opened = engine.open(bundle, variant, device, threads, streams=streams)
     if speed is not None:
         if opened.early_exit is None:
             raise UserError(

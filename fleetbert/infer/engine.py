@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.data.batching import Batch, without_padding
+from fleetbert.data.batching import Batch
 from fleetbert.errors import UserError
 from fleetbert.infer import exits, workarounds
 from fleetbert.infer.exits import EarlyExit, Part
+from fleetbert.infer.parts import Parts
 
 if TYPE_CHECKING:
     from fleetbert.program import ProgramDesc
@@ -36,11 +37,13 @@ def open(  # noqa: A001  the engine's `open`, always written engine.open
     device: str = "cpu",
     threads: int | None = None,
     verify: bool = True,
+    streams: bool = False,
 ) -> Engine:
     """Open a variant; UserError if its files are not those that were exported.
 
     device is "cpu" or "gpu"; threads (CPU only) is by default OMP_NUM_THREADS, which is the
-    number of processors that this process may use unless the user has set it.
+    number of processors that this process may use unless the user has set it. streams: for many
+    batches, where the time of one does not matter (`infer.parts`, for int8).
     """
     found = bundle.variant(variant)
     opener = OPENERS.get(found.kind)
@@ -55,7 +58,10 @@ def open(  # noqa: A001  the engine's `open`, always written engine.open
     if verify:
         bundles.verify(bundle, variant)
     folder = bundle.folder(variant)
-    return Engine(opener(folder, device, default_threads() if threads is None else threads))
+    threads = default_threads() if threads is None else threads
+    if streams and opener is open_int8:
+        return Engine(open_int8(folder, device, threads, streams))
+    return Engine(opener(folder, device, threads))
 
 
 class Engine:
@@ -98,13 +104,12 @@ class Engine:
         speed, batch_tokens: of early exit, see `exits.EarlyExit.run_all`; without meaning for
         others, whose every text goes through all layers (layer 0 in its part).
         """
-        early_exit = self.early_exit
-        if early_exit is None:
-            for numbers, batch in batches:
-                yield Part(numbers, self.run(batch), 0)
+        if isinstance(self._run, (EarlyExit, Parts)):
+            with self._lock:
+                yield from self._run.run_all(batches, speed, batch_tokens)
             return
-        with self._lock:
-            yield from early_exit.run_all(batches, speed, batch_tokens)
+        for numbers, batch in batches:
+            yield Part(numbers, self.run(batch), 0)
 
 
 def open_program(folder: Path, device: str, threads: int, bfloat16: bool = False) -> Run:
@@ -119,7 +124,7 @@ def open_program(folder: Path, device: str, threads: int, bfloat16: bool = False
     if bfloat16:
         config.enable_mkldnn()
         config.enable_mkldnn_bfloat16()
-    return _predictor(inference, config, device, threads)
+    return _bind(_predictor(inference, config, device, threads))
 
 
 def open_weight_only(folder: Path, device: str, threads: int) -> Run:
@@ -128,11 +133,13 @@ def open_weight_only(folder: Path, device: str, threads: int) -> Run:
     config = inference.Config()
     config.switch_ir_optim(True)
     config.enable_memory_optim()
-    return _predictor(inference, config, device, threads, _from_integers(folder))
+    return _bind(_predictor(inference, config, device, threads, _from_integers(folder)))
 
 
-def open_int8(folder: Path, device: str, threads: int) -> Run:
+def open_int8(folder: Path, device: str, threads: int, streams: bool = False) -> Parts:
     """Open a program that computes in int8 through oneDNN, as `compress.onednn` wrote it.
+
+    streams: one for each of the threads instead of one for them all.
 
     oneDNN wants float32 weights and makes integers of them: the very ones that are on disk.
     """
@@ -141,11 +148,9 @@ def open_int8(folder: Path, device: str, threads: int) -> Run:
     from fleetbert.infer import alone, embeddings
 
     program, parameters = _from_integers(folder)
-    run = open_fused(program, parameters, threads)
-    if not alone.fits(program):
-        return run
     pad_id = embeddings.pad_id(program, parameters)
-    return lambda ids, types: run(*without_padding(ids, types, pad_id))
+    runs = open_fused(program, parameters, 1 if streams else threads, threads if streams else 1)
+    return Parts(runs, pad_id, alone.width(program), any_length=alone.fits(program))
 
 
 def open_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
@@ -158,40 +163,50 @@ def open_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
     settings = exits.load_settings(folder)
     tensors = weights.load(folder)
     parts = [programs.read(folder / exits.program_name(end)) for end in settings.ends]
-    groups = [open_fused(part, weights.pick(*tensors, part), threads) for part in parts]
+    groups = [open_fused(part, weights.pick(*tensors, part), threads)[0] for part in parts]
     workarounds.ease_numpy()
     return EarlyExit(settings, groups, folder, any_length=alone.fits(parts[0]))
 
 
 def open_fused(
-    program: ProgramDesc, parameters: dict[str, np.ndarray], threads: int
-) -> Callable[..., Any]:
+    program: ProgramDesc, parameters: dict[str, np.ndarray], threads: int, streams: int = 1
+) -> list[Callable[..., Any]]:
     """Open a BERT for CPUs whose passes have been run, or a group of its layers; it takes
-    (input_ids, token_type_ids), or (hidden states, input_ids), and gives what `_predictor` does.
+    (input_ids, token_type_ids), or (hidden states, input_ids), and gives what `_bind` does.
+
+    streams: so many of it, which share their parameters, each for a thread of its own. The first
+    run of the first has to be over before the others begin: it changes the parameters.
     """
     from fleetbert.infer import alone, embeddings
 
     start = embeddings.take_out(program, parameters)
-    row = None
+    row: list[Any] = [None] * streams
     if alone.fits(start.program):
         rest = alone.rewrite(start.program, start.parameters, start.inputs[0])
-        row = _open_rest(*rest, start.inputs[:1], threads)
-    rows = _open_rest(start.program, start.parameters, start.inputs, threads)
+        row = _open_rest(*rest, start.inputs[:1], threads, streams)
+    rows = _open_rest(start.program, start.parameters, start.inputs, threads, streams)
     pad_id = embeddings.pad_id(program, parameters)
     state_of, mask_of = start.state, start.mask  # without the parameters: Paddle has copied them
 
-    def run(first: np.ndarray, second: np.ndarray) -> Any:
-        state, input_ids = state_of(first, second)
-        if row is not None and len(state) == 1 and pad_id not in input_ids:
-            return row(state)
-        return rows(state, mask_of(input_ids))
+    def join(row: Callable[..., Any] | None, rows: Callable[..., Any]) -> Callable[..., Any]:
+        def run(first: np.ndarray, second: np.ndarray) -> Any:
+            state, input_ids = state_of(first, second)
+            if row is not None and len(state) == 1 and pad_id not in input_ids:
+                return row(state)
+            return rows(state, mask_of(input_ids))
 
-    return run
+        return run
+
+    return list(map(join, row, rows))
 
 
 def _open_rest(
-    program: ProgramDesc, parameters: dict[str, np.ndarray], inputs: Sequence[str], threads: int
-) -> Callable[..., Any]:
+    program: ProgramDesc,
+    parameters: dict[str, np.ndarray],
+    inputs: Sequence[str],
+    threads: int,
+    streams: int,
+) -> list[Callable[..., Any]]:
     """Open a program, which is changed for it, that computes from `inputs`."""
     from fleetbert import program as programs
     from fleetbert.infer import settle
@@ -201,14 +216,22 @@ def _open_rest(
     inference = workarounds.import_inference()
     config = inference.Config()
     config.switch_ir_optim(False)
+    predictor = _predictor(inference, config, "cpu", threads, (program, parameters))
     names = (*inputs, settle.FIRST_RUN)
-    predict = _predictor(inference, config, "cpu", threads, (program, parameters), names)
-    first_run = iter((True, False))  # from the third run on the input stays
 
-    def run(*arrays: np.ndarray) -> Any:
-        return predict(*arrays, *(np.array([value]) for value in itertools.islice(first_run, 1)))
+    def settled(predictor: Any, *first_runs: bool) -> Callable[..., Any]:
+        predict = _bind(predictor, names)
+        first_run = iter(first_runs)  # after these the input stays
 
-    return run
+        def run(*arrays: np.ndarray) -> Any:
+            return predict(
+                *arrays, *(np.array([value]) for value in itertools.islice(first_run, 1))
+            )
+
+        return run
+
+    clones = [predictor.clone() for _ in range(1, streams)]
+    return [settled(predictor, True, False), *(settled(clone, False) for clone in clones)]
 
 
 def _from_integers(folder: Path) -> tuple[ProgramDesc, dict[str, np.ndarray]]:
@@ -226,14 +249,8 @@ def _predictor(
     device: str,
     threads: int,
     model: tuple[ProgramDesc, dict[str, np.ndarray]] | None = None,
-    inputs: Sequence[str] = INPUTS,
-) -> Callable[..., Any]:
-    """What gives the program's output (a list of them, where it has more) for its inputs.
-
-    inputs: their names, in the order in which they are given; those that a call does not give stay
-    as they were.
-    model: program and parameters, where the config does not name files.
-    """
+) -> Any:
+    """Paddle's predictor; model: program and parameters, where the config does not name files."""
     if threads < 1:
         raise UserError(f"threads is {threads}; it has to be at least 1")
     config.disable_glog_info()
@@ -258,7 +275,15 @@ def _predictor(
             text = stack.enter_context(_memory_file([model[0].SerializeToString()]))
             data = stack.enter_context(_memory_file(programs.parameter_parts(model[1])))
             config.set_model(text, data)
-        predictor = inference.create_predictor(config)
+        return inference.create_predictor(config)
+
+
+def _bind(predictor: Any, inputs: Sequence[str] = INPUTS) -> Callable[..., Any]:
+    """What gives the predictor's output (a list of them, where it has more) for its inputs.
+
+    inputs: their names, in the order in which they are given; those that a call does not give stay
+    as they were.
+    """
     handles = [predictor.get_input_handle(name) for name in inputs]
     outputs = [predictor.get_output_handle(name) for name in predictor.get_output_names()]
 

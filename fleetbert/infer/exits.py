@@ -22,7 +22,14 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple
 
 import numpy as np
 
-from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up, without_padding
+from fleetbert.data.batching import (
+    SAFE_LENGTHS,
+    Batch,
+    plan_inference,
+    round_up,
+    row_lengths,
+    without_padding,
+)
 from fleetbert.infer import heads
 from fleetbert.metrics import softmax
 
@@ -148,7 +155,8 @@ class EarlyExit:
         together."""
         source = np.repeat(np.arange(len(stay)), [np.count_nonzero(rows) for rows in stay])
         row = np.concatenate([np.flatnonzero(rows) for rows in stay])
-        lengths = np.concatenate([_lengths(batch.real[rows]) for batch, rows in zip(window, stay)])
+        real = [batch.real[rows] for batch, rows in zip(window, stay)]
+        lengths = np.concatenate([row_lengths(rows) for rows in real])
         return [
             self._gather(window, source[chosen], row[chosen], int(lengths[chosen].max()))
             for chosen in plan_inference(lengths, batch_tokens)
@@ -170,11 +178,6 @@ class EarlyExit:
             state[place, :shared] = batch.state[one, :shared]
             state[place, shared:] = 0.0
         return self._waiting(numbers, input_ids, state)
-
-
-def _lengths(real: np.ndarray) -> np.ndarray:
-    """Tokens [texts] up to the last that is no padding, of which there is one in every row."""
-    return real.shape[1] - real[:, ::-1].argmax(1)
 
 
 def uncertainty(logits: np.ndarray) -> np.ndarray:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -249,6 +250,31 @@ def test_inference_pads_little():
     best = sum(batching.round_up(length, SAFE_LENGTHS) for length in lengths)
     assert padded < 1.02 * best
     assert len(batches) < 1.2 * best / 4096
+
+
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=9), st.integers(0, 300))
+def test_a_batch_is_cut_where_that_costs_least(lengths, call_tokens):
+    """Of all ways to cut the rows sorted by length, tried one after the other."""
+
+    def cost(parts):
+        padded = (len(part) * batching.round_up(max(part), SAFE_LENGTHS) for part in parts)
+        return sum(padded) + call_tokens * len(parts)
+
+    ordered = sorted(lengths)
+    places = range(1, len(ordered))
+    ways = (
+        [ordered[a:b] for a, b in zip((0, *chosen), (*chosen, len(ordered)))]
+        for count in range(len(ordered))
+        for chosen in itertools.combinations(places, count)
+    )
+    parts = batching.cut_by_length(np.array(lengths), call_tokens)
+    assert sorted(row for part in parts for row in part.tolist()) == list(range(len(lengths)))
+    assert cost([[lengths[row] for row in part] for part in parts]) == min(map(cost, ways))
+
+
+def test_a_row_reaches_to_its_last_token():
+    real = np.array([[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]], bool)
+    assert batching.row_lengths(real).tolist() == [3, 4, 1]
 
 
 def test_safe_lengths_cannot_meet_in_a_key():

@@ -38,7 +38,7 @@ def test_every_group_of_layers_gives_the_same_bits(fused, shape):
     for _, group in programs.cut_groups(fused.program, [1, 2]):
         arrays = (input_ids, types) if state is None else (state, input_ids)
         in_paddle = shapes.open_all(group, fused.parameters)(*arrays)
-        state = engine.open_fused(group, fused.parameters, 1)(*arrays)
+        state = engine.open_fused(group, fused.parameters, 1)[0](*arrays)
         assert state.std() > 0.01
         np.testing.assert_array_equal(state, in_paddle)
 
@@ -53,7 +53,7 @@ def test_the_rest_has_no_tables(fused):
 
 @pytest.mark.parametrize(("token", "kind"), [(195, 0), (-1, 0), (5, 99), (5, -1)])
 def test_ids_that_no_table_has_are_refused(fused, token, kind):
-    run = engine.open_fused(fused.program, fused.parameters, 1)
+    (run,) = engine.open_fused(fused.program, fused.parameters, 1)
     input_ids, types = make_batch(1, 16)
     input_ids[0, 3], types[0, 3] = token, kind
     with pytest.raises(IndexError):
