@@ -129,8 +129,9 @@ def compute_logits(
 
 
 def in_batches(model: Model, encodings: Encodings) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Texts of like length together, as the engine takes them; with their numbers [texts]."""
-    for indices in plan_inference(encodings.lengths, model.batch_tokens):
+    """Texts of like length together, as the engine takes them, with their numbers [texts]. The
+    longest come first: streams are done at about the same time when what comes last is short."""
+    for indices in reversed(plan_inference(encodings.lengths, model.batch_tokens)):
         batch = collate(
             encodings,
             indices,
