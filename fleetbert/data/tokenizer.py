@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Dict, List, NamedTuple, Sequence
 
 import numpy as np
 import tokenizers
@@ -76,9 +75,7 @@ class Tokenizer:
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         # The fast one does not compute offsets; versions before 0.20 do not have it.
         self._encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
-        self._ids_of_word = functools.lru_cache(MOST_REMEMBERED)(
-            lambda word: tuple(token.id for token in model.tokenize(word))
-        )
+        self._ids_of_words = _IdsOfWords(model)
 
     def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
         """Encode texts, or pairs if `texts_b` is given, to at most `max_length` tokens each.
@@ -117,7 +114,7 @@ class Tokenizer:
             lines = map(str.lower, texts) if self.lowercase else texts
             words = list(map(ASCII_WORDS.findall, lines))
             if max(map(len, chain.from_iterable(words)), default=0) <= LONGEST_REMEMBERED:
-                ids = self._ids_of_word
+                ids = self._ids_of_words.__getitem__
                 return [list(chain.from_iterable(map(ids, found))) for found in words]
         try:
             return [encoding.ids for encoding in self._encode(texts, add_special_tokens=False)]
@@ -129,6 +126,20 @@ class Tokenizer:
                         "which is no character; remove it"
                     ) from None
             raise
+
+
+class _IdsOfWords(Dict[str, List[int]]):
+    """The ids of each word's pieces; the first words that are asked for are remembered. Processes
+    that read for a trainer get it pickled, which functools' caches cannot be."""
+
+    def __init__(self, model: models.WordPiece):
+        self._model = model
+
+    def __missing__(self, word: str) -> list[int]:
+        ids = [token.id for token in self._model.tokenize(word)]
+        if len(self) < MOST_REMEMBERED:
+            self[word] = ids
+        return ids
 
 
 def _is_printable_ascii(text: str) -> bool:

@@ -17,13 +17,11 @@ from fleetbert.data.batching import Batch
 from fleetbert.errors import UserError
 from fleetbert.infer import exits, workarounds
 from fleetbert.infer.exits import EarlyExit, Part
-from fleetbert.infer.parts import Parts
+from fleetbert.infer.parts import Parts, Run
 
 if TYPE_CHECKING:
     from fleetbert.program import ProgramDesc
 
-# input_ids, token_type_ids (int64 [texts, length]) → logits (float32 [texts, labels])
-Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
 EARLY_EXIT = "paddle-inference-early-exit"
 LITE_EARLY_EXIT = "paddle-lite-early-exit"
 INPUTS = ("input_ids", "token_type_ids")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import unicodedata
 
 import numpy as np
@@ -115,6 +116,23 @@ def test_equals_the_reference_on_printable_ascii(tokenizer, text):
     (ids,) = tokenizer.encode([text], None, 100).ids
     expected = reference(text, tokenizer.lowercase)[:98]
     assert [VOCAB[i] for i in ids] == ["[CLS]", *expected, "[SEP]"]
+
+
+def test_no_more_words_are_remembered_than_there_is_room_for(tokenizer, monkeypatch):
+    texts = ["hello world , once more", "other words", "hello other"]
+    before = tokenizer.encode(texts, None, 32).ids
+    monkeypatch.setattr("fleetbert.data.tokenizer.MOST_REMEMBERED", 2)
+    tokenizer._ids_of_words.clear()
+    for one, other in zip(before, tokenizer.encode(texts, None, 32).ids):
+        np.testing.assert_array_equal(one, other)
+    assert len(tokenizer._ids_of_words) == 2
+
+
+def test_another_process_can_be_given_one(tokenizer):
+    texts = ["hello world", "Ünï 世界"]
+    copied = pickle.loads(pickle.dumps(tokenizer))
+    for one, other in zip(*(each.encode(texts, None, 32).ids for each in (tokenizer, copied))):
+        np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("length", [29, 30, 31, 100, 101, 300])
