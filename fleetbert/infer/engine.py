@@ -57,7 +57,7 @@ def open(  # noqa: A001  the engine's `open`, always written engine.open
         bundles.verify(bundle, variant)
     folder = bundle.folder(variant)
     threads = default_threads() if threads is None else threads
-    if streams and opener is open_int8:
+    if streams and threads > 1 and opener is open_int8:
         return Engine(open_int8(folder, device, threads, streams))
     return Engine(opener(folder, device, threads))
 

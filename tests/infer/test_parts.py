@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, round_up
+from fleetbert.errors import UserError
 from fleetbert.infer import engine
 from fleetbert.infer.parts import CALL_WIDTH, Parts
 
@@ -147,3 +148,5 @@ def test_streams_answer_as_one_program_for_all_threads(tiny_bundle, tmp_path):
         found[streams] = [part.logits for part in opened.run_all(batches)]
     for one, other in zip(found[False], found[True]):
         np.testing.assert_allclose(one, other, atol=1e-5)
+    with pytest.raises(UserError, match="threads is 0; it has to be at least 1"):
+        engine.open(bundle, "int8-static", threads=0, streams=True)
