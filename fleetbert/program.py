@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 from paddle.base.proto import framework_pb2
@@ -76,6 +76,30 @@ def consumers(block: BlockDesc, name: str) -> list[OpDesc]:
 def attribute(op: OpDesc, name: str) -> Any:
     """The AttrDesc of that name."""
     return next(found for found in op.attrs if found.name == name)
+
+
+class Attention(NamedTuple):
+    """The operators of one layer's attention: `scores` multiplies what `query` and `key` give,
+    `mixed` the softmax of it and what `value` gives."""
+
+    query: OpDesc
+    key: OpDesc
+    value: OpDesc
+    scores: OpDesc
+    softmax: OpDesc
+    mixed: OpDesc
+
+
+def attentions(block: BlockDesc) -> list[Attention]:
+    """The attention of all layers, where it is two products and a softmax, in their order."""
+    found = []
+    for softmax in [op for op in block.ops if op.type == "softmax"]:
+        scores = producer(block, argument(softmax.inputs, "X"))
+        (mixed,) = consumers(block, argument(softmax.outputs, "Out"))
+        sides = ((scores, "X"), (scores, "Y"), (mixed, "Y"))
+        query, key, value = (producer(block, argument(op.inputs, side)) for op, side in sides)
+        found.append(Attention(query, key, value, scores, softmax, mixed))
+    return found
 
 
 def set_attribute(op: OpDesc, name: str, value: bool | int | float | str | list) -> None:
@@ -151,6 +175,34 @@ def cut(program: ProgramDesc, inputs: Sequence[str], outputs: Sequence[str]) -> 
     del part.blocks[0].vars[:]
     part.blocks[0].vars.extend(kept)
     return part
+
+
+def add_in_place(program: ProgramDesc) -> None:
+    """Let the sum of two activations take the memory of one that nothing else reads afterwards.
+
+    It is the first term then, which oneDNN's addition may overwrite.
+    """
+    block = program.blocks[0]
+    ops = list(block.ops)
+    described = {found.name: found for found in block.vars}
+    last = {name: number for number, op in enumerate(ops) for name in _arguments(op)}
+    fixed = {name for op in ops if op.type in ("feed", "fetch") for name in _arguments(op)}
+    fixed |= {name for name, found in described.items() if found.persistable}
+    places: dict[str, str] = {}  # of sums
+    for number, op in enumerate(ops):
+        if op.type == "elementwise_add":
+            terms = [argument(op.inputs, "X"), argument(op.inputs, "Y")]
+            target = argument(op.outputs, "Out")
+            shapes = [described[n].type.lod_tensor.tensor.dims for n in (*terms, target)]
+            free = [name for name in terms if last[name] == number and name not in fixed]
+            if free and target not in fixed and shapes[0] == shapes[1] == shapes[2]:
+                terms.sort(key=lambda name: name != free[-1])
+                for slot in op.inputs:
+                    slot.arguments[:] = terms[:1] if slot.parameter == "X" else terms[1:]
+                places[target] = places.get(free[-1], free[-1])
+                block.vars.remove(described[target])
+        for slot in [*op.inputs, *op.outputs]:
+            slot.arguments[:] = [places.get(name, name) for name in slot.arguments]
 
 
 def share_variables(program: ProgramDesc) -> None:

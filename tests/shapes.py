@@ -79,9 +79,9 @@ def check(bundle: bundles.Bundle, variant: str, shapes: list[tuple[int, int]]) -
 
 
 def _batch(shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-    """A row alone has a random number of tokens: engines may go by that instead of the length."""
+    """Rows have random numbers of tokens: engines may go by these instead of the length."""
     random = np.random.default_rng(shape)
     input_ids, token_type_ids = random_batch(random, shape, VOCAB_SIZE)
-    if shape[0] == 1:
-        input_ids[0, random.integers(1, shape[1] + 1) :] = 0
+    lengths = random.integers(1, shape[1] + 1, shape[0])
+    input_ids[np.arange(shape[1]) >= lengths[:, None]] = 0
     return input_ids, token_type_ids

@@ -65,6 +65,39 @@ def test_shared_variables_are_read_as_before(tiny_bundle):
     assert all(programs._arguments(op) - {"feed", "fetch"} <= named for op in shared.blocks[0].ops)
 
 
+def test_a_sum_takes_the_place_of_a_term_that_nothing_reads_any_more(tiny_bundle):
+    program = onednn.fused(tiny_bundle / "float32").program
+    changed = programs.copy(program)
+    programs.add_in_place(changed)
+    found = []
+    for one in (program, changed):
+        sums = [op for op in one.blocks[0].ops if op.type == "elementwise_add"]
+        found.append([programs._arguments(op) for op in sums])
+    assert [len(names) for names in found[0]] == [3] * len(found[0])
+    # two a layer; not those of the embeddings, whose tables are looked up in other shapes
+    assert [len(names) for names in found[1]].count(2) >= 4
+    for before, after in zip(reads(program), reads(changed)):
+        assert sorted(before, key=str) == sorted(after, key=str)
+    assert len(changed.blocks[0].vars) < len(program.blocks[0].vars)
+
+
+def test_what_is_read_again_keeps_its_place():
+    program = programs.ProgramDesc()
+    block = program.blocks.add(idx=0, parent_idx=0)
+    for name in "abcd":
+        described = block.vars.add(name=name)
+        described.type.type = programs.VarType.LOD_TENSOR
+        described.type.lod_tensor.tensor.dims.extend([-1, 4])
+    for first, second, target in (("a", "b", "c"), ("c", "b", "d")):
+        op = block.ops.add(type="elementwise_add")
+        op.inputs.add(parameter="X").arguments.append(first)
+        op.inputs.add(parameter="Y").arguments.append(second)
+        op.outputs.add(parameter="Out").arguments.append(target)
+    programs.add_in_place(program)
+    found = [[slot.arguments[0] for slot in (*op.inputs, *op.outputs)] for op in block.ops]
+    assert found == [["a", "b", "a"], ["b", "a", "b"]]
+
+
 def reads(program):
     """For each operator, which operators' outputs it reads: (number, slot, place), or a name that
     none of them writes."""

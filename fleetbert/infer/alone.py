@@ -53,11 +53,9 @@ def rewrite(
     block = program.blocks[0]
     parameters = dict(parameters)
     ops = list(block.ops)
-    for softmax in [op for op in ops if op.type == "softmax"]:
-        scores = programs.producer(block, programs.argument(softmax.inputs, "X"))
-        (mixed,) = programs.consumers(block, programs.argument(softmax.outputs, "Out"))
-        sides = ((scores, "X"), (scores, "Y"), (mixed, "Y"))
-        three = [programs.producer(block, programs.argument(op.inputs, side)) for op, side in sides]
+    for layer in programs.attentions(block):
+        scores, mixed = layer.scores, layer.mixed
+        three = [layer.query, layer.key, layer.value]
         if len({programs.argument(op.inputs, "Input") for op in three}) > 1:
             _drop_input(scores, "ResidualData")  # the last layer, of which [CLS] alone is computed
             continue
@@ -70,7 +68,7 @@ def rewrite(
         programs.set_attribute(attention, "head_number", heads)
         alpha = programs.attribute(scores, "matmul_alpha").f
         programs.set_attribute(attention, "alpha", alpha)
-        gone = [*three[1:], scores, softmax]
+        gone = [*three[1:], scores, layer.softmax]
         ops = [op for op in ops if not any(op is one for one in gone)]
         ops = [joined if op is three[0] else attention if op is mixed else op for op in ops]
     programs.replace_ops(block, ops)

@@ -19,13 +19,15 @@ class Start(NamedTuple):
     """The rest of a program, its parameters, and the names of its inputs: the state of all tokens
     and the mask.
 
-    state: gives the first of these and the token ids, of (input_ids, token_type_ids), or of (hidden
+    tables: of words, positions and types, for `add_up`; none for a group of later layers. state:
+    gives the first of these and the token ids, of (input_ids, token_type_ids), or of (hidden
     states, input_ids) for a group of later layers. mask: gives the second, of the token ids.
     """
 
     program: ProgramDesc
     parameters: dict[str, np.ndarray]
     inputs: tuple[str, str]
+    tables: list[np.ndarray]
     state: Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
     mask: Callable[[np.ndarray], np.ndarray]
 
@@ -58,9 +60,11 @@ def take_out(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> Start:
         return (np.float32(away) * (input_ids == pad))[:, None, None]
 
     def state_of(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return (add_up(tables, first, second), first) if tables else (first, second)
+        if not tables:
+            return first, second
+        return add_up(tables, first, second, np.arange(first.shape[1])), first
 
-    return Start(rest, kept, inputs, state_of, mask_of)
+    return Start(rest, kept, inputs, tables, state_of, mask_of)
 
 
 def pad_id(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> int:
@@ -69,9 +73,13 @@ def pad_id(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> int:
 
 
 def add_up(
-    tables: Sequence[np.ndarray], input_ids: np.ndarray, token_type_ids: np.ndarray
+    tables: Sequence[np.ndarray],
+    input_ids: np.ndarray,
+    token_type_ids: np.ndarray,
+    position_ids: np.ndarray,
 ) -> np.ndarray:
-    """The sum of three embeddings, float32 [texts, length, width] (Devlin et al. 2019, figure 2).
+    """The sum of three embeddings, float32 [..., width] (Devlin et al. 2019, figure 2), of integers
+    [...]; position_ids may be those of one text.
 
     tables: of words, positions and types, float32 [entries, width]. IndexError for an id that its
     table does not have.
@@ -80,7 +88,7 @@ def add_up(
     if min(input_ids.min(), token_type_ids.min()) < 0:
         raise IndexError("a token id or type is negative")
     total = words.take(input_ids, 0)
-    total += positions[: input_ids.shape[1]]
+    total += positions.take(position_ids, 0)
     total += types.take(token_type_ids, 0) if token_type_ids.any() else types[0]
     return total
 

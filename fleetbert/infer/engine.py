@@ -175,16 +175,20 @@ def open_fused(
     streams: so many of it, which share their parameters, each for a thread of its own. The first
     run of the first has to be over before the others begin: it changes the parameters.
     """
-    from fleetbert.infer import alone, embeddings
+    from fleetbert.infer import alone, embeddings, unpadded
 
     start = embeddings.take_out(program, parameters)
     row: list[Any] = [None] * streams
     if alone.fits(start.program):
         rest = alone.rewrite(start.program, start.parameters, start.inputs[0])
         row = _open_rest(*rest, start.inputs[:1], threads, streams)
-    rows = _open_rest(start.program, start.parameters, start.inputs, threads, streams)
+    rest, inputs = start.program, [*start.inputs]
+    if start.tables and unpadded.fits(rest):
+        rest, inputs = unpadded.rewrite(rest, inputs), [*inputs, *unpadded.INPUTS]
+    rows = _open_rest(rest, start.parameters, inputs, threads, streams)
     pad_id = embeddings.pad_id(program, parameters)
-    state_of, mask_of = start.state, start.mask  # without the parameters: Paddle has copied them
+    # without the parameters: Paddle has copied them
+    tables, state_of, mask_of = start.tables, start.state, start.mask
 
     def join(row: Callable[..., Any] | None, rows: Callable[..., Any]) -> Callable[..., Any]:
         def run(first: np.ndarray, second: np.ndarray) -> Any:
@@ -193,7 +197,15 @@ def open_fused(
                 return row(state)
             return rows(state, mask_of(input_ids))
 
-        return run
+        def run_unpadded(input_ids: np.ndarray, token_type_ids: np.ndarray) -> Any:
+            if row is not None and len(input_ids) == 1 and pad_id not in input_ids:
+                return row(state_of(input_ids, token_type_ids)[0])
+            places = unpadded.places(input_ids != pad_id)
+            ids, types = (array.ravel()[places.collect] for array in (input_ids, token_type_ids))
+            line = embeddings.add_up(tables, ids, types, places.collect % input_ids.shape[1])
+            return rows(line, mask_of(input_ids), *places)
+
+        return run if rest is start.program else run_unpadded
 
     return list(map(join, row, rows))
 
@@ -209,6 +221,7 @@ def _open_rest(
     from fleetbert import program as programs
     from fleetbert.infer import settle
 
+    programs.add_in_place(program)  # int8: 1 to 3 % faster
     programs.share_variables(program)  # MiniLM in int8: 0.8 GB instead of 1.9, 8 % faster
     settle.settle(program)
     inference = workarounds.import_inference()
