@@ -89,6 +89,12 @@ class Attention(NamedTuple):
     softmax: OpDesc
     mixed: OpDesc
 
+    @property
+    def one_query(self) -> bool:
+        """Whether only [CLS] asks, as in the last layer after `onednn.first_token_only`."""
+        three = (self.query, self.key, self.value)
+        return len({argument(op.inputs, "Input") for op in three}) > 1
+
 
 def attentions(block: BlockDesc) -> list[Attention]:
     """The attention of all layers, where it is two products and a softmax, in their order."""
@@ -184,10 +190,7 @@ def add_in_place(program: ProgramDesc) -> None:
     """
     block = program.blocks[0]
     ops = list(block.ops)
-    described = {found.name: found for found in block.vars}
-    last = {name: number for number, op in enumerate(ops) for name in _arguments(op)}
-    fixed = {name for op in ops if op.type in ("feed", "fetch") for name in _arguments(op)}
-    fixed |= {name for name, found in described.items() if found.persistable}
+    described, last, fixed = _lives(block)
     places: dict[str, str] = {}  # of sums
     for number, op in enumerate(ops):
         if op.type == "elementwise_add":
@@ -215,9 +218,7 @@ def share_variables(program: ProgramDesc) -> None:
     """
     block = program.blocks[0]
     ops = list(block.ops)
-    described = {found.name: found for found in block.vars}
-    last = {name: number for number, op in enumerate(ops) for name in _arguments(op)}
-    fixed = {name for op in ops if op.type in ("feed", "fetch") for name in _arguments(op)}
+    described, last, fixed = _lives(block)
     free: dict[Any, list[str]] = {}
     shared: dict[str, tuple[Any, str]] = {}
     for number, op in enumerate(ops):
@@ -238,6 +239,15 @@ def share_variables(program: ProgramDesc) -> None:
     kept = {place for _, place in shared.values()}
     for name in shared.keys() - kept:
         block.vars.remove(described[name])
+
+
+def _lives(block: BlockDesc) -> tuple[dict[str, Any], dict[str, int], set[str]]:
+    """The VarDesc of each variable, the number of the last operator that uses it, and those whose
+    memory is not free to use: feeds, fetches and parameters."""
+    described = {found.name: found for found in block.vars}
+    last = {name: number for number, op in enumerate(block.ops) for name in _arguments(op)}
+    fixed = {name for op in block.ops if op.type in ("feed", "fetch") for name in _arguments(op)}
+    return described, last, fixed | {n for n, found in described.items() if found.persistable}
 
 
 def _arguments(op: OpDesc) -> set[str]:

@@ -55,10 +55,10 @@ def rewrite(
     ops = list(block.ops)
     for layer in programs.attentions(block):
         scores, mixed = layer.scores, layer.mixed
-        three = [layer.query, layer.key, layer.value]
-        if len({programs.argument(op.inputs, "Input") for op in three}) > 1:
-            _drop_input(scores, "ResidualData")  # the last layer, of which [CLS] alone is computed
+        if layer.one_query:
+            _drop_input(scores, "ResidualData")
             continue
+        three = [layer.query, layer.key, layer.value]
         _, _, heads, size = programs.attribute(scores, "fused_reshape_X").ints
         joined = _join(block, three, parameters)
         programs.set_attribute(joined, "fused_reshape2_shape", [1, -1, 3, heads, size])

@@ -183,7 +183,8 @@ def open_fused(
         rest = alone.rewrite(start.program, start.parameters, start.inputs[0])
         row = _open_rest(*rest, start.inputs[:1], threads, streams)
     rest, inputs = start.program, [*start.inputs]
-    if start.tables and unpadded.fits(rest):
+    in_line = bool(start.tables) and unpadded.fits(rest)
+    if in_line:
         rest, inputs = unpadded.rewrite(rest, inputs), [*inputs, *unpadded.INPUTS]
     rows = _open_rest(rest, start.parameters, inputs, threads, streams)
     pad_id = embeddings.pad_id(program, parameters)
@@ -192,20 +193,17 @@ def open_fused(
 
     def join(row: Callable[..., Any] | None, rows: Callable[..., Any]) -> Callable[..., Any]:
         def run(first: np.ndarray, second: np.ndarray) -> Any:
-            state, input_ids = state_of(first, second)
-            if row is not None and len(state) == 1 and pad_id not in input_ids:
-                return row(state)
-            return rows(state, mask_of(input_ids))
-
-        def run_unpadded(input_ids: np.ndarray, token_type_ids: np.ndarray) -> Any:
+            input_ids = first if tables else second
             if row is not None and len(input_ids) == 1 and pad_id not in input_ids:
-                return row(state_of(input_ids, token_type_ids)[0])
+                return row(state_of(first, second))
+            if not in_line:
+                return rows(state_of(first, second), mask_of(input_ids))
             places = unpadded.places(input_ids != pad_id)
-            ids, types = (array.ravel()[places.collect] for array in (input_ids, token_type_ids))
+            ids, types = (array.ravel()[places.collect] for array in (first, second))
             line = embeddings.add_up(tables, ids, types, places.collect % input_ids.shape[1])
             return rows(line, mask_of(input_ids), *places)
 
-        return run if rest is start.program else run_unpadded
+        return run
 
     return list(map(join, row, rows))
 

@@ -128,8 +128,8 @@ def _borders(block: BlockDesc) -> tuple[set[str], set[str]]:
     for layer in programs.attentions(block):
         three = (layer.query, layer.key, layer.value)
         projected |= {programs.argument(op.outputs, "Out") for op in three}
-        if len({programs.argument(op.inputs, "Input") for op in three}) > 1:
-            continue  # the last layer, of which [CLS] alone is computed
+        if layer.one_query:
+            continue
         width = programs.attribute(layer.mixed, "fused_reshape_Out").ints[-1]
         programs.set_attribute(layer.mixed, "fused_reshape_Out", [-1, width])
         given = programs.argument(layer.mixed.outputs, "Out")

@@ -5,23 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import shapes
-from tiny_bert import make_network
 
 from fleetbert import environment
 from fleetbert import program as programs
 from fleetbert.compress import onednn
-from fleetbert.export import program as export
 from fleetbert.infer import alone, embeddings, engine
 from fleetbert.infer.alike import random_batch
-
-
-@pytest.fixture(scope="module")
-def fused(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("float32")
-    export.save_program(make_network(), folder)
-    found = onednn.fused(folder)
-    onednn.merge_transposes(found.program)
-    return found
 
 
 def rewrite(program, parameters):

@@ -8,23 +8,12 @@ import pytest
 import shapes
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_bert import make_network
 
 from fleetbert import bundle as bundles
 from fleetbert import program as programs
 from fleetbert.compress import onednn
-from fleetbert.export import program as export
 from fleetbert.infer import embeddings, engine, unpadded
 from fleetbert.infer.alike import random_batch
-
-
-@pytest.fixture(scope="module")
-def fused(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("float32")
-    export.save_program(make_network(), folder)
-    found = onednn.fused(folder)
-    onednn.merge_transposes(found.program)
-    return found
 
 
 @pytest.fixture(scope="module")
