@@ -114,7 +114,8 @@ def open_early_exit(folder: Path) -> exits.EarlyExit:
         weights = (np.arange(1, ids.shape[1] + 1) / 16 * (ids != 0)).astype(np.float32)
         return (state * weights[..., None]).sum(1)[:, np.arange(len(LABELS)) % WIDTH]
 
-    return exits.EarlyExit(exits.load_settings(folder), [first, inner, last], folder)
+    groups = list(map(exits.of_rows, (first, inner, last)))
+    return exits.EarlyExit(exits.load_settings(folder), [groups], folder)
 
 
 def fake_logits(ids, types=None, labels: int = len(LABELS)) -> np.ndarray:

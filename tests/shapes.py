@@ -5,19 +5,16 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, Callable
 
 import numpy as np
 from tiny_bert import LABELS
 
 from fleetbert import bundle as bundles
-from fleetbert import program as programs
 from fleetbert.bench import models
 from fleetbert.compress import early_exit
 from fleetbert.data.batching import SAFE_LENGTHS
-from fleetbert.infer import engine, exits, workarounds
+from fleetbert.infer import engine, exits
 from fleetbert.infer.alike import random_batch
-from fleetbert.program import ProgramDesc
 
 THREADS = 2
 VOCAB_SIZE = 195
@@ -44,18 +41,6 @@ def add_int8_and_early_exit(source: Path, folder: Path) -> bundles.Bundle:
     return bundles.add_variant(
         root, "early-exit-int8", lambda f: early_exit.write(cut, f, settings, {1: head})
     )
-
-
-def open_all(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> Callable[..., Any]:
-    """The program with all its operators in Paddle; `open_fused` takes some out."""
-    inference = workarounds.import_inference()
-    config = inference.Config()
-    config.switch_ir_optim(False)
-    feeds = [op for op in program.blocks[0].ops if op.type == "feed"]
-    feeds.sort(key=lambda op: programs.attribute(op, "col").i)
-    names = [programs.argument(op.outputs, "Out") for op in feeds]
-    stored = {name: parameters[name] for name in programs.parameter_names(program)}
-    return engine._bind(engine._predictor(inference, config, "cpu", 1, (program, stored)), names)
 
 
 def random_shapes(count: int, most_tokens: int, seed: int) -> list[tuple[int, int]]:

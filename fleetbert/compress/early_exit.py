@@ -20,6 +20,7 @@ from fleetbert.data.batching import Batch
 from fleetbert.errors import UserError
 from fleetbert.infer import engine, exits, heads, weights
 from fleetbert.infer.exits import Settings
+from fleetbert.infer.line import places
 
 # Thresholds that are tried, and drawn in the report. Of MiniLM on SST-2's 872 texts, steps of 0.1
 # missed the one at which texts go through 2.5 layers instead of 3.2 at the same accuracy.
@@ -121,8 +122,8 @@ def variant_name(source: str) -> str:
 def open_teacher(source: Source, threads: int) -> Any:
     """What gives of token ids and types every inner layer's output, and at last the logits."""
     outputs = [*source.layers[:-1], source.logits]
-    program = programs.cut(source.program, ("input_ids", "token_type_ids"), outputs)
-    return engine.open_fused(program, source.others, threads)[0]
+    program = programs.cut(source.program, engine.INPUTS, outputs)
+    return engine.open_as_it_is(program, source.others, threads)
 
 
 def open_layers(source: Source, folder: Path, pad_id: int, threads: int) -> exits.EarlyExit:
@@ -159,13 +160,13 @@ def observe(
             whole(batch.input_ids, batch.token_type_ids)
             alone += time.perf_counter() - started
             started = time.perf_counter()
-            real = batch.input_ids != opened.settings.pad_id
-            state = opened.groups[0](batch.input_ids, batch.token_type_ids)
+            at = places(batch.input_ids != opened.settings.pad_id)
+            state = opened.groups[0](batch.input_ids, batch.token_type_ids, at)
             for layer in range(1, count + 1):
                 if layer > 1:
-                    state = opened.groups[layer - 1](state, batch.input_ids)
+                    state = opened.groups[layer - 1](state, batch.input_ids, at)
                 last = layer == count
-                found = state if last else heads.KINDS[kind](trained[layer], state, real)
+                found = state if last else heads.KINDS[kind](trained[layer], state, at)
                 doubt[layer - 1, numbers] = exits.uncertainty(found)
                 predicted[layer - 1, numbers] = found.argmax(1)
             split += time.perf_counter() - started

@@ -235,15 +235,14 @@ def collate(
     )
 
 
-def without_padding(
-    input_ids: np.ndarray, state: np.ndarray, pad_id: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """A row alone, input_ids [1, length] and what goes with them [1, length, ...], cut to its
-    tokens; as they are where there are more rows, or padding between tokens."""
+def needed_length(input_ids: np.ndarray, pad_id: int) -> int:
+    """How many columns of input_ids [texts, length] have to be kept: of a row alone those of its
+    tokens; all where there are more rows, or padding between tokens."""
+    texts, length = input_ids.shape
+    if texts > 1:
+        return length
     count = np.count_nonzero(input_ids != pad_id)
-    if len(input_ids) > 1 or (input_ids[0, :count] == pad_id).any():
-        return input_ids, state
-    return input_ids[:, :count], state[:, :count]
+    return length if (input_ids[0, :count] == pad_id).any() else count
 
 
 def plan_inference(

@@ -19,16 +19,14 @@ class Start(NamedTuple):
     """The rest of a program, its parameters, and the names of its inputs: the state of all tokens
     and the mask.
 
-    tables: of words, positions and types, for `add_up`; none for a group of later layers. state:
-    gives the first of the inputs, of (input_ids, token_type_ids), or of (hidden states, input_ids)
-    for a group of later layers. mask: gives the second, of the token ids.
+    tables: of words, positions and types, for `add_up`; none for a group of later layers, whose
+    input are hidden states. mask: gives the second of the inputs, of the token ids.
     """
 
     program: ProgramDesc
     parameters: dict[str, np.ndarray]
     inputs: tuple[str, str]
     tables: list[np.ndarray]
-    state: Callable[[np.ndarray, np.ndarray], np.ndarray]
     mask: Callable[[np.ndarray], np.ndarray]
 
 
@@ -59,10 +57,7 @@ def take_out(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> Start:
         """float32 [texts, 1, 1, length]"""
         return (np.float32(away) * (input_ids == pad))[:, None, None]
 
-    def state_of(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-        return add_up(tables, first, second, np.arange(first.shape[1])) if tables else first
-
-    return Start(rest, kept, inputs, tables, state_of, mask_of)
+    return Start(rest, kept, inputs, tables, mask_of)
 
 
 def pad_id(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> int:

@@ -17,6 +17,7 @@ from fleetbert.data.batching import Batch
 from fleetbert.errors import UserError
 from fleetbert.infer import exits, workarounds
 from fleetbert.infer.exits import EarlyExit, Part
+from fleetbert.infer.line import Places, in_line, places
 from fleetbert.infer.parts import Parts, Run
 
 if TYPE_CHECKING:
@@ -57,8 +58,8 @@ def open(  # noqa: A001  the engine's `open`, always written engine.open
         bundles.verify(bundle, variant)
     folder = bundle.folder(variant)
     threads = default_threads() if threads is None else threads
-    if streams and threads > 1 and opener is open_int8:
-        return Engine(open_int8(folder, device, threads, streams))
+    if streams and threads > 1 and opener in (open_int8, open_early_exit):
+        return Engine(opener(folder, device, threads, streams))
     return Engine(opener(folder, device, threads))
 
 
@@ -147,12 +148,15 @@ def open_int8(folder: Path, device: str, threads: int, streams: bool = False) ->
 
     program, parameters = _from_integers(folder)
     pad_id = embeddings.pad_id(program, parameters)
-    runs = open_fused(program, parameters, 1 if streams else threads, threads if streams else 1)
+    runs = open_fused(program, parameters, *((1, threads) if streams else (threads, 1)))
     return Parts(runs, pad_id, alone.width(program), any_length=alone.fits(program))
 
 
-def open_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
-    """Open the groups of layers of a program that texts may leave after each of them."""
+def open_early_exit(folder: Path, device: str, threads: int, streams: bool = False) -> EarlyExit:
+    """Open the groups of layers of a program that texts may leave after each of them.
+
+    streams: as of `open_int8`.
+    """
     if device != "cpu":
         raise UserError("an early-exit variant runs on CPUs (oneDNN); use --device cpu")
     from fleetbert import program as programs
@@ -161,16 +165,17 @@ def open_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
     settings = exits.load_settings(folder)
     tensors = weights.load(folder)
     parts = [programs.read(folder / exits.program_name(end)) for end in settings.ends]
-    groups = [open_fused(part, weights.pick(*tensors, part), threads)[0] for part in parts]
+    split = (1, threads) if streams else (threads, 1)
+    groups = [open_fused(part, weights.pick(*tensors, part), *split) for part in parts]
     workarounds.ease_numpy()
-    return EarlyExit(settings, groups, folder, any_length=alone.fits(parts[0]))
+    return EarlyExit(settings, list(zip(*groups)), folder, any_length=alone.fits(parts[0]))
 
 
 def open_fused(
     program: ProgramDesc, parameters: dict[str, np.ndarray], threads: int, streams: int = 1
 ) -> list[Callable[..., Any]]:
-    """Open a BERT for CPUs whose passes have been run, or a group of its layers; it takes
-    (input_ids, token_type_ids), or (hidden states, input_ids), and gives what `_bind` does.
+    """Open a BERT for CPUs whose passes have been run, which takes (input_ids, token_type_ids) and
+    gives logits, or a group of its layers (`exits.Group`).
 
     streams: so many of it, which share their parameters, each for a thread of its own. The first
     run of the first has to be over before the others begin: it changes the parameters.
@@ -182,26 +187,26 @@ def open_fused(
     if alone.fits(start.program):
         rest = alone.rewrite(start.program, start.parameters, start.inputs[0])
         row = _open_rest(*rest, start.inputs[:1], threads, streams)
-    rest, inputs = start.program, [*start.inputs]
-    in_line = bool(start.tables) and unpadded.fits(rest)
-    if in_line:
-        rest, inputs = unpadded.rewrite(rest, inputs), [*inputs, *unpadded.INPUTS]
+    rest = unpadded.rewrite(start.program, start.inputs)
+    inputs = (*start.inputs, *unpadded.INPUTS)
     rows = _open_rest(rest, start.parameters, inputs, threads, streams)
     pad_id = embeddings.pad_id(program, parameters)
-    # without the parameters: Paddle has copied them
-    tables, state_of, mask_of = start.tables, start.state, start.mask
+    tables, mask_of = start.tables, start.mask  # without the parameters: Paddle has copied them
 
     def join(row: Callable[..., Any] | None, rows: Callable[..., Any]) -> Callable[..., Any]:
-        def run(first: np.ndarray, second: np.ndarray) -> Any:
+        def run(first: np.ndarray, second: np.ndarray, at: Places | None = None) -> Any:
             input_ids = first if tables else second
-            if row is not None and len(input_ids) == 1 and pad_id not in input_ids:
-                return row(state_of(first, second))
-            if not in_line:
-                return rows(state_of(first, second), mask_of(input_ids))
-            places = unpadded.places(input_ids != pad_id)
-            ids, types = (array.ravel()[places.collect] for array in (first, second))
-            line = embeddings.add_up(tables, ids, types, places.collect % input_ids.shape[1])
-            return rows(line, mask_of(input_ids), *places)
+            texts, length = input_ids.shape
+            if row is not None and texts == 1 and pad_id not in input_ids:
+                if tables:
+                    first = embeddings.add_up(tables, first[0], second[0], np.arange(length))
+                found = row(first[None, :length])
+                return found.reshape(-1, found.shape[-1])
+            at = at or places(input_ids != pad_id)
+            if tables:
+                ids, types = in_line(first, at), in_line(second, at)
+                first = embeddings.add_up(tables, ids, types, at.collect % length)
+            return rows(first, mask_of(input_ids), at.spread, at.collect, at.first)
 
         return run
 
@@ -241,6 +246,23 @@ def _open_rest(
 
     clones = [predictor.clone() for _ in range(1, streams)]
     return [settled(predictor, True, False), *(settled(clone, False) for clone in clones)]
+
+
+def open_as_it_is(
+    program: ProgramDesc, parameters: dict[str, np.ndarray], threads: int
+) -> Callable[..., Any]:
+    """Open a program for CPUs, all operators of which are left to Paddle; it takes its inputs in
+    their order. parameters: those of the program, and maybe others."""
+    from fleetbert import program as programs
+
+    inference = workarounds.import_inference()
+    config = inference.Config()
+    config.switch_ir_optim(False)
+    feeds = [op for op in program.blocks[0].ops if op.type == "feed"]
+    feeds.sort(key=lambda op: programs.attribute(op, "col").i)
+    inputs = [programs.argument(op.outputs, "Out") for op in feeds]
+    stored = {name: parameters[name] for name in programs.parameter_names(program)}
+    return _bind(_predictor(inference, config, "cpu", threads, (program, stored)), inputs)
 
 
 def _from_integers(folder: Path) -> tuple[ProgramDesc, dict[str, np.ndarray]]:
@@ -298,8 +320,12 @@ def _bind(predictor: Any, inputs: Sequence[str] = INPUTS) -> Callable[..., Any]:
 
     def run(*arrays: np.ndarray) -> Any:
         for handle, array in zip(handles, arrays):
-            # copy_from_cpu reads the memory as it lies
-            handle.copy_from_cpu(np.ascontiguousarray(array, DTYPES[array.dtype.kind]))
+            # both read the memory as it lies
+            array = np.ascontiguousarray(array, DTYPES[array.dtype.kind])
+            if array.dtype.kind == "f":
+                workarounds.lend(handle, array)
+            else:
+                handle.copy_from_cpu(array)
         predictor.run()
         found = [output.copy_to_cpu() for output in outputs]
         return found[0] if len(found) == 1 else found

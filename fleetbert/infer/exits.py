@@ -1,9 +1,10 @@
 """Early exit: a text leaves after the first group of layers whose head is certain of it.
 
 The scheduler of a variant `early-exit-...`. Texts go through the groups of layers in batches; after
-each group those whose uncertainty is under `speed` leave, and the others of many batches are put
-together into full batches again, by length, for the next group. Without that, the batches would
-shrink as texts leave, and with them what leaving gains.
+each group those whose uncertainty is under `speed` leave, and the others wait until they are enough
+for a full batch of the next group. Without that, the batches would shrink as texts leave, and with
+them what leaving gains. The deepest group for which there is a full batch comes first, then texts
+that are new; batches that are not full come at the end.
 
 Files in the variant's folder: exits.json (`Settings`), heads.safetensors (`infer.heads`),
 group-N.pdmodel (N is the group's last layer), weights.safetensors (`infer.weights`). For Paddle
@@ -17,26 +18,25 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, NamedTuple
+from typing import Callable, Iterable, Iterator, List, NamedTuple, Sequence, Union
 
 import numpy as np
 
-from fleetbert.data.batching import (
-    SAFE_LENGTHS,
-    Batch,
-    plan_inference,
-    round_up,
-    row_lengths,
-    without_padding,
-)
+from fleetbert.data.batching import SAFE_LENGTHS, Batch, needed_length, round_up, row_lengths
 from fleetbert.infer import heads
+from fleetbert.infer.line import Places, in_line, places
+from fleetbert.infer.streams import Streams
 from fleetbert.metrics import softmax
 
 NAME = "exits.json"
-# Tokens whose hidden states are held at once, in batches: more fill the batches of deep groups
-# better. BERT-base's are 3 KB each.
-WINDOW_BATCHES = 16
+# The states of a whole batch stay in memory while so many of its texts wait; of fewer theirs alone.
+LARGE_SHARE = 0.25
+# A group of layers: (input_ids, token_type_ids, places) of a batch → states for the first one,
+# (states, input_ids, places) for the others; the last gives logits [texts, labels]. States are
+# float32 [tokens, width], in the line that the places describe.
+Group = Callable[[np.ndarray, np.ndarray, Places], np.ndarray]
 
 
 class Settings(NamedTuple):
@@ -57,15 +57,36 @@ class Part(NamedTuple):
     layer: int
 
 
-class _Waiting(NamedTuple):
-    """A batch before a group: numbers [texts], input_ids [texts, length], which of these are no
-    padding, and what the group computes from: token_type_ids before the first, else hidden
-    states."""
+class _Batch(NamedTuple):
+    """Texts before a group: numbers [texts], input_ids [texts, length], where these are in a line,
+    and what the group computes from: token_type_ids before the first, else states."""
 
     numbers: np.ndarray
     input_ids: np.ndarray
-    real: np.ndarray
+    places: Places
     state: np.ndarray
+
+
+class _Text(NamedTuple):
+    """One that waits for others: its number, input_ids [at least length] and states [tokens,
+    width]."""
+
+    length: int
+    number: int
+    input_ids: np.ndarray
+    states: np.ndarray
+
+
+# What a stream is given: a batch, or texts to make one of.
+_Work = Union[_Batch, List[_Text]]
+
+
+class _Done(NamedTuple):
+    """What came of a batch: those that left, if any, and what goes on: the batch where none left,
+    else texts."""
+
+    left: Part | None
+    stays: _Work
 
 
 class EarlyExit:
@@ -75,24 +96,23 @@ class EarlyExit:
     def __init__(
         self,
         settings: Settings,
-        groups: list[Callable[..., Any]],
+        chains: Sequence[Sequence[Group]],
         folder: Path,
         any_length: bool = False,
     ):
-        """groups: each gives hidden states, the last one logits; of token ids and types the first,
-        of hidden states and token ids the others. any_length: a row alone needs no padding."""
+        """chains: the groups of each stream. any_length: a row alone needs no padding."""
         self.settings = settings
-        self.groups = groups
+        self.groups = chains[0]
         self._any_length = any_length
         self._heads = heads.load(folder)
         self._head = heads.KINDS[settings.head]
+        self._streams = Streams(chains, self._warm_up)
 
     def __call__(
         self, input_ids: np.ndarray, token_type_ids: np.ndarray, speed: float | None = None
     ) -> np.ndarray:
-        speed = self.settings.speed if speed is None else speed
-        batch = self._waiting(np.arange(len(input_ids)), input_ids, token_type_ids)
-        parts = list(self._through([batch], speed, input_ids.size))
+        batch = self._batch(np.arange(len(input_ids)), input_ids, token_type_ids)
+        parts = list(self._run(iter([batch]), speed, input_ids.size))
         logits = np.empty((len(input_ids), parts[0].logits.shape[1]), np.float32)
         for part in parts:
             logits[part.numbers] = part.logits
@@ -107,77 +127,147 @@ class EarlyExit:
         """Answers of batches, each with the numbers of its texts, in the order of leaving.
 
         speed: 0 leaves no text early; None is the variant's own. batch_tokens: of the batches that
-        are put together.
+        are put together. The order and the batches depend on these, the texts and the number of
+        streams only.
         """
+        fresh = (self._batch(n, batch.input_ids, batch.token_type_ids) for n, batch in batches)
+        yield from self._run(fresh, speed, batch_tokens)
+
+    def _run(
+        self, fresh: Iterator[_Batch], speed: float | None, batch_tokens: int
+    ) -> Iterator[Part]:
         speed = self.settings.speed if speed is None else speed
-        window: list[_Waiting] = []
-        for numbers, batch in batches:
-            window.append(self._waiting(numbers, batch.input_ids, batch.token_type_ids))
-            if len(window) == WINDOW_BATCHES:
-                yield from self._through(window, speed, batch_tokens)
-                window = []
-        yield from self._through(window, speed, batch_tokens)
-
-    def _waiting(self, numbers: np.ndarray, input_ids: np.ndarray, state: np.ndarray) -> _Waiting:
-        if self._any_length:
-            input_ids, state = without_padding(input_ids, state, self.settings.pad_id)
-        return _Waiting(numbers, input_ids, input_ids != self.settings.pad_id, state)
-
-    def _through(self, window: list[_Waiting], speed: float, batch_tokens: int) -> Iterator[Part]:
-        """Batches are put together anew where texts have left them; otherwise they stay."""
-        ends = self.settings.ends
-        for number, end in enumerate(ends):
-            stay = []
-            left = 0
-            for place, batch in enumerate(window):
-                pair = (batch.input_ids, batch.state)
-                state = self.groups[number](*(pair if number == 0 else pair[::-1]))
-                if end == ends[-1]:
-                    yield Part(batch.numbers, state, end)
-                    continue
-                window[place] = batch._replace(state=state)
-                if speed > 0:
-                    logits = self._head(self._heads[end], state, batch.real)
-                    leave = uncertainty(logits) < speed
-                    stay.append(~leave)
-                    if np.count_nonzero(leave):
-                        left += np.count_nonzero(leave)
-                        yield Part(batch.numbers[leave], logits[leave], end)
-            if left == sum(len(batch.numbers) for batch in window):
+        waiting = _Waiting(fresh, len(self.settings.ends), batch_tokens)
+        under_way: deque[tuple[int, Callable[[], _Done]]] = deque()
+        while True:
+            work = waiting.take(self._streams.count - len(under_way))
+            if work is not None:
+                under_way.append((work[0], self._streams.start(self._step, *work, speed)))
+                continue
+            if not under_way:
                 return
-            if left:
-                window = self._together(window, stay, batch_tokens)
+            number, result = under_way.popleft()
+            done = result()
+            if done.left is not None:
+                yield done.left
+            waiting.add(number + 1, done.stays)
 
-    def _together(
-        self, window: list[_Waiting], stay: list[np.ndarray], batch_tokens: int
-    ) -> list[_Waiting]:
-        """The texts that stay (bool [texts] of each batch) in full batches, those of like length
-        together."""
-        source = np.repeat(np.arange(len(stay)), [np.count_nonzero(rows) for rows in stay])
-        row = np.concatenate([np.flatnonzero(rows) for rows in stay])
-        real = [batch.real[rows] for batch, rows in zip(window, stay)]
-        lengths = np.concatenate([row_lengths(rows) for rows in real])
-        return [
-            self._gather(window, source[chosen], row[chosen], int(lengths[chosen].max()))
-            for chosen in plan_inference(lengths, batch_tokens)
-        ]
+    def _batch(self, numbers: np.ndarray, input_ids: np.ndarray, types: np.ndarray) -> _Batch:
+        if self._any_length:
+            length = needed_length(input_ids, self.settings.pad_id)
+            input_ids, types = input_ids[:, :length], types[:, :length]
+        return _Batch(numbers, input_ids, places(input_ids != self.settings.pad_id), types)
 
-    def _gather(
-        self, window: list[_Waiting], source: np.ndarray, row: np.ndarray, longest: int
-    ) -> _Waiting:
-        """One batch of the rows `row` of the batches `source`."""
-        length = round_up(longest, SAFE_LENGTHS)
-        numbers = np.empty(len(row), np.int64)
-        input_ids = np.full((len(row), length), self.settings.pad_id, np.int64)
-        state = np.empty((len(row), length, window[0].state.shape[2]), np.float32)
-        for place, (number, one) in enumerate(zip(source.tolist(), row.tolist())):
-            batch = window[number]
-            shared = min(length, batch.input_ids.shape[1])
-            numbers[place] = batch.numbers[one]
-            input_ids[place, :shared] = batch.input_ids[one, :shared]
-            state[place, :shared] = batch.state[one, :shared]
-            state[place, shared:] = 0.0
-        return self._waiting(numbers, input_ids, state)
+    def _warm_up(self, groups: Sequence[Group]) -> None:
+        """The programs of one row and of several."""
+        for count in (1, 2):
+            ids = np.full((count, SAFE_LENGTHS[0]), int(self.settings.pad_id == 0))
+            work: _Work = self._batch(np.arange(count), ids, np.zeros_like(ids))
+            for number in range(len(groups)):
+                work = self._step(groups, number, work, 0.0).stays
+
+    def _step(self, groups: Sequence[Group], number: int, work: _Work, speed: float) -> _Done:
+        """Take texts through the group of that number."""
+        batch = work if isinstance(work, _Batch) else self._together(work)
+        pair = (batch.input_ids, batch.state)
+        state = groups[number](*(pair if number == 0 else pair[::-1]), batch.places)
+        end = self.settings.ends[number]
+        if end == self.settings.ends[-1]:
+            return _Done(Part(batch.numbers, state, end), [])
+        batch = batch._replace(state=state)
+        if not speed:
+            return _Done(None, batch)
+        logits = self._head(self._heads[end], state, batch.places)
+        leave = uncertainty(logits) < speed
+        if not leave.any():
+            return _Done(None, batch)
+        return _Done(Part(batch.numbers[leave], logits[leave], end), _texts(batch, ~leave))
+
+    def _together(self, texts: list[_Text]) -> _Batch:
+        """A batch of texts, the longest first."""
+        length = round_up(texts[0].length, SAFE_LENGTHS)
+        input_ids = np.full((len(texts), length), self.settings.pad_id, np.int64)
+        for row, text in zip(input_ids, texts):
+            row[: text.length] = text.input_ids[: text.length]
+        numbers = np.array([text.number for text in texts])
+        batch = self._batch(numbers, input_ids, input_ids)
+        states = [text.states for text in texts]
+        short = len(batch.places.collect) - sum(map(len, states))
+        return batch._replace(state=np.concatenate([*states, *[states[0][:1]] * short]))
+
+
+class _Waiting:
+    """What is to be done next: new batches, and what waits between groups."""
+
+    def __init__(self, fresh: Iterator[_Batch], groups: int, batch_tokens: int):
+        self._fresh = fresh
+        self._batch_tokens = batch_tokens
+        self._whole: list[tuple[int, _Batch]] = []
+        self._texts: list[list[_Text]] = [[] for _ in range(groups + 1)]  # before each group
+
+    def add(self, number: int, work: _Work) -> None:
+        """What is to go through the group of that number."""
+        if isinstance(work, _Batch):
+            self._whole.append((number, work))
+        elif work:
+            self._texts[number] = sorted(self._texts[number] + work, key=lambda text: -text.length)
+
+    def take(self, idle: int) -> tuple[int, _Work] | None:
+        """The number of the next group, and what is to go through it; idle: streams that have
+        nothing to do, which share out what is left at the end. With none of them idle, one batch
+        more is given to wait for the first, but none that is not full."""
+        if idle < 0:
+            return None
+        if self._whole:
+            return self._whole.pop()
+        for number, texts in reversed([*enumerate(self._texts)]):
+            if texts and len(texts) >= self._rows(texts):
+                return number, self._cut(number, self._rows(texts))
+        batch = next(self._fresh, None)
+        if batch is not None:
+            return 0, batch
+        for number, texts in enumerate(self._texts):
+            if texts and idle:
+                return number, self._cut(number, -(-len(texts) // idle))
+        return None
+
+    def _rows(self, texts: list[_Text]) -> int:
+        """How many a full batch has."""
+        return max(1, self._batch_tokens // round_up(texts[0].length, SAFE_LENGTHS))
+
+    def _cut(self, number: int, count: int) -> list[_Text]:
+        texts = self._texts[number]
+        self._texts[number] = texts[count:]
+        return texts[:count]
+
+
+def _texts(batch: _Batch, chosen: np.ndarray) -> list[_Text]:
+    """Those of a batch that are chosen (bool [texts])."""
+    real = batch.places.real[chosen]
+    found = zip(
+        row_lengths(real).tolist(),
+        batch.numbers[chosen].tolist(),
+        batch.input_ids[chosen],
+        batch.places.first[chosen, 0].tolist(),
+        real.sum(1).tolist(),
+    )
+    texts = [
+        _Text(length, number, ids, batch.state[first : first + count])
+        for length, number, ids, first, count in found
+    ]
+    if np.count_nonzero(chosen) < LARGE_SHARE * len(chosen):
+        return [text._replace(states=text.states.copy()) for text in texts]
+    return texts
+
+
+def of_rows(run: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Group:
+    """A group, of one that takes and gives states with padding, float32 [texts, length, width]."""
+
+    def group(first: np.ndarray, second: np.ndarray, at: Places) -> np.ndarray:
+        found = run(first[at.spread] if first.dtype.kind == "f" else first, second)
+        return in_line(found, at) if found.ndim == 3 else found
+
+    return group
 
 
 def uncertainty(logits: np.ndarray) -> np.ndarray:

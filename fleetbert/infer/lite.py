@@ -37,7 +37,7 @@ def open_groups(folder: Path, device: str, threads: int) -> exits.EarlyExit:
         )
         for n, end in enumerate(settings.ends)
     ]
-    return exits.EarlyExit(settings, groups, folder)
+    return exits.EarlyExit(settings, [list(map(exits.of_rows, groups))], folder)
 
 
 def _open(lite: Any, path: Path, inputs: list[str], threads: int) -> Run:

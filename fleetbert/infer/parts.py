@@ -1,19 +1,12 @@
 """A batch answered in parts of like length, and parts of many batches at once.
 
 Where lengths differ, a call for the short rows and one for the long ones cost less than the padding
-of one call for both.
-
-Threads that share a call wait for each other after every operator. A stream is a program for one
-thread; with one for each thread BERT-base in int8 answers 7 % more texts (2 threads), MiniLM as
-many, while one batch alone takes up to twice as long. Streams share their parameters, but each
-holds the weights' integers and its own hidden states (BERT-base: 100 MB).
+of one call for both. Parts of several batches are answered side by side (`infer.streams`).
 """
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Iterable, Iterator, NamedTuple
 
 import numpy as np
@@ -22,12 +15,13 @@ from fleetbert.data.batching import (
     SAFE_LENGTHS,
     Batch,
     cut_by_length,
+    needed_length,
     round_up,
     row_lengths,
-    without_padding,
 )
 from fleetbert.infer import workarounds
 from fleetbert.infer.exits import Part
+from fleetbert.infer.streams import Streams
 
 # input_ids, token_type_ids (int64 [texts, length]) → logits (float32 [texts, labels])
 Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -36,10 +30,10 @@ CALL_WIDTH = 4096
 
 
 class Begun(NamedTuple):
-    """A batch under way: which rows its parts have, and their logits as they come."""
+    """A batch under way: which rows its parts have, and what waits for the logits of each."""
 
     rows: list[np.ndarray]
-    logits: Iterator[np.ndarray]
+    logits: list[Callable[[], np.ndarray]]
 
 
 class Parts:
@@ -48,16 +42,10 @@ class Parts:
     def __init__(self, runs: list[Run], pad_id: int, width: int, any_length: bool):
         """runs: one, or a stream for each thread (`engine.open_fused`). width: of the hidden
         states. any_length: a row alone needs no padding."""
-        self._run = runs[0]
         self._pad_id = pad_id
         self._call_tokens = (CALL_WIDTH / width) ** 2
         self._any_length = any_length
-        self._streams = len(runs)
-        self._threads = None
-        if len(runs) > 1:
-            self._threads = ThreadPoolExecutor(len(runs), "stream", self._take, (iter(runs),))
-            self._own = threading.local()
-            self._taking = threading.Lock()
+        self._streams = Streams(runs, self._warm_up)
 
     def __call__(self, input_ids: np.ndarray, token_type_ids: np.ndarray) -> np.ndarray:
         return _end(self._begin(input_ids, token_type_ids))
@@ -67,7 +55,7 @@ class Parts:
         under_way: deque[tuple[np.ndarray, Begun]] = deque()
         for numbers, batch in batches:
             under_way.append((numbers, self._begin(batch.input_ids, batch.token_type_ids)))
-            if len(under_way) > self._streams:
+            if len(under_way) > self._streams.count:
                 numbers, begun = under_way.popleft()
                 yield Part(numbers, _end(begun), 0)
         for numbers, begun in under_way:
@@ -80,27 +68,23 @@ class Parts:
         parts = []
         for part in rows:
             length = round_up(int(lengths[part].max()), SAFE_LENGTHS)
-            arrays = (input_ids[part, :length], token_type_ids[part, :length])
-            parts.append(without_padding(*arrays, self._pad_id) if self._any_length else arrays)
-        if self._threads is None:
-            return Begun(rows, (self._run(*part) for part in parts))
-        return Begun(rows, self._threads.map(self._run_own, parts))
+            if self._any_length:
+                length = needed_length(input_ids[part, :length], self._pad_id)
+            parts.append((input_ids[part, :length], token_type_ids[part, :length]))
+        return Begun(rows, [self._streams.start(_run, *part) for part in parts])
 
-    def _take(self, runs: Iterator[Run]) -> None:
-        """In each thread: take a stream and keep to it, for oneDNN keeps integers by thread. The
-        first run of both programs, of one row and of several, has to be over in one thread before
-        the next begins."""
-        with self._taking:
-            self._own.run = next(runs)
-            for count in (1, 2):
-                ids = np.full((count, SAFE_LENGTHS[0]), int(self._pad_id == 0))
-                self._own.run(ids, np.zeros_like(ids))
+    def _warm_up(self, run: Run) -> None:
+        """Both programs, of one row and of several."""
+        for count in (1, 2):
+            ids = np.full((count, SAFE_LENGTHS[0]), int(self._pad_id == 0))
+            run(ids, np.zeros_like(ids))
 
-    def _run_own(self, part: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
-        return self._own.run(*part)
+
+def _run(run: Run, input_ids: np.ndarray, token_type_ids: np.ndarray) -> np.ndarray:
+    return run(input_ids, token_type_ids)
 
 
 def _end(begun: Begun) -> np.ndarray:
     """The logits in the order of the batch's rows."""
-    logits = np.concatenate(list(begun.logits))
+    logits = np.concatenate([logits() for logits in begun.logits])
     return logits[np.argsort(np.concatenate(begun.rows))]

@@ -13,65 +13,24 @@ line has a key for each number of tokens; one of spread tokens sees SAFE_LENGTHS
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
-
-import numpy as np
+from typing import Sequence
 
 from fleetbert import program as programs
 from fleetbert.program import BlockDesc, OpDesc, ProgramDesc, VarType
 
-# The inputs that `rewrite` adds: the fields of Places.
+# The inputs that `rewrite` adds: the last fields of `line.Places`.
 INPUTS = ("spread", "collect", "first")
 # What counts the dimensions before the width: a batch has two, the line has one.
 RANKS = {"fc": "in_num_col_dims", "layer_norm": "begin_norm_axis"}
 
 
-class Places(NamedTuple):
-    """Where the tokens of a batch are, int64.
-
-    In the line of tokens: spread [texts, length], of each place of the batch (of padding: where the
-    text begins); first [texts, 1], of the texts' first. In the batch, as row * length + offset:
-    collect [tokens], of each token of the line.
-    """
-
-    spread: np.ndarray
-    collect: np.ndarray
-    first: np.ndarray
-
-
-def places(real: np.ndarray) -> Places:
-    """Of a batch whose tokens `real` (bool [texts, length]) are no padding; the first of a text
-    counts as real, for it answers. The line ends with copies of its first token, so that there are
-    few numbers of tokens: each that is new takes 2 to 5 ms, and a megabyte for good."""
-    real = real.copy()
-    real[:, 0] = True
-    found = np.flatnonzero(real)
-    spread = np.zeros(real.shape, np.int64)
-    spread[real] = np.arange(len(found))
-    first = spread[:, :1].copy()
-    collect = np.zeros(_round_up(len(found)), np.int64)
-    collect[: len(found)] = found
-    return Places(np.where(real, spread, first), collect, first)
-
-
-def _round_up(count: int) -> int:
-    """The next number of seven binary digits and zeros: 0.4 % more on average."""
-    step = 1 << max(0, count.bit_length() - 7)
-    return -(-count // step) * step
-
-
-def fits(program: ProgramDesc) -> bool:
-    """Whether the program gives nothing of other tokens than the texts' first.
+def rewrite(program: ProgramDesc, inputs: Sequence[str]) -> ProgramDesc:
+    """The program that computes from the line of tokens, float32 [tokens, width], the mask and
+    INPUTS, of one that computes from the states [texts, length, width] and the mask, `inputs`. What
+    it gives of all tokens is in a line, too.
 
     Attention has to be as `onednn.merge_transposes` leaves it.
     """
-    kinds = [op.type for op in program.blocks[0].ops]
-    return kinds.count("fetch") == 1 and "slice" in kinds and "transpose2" not in kinds
-
-
-def rewrite(program: ProgramDesc, inputs: Sequence[str]) -> ProgramDesc:
-    """The program that computes from the line of tokens, float32 [tokens, width], the mask and
-    INPUTS, of one that computes from the states [texts, length, width] and the mask, `inputs`."""
     program = programs.copy(program)
     block = program.blocks[0]
     for name in INPUTS:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
 import threadpoolctl
 
 from fleetbert import environment
@@ -52,6 +53,19 @@ def ease_numpy() -> None:
     """
     threadpoolctl.threadpool_limits(1, "blas")
     environment.keep_large_blocks(1 << 25, 1 << 28)
+
+
+def lend(handle: Any, array: np.ndarray) -> None:
+    """Let a predictor's input be the array itself, which it keeps until it gets another. Hidden
+    states of 2,000 tokens take MiniLM's first layer 4 % of its time to copy.
+
+    `share_external_data` takes Paddle's own tensors only, and `paddle.to_tensor` copies (2.6.2).
+    """
+    from paddle.base import core
+
+    tensor = core.LoDTensor()
+    tensor.set(array, core.CPUPlace(), True)  # zero_copy
+    handle.share_external_data(tensor)
 
 
 def check_length(length: int) -> None:

@@ -43,7 +43,7 @@ def saved(folder, program, quantized, parameters):
     programs.write(folder / "x86.pdmodel", program)
     others = {name: array for name, array in parameters.items() if name not in quantized}
     weights.save(folder, quantized, others)
-    return engine.open_int8(folder, "cpu", 1)
+    return engine.open_as_it_is(*engine._from_integers(folder), 1)
 
 
 def run_layer(folder, tmp_path, outputs, thresholds, quantized, batch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import shapes
 
 from fleetbert import environment
 from fleetbert import program as programs
@@ -43,7 +42,7 @@ def test_a_text_without_padding_gets_the_answer_of_all_operators(fused, length, 
     if first_token_only:
         onednn.first_token_only(program)
     batch = random_batch(np.random.default_rng(length), (1, length), 195)
-    whole = shapes.open_all(program, fused.parameters)(*batch)
+    whole = engine.open_as_it_is(program, fused.parameters, 1)(*batch)
     found = engine.open_fused(program, fused.parameters, 1)[0](*batch)
     np.testing.assert_allclose(found, whole, atol=1e-5)
 
@@ -52,15 +51,8 @@ def test_rows_with_padding_are_answered_by_the_program_that_knows_a_mask(fused):
     (run,) = engine.open_fused(fused.program, fused.parameters, 1)
     input_ids, types = random_batch(np.random.default_rng(0), (1, 32), 195)
     input_ids[0, 5:9] = 0
-    whole = shapes.open_all(fused.program, fused.parameters)(input_ids, types)
+    whole = engine.open_as_it_is(fused.program, fused.parameters, 1)(input_ids, types)
     np.testing.assert_allclose(run(input_ids, types), whole, atol=1e-5)
-
-
-def test_attention_with_a_copy_after_it_is_left_alone(fused):
-    """As Paddle's passes leave it."""
-    program = programs.copy(fused.program)
-    program.blocks[0].ops.add(type="transpose2")
-    assert not alone.fits(program)
 
 
 def test_it_is_for_processors_that_can_and_for_models_that_are_not_wide(fused, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up
 from fleetbert.infer import exits, heads
 from fleetbert.infer.exits import EarlyExit, Settings
+from fleetbert.infer.line import in_line, places
 
 ENDS = [1, 2, 4]
 WIDTH, LABELS = 4, 3
@@ -27,32 +30,41 @@ HEADS = {
 
 
 class Groups:
-    """Each mixes a token's state with the mean of its text; `calls` are the shapes that came.
+    """Each mixes a token's state with the mean of its text; `calls` are the shapes that came, and
+    `threads` who called.
 
     any_length: of rows alone, which have no padding then."""
 
     def __init__(self, any_length=False):
         self.any_length = any_length
         self.calls: list[list[tuple[int, int]]] = [[] for _ in ENDS]
+        self.threads: set[int] = set()
 
     def group(self, number):
-        def run(first, ids_or_types):
+        def run(first, ids_or_types, at):
             ids = first if number == 0 else ids_or_types
             if self.any_length and len(ids) == 1:
                 assert ids.all()
             else:
                 assert ids.shape[1] in SAFE_LENGTHS
             self.calls[number].append(ids.shape)
-            real = (ids != 0)[..., None]
-            state = first
+            self.threads.add(threading.get_ident())
+            np.testing.assert_array_equal(at.real[:, 1:], ids[:, 1:] != 0)
+            states = first
             if number == 0:
-                state = np.cos(ids[..., None] * np.arange(1, WIDTH + 1)).astype(np.float32)
-            assert state.shape == (*ids.shape, WIDTH)
-            mean = (state * real).sum(1, keepdims=True) / real.sum(1, keepdims=True)
-            state = np.tanh((state + mean) @ MIX[number])
-            return state[:, 0, :LABELS] if number == len(ENDS) - 1 else state
+                words = in_line(ids, at)[:, None] * np.arange(1, WIDTH + 1)
+                states = np.cos(words).astype(np.float32)
+            assert states.shape == (len(at.collect), WIDTH)
+            rows = states[at.spread]
+            real = at.real[..., None]
+            mean = (rows * real).sum(1, keepdims=True) / real.sum(1, keepdims=True)
+            rows = np.tanh((rows + mean) @ MIX[number])
+            return rows[:, 0, :LABELS] if number == len(ENDS) - 1 else in_line(rows, at)
 
         return run
+
+    def chain(self):
+        return [self.group(number) for number in range(len(ENDS))]
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +76,9 @@ def folder(tmp_path_factory):
 
 def open_fake(folder, speed=0.5, any_length=False):
     groups = Groups(any_length)
-    calls = [groups.group(number) for number in range(len(ENDS))]
-    return groups, EarlyExit(Settings(ENDS, "pooled", speed, 0), calls, folder, any_length)
+    return groups, EarlyExit(
+        Settings(ENDS, "pooled", speed, 0), [groups.chain()], folder, any_length
+    )
 
 
 def make_texts(lengths, seed=1):
@@ -98,13 +111,14 @@ def alone(text, speed):
     groups = Groups()
     ids = np.zeros((1, round_up(len(text), SAFE_LENGTHS)), np.int64)
     ids[0, : len(text)] = text
-    state = groups.group(0)(ids, np.zeros_like(ids))
+    at = places(ids != 0)
+    state = groups.group(0)(ids, np.zeros_like(ids), at)
     for number, end in enumerate(ENDS):
         if number:
-            state = groups.group(number)(state, ids)
+            state = groups.group(number)(state, ids, at)
         if end == ENDS[-1]:
             return state[0], end
-        logits = heads.pooled(HEADS[end], state, ids != 0)
+        logits = heads.pooled(HEADS[end], state, at)
         chances = np.exp(logits[0] - logits[0].max())
         chances /= chances.sum()
         if -(chances * np.log(chances)).sum() / np.log(LABELS) < speed:
@@ -168,12 +182,70 @@ def test_speed_0_lets_none_leave(folder):
 def test_batches_are_filled_up_again(folder):
     texts = make_texts([10] * 16 * 40)
     _, layers, groups = answer(texts, 0.6, folder, budget=16 * 16)
-    left = int((layers > ENDS[0]).sum())
-    assert 0 < left < len(texts)
-    windows = -(-len(groups.calls[0]) // exits.WINDOW_BATCHES)
-    assert sum(rows for rows, _ in groups.calls[1]) == left
-    assert len(groups.calls[1]) <= left // 16 + windows
-    assert all(rows * length <= 16 * 16 for calls in groups.calls for rows, length in calls)
+    for number, end in enumerate(ENDS[:-1], 1):
+        came = int((layers > end).sum())
+        assert 0 < came < len(texts)
+        assert sum(rows for rows, _ in groups.calls[number]) == came
+        full, rest = divmod(came, 25)  # rows of ten tokens in a batch of 256
+        assert groups.calls[number] == [(25, 10)] * full + [(rest, 10)] * (rest > 0)
+
+
+def test_full_batches_of_the_deepest_group_come_first(folder):
+    """So that few texts wait, however many there are."""
+    texts = make_texts([10] * 16 * 40)
+    _, opened = open_fake(folder)
+    taken, most = 0, 0
+
+    def batches():
+        nonlocal taken
+        for numbers, batch in in_batches(texts, 16 * 16):
+            taken += len(numbers)
+            yield numbers, batch
+
+    left = 0
+    for part in opened.run_all(batches(), 0.6, 16 * 16):
+        most = max(most, taken - left)
+        left += len(part.numbers)
+    assert left == len(texts)
+    assert most <= 25 * (len(ENDS) + 1)
+
+
+@pytest.mark.parametrize("speed", [0.0, 0.6])
+def test_streams_answer_the_same_side_by_side(folder, speed):
+    texts = make_texts(np.random.default_rng(3).integers(1, 60, 400))
+    expected, layers, alone = answer(texts, speed, folder, 256)
+    streams = [Groups() for _ in range(3)]
+    chains = [groups.chain() for groups in streams]
+    found = []
+    for _ in range(2):
+        opened = EarlyExit(Settings(ENDS, "pooled", 0.5, 0), chains, folder)
+        order = []
+        logits = np.full_like(expected, np.nan)
+        for part in opened.run_all(in_batches(texts, 256), speed, 256):
+            assert np.isnan(logits[part.numbers]).all()
+            logits[part.numbers] = part.logits
+            assert (layers[part.numbers] == part.layer).all()
+            order.append(part.numbers.tolist())
+        np.testing.assert_allclose(logits, expected, atol=1e-5)
+        found.append(order)
+    assert found[0] == found[1]  # batches do not depend on which stream was faster
+    assert len(set.union(*(groups.threads for groups in streams))) == 3 * 2
+    for groups in streams:
+        assert [calls[:2] for calls in groups.calls] == [[(1, 7), (2, 7)]] * len(ENDS)
+    assert threading.get_ident() not in set.union(*(groups.threads for groups in streams))
+    assert alone.threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_what_a_group_raises_is_raised(folder, streams):
+    def fail(input_ids, types, at):
+        if len(input_ids) > 2:  # more than a stream begins with
+            raise IndexError("a token id or type is negative")
+        return np.zeros((len(input_ids), LABELS), np.float32)
+
+    opened = EarlyExit(Settings([1], "pooled", 0.5, 0), [[fail]] * streams, folder)
+    with pytest.raises(IndexError, match="negative"):
+        list(opened.run_all(in_batches(make_texts([5] * 99), 64), 0.0, 64))
 
 
 def test_one_batch_is_answered_at_the_variants_own_speed(folder):

@@ -8,6 +8,7 @@ import pytest
 
 from fleetbert.compress.distill import heads as learning
 from fleetbert.infer import heads
+from fleetbert.infer.line import in_line, places
 
 
 @pytest.mark.parametrize("kind", sorted(heads.KINDS))
@@ -21,8 +22,9 @@ def test_numpy_answers_as_paddle_does(kind):
     read = learning.read_by(kind, hidden, real).astype(np.float32)
     expected = layer(paddle.to_tensor(read), paddle.to_tensor(real)).numpy()
     tensors = {name: value.numpy() for name, value in layer.state_dict().items()}
+    at = places(real)
     # What fastbert reads is kept in half for training.
-    found = heads.KINDS[kind](tensors, hidden, real)
+    found = heads.KINDS[kind](tensors, in_line(hidden, at), at)
     np.testing.assert_allclose(found, expected, atol=2e-3 if kind == "fastbert" else 1e-5)
     assert found.dtype == np.float32
     assert np.ptp(expected, axis=0).max() > 0.05
@@ -35,9 +37,11 @@ def test_padding_changes_nothing(kind):
     paddle.seed(4)
     layer = learning.KINDS[kind](64, 32, 2)
     tensors = {name: value.numpy() for name, value in layer.state_dict().items()}
-    alone = heads.KINDS[kind](tensors, hidden, np.ones((3, 8), bool))
+    at = places(np.ones((3, 8), bool))
+    alone = heads.KINDS[kind](tensors, in_line(hidden, at), at)
     padded = np.concatenate([hidden, 9 * np.ones((3, 8, 64), np.float32)], 1)
-    found = heads.KINDS[kind](tensors, padded, np.tile(np.arange(16) < 8, (3, 1)))
+    at = places(np.tile(np.arange(16) < 8, (3, 1)))
+    found = heads.KINDS[kind](tensors, in_line(padded, at), at)
     np.testing.assert_allclose(found, alone, atol=1e-5)
 
 

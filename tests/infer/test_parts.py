@@ -131,7 +131,8 @@ def test_other_lengths_do_not_reach_onednn(streams):
         list(parts.run_all([(np.arange(1), cut)]))
 
 
-def test_streams_answer_as_one_program_for_all_threads(tiny_bundle, tmp_path):
+@pytest.mark.parametrize("variant", ["int8-static", "early-exit-int8"])
+def test_streams_answer_as_one_program_for_all_threads(tiny_bundle, tmp_path, variant):
     bundle = bundles.read(shapes.add_int8_and_early_exit(tiny_bundle, tmp_path).root)
     random = np.random.default_rng(0)
     batches = []
@@ -141,12 +142,14 @@ def test_streams_answer_as_one_program_for_all_threads(tiny_bundle, tmp_path):
         ids[np.arange(shape[1]) >= random.integers(1, shape[1] + 1, shape[0])[:, None]] = 0
         order = np.arange(shape[0])
         batch = Batch(ids, np.zeros_like(ids), None, None, order * shape[1], order, ids.size)
-        batches.append((np.array([number]), batch))
-    found = {}
-    for streams in (False, True):
-        opened = engine.open(bundle, "int8-static", threads=2, streams=streams)
-        found[streams] = [part.logits for part in opened.run_all(batches)]
-    for one, other in zip(found[False], found[True]):
-        np.testing.assert_allclose(one, other, atol=1e-5)
+        batches.append((1000 * number + order, batch))
+    found: dict[bool, dict[int, np.ndarray]] = {False: {}, True: {}}
+    for streams, logits in found.items():
+        opened = engine.open(bundle, variant, threads=2, streams=streams)
+        for part in opened.run_all(batches, batch_tokens=1024):
+            logits.update(zip(part.numbers.tolist(), part.logits))
+    assert len(found[True]) == sum(len(numbers) for numbers, _ in batches)
+    for number, logits in found[True].items():
+        np.testing.assert_allclose(logits, found[False][number], atol=1e-5)
     with pytest.raises(UserError, match="threads is 0; it has to be at least 1"):
-        engine.open(bundle, "int8-static", threads=0, streams=True)
+        engine.open(bundle, variant, threads=0, streams=True)

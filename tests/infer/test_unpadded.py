@@ -6,8 +6,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import shapes
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fleetbert import bundle as bundles
 from fleetbert import program as programs
@@ -30,22 +28,6 @@ def make_batch(lengths, length):
     return batch
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=40))
-def test_every_token_is_found_again(rows):
-    real = np.array(rows)
-    spread, collect, first = unpadded.places(real)
-    texts, length = real.shape
-    place = np.arange(texts * length).reshape(texts, length)
-    real[:, 0] = True
-    count = np.count_nonzero(real)
-    assert collect[:count].tolist() == place[real].tolist()
-    assert not collect[count:].any()
-    assert count <= len(collect) <= count * (1 + 1 / 64)
-    assert bin(len(collect)).rstrip("0") <= "0b1111111" and len(bin(len(collect)).strip("0b")) <= 7
-    np.testing.assert_array_equal(collect[spread], np.where(real, place, place[:, :1]))
-    np.testing.assert_array_equal(collect[first], place[:, :1])
-
-
 @pytest.mark.parametrize("first_token_only", [False, True])
 @pytest.mark.parametrize("lengths", [[5], [16, 3, 9], [16] * 4, [1, 16], list(range(1, 17)) * 9])
 def test_the_answers_in_float32_are_the_same(fused, first_token_only, lengths):
@@ -53,7 +35,7 @@ def test_the_answers_in_float32_are_the_same(fused, first_token_only, lengths):
     if first_token_only:
         onednn.first_token_only(program)
     batch = make_batch(lengths, 16)
-    whole = shapes.open_all(program, fused.parameters)(*batch)
+    whole = engine.open_as_it_is(program, fused.parameters, 1)(*batch)
     found = engine.open_fused(program, fused.parameters, 1)[0](*batch)
     assert whole.std() > 0.01
     np.testing.assert_allclose(found, whole, atol=1e-6)
@@ -62,7 +44,7 @@ def test_the_answers_in_float32_are_the_same(fused, first_token_only, lengths):
 @pytest.mark.parametrize("lengths", [[16, 3, 9], [16] * 4, [1, 16], list(range(1, 17)) * 9])
 def test_the_answers_in_int8_are_the_same_bits(int8, lengths):
     batch = make_batch(lengths, 16)
-    whole = shapes.open_all(*int8)(*batch)
+    whole = engine.open_as_it_is(*int8, 1)(*batch)
     assert whole.std() > 0.01
     np.testing.assert_array_equal(engine.open_fused(*int8, 1)[0](*batch), whole)
 
@@ -70,7 +52,7 @@ def test_the_answers_in_int8_are_the_same_bits(int8, lengths):
 def test_padding_between_tokens_and_in_the_first_place(int8):
     ids, types = make_batch([16, 7, 12], 16)
     ids[0, 4], ids[2, 0] = 0, 0
-    whole = shapes.open_all(*int8)(ids, types)
+    whole = engine.open_as_it_is(*int8, 1)(ids, types)
     np.testing.assert_array_equal(engine.open_fused(*int8, 1)[0](ids, types), whole)
 
 
@@ -94,13 +76,3 @@ def test_only_attention_has_rows(int8):
     assert [op.type for op in ops].count("lookup_table_v2") == 2 + 2
     named = {found.name for found in rest.blocks[0].vars}
     assert {name for op in ops for name in programs._arguments(op)} <= named
-
-
-def test_what_gives_the_states_of_all_tokens_keeps_them(fused):
-    start = embeddings.take_out(fused.program, fused.parameters)
-    assert unpadded.fits(start.program)
-    group = next(programs.cut_groups(fused.program, [1, 2]))[1]
-    assert not unpadded.fits(group)
-    copied = programs.copy(start.program)
-    copied.blocks[0].ops.add(type="transpose2")
-    assert not unpadded.fits(copied)

@@ -29,6 +29,8 @@ from fleetbert.train import private
 
 # Of a batch that heads learn from: about 32 texts of 32 tokens.
 BATCH_TOKENS = 1024
+# Groups are chosen by times of one thread, as each stream and each of a server's workers has.
+THREADS = 1
 
 
 def add_variants(job: schema.SelfDistill) -> bundles.Bundle:
@@ -58,7 +60,7 @@ def add_variants(job: schema.SelfDistill) -> bundles.Bundle:
     known = _known(job, model, table)
     for name in names:
         source = teacher if name == "float32" else early_exit.open_source(bundle, name)
-        bundle = _add(job, bundle, source, trained, known, threads)
+        bundle = _add(job, bundle, source, trained, known)
     return bundle
 
 
@@ -173,16 +175,15 @@ def _add(
     source: early_exit.Source,
     trained: dict[int, Tensors],
     known: _Known,
-    threads: int,
 ) -> bundles.Bundle:
     """The bundle with the early-exit variant of `source`; as it was where that would not be faster
     than the source, unless the job names the groups."""
     target = early_exit.variant_name(source.name)
     say(f"{target}: measuring layers and heads on {job.gate.data}")
     with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as folder:
-        opened = early_exit.open_layers(source, Path(folder), known.pad_id, threads)
+        opened = early_exit.open_layers(source, Path(folder), known.pad_id, THREADS)
         opener = engine.OPENERS[bundle.variant(source.name).kind]
-        whole = opener(bundle.folder(source.name), "cpu", threads)
+        whole = opener(bundle.folder(source.name), "cpu", THREADS)
         found = early_exit.observe(
             opened, whole, known.batches, known.truth, job.distill.head, trained, source
         )
@@ -194,7 +195,7 @@ def _add(
         )
         settings = Settings(choice.ends, job.distill.head, choice.speed, known.pad_id)
         early_exit.write(source, Path(folder), settings, trained)
-        chosen = engine.open_early_exit(Path(folder), "cpu", threads)
+        chosen = engine.open_early_exit(Path(folder), "cpu", THREADS)
         of_batches = (known.batches, job.distill.batch_tokens)
         faster = early_exit.times_faster(chosen, whole, *of_batches)
         at_speed_0 = functools.partial(chosen, speed=0.0)

@@ -14,6 +14,7 @@ from paddle import nn
 from fleetbert import config as schema
 from fleetbert.infer import heads as trained
 from fleetbert.infer.heads import ATTENTION_HEADS
+from fleetbert.infer.line import in_line, places
 
 
 class Example(NamedTuple):
@@ -67,7 +68,10 @@ KINDS: dict[str, Callable[[int, int, int], nn.Layer]] = {"pooled": Pooled, "fast
 
 def read_by(kind: str, hidden: np.ndarray, real: np.ndarray) -> np.ndarray:
     """What a head of that kind reads of hidden states [texts, length, width]; kept small."""
-    return trained.pool(hidden, real) if kind == "pooled" else hidden.astype(np.float16)
+    if kind != "pooled":
+        return hidden.astype(np.float16)
+    at = places(real)
+    return trained.pool(in_line(hidden, at), at)
 
 
 def part_of(numbers: np.ndarray, rank: int, ranks: int) -> tuple[np.ndarray, float]:

@@ -1,0 +1,48 @@
+"""The tokens of a batch in one line, text after text, without the padding of rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Places(NamedTuple):
+    """Where the tokens of a batch are.
+
+    real: bool [texts, length], which places of the batch have a token in the line; the first of
+    each text has one, for it answers. In the line, int64: spread [texts, length], of each place of
+    the batch (of padding: where the text begins); first [texts, 1], of the texts' first. In the
+    batch, as row * length + offset: collect int64 [tokens], of each token of the line.
+    """
+
+    real: np.ndarray
+    spread: np.ndarray
+    collect: np.ndarray
+    first: np.ndarray
+
+
+def places(real: np.ndarray) -> Places:
+    """Of a batch whose tokens `real` (bool [texts, length]) are no padding. The line ends with
+    copies of its first token, so that there are few numbers of tokens: each that is new takes 2 to
+    5 ms, and a megabyte for good."""
+    real = real.copy()
+    real[:, 0] = True
+    found = np.flatnonzero(real)
+    spread = np.zeros(real.shape, np.int64)
+    spread[real] = np.arange(len(found))
+    first = spread[:, :1].copy()
+    collect = np.zeros(_round_up(len(found)), np.int64)
+    collect[: len(found)] = found
+    return Places(real, np.where(real, spread, first), collect, first)
+
+
+def in_line(rows: np.ndarray, at: Places) -> np.ndarray:
+    """What a batch [texts, length, ...] has at the tokens of the line: [tokens, ...]."""
+    return rows.reshape(-1, *rows.shape[2:])[at.collect]
+
+
+def _round_up(count: int) -> int:
+    """The next number of seven binary digits and zeros: 0.4 % more on average."""
+    step = 1 << max(0, count.bit_length() - 7)
+    return -(-count // step) * step
