@@ -1,10 +1,9 @@
 """Early exit: a text leaves after the first group of layers whose head is certain of it.
 
 The scheduler of a variant `early-exit-...`. Texts go through the groups of layers in batches; after
-each group those whose uncertainty is under `speed` leave, and the others wait until they are enough
-for a full batch of the next group. Without that, the batches would shrink as texts leave, and with
-them what leaving gains. The deepest group for which there is a full batch comes first, then texts
-that are new; batches that are not full come at the end.
+each group those whose uncertainty is under `speed` leave, and the others of many batches are put
+together into full batches again, by length, for the next group. Without that, the batches would
+shrink as texts leave, and with them what leaving gains.
 
 Files in the variant's folder: exits.json (`Settings`), heads.safetensors (`infer.heads`),
 group-N.pdmodel (N is the group's last layer), weights.safetensors (`infer.weights`). For Paddle
@@ -28,9 +27,11 @@ from fleetbert.data.batching import SAFE_LENGTHS, Batch, needed_length, round_up
 from fleetbert.infer import heads
 from fleetbert.infer.line import Places, in_line, places
 from fleetbert.infer.streams import Streams
-from fleetbert.metrics import softmax
 
 NAME = "exits.json"
+# Batches that go through the groups together, one group after the other: more of them fill deep
+# groups' batches better, and a group's weights stay near.
+WINDOW_BATCHES = 16
 # The states of a whole batch stay in memory while so many of its texts wait; of fewer theirs alone.
 LARGE_SHARE = 0.25
 # A group of layers: (input_ids, token_type_ids, places) of a batch → states for the first one,
@@ -111,7 +112,10 @@ class EarlyExit:
     def __call__(
         self, input_ids: np.ndarray, token_type_ids: np.ndarray, speed: float | None = None
     ) -> np.ndarray:
+        speed = self.settings.speed if speed is None else speed
         batch = self._batch(np.arange(len(input_ids)), input_ids, token_type_ids)
+        if len(input_ids) == 1:
+            return self._streams.start(self._alone, batch, speed)()
         parts = list(self._run(iter([batch]), speed, input_ids.size))
         logits = np.empty((len(input_ids), parts[0].logits.shape[1]), np.float32)
         for part in parts:
@@ -130,13 +134,11 @@ class EarlyExit:
         are put together. The order and the batches depend on these, the texts and the number of
         streams only.
         """
+        speed = self.settings.speed if speed is None else speed
         fresh = (self._batch(n, batch.input_ids, batch.token_type_ids) for n, batch in batches)
         yield from self._run(fresh, speed, batch_tokens)
 
-    def _run(
-        self, fresh: Iterator[_Batch], speed: float | None, batch_tokens: int
-    ) -> Iterator[Part]:
-        speed = self.settings.speed if speed is None else speed
+    def _run(self, fresh: Iterator[_Batch], speed: float, batch_tokens: int) -> Iterator[Part]:
         waiting = _Waiting(fresh, len(self.settings.ends), batch_tokens)
         under_way: deque[tuple[int, Callable[[], _Done]]] = deque()
         while True:
@@ -165,6 +167,15 @@ class EarlyExit:
             work: _Work = self._batch(np.arange(count), ids, np.zeros_like(ids))
             for number in range(len(groups)):
                 work = self._step(groups, number, work, 0.0).stays
+
+    def _alone(self, groups: Sequence[Group], work: _Work, speed: float) -> np.ndarray:
+        """Logits [1, labels] of a batch of one text, which waits for no other."""
+        number = 0
+        while True:
+            left, work = self._step(groups, number, work, speed)
+            if left is not None:
+                return left.logits
+            number += 1
 
     def _step(self, groups: Sequence[Group], number: int, work: _Work, speed: float) -> _Done:
         """Take texts through the group of that number."""
@@ -201,9 +212,10 @@ class _Waiting:
 
     def __init__(self, fresh: Iterator[_Batch], groups: int, batch_tokens: int):
         self._fresh = fresh
+        self._taken = 0  # of this window
         self._batch_tokens = batch_tokens
         self._whole: list[tuple[int, _Batch]] = []
-        self._texts: list[list[_Text]] = [[] for _ in range(groups + 1)]  # before each group
+        self._texts: list[list[_Text]] = [[] for _ in range(groups)]  # before each group
 
     def add(self, number: int, work: _Work) -> None:
         """What is to go through the group of that number."""
@@ -218,17 +230,22 @@ class _Waiting:
         more is given to wait for the first, but none that is not full."""
         if idle < 0:
             return None
+        if self._taken < WINDOW_BATCHES:
+            batch = next(self._fresh, None)
+            if batch is not None:
+                self._taken += 1
+                return 0, batch
         if self._whole:
-            return self._whole.pop()
-        for number, texts in reversed([*enumerate(self._texts)]):
+            return self._whole.pop(0)
+        for number, texts in enumerate(self._texts):
             if texts and len(texts) >= self._rows(texts):
                 return number, self._cut(number, self._rows(texts))
-        batch = next(self._fresh, None)
-        if batch is not None:
-            return 0, batch
         for number, texts in enumerate(self._texts):
             if texts and idle:
                 return number, self._cut(number, -(-len(texts) // idle))
+        if idle and self._taken == WINDOW_BATCHES:
+            self._taken = 0
+            return self.take(idle)
         return None
 
     def _rows(self, texts: list[_Text]) -> int:
@@ -243,13 +260,12 @@ class _Waiting:
 
 def _texts(batch: _Batch, chosen: np.ndarray) -> list[_Text]:
     """Those of a batch that are chosen (bool [texts])."""
-    real = batch.places.real[chosen]
     found = zip(
-        row_lengths(real).tolist(),
+        row_lengths(batch.places.real[chosen]).tolist(),
         batch.numbers[chosen].tolist(),
         batch.input_ids[chosen],
         batch.places.first[chosen, 0].tolist(),
-        real.sum(1).tolist(),
+        batch.places.counts[chosen].tolist(),
     )
     texts = [
         _Text(length, number, ids, batch.state[first : first + count])
@@ -272,8 +288,10 @@ def of_rows(run: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Group:
 
 def uncertainty(logits: np.ndarray) -> np.ndarray:
     """Entropy of the answers [texts, labels] over the largest possible one: 0 to 1, [texts]."""
-    chances = softmax(logits)
-    entropies = -(chances * np.log(np.maximum(chances, 1e-12))).sum(1)
+    below = logits - logits.max(1, keepdims=True)
+    chances = np.exp(below)  # times their sum
+    total = chances.sum(1)
+    entropies = np.log(total) - (chances * below).sum(1) / total
     return entropies / math.log(logits.shape[1])  # np.log takes ten times as long for a number
 
 

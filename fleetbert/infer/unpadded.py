@@ -18,7 +18,7 @@ from typing import Sequence
 from fleetbert import program as programs
 from fleetbert.program import BlockDesc, OpDesc, ProgramDesc, VarType
 
-# The inputs that `rewrite` adds: the last fields of `line.Places`.
+# The inputs that `rewrite` adds: fields of `line.Places`.
 INPUTS = ("spread", "collect", "first")
 # What counts the dimensions before the width: a batch has two, the line has one.
 RANKS = {"fc": "in_num_col_dims", "layer_norm": "begin_norm_axis"}

@@ -34,6 +34,23 @@ def test_every_group_of_layers_gives_the_same_bits(fused, shape):
         np.testing.assert_array_equal(state, in_line(rows, at) if rows.ndim == 3 else rows)
 
 
+def test_states_are_read_where_they_are_and_left_as_they_were(fused):
+    """Paddle is lent the array; a later call with a smaller one must not write there."""
+    *_, (_, group) = programs.cut_groups(fused.program, [1, 2])
+    (run,) = engine.open_fused(group, fused.parameters, 1)
+    random = np.random.default_rng(0)
+    given = []
+    for shape in ((40, 32), (2, 16), (1, 20), (40, 32), (3, 16)):
+        input_ids, _ = make_batch(*shape)
+        at = places(input_ids != 0)
+        state = random.normal(size=(len(at.collect), 64)).astype(np.float32)
+        given.append((input_ids, at, state, state.copy(), run(state, input_ids, at)))
+    for input_ids, at, state, before, found in given:
+        np.testing.assert_array_equal(state, before)
+        again = engine.open_fused(group, fused.parameters, 1)[0](before, input_ids, at)
+        np.testing.assert_array_equal(found, again)
+
+
 def test_the_rest_has_no_tables(fused):
     """They would be in memory twice."""
     first = next(programs.cut_groups(fused.program, [1, 2]))[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,16 +13,23 @@ from fleetbert.infer.line import in_line, places
 @given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=40))
 def test_every_token_is_found_again(rows):
     real = np.array(rows)
-    found, spread, collect, first = places(real)
+    found, counts, spread, collect, first = places(real)
     texts, length = real.shape
     place = np.arange(texts * length).reshape(texts, length)
     real[:, 0] = True
     np.testing.assert_array_equal(found, real)
-    count = np.count_nonzero(real)
+    assert counts.tolist() == [np.count_nonzero(row) for row in real]
+    count = counts.sum()
     assert collect[:count].tolist() == place[real].tolist()
     assert not collect[count:].any()
     assert count <= len(collect) <= count * (1 + 1 / 64)
-    assert bin(len(collect)).rstrip("0") <= "0b1111111" and len(bin(len(collect)).strip("0b")) <= 7
     np.testing.assert_array_equal(collect[spread], np.where(real, place, place[:, :1]))
     np.testing.assert_array_equal(collect[first], place[:, :1])
     np.testing.assert_array_equal(in_line(place, places(real)), collect)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "line"), [(100, 100), (129, 130), (511, 512), (513, 576), (1985, 2048), (8193, 8320)]
+)
+def test_lines_have_few_lengths_and_those_that_amx_likes(tokens, line):
+    assert len(places(np.ones((1, tokens), bool)).collect) == line
