@@ -564,7 +564,9 @@ class SelfDistill(Section):
     distill: Exits = Exits()
     data: Texts = Texts()
     gate: Gate = Gate()
-    threads: Optional[int] = key(None, "for all of it (null: all processors)", ge=1)
+    threads: Optional[int] = key(
+        None, "for all but the choice of groups, which takes one (null: all processors)", ge=1
+    )
     seed: int = key(0, "of the heads and of drawing texts", ge=0)
 
     @model_validator(mode="after")

@@ -148,7 +148,7 @@ def open_int8(folder: Path, device: str, threads: int, streams: bool = False) ->
 
     program, parameters = _from_integers(folder)
     pad_id = embeddings.pad_id(program, parameters)
-    runs = open_fused(program, parameters, *((1, threads) if streams else (threads, 1)))
+    runs = open_fused(program, parameters, threads, streams)
     return Parts(runs, pad_id, alone.width(program), any_length=alone.fits(program))
 
 
@@ -165,31 +165,31 @@ def open_early_exit(folder: Path, device: str, threads: int, streams: bool = Fal
     settings = exits.load_settings(folder)
     tensors = weights.load(folder)
     parts = [programs.read(folder / exits.program_name(end)) for end in settings.ends]
-    split = (1, threads) if streams else (threads, 1)
-    groups = [open_fused(part, weights.pick(*tensors, part), *split) for part in parts]
+    groups = [open_fused(part, weights.pick(*tensors, part), threads, streams) for part in parts]
     workarounds.ease_numpy()
     return EarlyExit(settings, list(zip(*groups)), folder, any_length=alone.fits(parts[0]))
 
 
 def open_fused(
-    program: ProgramDesc, parameters: dict[str, np.ndarray], threads: int, streams: int = 1
+    program: ProgramDesc, parameters: dict[str, np.ndarray], threads: int, streams: bool = False
 ) -> list[Callable[..., Any]]:
     """Open a BERT for CPUs whose passes have been run, which takes (input_ids, token_type_ids) and
     gives logits, or a group of its layers (`exits.Group`).
 
-    streams: so many of it, which share their parameters, each for a thread of its own. The first
-    run of the first has to be over before the others begin: it changes the parameters.
+    streams: one for each of the threads instead of one for them all. They share their parameters,
+    which the first run of the first changes: it has to be over before the others begin.
     """
     from fleetbert.infer import alone, embeddings, unpadded
 
     start = embeddings.take_out(program, parameters)
-    row: list[Any] = [None] * streams
+    split = (1, threads) if streams else (threads, 1)
+    row: list[Any] = [None] * split[1]
     if alone.fits(start.program):
         rest = alone.rewrite(start.program, start.parameters, start.inputs[0])
-        row = _open_rest(*rest, start.inputs[:1], threads, streams)
+        row = _open_rest(*rest, start.inputs[:1], *split)
     rest = unpadded.rewrite(start.program, start.inputs)
     inputs = (*start.inputs, *unpadded.INPUTS)
-    rows = _open_rest(rest, start.parameters, inputs, threads, streams)
+    rows = _open_rest(rest, start.parameters, inputs, *split)
     pad_id = embeddings.pad_id(program, parameters)
     tables, mask_of = start.tables, start.mask  # without the parameters: Paddle has copied them
 
