@@ -179,16 +179,21 @@ def test_speed_0_lets_none_leave(folder):
     assert {*layers} == {ENDS[-1]}
 
 
-def test_batches_are_filled_up_again(folder):
+@pytest.mark.parametrize("streams", [1, 3])
+def test_batches_are_filled_up_again(folder, streams):
     texts = make_texts([10] * 16 * 40)
-    _, layers, groups = answer(texts, 0.6, folder, budget=16 * 16)
+    _, layers, _ = answer(texts, 0.6, folder, budget=16 * 16)
+    groups = Groups()
+    opened = EarlyExit(Settings(ENDS, "pooled", 0.6, 0), [groups.chain()] * streams, folder)
+    list(opened.run_all(in_batches(texts, 256), None, 256))
+    windows = -(-len(texts) // 25 // exits.WINDOW_BATCHES)
     for number, end in enumerate(ENDS[:-1], 1):
         came = int((layers > end).sum())
         assert 0 < came < len(texts)
-        assert sum(rows for rows, _ in groups.calls[number]) == came
-        # 25 rows of ten tokens are a full batch; one of a window may have less
-        smaller = [shape for shape in groups.calls[number] if shape != (25, 10)]
-        assert len(smaller) <= -(-len(groups.calls[0]) // exits.WINDOW_BATCHES)
+        calls = [shape for shape in groups.calls[number] if shape[1] == 10]
+        assert sum(rows for rows, _ in calls) == came
+        # 25 rows of ten tokens are a full batch; the rest of a window is shared out
+        assert sum(shape != (25, 10) for shape in calls) <= windows * streams
 
 
 @pytest.mark.parametrize("speed", [0.0, 0.6])

@@ -30,6 +30,17 @@ def test_numpy_answers_as_paddle_does(kind):
     assert np.ptp(expected, axis=0).max() > 0.05
 
 
+def test_pool_is_the_first_token_and_the_mean_of_all():
+    random = np.random.default_rng(5)
+    hidden = random.normal(size=(9, 12, 8))
+    real = random.random((9, 12)) < 0.6  # with padding between tokens
+    real[:, 0] = True
+    at = places(real)
+    found = heads.pool(in_line(hidden.astype(np.float32), at), at)
+    means = [row[chosen].mean(0) for row, chosen in zip(hidden, real)]
+    np.testing.assert_allclose(found, np.concatenate([hidden[:, 0], means], 1), atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", sorted(heads.KINDS))
 def test_padding_changes_nothing(kind):
     random = np.random.default_rng(1)
