@@ -26,7 +26,7 @@ import numpy as np
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, needed_length, round_up, row_lengths
 from fleetbert.infer import heads
 from fleetbert.infer.line import Places, in_line, places
-from fleetbert.infer.streams import Streams
+from fleetbert.infer.streams import Streams, first_batches
 
 NAME = "exits.json"
 # Batches that go through the groups together, one group after the other: more of them fill deep
@@ -115,7 +115,7 @@ class EarlyExit:
         speed = self.settings.speed if speed is None else speed
         batch = self._batch(np.arange(len(input_ids)), input_ids, token_type_ids)
         if len(input_ids) == 1:
-            return self._streams.start(self._alone, batch, speed)()
+            return self._streams.start(self._through, batch, speed)()
         parts = list(self._run(iter([batch]), speed, input_ids.size))
         logits = np.empty((len(input_ids), parts[0].logits.shape[1]), np.float32)
         for part in parts:
@@ -161,15 +161,11 @@ class EarlyExit:
         return _Batch(numbers, input_ids, places(input_ids != self.settings.pad_id), types)
 
     def _warm_up(self, groups: Sequence[Group]) -> None:
-        """The programs of one row and of several."""
-        for count in (1, 2):
-            ids = np.full((count, SAFE_LENGTHS[0]), int(self.settings.pad_id == 0))
-            work: _Work = self._batch(np.arange(count), ids, np.zeros_like(ids))
-            for number in range(len(groups)):
-                work = self._step(groups, number, work, 0.0).stays
+        for ids, types in first_batches(self.settings.pad_id):
+            self._through(groups, self._batch(np.arange(len(ids)), ids, types), 0.0)
 
-    def _alone(self, groups: Sequence[Group], work: _Work, speed: float) -> np.ndarray:
-        """Logits [1, labels] of a batch of one text, which waits for no other."""
+    def _through(self, groups: Sequence[Group], work: _Work, speed: float) -> np.ndarray:
+        """Logits [texts, labels] of a batch whose texts stay together: one text, or speed 0."""
         number = 0
         while True:
             left, work = self._step(groups, number, work, speed)

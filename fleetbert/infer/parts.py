@@ -21,7 +21,7 @@ from fleetbert.data.batching import (
 )
 from fleetbert.infer import workarounds
 from fleetbert.infer.exits import Part
-from fleetbert.infer.streams import Streams
+from fleetbert.infer.streams import Streams, first_batches
 
 # input_ids, token_type_ids (int64 [texts, length]) → logits (float32 [texts, labels])
 Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
@@ -74,10 +74,8 @@ class Parts:
         return Begun(rows, [self._streams.start(_run, *part) for part in parts])
 
     def _warm_up(self, run: Run) -> None:
-        """Both programs, of one row and of several."""
-        for count in (1, 2):
-            ids = np.full((count, SAFE_LENGTHS[0]), int(self._pad_id == 0))
-            run(ids, np.zeros_like(ids))
+        for batch in first_batches(self._pad_id):
+            run(*batch)
 
 
 def _run(run: Run, input_ids: np.ndarray, token_type_ids: np.ndarray) -> np.ndarray:

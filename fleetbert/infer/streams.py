@@ -14,6 +14,10 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Callable, Generic, Iterator, Sequence, TypeVar
 
+import numpy as np
+
+from fleetbert.data.batching import SAFE_LENGTHS
+
 Own = TypeVar("Own")
 Result = TypeVar("Result")
 
@@ -48,3 +52,11 @@ class Streams(Generic[Own]):
 
     def _do(self, work: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
         return work(self._own.taken, *arguments)
+
+
+def first_batches(pad_id: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Token ids and types to warm up with: small batches of one row and of several, for which there
+    are different programs."""
+    for count in (1, 2):
+        ids = np.full((count, SAFE_LENGTHS[0]), int(pad_id == 0))
+        yield ids, np.zeros_like(ids)
