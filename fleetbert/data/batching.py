@@ -235,14 +235,15 @@ def collate(
     )
 
 
-def needed_length(input_ids: np.ndarray, pad_id: int) -> int:
-    """How many columns of input_ids [texts, length] have to be kept: of a row alone those of its
-    tokens; all where there are more rows, or padding between tokens."""
-    texts, length = input_ids.shape
+def needed_length(real: np.ndarray) -> int:
+    """How many columns of a batch, whose tokens `real` (bool [texts, length]) are no padding, have
+    to be kept: of a row alone those of its tokens; all where there are more rows, or padding
+    between tokens."""
+    texts, length = real.shape
     if texts > 1:
         return length
-    count = np.count_nonzero(input_ids != pad_id)
-    return length if (input_ids[0, :count] == pad_id).any() else count
+    count = np.count_nonzero(real)
+    return count if real[0, :count].all() else length
 
 
 def plan_inference(

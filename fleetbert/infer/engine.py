@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import platform
 import threading
@@ -186,7 +185,7 @@ def open_fused(
     row: list[Any] = [None] * split[1]
     if alone.fits(start.program):
         rest = alone.rewrite(start.program, start.parameters, start.inputs[0])
-        row = _open_rest(*rest, start.inputs[:1], *split)
+        row = _open_rest(*rest, start.inputs[:1], *split, lend=False)
     rest = unpadded.rewrite(start.program, start.inputs)
     inputs = (*start.inputs, *unpadded.INPUTS)
     rows = _open_rest(rest, start.parameters, inputs, *split)
@@ -196,13 +195,13 @@ def open_fused(
     def join(row: Callable[..., Any] | None, rows: Callable[..., Any]) -> Callable[..., Any]:
         def run(first: np.ndarray, second: np.ndarray, at: Places | None = None) -> Any:
             input_ids = first if tables else second
-            texts, length = input_ids.shape
-            if row is not None and texts == 1 and pad_id not in input_ids:
+            at = at or places(input_ids != pad_id)
+            length = input_ids.shape[1]
+            if row is not None and at.alone:
                 if tables:
-                    first = embeddings.add_up(tables, first[0], second[0], np.arange(length))
+                    first = embeddings.add_up(tables, first[0], second[0], at.collect[:length])
                 found = row(first[None, :length])
                 return found.reshape(-1, found.shape[-1])
-            at = at or places(input_ids != pad_id)
             if tables:
                 ids, types = in_line(first, at), in_line(second, at)
                 first = embeddings.add_up(tables, ids, types, at.collect % length)
@@ -219,8 +218,9 @@ def _open_rest(
     inputs: Sequence[str],
     threads: int,
     streams: int,
+    lend: bool = True,
 ) -> list[Callable[..., Any]]:
-    """Open a program, which is changed for it, that computes from `inputs`."""
+    """Open a program, which is changed for it, that computes from `inputs`; lend: see `_bind`."""
     from fleetbert import program as programs
     from fleetbert.infer import settle
 
@@ -234,13 +234,11 @@ def _open_rest(
     names = (*inputs, settle.FIRST_RUN)
 
     def settled(predictor: Any, *first_runs: bool) -> Callable[..., Any]:
-        predict = _bind(predictor, names)
-        first_run = iter(first_runs)  # after these the input stays
+        predict = _bind(predictor, names, lend)
+        coming = [np.array([value]) for value in first_runs]  # after these the input stays
 
         def run(*arrays: np.ndarray) -> Any:
-            return predict(
-                *arrays, *(np.array([value]) for value in itertools.islice(first_run, 1))
-            )
+            return predict(*arrays, coming.pop(0)) if coming else predict(*arrays)
 
         return run
 
@@ -309,11 +307,13 @@ def _predictor(
         return inference.create_predictor(config)
 
 
-def _bind(predictor: Any, inputs: Sequence[str] = INPUTS) -> Callable[..., Any]:
+def _bind(
+    predictor: Any, inputs: Sequence[str] = INPUTS, lend: bool = True
+) -> Callable[..., Any]:
     """What gives the predictor's output (a list of them, where it has more) for its inputs.
 
     inputs: their names, in the order in which they are given; those that a call does not give stay
-    as they were.
+    as they were. lend: let Paddle read floats where they lie; small ones are copied in less time.
     """
     handles = [predictor.get_input_handle(name) for name in inputs]
     outputs = [predictor.get_output_handle(name) for name in predictor.get_output_names()]
@@ -322,7 +322,7 @@ def _bind(predictor: Any, inputs: Sequence[str] = INPUTS) -> Callable[..., Any]:
         for handle, array in zip(handles, arrays):
             # both read the memory as it lies
             array = np.ascontiguousarray(array, DTYPES[array.dtype.kind])
-            if array.dtype.kind == "f":
+            if lend and array.dtype.kind == "f":
                 workarounds.lend(handle, array)
             else:
                 handle.copy_from_cpu(array)

@@ -155,23 +155,26 @@ class EarlyExit:
             waiting.add(number + 1, done.stays)
 
     def _batch(self, numbers: np.ndarray, input_ids: np.ndarray, types: np.ndarray) -> _Batch:
-        if self._any_length:
-            length = needed_length(input_ids, self.settings.pad_id)
-            input_ids, types = input_ids[:, :length], types[:, :length]
-        return _Batch(numbers, input_ids, places(input_ids != self.settings.pad_id), types)
+        real = input_ids != self.settings.pad_id
+        length = needed_length(real) if self._any_length else len(real[0])
+        ids, types = input_ids[:, :length], types[:, :length]
+        return _Batch(numbers, ids, places(real[:, :length]), types)
 
     def _warm_up(self, groups: Sequence[Group]) -> None:
         for ids, types in first_batches(self.settings.pad_id):
             self._through(groups, self._batch(np.arange(len(ids)), ids, types), 0.0)
 
-    def _through(self, groups: Sequence[Group], work: _Work, speed: float) -> np.ndarray:
+    def _through(self, groups: Sequence[Group], batch: _Batch, speed: float) -> np.ndarray:
         """Logits [texts, labels] of a batch whose texts stay together: one text, or speed 0."""
-        number = 0
-        while True:
-            left, work = self._step(groups, number, work, speed)
-            if left is not None:
-                return left.logits
-            number += 1
+        ends = self.settings.ends
+        state, other = batch.input_ids, batch.state
+        for group, end in zip(groups, ends):
+            state, other = group(state, other, batch.places), batch.input_ids
+            if speed and end != ends[-1]:
+                logits = self._head(self._heads[end], state, batch.places)
+                if uncertainty(logits)[0] < speed:
+                    return logits
+        return state
 
     def _step(self, groups: Sequence[Group], number: int, work: _Work, speed: float) -> _Done:
         """Take texts through the group of that number."""
@@ -284,11 +287,9 @@ def of_rows(run: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Group:
 
 def uncertainty(logits: np.ndarray) -> np.ndarray:
     """Entropy of the answers [texts, labels] over the largest possible one: 0 to 1, [texts]."""
-    below = logits - logits.max(1, keepdims=True)
-    chances = np.exp(below)  # times their sum
-    total = chances.sum(1)
-    entropies = np.log(total) - (chances * below).sum(1) / total
-    return entropies / math.log(logits.shape[1])  # np.log takes ten times as long for a number
+    below = logits - np.logaddexp.reduce(logits, 1, keepdims=True)  # logarithms of the chances
+    # np.log takes ten times as long for a number
+    return (np.exp(below) * below).sum(1) / -math.log(logits.shape[1])
 
 
 def save_settings(folder: Path, settings: Settings) -> None:

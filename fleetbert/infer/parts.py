@@ -63,13 +63,14 @@ class Parts:
 
     def _begin(self, input_ids: np.ndarray, token_type_ids: np.ndarray) -> Begun:
         workarounds.check_length(input_ids.shape[1])
-        lengths = row_lengths(input_ids != self._pad_id)
+        real = input_ids != self._pad_id
+        lengths = row_lengths(real)
         rows = cut_by_length(lengths, self._call_tokens)
         parts = []
         for part in rows:
             length = round_up(int(lengths[part].max()), SAFE_LENGTHS)
             if self._any_length:
-                length = needed_length(input_ids[part, :length], self._pad_id)
+                length = needed_length(real[part, :length])
             parts.append((input_ids[part, :length], token_type_ids[part, :length]))
         return Begun(rows, [self._streams.start(_run, *part) for part in parts])
 

@@ -285,9 +285,9 @@ def test_safe_lengths_cannot_meet_in_a_key():
 
 
 def test_a_row_alone_needs_its_tokens_only():
-    assert batching.needed_length(np.array([[7, 8, 9, 0, 0]]), 0) == 3
+    assert batching.needed_length(np.array([[7, 8, 9, 0, 0]]) != 0) == 3
 
 
 @pytest.mark.parametrize("ids", [[[7, 0, 9, 0]], [[0, 7, 0, 0]], [[7, 0], [8, 0]], [[7, 8]]])
 def test_rows_with_padding_elsewhere_and_several_rows_stay(ids):
-    assert batching.needed_length(np.array(ids), 0) == len(ids[0])
+    assert batching.needed_length(np.array(ids) != 0) == len(ids[0])

@@ -47,10 +47,11 @@ def test_a_text_without_padding_gets_the_answer_of_all_operators(fused, length, 
     np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
-def test_rows_with_padding_are_answered_by_the_program_that_knows_a_mask(fused):
+@pytest.mark.parametrize("padding", [slice(0, 1), slice(5, 9)])
+def test_rows_with_padding_are_answered_by_the_program_that_knows_a_mask(fused, padding):
     (run,) = engine.open_fused(fused.program, fused.parameters, 1)
     input_ids, types = random_batch(np.random.default_rng(0), (1, 32), 195)
-    input_ids[0, 5:9] = 0
+    input_ids[0, padding] = 0
     whole = engine.open_as_it_is(fused.program, fused.parameters, 1)(input_ids, types)
     np.testing.assert_allclose(run(input_ids, types), whole, atol=1e-5)
 

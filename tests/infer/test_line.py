@@ -13,8 +13,9 @@ from fleetbert.infer.line import in_line, places
 @given(st.lists(st.lists(st.booleans(), min_size=6, max_size=6), min_size=1, max_size=40))
 def test_every_token_is_found_again(rows):
     real = np.array(rows)
-    found, counts, spread, collect, first = places(real)
+    found, counts, spread, collect, first, alone = places(real)
     texts, length = real.shape
+    assert alone is (texts == 1 and all(rows[0]))
     place = np.arange(texts * length).reshape(texts, length)
     real[:, 0] = True
     np.testing.assert_array_equal(found, real)
