@@ -194,45 +194,37 @@ def collate(
     `round_to` (ascending) rows have the first of these lengths that suffices.
     """
     indices = np.asarray(indices, np.int64)
-    lengths = [len(encodings.ids[index]) for index in indices]
-    if packed:
-        rows = _pack(lengths, max_length)
-    else:
-        rows = [[number] for number in range(len(indices))]
-    length = max((sum(lengths[number] for number in row) for row in rows), default=0)
+    ids = [encodings.ids[index] for index in indices]
+    first_lengths = encodings.first_lengths[indices].tolist()
+    rows = _pack(list(map(len, ids)), max_length) if packed else [[n] for n in range(len(ids))]
+    length = max((sum(len(ids[number]) for number in row) for row in rows), default=0)
     if round_to is not None:
         length = round_up(length, round_to)
+    input_ids = np.full((len(rows), length), pad_id, np.int64)
+    token_type_ids = np.zeros_like(input_ids)
+    order = np.array([number for row in rows for number in row], np.int64)
+    tokens = sum(map(len, ids))
+    if not packed:
+        for row, types, text, first_length in zip(input_ids, token_type_ids, ids, first_lengths):
+            row[: len(text)] = text
+            types[first_length : len(text)] = 1
+        return Batch(input_ids, token_type_ids, None, None, order * length, order, tokens)
 
-    shape = (len(rows), length)
-    input_ids = np.full(shape, pad_id, np.int64)
-    token_type_ids = np.zeros(shape, np.int64)
-    position_ids = np.zeros(shape, np.int64)
-    segments = np.zeros(shape, np.int64)
-    first = np.zeros(len(indices), np.int64)
-    order = np.zeros(len(indices), np.int64)
-    text = 0
+    position_ids = np.zeros_like(input_ids)
+    segments = np.zeros_like(input_ids)
+    first = []
     for row, members in enumerate(rows):
         start = 0
         for segment, number in enumerate(members, 1):
-            ids = encodings.ids[indices[number]]
-            end = start + len(ids)
-            input_ids[row, start:end] = ids
-            token_type_ids[row, start + encodings.first_lengths[indices[number]] : end] = 1
-            position_ids[row, start:end] = np.arange(len(ids))
+            end = start + len(ids[number])
+            input_ids[row, start:end] = ids[number]
+            token_type_ids[row, start + first_lengths[number] : end] = 1
+            position_ids[row, start:end] = np.arange(end - start)
             segments[row, start:end] = segment
-            first[text] = row * length + start
-            order[text] = number
+            first.append(row * length + start)
             start = end
-            text += 1
-    return Batch(
-        input_ids,
-        token_type_ids,
-        position_ids if packed else None,
-        segments if packed else None,
-        first,
-        order,
-        sum(lengths),
-    )
+    firsts = np.array(first, np.int64)
+    return Batch(input_ids, token_type_ids, position_ids, segments, firsts, order, tokens)
 
 
 def needed_length(real: np.ndarray) -> int:
