@@ -16,10 +16,10 @@ from fleetbert.deploy.inference.counts import Counts
 from fleetbert.deploy.inference.encode import Encoded, encode
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, Reply
 from fleetbert.deploy.inference.pool import Lost, Plan, Pool, Worker
-from fleetbert.deploy.inference.queue import Queue, Text, Ticket
+from fleetbert.deploy.inference.queue import PADDED, UNPADDED, Queue, Text, Ticket
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.infer import golden as goldens
-from fleetbert.infer.engine import EARLY_EXIT, LITE_EARLY_EXIT
+from fleetbert.infer.engine import EARLY_EXIT, INT8, LITE_EARLY_EXIT
 from fleetbert.infer.golden import Golden
 from fleetbert.metrics import softmax
 
@@ -83,11 +83,13 @@ class Serving:
         self.bundle = bundle
         self.tokenizer = tokenizer
         self.counts = Counts(model, version)
+        kind = bundle.variant(plan.variant).kind
         self.queue = Queue(
             batching.batch_tokens,
             batching.queue_tokens,
             batching.max_wait_ms / 1000,
             batching.max_age_ms / 1000,
+            UNPADDED if kind in (INT8, EARLY_EXIT) else PADDED,
         )
         self.timeout = batching.timeout_ms / 1000
         golden = goldens.read(bundle, plan.variant)
@@ -96,7 +98,7 @@ class Serving:
         self.pool = Pool(plan, golden, len(bundle.labels), self._pump)
         self.counts.queued(lambda: self.queue.tokens)
         self._labels = list(bundle.labels)
-        self._early = bundle.variant(plan.variant).kind in (EARLY_EXIT, LITE_EARLY_EXIT)
+        self._early = kind in (EARLY_EXIT, LITE_EARLY_EXIT)
         self._asked = 0
         self._idle = asyncio.Event()
         self._idle.set()

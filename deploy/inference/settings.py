@@ -59,7 +59,7 @@ class Batching(Section):
     max_age_ms: float = key(
         200.0, "a text that has waited so long goes first, whatever its length", ge=0
     )
-    queue_tokens: int = key(65536, "a full queue answers 503", ge=16)
+    queue_tokens: int = key(131072, "a full queue answers 503", ge=16)
     timeout_ms: float = key(30000.0, "of requests that name no timeout", gt=0)
 
 

@@ -79,7 +79,7 @@ def open_source(bundle: bundles.Bundle, name: str) -> Source:
         onednn.first_token_only(program)
         quantized: dict[str, weights.Quantized] = {}
         others = fused.parameters
-    elif variant.kind == "paddle-inference-int8":
+    elif variant.kind == engine.INT8:
         program = programs.read(folder / "x86.pdmodel")
         quantized, others = weights.load(folder)
     else:

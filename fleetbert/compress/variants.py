@@ -19,7 +19,7 @@ from fleetbert import bundle as bundles
 from fleetbert import program as programs
 from fleetbert.compress import calibrate, dynamic, onednn
 from fleetbert.errors import UserError
-from fleetbert.infer import weights
+from fleetbert.infer import engine, weights
 from fleetbert.infer.weights import Quantized
 
 
@@ -133,7 +133,7 @@ def write_mix(
     weights.save(folder, quantized, others)
     return bundles.Variant(
         name=f"int8-{prepared.method['method']}",
-        kind="paddle-inference-int8",
+        kind=engine.INT8,
         runs_on=["x86", "armv8"],
         versions=versions(),
         extra={

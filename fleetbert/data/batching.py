@@ -275,7 +275,7 @@ def cut_by_length(
     """The rows of a batch (int64 indices into `lengths`) in parts, so that they cost least.
 
     A part costs its tokens when padded to one of `safe_lengths`, and `call_tokens`: as many tokens
-    as a call takes time for beside them.
+    of padding as take the time of a call.
     """
     padded = np.array([round_up(length, safe_lengths) for length in lengths.tolist()])
     order = np.argsort(padded, kind="stable")

@@ -22,6 +22,7 @@ from fleetbert.infer.parts import Parts, Run
 if TYPE_CHECKING:
     from fleetbert.program import ProgramDesc
 
+INT8 = "paddle-inference-int8"
 EARLY_EXIT = "paddle-inference-early-exit"
 LITE_EARLY_EXIT = "paddle-lite-early-exit"
 INPUTS = ("input_ids", "token_type_ids")
@@ -307,9 +308,7 @@ def _predictor(
         return inference.create_predictor(config)
 
 
-def _bind(
-    predictor: Any, inputs: Sequence[str] = INPUTS, lend: bool = True
-) -> Callable[..., Any]:
+def _bind(predictor: Any, inputs: Sequence[str] = INPUTS, lend: bool = True) -> Callable[..., Any]:
     """What gives the predictor's output (a list of them, where it has more) for its inputs.
 
     inputs: their names, in the order in which they are given; those that a call does not give stay
@@ -385,7 +384,7 @@ def open_lite_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
 OPENERS: dict[str, Callable[[Path, str, int], Run]] = {
     "paddle-inference": open_program,
     "paddle-inference-weight-only": open_weight_only,
-    "paddle-inference-int8": open_int8,
+    INT8: open_int8,
     EARLY_EXIT: open_early_exit,
     "onnx": open_onnx,
     "paddle-lite": open_lite,

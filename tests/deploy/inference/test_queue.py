@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.deploy.inference.messages import Failure, Reason
-from fleetbert.deploy.inference.queue import CALL_TOKENS, Queue, Text, Ticket
+from fleetbert.deploy.inference.queue import PADDED, UNPADDED, Queue, Text, Ticket
 
 FAR = 1e9
 
@@ -28,8 +28,8 @@ def put(queue: Queue, lengths: list[int], now: float = 0.0, deadline: float = FA
     return ticket
 
 
-def make_queue(batch_tokens=256, capacity=10_000, max_wait=0.0, max_age=1.0) -> Queue:
-    return Queue(batch_tokens, capacity, max_wait, max_age)
+def make_queue(batch_tokens=256, capacity=10_000, max_wait=0.0, max_age=1.0, cost=PADDED) -> Queue:
+    return Queue(batch_tokens, capacity, max_wait, max_age, cost)
 
 
 def lengths_of(batch: list[Text]) -> list[int]:
@@ -160,7 +160,7 @@ def test_what_waits_at_once_is_batched_as_offline(seed):
 
 def cost_of(batches):
     """In tokens of a batch: those of its rows, and what a call costs beside them."""
-    return sum(CALL_TOKENS + len(one) * round_up(max(one), SAFE_LENGTHS) for one in batches)
+    return sum(PADDED.call + len(one) * round_up(max(one), SAFE_LENGTHS) for one in batches)
 
 
 def test_a_worker_that_is_free_waits_for_more_only_so_long():
@@ -188,6 +188,13 @@ def test_texts_of_other_lengths_join_only_where_that_is_worth_the_padding():
     assert lengths_of(queue.take(0.0)) == [16] * 10
     put(queue, [50] * 2)  # with the 60: 24 tokens of padding, less than a call costs
     assert lengths_of(queue.take(0.0)) == [50, 50, 60]
+
+
+def test_more_texts_join_where_padding_costs_less_than_text():
+    for cost, batch in ((PADDED, [60] * 5), (UNPADDED, [40] * 5 + [60] * 5)):
+        queue = make_queue(batch_tokens=2048, cost=cost)
+        put(queue, [40] * 5 + [60] * 5)
+        assert lengths_of(queue.take(0.0)) == batch
 
 
 def test_the_fullest_batch_goes_first_until_somebody_has_waited_too_long():
