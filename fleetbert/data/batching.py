@@ -195,20 +195,22 @@ def collate(
     """
     indices = np.asarray(indices, np.int64)
     ids = [encodings.ids[index] for index in indices]
+    lengths = list(map(len, ids))
     first_lengths = encodings.first_lengths[indices].tolist()
-    rows = _pack(list(map(len, ids)), max_length) if packed else [[n] for n in range(len(ids))]
-    length = max((sum(len(ids[number]) for number in row) for row in rows), default=0)
+    rows = _pack(lengths, max_length) if packed else []
+    longest = [sum(lengths[number] for number in row) for row in rows] if packed else lengths
+    length = max(longest, default=0)
     if round_to is not None:
         length = round_up(length, round_to)
-    input_ids = np.full((len(rows), length), pad_id, np.int64)
-    token_type_ids = np.zeros_like(input_ids)
-    order = np.array([number for row in rows for number in row], np.int64)
-    tokens = sum(map(len, ids))
+    input_ids = np.full((len(longest), length), pad_id, np.int64)
+    token_type_ids = np.zeros(input_ids.shape, np.int64)
     if not packed:
-        for row, types, text, first_length in zip(input_ids, token_type_ids, ids, first_lengths):
-            row[: len(text)] = text
-            types[first_length : len(text)] = 1
-        return Batch(input_ids, token_type_ids, None, None, order * length, order, tokens)
+        texts = zip(input_ids, token_type_ids, ids, lengths, first_lengths)
+        for row_ids, row_types, text, end, first_end in texts:
+            row_ids[:end] = text
+            row_types[first_end:end] = 1
+        order = np.arange(len(ids))
+        return Batch(input_ids, token_type_ids, None, None, order * length, order, sum(lengths))
 
     position_ids = np.zeros_like(input_ids)
     segments = np.zeros_like(input_ids)
@@ -216,15 +218,22 @@ def collate(
     for row, members in enumerate(rows):
         start = 0
         for segment, number in enumerate(members, 1):
-            end = start + len(ids[number])
+            end = start + lengths[number]
             input_ids[row, start:end] = ids[number]
             token_type_ids[row, start + first_lengths[number] : end] = 1
             position_ids[row, start:end] = np.arange(end - start)
             segments[row, start:end] = segment
             first.append(row * length + start)
             start = end
-    firsts = np.array(first, np.int64)
-    return Batch(input_ids, token_type_ids, position_ids, segments, firsts, order, tokens)
+    return Batch(
+        input_ids,
+        token_type_ids,
+        position_ids,
+        segments,
+        np.array(first, np.int64),
+        np.array([number for row in rows for number in row], np.int64),
+        sum(lengths),
+    )
 
 
 def needed_length(real: np.ndarray) -> int:
