@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections import OrderedDict, deque
 from typing import NamedTuple, Sequence
 
@@ -22,7 +23,8 @@ from fleetbert.deploy.inference.messages import Failure, Reason
 
 # Before the first batch was measured: BERT-base in float32 on one processor.
 FIRST_GUESS = 500.0  # tokens a second
-NEWEST_SHARE = 0.2  # of the newest batch in the running mean of the speed
+NEWEST_SHARE = 0.2  # of the newest batch or question in a running mean
+LONGEST_GAP = 10.0  # between questions that counts, times max_wait: load may come suddenly
 AGE_WEIGHT = 0.5  # of having waited for max_age, beside a batch of which nothing is lost
 
 
@@ -105,6 +107,8 @@ class Queue:
         self.tokens = 0
         self.speed = FIRST_GUESS
         self._measured = False
+        self._gap = 0.0  # seconds between questions
+        self._last = math.inf  # when the last one came
         self._by_length: dict[int, OrderedDict[int, Text]] = {
             length: OrderedDict() for length in SAFE_LENGTHS
         }
@@ -136,6 +140,9 @@ class Queue:
     def put(self, ticket: Ticket, texts: Sequence[Text], now: float) -> None:
         """Take all texts of a question, or none (see `check`)."""
         self.check(sum(len(text.ids) for text in texts))
+        gap = min(max(now - self._last, 0.0), LONGEST_GAP * self.max_wait)
+        self._gap += NEWEST_SHARE * (gap - self._gap)
+        self._last = now
         for text in texts:
             text.arrival = now
             text.number = next(self._numbers)
@@ -186,7 +193,7 @@ class Queue:
         if self._again:
             return self._again[0].arrival
         oldest = self._oldest()
-        return None if oldest is None else oldest.arrival + self.max_wait
+        return None if oldest is None else oldest.arrival + self._wait()
 
     def take(self, now: float) -> list[Text]:
         """The next batch for a worker that is free; empty if nothing waits, or if waiting for
@@ -207,7 +214,7 @@ class Queue:
         else:
             plans = [self._plan(waiting[start:], now) for start in range(len(waiting))]
             plan = max(plans, key=lambda plan: plan.score)
-        if not plan.full and now < oldest.arrival + self.max_wait:
+        if not plan.full and now < oldest.arrival + self._wait():
             return []
         return [
             self._taken(self._by_length[length].popitem(last=False)[1])
@@ -227,6 +234,10 @@ class Queue:
             share = NEWEST_SHARE if self._measured else 1.0
             self.speed += share * (found - self.speed)
             self._measured = True
+
+    def _wait(self) -> float:
+        """How long a text waits for others: not at all where they come too seldom for that."""
+        return self.max_wait if self._gap < self.max_wait else 0.0
 
     def _drop(self, ticket: Ticket) -> None:
         ticket.finished = True

@@ -171,6 +171,21 @@ def test_a_worker_that_is_free_waits_for_more_only_so_long():
     assert lengths_of(queue.take(1.5)) == [10, 12]
 
 
+def test_nobody_waits_for_others_that_hardly_ever_come():
+    queue = make_queue(max_wait=0.5)
+    for now in (1.0, 2.0, 3.0, 4.0, 5.0):
+        put(queue, [10], now=now)
+        taken = queue.take(now) or queue.take(now + 0.5)
+        assert lengths_of(taken) == [10]
+    put(queue, [10], now=6.0)
+    assert queue.next_batch() == 6.0
+    assert lengths_of(queue.take(6.0)) == [10]
+    for number in range(1, 15):  # load comes
+        put(queue, [10], now=6.0 + 0.01 * number)
+    assert queue.take(6.2) == []
+    assert queue.next_batch() == 6.01 + 0.5
+
+
 def test_a_full_batch_does_not_wait():
     queue = make_queue(batch_tokens=256, max_wait=100.0)
     put(queue, [16] * 15)
