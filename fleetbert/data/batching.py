@@ -198,11 +198,11 @@ def collate(
     lengths = list(map(len, ids))
     first_lengths = encodings.first_lengths[indices].tolist()
     rows = _pack(lengths, max_length) if packed else []
-    longest = [sum(lengths[number] for number in row) for row in rows] if packed else lengths
-    length = max(longest, default=0)
+    filled = [sum(lengths[number] for number in row) for row in rows] if packed else lengths
+    length = max(filled, default=0)
     if round_to is not None:
         length = round_up(length, round_to)
-    input_ids = np.full((len(longest), length), pad_id, np.int64)
+    input_ids = np.full((len(filled), length), pad_id, np.int64)
     token_type_ids = np.zeros(input_ids.shape, np.int64)
     if not packed:
         texts = zip(input_ids, token_type_ids, ids, lengths, first_lengths)
