@@ -154,6 +154,21 @@ def check_as_alone(texts, speed, folder, budget, any_length=False):
     return layers
 
 
+@pytest.mark.parametrize("any_length", [False, True])
+def test_one_text_that_is_asked_by_itself_leaves_where_its_head_is_certain(folder, any_length):
+    left = set()
+    for text in make_texts([3, 11, 25, 47] * 20):
+        groups, opened = open_fake(folder, any_length=any_length)
+        ids = np.zeros((1, round_up(len(text), SAFE_LENGTHS)), np.int64)
+        ids[0, : len(text)] = text
+        found = opened(ids, np.zeros_like(ids), 0.6)
+        expected, layer = alone(text, 0.6)
+        np.testing.assert_allclose(found, expected[None], atol=1e-4)
+        left.add(layer)
+        assert [len(calls) for calls in groups.calls] == [int(end <= layer) for end in ENDS]
+    assert left == {*ENDS}
+
+
 def test_a_row_alone_goes_without_its_padding_where_it_may_have_any_length(folder):
     texts = make_texts([3, 11, 25, 47] * 20)
     _, layers, groups = answer(texts, 0.6, folder, budget=1, any_length=True)
