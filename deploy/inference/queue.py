@@ -77,8 +77,8 @@ class Cost(NamedTuple):
 # Of engines that compute padding like text. Where 64 clients were simulated, 32 to 48 did best.
 PADDED = Cost(40, 1.0)
 # Of those that compute it in attention only. For MiniLM in int8 on one processor a call costs 57 to
-# 100. Beside PADDED, 64 clients, by turns: with AMX 3 to 9 % more texts a second, without as many,
-# and of half as many a third to half less time for the slowest of a hundred.
+# 100. Beside PADDED, 64 clients, by turns: with AMX 0 to 9 % more texts a second, without as
+# many, and of half as many a seventh to half less time for the slowest of a hundred.
 UNPADDED = Cost(80, 0.4)
 
 
@@ -97,7 +97,7 @@ class Queue:
         capacity: int,
         max_wait: float,
         max_age: float,
-        cost: Cost = PADDED,
+        cost: Cost,
     ):
         self.batch_tokens = batch_tokens
         self.capacity = capacity

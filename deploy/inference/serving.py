@@ -19,7 +19,7 @@ from fleetbert.deploy.inference.pool import Lost, Plan, Pool, Worker
 from fleetbert.deploy.inference.queue import PADDED, UNPADDED, Queue, Text, Ticket
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.infer import golden as goldens
-from fleetbert.infer.engine import EARLY_EXIT, INT8, LITE_EARLY_EXIT
+from fleetbert.infer.engine import EARLY_EXIT, FUSED, LITE_EARLY_EXIT
 from fleetbert.infer.golden import Golden
 from fleetbert.metrics import softmax
 
@@ -89,7 +89,7 @@ class Serving:
             batching.queue_tokens,
             batching.max_wait_ms / 1000,
             batching.max_age_ms / 1000,
-            UNPADDED if kind in (INT8, EARLY_EXIT) else PADDED,
+            UNPADDED if kind in FUSED else PADDED,
         )
         self.timeout = batching.timeout_ms / 1000
         golden = goldens.read(bundle, plan.variant)

@@ -7,7 +7,7 @@ import os
 import platform
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Callable, Iterable, Iterator, Protocol, Sequence
 
 import numpy as np
 
@@ -58,8 +58,8 @@ def open(  # noqa: A001  the engine's `open`, always written engine.open
         bundles.verify(bundle, variant)
     folder = bundle.folder(variant)
     threads = default_threads() if threads is None else threads
-    if streams and threads > 1 and opener in (open_int8, open_early_exit):
-        return Engine(opener(folder, device, threads, streams))
+    if streams and threads > 1 and found.kind in FUSED:
+        return Engine(FUSED[found.kind](folder, device, threads, streams))
     return Engine(opener(folder, device, threads))
 
 
@@ -381,11 +381,16 @@ def open_lite_early_exit(folder: Path, device: str, threads: int) -> EarlyExit:
     return lite.open_groups(folder, device, threads)
 
 
+class FusedOpener(Protocol):
+    def __call__(self, folder: Path, device: str, threads: int, streams: bool = False) -> Run: ...
+
+
+# Through `open_fused`: padding is computed in attention only, and there may be streams.
+FUSED: dict[str, FusedOpener] = {INT8: open_int8, EARLY_EXIT: open_early_exit}
 OPENERS: dict[str, Callable[[Path, str, int], Run]] = {
     "paddle-inference": open_program,
     "paddle-inference-weight-only": open_weight_only,
-    INT8: open_int8,
-    EARLY_EXIT: open_early_exit,
+    **FUSED,
     "onnx": open_onnx,
     "paddle-lite": open_lite,
     LITE_EARLY_EXIT: open_lite_early_exit,

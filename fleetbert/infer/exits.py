@@ -156,7 +156,7 @@ class EarlyExit:
 
     def _batch(self, numbers: np.ndarray, input_ids: np.ndarray, types: np.ndarray) -> _Batch:
         real = input_ids != self.settings.pad_id
-        length = needed_length(real) if self._any_length else len(real[0])
+        length = needed_length(real) if self._any_length else real.shape[1]
         ids, types = input_ids[:, :length], types[:, :length]
         return _Batch(numbers, ids, places(real[:, :length]), types)
 
