@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, Callable
 
 DESCRIPTION = """\
@@ -14,7 +13,7 @@ Measure this project beside other engines on this machine, in one run and by tur
   fleetbert bench compress  quantized variants, beside ONNX Runtime's dynamic int8
   fleetbert bench scaling   training in one rank and in several, and what the all-reduce costs
   fleetbert bench ps        training in one process, in ranks, and on parameter servers
-  fleetbert bench serve     the server, beside the engine offline and a FastAPI server
+  fleetbert bench serve     the server, beside the engine offline and FastAPI servers
   fleetbert bench amp       float32, O1 and O2, on a GPU
 
 Every round gives each engine a turn, in an order that rotates; what counts is the median over the
@@ -93,14 +92,15 @@ and the bytes that a trainer pushes and pulls in a step, beside what the method 
 """
 
 SERVE = """\
-A bundle behind `fleetbert serve`, the same engine offline, and the same model as dynamic int8 in
-ONNX Runtime behind a plain FastAPI server, by turns.
+A bundle behind `fleetbert serve`, the same engine offline, and the same model in int8 in ONNX
+Runtime and OpenVINO, each behind a plain FastAPI server, by turns.
 
   fleetbert bench serve --bundle output/sst2/bundle --data dev.tsv
   fleetbert bench serve --bundle output/sst2/bundle --data dev.tsv --variant int8-static --rounds 5
 
-Through HTTP (binary tensors) and gRPC, with 1, 8 and 32 texts a request; the peer gets JSON. The
-clients are one process on the same processors; what they take is reported and can be counted out.
+Through HTTP (binary tensors) and gRPC, with 1, 8 and 32 texts a request; the peers get JSON. Peers
+are compared through the same number of connections, and at their own p99. The clients are one
+process on the same processors; what they take is reported and can be counted out.
 """
 
 AMP = """\
@@ -124,7 +124,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("compress", "quantized variants, beside ONNX Runtime", COMPRESS, _add_compress),
         ("scaling", "training in one rank and in several", SCALING, _add_scaling),
         ("ps", "training on parameter servers, in ranks, in one process", PS, _add_ps),
-        ("serve", "the server, beside the engine offline and a FastAPI server", SERVE, _add_serve),
+        ("serve", "the server, beside the engine offline and FastAPI servers", SERVE, _add_serve),
         ("amp", "float32, O1 and O2, on a GPU", AMP, _add_amp),
     ):
         subparser = subparsers.add_parser(
@@ -255,7 +255,14 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--warm", type=float, default=20.0, metavar="S", help="before, each size of request (20)"
     )
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="(3)")
-    _add_peer(parser, sys.executable, "this one")
+    parser.add_argument(
+        "--peers",
+        type=_words,
+        default="ort-int8,openvino-int8",
+        metavar="A,B",
+        help="engines of the plain servers, as peers of `bench infer` (ort-int8,openvino-int8)",
+    )
+    _add_peer(parser)
 
 
 def _add_amp(parser: argparse.ArgumentParser) -> None:
@@ -306,11 +313,7 @@ def _add_shape(parser: argparse.ArgumentParser, when: str) -> None:
     )
 
 
-def _add_peer(
-    parser: argparse.ArgumentParser,
-    python: str = ".venv-bench/bin/python",
-    words: str = ".venv-bench/bin/python",
-) -> None:
+def _add_peer(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threads",
         type=int,
@@ -319,9 +322,9 @@ def _add_peer(
     )
     parser.add_argument(
         "--peer-python",
-        default=python,
+        default=".venv-bench/bin/python",
         metavar="FILE",
-        help=f"the interpreter that has the other engine ({words})",
+        help="the interpreter that has the other engines (.venv-bench/bin/python)",
     )
 
 
@@ -436,6 +439,7 @@ def _serve(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
         connections=arguments.connections,
         seconds=arguments.seconds,
         warm=arguments.warm,
+        peers=arguments.peers,
         **_peer(arguments),
     )
     return report, serve.format_report(report, arguments.markdown)

@@ -238,11 +238,8 @@ def choose(
     chosen, missing = [], []
     for name in wanted:
         if name in PEERS:
-            modules = NEEDS[next(kind for kind in NEEDS if name.startswith(kind))]
-            try:
-                measure.check_peer(peer_python, "bench infer", modules)
-            except UserError:
-                missing.append(f"{PEERS[name]} ({peer_python} has no {' or '.join(modules)})")
+            if (lacking := lacks(name, peer_python)) is not None:
+                missing.append(lacking)
                 continue
         elif name not in there:
             missing.append(f"{name} (the bundle has no such variant)")
@@ -254,6 +251,16 @@ def choose(
     if not chosen:
         raise UserError(f"there is no engine to measure: {'; '.join(missing)}")
     return chosen, missing
+
+
+def lacks(peer: str, peer_python: str) -> str | None:
+    """Which peer cannot be measured and why, if its modules are not there."""
+    modules = NEEDS[next(kind for kind in NEEDS if peer.startswith(kind))]
+    try:
+        measure.check_peer(peer_python, "bench", modules)
+    except UserError:
+        return f"{PEERS[peer]} ({peer_python} has no {' or '.join(modules)})"
+    return None
 
 
 def _add_int8(bundle: bundles.Bundle, examples: Sequence[Example], folder: Path) -> bundles.Bundle:
@@ -270,9 +277,17 @@ def _add_int8(bundle: bundles.Bundle, examples: Sequence[Example], folder: Path)
 
 
 def _model(name: str, bundle: bundles.Bundle, encodings: Encodings, folder: Path) -> dict[str, Any]:
-    """What an engine's job says of its model, which is made if need be."""
-    if name not in PEERS:
-        return {"variant": "float32", "bfloat16": True} if name == "bfloat16" else {"variant": name}
+    """What an engine's job says of its model."""
+    if name in PEERS:
+        return peer_model(name, bundle, encodings, folder)
+    return {"variant": "float32", "bfloat16": True} if name == "bfloat16" else {"variant": name}
+
+
+def peer_model(
+    name: str, bundle: bundles.Bundle, encodings: Encodings, folder: Path
+) -> dict[str, Any]:
+    """What a peer's job says of its model, which is made in `folder`; the bundle has ONNX unless
+    the peer is PyTorch."""
     if name.startswith("torch"):
         path = folder / "torch.npz"
         config, tensors = models.torch_weights(bundle.folder("float32"))

@@ -1,4 +1,4 @@
-"""The peer of `bench serve`: the model as dynamic int8 in ONNX Runtime behind a plain FastAPI.
+"""The peers of `bench serve`: an engine of `peer_infer.py` behind a plain FastAPI.
 
 What is written when a model has to be served soon: a request's texts are tokenized, padded to the
 longest and run together, in FastAPI's pool of threads. Runs without fleetbert:
@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import numpy as np
-import onnxruntime
+import peer_infer  # type: ignore[import-not-found]  # the files beside this one
 import uvicorn
-import worker  # type: ignore[import-not-found]  # the file beside this one
+import worker  # type: ignore[import-not-found]
 from fastapi import FastAPI
 from pydantic import BaseModel
 from tokenizers import BertWordPieceTokenizer
@@ -29,28 +29,19 @@ class Request(BaseModel):
     texts: List[str]  # noqa: UP006  read at run time, also by Python 3.8
 
 
-def build(job):
-    """The application over the model that `job` names."""
+def build(job, run):
+    """The application over the engine `run`, for the tokenizer and labels of `job`."""
     tokenizer = BertWordPieceTokenizer(job["vocab"], lowercase=job["lowercase"])
     tokenizer.enable_truncation(job["max_length"])
     tokenizer.enable_padding(pad_id=job["pad_id"])
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.intra_op_num_threads = job["threads"]
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(
-        job["model"], options, providers=["CPUExecutionProvider"]
-    )
     app = FastAPI()
 
     @app.post("/infer")
     def infer(request: Request) -> Dict[str, Any]:  # noqa: UP006
         encodings = tokenizer.encode_batch(request.texts)
-        inputs = {
-            "input_ids": np.array([encoding.ids for encoding in encodings], np.int64),
-            "token_type_ids": np.array([encoding.type_ids for encoding in encodings], np.int64),
-        }
-        logits = session.run(["logits"], inputs)[0]
+        input_ids = np.array([encoding.ids for encoding in encodings], np.int64)
+        token_type_ids = np.array([encoding.type_ids for encoding in encodings], np.int64)
+        logits = run(input_ids, token_type_ids)
         scores = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores /= scores.sum(axis=1, keepdims=True)
         labels = [job["labels"][number] for number in logits.argmax(axis=1)]
@@ -62,8 +53,9 @@ def build(job):
 def main() -> None:
     channel = worker.Channel()
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    run, engine, version = peer_infer.OPENERS[job["peer"]](job)
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(build(job), log_level="error", access_log=False, lifespan="off")
+    config = uvicorn.Config(build(job, run), log_level="error", access_log=False, lifespan="off")
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, args=([listening],), daemon=True).start()
     while not server.started:
@@ -71,7 +63,8 @@ def main() -> None:
     host, port = listening.getsockname()
     channel.send(
         address=f"{host}:{port}",
-        versions={"onnxruntime": onnxruntime.__version__, "uvicorn": uvicorn.__version__},
+        engine=engine,
+        versions={job["peer"]: version, "uvicorn": uvicorn.__version__},
     )
     while True:
         channel.receive()

@@ -1,8 +1,9 @@
-"""`fleetbert bench serve`: this server, the same engine offline and a plain server, by turns."""
+"""`fleetbert bench serve`: this server, the same engine offline and plain servers, by turns."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import statistics
@@ -12,7 +13,7 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import psutil
@@ -22,20 +23,26 @@ from fleetbert import environment
 from fleetbert.bench import infer, measure, models
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.serve_client import MODEL
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizer import Encodings, Tokenizer
 from fleetbert.errors import UserError
 from fleetbert.metrics import softmax
 
 SIZES = (1, 8, 32)  # texts of a request
 OFFLINE = "offline, sorted"
-PEER = "FastAPI + ONNX Runtime dynamic int8"
+OURS = "fleetbert"
+# The engines that plain servers have by default, of infer.PEERS; and what their Python needs.
+PEERS = ("ort-int8", "openvino-int8")
+NEEDED = ("fastapi", "uvicorn", "tokenizers", "numpy")
 START_SECONDS = 300.0
+# How many times as many connections may be opened to bring p99 to a peer's, and how often to try.
+MOST_CONNECTIONS = 4
+TRIES = 2
 
 
 class Way(NamedTuple):
     """A server, how it is spoken to, and how many texts a request has."""
 
-    server: str  # "fleetbert" or PEER
+    server: str  # OURS or a peer's
     protocol: str  # of serve_client.SPEECHES
     size: int
 
@@ -75,14 +82,16 @@ def bench(
     rounds: int,
     threads: int,
     peer_python: str,
+    peers: Sequence[str] = PEERS,
 ) -> dict[str, Any]:
     """Answer the first `texts` texts of `data` by turns, and return the report, ready for JSON.
 
     Each round, for `seconds` each: the engine alone on token ids (as `bench infer`), then, through
-    `connections` connections, this server and the peer with every number of texts a request, as
-    fast as answers come and then at half of that rate. Before the first round every server gets
-    requests of every size for `warm` seconds each: oneDNN compiles every new shape of a batch (5 to
-    20 ms), and with one text a request there are hundreds of shapes.
+    `connections` connections, this server and the peers (of infer.PEERS) with every number of texts
+    a request, as fast as answers come and then at half of that rate. Before the first round every
+    server gets requests of every size for `warm` seconds each: oneDNN compiles every new shape of a
+    batch (5 to 20 ms), and with one text a request there are hundreds of shapes. After the last,
+    this server is asked through as many connections as bring its p99 to that of each peer.
     """
     for name, value in (
         ("texts", texts),
@@ -94,8 +103,7 @@ def bench(
     ):
         if value < 1:
             raise UserError(f"--{name} is {value}; it has to be at least 1")
-    needed = ("onnxruntime", "fastapi", "uvicorn", "tokenizers", "numpy")
-    measure.check_peer(peer_python, "bench serve", needed)
+    peers, missing = _choose(peers, peer_python)
     with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as temporary, ExitStack() as stack:
         folder = Path(temporary)
         opened = bundles.read(bundle)
@@ -105,22 +113,25 @@ def bench(
         opened = models.with_onnx(opened, folder / "bundle")
         encodings = infer.tokenize(opened, examples, folder / "texts.npz")
         words = [example.text_a for example in examples]
-        servers = {"fleetbert": stack.enter_context(_ours(folder, opened, variant, threads))}
-        chosen = _chosen_variant(servers["fleetbert"])
-        peer = _peer(folder, opened, threads, peer_python)
-        servers[PEER] = Server({"json": stack.enter_context(peer).hello["address"]}, peer.pid)
+        servers = {OURS: stack.enter_context(_ours(folder, opened, variant, threads))}
+        chosen = _chosen_variant(servers[OURS])
+        engines = {}
+        for name in peers:
+            peer = stack.enter_context(_peer(name, opened, encodings, folder, threads, peer_python))
+            servers[_peer_name(name)] = Server({"json": peer.hello["address"]}, peer.pid)
+            engines[_peer_name(name)] = peer.hello["engine"]
         job = folder / "clients.json"
         job.write_text(json.dumps({"texts": words}), encoding="utf-8")
         clients = stack.enter_context(measure.our_worker("serve_client", job, 1))
         offline = stack.enter_context(_offline(folder, opened, encodings, chosen, threads))
 
-        ways = {way.name: way for way in _ways()}
+        ways = {way.name: way for way in _ways(servers)}
         first = _first_answers(folder, servers, clients, offline)
         measure.say("requests of all sizes to all servers, not counted")
         for way in ways.values():
             if way.protocol != "grpc":  # what is behind it is warm then
                 _ask(clients, servers, way, connections, warm)
-        alone = _ask(clients, servers, Way("fleetbert", "http", 1), 1, seconds)
+        alone = _ask(clients, servers, Way(OURS, "http", 1), 1, seconds)
         tokens = int(encodings.lengths.sum())
         details: list[dict[str, Any]] = []
 
@@ -155,12 +166,15 @@ def bench(
             )
 
         segments = measure.take_turns(rounds, [OFFLINE, *ways], run)
-        versions = {"fleetbert": offline.hello["versions"], PEER: peer.hello["versions"]}
+        measure.say("this server at the peers' p99")
+        equal = _at_equal_p99(
+            lambda way, count: _ask(clients, servers, way, count, seconds), ways, connections
+        )
     right = infer.accuracies(first, examples, opened.labels)
-    engines = {}
+    rows = {}
     for name in (OFFLINE, *ways):
         mine = [found for found in details if found["name"] == name]
-        engines[name] = {
+        rows[name] = {
             **measure.summarize(segments, name),
             "of_offline": measure.ratio(segments, name, OFFLINE),
             **_latencies(mine, threads),
@@ -171,18 +185,18 @@ def bench(
         "variant": chosen,
         "texts_from": data,
         "machine": environment.machine(threads),
-        "versions": versions,
+        "versions": {OFFLINE: offline.hello["engine"], **engines},
+        "missing": missing,
         "data": {"texts": len(words), "mean_tokens": tokens / len(words)},
         "connections": connections,
         "seconds": seconds,
         "warm_seconds": warm,
         "alone_p50_ms": alone["p50_ms"],
-        "engines": engines,
+        "engines": rows,
         "beside_peer": [
-            measure.ratio(segments, way.name, Way(PEER, "json", way.size).name)
-            for way in ways.values()
-            if way.server != PEER
+            measure.ratio(segments, ours.name, peers.name) for ours, peers in _pairs(ways)
         ],
+        "at_equal_p99": equal,
         "answers": {
             name: {
                 "accuracy": right.get(name),
@@ -196,9 +210,73 @@ def bench(
     }
 
 
-def _ways() -> list[Way]:
-    ours = [Way("fleetbert", protocol, size) for protocol in ("http", "grpc") for size in SIZES]
-    return ours + [Way(PEER, "json", size) for size in SIZES]
+def _choose(peers: Sequence[str], peer_python: str) -> tuple[list[str], list[str]]:
+    """The peers that are measured, and what is not there, in words."""
+    for name in peers:
+        if name not in infer.PEERS:
+            raise UserError(f"--peers: {name} is none of {', '.join(infer.PEERS)}")
+    measure.check_peer(peer_python, "bench serve", NEEDED)
+    missing = {name: infer.lacks(name, peer_python) for name in peers}
+    found = [name for name in peers if missing[name] is None]
+    if not found:
+        raise UserError(f"there is no peer to measure: {'; '.join(filter(None, missing.values()))}")
+    return found, [words for words in missing.values() if words is not None]
+
+
+def _peer_name(engine: str) -> str:
+    return f"FastAPI + {infer.PEERS[engine]}"
+
+
+def _ways(servers: Iterable[str]) -> list[Way]:
+    return [
+        Way(server, protocol, size)
+        for server in servers
+        for protocol in (("http", "grpc") if server == OURS else ("json",))
+        for size in SIZES
+    ]
+
+
+def _pairs(ways: Mapping[str, Way]) -> Iterator[tuple[Way, Way]]:
+    """Each of ours with each of the peers' that has as many texts a request."""
+    ours = [way for way in ways.values() if way.server == OURS]
+    for way in ours:
+        for other in ways.values():
+            if other.server != OURS and other.size == way.size:
+                yield way, other
+
+
+def _at_equal_p99(
+    ask: Callable[[Way, int], dict[str, Any]], ways: Mapping[str, Way], connections: int
+) -> list[dict[str, Any]]:
+    """Texts/s of each of ours beside each peer's through `connections` connections, with as many as
+    keep p99 within the peer's: in a closed loop, latency grows with them."""
+    ask = functools.lru_cache(None)(ask)
+    found = []
+    for ours, other in _pairs(ways):
+        peer = ask(other, connections)
+        limit = peer["p99_ms"]
+        counts = [connections]
+        for _ in range(TRIES):
+            count = round(counts[-1] * limit / ask(ours, counts[-1])["p99_ms"])
+            counts.append(max(1, min(count, MOST_CONNECTIONS * connections)))
+        tried = {count: ask(ours, count) for count in counts}
+        within = [n for n, one in tried.items() if one["p99_ms"] <= limit and not one["failed"]]
+        best = max(within or [connections], key=lambda count: _rate(tried[count]))
+        found.append(
+            {
+                "engine": ours.name,
+                "reference": other.name,
+                "times": _rate(tried[best]) / _rate(peer),
+                "connections": best,
+                "p99_ms": tried[best]["p99_ms"],
+                "reference_p99_ms": limit,
+            }
+        )
+    return found
+
+
+def _rate(reply: dict[str, Any]) -> float:
+    return reply["texts"] / reply["seconds"]
 
 
 def _ask(
@@ -230,7 +308,9 @@ def _first_answers(
     measure.say("first pass, not counted: all of them")
     offline.ask(plan="sorted", save=path)
     found = {OFFLINE: softmax(np.load(path)).astype(np.float32)}
-    for way in (Way("fleetbert", "http", 8), Way("fleetbert", "grpc", 8), Way(PEER, "json", 8)):
+    for way in _ways(servers):
+        if way.size != SIZES[1]:
+            continue
         clients.ask(
             protocol=way.protocol,
             address=servers[way.server].addresses[way.protocol],
@@ -307,23 +387,27 @@ def _chosen_variant(server: Server) -> str:
     return str(reply.json()["parameters"]["variant"])
 
 
-def _peer(folder: Path, bundle: bundles.Bundle, threads: int, python: str) -> Worker:
-    (folder / "peer").mkdir()
-    measure.say("quantizing with ONNX Runtime")
-    model = models.quantize_onnx(
-        bundle.folder("onnx") / "model.onnx", folder / "peer" / "model.onnx"
-    )
+def _peer(
+    name: str,
+    bundle: bundles.Bundle,
+    encodings: Encodings,
+    folder: Path,
+    threads: int,
+    python: str,
+) -> Worker:
+    measure.say(f"starting {_peer_name(name)}")
     lowercase = bundle.manifest.tokenizer.lowercase
     job = {
-        "model": str(model),
+        **infer.peer_model(name, bundle, encodings, folder),
         "vocab": str(bundle.vocab_path),
         "lowercase": lowercase,
         "pad_id": Tokenizer(bundle.vocab_path, lowercase).pad_id,
         "max_length": bundle.max_length,
         "labels": bundle.labels,
         "threads": threads,
+        "streams": threads,
     }
-    path = folder / "peer.json"
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(job), encoding="utf-8")
     return measure.peer_worker(python, "peer_serve.py", path, threads)
 
@@ -362,6 +446,9 @@ def format_report(report: dict[str, Any], markdown: bool = False) -> str:
         measure.table(rows, markdown),
         "",
         *map(measure.ratio_line, report["beside_peer"]),
+        "",
+        *map(_equal_line, report["at_equal_p99"]),
+        "",
         "Closed loop: every connection asks again as soon as it has its answer. Half: the same "
         "connections at half of that rate, latency from when a request was due. Before the turns, "
         f"every server had requests of each size for {report['warm_seconds']:g} s. The clients ran "
@@ -375,4 +462,14 @@ def format_report(report: dict[str, Any], markdown: bool = False) -> str:
         lines.append(
             f"{name}: {accuracy}probabilities within {found['difference']:.1e} of offline's"
         )
+    lines += [f"{name}: {engine}" for name, engine in report["versions"].items()]
+    lines += [f"Not measured: {words}" for words in report["missing"]]
     return "\n".join([*lines, *([report["busy"]] if report["busy"] else [])])
+
+
+def _equal_line(found: dict[str, Any]) -> str:
+    return (
+        f"{found['engine']}, {found['connections']} connections: {found['times']:.2f} times the "
+        f"texts/s of {found['reference']}, p99 {found['p99_ms']:.0f} and "
+        f"{found['reference_p99_ms']:.0f} ms"
+    )

@@ -40,6 +40,9 @@ def test_all_ways_are_measured_and_answer_alike(tiny_bundle, texts, tmp_path, ca
     assert caught.value.code == 0, err
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert next(iter(report["engines"])) == serve.OFFLINE and len(report["engines"]) == 7
+    peer = report["versions"]["FastAPI + ONNX Runtime dynamic int8"]
+    assert peer.startswith("ONNX Runtime ") and peer in out
+    assert len(report["missing"]) == 1 and report["missing"][0].startswith("OpenVINO int8 (")
     assert report["variant"] == "float32" and report["connections"] == 4
     for name, found in report["engines"].items():
         assert f"| {name} | " in out
@@ -51,9 +54,12 @@ def test_all_ways_are_measured_and_answer_alike(tiny_bundle, texts, tmp_path, ca
     answers = report["answers"]
     assert len(answers) == 4
     for name, found in answers.items():
-        ours = not name.startswith(serve.PEER)
+        ours = not name.startswith("FastAPI")
         assert found["difference"] < (1e-4 if ours else 0.5), name  # the peer computes in int8
-    assert len(report["beside_peer"]) == 4
+    assert len(report["beside_peer"]) == len(report["at_equal_p99"]) == 4
+    for found in report["at_equal_p99"]:
+        assert found["times"] > 0 and 1 <= found["connections"] <= 16
+        assert found["connections"] == 4 or found["p99_ms"] <= found["reference_p99_ms"]
 
 
 def load(server, **command):
@@ -140,3 +146,31 @@ def test_what_cannot_be_measured_is_said(tiny_bundle, texts):
         serve.bench(str(tiny_bundle), str(texts), **{**same, "connections": 0})
     with pytest.raises(UserError, match="cannot be run"):
         serve.bench(str(tiny_bundle), str(texts), **{**same, "peer_python": "no-python"})
+    with pytest.raises(UserError, match="--peers: triton is none of torch, "):
+        serve.bench(str(tiny_bundle), str(texts), **same, peers=["ort-int8", "triton"])
+    with pytest.raises(UserError, match="no peer to measure: OpenVINO int8 "):
+        serve.bench(str(tiny_bundle), str(texts), **same, peers=["openvino-int8"])
+
+
+def test_texts_per_second_are_compared_at_the_same_p99():
+    ways = {way.name: way for way in serve._ways([serve.OURS, "peer"])}
+    asked = []
+
+    def ask(way, connections):
+        """Ours is saturated: latency grows with the connections, and texts/s hardly."""
+        asked.append((way, connections))
+        if way.server == "peer":
+            return {"texts": 100, "seconds": 1.0, "p99_ms": 50.0 * way.size, "failed": 0}
+        p99 = 0.1 * way.size * connections + 10
+        failed = int(way.protocol == "grpc" and connections > 64)
+        return {"texts": 200 + connections, "seconds": 1.0, "p99_ms": p99, "failed": failed}
+
+    found = serve._at_equal_p99(ask, ways, 64)
+    assert len(asked) == len(set(asked))
+    assert [(one["engine"], one["reference"]) for one in found] == [
+        (ours.name, peer.name) for ours, peer in serve._pairs(ways)
+    ]
+    http = found[0]  # 64 connections: 16.4 ms of 50; 195: 29.5; 256 (331 would be more than 4 x 64)
+    assert (http["connections"], http["p99_ms"], http["times"]) == (256, pytest.approx(35.6), 4.56)
+    grpc = found[3]  # more connections are refused
+    assert (grpc["connections"], grpc["times"]) == (64, 2.64)
