@@ -523,7 +523,12 @@ class Exits(Section):
         "pooled: two linear layers on [CLS] and the mean of all tokens; fastbert: as in the paper, "
         "with attention of its own, and slower",
     )
-    width: int = key(128, "inner width of a head", ge=2, multiple_of=2)
+    width: Optional[int] = key(
+        None,
+        "inner width of a head (null: a sixth of the model's, as in the paper, 128 of 768)",
+        ge=2,
+        multiple_of=2,
+    )
     labels_weight: float = key(
         0.0, "share of the loss that the labels of data.train make up; 0 needs none", ge=0, le=1
     )

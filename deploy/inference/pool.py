@@ -33,6 +33,9 @@ LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM}
 # What a batch waits for, the listening process has to do first: reading the next one's texts takes
 # a fraction of a batch's time, and makes it larger.
 NICENESS = 4
+# glibc (from 2.35) asks for huge pages where the kernel leaves that to programs: with one text a
+# request, a worker takes 4 % less time for it (MiniLM).
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 OPEN_SECONDS = 600.0  # for opening a variant
 END_SECONDS = 5.0  # for a worker that was asked to end
 LONGEST_PAUSE = 30.0  # between two starts of a worker, in seconds
@@ -102,7 +105,7 @@ class Worker:
         try:
             process = subprocess.Popen(
                 command,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+                env={**HUGE_PAGES, **os.environ, "OMP_NUM_THREADS": str(threads)},
                 stdin=subprocess.DEVNULL,
                 stdout=2,
                 pass_fds=[theirs.fileno()],

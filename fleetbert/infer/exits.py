@@ -289,7 +289,7 @@ def uncertainty(logits: np.ndarray) -> np.ndarray:
     """Entropy of the answers [texts, labels] over the largest possible one: 0 to 1, [texts]."""
     below = logits - np.logaddexp.reduce(logits, 1, keepdims=True)  # logarithms of the chances
     # np.log takes ten times as long for a number
-    return (np.exp(below) * below).sum(1) / -math.log(logits.shape[1])
+    return np.add.reduce(np.exp(below) * below, 1) / -math.log(logits.shape[1])
 
 
 def save_settings(folder: Path, settings: Settings) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import paddle
 import pytest
 
+from fleetbert import config as configs
 from fleetbert.compress.distill import heads as learning
 from fleetbert.infer import heads
 from fleetbert.infer.line import in_line, places
@@ -39,6 +40,30 @@ def test_pool_is_the_first_token_and_the_mean_of_all():
     found = heads.pool(in_line(hidden.astype(np.float32), at), at)
     means = [row[chosen].mean(0) for row, chosen in zip(hidden, real)]
     np.testing.assert_allclose(found, np.concatenate([hidden[:, 0], means], 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 12, 131])  # the line of the last has one token more
+def test_pool_of_a_text_alone(length):
+    hidden = np.random.default_rng(6).normal(size=(1, length, 8)).astype(np.float32)
+    at = places(np.ones((1, length), bool))
+    assert at.alone
+    found = heads.pool(in_line(hidden, at), at)
+    expected = np.concatenate([hidden[:, 0], hidden.mean(1)], 1)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("asked, expected", [(None, 64), (30, 30)])
+def test_heads_are_as_wide_as_asked_or_a_sixth_of_the_model(asked, expected):
+    random = np.random.default_rng(7)
+    read, logits = random.normal(size=(2, 2 * 384)), random.normal(size=(2, 3))
+    example = learning.Example(
+        np.arange(2), np.ones((2, 4), bool), [read.astype(np.float32)], logits.astype(np.float32), 1
+    )
+    settings = configs.Exits(epochs=1, width=asked)
+    [tensors] = learning.train(settings, [example], None, seed=0)
+    assert tensors["inner.weight"].shape == (2 * 384, expected)
+    assert tensors["out.weight"].shape == (expected, 3)
 
 
 @pytest.mark.parametrize("kind", sorted(heads.KINDS))

@@ -95,10 +95,11 @@ def train(
     add_up: puts the sum over all ranks into a tensor; None: there is only this one.
     """
     width = examples[0].inputs[0].shape[-1] // (2 if settings.head == "pooled" else 1)
+    inner = settings.width or max(2, width // 12 * 2)  # even, for two attention heads
     count = examples[0].logits.shape[1]
     for layer in range(len(examples[0].inputs)):
         paddle.seed(seed)
-        head = KINDS[settings.head](width, settings.width, count)
+        head = KINDS[settings.head](width, inner, count)
         paddle.seed(seed + rank)  # dropout's: of other texts in each rank
         _train(head, settings, examples, layer, labels, seed, add_up)
         yield {name: value.numpy() for name, value in head.state_dict().items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -60,6 +61,24 @@ def test_answers_are_those_of_the_engine_over_http_and_grpc(real, tiny_bundle):
         )
     logits = np.frombuffer(reply.raw_output_contents[0], np.float32).reshape(len(TEXTS), -1)
     np.testing.assert_allclose(logits, [one.logits for one in expected], atol=1e-5)
+
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+
+@pytest.mark.skipif(
+    not (HUGE_PAGES.exists() and "[madvise]" in HUGE_PAGES.read_text())
+    or "GLIBC_TUNABLES" in os.environ,
+    reason="the kernel gives huge pages to all programs or to none, or somebody else decides",
+)
+def test_workers_ask_for_huge_pages(real):
+    def asks(process):
+        flags = Path(f"/proc/{process.pid}/smaps").read_text().split("VmFlags:")[1:]
+        return any("hg" in line.split("\n")[0].split() for line in flags)
+
+    main = psutil.Process(real.process.pid)
+    assert all(asks(child) for child in main.children(recursive=True) if mapped(child))
+    assert not asks(main)
 
 
 def test_the_listening_process_holds_no_paddle(real):
