@@ -191,6 +191,15 @@ def test_the_cheapest_choice_that_keeps_the_accuracy():
     assert early_exit.choose(observed(), 0.99, [1, 3], 1.0).accuracy == 0.5
 
 
+@pytest.mark.parametrize(("group_seconds", "ends"), [(0.1, [1, 2, 3]), (0.4, [1, 3])])
+def test_of_choices_that_cost_about_as_much_the_one_with_fewer_groups(group_seconds, ends):
+    """The group that ends with layer 2 saves half a layer in four and costs two heads in four:
+    1.9 s instead of 2.1, or 2.35 instead of 2.4."""
+    found = observed()._replace(group_seconds=group_seconds)
+    found.predicted[1], found.doubt[1] = [0, 1, 0, 0], [0.95, 0.95, 0.2, 0.95]
+    assert early_exit.choose(found, 1.0, None, None).ends == ends
+
+
 @pytest.mark.parametrize("group_seconds", [0.0, 0.1])
 def test_heads_that_are_never_certain_save_nothing(group_seconds):
     found = observed()._replace(doubt=np.full((3, 4), 0.99), group_seconds=group_seconds)
