@@ -445,10 +445,10 @@ def format_report(report: dict[str, Any], markdown: bool = False) -> str:
         "",
         measure.table(rows, markdown),
         "",
-        *map(measure.ratio_line, report["beside_peer"]),
+        measure.table(_peer_rows(report), markdown),
         "",
-        *map(_equal_line, report["at_equal_p99"]),
-        "",
+        "Beside peers: how many times their texts/s, through as many connections, and through as "
+        "many as keep p99 within theirs (both asked once more).",
         "Closed loop: every connection asks again as soon as it has its answer. Half: the same "
         "connections at half of that rate, latency from when a request was due. Before the turns, "
         f"every server had requests of each size for {report['warm_seconds']:g} s. The clients ran "
@@ -467,9 +467,11 @@ def format_report(report: dict[str, Any], markdown: bool = False) -> str:
     return "\n".join([*lines, *([report["busy"]] if report["busy"] else [])])
 
 
-def _equal_line(found: dict[str, Any]) -> str:
-    return (
-        f"{found['engine']}, {found['connections']} connections: {found['times']:.2f} times the "
-        f"texts/s of {found['reference']}, p99 {found['p99_ms']:.0f} and "
-        f"{found['reference_p99_ms']:.0f} ms"
-    )
+def _peer_rows(report: dict[str, Any]) -> list[list[str]]:
+    rows = [["", "beside", "times texts/s", "at its p99", "connections", "p99 ms", "its p99 ms"]]
+    for same, equal in zip(report["beside_peer"], report["at_equal_p99"]):
+        peer = same["reference"].partition(",")[0]
+        row = [same["engine"], peer, f"{same['median']:.2f}", f"{equal['times']:.2f}"]
+        row += [str(equal["connections"]), f"{equal['p99_ms']:.0f}"]
+        rows.append([*row, f"{equal['reference_p99_ms']:.0f}"])
+    return rows

@@ -57,6 +57,7 @@ def test_all_ways_are_measured_and_answer_alike(tiny_bundle, texts, tmp_path, ca
         ours = not name.startswith("FastAPI")
         assert found["difference"] < (1e-4 if ours else 0.5), name  # the peer computes in int8
     assert len(report["beside_peer"]) == len(report["at_equal_p99"]) == 4
+    assert out.count(" | FastAPI + ONNX Runtime dynamic int8 | ") == 4
     for found in report["at_equal_p99"]:
         assert found["times"] > 0 and 1 <= found["connections"] <= 16
         assert found["connections"] == 4 or found["p99_ms"] <= found["reference_p99_ms"]
