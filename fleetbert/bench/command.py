@@ -18,7 +18,7 @@ Measure this project beside other engines on this machine, in one run and by tur
 
 Every round gives each engine a turn, in an order that rotates; what counts is the median over the
 rounds of the ratio within a round. The other engines live in an environment of their own, which
-`make bench` makes. Close what else runs on the machine: the report tells when it was busy.
+`make venv-bench` makes. Close what else runs on the machine: the report tells when it was busy.
 """
 
 TRAIN = """\

@@ -148,7 +148,7 @@ def check_peer(python: str, command: str, modules: Sequence[str]) -> None:
     if problem:
         raise UserError(
             f"{command} needs a Python with {', '.join(modules)}, but {python} {problem}; "
-            f"`make bench` makes one in {Path(DEFAULT_PEER).parts[0]}, or name another with "
+            f"`make venv-bench` makes one in {Path(DEFAULT_PEER).parts[0]}, or name another with "
             "--peer-python"
         )
 

@@ -112,7 +112,7 @@ def test_peers_do_not_get_what_is_set_for_paddle(monkeypatch):
 
 
 def test_peers_that_lack_something_are_explained():
-    with pytest.raises(UserError, match=r"lacks no_such_module; `make bench` makes one"):
+    with pytest.raises(UserError, match=r"lacks no_such_module; `make venv-bench` makes one"):
         measure.check_peer(sys.executable, "bench train", ["json", "no_such_module"])
     with pytest.raises(UserError, match="/no/python cannot be run: No such file"):
         measure.check_peer("/no/python", "bench train", ["json"])

@@ -56,7 +56,7 @@ def test_a_peer_without_torch_is_one_clear_sentence(tmp_path):
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: bench train needs a Python with torch, transformers")
-    assert done.stderr.count("\n") == 1 and "`make bench` makes one" in done.stderr
+    assert done.stderr.count("\n") == 1 and "`make venv-bench` makes one" in done.stderr
 
 
 def test_rounds_get_as_many_steps_as_there_are(capsys):
