@@ -30,8 +30,7 @@ from fleetbert.metrics import softmax
 SIZES = (1, 8, 32)  # texts of a request
 OFFLINE = "offline, sorted"
 OURS = "fleetbert"
-# The engines that plain servers have by default, of infer.PEERS; and what their Python needs.
-PEERS = ("ort-int8", "openvino-int8")
+# What a plain server's Python needs beside its engine.
 NEEDED = ("fastapi", "uvicorn", "tokenizers", "numpy")
 START_SECONDS = 300.0
 # How many times as many connections may be opened to bring p99 to a peer's, and how often to try.
@@ -82,7 +81,7 @@ def bench(
     rounds: int,
     threads: int,
     peer_python: str,
-    peers: Sequence[str] = PEERS,
+    peers: Sequence[str],
 ) -> dict[str, Any]:
     """Answer the first `texts` texts of `data` by turns, and return the report, ready for JSON.
 

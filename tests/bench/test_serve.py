@@ -142,15 +142,16 @@ def test_percentiles():
 
 def test_what_cannot_be_measured_is_said(tiny_bundle, texts):
     same = {"variant": "float32", "texts": 9, "connections": 1, "seconds": 1, "warm": 1,
-            "rounds": 1, "threads": 1, "peer_python": sys.executable}  # fmt: skip
+            "rounds": 1, "threads": 1, "peer_python": sys.executable,
+            "peers": ["ort-int8"]}  # fmt: skip
     with pytest.raises(UserError, match="--connections is 0"):
         serve.bench(str(tiny_bundle), str(texts), **{**same, "connections": 0})
     with pytest.raises(UserError, match="cannot be run"):
         serve.bench(str(tiny_bundle), str(texts), **{**same, "peer_python": "no-python"})
     with pytest.raises(UserError, match="--peers: triton is none of torch, "):
-        serve.bench(str(tiny_bundle), str(texts), **same, peers=["ort-int8", "triton"])
+        serve.bench(str(tiny_bundle), str(texts), **{**same, "peers": ["ort-int8", "triton"]})
     with pytest.raises(UserError, match="no peer to measure: OpenVINO int8 "):
-        serve.bench(str(tiny_bundle), str(texts), **same, peers=["openvino-int8"])
+        serve.bench(str(tiny_bundle), str(texts), **{**same, "peers": ["openvino-int8"]})
 
 
 def test_texts_per_second_are_compared_at_the_same_p99():
