@@ -19,9 +19,12 @@ READERS = {"fc": ("W", "Bias"), "layer_norm": ("Scale", "Bias")}
 
 
 def settle(program: ProgramDesc) -> None:
-    """Add to a program, in its first run, a product of each parameter with one, in its own memory.
+    """Add to a program, at the end of its first run, a product of each parameter with one, in its
+    own memory.
 
-    What an operator writes has the operator's layout.
+    What an operator writes has the operator's layout. At the end: behind a condition Paddle looks
+    for what has to be changed in every run (`DisablePrepareDataOpt` in its analysis_predictor.cc),
+    1 to 4 % of the time of small batches.
     """
     block = program.blocks[0]
     read = (
@@ -47,7 +50,7 @@ def settle(program: ProgramDesc) -> None:
     once.outputs.add(parameter="Scope").arguments.append(scopes.name)
     once.attrs.add(name="sub_block", type=framework_pb2.BLOCK, block_idx=inner.idx)
     programs.set_attribute(once, "is_scalar_condition", True)
-    feeds = [op for op in block.ops if op.type == "feed"]
-    rest = list(block.ops)[len(feeds) :]
-    switched = programs.port("feed", "feed", FIRST_RUN, len(feeds))
-    programs.replace_ops(block, [*feeds, switched, once, *rest])
+    feeds = sum(op.type == "feed" for op in block.ops)
+    ops = list(block.ops)
+    switched = programs.port("feed", "feed", FIRST_RUN, feeds)
+    programs.replace_ops(block, [*ops[:feeds], switched, *ops[feeds:], once])
