@@ -22,9 +22,9 @@ def settle(program: ProgramDesc) -> None:
     """Add to a program, at the end of its first run, a product of each parameter with one, in its
     own memory.
 
-    What an operator writes has the operator's layout. At the end: behind a condition Paddle looks
-    for what has to be changed in every run (`DisablePrepareDataOpt` in its analysis_predictor.cc),
-    1 to 4 % of the time of small batches.
+    What an operator writes has the operator's layout. At the end: operators behind a condition look
+    at the layout of each input in every run (`DisablePrepareDataOpt` in Paddle's
+    analysis_predictor.cc), which is 3 to 5 % of the time of one text and 2 % of 16's (MiniLM).
     """
     block = program.blocks[0]
     read = (

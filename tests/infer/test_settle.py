@@ -30,10 +30,12 @@ for number in range(3):
 """
 
 
-def test_parameters_are_transformed_in_the_first_run_only(tiny_bundle, tmp_path):
+def test_layouts_are_looked_at_and_parameters_transformed_in_the_first_runs_only(
+    tiny_bundle, tmp_path
+):
     bundle = shapes.add_int8_and_early_exit(tiny_bundle, tmp_path)
     folder = bundle.folder("int8-static")
-    environ = {**os.environ, "GLOG_v": "4"}
+    environ = {**os.environ, "GLOG_v": "6"}
     command = [sys.executable, "-c", RUNS, str(folder)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     log = done.stderr.split("RUN ")[1:]
@@ -42,3 +44,7 @@ def test_parameters_are_transformed_in_the_first_run_only(tiny_bundle, tmp_path)
     assert len(found) == 3
     assert found[0]
     assert not found[1] and not found[2]
+    # Additions ask this of each of their inputs, where Paddle looks at them at all.
+    asked = [part.count("GetKernelTypeForVar") for part in log]
+    assert asked[0]
+    assert not asked[2]
