@@ -23,8 +23,8 @@ def settle(program: ProgramDesc) -> None:
     own memory.
 
     What an operator writes has the operator's layout. At the end: operators behind a condition look
-    at the layout of each input in every run (`DisablePrepareDataOpt` in Paddle's
-    analysis_predictor.cc), which is 3 to 5 % of the time of one text and 2 % of 16's (MiniLM).
+    at the layout of each input in every run (Paddle marks them `inference_force_prepare_data`),
+    which is 3 to 5 % of the time of one text and 2 % of 16's (MiniLM).
     """
     block = program.blocks[0]
     read = (
