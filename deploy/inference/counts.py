@@ -43,12 +43,13 @@ class Counts:
     def batch(
         self, lengths: Sequence[int], padded: int, layers: Sequence[int], seconds: float
     ) -> None:
-        """A batch of texts of these lengths was computed; they left after these layers."""
+        """A batch of texts of these lengths was computed, as `padded` tokens; they left after these
+        layers."""
         tokens = sum(lengths)
         self._batch_seconds.observe(seconds)
         self._batch_texts.observe(len(lengths))
         self._tokens.inc(tokens)
-        self._padding.inc(len(lengths) * padded - tokens)
+        self._padding.inc(padded - tokens)
         self._texts += len(lengths)
         _add(self._batches.setdefault(len(lengths), [0.0, 0.0]), seconds)
         for layer, texts in Counter(layers).items():

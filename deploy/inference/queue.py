@@ -1,11 +1,15 @@
 """The queue of one version: which texts wait, and which of them go into the next batch.
 
 A pure data structure: it does no I/O and is told the time (seconds of any steady clock), so that
-tests can drive it. Texts of like length go together, as in `fleetbert.data.batching`: a batch is
-padded to one of SAFE_LENGTHS and has at most `batch_tokens` tokens then, unless one text alone has
-more. A worker that is free gets the batch of which the least is lost, to padding and to the call
-itself, where age counts too; whoever has waited for `max_age` seconds goes next, whatever its
-length.
+tests can drive it. A batch has at most `batch_tokens` tokens, unless one text alone has more.
+
+An engine that puts several texts into a row (`batching.pack_rows`) is given texts in the order in
+which they came, but for those that are better in rows of another length (`batching.cut_by_length`).
+
+For other engines texts of like length go together, as in `fleetbert.data.batching`: a batch is
+padded to one of SAFE_LENGTHS, and padding counts as tokens. A worker that is free gets the batch of
+which the least is lost, to padding and to the call itself, where age counts too; whoever has waited
+for `max_age` seconds goes next, whatever its length.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.data.batching import CALL_TOKENS, SAFE_LENGTHS, cut_by_length, round_up
 from fleetbert.deploy.inference.messages import Failure, Reason
 
 # Before the first batch was measured: BERT-base in float32 on one processor.
@@ -65,21 +69,9 @@ class Text:
         self.number = 0
 
 
-class Cost(NamedTuple):
-    """What a batch costs beside its tokens, in tokens: the call, and each token of padding. Larger
-    models' calls cost less; but who takes the batch of which the least is lost leaves worse ones.
-    """
-
-    call: float
-    padding: float
-
-
-# Of engines that compute padding like text. Where 64 clients were simulated, 32 to 48 did best.
-PADDED = Cost(40, 1.0)
-# Of those that compute it in attention only. For MiniLM in int8 on one processor a call costs 57 to
-# 100. Beside PADDED, 64 clients, by turns: with AMX 0 to 9 % more texts a second, without as
-# many, and of half as many a seventh to half less time for the slowest of a hundred.
-UNPADDED = Cost(80, 0.4)
+# What a call costs an engine that is not packed, in tokens. Where 64 clients were simulated, 32 to
+# 48 did best.
+CALL_COST = 40
 
 
 class _Plan(NamedTuple):
@@ -97,13 +89,14 @@ class Queue:
         capacity: int,
         max_wait: float,
         max_age: float,
-        cost: Cost,
+        packed: bool,
     ):
+        """packed: the engine puts several texts into a row."""
         self.batch_tokens = batch_tokens
         self.capacity = capacity
         self.max_wait = max_wait
         self.max_age = max_age
-        self.cost = cost
+        self.packed = packed
         self.tokens = 0
         self.speed = FIRST_GUESS
         self._measured = False
@@ -193,34 +186,32 @@ class Queue:
         if self._again:
             return self._again[0].arrival
         oldest = self._oldest()
-        return None if oldest is None else oldest.arrival + self._wait()
+        if oldest is None:
+            return None
+        return oldest.arrival + self._wait()
 
-    def take(self, now: float) -> list[Text]:
+    def take(self, now: float, share: float = math.inf) -> list[Text]:
         """The next batch for a worker that is free; empty if nothing waits, or if waiting for
         more texts is allowed and the batch is not full. Call `expire` with the same time before.
+
+        share: tokens of which a packed engine's batch is full, where they are more than a call is
+        worth, so that there is something left for the next worker.
         """
         if self._again:
             return [self._taken(self._again.popleft())]
         oldest = self._oldest()
         if oldest is None:
             return []
-        waiting = [
-            (length, len(texts), next(iter(texts.values())).arrival)
-            for length, texts in self._by_length.items()
-            if texts
-        ]
-        if now - oldest.arrival >= self.max_age:
-            plan = self._plan([entry for entry in waiting if entry[0] >= oldest.length], now)
+        if self.packed:
+            most = min(max(share, CALL_TOKENS), self.batch_tokens)
+            texts, full = self._in_order(most), self.tokens >= most
         else:
-            plans = [self._plan(waiting[start:], now) for start in range(len(waiting))]
-            plan = max(plans, key=lambda plan: plan.score)
-        if not plan.full and now < oldest.arrival + self._wait():
+            texts, full = self._alike(oldest, now)
+        if not full and now < oldest.arrival + self._wait():
             return []
-        return [
-            self._taken(self._by_length[length].popitem(last=False)[1])
-            for length, count in plan.takes
-            for _ in range(count)
-        ]
+        for text in texts:
+            del self._by_length[text.length][text.number]
+        return [self._taken(text) for text in texts]
 
     def seconds(self, tokens: int) -> float:
         """What so many tokens should take (divided by the number of workers); 0 where no batch was
@@ -258,6 +249,38 @@ class Queue:
         fronts = [next(iter(texts.values())) for texts in self._by_length.values() if texts]
         return min(fronts, key=lambda text: text.number, default=None)
 
+    def _in_order(self, room: float) -> list[Text]:
+        """Who came first, with those after it that are best in rows of the same length: of so many
+        tokens at most, but one text."""
+        texts: list[Text] = []
+        for _, text in heapq.merge(*(texts.items() for texts in self._by_length.values())):
+            room -= len(text.ids)
+            if room < 0 and texts:
+                break
+            texts.append(text)
+        parts = cut_by_length(np.array([len(text.ids) for text in texts]), CALL_TOKENS)
+        first = next(part for part in parts if 0 in part)
+        return [texts[number] for number in sorted(first.tolist())]
+
+    def _alike(self, oldest: Text, now: float) -> tuple[list[Text], bool]:
+        """The texts of like length of which the least is lost; whether more would be too many."""
+        waiting = [
+            (length, len(texts), next(iter(texts.values())).arrival)
+            for length, texts in self._by_length.items()
+            if texts
+        ]
+        if now - oldest.arrival >= self.max_age:
+            plan = self._plan([entry for entry in waiting if entry[0] >= oldest.length], now)
+        else:
+            plans = [self._plan(waiting[start:], now) for start in range(len(waiting))]
+            plan = max(plans, key=lambda plan: plan.score)
+        chosen = [
+            text
+            for length, count in plan.takes
+            for text in itertools.islice(self._by_length[length].values(), count)
+        ]
+        return chosen, plan.full
+
     def _plan(self, waiting: list[tuple[int, int, float]], now: float) -> _Plan:
         """The batch that begins with the first of these lengths and goes on into longer ones as
         far as is worth the padding. Of each length: how many texts wait, and since when."""
@@ -276,7 +299,7 @@ class Queue:
             count += taken
             tokens += taken * length
             padding = count * length - tokens
-            lost = self.cost.call + self.cost.padding * padding
+            lost = CALL_COST + padding
             score = tokens / (tokens + lost) + age_weight * (now - arrival)
             if score > best:
                 end, full, best = len(takes), (count + 1) * length > self.batch_tokens, score

@@ -11,12 +11,13 @@ from typing import Any, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert.data.batching import pack_rows
 from fleetbert.data.tokenizer import Tokenizer
 from fleetbert.deploy.inference.counts import Counts
 from fleetbert.deploy.inference.encode import Encoded, encode
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, Reply
 from fleetbert.deploy.inference.pool import Lost, Plan, Pool, Worker
-from fleetbert.deploy.inference.queue import PADDED, UNPADDED, Queue, Text, Ticket
+from fleetbert.deploy.inference.queue import Queue, Text, Ticket
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.infer import golden as goldens
 from fleetbert.infer.engine import EARLY_EXIT, FUSED, LITE_EARLY_EXIT
@@ -89,7 +90,7 @@ class Serving:
             batching.queue_tokens,
             batching.max_wait_ms / 1000,
             batching.max_age_ms / 1000,
-            UNPADDED if kind in FUSED else PADDED,
+            kind in FUSED,
         )
         self.timeout = batching.timeout_ms / 1000
         golden = goldens.read(bundle, plan.variant)
@@ -97,6 +98,7 @@ class Serving:
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
         self.pool = Pool(plan, golden, len(bundle.labels), self._pump)
         self.counts.queued(lambda: self.queue.tokens)
+        self._under_way: dict[Worker, int] = {}  # tokens that workers compute
         self._labels = list(bundle.labels)
         self._early = kind in (EARLY_EXIT, LITE_EARLY_EXIT)
         self._asked = 0
@@ -105,7 +107,7 @@ class Serving:
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = 0.0
         self._batches: set[asyncio.Task[None]] = set()
-        self._shapes: Counter[tuple[int, int]] = Counter()  # of batches: texts, length
+        self._shapes: Counter[tuple[int, int]] = Counter()  # of batches: rows, length
         self._loop = asyncio.get_running_loop()
 
     async def open(self, gently: bool) -> None:
@@ -204,7 +206,7 @@ class Serving:
             worker = self.pool.take_free()
             if worker is None:
                 break
-            texts = self.queue.take(now)
+            texts = self.queue.take(now, self._share(worker))
             if not texts:
                 self.pool.free.append(worker)
                 break
@@ -213,6 +215,12 @@ class Serving:
             task.add_done_callback(self._batches.discard)
         times = [self.queue.next_deadline(), self.queue.next_batch() if self.pool.free else None]
         self._wake_at(min((time for time in times if time is not None), default=None))
+
+    def _share(self, free: Worker) -> float:
+        """Of all tokens here those that a worker is given: a half share of one worker is on its
+        way, so that the next worker that is free finds something to do."""
+        tokens = sum(tokens for worker, tokens in self._under_way.items() if worker is not free)
+        return (self.queue.tokens + tokens) / (self.pool.size + 0.5)
 
     def _wake_at(self, when: float | None) -> None:
         if self._alarm is not None:
@@ -232,14 +240,21 @@ class Serving:
         begin = self._loop.time()
         lengths = [text.ids.size for text in texts]
         expected = self.queue.seconds(sum(lengths)) * self.pool.size
+        self._under_way[worker] = sum(lengths)
         try:
             logits, layers, seconds = await self.pool.run(worker, texts, expected)
         except Lost as lost:
             self._lose(texts, lost)
             return
-        longest = max(text.length for text in texts)
-        self._shapes[len(texts), longest] += 1
-        self.counts.batch(lengths, longest, layers.tolist(), seconds)
+        finally:
+            self._under_way.pop(worker, None)
+        if self.queue.packed:
+            length, packed = pack_rows(lengths)
+            rows = len(packed)
+        else:
+            length, rows = max(text.length for text in texts), len(texts)
+        self._shapes[rows, length] += 1
+        self.counts.batch(lengths, rows * length, layers.tolist(), seconds)
         self.counts.waited([begin - text.arrival for text in texts])
         self.queue.observe(sum(lengths), seconds / self.pool.size)
         finite = np.isfinite(logits).all(axis=1).tolist()

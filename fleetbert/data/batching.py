@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from functools import cached_property
 from typing import Callable, NamedTuple, Sequence, overload
 
@@ -22,6 +23,15 @@ SAFE_LENGTHS = (
     *(7, 10, 14, 16, 18, 20, 22, 24, 26, 30, 32, 34, 36, 40, 44, 48, 52, 58, 64, 72, 80, 88, 96),
     *(104, 112, 128, 138, 150, 160, 176, 192, 212, 228, 256, 284, 312, 342, 384, 428, 468, 512),
 )
+# Of rows that several texts share. Each number of rows and length that is new takes some 3 ms to
+# prepare, and each number of tokens in all as much, so there are few.
+SHARED_LENGTHS = tuple(length for length in SAFE_LENGTHS if length % 32 == 0)
+# In rows of so many tokens attention takes as long as all else: MiniLM in int8, one thread, Xeon
+# with AMX (BERT-base: 380).
+ATTENTION_LENGTH = 180
+# A call takes as long as 90 tokens (MiniLM; BERT-base: 100). But parts of a batch fill their rows
+# worse, and have more numbers of rows: of 64 texts or fewer none gain that gain less than this.
+CALL_TOKENS = 250
 
 # Batches in one pool of `bucket`: more sort better, fewer mix better.
 POOL_BATCHES = 50
@@ -190,7 +200,7 @@ def collate(
     """Lay the texts `indices` of `encodings` out as a Batch.
 
     Unpacked, each text is a row padded to the longest. Packed, rows of at most `max_length` are
-    filled first-fit-decreasing; they are as short as the same number of rows allows. With
+    filled best-fit-decreasing; they are as short as the same number of rows allows. With
     `round_to` (ascending) rows have the first of these lengths that suffices.
     """
     indices = np.asarray(indices, np.int64)
@@ -278,22 +288,24 @@ def plan_inference(
     return batches
 
 
-def cut_by_length(
-    lengths: np.ndarray, call_tokens: float, safe_lengths: Sequence[int] = SAFE_LENGTHS
-) -> list[np.ndarray]:
-    """The rows of a batch (int64 indices into `lengths`) in parts, so that they cost least.
+def cut_by_length(lengths: np.ndarray, call_tokens: float) -> list[np.ndarray]:
+    """The texts of a batch (int64 indices into `lengths`) in parts that cost least, each in rows of
+    its own (`pack_rows`).
 
-    A part costs its tokens when padded to one of `safe_lengths`, and `call_tokens`: as many tokens
-    of padding as take the time of a call.
+    A part costs its tokens, which attention makes dearer in long rows, and `call_tokens`: as many
+    tokens as take the time of a call.
     """
-    padded = np.array([round_up(length, safe_lengths) for length in lengths.tolist()])
-    order = np.argsort(padded, kind="stable")
-    steps, starts = np.unique(padded[order], return_index=True)
+    if lengths.sum() * lengths.max() <= call_tokens * ATTENTION_LENGTH:  # all that could be gained
+        return [np.arange(len(lengths))]
+    order = np.argsort(lengths, kind="stable")
+    steps, starts = np.unique(lengths[order], return_index=True)
     bounds = [*starts.tolist(), len(order)]
+    sums = [0, *np.cumsum(lengths[order]).tolist()]
     best: list[tuple[float, int]] = [(0.0, 0)]  # of the first steps: their cost, the last part
     for end, step in enumerate(steps.tolist(), 1):
+        each = 1 + step / ATTENTION_LENGTH
         costs = (
-            (best[start][0] + call_tokens + (bounds[end] - bounds[start]) * step, start)
+            (best[start][0] + call_tokens + (sums[bounds[end]] - sums[bounds[start]]) * each, start)
             for start in range(end)
         )
         best.append(min(costs))
@@ -304,6 +316,29 @@ def cut_by_length(
         parts.append(order[bounds[start] : bounds[end]])
         end = start
     return parts[::-1]
+
+
+def pack_rows(lengths: Sequence[int]) -> tuple[int, list[list[int]]]:
+    """A length of SAFE_LENGTHS, and rows of at most so many tokens, each the numbers of its texts:
+    those that an engine answers in the least time.
+
+    Longer rows are fuller, but attention computes all pairs of a row's tokens. The length is one of
+    SHARED_LENGTHS, unless no two texts go into the shortest row that holds the longest.
+    """
+    count, total, shortest = len(lengths), sum(lengths), min(lengths)
+    best, found = math.inf, (0, [[0]])
+    own = round_up(max(lengths), SAFE_LENGTHS)
+    shared = SHARED_LENGTHS[bisect_left(SHARED_LENGTHS, own) :]
+    for length in shared if 2 * shortest <= own else (own, *shared):
+        each = 1 + length / ATTENTION_LENGTH
+        if total * each >= best:  # even if all rows were full
+            break
+        if -(-count // (length // shortest)) * length * each >= best:  # or of the shortest texts
+            continue
+        rows = _best_fit(lengths, length) if 2 * shortest <= length else [[n] for n in range(count)]
+        if len(rows) * length * each < best:
+            best, found = len(rows) * length * each, (length, rows)
+    return found
 
 
 def row_lengths(real: np.ndarray) -> np.ndarray:
@@ -365,17 +400,17 @@ def _groups(descending: list[int], bound: int, parts: int) -> list[int]:
 
 
 def _pack(lengths: list[int], max_length: int) -> list[list[int]]:
-    """Rows of text numbers: the fewest that first-fit-decreasing finds, then the shortest."""
+    """Rows of text numbers: the fewest that best-fit-decreasing finds, then the shortest."""
     if not lengths:
         return []
     longest, total = max(lengths), sum(lengths)
     if longest > max_length:
         raise ValueError(f"a text of {longest} tokens, but max_length is {max_length}")
-    best = _first_fit(lengths, max_length)
+    best = _best_fit(lengths, max_length)
     low, high = max(longest, -(-total // len(best))), max_length
     while low < high:
         middle = (low + high) // 2
-        rows = _first_fit(lengths, middle)
+        rows = _best_fit(lengths, middle)
         if len(rows) <= len(best):
             best, high = rows, middle
         else:
@@ -383,16 +418,20 @@ def _pack(lengths: list[int], max_length: int) -> list[list[int]]:
     return best
 
 
-def _first_fit(lengths: list[int], capacity: int) -> list[list[int]]:
-    """First-fit-decreasing: each text, longest first, goes to the first row with room for it."""
+def _best_fit(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Best-fit-decreasing: each text, longest first, goes to the row with the least room for it."""
     rows: list[list[int]] = []
-    room: list[int] = []
-    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
-        fits = (row for row, free in enumerate(room) if free >= lengths[number])
-        row = next(fits, len(rows))
-        if row == len(rows):
-            rows.append([])
-            room.append(capacity)
-        rows[row].append(number)
-        room[row] -= lengths[number]
+    free: list[tuple[int, int]] = []  # room and row, ascending
+    shortest = min(lengths)
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        length = lengths[number]
+        place = bisect_left(free, (length, 0))
+        if place == len(free):
+            room, row = capacity, len(rows)
+            rows.append([number])
+        else:
+            room, row = free.pop(place)
+            rows[row].append(number)
+        if room - length >= shortest:
+            insort(free, (room - length, row))
     return rows

@@ -149,7 +149,7 @@ def open_int8(folder: Path, device: str, threads: int, streams: bool = False) ->
     program, parameters = _from_integers(folder)
     pad_id = embeddings.pad_id(program, parameters)
     runs = open_fused(program, parameters, threads, streams)
-    return Parts(runs, pad_id, alone.width(program), any_length=alone.fits(program))
+    return Parts(runs, pad_id, any_length=alone.fits(program))
 
 
 def open_early_exit(folder: Path, device: str, threads: int, streams: bool = False) -> EarlyExit:
@@ -179,7 +179,7 @@ def open_fused(
     streams: one for each of the threads instead of one for them all. They share their parameters,
     which the first run of the first changes: it has to be over before the others begin.
     """
-    from fleetbert.infer import alone, embeddings, unpadded
+    from fleetbert.infer import alone, embeddings, packed
 
     start = embeddings.take_out(program, parameters)
     split = (1, threads) if streams else (threads, 1)
@@ -187,11 +187,10 @@ def open_fused(
     if alone.fits(start.program):
         rest = alone.rewrite(start.program, start.parameters, start.inputs[0])
         row = _open_rest(*rest, start.inputs[:1], *split, lend=False)
-    rest = unpadded.rewrite(start.program, start.inputs)
-    inputs = (*start.inputs, *unpadded.INPUTS)
-    rows = _open_rest(rest, start.parameters, inputs, *split)
+    rest, needed = packed.rewrite(start.program, start.inputs)
+    rows = _open_rest(rest, start.parameters, (start.inputs[0], *needed), *split)
     pad_id = embeddings.pad_id(program, parameters)
-    tables, mask_of = start.tables, start.mask  # without the parameters: Paddle has copied them
+    tables = start.tables  # without the parameters: Paddle has copied them
 
     def join(row: Callable[..., Any] | None, rows: Callable[..., Any]) -> Callable[..., Any]:
         def run(first: np.ndarray, second: np.ndarray, at: Places | None = None) -> Any:
@@ -206,7 +205,9 @@ def open_fused(
             if tables:
                 ids, types = in_line(first, at), in_line(second, at)
                 first = embeddings.add_up(tables, ids, types, at.collect % length)
-            return rows(first, mask_of(input_ids), at.spread, at.collect, at.first)
+            given = (getattr(at, name) for name in needed)
+            found = rows(first.reshape(*at.shape, -1), *given)
+            return found.reshape(-1, found.shape[-1])
 
         return run
 
@@ -385,7 +386,7 @@ class FusedOpener(Protocol):
     def __call__(self, folder: Path, device: str, threads: int, streams: bool = False) -> Run: ...
 
 
-# Through `open_fused`: padding is computed in attention only, and there may be streams.
+# Through `open_fused`: texts share rows, and there may be streams.
 FUSED: dict[str, FusedOpener] = {INT8: open_int8, EARLY_EXIT: open_early_exit}
 OPENERS: dict[str, Callable[[Path, str, int], Run]] = {
     "paddle-inference": open_program,

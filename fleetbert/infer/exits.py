@@ -201,9 +201,10 @@ class EarlyExit:
             row[: text.length] = text.input_ids[: text.length]
         numbers = np.array([text.number for text in texts])
         batch = self._batch(numbers, input_ids, input_ids)
-        states = [text.states for text in texts]
-        short = len(batch.places.collect) - sum(map(len, states))
-        return batch._replace(state=np.concatenate([*states, *[states[0][:1]] * short]))
+        state = np.zeros((len(batch.places.collect), texts[0].states.shape[1]), np.float32)
+        for text, (begin,) in zip(texts, batch.places.first.tolist()):
+            state[begin : begin + len(text.states)] = text.states
+        return batch._replace(state=state)
 
 
 class _Waiting:

@@ -1,7 +1,7 @@
 """A batch answered in parts of like length, and parts of many batches at once.
 
-Where lengths differ, a call for the short rows and one for the long ones cost less than the padding
-of one call for both. Parts of several batches are answered side by side (`infer.streams`).
+Where lengths differ much, a call for the short texts and one for the long ones cost less than
+having them share long rows. Parts of several batches are answered side by side (`infer.streams`).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Callable, Iterable, Iterator, NamedTuple
 import numpy as np
 
 from fleetbert.data.batching import (
+    CALL_TOKENS,
     SAFE_LENGTHS,
     Batch,
     cut_by_length,
@@ -25,8 +26,6 @@ from fleetbert.infer.streams import Streams, first_batches
 
 # input_ids, token_type_ids (int64 [texts, length]) → logits (float32 [texts, labels])
 Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
-# A call takes as long as (CALL_WIDTH / width)² tokens of padding: MiniLM 190, BERT-base 48.
-CALL_WIDTH = 5300
 
 
 class Begun(NamedTuple):
@@ -39,11 +38,10 @@ class Begun(NamedTuple):
 class Parts:
     """An opened program. As a function it answers one batch."""
 
-    def __init__(self, runs: list[Run], pad_id: int, width: int, any_length: bool):
-        """runs: one, or a stream for each thread (`engine.open_fused`). width: of the hidden
-        states. any_length: a row alone needs no padding."""
+    def __init__(self, runs: list[Run], pad_id: int, any_length: bool):
+        """runs: one, or a stream for each thread (`engine.open_fused`). any_length: a row alone
+        needs no padding."""
         self._pad_id = pad_id
-        self._call_tokens = (CALL_WIDTH / width) ** 2
         self._any_length = any_length
         self._streams = Streams(runs, self._warm_up)
 
@@ -65,7 +63,7 @@ class Parts:
         workarounds.check_length(input_ids.shape[1])
         real = input_ids != self._pad_id
         lengths = row_lengths(real)
-        rows = cut_by_length(lengths, self._call_tokens)
+        rows = cut_by_length(lengths, CALL_TOKENS)
         parts = []
         for part in rows:
             length = round_up(int(lengths[part].max()), SAFE_LENGTHS)

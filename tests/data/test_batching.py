@@ -257,8 +257,8 @@ def test_a_batch_is_cut_where_that_costs_least(lengths, call_tokens):
     """Of all ways to cut the rows sorted by length, tried one after the other."""
 
     def cost(parts):
-        padded = (len(part) * batching.round_up(max(part), SAFE_LENGTHS) for part in parts)
-        return sum(padded) + call_tokens * len(parts)
+        each = (sum(part) * (1 + max(part) / batching.ATTENTION_LENGTH) for part in parts)
+        return sum(each) + call_tokens * len(parts)
 
     ordered = sorted(lengths)
     places = range(1, len(ordered))
@@ -269,7 +269,39 @@ def test_a_batch_is_cut_where_that_costs_least(lengths, call_tokens):
     )
     parts = batching.cut_by_length(np.array(lengths), call_tokens)
     assert sorted(row for part in parts for row in part.tolist()) == list(range(len(lengths)))
-    assert cost([[lengths[row] for row in part] for part in parts]) == min(map(cost, ways))
+    found = cost([[lengths[row] for row in part] for part in parts])
+    assert found == pytest.approx(min(map(cost, ways)))
+
+
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=80))
+def test_rows_hold_their_texts_and_cost_no_more_than_one_text_a_row(lengths):
+    length, rows = batching.pack_rows(lengths)
+    assert sorted(number for row in rows for number in row) == list(range(len(lengths)))
+    assert all(sum(lengths[number] for number in row) <= length for row in rows)
+    own = batching.round_up(max(lengths), SAFE_LENGTHS)
+    assert length in SAFE_LENGTHS and length >= own
+    if any(len(row) > 1 for row in rows):
+        assert length in batching.SHARED_LENGTHS
+    shared = batching.round_up(max(lengths), batching.SHARED_LENGTHS)
+
+    def cost(count, length):
+        return count * length * (1 + length / batching.ATTENTION_LENGTH)
+
+    assert cost(len(rows), length) <= cost(len(lengths), shared)
+    if 2 * min(lengths) > own:
+        assert cost(len(rows), length) <= cost(len(lengths), own)
+
+
+@pytest.mark.parametrize("texts, least", [(8, 0.8), (32, 0.93), (200, 0.94)])
+def test_rows_are_nearly_full(texts, least):
+    lengths = np.random.default_rng(0).integers(3, 60, texts).tolist()
+    length, rows = batching.pack_rows(lengths)
+    assert sum(lengths) >= least * len(rows) * length
+
+
+def test_texts_of_one_length_have_rows_of_their_own():
+    assert batching.pack_rows([19, 20, 20]) == (20, [[0], [1], [2]])
+    assert batching.pack_rows([300]) == (312, [[0]])
 
 
 def test_a_row_reaches_to_its_last_token():

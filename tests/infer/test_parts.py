@@ -15,7 +15,7 @@ from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, round_up
 from fleetbert.errors import UserError
 from fleetbert.infer import engine
-from fleetbert.infer.parts import CALL_WIDTH, Parts
+from fleetbert.infer.parts import Parts
 
 
 class Program:
@@ -49,32 +49,28 @@ def expected(lengths):
 
 @given(
     st.lists(st.integers(1, 512), min_size=1, max_size=20),
-    st.sampled_from([32, 384, 768]),
     st.booleans(),
 )
-def test_rows_get_their_own_logits(lengths, width, any_length):
+def test_rows_get_their_own_logits(lengths, any_length):
     program = Program()
     batch = batch_of(lengths)
-    found = Parts([program], 0, width, any_length)(batch.input_ids, batch.token_type_ids)
+    found = Parts([program], 0, any_length)(batch.input_ids, batch.token_type_ids)
     np.testing.assert_array_equal(found, expected(lengths))
     for rows, length in program.shapes:
         assert length in SAFE_LENGTHS or (any_length and rows == 1)
 
 
-def test_a_call_more_is_for_wide_models_only():
-    batch = batch_of([20] * 10 + [26])
-    found = {}
-    for width in (384, 768):
-        program = Program()
-        Parts([program], 0, width, False)(batch.input_ids, batch.token_type_ids)
-        found[width] = program.shapes
-    assert (CALL_WIDTH / 768) ** 2 < 10 * (26 - 20) < (CALL_WIDTH / 384) ** 2
-    assert found == {384: [(11, 26)], 768: [(10, 20), (1, 26)]}
+@pytest.mark.parametrize("longest, expected", [(80, [(31, 80)]), (512, [(30, 20), (1, 512)])])
+def test_a_call_more_is_for_texts_in_much_longer_rows(longest, expected):
+    batch = batch_of([20] * 30 + [longest])
+    program = Program()
+    Parts([program], 0, False)(batch.input_ids, batch.token_type_ids)
+    assert program.shapes == expected
 
 
 def test_streams_answer_batches_in_order_and_keep_to_their_threads():
     programs = [Program() for _ in range(3)]
-    parts = Parts(programs, 0, 768, False)
+    parts = Parts(programs, 0, False)
     random = np.random.default_rng(0)
     rows = [random.integers(1, 512, random.integers(1, 9)).tolist() for _ in range(40)]
     batches = [(np.array([number]), batch_of(lengths)) for number, lengths in enumerate(rows)]
@@ -91,7 +87,7 @@ def test_streams_answer_batches_in_order_and_keep_to_their_threads():
 def test_streams_begin_one_after_the_other_with_a_row_alone_and_with_two():
     """The first run of either program changes the parameters of all."""
     programs = [Program() for _ in range(2)]
-    parts = Parts(programs, 0, 768, False)
+    parts = Parts(programs, 0, False)
     batch = batch_of([512])
     list(parts.run_all((np.arange(1), batch) for _ in range(20)))
     for program in programs:
@@ -106,7 +102,7 @@ def test_no_more_batches_are_taken_than_streams_need():
             taken.append(number)
             yield np.array([number]), batch_of([5])
 
-    for place, _ in enumerate(Parts([Program(), Program()], 0, 384, True).run_all(batches())):
+    for place, _ in enumerate(Parts([Program(), Program()], 0, True).run_all(batches())):
         assert len(taken) <= place + 3
 
 
@@ -117,14 +113,14 @@ def test_what_a_program_raises_is_raised(streams):
             raise IndexError("a token id or type is negative")
         return np.zeros((len(input_ids), 2), np.float32)
 
-    parts = Parts([fail] * streams, 0, 384, True)
+    parts = Parts([fail] * streams, 0, True)
     with pytest.raises(IndexError, match="negative"):
         list(parts.run_all([(np.arange(1), batch_of([200]))]))
 
 
 @pytest.mark.parametrize("streams", [1, 2])
 def test_other_lengths_do_not_reach_onednn(streams):
-    parts = Parts([Program()] * streams, 0, 384, True)
+    parts = Parts([Program()] * streams, 0, True)
     batch = batch_of([16])
     cut = batch._replace(input_ids=batch.input_ids[:, :15])
     with pytest.raises(ValueError, match="rows of 15 tokens"):

@@ -44,7 +44,8 @@ def test_layouts_are_looked_at_and_parameters_transformed_in_the_first_runs_only
     assert len(found) == 3
     assert found[0]
     assert not found[1] and not found[2]
-    # Additions ask this of each of their inputs, where Paddle looks at them at all.
+    # Additions ask this where Paddle looks at their inputs: in the end only the last layer's of
+    # what a gather gives, which has to be transformed in every run.
     asked = [part.count("GetKernelTypeForVar") for part in log]
     assert asked[0]
-    assert not asked[2]
+    assert asked[2] == asked[0] / 4  # two layers have four additions

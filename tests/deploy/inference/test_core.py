@@ -23,7 +23,6 @@ from fleetbert.deploy.inference import metrics
 from fleetbert.deploy.inference.frames import INT
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
 from fleetbert.deploy.inference.pool import Worker
-from fleetbert.deploy.inference.queue import PADDED
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.infer import answer as answers
 
@@ -157,7 +156,7 @@ def test_versions_are_found_by_number_and_alias(both):
     assert version.aliases == ("stable",)
     assert version.layers == LAYERS
     assert version.variant == "float32"
-    assert both.repository._models[MODEL].held[1].serving.queue.cost is PADDED
+    assert both.repository._models[MODEL].held[1].serving.queue.packed is False
     assert [variant["name"] for variant in version.variants] == ["float32", "onnx"]
     assert both.ask(model=MODEL, version="stable", texts=["word1"]).version == "1"
 

@@ -16,7 +16,7 @@ from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
 from fleetbert import client
 from fleetbert.deploy.inference import inference_pb2 as pb
 from fleetbert.deploy.inference import inference_pb2_grpc
-from fleetbert.deploy.inference.queue import UNPADDED, Text, Ticket
+from fleetbert.deploy.inference.queue import Text, Ticket
 from fleetbert.infer import answer as answers
 
 MODEL, NAME = "tiny", "early-exit-float32"
@@ -81,7 +81,7 @@ def test_a_text_leaves_at_the_speed_it_asks_for_whoever_shares_its_batch(
             np.testing.assert_allclose(reply.logits, wanted.values, atol=1e-4)
 
         serving = core.repository._models[MODEL].held[1].serving
-        assert serving.queue.cost is UNPADDED
+        assert serving.queue.packed
         encoded = serving.tokenizer.encode(texts, None, 64)
         speeds = [[*expected][number % len(expected)] for number in range(len(texts))]
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
-from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
+from fleetbert.data.batching import CALL_TOKENS, SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.deploy.inference.messages import Failure, Reason
-from fleetbert.deploy.inference.queue import PADDED, UNPADDED, Queue, Text, Ticket
+from fleetbert.deploy.inference.queue import CALL_COST, Queue, Text, Ticket
 
 FAR = 1e9
 
@@ -28,8 +28,8 @@ def put(queue: Queue, lengths: list[int], now: float = 0.0, deadline: float = FA
     return ticket
 
 
-def make_queue(batch_tokens=256, capacity=10_000, max_wait=0.0, max_age=1.0, cost=PADDED) -> Queue:
-    return Queue(batch_tokens, capacity, max_wait, max_age, cost)
+def make_queue(batch_tokens=256, capacity=10_000, max_wait=0.0, max_age=1.0, packed=False) -> Queue:
+    return Queue(batch_tokens, capacity, max_wait, max_age, packed)
 
 
 def lengths_of(batch: list[Text]) -> list[int]:
@@ -41,11 +41,12 @@ class AnyOrder(RuleBasedStateMachine):
 
     tickets = Bundle("tickets")
     batches = Bundle("batches")
+    packed = False
 
     def __init__(self):
         super().__init__()
         self.now = 0.0
-        self.queue = make_queue(batch_tokens=128, capacity=2000, max_wait=0.01, max_age=0.2)
+        self.queue = make_queue(128, 2000, max_wait=0.01, max_age=0.2, packed=self.packed)
         self.waiting: list[Text] = []
         self.times_taken: dict[Text, int] = {}
 
@@ -101,8 +102,10 @@ class AnyOrder(RuleBasedStateMachine):
             assert not text.ticket.finished
             self.times_taken[text] = self.times_taken.get(text, 0) + 1
             assert self.times_taken[text] == text.losses + 1
-        padded = round_up(max(lengths_of(batch)), SAFE_LENGTHS)
-        assert len(batch) == 1 or len(batch) * padded <= 128
+        tokens = sum(lengths_of(batch))
+        if not self.packed:
+            tokens = len(batch) * round_up(max(lengths_of(batch)), SAFE_LENGTHS)
+        assert len(batch) == 1 or tokens <= 128
         if any(text.losses for text in batch):
             assert len(batch) == 1  # what was lost once goes alone
         else:
@@ -111,7 +114,7 @@ class AnyOrder(RuleBasedStateMachine):
                 same = [taken for taken in batch if taken.length == text.length]
                 assert all(taken.arrival <= text.arrival for taken in same)
             oldest = min([*batch, *self.waiting], key=lambda text: text.arrival)
-            if self.now - oldest.arrival >= 0.2:  # nobody starves
+            if self.packed or self.now - oldest.arrival >= 0.2:  # nobody starves
                 assert min(text.arrival for text in batch) == oldest.arrival
         return batch
 
@@ -129,8 +132,14 @@ class AnyOrder(RuleBasedStateMachine):
         assert self.queue.tokens == sum(lengths_of(self.waiting))
 
 
+class AnyOrderPacked(AnyOrder):
+    packed = True
+
+
 TestAnyOrder = AnyOrder.TestCase
 TestAnyOrder.settings = settings(max_examples=60, stateful_step_count=40)
+TestAnyOrderPacked = AnyOrderPacked.TestCase
+TestAnyOrderPacked.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 @given(st.lists(st.integers(2, 70), max_size=60), st.sampled_from([64, 128, 512]))
@@ -160,7 +169,7 @@ def test_what_waits_at_once_is_batched_as_offline(seed):
 
 def cost_of(batches):
     """In tokens of a batch: those of its rows, and what a call costs beside them."""
-    return sum(PADDED.call + len(one) * round_up(max(one), SAFE_LENGTHS) for one in batches)
+    return sum(CALL_COST + len(one) * round_up(max(one), SAFE_LENGTHS) for one in batches)
 
 
 def test_a_worker_that_is_free_waits_for_more_only_so_long():
@@ -205,11 +214,28 @@ def test_texts_of_other_lengths_join_only_where_that_is_worth_the_padding():
     assert lengths_of(queue.take(0.0)) == [50, 50, 60]
 
 
-def test_more_texts_join_where_padding_costs_less_than_text():
-    for cost, batch in ((PADDED, [60] * 5), (UNPADDED, [40] * 5 + [60] * 5)):
-        queue = make_queue(batch_tokens=2048, cost=cost)
-        put(queue, [40] * 5 + [60] * 5)
-        assert lengths_of(queue.take(0.0)) == batch
+def test_texts_that_share_rows_go_in_the_order_in_which_they_came():
+    queue = make_queue(batch_tokens=200, packed=True)
+    put(queue, [60, 5, 40, 16])
+    put(queue, [70, 10, 60])
+    assert lengths_of(queue.take(0.0)) == [60, 5, 40, 16, 70]  # 10 more would fit, 60 would not
+    assert lengths_of(queue.take(0.0)) == [10, 60]
+
+
+def test_long_rows_are_not_shared_by_short_texts():
+    queue = make_queue(batch_tokens=4096, packed=True)
+    put(queue, [20, 512, 20, 500] + [20] * 30)
+    assert lengths_of(queue.take(0.0)) == [20] * 32
+    assert lengths_of(queue.take(0.0)) == [512, 500]
+
+
+def test_a_share_is_enough_where_it_is_worth_a_call():
+    queue = make_queue(batch_tokens=2048, max_wait=100.0, packed=True)
+    put(queue, [50] * 20)
+    assert queue.take(0.0, share=1001) == []
+    assert lengths_of(queue.take(0.0, share=600)) == [50] * 12
+    assert queue.take(0.0, share=401) == []
+    assert lengths_of(queue.take(0.0, share=10)) == [50] * (CALL_TOKENS // 50)
 
 
 def test_the_fullest_batch_goes_first_until_somebody_has_waited_too_long():

@@ -1,5 +1,4 @@
-"""Programs that compute on the tokens of a batch without its padding, against all operators in
-Paddle as they were."""
+"""Programs whose texts share rows, against all operators in Paddle as they were."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import shapes
 from fleetbert import bundle as bundles
 from fleetbert import program as programs
 from fleetbert.compress import onednn
-from fleetbert.infer import embeddings, engine, unpadded
+from fleetbert.infer import embeddings, engine, packed
 from fleetbert.infer.alike import random_batch
 
 
@@ -66,13 +65,29 @@ def test_a_row_of_padding_says_the_same_beside_any_other(int8):
     np.testing.assert_array_equal(*found)
 
 
-def test_only_attention_has_rows(int8):
-    start = embeddings.take_out(*int8)
-    rest = unpadded.rewrite(start.program, start.inputs)
-    ops = rest.blocks[0].ops
-    ranks = [programs.attribute(op, "in_num_col_dims").i for op in ops if op.type == "fc"]
-    # a layer's query, key and value, and the rest of it; the last layer is of [CLS]; two heads
-    assert ranks == [*(2, 2, 2, 1, 1, 1), *(2, 2, 2, 2, 2, 2), *(1, 1)]
-    assert [op.type for op in ops].count("lookup_table_v2") == 2 + 2
-    named = {found.name for found in rest.blocks[0].vars}
-    assert {name for op in ops for name in programs._arguments(op)} <= named
+def test_a_text_does_not_see_those_beside_it(int8):
+    (run,) = engine.open_fused(*int8, 1)
+    ids, types = make_batch([10, 12, 9], 16)  # one row of 32
+    before = run(ids, types)
+    ids[1, :12] = ids[1, 11::-1].copy()
+    after = run(ids, types)
+    np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+    assert np.abs(after[1] - before[1]).max() > 1e-3
+
+
+def test_a_program_has_the_inputs_that_it_needs(fused, int8):
+    """Groups of layers before the last ask for no text."""
+    groups = [group for _, group in programs.cut_groups(int8[0], [1, 2])]
+    found = []
+    for program in groups:
+        start = embeddings.take_out(program, int8[1])
+        rest, needed = packed.rewrite(start.program, start.inputs)
+        found.append(needed)
+        feeds = [op for op in rest.blocks[0].ops if op.type == "feed"]
+        assert len(feeds) == 1 + len(needed)
+        ops = rest.blocks[0].ops
+        named = {found.name for found in rest.blocks[0].vars}
+        assert {name for op in ops for name in programs._arguments(op)} <= named
+    assert found == [["mask"], ["opening", "asked", "answered", "asked_mask"]]
+    start = embeddings.take_out(fused.program, fused.parameters)
+    assert packed.rewrite(start.program, start.inputs)[1] == ["mask", "opening"]
