@@ -59,7 +59,10 @@ class Batching(Section):
         2.0, "how long a text waits for others while a worker is free, if they come so often", ge=0
     )
     max_age_ms: float = key(
-        200.0, "a text that has waited so long goes first, whatever its length", ge=0
+        200.0,
+        "a text that has waited so long goes first, whatever its length; int8 and early exit on "
+        "x86: who came first goes first, always",
+        ge=0,
     )
     queue_tokens: int = key(131072, "a full queue answers 503", ge=16)
     timeout_ms: float = key(30000.0, "of requests that name no timeout", gt=0)
