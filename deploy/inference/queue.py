@@ -186,9 +186,7 @@ class Queue:
         if self._again:
             return self._again[0].arrival
         oldest = self._oldest()
-        if oldest is None:
-            return None
-        return oldest.arrival + self._wait()
+        return None if oldest is None else oldest.arrival + self._wait()
 
     def take(self, now: float, share: float = math.inf) -> list[Text]:
         """The next batch for a worker that is free; empty if nothing waits, or if waiting for
