@@ -200,13 +200,16 @@ class Queue:
         oldest = self._oldest()
         if oldest is None:
             return []
+        due = now >= oldest.arrival + self._wait()
         if self.packed:
             most = min(max(share, CALL_TOKENS), self.batch_tokens)
-            texts, full = self._in_order(most), self.tokens >= most
+            if not due and self.tokens < most:
+                return []
+            texts = self._in_order(most)
         else:
             texts, full = self._alike(oldest, now)
-        if not full and now < oldest.arrival + self._wait():
-            return []
+            if not due and not full:
+                return []
         for text in texts:
             del self._by_length[text.length][text.number]
         return [self._taken(text) for text in texts]
