@@ -85,8 +85,9 @@ class Refused(Exception):
 class Worker:
     """A process and the socket to it. One question at a time."""
 
-    def __init__(self, process: subprocess.Popen[bytes]):
+    def __init__(self, process: subprocess.Popen[bytes], processors: Sequence[int]):
         self.process = process
+        self.processors = processors
         self.since = time.monotonic()
         self.cause = "crash"
         self.lost = asyncio.get_running_loop().create_future()  # done when the process has ended
@@ -116,7 +117,7 @@ class Worker:
         with contextlib.suppress(OSError):
             niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
             os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
-        worker = cls(process)
+        worker = cls(process, processors)
         worker._writer = writer
         worker._reading = asyncio.ensure_future(worker._read(reader))
         return worker
@@ -191,9 +192,9 @@ class Worker:
 class Pool:
     """The workers of a version. `free` are those that may be given a batch."""
 
-    def __init__(self, plan: Plan, golden: Golden, labels: int, on_free: Callable):
+    def __init__(self, plan: Plan, golden: Golden, labels: int, on_free: Callable[[Worker], None]):
         """golden: texts that every worker answers, as the bundle says and all workers alike,
-        before it is given any other. on_free() is called when a worker becomes free."""
+        before it is given any other. on_free(worker) is called when one becomes free."""
         self.plan = plan
         self.free: list[Worker] = []
         self.layers = 0
@@ -267,7 +268,7 @@ class Pool:
     def _release(self, worker: Worker) -> None:
         if not worker.lost.done():
             self.free.append(worker)
-            self._on_free()
+            self._on_free(worker)
 
     async def _keep(self, number: int, worker: Worker) -> None:
         """Replace the worker of this number whenever it is lost."""
@@ -369,6 +370,20 @@ class Pool:
                 f"{len(body) // 4 - len(ids)} logits and has {self._labels} labels"
             )
         return Answers(*found, answer["seconds"])
+
+
+def go_to(processors: Sequence[int]) -> None:
+    """Move this thread to one of these processors; it may leave it again. None: it stays.
+
+    Linux (6.18) leaves the thread that listens where it was last: before a worker that computes,
+    while the processor of the one that waits for the next batch has nothing to do.
+    """
+    if not processors:
+        return
+    everywhere = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):  # they have been taken from this process
+        os.sched_setaffinity(0, processors)
+        os.sched_setaffinity(0, everywhere)
 
 
 def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:

@@ -5,6 +5,9 @@ tests can drive it. A batch has at most `batch_tokens` tokens, unless one text a
 
 An engine that puts several texts into a row (`batching.pack_rows`) is given texts in the order in
 which they came, but for those that are better in rows of another length (`batching.cut_by_length`).
+Each worker is given its share of what is here, and waits for about as much: clients that wait for
+an answer before they ask again are in step with the workers then. Who takes what is there at once
+takes small batches for ever.
 
 For other engines texts of like length go together, as in `fleetbert.data.batching`: a batch is
 padded to one of SAFE_LENGTHS, and padding counts as tokens. A worker that is free gets the batch of
@@ -90,6 +93,7 @@ class Queue:
         max_wait: float,
         max_age: float,
         packed: bool,
+        workers: int,
     ):
         """packed: the engine puts several texts into a row."""
         self.batch_tokens = batch_tokens
@@ -97,9 +101,12 @@ class Queue:
         self.max_wait = max_wait
         self.max_age = max_age
         self.packed = packed
+        self.workers = workers
         self.tokens = 0
         self.speed = FIRST_GUESS
         self._measured = False
+        self._here = 0.0  # texts that wait or are computed, lately
+        self._begin = -math.inf  # of waiting for a batch
         self._gap = 0.0  # seconds between questions
         self._last = math.inf  # when the last one came
         self._by_length: dict[int, OrderedDict[int, Text]] = {
@@ -186,26 +193,36 @@ class Queue:
         if self._again:
             return self._again[0].arrival
         oldest = self._oldest()
-        return None if oldest is None else oldest.arrival + self._wait()
+        return None if oldest is None else self._due(oldest)
 
-    def take(self, now: float, share: float = math.inf) -> list[Text]:
-        """The next batch for a worker that is free; empty if nothing waits, or if waiting for
-        more texts is allowed and the batch is not full. Call `expire` with the same time before.
+    def freed(self, now: float, under_way: int, alone: bool) -> None:
+        """Tell that a worker is free, `alone` or as others are already. With those of its batch,
+        `under_way` texts were computed until now."""
+        here = len(self) + under_way
+        self._here = max(here, self._here + NEWEST_SHARE * (here - self._here))
+        if alone:
+            self._begin = now
 
-        share: tokens of which a packed engine's batch is full, where they are more than a call is
-        worth, so that there is something left for the next worker.
-        """
+    def take(self, now: float, under_way: int = 0) -> list[Text]:
+        """The next batch for a worker that is free, while the others compute `under_way` texts;
+        empty if nothing waits, or if waiting for more texts is allowed and the batch is not full.
+        Call `expire` with the same time before."""
         if self._again:
             return [self._taken(self._again.popleft())]
         oldest = self._oldest()
         if oldest is None:
             return []
-        due = now >= oldest.arrival + self._wait()
+        due = now >= self._due(oldest)
         if self.packed:
-            most = min(max(share, CALL_TOKENS), self.batch_tokens)
-            if not due and self.tokens < most:
+            waiting = len(self)
+            here = self._here = max(self._here, waiting + under_way)
+            # As many texts as with a worker are with the clients, or on their way.
+            enough = waiting >= here / (self.workers + 1) or waiting + under_way >= round(here)
+            if not due and not enough and self.tokens < self.batch_tokens:
                 return []
-            texts = self._in_order(most)
+            share = self.tokens * here / self.workers / waiting
+            texts = self._in_order(min(max(share, CALL_TOKENS), self.batch_tokens))
+            self._begin = now
         else:
             texts, full = self._alike(oldest, now)
             if not due and not full:
@@ -227,9 +244,11 @@ class Queue:
             self.speed += share * (found - self.speed)
             self._measured = True
 
-    def _wait(self) -> float:
-        """How long a text waits for others: not at all where they come too seldom for that."""
-        return self.max_wait if self._gap < self.max_wait else 0.0
+    def _due(self, oldest: Text) -> float:
+        """Until when a worker that is free waits for more texts: not at all where they come too
+        seldom for that."""
+        wait = self.max_wait if self._gap < self.max_wait else 0.0
+        return (max(oldest.arrival, self._begin) if self.packed else oldest.arrival) + wait
 
     def _drop(self, ticket: Ticket) -> None:
         ticket.finished = True

@@ -16,7 +16,7 @@ from fleetbert.data.tokenizer import Tokenizer
 from fleetbert.deploy.inference.counts import Counts
 from fleetbert.deploy.inference.encode import Encoded, encode
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, Reply
-from fleetbert.deploy.inference.pool import Lost, Plan, Pool, Worker
+from fleetbert.deploy.inference.pool import Lost, Plan, Pool, Worker, go_to
 from fleetbert.deploy.inference.queue import Queue, Text, Ticket
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.infer import golden as goldens
@@ -91,14 +91,15 @@ class Serving:
             batching.max_wait_ms / 1000,
             batching.max_age_ms / 1000,
             kind in FUSED,
+            len(plan.processors),
         )
         self.timeout = batching.timeout_ms / 1000
         golden = goldens.read(bundle, plan.variant)
         if golden is None:  # the workers have only each other to be compared with
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
-        self.pool = Pool(plan, golden, len(bundle.labels), self._pump)
+        self.pool = Pool(plan, golden, len(bundle.labels), self._freed)
         self.counts.queued(lambda: self.queue.tokens)
-        self._under_way: dict[Worker, int] = {}  # tokens that workers compute
+        self._under_way: dict[Worker, list[Text]] = {}  # what workers compute
         self._labels = list(bundle.labels)
         self._early = kind in (EARLY_EXIT, LITE_EARLY_EXIT)
         self._asked = 0
@@ -196,6 +197,18 @@ class Serving:
             encoded.cut,
         )
 
+    def _freed(self, worker: Worker) -> None:
+        alone = len(self.pool.free) == 1
+        self.queue.freed(self._loop.time(), self._computed(), alone)
+        self._under_way.pop(worker, None)
+        self._pump()
+        if worker in self.pool.free:
+            go_to(worker.processors)
+
+    def _computed(self) -> int:
+        """How many texts are."""
+        return sum(map(len, self._under_way.values()))
+
     def _pump(self) -> None:
         """Give batches to the workers that are free, and see to it that this is called again."""
         now = self._loop.time()
@@ -206,21 +219,16 @@ class Serving:
             worker = self.pool.take_free()
             if worker is None:
                 break
-            texts = self.queue.take(now, self._share(worker))
+            texts = self.queue.take(now, self._computed())
             if not texts:
                 self.pool.free.append(worker)
                 break
+            self._under_way[worker] = texts
             task = self._loop.create_task(self._compute(worker, texts))
             self._batches.add(task)
             task.add_done_callback(self._batches.discard)
         times = [self.queue.next_deadline(), self.queue.next_batch() if self.pool.free else None]
         self._wake_at(min((time for time in times if time is not None), default=None))
-
-    def _share(self, free: Worker) -> float:
-        """Of all tokens here those that a worker is given: a half share of one worker is on its
-        way, so that the next worker that is free finds something to do."""
-        tokens = sum(tokens for worker, tokens in self._under_way.items() if worker is not free)
-        return (self.queue.tokens + tokens) / (self.pool.size + 0.5)
 
     def _wake_at(self, when: float | None) -> None:
         if self._alarm is not None:
@@ -240,14 +248,14 @@ class Serving:
         begin = self._loop.time()
         lengths = [text.ids.size for text in texts]
         expected = self.queue.seconds(sum(lengths)) * self.pool.size
-        self._under_way[worker] = sum(lengths)
         try:
             logits, layers, seconds = await self.pool.run(worker, texts, expected)
         except Lost as lost:
             self._lose(texts, lost)
             return
         finally:
-            self._under_way.pop(worker, None)
+            if self._under_way.get(worker) is texts:  # it was not freed: it is lost
+                del self._under_way[worker]
         if self.queue.packed:
             length, packed = pack_rows(lengths)
             rows = len(packed)

@@ -28,8 +28,10 @@ def put(queue: Queue, lengths: list[int], now: float = 0.0, deadline: float = FA
     return ticket
 
 
-def make_queue(batch_tokens=256, capacity=10_000, max_wait=0.0, max_age=1.0, packed=False) -> Queue:
-    return Queue(batch_tokens, capacity, max_wait, max_age, packed)
+def make_queue(
+    batch_tokens=256, capacity=10_000, max_wait=0.0, max_age=1.0, packed=False, workers=2
+) -> Queue:
+    return Queue(batch_tokens, capacity, max_wait, max_age, packed, workers)
 
 
 def lengths_of(batch: list[Text]) -> list[int]:
@@ -85,15 +87,19 @@ class AnyOrder(RuleBasedStateMachine):
         self.queue.finish(ticket)
         self.drop(ticket)
 
-    @rule(target=batches)
-    def take(self):
+    @rule(under_way=st.integers(0, 40), alone=st.booleans())
+    def freed(self, under_way, alone):
+        self.queue.freed(self.now, under_way, alone)
+
+    @rule(target=batches, under_way=st.integers(0, 40))
+    def take(self, under_way):
         expired = self.queue.expire(self.now)
         for ticket in expired:
             assert ticket.deadline <= self.now
             self.drop(ticket)
         assert all(text.ticket.deadline > self.now for text in self.waiting)
         due = self.queue.next_batch()
-        batch = self.queue.take(self.now)
+        batch = self.queue.take(self.now, under_way)
         if not batch:
             assert not self.waiting or self.now < due
             return multiple()
@@ -223,19 +229,61 @@ def test_texts_that_share_rows_go_in_the_order_in_which_they_came():
 
 
 def test_long_rows_are_not_shared_by_short_texts():
-    queue = make_queue(batch_tokens=4096, packed=True)
+    queue = make_queue(batch_tokens=4096, packed=True, workers=1)
     put(queue, [20, 512, 20, 500] + [20] * 30)
     assert lengths_of(queue.take(0.0)) == [20] * 32
     assert lengths_of(queue.take(0.0)) == [512, 500]
 
 
-def test_a_share_is_enough_where_it_is_worth_a_call():
+def test_each_worker_is_given_its_share():
     queue = make_queue(batch_tokens=2048, max_wait=100.0, packed=True)
     put(queue, [50] * 20)
-    assert queue.take(0.0, share=1001) == []
-    assert lengths_of(queue.take(0.0, share=600)) == [50] * 12
-    assert queue.take(0.0, share=401) == []
-    assert lengths_of(queue.take(0.0, share=10)) == [50] * (CALL_TOKENS // 50)
+    assert lengths_of(queue.take(0.0)) == [50] * 10
+    assert lengths_of(queue.take(0.0, under_way=10)) == [50] * 10
+
+
+def test_no_share_is_less_than_a_call_is_worth():
+    queue = make_queue(batch_tokens=2048, packed=True, workers=8)
+    put(queue, [50] * 16)
+    assert lengths_of(queue.take(0.0)) == [50] * (CALL_TOKENS // 50)
+
+
+def test_a_worker_waits_for_its_share_while_there_are_others_to_come():
+    queue = make_queue(batch_tokens=2048, max_wait=10.0, packed=True)
+    put(queue, [50] * 20)
+    queue.take(0.0)
+    queue.take(0.0, under_way=10)
+    queue.freed(5.0, 20, alone=True)  # of 20 texts, 10 are with their clients now
+    put(queue, [50] * 6, now=5.1)
+    assert queue.take(5.1, under_way=10) == []
+    assert queue.next_batch() == 15.1
+    put(queue, [50], now=5.2)  # a third, as with the other worker and with the clients
+    assert lengths_of(queue.take(5.2, under_way=10)) == [50] * 7
+
+
+def test_a_worker_does_not_wait_where_nobody_is_to_come():
+    queue = make_queue(batch_tokens=2048, max_wait=10.0, packed=True)
+    put(queue, [50] * 20)
+    queue.take(0.0)
+    queue.take(0.0, under_way=10)
+    queue.freed(5.0, 20, alone=True)
+    put(queue, [50], now=5.1)
+    assert queue.take(5.1, under_way=18) == []
+    assert lengths_of(queue.take(5.1, under_way=19)) == [50]
+
+
+def test_texts_that_were_left_do_not_end_the_wait_for_others_at_once():
+    queue = make_queue(batch_tokens=2048, max_wait=10.0, packed=True)
+    put(queue, [50] * 31)
+    queue.take(0.0)
+    queue.take(0.0, under_way=16)
+    put(queue, [50], now=0.0)
+    queue.freed(5.0, 30, alone=True)
+    assert queue.take(5.0, under_way=15) == []
+    queue.freed(5.5, 15, alone=False)  # the first to be free does not wait longer for that
+    assert queue.next_batch() == 15.0
+    assert queue.take(14.9) == []
+    assert lengths_of(queue.take(15.0)) == [50]
 
 
 def test_the_fullest_batch_goes_first_until_somebody_has_waited_too_long():

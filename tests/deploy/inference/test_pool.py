@@ -1,0 +1,27 @@
+"""fleetbert.deploy.inference.pool, what of it needs no worker; test_core.py has the others."""
+
+import os
+from pathlib import Path
+
+from fleetbert.deploy.inference.pool import go_to
+
+
+def processor() -> int:
+    """Where this thread runs."""
+    stat = Path("/proc/thread-self/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[36])
+
+
+def test_a_thread_goes_where_it_is_sent_and_is_not_held_there():
+    everywhere = os.sched_getaffinity(0)
+    for number in [*everywhere, *everywhere]:
+        go_to([number])
+        assert processor() == number
+        assert os.sched_getaffinity(0) == everywhere
+
+
+def test_a_thread_that_cannot_go_stays():
+    everywhere = os.sched_getaffinity(0)
+    go_to([])
+    go_to([max(everywhere) + 1000])
+    assert os.sched_getaffinity(0) == everywhere
