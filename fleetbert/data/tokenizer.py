@@ -13,10 +13,12 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from fleetbert.errors import UserError
 
-# BERT's words and punctuation in printable ASCII. Most words of a text were seen before: their ids
-# are remembered, which takes a fifth of the library's time for a text. Where there is much to do,
-# the library is better: other threads of Python run meanwhile.
-ASCII_WORDS = re.compile(r"[A-Za-z0-9]+|[^A-Za-z0-9 ]")
+# Texts of printable ASCII, Chinese characters and their punctuation, and BERT's words in these.
+# Most words of a text were seen before: their ids are remembered, which takes a fifth of the
+# library's time for a text. Where there is much to do, the library is better: other threads of
+# Python run meanwhile.
+PLAIN = re.compile("[ -~\u4e00-\u9fa5，。！？、；：“”‘’（）《》【】…—·]*")
+WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 MUCH = 4096  # characters of all texts
 LONGEST_REMEMBERED = 30  # characters of a word
 MOST_REMEMBERED = 1 << 14
@@ -110,9 +112,9 @@ class Tokenizer:
         return Encodings(ids, first_lengths, cut)
 
     def _word_pieces(self, texts: list[str]) -> list[list[int]]:
-        if all(map(_is_printable_ascii, texts)) and sum(map(len, texts)) <= MUCH:
+        if all(map(_is_plain, texts)) and sum(map(len, texts)) <= MUCH:
             lines = map(str.lower, texts) if self.lowercase else texts
-            words = list(map(ASCII_WORDS.findall, lines))
+            words = list(map(WORDS.findall, lines))
             if max(map(len, chain.from_iterable(words)), default=0) <= LONGEST_REMEMBERED:
                 ids = self._ids_of_words.__getitem__
                 return [list(chain.from_iterable(map(ids, found))) for found in words]
@@ -142,8 +144,8 @@ class _IdsOfWords(Dict[str, List[int]]):
         return ids
 
 
-def _is_printable_ascii(text: str) -> bool:
-    return isinstance(text, str) and text.isascii() and text.isprintable()
+def _is_plain(text: str) -> bool:
+    return isinstance(text, str) and PLAIN.fullmatch(text) is not None
 
 
 def _is_unicode(text: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetbert.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from fleetbert.data.tokenizer import PLAIN, SPECIAL_TOKENS, Tokenizer
 from fleetbert.errors import UserError
 
 WORDS = "the cat sat un ##want ##ed ##s run ##n ##ing 中 文 , . ! ( ) [ ] 1 ##2 a b c ##a ##b É é e"
@@ -111,11 +111,20 @@ def test_equals_the_reference_on_any_text(tokenizer, text):
     assert [VOCAB[i] for i in ids[1:-1]] == reference(text, tokenizer.lowercase)
 
 
-@given(text=st.text(st.sampled_from("thecatsunwrigTE .,![]#_1\x7f"), max_size=60))
-def test_equals_the_reference_on_printable_ascii(tokenizer, text):
+@given(text=st.text(st.sampled_from("thecatsunwrigTE .,![]#_1\x7f中文，。”—"), max_size=60))
+def test_equals_the_reference_on_plain_characters(tokenizer, text):
     (ids,) = tokenizer.encode([text], None, 100).ids
     expected = reference(text, tokenizer.lowercase)[:98]
     assert [VOCAB[i] for i in ids] == ["[CLS]", *expected, "[SEP]"]
+
+
+def test_each_plain_character_is_read_as_by_the_library(tokenizer):
+    plain = filter(PLAIN.fullmatch, map(chr, range(0x110000)))
+    texts = [f"cat{char}The {char}" for char in plain]
+    assert len(texts) > 20_000
+    library = tokenizer._tokenizer.encode_batch(texts, add_special_tokens=False)
+    for text, encoding in zip(texts, library):
+        assert tokenizer._word_pieces([text]) == [encoding.ids], text
 
 
 def test_no_more_words_are_remembered_than_there_is_room_for(tokenizer, monkeypatch):
@@ -136,10 +145,10 @@ def test_another_process_can_be_given_one(tokenizer):
 
 
 @pytest.mark.parametrize("length", [29, 30, 31, 100, 101, 300])
-def test_long_words_of_ascii_are_those_of_any_text(tokenizer, length):
+def test_long_words_of_plain_characters_are_those_of_any_text(tokenizer, length):
     word = "run" + "s" * (length - 3)
     (alone,) = tokenizer.encode([word], None, 512).ids
-    (beside,) = tokenizer.encode([f"{word} 中"], None, 512).ids
+    (beside,) = tokenizer.encode([f"{word} か"], None, 512).ids
     assert alone[1:-1].tolist() == beside[1:-2].tolist()
     assert len(alone) == (length if length <= 100 else 3)
 
