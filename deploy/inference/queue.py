@@ -106,7 +106,7 @@ class Queue:
         self.speed = FIRST_GUESS
         self._measured = False
         self._here = 0.0  # texts that wait or are computed, lately
-        self._begin = -math.inf  # of waiting for a batch
+        self._begin = -math.inf  # when the worker that is free became so
         self._gap = 0.0  # seconds between questions
         self._last = math.inf  # when the last one came
         self._by_length: dict[int, OrderedDict[int, Text]] = {
@@ -196,8 +196,8 @@ class Queue:
         return None if oldest is None else self._due(oldest)
 
     def freed(self, now: float, under_way: int, alone: bool) -> None:
-        """Tell that a worker is free, `alone` or as others are already. With those of its batch,
-        `under_way` texts were computed until now."""
+        """Tell that a worker is free, `alone` or as others are already, and that with those of its
+        batch `under_way` texts were computed until now."""
         here = len(self) + under_way
         self._here = max(here, self._here + NEWEST_SHARE * (here - self._here))
         if alone:
@@ -222,7 +222,6 @@ class Queue:
                 return []
             share = self.tokens * here / self.workers / waiting
             texts = self._in_order(min(max(share, CALL_TOKENS), self.batch_tokens))
-            self._begin = now
         else:
             texts, full = self._alike(oldest, now)
             if not due and not full:

@@ -319,9 +319,10 @@ def test_a_matrix_that_would_not_be_widened_is_refused(copied_bundle, monkeypatc
 
 def test_a_converter_that_fails_is_quoted(copied_bundle, monkeypatch, tmp_path):
     script = tmp_path / "process.py"
-    script.write_text("print('Check failed: no such operator')\nimport os\nos.abort()\n")
+    said = "Check failed: no such operator"
+    script.write_text(f"import os\nprint('{said}', flush=True)\nos.abort()\n")
     monkeypatch.setattr(lite_opt, "PROCESS", script)
-    refused(copied_bundle, "Check failed: no such operator; try another --precision")
+    refused(copied_bundle, f"{said}; try another --precision")
 
 
 def test_a_changed_program_is_not_converted(copied_bundle):

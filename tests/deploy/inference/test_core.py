@@ -224,6 +224,15 @@ def test_a_worker_that_is_killed_while_it_is_idle_is_replaced(both):
     wait_for(lambda: len(both.workers(MODEL)) == 2, "a new worker")
 
 
+def test_the_thread_that_listens_goes_where_a_worker_has_become_free(both, monkeypatch):
+    went: list[tuple[int, ...]] = []
+    monkeypatch.setattr("fleetbert.deploy.inference.serving.go_to", went.append)
+    both.ask(model=MODEL, texts=["a"])
+    places = [tuple(psutil.Process(pid).cpu_affinity()) for pid in both.workers(MODEL)]
+    assert len(went) == 1
+    assert tuple(went[0]) in places
+
+
 def test_workers_leave_signals_to_the_server(both):
     pids = both.workers(MODEL)
     for pid in pids:
