@@ -85,19 +85,19 @@ class Serving:
         self.tokenizer = tokenizer
         self.counts = Counts(model, version)
         kind = bundle.variant(plan.variant).kind
+        self.timeout = batching.timeout_ms / 1000
+        golden = goldens.read(bundle, plan.variant)
+        if golden is None:  # the workers have only each other to be compared with
+            golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
+        self.pool = Pool(plan, golden, len(bundle.labels), self._freed)
         self.queue = Queue(
             batching.batch_tokens,
             batching.queue_tokens,
             batching.max_wait_ms / 1000,
             batching.max_age_ms / 1000,
             kind in FUSED,
-            len(plan.processors),
+            self.pool.size,
         )
-        self.timeout = batching.timeout_ms / 1000
-        golden = goldens.read(bundle, plan.variant)
-        if golden is None:  # the workers have only each other to be compared with
-            golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
-        self.pool = Pool(plan, golden, len(bundle.labels), self._freed)
         self.counts.queued(lambda: self.queue.tokens)
         self._under_way: dict[Worker, list[Text]] = {}  # what workers compute
         self._labels = list(bundle.labels)
@@ -198,6 +198,7 @@ class Serving:
         )
 
     def _freed(self, worker: Worker) -> None:
+        """Give the worker its next batch, or stay near it until there is one."""
         alone = len(self.pool.free) == 1
         self.queue.freed(self._loop.time(), self._computed(), alone)
         self._under_way.pop(worker, None)
@@ -206,7 +207,7 @@ class Serving:
             go_to(worker.processors)
 
     def _computed(self) -> int:
-        """How many texts are."""
+        """How many texts the workers have."""
         return sum(map(len, self._under_way.values()))
 
     def _pump(self) -> None:

@@ -56,7 +56,7 @@ class Repository(Section):
 class Batching(Section):
     batch_tokens: int = key(2048, "tokens of a batch, padding included", ge=16)
     max_wait_ms: float = key(
-        4.0, "how long a text waits for others while a worker is free, if they come so often", ge=0
+        4.0, "how long a worker that is free waits for more texts, if they come so often", ge=0
     )
     max_age_ms: float = key(
         200.0,
