@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Sequence
@@ -42,6 +43,7 @@ LONGEST_PAUSE = 30.0  # between two starts of a worker, in seconds
 LONG_LIFE = 10.0  # a worker that lived so long is replaced without a pause
 # A worker hangs after so many times what its batch should take, at the earliest: models differ.
 SLOWEST = 3.0
+COMPUTING: Counter[int] = Counter()  # of each processor: workers, of all models, that were asked
 SAME = 1e-3  # largest difference of logits between answers to the same texts
 
 
@@ -139,10 +141,12 @@ class Worker:
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
         alarm = loop.call_later(timeout, self.kill, "hang")
+        COMPUTING.update(self.processors)
         try:
             self._writer.write(frame)
             head, body = await self._answer
         finally:
+            COMPUTING.subtract(self.processors)
             alarm.cancel()
             self._answer = None
         if "error" in head:
@@ -373,11 +377,13 @@ class Pool:
 
 
 def go_to(processors: Sequence[int]) -> None:
-    """Move this thread to one of these processors; it may leave it again. None: it stays.
+    """Move this thread to one of these processors where no worker computes; it may leave it again.
+    Where there is none it stays.
 
     Linux (6.18) leaves the thread that listens where it was last: before a worker that computes,
     while the processor of the one that waits for the next batch has nothing to do.
     """
+    processors = [number for number in processors if not COMPUTING[number]]
     if not processors:
         return
     everywhere = os.sched_getaffinity(0)

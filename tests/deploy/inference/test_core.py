@@ -22,7 +22,7 @@ from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.deploy.inference import metrics
 from fleetbert.deploy.inference.frames import INT
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
-from fleetbert.deploy.inference.pool import Worker
+from fleetbert.deploy.inference.pool import COMPUTING, Worker
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.infer import answer as answers
 
@@ -231,6 +231,25 @@ def test_the_thread_that_listens_goes_where_a_worker_has_become_free(both, monke
     places = [tuple(psutil.Process(pid).cpu_affinity()) for pid in both.workers(MODEL)]
     assert len(went) == 1
     assert tuple(went[0]) in places
+
+
+def test_where_workers_compute_is_known_to_all_models(both):
+    pids = both.workers(MODEL)
+    places = {number for pid in pids for number in psutil.Process(pid).cpu_affinity()}
+
+    async def ask():
+        task = asyncio.ensure_future(both.repository.answer(Question(MODEL, texts=["a"] * 50)))
+        seen = set()
+        while not task.done():
+            seen |= {number for number, workers in COMPUTING.items() if workers}
+            await asyncio.sleep(0)
+        await task
+        return seen
+
+    seen = both.call(ask())
+    assert seen
+    assert seen <= places
+    assert not any(COMPUTING.values())
 
 
 def test_workers_leave_signals_to_the_server(both):

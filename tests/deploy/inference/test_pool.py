@@ -3,7 +3,9 @@
 import os
 from pathlib import Path
 
-from fleetbert.deploy.inference.pool import go_to
+import pytest
+
+from fleetbert.deploy.inference.pool import COMPUTING, go_to
 
 
 def processor() -> int:
@@ -18,6 +20,22 @@ def test_a_thread_goes_where_it_is_sent_and_is_not_held_there():
         go_to([number])
         assert processor() == number
         assert os.sched_getaffinity(0) == everywhere
+
+
+def test_a_thread_does_not_go_where_a_worker_computes(monkeypatch):
+    here = os.sched_getaffinity(0)
+    if len(here) < 2:
+        pytest.skip("one processor")
+    one, other = sorted(here)[:2]
+    go_to([one])
+    monkeypatch.setitem(COMPUTING, other, 1)  # another model's
+    go_to([other])
+    assert processor() == one
+    go_to([one, other])
+    assert processor() == one
+    monkeypatch.setitem(COMPUTING, other, 0)
+    go_to([other])
+    assert processor() == other
 
 
 def test_a_thread_that_cannot_go_stays():
