@@ -43,8 +43,10 @@ LONGEST_PAUSE = 30.0  # between two starts of a worker, in seconds
 LONG_LIFE = 10.0  # a worker that lived so long is replaced without a pause
 # A worker hangs after so many times what its batch should take, at the earliest: models differ.
 SLOWEST = 3.0
-COMPUTING: Counter[int] = Counter()  # of each processor: workers, of all models, that were asked
 SAME = 1e-3  # largest difference of logits between answers to the same texts
+
+# Of each processor: how many workers, of all models, are answering there. `Worker.ask` keeps it.
+COMPUTING: Counter[int] = Counter()
 
 
 @dataclass(frozen=True)

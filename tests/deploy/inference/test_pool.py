@@ -27,15 +27,23 @@ def test_a_thread_does_not_go_where_a_worker_computes(monkeypatch):
     if len(here) < 2:
         pytest.skip("one processor")
     one, other = sorted(here)[:2]
-    go_to([one])
+    moves = []  # where it is may change by itself
+
+    def move(thread, processors, really=os.sched_setaffinity):
+        moves.append(set(processors))
+        really(thread, processors)
+
+    monkeypatch.setattr(os, "sched_setaffinity", move)
     monkeypatch.setitem(COMPUTING, other, 1)  # another model's
     go_to([other])
-    assert processor() == one
+    assert moves == []
     go_to([one, other])
     assert processor() == one
+    assert moves == [{one}, here]
     monkeypatch.setitem(COMPUTING, other, 0)
     go_to([other])
     assert processor() == other
+    assert moves[2:] == [{other}, here]
 
 
 def test_a_thread_that_cannot_go_stays():
