@@ -6,11 +6,11 @@ after the other. No pickles: a frame holds texts of strangers.
 
 from __future__ import annotations
 
-import json
 import struct
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
+import orjson
 
 PREFIX = struct.Struct("<II")
 INT = np.dtype("<i4")
@@ -28,9 +28,22 @@ class Texts(NamedTuple):
 
 def pack(head: dict[str, Any], *arrays: np.ndarray) -> bytes:
     """A frame."""
-    text = json.dumps(head, separators=(",", ":")).encode()
+    text = orjson.dumps(head)
     body = [array.tobytes() for array in arrays]
     return b"".join((PREFIX.pack(len(text), sum(map(len, body))), text, *body))
+
+
+def split(data: bytes | bytearray) -> tuple[dict[str, Any], bytes, int] | None:
+    """Head and body of the frame that `data` begins with, and where it ends; None if that is yet to
+    come."""
+    if len(data) < PREFIX.size:
+        return None
+    head_size, body_size = PREFIX.unpack_from(data)
+    begin = PREFIX.size + head_size
+    end = begin + body_size
+    if len(data) < end:
+        return None
+    return orjson.loads(data[PREFIX.size : begin]), bytes(data[begin:end]), end
 
 
 def pack_texts(head: dict[str, Any], ids: Sequence[np.ndarray], firsts: Sequence[int]) -> bytes:

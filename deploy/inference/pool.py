@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
 import os
@@ -86,7 +85,7 @@ class Refused(Exception):
     """A worker could not open the variant, or answers wrong: what it said."""
 
 
-class Worker:
+class Worker(asyncio.Protocol):
     """A process and the socket to it. One question at a time."""
 
     def __init__(self, process: subprocess.Popen[bytes], processors: Sequence[int]):
@@ -96,14 +95,13 @@ class Worker:
         self.cause = "crash"
         self.lost = asyncio.get_running_loop().create_future()  # done when the process has ended
         self._answer: asyncio.Future[tuple[dict[str, Any], bytes]] | None = None
-        self._writer: asyncio.StreamWriter
-        self._reading: asyncio.Task[None]
+        self._said = bytearray()  # of a frame that is not complete
+        self._pipe: asyncio.Transport
 
     @classmethod
     async def start(cls, processors: Sequence[int], threads: int) -> Worker:
         """A fresh interpreter. Call in the thread that lives as long as the workers shall."""
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours, limit=1 << 20)
         command = [sys.executable, "-m", "fleetbert.deploy.inference.worker"]
         command += [str(theirs.fileno()), str(os.getpid()), ",".join(map(str, processors))]
         former = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)  # it inherits this
@@ -122,8 +120,7 @@ class Worker:
             niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
             os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
         worker = cls(process, processors)
-        worker._writer = writer
-        worker._reading = asyncio.ensure_future(worker._read(reader))
+        await asyncio.get_running_loop().create_connection(lambda: worker, sock=ours)
         return worker
 
     async def open(self, plan: Plan, variant: str, gently: bool) -> dict[str, Any]:
@@ -145,7 +142,7 @@ class Worker:
         alarm = loop.call_later(timeout, self.kill, "hang")
         COMPUTING.update(self.processors)
         try:
-            self._writer.write(frame)
+            self._pipe.write(frame)
             head, body = await self._answer
         finally:
             COMPUTING.subtract(self.processors)
@@ -163,36 +160,34 @@ class Worker:
     async def close(self) -> None:
         """Ask the process to end, kill it if it does not, and wait until it is gone."""
         background.lower(self.process.pid)  # giving back its memory takes a tenth of a second
-        self._writer.close()
+        self._pipe.close()
         loop = asyncio.get_running_loop()
         try:
             await loop.run_in_executor(None, self.process.wait, END_SECONDS)
         except subprocess.TimeoutExpired:
             self.kill("hang")
             await loop.run_in_executor(None, self.process.wait)
-        with contextlib.suppress(asyncio.CancelledError):
-            self._reading.cancel()
-            await self._reading
 
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        try:
-            while True:
-                prefix = await reader.readexactly(frames.PREFIX.size)
-                head_size, body_size = frames.PREFIX.unpack(prefix)
-                head = json.loads(await reader.readexactly(head_size))
-                body = await reader.readexactly(body_size)
-                if self._answer is not None and not self._answer.done():
-                    self._answer.set_result((head, body))
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            self.process.kill()
-            self._writer.close()
-            if not self.lost.done():
-                self.lost.set_result(None)
+    # Called by the loop.
+
+    def connection_made(self, transport: Any) -> None:
+        self._pipe = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._said += data
+        while (frame := frames.split(self._said)) is not None:
+            head, body, end = frame
+            del self._said[:end]
             if self._answer is not None and not self._answer.done():
-                message = f"worker {self.process.pid} is lost ({self.cause})"
-                self._answer.set_exception(Lost(self.cause, message))
+                self._answer.set_result((head, body))
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.process.kill()
+        if not self.lost.done():
+            self.lost.set_result(None)
+        if self._answer is not None and not self._answer.done():
+            message = f"worker {self.process.pid} is lost ({self.cause})"
+            self._answer.set_exception(Lost(self.cause, message))
 
 
 class Pool:

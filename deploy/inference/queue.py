@@ -32,6 +32,7 @@ from fleetbert.deploy.inference.messages import Failure, Reason
 FIRST_GUESS = 500.0  # tokens a second
 NEWEST_SHARE = 0.2  # of the newest batch or question in a running mean
 LONGEST_GAP = 10.0  # between questions that counts, times max_wait: load may come suddenly
+ANY_LENGTH = 0  # the key of the line of all texts
 AGE_WEIGHT = 0.5  # of having waited for max_age, beside a batch of which nothing is lost
 
 
@@ -109,8 +110,9 @@ class Queue:
         self._begin = -math.inf  # when the worker that is free became so
         self._gap = 0.0  # seconds between questions
         self._last = math.inf  # when the last one came
-        self._by_length: dict[int, OrderedDict[int, Text]] = {
-            length: OrderedDict() for length in SAFE_LENGTHS
+        # Who waits, in the order of coming: each length apart, all in one if `packed`.
+        self._lines: dict[int, OrderedDict[int, Text]] = {
+            length: OrderedDict() for length in ((ANY_LENGTH,) if packed else SAFE_LENGTHS)
         }
         self._again: deque[Text] = deque()  # lost with a worker: each goes alone
         self._deadlines: list[tuple[float, int, Ticket]] = []
@@ -118,7 +120,7 @@ class Queue:
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
-        return sum(len(texts) for texts in self._by_length.values()) + len(self._again)
+        return sum(map(len, self._lines.values())) + len(self._again)
 
     def check(self, tokens: int) -> None:
         """Failure if so many tokens more cannot be taken: TOO_LARGE if never, UNAVAILABLE (with
@@ -146,7 +148,7 @@ class Queue:
         for text in texts:
             text.arrival = now
             text.number = next(self._numbers)
-            self._by_length[text.length][text.number] = text
+            self._line(text)[text.number] = text
             ticket.waiting[text.number] = text
             self.tokens += len(text.ids)
         heapq.heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
@@ -227,7 +229,7 @@ class Queue:
             if not due and not full:
                 return []
         for text in texts:
-            del self._by_length[text.length][text.number]
+            del self._line(text)[text.number]
         return [self._taken(text) for text in texts]
 
     def seconds(self, tokens: int) -> float:
@@ -256,7 +258,7 @@ class Queue:
             if text.losses:
                 self._again.remove(text)
             else:
-                del self._by_length[text.length][text.number]
+                del self._line(text)[text.number]
         ticket.waiting.clear()
 
     def _taken(self, text: Text) -> Text:
@@ -264,15 +266,18 @@ class Queue:
         self.tokens -= len(text.ids)
         return text
 
+    def _line(self, text: Text) -> OrderedDict[int, Text]:
+        return self._lines[ANY_LENGTH if self.packed else text.length]
+
     def _oldest(self) -> Text | None:
-        fronts = [next(iter(texts.values())) for texts in self._by_length.values() if texts]
+        fronts = [next(iter(texts.values())) for texts in self._lines.values() if texts]
         return min(fronts, key=lambda text: text.number, default=None)
 
     def _in_order(self, room: float) -> list[Text]:
         """Who came first, with those after it that are best in rows of the same length: of so many
         tokens at most, but one text."""
         texts: list[Text] = []
-        for _, text in heapq.merge(*(texts.items() for texts in self._by_length.values())):
+        for text in self._lines[ANY_LENGTH].values():
             room -= len(text.ids)
             if room < 0 and texts:
                 break
@@ -285,7 +290,7 @@ class Queue:
         """The texts of like length of which the least is lost; whether more would be too many."""
         waiting = [
             (length, len(texts), next(iter(texts.values())).arrival)
-            for length, texts in self._by_length.items()
+            for length, texts in self._lines.items()
             if texts
         ]
         if now - oldest.arrival >= self.max_age:
@@ -296,7 +301,7 @@ class Queue:
         chosen = [
             text
             for length, count in plan.takes
-            for text in itertools.islice(self._by_length[length].values(), count)
+            for text in itertools.islice(self._lines[length].values(), count)
         ]
         return chosen, plan.full
 

@@ -123,7 +123,7 @@ def main(descriptor: int, parent: int, processors: list[int]) -> None:
 
 
 def _serve(channel: Any) -> None:
-    import json
+    import orjson
 
     from fleetbert.deploy.inference import frames
 
@@ -133,7 +133,7 @@ def _serve(channel: Any) -> None:
         if len(prefix) < frames.PREFIX.size:
             return  # the parent has closed
         head_size, body_size = frames.PREFIX.unpack(prefix)
-        head = json.loads(channel.read(head_size))
+        head = orjson.loads(channel.read(head_size))
         body = channel.read(body_size)
         try:
             answer = _answer(worker, head, body)
