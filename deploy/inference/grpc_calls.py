@@ -5,7 +5,8 @@ microseconds against 85 where it was measured), `grpc.server` with its threads t
 Both are written over `grpc._cython.cygrpc`, as this is: grpcio's private corner, which nothing
 else here touches. Tried with grpcio 1.60, 1.70, 1.80 and 1.85.
 
-A thread waits for what comes; handlers run in the loop.
+A thread waits for what comes and wakes the loop, which takes what else has come meanwhile: handing
+over each event by itself takes the thread as long as it takes the loop to handle it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 import grpc
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 NO_FLAGS = 0
 WAITING = 16  # calls that the core may hand over before it is asked for more
 NO_DEADLINE = 1e12  # the core's clock has its end there
+AT_ONCE = 0.0  # a time that has passed
+MOST_EVENTS = 256  # in a turn of the loop, which has others to serve
 JOIN_SECONDS = 10.0  # for the thread, which has nothing left to do then
 
 Metadata = Sequence["tuple[str, str]"]
@@ -84,9 +86,10 @@ class Server:
         self._queue = cygrpc.CompletionQueue()
         self._core = cygrpc.Server(tuple(options), False)
         self._core.register_completion_queue(self._queue)
-        self._thread = threading.Thread(target=self._poll, name="grpc", daemon=True)
-        self._inbox: deque[Callable[[], None]] = deque()
-        self._woken = False
+        self._thread = threading.Thread(target=self._wait, name="grpc", daemon=True)
+        self._drained = threading.Lock()  # released when the thread may wait for the next event
+        self._drained.acquire()
+        self._over = False  # there are no more events
         self._leaving = False
         self._message_seconds = message_seconds
         self._without: dict[int, Call] = {}  # calls whose message is awaited, oldest first
@@ -125,19 +128,35 @@ class Server:
         self._queue.shutdown()
         await self._loop.run_in_executor(None, self._thread.join, JOIN_SECONDS)
 
-    # In the thread.
-
-    def _poll(self) -> None:
-        while True:
+    def _wait(self) -> None:
+        """The thread."""
+        while not self._over:
             event = self._queue.poll()
+            with contextlib.suppress(RuntimeError):  # the loop has been closed
+                self._loop.call_soon_threadsafe(self._drain, event)
+            # An event that holds the last reference to a call keeps the core from shutting down.
+            del event
+            self._drained.acquire()
+
+    # In the loop.
+
+    def _drain(self, event: Any) -> None:
+        """Handle this event and all others that are there."""
+        for _ in range(MOST_EVENTS):
+            if event.completion_type == cygrpc.CompletionType.queue_timeout:
+                break
             if event.completion_type == cygrpc.CompletionType.queue_shutdown:
-                return
+                self._over = True
+                break
             try:
                 event.tag(event)
             except Exception:  # the other calls go on
                 log.exception("gRPC: an event was lost")
-            # An event that holds the last reference to a call keeps the core from shutting down.
-            del event
+            event = self._queue.poll(AT_ONCE)
+        else:
+            self._loop.call_soon(self._drain, event)
+            return
+        self._drained.release()
 
     def _begin(self, event: Any) -> None:
         """A new call, or the end of waiting for one."""
@@ -153,12 +172,11 @@ class Server:
 
         def close(closing: Any) -> None:
             if closing.batch_operations[0].cancelled():
-                self._tell(lambda: self._cancel(call))
+                self._cancel(call)
 
         def receive(receiving: Any) -> None:
             del self._without[id(call)]
-            data = receiving.batch_operations[0].message()
-            self._tell(lambda: self._take(call, data))
+            self._take(call, receiving.batch_operations[0].message())
 
         self._without[id(call)] = call
         call.core.start_server_batch((cygrpc.ReceiveCloseOnServerOperation(NO_FLAGS),), close)
@@ -173,17 +191,7 @@ class Server:
         call.core.start_server_batch(operations, _forget)
 
     def _end(self, _: Any) -> None:
-        self._tell(self._down.set)
-
-    def _tell(self, act: Callable[[], None]) -> None:
-        """Have the loop do it; a loop that is already being woken is not woken again."""
-        self._inbox.append(act)
-        if not self._woken:
-            self._woken = True
-            with contextlib.suppress(RuntimeError):  # the loop has been closed
-                self._loop.call_soon_threadsafe(self._drain)
-
-    # In the loop.
+        self._down.set()
 
     async def _watch(self) -> None:
         """End calls whose message does not come."""
@@ -194,11 +202,6 @@ class Server:
                 if call.came < latest and not call.begun:
                     words = f"the message did not come within {self._message_seconds:g} seconds"
                     self._finish(call, grpc.StatusCode.DEADLINE_EXCEEDED, words)
-
-    def _drain(self) -> None:
-        self._woken = False  # before looking: what is put in from now on wakes the loop again
-        while self._inbox:
-            self._inbox.popleft()()
 
     def _take(self, call: Call, data: bytes | None) -> None:
         if call.begun:  # it was ended already
@@ -238,7 +241,8 @@ class Server:
             sent = self._loop.create_future()
 
             def done(_: Any, sent: asyncio.Future[None] = sent) -> None:
-                self._tell(lambda: None if sent.done() else sent.set_result(None))
+                if not sent.done():
+                    sent.set_result(None)
 
             self._send(call, [cygrpc.SendMessageOperation(reply, NO_FLAGS)], done)
             await sent

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import fleetbert
-from fleetbert.deploy.inference import grpc_service, inference_pb2_grpc
+from fleetbert.deploy.inference import grpc_calls, grpc_service, inference_pb2_grpc
 from fleetbert.deploy.inference import inference_pb2 as pb
 from fleetbert.metrics import softmax
 
@@ -359,3 +359,32 @@ def test_a_health_watch_does_not_hold_up_the_end():
             assert await watch.read() is grpc.aio.EOF
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("most", [1, 256])
+def test_calls_at_once_are_all_answered_in_turns_of_the_loop(monkeypatch, most):
+    """most: events that are handled before the loop has a turn."""
+    monkeypatch.setattr(grpc_calls, "MOST_EVENTS", most)
+    with fake_core.serve() as server, grpc.insecure_channel(server.grpc) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        texts = ["good" * (number % 7) for number in range(300)]
+        waiting = [stub.ModelInfer.future(request_of([text]), timeout=60) for text in texts]
+        for text, found in zip(texts, waiting):
+            check_answer(found.result(), [text])
+
+
+def test_after_a_failed_event_the_other_calls_go_on(monkeypatch, caplog):
+    cancel = grpc_calls.Server._cancel
+
+    def fail(self, call):
+        cancel(self, call)
+        raise OSError("this event only")
+
+    monkeypatch.setattr(grpc_calls.Server, "_cancel", fail)
+    with fake_core.serve() as server, grpc.insecure_channel(server.grpc) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        call = stub.ModelInfer.future(request_of(["good"], "slow"))
+        fake_core.wait_for(lambda: server.core.questions)
+        call.cancel()
+        fake_core.wait_for(lambda: "this event only" in caplog.text)
+        check_answer(stub.ModelInfer(request_of(TEXTS), timeout=60), TEXTS)
