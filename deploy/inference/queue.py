@@ -107,7 +107,7 @@ class Queue:
         self.speed = FIRST_GUESS
         self._measured = False
         self._here = 0.0  # texts that wait or are computed, lately
-        self._begin = -math.inf  # when the worker that is free became so
+        self._begin = -math.inf  # when the worker that is free became so, or its answers were out
         self._gap = 0.0  # seconds between questions
         self._last = math.inf  # when the last one came
         # Who waits, in the order of coming: each length apart, all in one if `packed`.
@@ -204,6 +204,11 @@ class Queue:
         self._here = max(here, self._here + NEWEST_SHARE * (here - self._here))
         if alone:
             self._begin = now
+
+    def answered(self, now: float) -> None:
+        """Tell that the answers of the batch after which a worker became free are out: whoever
+        waits for them can ask again from now on."""
+        self._begin = now
 
     def take(self, now: float, under_way: int = 0) -> list[Text]:
         """The next batch for a worker that is free, while the others compute `under_way` texts;

@@ -282,6 +282,11 @@ class Serving:
             one = slice(number, number + 1)
             label = self._labels[best[number]]
             asked.put(text.place, label, logits[one], scores[one], layers[one])
+        if self.pool.free == [worker]:  # it waits for those whose tasks write their answers now
+            self._loop.call_soon(self._answered)
+
+    def _answered(self) -> None:
+        self.queue.answered(self._loop.time())
 
     def _lose(self, texts: list[Text], lost: Lost) -> None:
         """Another worker may answer what was lost, once."""

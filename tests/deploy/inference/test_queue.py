@@ -272,6 +272,19 @@ def test_a_worker_does_not_wait_where_nobody_is_to_come():
     assert lengths_of(queue.take(5.1, under_way=19)) == [50]
 
 
+def test_a_worker_waits_from_when_those_whom_it_answered_can_ask_again():
+    queue = make_queue(batch_tokens=2048, max_wait=10.0, packed=True)
+    put(queue, [50] * 20)
+    queue.take(0.0)
+    queue.take(0.0, under_way=10)
+    queue.freed(5.0, 20, alone=True)
+    put(queue, [50], now=5.0)
+    queue.answered(9.0)
+    assert queue.next_batch() == 19.0
+    assert queue.take(18.9, under_way=10) == []
+    assert lengths_of(queue.take(19.0, under_way=10)) == [50]
+
+
 def test_texts_that_were_left_do_not_end_the_wait_for_others_at_once():
     queue = make_queue(batch_tokens=2048, max_wait=10.0, packed=True)
     put(queue, [50] * 31)
