@@ -7,7 +7,7 @@ after the other. No pickles: a frame holds texts of strangers.
 from __future__ import annotations
 
 import struct
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import orjson
@@ -33,17 +33,17 @@ def pack(head: dict[str, Any], *arrays: np.ndarray) -> bytes:
     return b"".join((PREFIX.pack(len(text), sum(map(len, body))), text, *body))
 
 
-def split(data: bytes | bytearray) -> tuple[dict[str, Any], bytes, int] | None:
-    """Head and body of the frame that `data` begins with, and where it ends; None if that is yet to
-    come."""
-    if len(data) < PREFIX.size:
-        return None
-    head_size, body_size = PREFIX.unpack_from(data)
-    begin = PREFIX.size + head_size
-    end = begin + body_size
-    if len(data) < end:
-        return None
-    return orjson.loads(data[PREFIX.size : begin]), bytes(data[begin:end]), end
+def take(held: bytearray) -> Iterator[tuple[dict[str, Any], bytes]]:
+    """Head and body of each frame that has come whole; what is given is taken out of `held`."""
+    while len(held) >= PREFIX.size:
+        head_size, body_size = PREFIX.unpack_from(held)
+        begin = PREFIX.size + head_size
+        end = begin + body_size
+        if len(held) < end:
+            return
+        frame = orjson.loads(held[PREFIX.size : begin]), bytes(held[begin:end])
+        del held[:end]
+        yield frame
 
 
 def pack_texts(head: dict[str, Any], ids: Sequence[np.ndarray], firsts: Sequence[int]) -> bytes:

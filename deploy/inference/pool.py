@@ -88,8 +88,9 @@ class Refused(Exception):
 class Worker(asyncio.Protocol):
     """A process and the socket to it. One question at a time."""
 
-    def __init__(self, process: subprocess.Popen[bytes], processors: Sequence[int]):
-        self.process = process
+    process: subprocess.Popen[bytes]
+
+    def __init__(self, processors: Sequence[int]):
         self.processors = processors
         self.since = time.monotonic()
         self.cause = "crash"
@@ -102,11 +103,14 @@ class Worker(asyncio.Protocol):
     async def start(cls, processors: Sequence[int], threads: int) -> Worker:
         """A fresh interpreter. Call in the thread that lives as long as the workers shall."""
         ours, theirs = socket.socketpair()
+        loop = asyncio.get_running_loop()
+        # Before there is a process: whoever cancels this leaves none behind.
+        _, worker = await loop.create_connection(lambda: cls(processors), sock=ours)
         command = [sys.executable, "-m", "fleetbert.deploy.inference.worker"]
         command += [str(theirs.fileno()), str(os.getpid()), ",".join(map(str, processors))]
         former = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)  # it inherits this
         try:
-            process = subprocess.Popen(
+            worker.process = subprocess.Popen(
                 command,
                 env={**HUGE_PAGES, **os.environ, "OMP_NUM_THREADS": str(threads)},
                 stdin=subprocess.DEVNULL,
@@ -118,9 +122,7 @@ class Worker(asyncio.Protocol):
             theirs.close()
         with contextlib.suppress(OSError):
             niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
-            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
-        worker = cls(process, processors)
-        await asyncio.get_running_loop().create_connection(lambda: worker, sock=ours)
+            os.setpriority(os.PRIO_PROCESS, worker.process.pid, niceness)
         return worker
 
     async def open(self, plan: Plan, variant: str, gently: bool) -> dict[str, Any]:
@@ -175,11 +177,9 @@ class Worker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._said += data
-        while (frame := frames.split(self._said)) is not None:
-            head, body, end = frame
-            del self._said[:end]
+        for frame in frames.take(self._said):
             if self._answer is not None and not self._answer.done():
-                self._answer.set_result((head, body))
+                self._answer.set_result(frame)
 
     def connection_lost(self, _: Exception | None) -> None:
         self.process.kill()

@@ -118,29 +118,23 @@ def main(descriptor: int, parent: int, processors: list[int]) -> None:
         os.sched_setaffinity(0, processors)
     channel = socket.socket(fileno=descriptor)
     with contextlib.suppress(ConnectionError):
-        _serve(channel.makefile("rwb", buffering=1 << 20))
+        _serve(channel)
     os._exit(0)  # without Paddle's teardown
 
 
-def _serve(channel: Any) -> None:
-    import orjson
-
+def _serve(channel: socket.socket) -> None:
     from fleetbert.deploy.inference import frames
 
     worker = Worker()
-    while True:
-        prefix = channel.read(frames.PREFIX.size)
-        if len(prefix) < frames.PREFIX.size:
-            return  # the parent has closed
-        head_size, body_size = frames.PREFIX.unpack(prefix)
-        head = orjson.loads(channel.read(head_size))
-        body = channel.read(body_size)
-        try:
-            answer = _answer(worker, head, body)
-        except Exception as error:
-            answer = frames.pack({"error": _sentence(error)})
-        channel.write(answer)
-        channel.flush()
+    held = bytearray()
+    while data := channel.recv(1 << 20):  # nothing: the parent has closed
+        held += data
+        for head, body in frames.take(held):
+            try:
+                answer = _answer(worker, head, body)
+            except Exception as error:
+                answer = frames.pack({"error": _sentence(error)})
+            channel.sendall(answer)
 
 
 def _sentence(error: Exception) -> str:

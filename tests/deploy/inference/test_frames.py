@@ -19,17 +19,15 @@ def test_frames_are_found_whole_whatever_the_pieces(said, cuts):
     heard, held = [], bytearray()
     for begin, end in zip(bounds, bounds[1:]):
         held += stream[begin:end]
-        while (frame := frames.split(held)) is not None:
-            head, body, size = frame
+        for head, body in frames.take(held):
             heard.append((head, np.frombuffer(body, frames.INT).tolist()))
-            del held[:size]
     assert heard == said
     assert not held
 
 
 def test_texts_are_what_was_packed():
     texts = [np.array([2, 7, 3], frames.INT), np.array([2, 9, 8, 3, 5, 3], frames.INT)]
-    head, body, _ = frames.split(frames.pack_texts({"do": "run"}, texts, [3, 4]))
+    [(head, body)] = frames.take(bytearray(frames.pack_texts({"do": "run"}, texts, [3, 4])))
     found = frames.unpack_texts(head, body)
     assert head == {"do": "run", "texts": 2}
     assert found.ids.tolist() == [2, 7, 3, 2, 9, 8, 3, 5, 3]

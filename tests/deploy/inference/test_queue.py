@@ -91,6 +91,10 @@ class AnyOrder(RuleBasedStateMachine):
     def freed(self, under_way, alone):
         self.queue.freed(self.now, under_way, alone)
 
+    @rule()
+    def answered(self):
+        self.queue.answered(self.now)
+
     @rule(target=batches, under_way=st.integers(0, 40))
     def take(self, under_way):
         expired = self.queue.expire(self.now)
@@ -248,12 +252,18 @@ def test_no_share_is_less_than_a_call_is_worth():
     assert lengths_of(queue.take(0.0)) == [50] * (CALL_TOKENS // 50)
 
 
-def test_a_worker_waits_for_its_share_while_there_are_others_to_come():
+def make_queue_after_a_batch():
+    """Of two workers that had 20 texts one has been free since 5.0: 10 are with their clients."""
     queue = make_queue(batch_tokens=2048, max_wait=10.0, packed=True)
     put(queue, [50] * 20)
     queue.take(0.0)
     queue.take(0.0, under_way=10)
-    queue.freed(5.0, 20, alone=True)  # of 20 texts, 10 are with their clients now
+    queue.freed(5.0, 20, alone=True)
+    return queue
+
+
+def test_a_worker_waits_for_its_share_while_there_are_others_to_come():
+    queue = make_queue_after_a_batch()
     put(queue, [50] * 6, now=5.1)
     assert queue.take(5.1, under_way=10) == []
     assert queue.next_batch() == 15.1
@@ -262,22 +272,14 @@ def test_a_worker_waits_for_its_share_while_there_are_others_to_come():
 
 
 def test_a_worker_does_not_wait_where_nobody_is_to_come():
-    queue = make_queue(batch_tokens=2048, max_wait=10.0, packed=True)
-    put(queue, [50] * 20)
-    queue.take(0.0)
-    queue.take(0.0, under_way=10)
-    queue.freed(5.0, 20, alone=True)
+    queue = make_queue_after_a_batch()
     put(queue, [50], now=5.1)
     assert queue.take(5.1, under_way=18) == []
     assert lengths_of(queue.take(5.1, under_way=19)) == [50]
 
 
 def test_a_worker_waits_from_when_those_whom_it_answered_can_ask_again():
-    queue = make_queue(batch_tokens=2048, max_wait=10.0, packed=True)
-    put(queue, [50] * 20)
-    queue.take(0.0)
-    queue.take(0.0, under_way=10)
-    queue.freed(5.0, 20, alone=True)
+    queue = make_queue_after_a_batch()
     put(queue, [50], now=5.0)
     queue.answered(9.0)
     assert queue.next_batch() == 19.0
