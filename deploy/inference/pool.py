@@ -88,9 +88,8 @@ class Refused(Exception):
 class Worker(asyncio.Protocol):
     """A process and the socket to it. One question at a time."""
 
-    process: subprocess.Popen[bytes]
-
-    def __init__(self, processors: Sequence[int]):
+    def __init__(self, process: subprocess.Popen[bytes], processors: Sequence[int]):
+        self.process = process
         self.processors = processors
         self.since = time.monotonic()
         self.cause = "crash"
@@ -103,14 +102,11 @@ class Worker(asyncio.Protocol):
     async def start(cls, processors: Sequence[int], threads: int) -> Worker:
         """A fresh interpreter. Call in the thread that lives as long as the workers shall."""
         ours, theirs = socket.socketpair()
-        loop = asyncio.get_running_loop()
-        # Before there is a process: whoever cancels this leaves none behind.
-        _, worker = await loop.create_connection(lambda: cls(processors), sock=ours)
         command = [sys.executable, "-m", "fleetbert.deploy.inference.worker"]
         command += [str(theirs.fileno()), str(os.getpid()), ",".join(map(str, processors))]
         former = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)  # it inherits this
         try:
-            worker.process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 env={**HUGE_PAGES, **os.environ, "OMP_NUM_THREADS": str(threads)},
                 stdin=subprocess.DEVNULL,
@@ -122,7 +118,13 @@ class Worker(asyncio.Protocol):
             theirs.close()
         with contextlib.suppress(OSError):
             niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
-            os.setpriority(os.PRIO_PROCESS, worker.process.pid, niceness)
+            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
+        loop = asyncio.get_running_loop()
+        try:
+            _, worker = await loop.create_connection(lambda: cls(process, processors), sock=ours)
+        except BaseException:  # it was cancelled, and nobody else knows of the process
+            process.kill()
+            raise
         return worker
 
     async def open(self, plan: Plan, variant: str, gently: bool) -> dict[str, Any]:

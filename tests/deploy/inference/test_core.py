@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 import psutil
 import pytest
+import uvloop
 from running_core import RunningCore, gather, gone, wait_for
 from tiny_bert import LABELS, WORDS
 
@@ -284,6 +285,26 @@ def test_workers_leave_signals_to_the_server(both):
         os.kill(pid, signal.SIGTERM)
     assert both.ask(model=MODEL, texts=make_texts(50, seed=6)).logits.shape == (50, 3)
     assert both.workers(MODEL) == pids
+
+
+def test_a_start_that_is_cancelled_leaves_no_process(monkeypatch):
+    started = []
+
+    def start(*arguments, really=subprocess.Popen, **options):
+        started.append(really(*arguments, **options))
+        return started[-1]
+
+    async def cancel():
+        task = asyncio.ensure_future(Worker.start([], 1))
+        await asyncio.sleep(0)  # until it waits for the connection
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    monkeypatch.setattr(subprocess, "Popen", start)
+    uvloop.run(cancel())
+    [process] = started
+    assert process.wait(60) == -signal.SIGKILL
 
 
 def test_a_worker_that_hangs_is_killed_and_its_texts_answered(both, offline):
