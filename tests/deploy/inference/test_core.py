@@ -329,6 +329,8 @@ def test_a_worker_of_a_slow_model_is_given_three_times_what_its_batches_take(bot
     assert both.ask(model=MODEL, texts=["word1"]).labels[0] in LABELS
     assert both.workers(MODEL) == pids
     monkeypatch.setattr(serving.queue, "speed", 1e9)
+    for pid in pids:  # or it may answer before the loop looks at its clock
+        os.kill(pid, signal.SIGSTOP)
     with pytest.raises(Failure, match=r"lost \(hang"):
         both.ask(model=MODEL, texts=["word1"])
 
