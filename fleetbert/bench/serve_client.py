@@ -18,16 +18,15 @@ import time
 from pathlib import Path
 from typing import Any, Awaitable, Callable, Protocol, Sequence
 
-import grpc
-import grpc.aio
 import numpy as np
 import orjson
 import uvloop
 
-from fleetbert.bench import worker
+from fleetbert.bench import http2, worker
 from fleetbert.errors import UserError
 
 MODEL = "bench"
+METHOD = "/inference.GRPCInferenceService/ModelInfer"
 OUTPUTS = ("label", "scores")
 Done = Callable[[bool], None]  # whether there was an answer
 
@@ -86,32 +85,6 @@ class Http(asyncio.Protocol):
     async def close(self) -> None:
         self._done = None
         self._transport.close()
-
-
-class Grpc:
-    """A channel of its own; messages stay bytes."""
-
-    def __init__(self, target: str):
-        self._channel = grpc.aio.insecure_channel(
-            target, options=[("grpc.use_local_subchannel_pool", 1)]
-        )
-        self._call = self._channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        self.answer = b""
-
-    def ask(self, request: bytes, done: Done) -> None:
-        self._task = asyncio.ensure_future(self._ask(request, done))
-
-    async def _ask(self, request: bytes, done: Done) -> None:
-        try:
-            self.answer = await self._call(request)
-        except grpc.aio.AioRpcError as error:
-            self.answer = f"{error.code().name}: {error.details()}".encode()
-            done(False)
-        else:
-            done(True)
-
-    async def close(self) -> None:
-        await self._channel.close()
 
 
 class Speech:
@@ -192,7 +165,13 @@ async def _connect_http(address: str) -> Asker:
 
 
 async def _connect_grpc(address: str) -> Asker:
-    return Grpc(address)
+    host, _, port = address.rpartition(":")
+    loop = asyncio.get_running_loop()
+    _, connection = await loop.create_connection(
+        lambda: http2.Connection(METHOD, address), host, int(port)
+    )
+    await connection.ready
+    return connection
 
 
 SPEECHES = {
