@@ -4,7 +4,8 @@ A pure data structure: it does no I/O and is told the time (seconds of any stead
 tests can drive it. A batch has at most `batch_tokens` tokens, unless one text alone has more.
 
 An engine that puts several texts into a row (`batching.pack_rows`) is given texts in the order in
-which they came, but for those that are better in rows of another length (`batching.cut_by_length`).
+which they came, but for those that are better in rows of another length (`batching.cut_by_length`),
+and for a row that would be filled badly: while other workers compute, it waits for the next batch.
 Each worker is given its share of what is here, and waits for about as much: clients that wait for
 an answer before they ask again are in step with the workers then. Who takes what is there at once
 takes small batches for ever.
@@ -25,7 +26,13 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.data.batching import CALL_TOKENS, SAFE_LENGTHS, cut_by_length, round_up
+from fleetbert.data.batching import (
+    CALL_TOKENS,
+    SAFE_LENGTHS,
+    cut_by_length,
+    pack_rows,
+    round_up,
+)
 from fleetbert.deploy.inference.messages import Failure, Reason
 
 # Before the first batch was measured: BERT-base in float32 on one processor.
@@ -33,6 +40,9 @@ FIRST_GUESS = 500.0  # tokens a second
 NEWEST_SHARE = 0.2  # of the newest batch or question in a running mean
 LONGEST_GAP = 10.0  # between questions that counts, times max_wait: load may come suddenly
 ANY_LENGTH = 0  # the key of the line of all texts
+# Of a row's tokens: a row with fewer waits for the next batch. A text of SST-2 takes a worker 4 to
+# 6 % less time so, of 20 that come together (EPYC; 2 to 3 % of 31).
+WORTH_A_ROW = 0.75
 AGE_WEIGHT = 0.5  # of having waited for max_age, beside a batch of which nothing is lost
 
 
@@ -229,6 +239,8 @@ class Queue:
                 return []
             share = self.tokens * here / self.workers / waiting
             texts = self._in_order(min(max(share, CALL_TOKENS), self.batch_tokens))
+            if under_way:  # whoever computes those comes back for what is left
+                texts = _without_the_emptiest_row(texts)
         else:
             texts, full = self._alike(oldest, now)
             if not due and not full:
@@ -333,3 +345,18 @@ class Queue:
             if score > best:
                 end, full, best = len(takes), (count + 1) * length > self.batch_tokens, score
         return _Plan(takes[:end], full, best)
+
+
+def _without_the_emptiest_row(texts: list[Text]) -> list[Text]:
+    """Some of these texts, the first of which is the oldest: without the row that holds the fewest
+    tokens, if many more would go into it and no question has to wait for it with its other texts.
+    """
+    lengths = [len(text.ids) for text in texts]
+    length, rows = pack_rows(lengths)
+    younger = [row for row in rows if 0 not in row]
+    if not younger:
+        return texts
+    tokens, row = min((sum(lengths[number] for number in row), row) for row in younger)
+    if tokens > WORTH_A_ROW * length or any(len(texts[n].ticket.waiting) > 1 for n in row):
+        return texts
+    return [text for number, text in enumerate(texts) if number not in row]

@@ -252,6 +252,30 @@ def test_no_share_is_less_than_a_call_is_worth():
     assert lengths_of(queue.take(0.0)) == [50] * (CALL_TOKENS // 50)
 
 
+def put_apart(queue, lengths):
+    """Each in a question of its own."""
+    for length in lengths:
+        put(queue, [length])
+
+
+def test_a_row_that_would_be_filled_badly_waits_while_others_compute():
+    queue = make_queue(batch_tokens=2048, packed=True, workers=1)
+    sizes = [40, 24, 32, 32, 20]  # the first four fill two rows of 64
+    put_apart(queue, sizes)
+    assert lengths_of(queue.take(0.0, under_way=1)) == sizes[:4]
+    assert lengths_of(queue.take(0.0, under_way=1)) == [20]  # the oldest now
+    put_apart(queue, sizes)
+    assert lengths_of(queue.take(0.0)) == sizes  # nobody would come back for it soon
+    put_apart(queue, [*sizes, 30])  # 50 of 64: full enough
+    assert lengths_of(queue.take(0.0, under_way=1)) == [*sizes, 30]
+
+
+def test_no_question_waits_for_a_row_with_its_other_texts():
+    queue = make_queue(batch_tokens=2048, packed=True, workers=1)
+    put(queue, [40, 24, 32, 32, 20])
+    assert len(queue.take(0.0, under_way=1)) == 5
+
+
 def make_queue_after_a_batch():
     """Of two workers that had 20 texts one has been free since 5.0: 10 are with their clients."""
     queue = make_queue(batch_tokens=2048, max_wait=10.0, packed=True)
