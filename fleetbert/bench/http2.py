@@ -1,8 +1,8 @@
 """As much of HTTP/2 as it takes to make gRPC's unary calls, one at a time: RFC 9113 (frames,
 windows), RFC 7541 (HPACK) and gRPC's PROTOCOL-HTTP2.md.
 
-grpcio's own client takes about as much processor time for a small request as the server that is
-measured, on the same processors, whose caches it takes away.
+grpcio's own client takes two thirds of the processor time that the server which is measured takes
+for a small request, on the same processors, whose caches it takes away.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import asyncio
 import re
 import struct
 from typing import Any, Callable
+from urllib.parse import unquote
+
+import grpc
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+DATA, HEADERS, RESET, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 ACK = END_STREAM = 0x1
 END_HEADERS = 0x4
-PADDED = 0x8
 HEAD = 9  # bytes before a frame's payload
 MOST = 16384  # bytes of a frame's payload that everyone takes
 WINDOW = 65535  # of a connection and of a stream, before anyone says otherwise
@@ -29,6 +31,9 @@ MESSAGE_HEAD = 5  # bytes before a gRPC message: whether it is compressed, its l
 POST, HTTP, PATH, AUTHORITY, CONTENT_TYPE = 3, 6, 4, 1, 31
 INDEXED, REMEMBERED = 0x80, 0x40
 LATEST = 62  # the place of the field that was remembered last
+
+CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+CLOSED = b"the connection was closed"
 
 
 class Connection(asyncio.Protocol):
@@ -57,6 +62,9 @@ class Connection(asyncio.Protocol):
     def ask(self, request: bytes, done: Callable[[bool], None]) -> None:
         """Send a message; `done` is told whether there was an answer."""
         self._done = done
+        if self._transport.is_closing():
+            self._finish(False, CLOSED)
+            return
         self._message.clear()
         self._stream += 2
         self._stream_window = self._initial_window
@@ -102,11 +110,12 @@ class Connection(asyncio.Protocol):
             if stream != self._stream:
                 return
             if kind == DATA:
-                self._message += (
-                    payload[1 : len(payload) - payload[0]] if flags & PADDED else payload
-                )
-            if kind == RESET or flags & END_STREAM:
-                self._finish(payload)
+                self._message += payload
+            if kind == RESET:
+                self._finish(False, b"the call was reset")
+            elif flags & END_STREAM:  # a call that failed has no message
+                good = len(self._message) >= MESSAGE_HEAD
+                self._finish(good, bytes(self._message[MESSAGE_HEAD:]) if good else _why(payload))
         elif kind == SETTINGS and not flags & ACK:
             for name, value in struct.iter_unpack(">HI", payload):
                 if name == INITIAL_WINDOW_SIZE:
@@ -125,26 +134,22 @@ class Connection(asyncio.Protocol):
                 self._transport.write(self._data())
         elif kind == PING and not flags & ACK:
             self._transport.write(_frame(PING, ACK, 0, payload))
-        elif kind == GOAWAY:
-            self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         if not self.ready.done():
             self.ready.set_exception(error or ConnectionResetError("the server closed the door"))
-        self._finish(b"the connection was closed")
+        self._finish(False, CLOSED)
 
-    def _finish(self, last: bytes) -> None:
-        """A call that failed has no message: gRPC says why in the fields at its end."""
-        self._unsent = memoryview(b"")
-        good = len(self._message) >= MESSAGE_HEAD
-        self.answer = bytes(self._message[MESSAGE_HEAD:]) if good else _printable(last)
+    def _finish(self, good: bool, answer: bytes) -> None:
         done, self._done = self._done, None
         if done is not None:
+            self._unsent = memoryview(b"")
+            self.answer = answer
             done(good)
 
 
 def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+    return len(payload).to_bytes(3, "big") + struct.pack(">BBI", kind, flags, stream) + payload
 
 
 def _header_blocks(method: str, authority: str) -> tuple[bytes, bytes]:
@@ -167,5 +172,22 @@ def _string(text: str) -> bytes:
     return bytes([len(raw)]) + raw
 
 
-def _printable(block: bytes) -> bytes:
-    return b" ".join(re.findall(rb"[\x20-\x7e]{4,}", block))
+def _why(block: bytes) -> bytes:
+    """Code and words of the fields at the end of a call that failed. Decoding them takes what all
+    calls before have put into the dynamic table; grpcio writes these two out, the first time."""
+    found = re.search(rb"grpc-status[\1\2](\d+)", block)
+    code = CODES.get(int(found[1]), "") if found else ""
+    words = block.partition(b"grpc-message")[2]
+    size, place = _integer(words)
+    return f"{code}: {unquote(words[place : place + size].decode('latin-1'))}".encode()
+
+
+def _integer(data: bytes) -> tuple[int, int]:
+    """HPACK's, of seven bits or more (RFC 7541, 5.1), and how many bytes it has."""
+    value, place = (data[0] & 0x7F, 1) if data else (0, 0)
+    if value == 0x7F:
+        for place, byte in enumerate(data[1:], 2):
+            value += (byte & 0x7F) << 7 * (place - 2)
+            if byte < 0x80:
+                break
+    return value, place

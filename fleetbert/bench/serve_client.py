@@ -55,7 +55,10 @@ class Http(asyncio.Protocol):
 
     def ask(self, request: bytes, done: Done) -> None:
         self._done = done
-        self._transport.write(request)
+        if self._transport.is_closing():
+            self.connection_lost(None)
+        else:
+            self._transport.write(request)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -75,6 +78,8 @@ class Http(asyncio.Protocol):
         self._finish(good)
 
     def connection_lost(self, _: Exception | None) -> None:
+        if self._done is not None:
+            self.answer = http2.CLOSED
         self._finish(False)
 
     def _finish(self, good: bool) -> None:
@@ -159,18 +164,18 @@ def _post(path: str, address: str, body: bytes, more: str = "") -> bytes:
 
 
 async def _connect_http(address: str) -> Asker:
-    host, _, port = address.rpartition(":")
-    _, protocol = await asyncio.get_running_loop().create_connection(Http, host, int(port))
-    return protocol
+    return await _connect(address, Http)
 
 
 async def _connect_grpc(address: str) -> Asker:
-    host, _, port = address.rpartition(":")
-    loop = asyncio.get_running_loop()
-    _, connection = await loop.create_connection(
-        lambda: http2.Connection(METHOD, address), host, int(port)
-    )
+    connection = await _connect(address, lambda: http2.Connection(METHOD, address))
     await connection.ready
+    return connection
+
+
+async def _connect(address: str, protocol: Callable[[], Any]) -> Any:
+    host, _, port = address.rpartition(":")
+    _, connection = await asyncio.get_running_loop().create_connection(protocol, host, int(port))
     return connection
 
 

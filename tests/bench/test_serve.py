@@ -122,13 +122,29 @@ def test_answers_that_come_late_count_and_so_does_the_time_until_then():
     assert len(run.answered) / run.seconds == pytest.approx(5, rel=0.05)
 
 
+def test_a_connection_that_was_closed_is_a_failure():
+    async def run():
+        served = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        port = served.sockets[0].getsockname()[1]
+        asker = await serve_client._connect_http(f"127.0.0.1:{port}")
+        for _ in range(2):  # while it is closed, and afterwards
+            run = serve_client.Run([b"GET / HTTP/1.1\r\n\r\n"], 0.5, None)
+            await asyncio.wait_for(run.go([asker]), 10)
+            assert (run.failed, run.failure) == (1, "the connection was closed")
+            await asyncio.sleep(0.2)
+        served.close()
+
+    asyncio.run(run())
+
+
 def test_failures_are_counted_and_end_their_connection(server, monkeypatch):
     monkeypatch.setattr(serve_client, "MODEL", "full")
     found = load(server, connections=3, seconds=1.0)
     assert (found["requests"], found["failed"]) == (0, 3)
     assert found["failure"] == '{"error":"the queue of model full is full"}'
     found = load(server, connections=3, seconds=1.0, protocol="grpc", address=server.grpc)
-    assert found["failed"] == 3 and "the queue of model full is full" in found["failure"]
+    assert found["failed"] == 3 and found["failure"].startswith("UNAVAILABLE: ")
+    assert found["failure"].endswith(": the queue of model full is full")
     with pytest.raises(UserError, match="did not answer"):
         load(server, connections=1, save="unused")
 
