@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Sequence
+from typing import Any, Awaitable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -51,6 +51,11 @@ class Question(NamedTuple):
     def size(self) -> int:
         """How many texts."""
         return len(self.texts) if self.texts is not None else len(self.input_ids)  # type: ignore[arg-type]
+
+    @property
+    def characters(self) -> int:
+        """Of all texts."""
+        return sum(map(len, self.texts or ())) + sum(map(len, self.texts_b or ()))
 
 
 class Reply(NamedTuple):
@@ -114,7 +119,7 @@ class Statistics:
 class Core(Protocol):
     """What stands behind the protocols. All methods are called in the server's event loop."""
 
-    async def answer(self, question: Question) -> Reply:
+    def answer(self, question: Question) -> Awaitable[Reply]:
         """Raises Failure. Cancelling the task drops what has not been computed yet."""
 
     def ready(self) -> bool:

@@ -37,6 +37,7 @@ SERVER = "fleetbert"
 PLATFORM = "paddle_inference"
 # In Triton's words, and for both protocols.
 EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository", "statistics")
+INPUTS = ("text", "text_pair", "input_ids", "token_type_ids")
 OUTPUTS = ("label", "scores", "logits", "exit_layer")
 TOKEN_TYPES = 2  # BERT's segments
 # A timer has to hold it; whoever waits longer than a day waits for ever.
@@ -152,9 +153,8 @@ def read_question(
     inputs = {tensor.name: tensor for tensor in request.inputs}
     if len(inputs) != len(request.inputs):
         raise refuse(f"input '{_repeated(t.name for t in request.inputs)}' is given twice")
-    known = ("text", "text_pair", "input_ids", "token_type_ids")
     for name in inputs:
-        if name not in known or (name == "text_pair" and not found.pair):
+        if name not in INPUTS or (name == "text_pair" and not found.pair):
             takes = "text and text_pair" if found.pair else "text"
             raise refuse(
                 f"input {show(name)} is unknown; model {found.model} takes {takes}, "
@@ -202,9 +202,12 @@ def outputs(reply: Reply, names: Sequence[str] = ()) -> list[Output]:
 def _read_texts(
     inputs: Mapping[str, Tensor], found: Version, safety: Safety
 ) -> tuple[list[str], list[str] | None]:
-    for name in ("input_ids", "token_type_ids"):
-        if name in inputs:
-            raise refuse(f"input 'text' and input '{name}' are both given; send one or the other")
+    if len(inputs) > 1:
+        for name in ("input_ids", "token_type_ids"):
+            if name in inputs:
+                raise refuse(
+                    f"input 'text' and input '{name}' are both given; send one or the other"
+                )
     texts = read_texts(inputs["text"], safety.max_texts, safety.max_text_bytes)
     if not found.pair:
         return texts, None

@@ -50,6 +50,8 @@ class Ticket:
     """A question in the queue, from `put` until `finish`: when it has to be answered at the
     latest, and which of its texts still wait."""
 
+    __slots__ = ("deadline", "finished", "waiting")
+
     def __init__(self, deadline: float):
         self.deadline = deadline
         self.waiting: dict[int, Text] = {}
@@ -60,8 +62,7 @@ class Text:
     """One text of a question. `place`: its number there; `losses`: batches that were lost."""
 
     __slots__ = (
-        *("arrival", "first_length", "ids", "length", "losses", "number", "place", "speed"),
-        "ticket",
+        *("arrival", "first_length", "ids", "losses", "number", "place", "speed", "ticket"),
     )
 
     def __init__(
@@ -77,10 +78,14 @@ class Text:
         self.ids = ids  # int32 [tokens]
         self.first_length = first_length  # tokens of segment 0
         self.speed = speed  # of early exit; None: the variant's own
-        self.length = round_up(len(ids), SAFE_LENGTHS)
         self.losses = 0
         self.arrival = 0.0
         self.number = 0
+
+    @property
+    def length(self) -> int:
+        """Of a row of its own."""
+        return round_up(len(self.ids), SAFE_LENGTHS)
 
 
 # What a call costs an engine that is not packed, in tokens. Where 64 clients were simulated, 32 to
@@ -151,7 +156,8 @@ class Queue:
 
     def put(self, ticket: Ticket, texts: Sequence[Text], now: float) -> None:
         """Take all texts of a question, or none (see `check`)."""
-        self.check(sum(len(text.ids) for text in texts))
+        tokens = sum([len(text.ids) for text in texts])
+        self.check(tokens)
         gap = min(max(now - self._last, 0.0), LONGEST_GAP * self.max_wait)
         self._gap += NEWEST_SHARE * (gap - self._gap)
         self._last = now
@@ -160,7 +166,7 @@ class Queue:
             text.number = next(self._numbers)
             self._line(text)[text.number] = text
             ticket.waiting[text.number] = text
-            self.tokens += len(text.ids)
+        self.tokens += tokens
         heapq.heappush(self._deadlines, (ticket.deadline, next(self._numbers), ticket))
 
     def put_back(self, texts: Sequence[Text]) -> None:

@@ -11,7 +11,7 @@ import logging
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Iterable
+from typing import Awaitable, Iterable
 
 from fleetbert.deploy.inference import disk, metrics
 from fleetbert.deploy.inference.loading import Held, Loader
@@ -110,9 +110,8 @@ class Repository:
             if model.required and not model.unloaded
         )
 
-    async def answer(self, question: Question) -> Reply:
-        held = self._route(question.model, question.version)
-        return await held.serving.answer(question)
+    def answer(self, question: Question) -> Awaitable[Reply]:
+        return self._route(question.model, question.version).serving.answer(question)
 
     def find(self, model: str, version: str | None = None) -> Version:
         return self._route(model, version).version

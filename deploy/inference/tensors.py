@@ -19,6 +19,7 @@ from fleetbert.deploy.inference.messages import Failure, Reason
 
 LITTLE = sys.byteorder == "little"
 _read_length = struct.Struct("<I").unpack_from
+ONLY_INTEGERS = frozenset({int})
 INTEGERS: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "INT32": np.dtype("<i4")}
 
 
@@ -149,15 +150,14 @@ def _read_shape(tensor: Tensor, wanted: str, max_texts: int) -> list[int]:
     """The dimensions, as many as `wanted` has; all positive, the first at most `max_texts`."""
     name, shape = tensor.name, tensor.shape
     rank = wanted.count(",") + 1
-    if type(shape) is not list or any(type(size) is not int for size in shape[:8]):
+    if type(shape) is not list or not ONLY_INTEGERS.issuperset(map(type, shape[:8])):
         raise refuse(f"shape of input '{name}' has to be a list of integers: {wanted}")
     if len(shape) != rank:
         raise refuse(f"shape of input '{name}' has {len(shape)} dimensions; it has to be {wanted}")
-    for size in shape:
-        if size < 1:
-            raise refuse(
-                f"shape of input '{name}' is {list(shape)}; each dimension has to be at least 1"
-            )
+    if min(shape) < 1:
+        raise refuse(
+            f"shape of input '{name}' is {list(shape)}; each dimension has to be at least 1"
+        )
     if shape[0] > max_texts:
         raise refuse(
             f"input '{name}' has {show(shape[0])} texts; this server takes at most "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Awaitable
+
 from fleetbert.deploy.inference.messages import (
     Core,
     Failure,
@@ -21,9 +23,9 @@ class Watched:
         self._core = core
         self.leaving = False
 
-    async def answer(self, question: Question) -> Reply:
+    def answer(self, question: Question) -> Awaitable[Reply]:
         self._check()
-        return await self._core.answer(question)
+        return self._core.answer(question)
 
     def ready(self) -> bool:
         return not self.leaving and self._core.ready()
