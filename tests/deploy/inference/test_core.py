@@ -320,6 +320,35 @@ def test_a_worker_that_hangs_is_killed_and_its_texts_answered(both, offline):
     assert gone(stopped)
 
 
+def test_a_timeout_counts_while_every_worker_computes(both):
+    pids = both.workers(MODEL)
+
+    async def ask(timeout):
+        return await both.repository.answer(Question(MODEL, texts=["word1"], timeout=timeout))
+
+    async def ask_all():
+        patient = []
+        for _ in range(3):  # the last has to wait
+            patient.append(asyncio.ensure_future(ask(60.0)))
+            await asyncio.sleep(0.1)
+        with pytest.raises(Failure, match="timeout has passed"):
+            await asyncio.wait_for(ask(0.2), 5.0)
+        assert not any(task.done() for task in patient)
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+        return await asyncio.gather(*patient)
+
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        replies = both.call(ask_all())
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert [len(reply.labels) for reply in replies] == [1, 1, 1]
+    assert both.workers(MODEL) == pids
+
+
 def test_a_worker_of_a_slow_model_is_given_three_times_what_its_batches_take(both, monkeypatch):
     serving = both.repository._models[MODEL].held[1].serving
     both.ask(model=MODEL, texts=["word1"])  # a first batch, which is measured
