@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Serve until a signal comes."""
     from fleetbert import config
-    from fleetbert.deploy.inference import settings
+    from fleetbert.deploy.inference import processes, settings
 
     words = []
     for name, value in (
@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> None:
         settings.Serve, arguments.config or os.devnull, [*words, *arguments.overrides]
     )
     _check_repository(Path(section.repository.path))
+    processes.start_early(section.engine)
     try:
         import uvloop
 

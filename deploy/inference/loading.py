@@ -11,7 +11,7 @@ from typing import Sequence
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.data.tokenizer import Tokenizer
-from fleetbert.deploy.inference import background, disk, variants
+from fleetbert.deploy.inference import background, disk, processes, variants
 from fleetbert.deploy.inference.messages import State, Version
 from fleetbert.deploy.inference.pool import Plan
 from fleetbert.deploy.inference.serving import Serving
@@ -57,7 +57,7 @@ class Loader:
         assert bundle is not None
         if not bundle.labels:
             raise UserError(f"bundle {bundle.root} is a pretrained encoder without labels")
-        processors, threads = variants.share_processors(engine)
+        processors, threads = processes.share_processors(engine)
         longest = round_up(bundle.max_length, SAFE_LENGTHS)
         loop = asyncio.get_running_loop()
         tokenizer = await self._tokenizer(bundle)

@@ -11,10 +11,7 @@ import contextlib
 import logging
 import math
 import os
-import signal
-import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -23,25 +20,19 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.deploy.inference import background, frames, metrics
+from fleetbert.deploy.inference import background, frames, metrics, processes
 from fleetbert.deploy.inference.queue import Text
 from fleetbert.infer.golden import Golden
 
 log = logging.getLogger(__name__)
 
-LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM}
-# What a batch waits for, the listening process has to do first: reading the next one's texts takes
-# a fraction of a batch's time, and makes it larger.
-NICENESS = 4
-# glibc (from 2.35) asks for huge pages where the kernel leaves that to programs: with one text a
-# request, a worker takes 4 % less time for it (MiniLM).
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 OPEN_SECONDS = 600.0  # for opening a variant
 END_SECONDS = 5.0  # for a worker that was asked to end
 LONGEST_PAUSE = 30.0  # between two starts of a worker, in seconds
 LONG_LIFE = 10.0  # a worker that lived so long is replaced without a pause
 # A worker hangs after so many times what its batch should take, at the earliest: models differ.
 SLOWEST = 3.0
+WARM_PAUSE = 0.02  # seconds between looks whether a worker that is to be warmed is free
 SAME = 1e-3  # largest difference of logits between answers to the same texts
 
 # Of each processor: how many workers, of all models, are answering there. `Worker.ask` keeps it.
@@ -100,30 +91,15 @@ class Worker(asyncio.Protocol):
 
     @classmethod
     async def start(cls, processors: Sequence[int], threads: int) -> Worker:
-        """A fresh interpreter. Call in the thread that lives as long as the workers shall."""
-        ours, theirs = socket.socketpair()
-        command = [sys.executable, "-m", "fleetbert.deploy.inference.worker"]
-        command += [str(theirs.fileno()), str(os.getpid()), ",".join(map(str, processors))]
-        former = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)  # it inherits this
-        try:
-            process = subprocess.Popen(
-                command,
-                env={**HUGE_PAGES, **os.environ, "OMP_NUM_THREADS": str(threads)},
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                pass_fds=[theirs.fileno()],
-            )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, former)
-            theirs.close()
-        with contextlib.suppress(OSError):
-            niceness = os.getpriority(os.PRIO_PROCESS, 0) + NICENESS
-            os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
+        """A fresh interpreter (`processes.start`)."""
+        started = processes.start(processors, threads)
         loop = asyncio.get_running_loop()
         try:
-            _, worker = await loop.create_connection(lambda: cls(process, processors), sock=ours)
+            _, worker = await loop.create_connection(
+                lambda: cls(started.process, processors), sock=started.socket
+            )
         except BaseException:  # it was cancelled, and nobody else knows of the process
-            process.kill()
+            started.process.kill()
             raise
         return worker
 
@@ -208,6 +184,8 @@ class Pool:
         self._on_free = on_free
         self._workers: dict[int, Worker] = {}
         self._keepers: list[asyncio.Task[None]] = []
+        self._warmers: set[asyncio.Task[None]] = set()
+        self._warming = asyncio.Lock()  # one worker at a time
 
     @property
     def size(self) -> int:
@@ -232,6 +210,8 @@ class Pool:
             assert isinstance(worker, Worker)
             self._keepers.append(asyncio.ensure_future(self._keep(number, worker)))
             self._release(worker)
+            if not gently:
+                self._warm_later(worker)
 
     def take_free(self) -> Worker | None:
         """A worker to give a batch to, if there is one."""
@@ -260,9 +240,10 @@ class Pool:
 
     async def close(self) -> None:
         """End all workers."""
-        for keeper in self._keepers:
-            keeper.cancel()
-        await asyncio.gather(*self._keepers, return_exceptions=True)
+        tasks = [*self._keepers, *self._warmers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self.free.clear()
         workers = list(self._workers.values())
         self._workers.clear()
@@ -303,6 +284,33 @@ class Pool:
                     log.error("a worker of model %s does not start: %s", self.plan.model, error)
             self.failing = ""
             self._release(worker)
+            self._warm_later(worker)
+
+    def _warm_later(self, worker: Worker) -> None:
+        task = asyncio.ensure_future(self._warm(worker))
+        self._warmers.add(task)
+        task.add_done_callback(self._warmers.discard)
+
+    async def _warm(self, worker: Worker) -> None:
+        """Have a worker that already answers run each length once, whenever it is free, so that
+        its first texts need not wait for what oneDNN makes ready for them."""
+        with contextlib.suppress(Lost):  # `_keep` starts another one, which is warmed then
+            async with self._warming:
+                for length in self.plan.lengths:
+                    while worker not in self.free:
+                        if worker.lost.done():
+                            return
+                        await asyncio.sleep(WARM_PAUSE)
+                    self.free.remove(worker)
+                    try:
+                        await worker.ask(_warm_frame(self.plan, length), OPEN_SECONDS)
+                    except Refused as error:
+                        log.error(
+                            "a worker of model %s cannot be warmed: %s", self.plan.model, error
+                        )
+                        worker.kill("error")
+                        return
+                    self._release(worker)
 
     async def _start(self, number: int, gently: bool) -> Worker:
         plan = self.plan
@@ -396,10 +404,11 @@ def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:
     before the first text comes.
 
     With time, every length is run once, and the usual batches where that leaves the processors to
-    others. Where somebody waits, the shortest and the longest are: the first two shapes make oneDNN
-    reorder all weights (BERT-base: 0.25 s each), any other new one costs 5 to 20 ms.
+    others. Where somebody waits nothing is, and the worker is warmed when it answers (`_warm`): in
+    float32 oneDNN reorders all weights for a few tokens, and once more for many, as the golden
+    texts are (BERT-base: 0.2 to 1 s each). Any other new shape costs 5 to 20 ms.
     """
-    lengths = plan.lengths if gently else sorted({plan.lengths[0], plan.lengths[-1]})
+    lengths = plan.lengths if gently else ()
     usual = plan.batches if gently and not aside else ()
     return frames.pack(
         {
@@ -412,3 +421,8 @@ def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:
             "aside": aside,
         }
     )
+
+
+def _warm_frame(plan: Plan, length: int) -> bytes:
+    """The frame that makes a worker run a text of this length."""
+    return frames.pack({"do": "warm", "variant": plan.variant, "batches": [(1, length)]})

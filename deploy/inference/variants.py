@@ -3,38 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 import platform
 from typing import Any
 
 from fleetbert import bundle as bundles
 from fleetbert.deploy.inference import frames
 from fleetbert.deploy.inference.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
-from fleetbert.deploy.inference.settings import Engine
 from fleetbert.errors import UserError
 from fleetbert.infer.engine import OPENERS
 
 log = logging.getLogger(__name__)
-
-MOST_WORKERS = 8  # unless the settings say more: each holds the weights once more
-
-
-def share_processors(engine: Engine) -> tuple[tuple[tuple[int, ...], ...], int]:
-    """The processors of each worker (none where it is not pinned), and its threads."""
-    own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    count = len(own) or os.cpu_count() or 1
-    if engine.workers is not None:
-        workers = engine.workers
-    elif engine.device == "gpu":
-        workers = 1
-    else:
-        workers = min(MOST_WORKERS, max(1, count // (engine.threads or 1)))
-    threads = engine.threads or max(1, count // workers)
-    if not engine.pin or workers * threads > len(own):
-        return ((),) * workers, threads
-    return tuple(
-        tuple(own[number * threads : (number + 1) * threads]) for number in range(workers)
-    ), threads
 
 
 def named(bundle: bundles.Bundle, name: str) -> str:

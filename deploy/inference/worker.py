@@ -1,8 +1,9 @@
 """A worker process: opens a bundle's variants and answers batches, one after another.
 
-Started by pool.py as `python -m fleetbert.deploy.inference.worker FD PARENT PROCESSORS`; it reads
-frames (frames.py) from the socket FD and answers each with one. It ends with its parent, however
-that ends, and leaves Ctrl-C and SIGTERM to it.
+Started by processes.py as `python -m fleetbert.deploy.inference.worker FD PARENT PROCESSORS`; it
+reads frames (frames.py) from the socket FD and answers each with one. It ends with its parent,
+however that ends, and leaves Ctrl-C and SIGTERM to it. A last word `early` says that nobody waits
+for the processors: then it imports Paddle before it is told what to open.
 """
 
 from __future__ import annotations
@@ -44,15 +45,21 @@ class Worker:
         begin = time.monotonic()
         opened, layers = background.call(lambda: _open(head)) if head["aside"] else _open(head)
         done = time.monotonic()
-        for texts, length in head["batches"]:
-            opened.run(_uniform_batch(texts, length), speed=0.0)  # all layers
         self.engines[head["variant"]] = opened
         self.layers[head["variant"]] = layers
+        self.warm(head)
         return {
             "layers": layers,
             "open_seconds": done - begin,
             "warm_seconds": time.monotonic() - done,
         }
+
+    def warm(self, head: dict[str, Any]) -> dict[str, Any]:
+        """Run each of the batches (texts, length) once."""
+        for texts, length in head["batches"]:
+            batch = _uniform_batch(texts, length)
+            self.engines[head["variant"]].run(batch, speed=0.0)  # all layers
+        return {}
 
     def run(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
         """Logits float32 [texts, labels] in the order of the texts, and int32 [texts] the layers
@@ -110,13 +117,18 @@ class Worker:
         return {"texts_per_s": {name: MEASURED_SHAPE[0] / took for name, took in best.items()}}
 
 
-def main(descriptor: int, parent: int, processors: list[int]) -> None:
+def main(descriptor: int, parent: int, processors: list[int], early: bool) -> None:
     environment.die_with_parent(parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     if processors:  # before Paddle is imported, whose threads inherit it
         os.sched_setaffinity(0, processors)
     channel = socket.socket(fileno=descriptor)
+    if early:
+        from fleetbert.infer import workarounds
+
+        with contextlib.suppress(Exception):  # who opens a variant that needs it will say why
+            workarounds.import_inference()
     with contextlib.suppress(ConnectionError):
         _serve(channel)
     os._exit(0)  # without Paddle's teardown
@@ -152,6 +164,8 @@ def _answer(worker: Worker, head: dict[str, Any], body: bytes) -> bytes:
         return frames.pack(found, *arrays)
     if head["do"] == "open":
         return frames.pack(worker.open(head))
+    if head["do"] == "warm":
+        return frames.pack(worker.warm(head))
     return frames.pack(worker.measure(head))
 
 
@@ -199,4 +213,5 @@ if __name__ == "__main__":
         int(sys.argv[1]),
         int(sys.argv[2]),
         [int(number) for number in sys.argv[3].split(",") if number],
+        early="early" in sys.argv[4:],
     )

@@ -21,7 +21,7 @@ from tiny_bert import LABELS, WORDS
 
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.deploy.inference import metrics
-from fleetbert.deploy.inference.frames import INT
+from fleetbert.deploy.inference.frames import INT, take
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
 from fleetbert.deploy.inference.pool import COMPUTING, Worker
 from fleetbert.deploy.inference.settings import Batching
@@ -56,8 +56,9 @@ def core(tiny_bundle, tmp_path_factory):
 
 @pytest.fixture
 def both(core):
-    """The core when both workers can answer."""
+    """The core when both workers can answer, and are warm."""
     wait_for(lambda: len(core.workers(MODEL)) == 2, "two workers")
+    wait_for(lambda: not core.repository._models[MODEL].held[1].serving.pool._warmers, "warmth")
     return core
 
 
@@ -223,6 +224,36 @@ def test_a_worker_that_is_killed_while_it_is_idle_is_replaced(both):
     wait_for(lambda: first not in both.workers(MODEL), "its end")
     assert both.ask(model=MODEL, texts=["word1"] * 50).logits.shape == (50, 3)
     wait_for(lambda: len(both.workers(MODEL)) == 2, "a new worker")
+
+
+def test_new_workers_are_warmed_one_at_a_time_while_the_others_answer(both, monkeypatch):
+    pool = both.repository._models[MODEL].held[1].serving.pool
+    warmed, now, most = {}, set(), 0
+
+    async def note(self, frame, timeout, ask=Worker.ask):
+        nonlocal most
+        [(head, _)] = take(bytearray(frame))
+        if head["do"] != "warm":
+            return await ask(self, frame, timeout)
+        warmed.setdefault(self.process.pid, []).extend(length for _, length in head["batches"])
+        assert self not in pool.free
+        now.add(self)
+        most = max(most, len(now))
+        try:
+            return await ask(self, frame, timeout)
+        finally:
+            now.remove(self)
+
+    monkeypatch.setattr(Worker, "ask", note)
+    for pid in both.workers(MODEL):
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: len(both.workers(MODEL)) == 2, "new workers")
+    for _ in range(20):
+        assert both.ask(model=MODEL, texts=["word1"]).labels[0] in LABELS
+    wait_for(lambda: not pool._warmers, "warmth")
+    assert warmed == {pid: list(pool.plan.lengths) for pid in both.workers(MODEL)}
+    assert most == 1
+    assert both.ask(model=MODEL, texts=["word1"]).labels[0] in LABELS
 
 
 def test_the_thread_that_listens_goes_where_a_worker_has_become_free(both, monkeypatch):

@@ -15,7 +15,7 @@ import pytest
 from running_core import RunningCore, command, gather, gone, wait_for
 from tiny_bert import LABELS, make_network
 
-from fleetbert.deploy.inference import background, loading, metrics, pool
+from fleetbert.deploy.inference import background, loading, metrics, pool, processes
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
 from fleetbert.deploy.inference.repository import select
 from fleetbert.deploy.inference.settings import Policy
@@ -174,7 +174,7 @@ def test_what_loads_beside_another_version_begins_where_processors_are_idle(
     wait_for(lambda: states(core).get("2") is State.READY, "the new version")
     [new] = core.workers(MODEL)
     assert (found[old], found[new]) == (os.SCHED_OTHER, os.SCHED_IDLE)
-    usual = (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0) + pool.NICENESS)
+    usual = (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0) + processes.NICENESS)
     threads = [thread.id for thread in psutil.Process(new).threads()]
     assert {(os.sched_getscheduler(t), os.getpriority(os.PRIO_PROCESS, t)) for t in threads} == {
         usual

@@ -1,0 +1,86 @@
+"""The processes of workers: on which processors, and those that are started early."""
+
+from __future__ import annotations
+
+import os
+
+import psutil
+import pytest
+from running_core import wait_for
+
+from fleetbert.deploy.inference import processes
+from fleetbert.deploy.inference.processes import share_processors
+from fleetbert.deploy.inference.settings import Engine
+
+
+@pytest.mark.parametrize(
+    ("processors", "settings", "expected"),
+    [
+        (2, {}, [(0,), (1,)]),
+        (20, {}, [(2 * n, 2 * n + 1) for n in range(8)]),  # no more than eight, with threads
+        (8, {"workers": 3}, [(0, 1), (2, 3), (4, 5)]),
+        (8, {"threads": 4}, [(0, 1, 2, 3), (4, 5, 6, 7)]),
+        (2, {"threads": 4}, [()]),  # more threads than there are: not pinned
+        (2, {"workers": 4}, [(), (), (), ()]),
+        (2, {"pin": False}, [(), ()]),
+        (4, {"device": "gpu"}, [(0, 1, 2, 3)]),
+    ],
+)
+def test_each_worker_has_processors_of_its_own(monkeypatch, processors, settings, expected):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    shares, threads = share_processors(Engine(**settings))
+    assert list(shares) == expected
+    assert all(len(share) in (0, threads) for share in shares)
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """Two that were started early."""
+    monkeypatch.setattr(processes, "EARLY", [])
+    processes.start_early(Engine(workers=2, threads=1, pin=False))
+    started = list(processes.EARLY)
+    yield started
+    end(*started)
+
+
+def end(*started):
+    for one in started:
+        one.process.kill()
+        one.process.wait(60)
+        one.socket.close()
+
+
+def test_workers_that_were_started_early_are_taken_first_and_once(early):
+    taken = [processes.start((), 1) for _ in range(3)]
+    end(taken[2])
+    assert taken[:2] == early
+    assert taken[2].process.pid not in [one.process.pid for one in early]
+
+
+def test_only_one_that_was_started_for_the_same_is_taken(early):
+    [place] = sorted(os.sched_getaffinity(0))[:1]
+    others = [processes.start((place,), 1), processes.start((), 2)]
+    end(*others)
+    assert early == processes.EARLY
+
+
+def test_one_that_has_ended_is_not_taken(early):
+    early[0].process.kill()
+    early[0].process.wait(60)
+    other = processes.start((), 1)
+    end(other)
+    assert other.process.pid not in [one.process.pid for one in early]
+    assert early[1:] == processes.EARLY
+
+
+def test_early_workers_import_paddle_before_they_are_told_what_to_open(early):
+    late = processes.start((1, 0, 1), 1)  # of processors that no early one has
+    for one in early:
+        files = psutil.Process(one.process.pid)
+        wait_for(lambda files=files: holds_paddle(files), "Paddle in an early worker")
+    assert not holds_paddle(psutil.Process(late.process.pid))
+    end(late)
+
+
+def holds_paddle(process: psutil.Process) -> bool:
+    return any("libpaddle" in found.path for found in process.memory_maps())
