@@ -239,15 +239,17 @@ def test_new_workers_are_warmed_one_at_a_time_while_the_others_answer(both, monk
         assert self not in pool.free
         now.add(self)
         most = max(most, len(now))
+        await asyncio.sleep(0.05)  # long enough for both to be at it
         try:
             return await ask(self, frame, timeout)
         finally:
             now.remove(self)
 
     monkeypatch.setattr(Worker, "ask", note)
-    for pid in both.workers(MODEL):
+    old = set(both.workers(MODEL))
+    for pid in old:
         os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: len(both.workers(MODEL)) == 2, "new workers")
+    wait_for(lambda: len(set(both.workers(MODEL)) - old) == 2, "new workers")
     for _ in range(20):
         assert both.ask(model=MODEL, texts=["word1"]).labels[0] in LABELS
     wait_for(lambda: not pool._warmers, "warmth")
