@@ -28,6 +28,10 @@ NO_FLAGS = 0
 WAITING = 16  # calls that the core may hand over before it is asked for more
 NO_DEADLINE = 1e12  # the core's clock has its end there
 AT_ONCE = 0.0  # a time that has passed
+NO_EVENT, NO_MORE_EVENTS = (
+    cygrpc.CompletionType.queue_timeout,
+    cygrpc.CompletionType.queue_shutdown,
+)
 MOST_EVENTS = 256  # in a turn of the loop, which has others to serve
 JOIN_SECONDS = 10.0  # for the thread, which has nothing left to do then
 
@@ -143,9 +147,9 @@ class Server:
     def _drain(self, event: Any) -> None:
         """Handle this event and all others that are there."""
         for _ in range(MOST_EVENTS):
-            if event.completion_type == cygrpc.CompletionType.queue_timeout:
+            if event.completion_type == NO_EVENT:
                 break
-            if event.completion_type == cygrpc.CompletionType.queue_shutdown:
+            if event.completion_type == NO_MORE_EVENTS:
                 self._over = True
                 break
             try:

@@ -294,6 +294,7 @@ class Pool:
     async def _warm(self, worker: Worker) -> None:
         """Have a worker that already answers run each length once, whenever it is free, so that
         its first texts need not wait for what oneDNN makes ready for them."""
+        timeout = SLOWEST * self.plan.hang_seconds  # the first run takes longest
         with contextlib.suppress(Lost):  # `_keep` starts another one, which is warmed then
             async with self._warming:
                 for length in self.plan.lengths:
@@ -303,7 +304,7 @@ class Pool:
                         await asyncio.sleep(WARM_PAUSE)
                     self.free.remove(worker)
                     try:
-                        await worker.ask(_warm_frame(self.plan, length), OPEN_SECONDS)
+                        await worker.ask(_warm_frame(self.plan, length), timeout)
                     except Refused as error:
                         log.error(
                             "a worker of model %s cannot be warmed: %s", self.plan.model, error

@@ -93,15 +93,13 @@ class Tokenizer:
             raise ValueError(f"{len(texts_a)} first texts but {len(texts_b)} second texts")
         room = max_length - special
         firsts = self._word_pieces(texts_a)
-        ids: list[np.ndarray] = []
+        if texts_b is None:
+            cut = sum([len(first) > room for first in firsts])
+            ids = [np.array([self.cls_id, *one[:room], self.sep_id], np.int32) for one in firsts]
+            return Encodings(ids, np.array([len(one) for one in ids], np.int32), cut)
+        ids = []
         first_lengths = np.zeros(len(firsts), np.int32)
         cut = 0
-        if texts_b is None:
-            for number, first in enumerate(firsts):
-                cut += len(first) > room
-                ids.append(np.array([self.cls_id, *first[:room], self.sep_id], np.int32))
-                first_lengths[number] = len(ids[-1])
-            return Encodings(ids, first_lengths, cut)
         for number, (first, second) in enumerate(zip(firsts, self._word_pieces(texts_b))):
             if len(first) + len(second) > room:
                 cut += 1
