@@ -295,23 +295,28 @@ class Pool:
         """Have a worker that already answers run each length once, whenever it is free, so that
         its first texts need not wait for what oneDNN makes ready for them."""
         timeout = SLOWEST * self.plan.hang_seconds  # the first run takes longest
-        with contextlib.suppress(Lost):  # `_keep` starts another one, which is warmed then
-            async with self._warming:
-                for length in self.plan.lengths:
-                    while worker not in self.free:
-                        if worker.lost.done():
-                            return
-                        await asyncio.sleep(WARM_PAUSE)
-                    self.free.remove(worker)
-                    try:
-                        await worker.ask(_warm_frame(self.plan, length), timeout)
-                    except Refused as error:
-                        log.error(
-                            "a worker of model %s cannot be warmed: %s", self.plan.model, error
-                        )
-                        worker.kill("error")
-                        return
-                    self._release(worker)
+        async with self._warming:
+            for length in self.plan.lengths:
+                if not await self._take(worker):
+                    return
+                try:
+                    await worker.ask(_warm_frame(self.plan, length), timeout)
+                except Lost:
+                    return
+                except Refused as error:
+                    log.error("a worker of model %s cannot be warmed: %s", self.plan.model, error)
+                    worker.kill("error")
+                    return
+                self._release(worker)
+
+    async def _take(self, worker: Worker) -> bool:
+        """Take this worker as soon as it is free; False if it is lost, and another is started."""
+        while worker not in self.free:
+            if worker.lost.done():
+                return False
+            await asyncio.sleep(WARM_PAUSE)
+        self.free.remove(worker)
+        return True
 
     async def _start(self, number: int, gently: bool) -> Worker:
         plan = self.plan

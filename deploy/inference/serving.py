@@ -153,9 +153,10 @@ class Serving:
             asked = Asked(question.size, len(self._labels), arrival + timeout, arrival)
             speed = question.speed if self._early else None
             self.queue.put(asked, _texts(asked, encoded, speed), self._loop.time())
-            # Where no worker is free, all that may have to be done is to set the alarm earlier.
-            if self.pool.free or self._alarm is None or asked.deadline < self._alarm_at:
+            if self.pool.free:
                 self._pump()
+            else:
+                self._wake_at(asked.deadline)
             await asked.done
         except Failure as failure:
             self.counts.refused(failure.reason, self._loop.time() - arrival)

@@ -1,4 +1,4 @@
-"""Which of a bundle's variants answers, and with how many workers on which processors."""
+"""Which of a bundle's variants answers."""
 
 from __future__ import annotations
 

@@ -162,11 +162,8 @@ def _answer(worker: Worker, head: dict[str, Any], body: bytes) -> bytes:
     if head["do"] == "run":
         found, arrays = worker.run(head, body)
         return frames.pack(found, *arrays)
-    if head["do"] == "open":
-        return frames.pack(worker.open(head))
-    if head["do"] == "warm":
-        return frames.pack(worker.warm(head))
-    return frames.pack(worker.measure(head))
+    act = {"open": worker.open, "warm": worker.warm, "measure": worker.measure}[head["do"]]
+    return frames.pack(act(head))
 
 
 def _open(head: dict[str, Any]) -> tuple[Engine, int]:

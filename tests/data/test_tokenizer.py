@@ -134,7 +134,7 @@ def test_no_more_words_are_remembered_than_there_is_room_for(tokenizer, monkeypa
     tokenizer._ids_of_words.clear()
     for one, other in zip(before, tokenizer.encode(texts, None, 32).ids):
         np.testing.assert_array_equal(one, other)
-    assert 0 < len(tokenizer._ids_of_words) <= 2
+    assert set(tokenizer._ids_of_words) == {"other"}  # when a third comes, it begins anew
 
 
 def test_another_process_can_be_given_one(tokenizer):

@@ -9,7 +9,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from running_core import RunningCore
+from running_core import RunningCore, wait_for
 from served import REAL, serving
 from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
 
@@ -82,6 +82,7 @@ def test_a_text_leaves_at_the_speed_it_asks_for_whoever_shares_its_batch(
 
         serving = core.repository._models[MODEL].held[1].serving
         assert serving.queue.packed
+        wait_for(lambda: not serving.pool._warmers, "warmth")  # the worker is free then
         encoded = serving.tokenizer.encode(texts, None, 64)
         speeds = [[*expected][number % len(expected)] for number in range(len(texts))]
 

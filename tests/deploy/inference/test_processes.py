@@ -74,7 +74,7 @@ def test_one_that_has_ended_is_not_taken(early):
 
 
 def test_early_workers_import_paddle_before_they_are_told_what_to_open(early):
-    late = processes.start((1, 0, 1), 1)  # of processors that no early one has
+    late = processes.start((), 2)  # as many threads as no early one has
     for one in early:
         files = psutil.Process(one.process.pid)
         wait_for(lambda files=files: holds_paddle(files), "Paddle in an early worker")
