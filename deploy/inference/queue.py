@@ -123,6 +123,7 @@ class Queue:
         self._measured = False
         self._here = 0.0  # texts that wait or are computed, lately
         self._begin = -math.inf  # when the worker that is free became so, or its answers were out
+        self._done = -math.inf  # when a batch was done last, or its answers were out
         self._gap = 0.0  # seconds between questions
         self._last = math.inf  # when the last one came
         # Who waits, in the order of coming: each length apart, all in one if `packed`.
@@ -218,13 +219,16 @@ class Queue:
         batch `under_way` texts were computed until now."""
         here = len(self) + under_way
         self._here = max(here, self._here + NEWEST_SHARE * (here - self._here))
+        self._done = now
         if alone:
             self._begin = now
 
-    def answered(self, now: float) -> None:
-        """Tell that the answers of the batch after which a worker became free are out: whoever
-        waits for them can ask again from now on."""
-        self._begin = now
+    def answered(self, now: float, alone: bool) -> None:
+        """Tell that the answers of the batch after which a worker became free, `alone` or not, are
+        out: whoever waits for them can ask again from now on."""
+        self._done = now
+        if alone:
+            self._begin = now
 
     def take(self, now: float, under_way: int = 0) -> list[Text]:
         """The next batch for a worker that is free, while the others compute `under_way` texts;
@@ -243,6 +247,8 @@ class Queue:
             enough = waiting >= here / (self.workers + 1) or waiting + under_way >= round(here)
             if not due and not enough and self.tokens < self.batch_tokens:
                 return []
+            if not under_way and oldest.arrival - self._done > self.max_wait:
+                here = self._here = waiting  # those who were here would have asked again by now
             share = self.tokens * here / self.workers / waiting
             texts = self._in_order(min(max(share, CALL_TOKENS), self.batch_tokens))
             if under_way:  # whoever computes those comes back for what is left

@@ -292,11 +292,11 @@ class Serving:
             one = slice(number, number + 1)
             label = self._labels[best[number]]
             asked.put(text.place, label, logits[one], scores[one], layers[one])
-        if self.pool.free == [worker]:  # it waits for those whose tasks write their answers now
-            self._loop.call_soon(self._answered)
+        if worker in self.pool.free:  # it waits for those whose tasks write their answers now
+            self._loop.call_soon(self._answered, len(self.pool.free) == 1)
 
-    def _answered(self) -> None:
-        self.queue.answered(self._loop.time())
+    def _answered(self, alone: bool) -> None:
+        self.queue.answered(self._loop.time(), alone)
 
     def _lose(self, texts: list[Text], lost: Lost) -> None:
         """Another worker may answer what was lost, once."""

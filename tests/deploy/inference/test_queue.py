@@ -93,7 +93,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule()
     def answered(self):
-        self.queue.answered(self.now)
+        self.queue.answered(self.now, True)
 
     @rule(target=batches, under_way=st.integers(0, 40))
     def take(self, under_way):
@@ -305,10 +305,35 @@ def test_a_worker_does_not_wait_where_nobody_is_to_come():
 def test_a_worker_waits_from_when_those_whom_it_answered_can_ask_again():
     queue = make_queue_after_a_batch()
     put(queue, [50], now=5.0)
-    queue.answered(9.0)
+    queue.answered(9.0, alone=True)
     assert queue.next_batch() == 19.0
     assert queue.take(18.9, under_way=10) == []
     assert lengths_of(queue.take(19.0, under_way=10)) == [50]
+
+
+def after_many_texts(queue, done):
+    """64 texts were here; the last of them were computed at `done`."""
+    put(queue, [50] * 64)
+    while batch := queue.take(0.0):
+        queue.freed(done, len(batch), alone=True)
+
+
+def test_who_comes_when_all_have_gone_is_shared_out_at_once():
+    queue = make_queue(batch_tokens=2048, max_wait=0.01, packed=True)
+    after_many_texts(queue, done=5.0)
+    put(queue, [50] * 20, now=5.02)
+    assert lengths_of(queue.take(5.03)) == [50] * 10
+    assert lengths_of(queue.take(5.03, under_way=10)) == [50] * 10
+
+
+@pytest.mark.parametrize("alone", [True, False])
+@pytest.mark.parametrize("answered", [5.0, 5.015])
+def test_who_comes_after_an_answer_may_be_the_first_of_many(answered, alone):
+    queue = make_queue(batch_tokens=2048, max_wait=0.01, packed=True)
+    after_many_texts(queue, done=5.0)
+    queue.answered(answered, alone)
+    put(queue, [50] * 20, now=answered + 0.005)
+    assert lengths_of(queue.take(5.03)) == [50] * 20
 
 
 def test_texts_that_were_left_do_not_end_the_wait_for_others_at_once():
