@@ -267,29 +267,34 @@ def test_the_thread_that_listens_goes_where_a_worker_has_become_free(both, monke
     assert tuple(went[0]) in places
 
 
-def test_a_worker_that_is_alone_free_waits_from_when_its_answers_are_out(both, monkeypatch):
+def test_the_queue_is_told_when_the_answers_of_a_worker_that_is_free_are_out(both, monkeypatch):
     serving = both.repository._models[MODEL].held[1].serving
     events: list[str] = []
     monkeypatch.setattr(serving.queue, "freed", lambda *_: events.append("freed"))
-    monkeypatch.setattr(serving.queue, "answered", lambda _: events.append("answered"))
+    monkeypatch.setattr(
+        serving.queue, "answered", lambda _, alone: events.append("alone" if alone else "both")
+    )
 
-    async def ask():
+    async def ask(times=1):
+        await gather(*(ask_one() for _ in range(times)))
+        await asyncio.sleep(0)
+
+    async def ask_one():
         await both.repository.answer(Question(MODEL, texts=["word1"]))
         events.append("told")
 
     async def ask_with_one_worker():
         other = serving.pool.free.pop()
-        await gather(*(ask() for _ in range(5)))
-        await asyncio.sleep(0)
+        await ask(5)
         serving.pool.free.append(other)
 
     both.call(ask_with_one_worker())
-    batches = "".join(word[0] for word in events)  # freed, told, answered
-    assert re.fullmatch("(ft*)*ft+a", batches), events
+    batches = "".join(word[0] for word in events)  # freed, told, alone
+    assert re.fullmatch("(ft*a?)*ft+a", batches), events
     assert batches.count("t") == 5
     events.clear()
     both.call(ask())  # the other worker is free as well, and has waited longer
-    assert events == ["freed", "told"]
+    assert events == ["freed", "told", "both"]
 
 
 def test_where_workers_compute_is_known_to_all_models(both):
