@@ -219,9 +219,7 @@ class Queue:
         batch `under_way` texts were computed until now."""
         here = len(self) + under_way
         self._here = max(here, self._here + NEWEST_SHARE * (here - self._here))
-        self._done = now
-        if alone:
-            self._begin = now
+        self.answered(now, alone)  # until they are, this is the time that is known
 
     def answered(self, now: float, alone: bool) -> None:
         """Tell that the answers of the batch after which a worker became free, `alone` or not, are

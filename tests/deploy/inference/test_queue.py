@@ -91,9 +91,9 @@ class AnyOrder(RuleBasedStateMachine):
     def freed(self, under_way, alone):
         self.queue.freed(self.now, under_way, alone)
 
-    @rule()
-    def answered(self):
-        self.queue.answered(self.now, True)
+    @rule(alone=st.booleans())
+    def answered(self, alone):
+        self.queue.answered(self.now, alone)
 
     @rule(target=batches, under_way=st.integers(0, 40))
     def take(self, under_way):
