@@ -66,8 +66,12 @@ class RunningCore:
 
         return self.call(call())
 
+    async def answer(self, question: Question) -> Reply:
+        """In the loop."""
+        return await self.repository.answer(question)
+
     def ask(self, **words: Any) -> Reply:
-        return self.call(self.repository.answer(Question(**words)))
+        return self.call(self.answer(Question(**words)))
 
     def failure(self, **words: Any) -> Failure:
         """The Failure that a question gets."""

@@ -11,6 +11,7 @@ import grpc
 import orjson
 
 from fleetbert.deploy.inference.grpc_calls import Abort, Call, Handler
+from fleetbert.deploy.inference.grpc_service import abort_of
 from fleetbert.deploy.inference.guard import Keys
 from fleetbert.deploy.inference.logs import REQUEST, Request, log
 from fleetbert.deploy.inference.pages import Page
@@ -123,31 +124,41 @@ class RpcFront:
     def before(self, method: str, handler: Handler) -> Handler:
         """The handler of this method, called if the client may ask."""
         keys = None if OPEN_RPC.fullmatch(method) else self._keys
+        watched = self._write or self._tracer is not None
 
-        async def watched(data: bytes, call: Call) -> bytes:
+        def begin(data: bytes, call: Call) -> Awaitable[bytes]:
             metadata = dict(call.metadata)
             if keys is not None and not keys.known(metadata.get("authorization")):
                 raise Abort(grpc.StatusCode.UNAUTHENTICATED, NO_KEY)
             request = Request(metadata.get("x-request-id"))
-            token = REQUEST.set(request)
-            span: ContextManager[Any] = nullcontext()
-            if self._tracer is not None:
-                span = self._tracer.request(method, metadata, request.id)
-            code = "CANCELLED"
-            try:
-                with span:
-                    reply = await handler(data, call)
-                code = "OK"
-                return reply
-            except Abort as abort:
-                code = abort.code.name
-                raise
-            except Exception:
-                code = "INTERNAL"
-                raise
-            finally:
-                if self._write:
-                    request.write("grpc", method, code)
-                REQUEST.reset(token)
+            REQUEST.set(request)  # in the call's own context
+            if watched:
+                return self._watch(method, request, metadata, lambda: handler(data, call))
+            return handler(data, call)
 
-        return watched
+        return begin
+
+    async def _watch(
+        self,
+        method: str,
+        request: Request,
+        metadata: Mapping[str, str],
+        answer: Callable[[], Awaitable[bytes]],
+    ) -> bytes:
+        """Answer, with the request's span and its line in the log."""
+        span: ContextManager[Any] = nullcontext()
+        if self._tracer is not None:
+            span = self._tracer.request(method, metadata, request.id)
+        code = "CANCELLED"
+        try:
+            with span:
+                reply = await answer()
+            code = "OK"
+            return reply
+        except Exception as error:
+            abort = error if isinstance(error, Abort) else abort_of(error)
+            code = "INTERNAL" if abort is None else abort.code.name
+            raise
+        finally:
+            if self._write:
+                request.write("grpc", method, code)

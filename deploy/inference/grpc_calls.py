@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 import math
 import threading
 import time
-from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, AsyncIterator, Awaitable, Callable, Generator, Mapping, Sequence
 
 import grpc
 from grpc._cython import cygrpc
@@ -39,7 +40,7 @@ Metadata = Sequence["tuple[str, str]"]
 
 
 class Abort(Exception):
-    """Raised by a handler: the call ends with this code."""
+    """The end of a call with this code; a handler may raise it."""
 
     def __init__(self, code: grpc.StatusCode, details: str, trailing: Metadata = ()):
         super().__init__(details)
@@ -51,7 +52,7 @@ class Call:
     """What a handler knows of its call. `trailing` is the metadata to be sent after the answer."""
 
     __slots__ = (
-        *("_deadline", "begun", "came", "core", "gone", "metadata", "method", "task", "trailing"),
+        *("_deadline", "begun", "came", "cancel", "core", "gone", "metadata", "method", "trailing"),
     )
 
     def __init__(self, event: Any):
@@ -59,7 +60,7 @@ class Call:
         self.method: str = event.call_details.method.decode("latin-1")
         self.metadata: Metadata = event.invocation_metadata or ()
         self.trailing: Metadata = ()
-        self.task: asyncio.Task[None] | None = None
+        self.cancel: Callable[[], object] | None = None  # ends the answering
         self.begun = False  # something was sent
         self.came = time.monotonic()
         self.gone = False  # the client has cancelled, or its deadline has passed
@@ -70,14 +71,38 @@ class Call:
         return None if self._deadline > NO_DEADLINE else max(0.0, self._deadline - time.time())
 
 
+class Later:
+    """The answer of a handler that needs no task: `finish` makes it of the future `found` when that
+    is done, or raises as a handler does. A task and what goes with it take a small request a tenth
+    of this process's time."""
+
+    def __init__(self, found: asyncio.Future[Any], finish: Callable[[asyncio.Future[Any]], bytes]):
+        self.found, self.finish = found, finish
+
+    def __await__(self) -> Generator[Any, None, bytes]:
+        """For those who are in a task: it is cancelled with it."""
+        try:
+            yield from self.found
+        except BaseException:
+            if not self.found.done():
+                raise
+        return self.finish(self.found)
+
+
 Handler = Callable[[bytes, Call], Awaitable[bytes]]
 Stream = Callable[[bytes, Call], AsyncIterator[bytes]]
+Explain = Callable[[Exception], "Abort | None"]
 
 
 class Server:
     """Answers calls by `handlers`, one message each way, and `streams`, several back; both by
-    "/service/method". A handler is cancelled when its client has gone. A call whose message does
-    not come within `message_seconds` is ended."""
+    "/service/method". What they are doing is cancelled when the client has gone. A call whose
+    message does not come within `message_seconds` is ended. A handler runs in a context of its own
+    (`contextvars`).
+
+    explain: how a call ends whose handler raises something else than Abort; None is the server's
+    fault.
+    """
 
     def __init__(
         self,
@@ -85,8 +110,10 @@ class Server:
         streams: Mapping[str, Stream],
         options: Sequence[tuple[str, int]] = (),
         message_seconds: float = math.inf,
+        explain: Explain = lambda _: None,
     ):
         self._handlers, self._streams = handlers, streams
+        self._explain = explain
         self._queue = cygrpc.CompletionQueue()
         self._core = cygrpc.Server(tuple(options), False)
         self._core.register_completion_queue(self._queue)
@@ -213,32 +240,62 @@ class Server:
         if data is None:  # the client has gone, or has sent nothing
             self._finish(call, grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
         elif not call.gone:
-            call.task = self._loop.create_task(self._run(call, data))
+            # Each in a turn of its own: what else waits comes in between.
+            self._loop.call_soon(self._answer, call, data)
 
     def _cancel(self, call: Call) -> None:
         call.gone = True
-        if call.task is not None:
-            call.task.cancel()
+        if call.cancel is not None:
+            call.cancel()
 
-    async def _run(self, call: Call, data: bytes) -> None:
+    def _answer(self, call: Call, data: bytes) -> None:
+        if call.gone:
+            return
+        handler = self._handlers.get(call.method)
         try:
-            handler = self._handlers.get(call.method)
-            if handler is not None:
-                reply = await handler(data, call)
-                self._finish(call, grpc.StatusCode.OK, "", reply)
-            else:
-                await self._run_stream(call, data)
-        except Abort as abort:
-            call.trailing = abort.trailing
-            self._finish(call, abort.code, str(abort))
+            answer = self._run_stream(call, data) if handler is None else handler(data, call)
+        except Exception as error:
+            self._fail(call, error)
+            return
+        if isinstance(answer, Later):
+            call.cancel = answer.found.cancel
+            answer.found.add_done_callback(functools.partial(self._end_later, call, answer.finish))
+        else:
+            call.cancel = self._loop.create_task(self._run(call, answer)).cancel
+
+    def _end_later(
+        self, call: Call, finish: Callable[[asyncio.Future[Any]], bytes], found: asyncio.Future[Any]
+    ) -> None:
+        call.cancel = None  # which refers to the call
+        try:
+            reply = finish(found)
         except asyncio.CancelledError:
             self._finish(call, grpc.StatusCode.CANCELLED, "")
-        except Exception:
-            log.exception("a gRPC call failed")
-            words = "the server failed at this request; its log says why"
-            self._finish(call, grpc.StatusCode.INTERNAL, words)
+        except Exception as error:
+            self._fail(call, error)
+        else:
+            self._finish(call, grpc.StatusCode.OK, "", reply)
+
+    async def _run(self, call: Call, answer: Awaitable[bytes | None]) -> None:
+        try:
+            self._finish(call, grpc.StatusCode.OK, "", await answer)
+        except asyncio.CancelledError:
+            self._finish(call, grpc.StatusCode.CANCELLED, "")
+        except Exception as error:
+            self._fail(call, error)
         finally:
-            call.task = None  # which refers to the call
+            call.cancel = None  # which refers to the call
+
+    def _fail(self, call: Call, error: Exception) -> None:
+        """End the call whose handler has raised this."""
+        abort = error if isinstance(error, Abort) else self._explain(error)
+        if abort is None:
+            log.error("a gRPC call failed", exc_info=error)
+            words = "the server failed at this request; its log says why"
+            abort = Abort(grpc.StatusCode.INTERNAL, words)
+        call.trailing = abort.trailing
+        self._finish(call, abort.code, str(abort))
+        error.__traceback__ = None  # whose frames refer to the call
 
     async def _run_stream(self, call: Call, data: bytes) -> None:
         async for reply in self._streams[call.method](data, call):
@@ -250,7 +307,6 @@ class Server:
 
             self._send(call, [cygrpc.SendMessageOperation(reply, NO_FLAGS)], done)
             await sent
-        self._finish(call, grpc.StatusCode.OK, "")
 
     def _finish(
         self, call: Call, code: grpc.StatusCode, details: str, reply: bytes | None = None

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import time
-from typing import Any, AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -15,7 +14,7 @@ from grpc_health.v1 import health_pb2
 
 from fleetbert.deploy.inference import grpc_calls, observe, oip
 from fleetbert.deploy.inference import inference_pb2 as pb
-from fleetbert.deploy.inference.grpc_calls import Abort, Call
+from fleetbert.deploy.inference.grpc_calls import Abort, Call, Later
 from fleetbert.deploy.inference.messages import Core, Failure, Reason, Reply, Version
 from fleetbert.deploy.inference.settings import Safety
 from fleetbert.deploy.inference.tensors import Tensor, refuse, show, to_raw
@@ -36,8 +35,6 @@ HEALTH = "/grpc.health.v1.Health"
 ADMIN = ("RepositoryModelLoad", "RepositoryModelUnload")
 WINDOW_BYTES = 1 << 20  # of a request that may be on their way before the server asks for more
 WATCH_SECONDS = 0.5  # how often a health watch looks
-
-log = logging.getLogger(__name__)
 
 
 def server(
@@ -83,7 +80,7 @@ class Server(grpc_calls.Server):
     def __init__(
         self, handlers: Any, streams: Any, options: Any, message_seconds: float, health: Health
     ):
-        super().__init__(handlers, streams, options, message_seconds)
+        super().__init__(handlers, streams, options, message_seconds, abort_of)
         self._health = health
 
     async def stop(self, grace: float | None) -> None:
@@ -91,70 +88,82 @@ class Server(grpc_calls.Server):
         await super().stop(grace)
 
 
+def abort_of(error: Exception) -> Abort | None:
+    """How a call ends that raises this; None for what is no Failure."""
+    if not isinstance(error, Failure):
+        return None
+    trailing: grpc_calls.Metadata = ()
+    if error.retry_after is not None:  # gRPC clients that retry by themselves wait as long
+        trailing = (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
+    return Abort(CODES[error.reason], str(error), trailing)
+
+
 def _handler(service: Service, method: Any) -> grpc_calls.Handler:
-    """A call's handler: bytes → request → response → bytes, with Failures as gRPC's codes."""
-    request_class = getattr(pb, method.input_type.name)
+    """A call's handler: bytes → request → what `service` does with it."""
+    read = getattr(pb, method.input_type.name).FromString
     act = getattr(service, method.name)
 
-    async def call(data: bytes, context: Call) -> bytes:
+    def call(data: bytes, context: Call) -> Awaitable[bytes]:
         try:
-            try:
-                request = request_class.FromString(data)
-            except DecodeError:
-                raise refuse(f"the request is no {method.input_type.name}") from None
-            response = await act(request, context)
-            return response if type(response) is bytes else response.SerializeToString()
-        except Failure as found:
-            failure = found
-        except Exception:
-            log.exception("a gRPC call failed")
-            failure = Failure(
-                Reason.INTERNAL, "the server failed at this request; its log says why"
-            )
-        trailing: grpc_calls.Metadata = ()
-        if failure.retry_after is not None:  # gRPC clients that retry by themselves wait as long
-            trailing = (("grpc-retry-pushback-ms", str(round(failure.retry_after * 1000))),)
-        raise Abort(CODES[failure.reason], str(failure), trailing)
+            request = read(data)
+        except DecodeError:
+            raise refuse(f"the request is no {method.input_type.name}") from None
+        return act(request, context)
 
     return call
 
 
 class Service:
-    """The calls; what each does stands in inference.proto."""
+    """The calls, each answered by a message's bytes or ended by a Failure; what each does stands in
+    inference.proto."""
 
     def __init__(self, core: Core, safety: Safety, observers: Sequence[observe.Observer]):
         self._core = core
         self._safety = safety
         self._observers = observers
 
-    async def ServerLive(self, _: Any, __: Any) -> pb.ServerLiveResponse:  # noqa: N802
-        return pb.ServerLiveResponse(live=True)
+    async def ServerLive(self, _: Any, __: Any) -> bytes:  # noqa: N802
+        return pb.ServerLiveResponse(live=True).SerializeToString()
 
-    async def ServerReady(self, _: Any, __: Any) -> pb.ServerReadyResponse:  # noqa: N802
-        return pb.ServerReadyResponse(ready=self._core.ready())
+    async def ServerReady(self, _: Any, __: Any) -> bytes:  # noqa: N802
+        return pb.ServerReadyResponse(ready=self._core.ready()).SerializeToString()
 
-    async def ModelReady(self, request: Any, _: Any) -> pb.ModelReadyResponse:  # noqa: N802
+    async def ModelReady(self, request: Any, _: Any) -> bytes:  # noqa: N802
         ready = oip.is_ready(self._core, request.name, request.version or None)
-        return pb.ModelReadyResponse(ready=ready)
+        return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
-    async def ServerMetadata(self, _: Any, __: Any) -> pb.ServerMetadataResponse:  # noqa: N802
-        return pb.ServerMetadataResponse(**oip.server_metadata())
+    async def ServerMetadata(self, _: Any, __: Any) -> bytes:  # noqa: N802
+        return pb.ServerMetadataResponse(**oip.server_metadata()).SerializeToString()
 
-    async def ModelMetadata(  # noqa: N802
-        self, request: Any, _: Any
-    ) -> pb.ModelMetadataResponse:
+    async def ModelMetadata(self, request: Any, _: Any) -> bytes:  # noqa: N802
         found = oip.model_metadata(self._core, request.name, request.version or None)
         del found["parameters"]  # the protocol's message has no place for them
-        return pb.ModelMetadataResponse(**found)
+        return pb.ModelMetadataResponse(**found).SerializeToString()
 
-    async def ModelInfer(self, request: Any, context: Any) -> bytes:  # noqa: N802
+    def ModelInfer(self, request: Any, context: Call) -> Later:  # noqa: N802
         started = time.perf_counter()
         found: Version | None = None
         request_id = request.id
 
-        def tell(code: grpc.StatusCode, error: str) -> None:
+        def tell(error: BaseException) -> None:
             seconds = time.perf_counter() - started
-            self._tell(observe.refused("grpc", code.name, seconds, request_id, found, error))
+            code, words = _code_of(error)
+            self._tell(observe.refused("grpc", code.name, seconds, request_id, found, words))
+
+        def finish(answer: asyncio.Future[Reply]) -> bytes:
+            try:
+                reply = answer.result()
+                response = _response(reply, asked)
+                seconds = time.perf_counter() - started
+                self._tell(observe.answered("grpc", "OK", seconds, request_id, reply))
+            except BaseException as error:
+                tell(error)
+                raise
+            context.trailing = (
+                ("x-queue-time", f"{reply.queue_seconds * 1e3:.3f}"),  # milliseconds
+                ("x-inference-time", f"{reply.compute_seconds * 1e3:.3f}"),
+            )
+            return response
 
         try:
             version = request.model_version or None
@@ -162,50 +171,30 @@ class Service:
             asked = _read_request(request, context)
             question = oip.read_question(asked, found, version, self._safety)
             request_id = question.id
-            reply = await self._core.answer(question)
-            response = _response(reply, asked)
-            self._tell(
-                observe.answered("grpc", "OK", time.perf_counter() - started, request_id, reply)
-            )
-        except Failure as failure:
-            tell(CODES[failure.reason], str(failure))
-            raise
-        except asyncio.CancelledError:
-            tell(grpc.StatusCode.CANCELLED, "the client has gone")
-            raise
+            return Later(asyncio.ensure_future(self._core.answer(question)), finish)
         except Exception as error:
-            tell(grpc.StatusCode.INTERNAL, repr(error))
+            tell(error)
             raise
-        context.trailing = (
-            ("x-queue-time", f"{reply.queue_seconds * 1e3:.3f}"),  # milliseconds
-            ("x-inference-time", f"{reply.compute_seconds * 1e3:.3f}"),
-        )
-        return response
 
-    async def ModelStatistics(  # noqa: N802
-        self, request: Any, _: Any
-    ) -> pb.ModelStatisticsResponse:
+    async def ModelStatistics(self, request: Any, _: Any) -> bytes:  # noqa: N802
         found = oip.statistics(self._core, request.name or None, request.version or None)
-        return pb.ModelStatisticsResponse(**found)
+        return pb.ModelStatisticsResponse(**found).SerializeToString()
 
-    async def RepositoryIndex(  # noqa: N802
-        self, request: Any, _: Any
-    ) -> pb.RepositoryIndexResponse:
-        return pb.RepositoryIndexResponse(models=oip.index(self._core, request.ready))
+    async def RepositoryIndex(self, request: Any, _: Any) -> bytes:  # noqa: N802
+        models = oip.index(self._core, request.ready)
+        return pb.RepositoryIndexResponse(models=models).SerializeToString()
 
-    async def RepositoryModelLoad(  # noqa: N802
-        self, request: Any, _: Any
-    ) -> pb.RepositoryModelLoadResponse:
+    async def RepositoryModelLoad(self, request: Any, _: Any) -> bytes:  # noqa: N802
         model = _model_of(request)
         await self._core.load(model)
-        return pb.RepositoryModelLoadResponse(model_name=model, isLoaded=True)
+        reply = pb.RepositoryModelLoadResponse(model_name=model, isLoaded=True)
+        return reply.SerializeToString()
 
-    async def RepositoryModelUnload(  # noqa: N802
-        self, request: Any, _: Any
-    ) -> pb.RepositoryModelUnloadResponse:
+    async def RepositoryModelUnload(self, request: Any, _: Any) -> bytes:  # noqa: N802
         model = _model_of(request)
         await self._core.unload(model)
-        return pb.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True)
+        reply = pb.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True)
+        return reply.SerializeToString()
 
     def _tell(self, done: observe.Done) -> None:
         for observer in self._observers:
@@ -259,6 +248,15 @@ def _service_of(data: bytes) -> str:
 
 def _health_response(status: Any) -> bytes:
     return health_pb2.HealthCheckResponse(status=status).SerializeToString()
+
+
+def _code_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
+    """Of an inference request that was not answered, for observers; and why."""
+    if isinstance(error, Failure):
+        return CODES[error.reason], str(error)
+    if isinstance(error, asyncio.CancelledError):
+        return grpc.StatusCode.CANCELLED, "the client has gone"
+    return grpc.StatusCode.INTERNAL, repr(error)
 
 
 def _model_of(request: Any) -> str:

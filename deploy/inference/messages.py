@@ -120,7 +120,8 @@ class Core(Protocol):
     """What stands behind the protocols. All methods are called in the server's event loop."""
 
     def answer(self, question: Question) -> Awaitable[Reply]:
-        """Raises Failure. Cancelling the task drops what has not been computed yet."""
+        """What is to be awaited for the reply. Failure, at once or then. Cancelling it drops what
+        has not been computed yet."""
 
     def ready(self) -> bool:
         """Whether every model that is to be served has a version that answers."""

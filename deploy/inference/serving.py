@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
 from collections import Counter
-from typing import Any, Sequence
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, Sequence
 
 import numpy as np
 
@@ -24,6 +25,11 @@ from fleetbert.infer.engine import EARLY_EXIT, FUSED, LITE_EARLY_EXIT
 from fleetbert.infer.golden import Golden
 from fleetbert.metrics import softmax
 
+if TYPE_CHECKING:
+    _FutureReply = asyncio.Future[Reply]
+else:  # Python 3.8 has no Future[...]
+    _FutureReply = asyncio.Future
+
 log = logging.getLogger(__name__)
 
 NOTHING = np.empty(0)
@@ -35,17 +41,31 @@ INLINE_CHARACTERS = 4096
 FEWEST_TOKENS = 3  # of a text: [CLS], one more, [SEP]
 
 
+class Answer(_FutureReply):
+    """A reply that is on its way; cancelling it drops what was not computed yet."""
+
+    def __init__(self, drop: Callable[[], object], loop: asyncio.AbstractEventLoop):
+        super().__init__(loop=loop)
+        self._drop = drop
+
+    def cancel(self, *args: Any, **kwargs: Any) -> bool:
+        self._drop()  # nothing, if it is done
+        return super().cancel(*args, **kwargs)
+
+
 class Asked(Ticket):
-    """A question on its way: what is known of its answer so far."""
+    """A question on its way: what is known of its answer so far. `answer`: who waits for it; None
+    when it is over. `cut`: how many of its texts were cut to the model's length."""
 
     __slots__ = (
-        *("arrival", "compute_seconds", "done", "labels", "last_begin", "layers", "logits"),
-        *("missing", "scores", "texts"),
+        *("answer", "arrival", "compute_seconds", "cut", "labels", "last_begin", "layers"),
+        *("logits", "missing", "scores", "texts"),
     )
 
-    def __init__(self, texts: int, labels: int, deadline: float, arrival: float):
+    def __init__(self, texts: int, labels: int, cut: int, deadline: float, arrival: float):
         super().__init__(deadline)
-        self.done = asyncio.get_running_loop().create_future()
+        self.answer: Answer | None = None
+        self.cut = cut
         self.texts = texts
         self.labels: list[str] = [""] * texts
         self.logits = self.scores = self.layers = NOTHING
@@ -67,12 +87,6 @@ class Asked(Ticket):
             self.logits[place], self.scores[place] = logits[0], scores[0]
             self.layers[place] = layers[0]
         self.missing -= 1
-        if not self.missing and not self.done.done():
-            self.done.set_result(None)
-
-    def fail(self, failure: Failure) -> None:
-        if not self.done.done():
-            self.done.set_exception(failure)
 
 
 class Serving:
@@ -109,7 +123,7 @@ class Serving:
         self.counts.queued(lambda: self.queue.tokens)
         self._under_way: dict[Worker, list[Text]] = {}  # what workers compute
         self._labels = list(bundle.labels)
-        self._pair, self._max_length = bundle.task.pair, bundle.max_length
+        self._encoding = (tokenizer, bundle.task.pair, bundle.max_length)
         self._early = kind in (EARLY_EXIT, LITE_EARLY_EXIT)
         self._asked = 0
         self._idle = asyncio.Event()
@@ -128,36 +142,32 @@ class Serving:
         """Texts and length of the batches that come most often."""
         return [shape for shape, _ in self._shapes.most_common(USUAL_BATCHES)]
 
-    async def answer(self, question: Question) -> Reply:
-        """The reply, or Failure. Cancelling the task drops what was not computed yet.
+    def answer(self, question: Question) -> Awaitable[Reply]:
+        """The reply, or Failure, which may be raised at once. Cancelling it drops what was not
+        computed yet.
 
         `question.speed` is for variants with early exit and changes nothing for others.
         """
         arrival = self._loop.time()
-        self._asked += 1
-        self._idle.clear()
-        asked: Asked | None = None
         try:
             if self.pool.failing and not self.pool.alive:
                 raise Failure(
                     Reason.UNAVAILABLE, f"model {self.model} has no worker: {self.pool.failing}"
                 )
             self.queue.check(FEWEST_TOKENS * question.size)  # before tokenizing costs anything
-            arguments = (question, self.tokenizer, self._pair, self._max_length)
-            if question.characters <= INLINE_CHARACTERS:
-                encoded = encode(*arguments)
-            else:
-                encoded = await self._loop.run_in_executor(None, encode, *arguments)
-            self.counts.cut(encoded.cut)
-            timeout = self.timeout if question.timeout is None else question.timeout
-            asked = Asked(question.size, len(self._labels), arrival + timeout, arrival)
-            speed = question.speed if self._early else None
-            self.queue.put(asked, _texts(asked, encoded, speed), self._loop.time())
-            if self.pool.free:
-                self._pump()
-            else:
-                self._wake_at(asked.deadline)
-            await asked.done
+            if question.characters > INLINE_CHARACTERS:
+                return self._tokenize_and_ask(question, arrival)
+            return self._ask(question, encode(question, *self._encoding), arrival)
+        except Failure as failure:
+            self.counts.refused(failure.reason, self._loop.time() - arrival)
+            raise
+
+    async def _tokenize_and_ask(self, question: Question, arrival: float) -> Reply:
+        """The same for a question whose tokenizing takes long, in another thread."""
+        self._begin()
+        try:
+            encoded = await self._loop.run_in_executor(None, encode, question, *self._encoding)
+            answer = self._ask(question, encoded, arrival)
         except Failure as failure:
             self.counts.refused(failure.reason, self._loop.time() - arrival)
             raise
@@ -165,11 +175,30 @@ class Serving:
             self.counts.refused(Reason.CANCELLED, self._loop.time() - arrival)
             raise
         finally:
-            if asked is not None:
-                self.queue.finish(asked)
-            self._asked -= 1
-            if not self._asked:
-                self._idle.set()
+            self._end()
+        return await answer
+
+    def _ask(self, question: Question, encoded: Encoded, arrival: float) -> Answer:
+        """Put it into the queue; Failure if that has no room for it."""
+        self.counts.cut(encoded.cut)
+        timeout = self.timeout if question.timeout is None else question.timeout
+        labels = len(self._labels)
+        asked = Asked(question.size, labels, encoded.cut, arrival + timeout, arrival)
+        speed = question.speed if self._early else None
+        self.queue.put(asked, _texts(asked, encoded, speed), self._loop.time())
+        answer = asked.answer = Answer(functools.partial(self._drop, asked), self._loop)
+        self._begin()
+        if self.pool.free:
+            self._pump()
+        else:
+            self._wake_at(asked.deadline)
+        return answer
+
+    def _reply(self, asked: Asked) -> None:
+        """All its texts are answered, unless it is over already."""
+        answer = self._take_out(asked)
+        if answer is None:
+            return
         reply = Reply(
             self.model,
             self.version,
@@ -177,12 +206,43 @@ class Serving:
             asked.logits,
             asked.scores,
             asked.layers,
-            asked.last_begin - arrival,
+            asked.last_begin - asked.arrival,
             asked.compute_seconds,
-            encoded.cut,
+            asked.cut,
         )
-        self.counts.answered(reply, self._loop.time() - arrival)
-        return reply
+        self.counts.answered(reply, self._loop.time() - asked.arrival)
+        answer.set_result(reply)
+
+    def _fail(self, asked: Ticket, failure: Failure) -> None:
+        """It will not be answered, unless it is over already."""
+        assert isinstance(asked, Asked)
+        answer = self._drop(asked, failure.reason)
+        if answer is not None:
+            answer.set_exception(failure)
+
+    def _drop(self, asked: Asked, reason: Reason = Reason.CANCELLED) -> Answer | None:
+        """End a question without an answer, unless it is over already; gives who waits for it."""
+        answer = self._take_out(asked)
+        if answer is not None:
+            self.counts.refused(reason, self._loop.time() - asked.arrival)
+        return answer
+
+    def _take_out(self, asked: Asked) -> Answer | None:
+        """The same, however it ends. Until then both refer to each other."""
+        answer, asked.answer = asked.answer, None
+        if answer is not None:
+            self.queue.finish(asked)
+            self._end()
+        return answer
+
+    def _begin(self) -> None:
+        self._asked += 1
+        self._idle.clear()
+
+    def _end(self) -> None:
+        self._asked -= 1
+        if not self._asked:
+            self._idle.set()
 
     async def drain(self, seconds: float) -> None:
         """Wait until every question is answered, at most so long."""
@@ -199,8 +259,7 @@ class Serving:
     async def close(self) -> None:
         """End the workers; questions that were not answered fail."""
         for ticket in self.queue.expire(float("inf")):
-            assert isinstance(ticket, Asked)
-            ticket.fail(Failure(Reason.UNAVAILABLE, f"model {self.model} is being unloaded"))
+            self._fail(ticket, Failure(Reason.UNAVAILABLE, f"model {self.model} is being unloaded"))
         if self._alarm is not None:
             self._alarm.cancel()
         await self.pool.close()
@@ -224,8 +283,7 @@ class Serving:
         """Give batches to the workers that are free, and see to it that this is called again."""
         now = self._loop.time()
         for ticket in self.queue.expire(now):
-            assert isinstance(ticket, Asked)
-            ticket.fail(Failure(Reason.DEADLINE, "the request's timeout has passed"))
+            self._fail(ticket, Failure(Reason.DEADLINE, "the request's timeout has passed"))
         while True:
             worker = self.pool.take_free()
             if worker is None:
@@ -288,11 +346,13 @@ class Serving:
             asked = text.ticket
             assert isinstance(asked, Asked)
             if not finite[number]:
-                asked.fail(Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
+                self._fail(asked, Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
             one = slice(number, number + 1)
             label = self._labels[best[number]]
             asked.put(text.place, label, logits[one], scores[one], layers[one])
-        if worker in self.pool.free:  # it waits for those whose tasks write their answers now
+            if not asked.missing:
+                self._reply(asked)
+        if worker in self.pool.free:  # it waits for those whose answers are written now
             self._loop.call_soon(self._answered, len(self.pool.free) == 1)
 
     def _answered(self, alone: bool) -> None:
@@ -302,16 +362,15 @@ class Serving:
         """Another worker may answer what was lost, once."""
         log.warning("a batch of %d texts of model %s is lost: %s", len(texts), self.model, lost)
         for text in texts:
-            assert isinstance(text.ticket, Asked)
             if text.losses + 1 >= MOST_LOSSES:
-                text.ticket.fail(
+                self._fail(
+                    text.ticket,
                     Failure(
                         Reason.UNAVAILABLE,
                         f"text {text.place} was with {MOST_LOSSES} workers that were lost "
                         f"({lost.cause}); it is not tried again",
-                    )
+                    ),
                 )
-                self.queue.finish(text.ticket)
         self.queue.put_back(texts)
         self._pump()
 

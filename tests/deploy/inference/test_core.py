@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -85,7 +86,7 @@ def test_answers_are_those_of_the_command_line_in_any_mix_of_batches(both, offli
 
     async def ask_all():
         questions = [Question(MODEL, texts=texts[start:end]) for start, end in parts]
-        return await asyncio.gather(*map(both.repository.answer, questions))
+        return await asyncio.gather(*map(both.answer, questions))
 
     replies = both.call(ask_all())
     logits = np.concatenate([reply.logits for reply in replies])
@@ -169,17 +170,39 @@ def test_a_cancelled_question_costs_nothing_any_more(both):
 
     async def ask_and_go():
         before = metrics.TOKENS.labels(MODEL, "1")._value.get()
-        task = asyncio.ensure_future(both.repository.answer(Question(MODEL, texts=texts)))
+        task = asyncio.ensure_future(both.answer(Question(MODEL, texts=texts)))
         while not queue.tokens:
             await asyncio.sleep(0)
         task.cancel()
         [result] = await gather(task)
         assert isinstance(result, asyncio.CancelledError)
         assert queue.tokens == len(queue) == 0
-        await both.repository.answer(Question(MODEL, texts=["word1"]))
+        await both.answer(Question(MODEL, texts=["word1"]))
         return metrics.TOKENS.labels(MODEL, "1")._value.get() - before
 
     assert both.call(ask_and_go()) < 60 * 200 / 4
+
+
+def test_questions_leave_no_cycles_behind(both):
+    """The listening process hardly ever looks for them."""
+    question = Question(MODEL, texts=["word1"])
+    rounds = 30
+
+    async def ask():
+        await both.answer(question)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(rounds):
+                await both.answer(question)
+                both.repository.answer(question).cancel()
+                [failure] = await gather(both.answer(question._replace(timeout=1e-6)))
+                assert failure.reason is Reason.DEADLINE
+            return gc.collect()
+        finally:
+            gc.enable()
+
+    assert both.call(ask()) < rounds
 
 
 def test_a_full_queue_refuses_and_then_answers(both):
@@ -187,7 +210,7 @@ def test_a_full_queue_refuses_and_then_answers(both):
 
     async def ask_many():
         questions = [Question(MODEL, texts=texts) for _ in range(10)]
-        return await gather(*map(both.repository.answer, questions))
+        return await gather(*map(both.answer, questions))
 
     results = both.call(ask_many())
     refused = [result for result in results if isinstance(result, Failure)]
@@ -202,7 +225,7 @@ def test_questions_in_a_killed_worker_are_answered_by_another(both, offline):
     busy = both.workers(MODEL)
 
     async def ask_and_kill():
-        task = asyncio.ensure_future(both.repository.answer(Question(MODEL, texts=texts)))
+        task = asyncio.ensure_future(both.answer(Question(MODEL, texts=texts)))
         pool = both.repository._models[MODEL].held[1].serving.pool
         while pool.free:  # until both work
             await asyncio.sleep(0)
@@ -281,7 +304,7 @@ def test_the_queue_is_told_when_the_answers_of_a_worker_that_is_free_are_out(bot
         await asyncio.sleep(0)
 
     async def ask_one():
-        await both.repository.answer(Question(MODEL, texts=["word1"]))
+        await both.answer(Question(MODEL, texts=["word1"]))
         events.append("told")
 
     async def ask_with_one_worker():
@@ -303,7 +326,7 @@ def test_where_workers_compute_is_known_to_all_models(both):
     places = {number for pid in pids for number in psutil.Process(pid).cpu_affinity()}
 
     async def ask():
-        task = asyncio.ensure_future(both.repository.answer(Question(MODEL, texts=["a"] * 50)))
+        task = asyncio.ensure_future(both.answer(Question(MODEL, texts=["a"] * 50)))
         seen = set()
         while not task.done():
             seen |= {number for number, workers in COMPUTING.items() if workers}
@@ -363,7 +386,7 @@ def test_a_timeout_counts_while_every_worker_computes(both):
     pids = both.workers(MODEL)
 
     async def ask(timeout):
-        return await both.repository.answer(Question(MODEL, texts=["word1"], timeout=timeout))
+        return await both.answer(Question(MODEL, texts=["word1"], timeout=timeout))
 
     async def ask_all():
         patient = []
@@ -421,7 +444,7 @@ def test_a_text_that_kills_workers_is_given_up_and_its_neighbours_are_answered(b
     async def ask_all():
         questions = [Question(MODEL, texts=[text]) for text in good]
         questions.insert(10, Question(MODEL, texts=["word77 word78 word79"]))
-        return await gather(*map(both.repository.answer, questions))
+        return await gather(*map(both.answer, questions))
 
     results = both.call(ask_all())
     failure = results.pop(10)

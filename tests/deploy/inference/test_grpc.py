@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
 
 import fake_core
@@ -75,6 +76,26 @@ def refused(call, request, **arguments):
     with pytest.raises(grpc.RpcError) as caught:
         call(request, timeout=60, **arguments)
     return caught.value
+
+
+@pytest.mark.parametrize("model", ["sst", "lost"])
+def test_calls_leave_no_cycles_behind(server, stub, model):
+    """The server hardly ever looks for them."""
+    calls = 50
+    kinds = (grpc_calls.Call, grpc_calls.Later, asyncio.Future)
+    stub.ServerLive(pb.ServerLiveRequest())
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(calls):
+            if model == "sst":
+                stub.ModelInfer(request_of(TEXTS))
+            else:
+                refused(stub.ModelInfer, request_of(TEXTS, model=model))
+        left = [found for found in gc.get_objects() if isinstance(found, kinds)]
+    finally:
+        gc.enable()
+    assert len(left) < calls
 
 
 def test_health_and_metadata_of_the_server(server, stub):

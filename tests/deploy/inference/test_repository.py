@@ -132,7 +132,7 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
 
     async def keep_asking():
         while len(seen) < 20 or [v for v, _ in seen[-20:]].count("2") < 20:
-            reply = await core.repository.answer(Question(MODEL, texts=TEXTS))
+            reply = await core.answer(Question(MODEL, texts=TEXTS))
             seen.append((reply.version, reply.logits))
             await asyncio.sleep(0.01)  # the processors are needed for loading, too
 
