@@ -25,6 +25,7 @@ from fleetbert.deploy.inference import metrics
 from fleetbert.deploy.inference.frames import INT, take
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
 from fleetbert.deploy.inference.pool import COMPUTING, Worker
+from fleetbert.deploy.inference.serving import Answer, Asked
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.infer import answer as answers
 
@@ -188,17 +189,21 @@ def test_questions_leave_no_cycles_behind(both):
     question = Question(MODEL, texts=["word1"])
     rounds = 30
 
+    def count():
+        return sum(isinstance(found, (Answer, Asked)) for found in gc.get_objects())
+
     async def ask():
         await both.answer(question)
         gc.collect()
         gc.disable()
         try:
+            before = count()
             for _ in range(rounds):
                 await both.answer(question)
                 both.repository.answer(question).cancel()
                 [failure] = await gather(both.answer(question._replace(timeout=1e-6)))
                 assert failure.reason is Reason.DEADLINE
-            return gc.collect()
+            return count() - before
         finally:
             gc.enable()
 
