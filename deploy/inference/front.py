@@ -11,7 +11,7 @@ import grpc
 import orjson
 
 from fleetbert.deploy.inference.grpc_calls import Abort, Call, Handler
-from fleetbert.deploy.inference.grpc_service import abort_of
+from fleetbert.deploy.inference.grpc_service import code_of
 from fleetbert.deploy.inference.guard import Keys
 from fleetbert.deploy.inference.logs import REQUEST, Request, log
 from fleetbert.deploy.inference.pages import Page
@@ -156,8 +156,7 @@ class RpcFront:
             code = "OK"
             return reply
         except Exception as error:
-            abort = error if isinstance(error, Abort) else abort_of(error)
-            code = "INTERNAL" if abort is None else abort.code.name
+            code = code_of(error)[0].name
             raise
         finally:
             if self._write:

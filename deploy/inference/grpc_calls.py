@@ -269,9 +269,7 @@ class Server:
         call.cancel = None  # which refers to the call
         try:
             reply = finish(found)
-        except asyncio.CancelledError:
-            self._finish(call, grpc.StatusCode.CANCELLED, "")
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             self._fail(call, error)
         else:
             self._finish(call, grpc.StatusCode.OK, "", reply)
@@ -279,15 +277,16 @@ class Server:
     async def _run(self, call: Call, answer: Awaitable[bytes | None]) -> None:
         try:
             self._finish(call, grpc.StatusCode.OK, "", await answer)
-        except asyncio.CancelledError:
-            self._finish(call, grpc.StatusCode.CANCELLED, "")
-        except Exception as error:
+        except (Exception, asyncio.CancelledError) as error:
             self._fail(call, error)
         finally:
             call.cancel = None  # which refers to the call
 
-    def _fail(self, call: Call, error: Exception) -> None:
+    def _fail(self, call: Call, error: Exception | asyncio.CancelledError) -> None:
         """End the call whose handler has raised this."""
+        if isinstance(error, asyncio.CancelledError):
+            self._finish(call, grpc.StatusCode.CANCELLED, "")
+            return
         abort = error if isinstance(error, Abort) else self._explain(error)
         if abort is None:
             log.error("a gRPC call failed", exc_info=error)

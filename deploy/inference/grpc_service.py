@@ -98,6 +98,17 @@ def abort_of(error: Exception) -> Abort | None:
     return Abort(CODES[error.reason], str(error), trailing)
 
 
+def code_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
+    """What a call ends with that raises this, and why, for those who count and log."""
+    if isinstance(error, Abort):
+        return error.code, str(error)
+    if isinstance(error, Failure):
+        return CODES[error.reason], str(error)
+    if isinstance(error, asyncio.CancelledError):
+        return grpc.StatusCode.CANCELLED, "the client has gone"
+    return grpc.StatusCode.INTERNAL, repr(error)
+
+
 def _handler(service: Service, method: Any) -> grpc_calls.Handler:
     """A call's handler: bytes → request → what `service` does with it."""
     read = getattr(pb, method.input_type.name).FromString
@@ -147,7 +158,7 @@ class Service:
 
         def tell(error: BaseException) -> None:
             seconds = time.perf_counter() - started
-            code, words = _code_of(error)
+            code, words = code_of(error)
             self._tell(observe.refused("grpc", code.name, seconds, request_id, found, words))
 
         def finish(answer: asyncio.Future[Reply]) -> bytes:
@@ -248,15 +259,6 @@ def _service_of(data: bytes) -> str:
 
 def _health_response(status: Any) -> bytes:
     return health_pb2.HealthCheckResponse(status=status).SerializeToString()
-
-
-def _code_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
-    """Of an inference request that was not answered, for observers; and why."""
-    if isinstance(error, Failure):
-        return CODES[error.reason], str(error)
-    if isinstance(error, asyncio.CancelledError):
-        return grpc.StatusCode.CANCELLED, "the client has gone"
-    return grpc.StatusCode.INTERNAL, repr(error)
 
 
 def _model_of(request: Any) -> str:

@@ -7,7 +7,7 @@ import functools
 import logging
 import math
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Awaitable, Callable, Sequence
+from typing import Any, Awaitable, Callable, Sequence
 
 import numpy as np
 
@@ -25,11 +25,6 @@ from fleetbert.infer.engine import EARLY_EXIT, FUSED, LITE_EARLY_EXIT
 from fleetbert.infer.golden import Golden
 from fleetbert.metrics import softmax
 
-if TYPE_CHECKING:
-    _FutureReply = asyncio.Future[Reply]
-else:  # Python 3.8 has no Future[...]
-    _FutureReply = asyncio.Future
-
 log = logging.getLogger(__name__)
 
 NOTHING = np.empty(0)
@@ -41,7 +36,7 @@ INLINE_CHARACTERS = 4096
 FEWEST_TOKENS = 3  # of a text: [CLS], one more, [SEP]
 
 
-class Answer(_FutureReply):
+class Answer(asyncio.Future):  # of a Reply; Python 3.8 has no Future[...]
     """A reply that is on its way; cancelling it drops what was not computed yet."""
 
     def __init__(self, drop: Callable[[], object], loop: asyncio.AbstractEventLoop):
