@@ -5,6 +5,7 @@ What the rooms that rewrite programs share. Nothing here runs a program.
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 from typing import Any, Iterable, Iterator, NamedTuple, Sequence
@@ -208,13 +209,26 @@ def add_in_place(program: ProgramDesc) -> None:
             slot.arguments[:] = [places.get(name, name) for name in slot.arguments]
 
 
-def share_variables(program: ProgramDesc) -> None:
-    """Let a variable that nothing reads any more be written anew by a later operator.
+# oneDNN's operators that say in which layout an output is, whatever was in its variable before.
+LAID_OUT = {
+    "elementwise_add": "Out",
+    "fc": "Out",
+    "fused_matmul": "Out",
+    "layer_norm": "Y",
+    "quantize": "Output",
+    "softmax": "Out",
+}
+OVERWRITES = ("softmax",)  # operators that may write what they read
 
-    Only where the same kind of operator wrote it before, with the same attributes set: a variable
-    of Paddle remembers in which layout its memory is, and other operators do not set that.
-    Feeds, fetches and parameters stay as they are. (Paddle's own pass for this, `memory_optimize`,
-    does nothing to programs that are opened without the other passes.)
+
+def share_variables(program: ProgramDesc) -> None:
+    """Let a variable that nothing reads any more be written anew by a later operator: the one that
+    was read last, of which most is in the processor's caches still.
+
+    A variable of Paddle remembers in which layout its memory is. LAID_OUT set that, and share what
+    has as many bytes for each token; others share only what the same kind of operator wrote before,
+    with the same attributes set. Feeds, fetches and parameters stay as they are. (Paddle's own pass
+    for this, `memory_optimize`, does nothing to programs that are opened without the other passes.)
     """
     block = program.blocks[0]
     ops = list(block.ops)
@@ -222,23 +236,46 @@ def share_variables(program: ProgramDesc) -> None:
     free: dict[Any, list[str]] = {}
     shared: dict[str, tuple[Any, str]] = {}
     for number, op in enumerate(ops):
+        if op.type in OVERWRITES:
+            _give_back(op.inputs, number, last, shared, free)
         for slot in op.outputs:
             for name in slot.arguments:
                 if name not in fixed and name not in shared:
-                    tensor = described[name].type.lod_tensor.tensor
-                    kind = (tensor.data_type, *tensor.dims, *_signature(op), slot.parameter)
+                    kind = _kind(op, slot.parameter, described[name].type.lod_tensor.tensor)
                     there = free.setdefault(kind, [])
                     shared[name] = (kind, there.pop() if there else name)
-        for name in _arguments(op):
-            if name in shared and last[name] == number:
-                kind, place = shared[name]
-                free[kind].append(place)
+        if op.type not in OVERWRITES:
+            _give_back(op.inputs, number, last, shared, free)
+        _give_back(op.outputs, number, last, shared, free)
     for op in ops:
         for slot in [*op.inputs, *op.outputs]:
             slot.arguments[:] = [shared[n][1] if n in shared else n for n in slot.arguments]
     kept = {place for _, place in shared.values()}
     for name in shared.keys() - kept:
         block.vars.remove(described[name])
+
+
+def _give_back(
+    slots: Iterable[Any],
+    number: int,
+    last: dict[str, int],
+    shared: dict[str, tuple[Any, str]],
+    free: dict[Any, list[str]],
+) -> None:
+    """Note as free what operator `number` is the last to use, of these slots."""
+    for name in dict.fromkeys(name for slot in slots for name in slot.arguments):
+        if name in shared and last[name] == number:
+            kind, place = shared[name]
+            if place not in free[kind]:
+                free[kind].append(place)
+
+
+def _kind(op: OpDesc, parameter: str, tensor: Any) -> tuple[Any, ...]:
+    """What an output has in common with those whose variable it may take."""
+    if LAID_OUT.get(op.type) != parameter or tensor.data_type not in DTYPES:
+        return (tensor.data_type, *tensor.dims, *_signature(op), parameter)
+    known = [size for size in tensor.dims if size > 0]
+    return len(tensor.dims) - len(known), math.prod(known) * DTYPES[tensor.data_type].itemsize
 
 
 def _lives(block: BlockDesc) -> tuple[dict[str, Any], dict[str, int], set[str]]:

@@ -65,6 +65,44 @@ def test_shared_variables_are_read_as_before(tiny_bundle):
     assert all(programs._arguments(op) - {"feed", "fetch"} <= named for op in shared.blocks[0].ops)
 
 
+def test_what_is_laid_out_anew_takes_the_variable_that_was_read_last():
+    program = programs.ProgramDesc()
+    block = program.blocks.add(idx=0, parent_idx=0)
+    ids = {"a": [-1, 8], "s": [-1, 4, -1], "p": [-1, 4, -1]}
+    for name in "abcdsp":
+        described = block.vars.add(name=name)
+        described.type.type = programs.VarType.LOD_TENSOR
+        described.type.lod_tensor.tensor.data_type = programs.VarType.FP32
+        described.type.lod_tensor.tensor.dims.extend(ids.get(name, [-1, 8]))
+    wide = block.vars.add(name="wide")  # as many bytes a token, and other integers
+    wide.type.lod_tensor.tensor.data_type = programs.VarType.INT8
+    wide.type.lod_tensor.tensor.dims.extend([-1, 32])
+    steps = [
+        ("fc", ["in"], "a"),
+        ("fc", ["in"], "b"),
+        ("fused_matmul", ["a", "b"], "s"),
+        ("softmax", ["s"], "p"),
+        ("fc", ["in"], "c"),
+        ("fused_matmul", ["p", "c"], "d"),
+        ("fc", ["d"], "wide"),
+        ("gather_nd", ["wide"], "e"),
+    ]
+    described = block.vars.add(name="e")
+    described.type.lod_tensor.tensor.data_type = programs.VarType.FP32
+    described.type.lod_tensor.tensor.dims.extend([-1, 8])
+    for kind, inputs, target in steps:
+        op = block.ops.add(type=kind)
+        op.inputs.add(parameter="X").arguments.extend(inputs)
+        op.outputs.add(parameter="Out").arguments.append(target)
+    before = reads(program)
+    programs.share_variables(program)
+    assert reads(program) == before
+    written = [op.outputs[0].arguments[0] for op in block.ops]
+    # softmax writes what it reads; a product never what it reads; gather_nd sets no layout
+    assert written == ["a", "b", "s", "s", "b", "a", "b", "e"]
+    assert {found.name for found in block.vars} == set("abse")
+
+
 def test_a_sum_takes_the_place_of_a_term_that_nothing_reads_any_more(tiny_bundle):
     program = onednn.fused(tiny_bundle / "float32").program
     changed = programs.copy(program)
