@@ -38,11 +38,12 @@ from fleetbert.deploy.inference.messages import Failure, Reason
 # Before the first batch was measured: BERT-base in float32 on one processor.
 FIRST_GUESS = 500.0  # tokens a second
 NEWEST_SHARE = 0.2  # of the newest batch or question in a running mean
-LONGEST_GAP = 10.0  # between questions that counts, times max_wait: load may come suddenly
+LONGEST_GAP = 10.0  # before a question that counts, times max_wait: load may come suddenly
 ANY_LENGTH = 0  # the key of the line of all texts
 # Of a row's tokens: a row with fewer waits for the next batch. A text of SST-2 takes a worker 4 to
 # 6 % less time so, of 20 that come together (EPYC; 2 to 3 % of 31).
 WORTH_A_ROW = 0.75
+NEARLY = 0.9  # of its share, for which a worker waits while others compute
 AGE_WEIGHT = 0.5  # of having waited for max_age, beside a batch of which nothing is lost
 
 
@@ -124,7 +125,7 @@ class Queue:
         self._here = 0.0  # texts that wait or are computed, lately
         self._begin = -math.inf  # when the worker that is free became so, or its answers were out
         self._done = -math.inf  # when a batch was done last, or its answers were out
-        self._gap = 0.0  # seconds between questions
+        self._gap = 0.0  # seconds before a question, since the last one or an answer
         self._last = math.inf  # when the last one came
         # Who waits, in the order of coming: each length apart, all in one if `packed`.
         self._lines: dict[int, OrderedDict[int, Text]] = {
@@ -159,7 +160,9 @@ class Queue:
         """Take all texts of a question, or none (see `check`)."""
         tokens = sum([len(text.ids) for text in texts])
         self.check(tokens)
-        gap = min(max(now - self._last, 0.0), LONGEST_GAP * self.max_wait)
+        # While all who ask wait for an answer, nobody can ask: that says nothing of how often.
+        since = max(self._last, self._done)
+        gap = min(max(now - since, 0.0), LONGEST_GAP * self.max_wait)
         self._gap += NEWEST_SHARE * (gap - self._gap)
         self._last = now
         for text in texts:
@@ -241,8 +244,10 @@ class Queue:
         if self.packed:
             waiting = len(self)
             here = self._here = max(self._here, waiting + under_way)
-            # As many texts as with a worker are with the clients, or on their way.
-            enough = waiting >= here / (self.workers + 1) or waiting + under_way >= round(here)
+            # As many texts as with a worker are with the clients, or on their way; while others
+            # compute, the one that waits leaves its processor to whoever reads and brings them.
+            parts = self.workers / NEARLY if under_way else self.workers + 1
+            enough = waiting >= here / parts or waiting + under_way >= round(here)
             if not due and not enough and self.tokens < self.batch_tokens:
                 return []
             if not under_way and oldest.arrival - self._done > self.max_wait:

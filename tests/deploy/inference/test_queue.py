@@ -288,11 +288,31 @@ def make_queue_after_a_batch():
 
 def test_a_worker_waits_for_its_share_while_there_are_others_to_come():
     queue = make_queue_after_a_batch()
-    put(queue, [50] * 6, now=5.1)
+    put(queue, [50] * 8, now=5.1)
     assert queue.take(5.1, under_way=10) == []
     assert queue.next_batch() == 15.1
+    put(queue, [50], now=5.2)  # nine tenths of its half
+    assert lengths_of(queue.take(5.2, under_way=10)) == [50] * 9
+
+
+def test_a_worker_waits_for_less_while_no_other_computes():
+    queue = make_queue_after_a_batch()
+    put(queue, [50] * 6, now=5.1)
+    assert queue.take(5.1) == []
     put(queue, [50], now=5.2)  # a third, as with the other worker and with the clients
-    assert lengths_of(queue.take(5.2, under_way=10)) == [50] * 7
+    assert lengths_of(queue.take(5.2)) == [50] * 7
+
+
+@pytest.mark.parametrize("answered, waits", [(5.0, True), (1.0, False)])
+def test_only_when_somebody_could_have_asked_questions_come_seldom(answered, waits):
+    """All who ask wait for an answer until `answered`."""
+    queue = make_queue(batch_tokens=2048, max_wait=0.01, packed=True)
+    put(queue, [50] * 20, now=0.0)
+    queue.take(0.0)
+    queue.take(0.0, under_way=10)
+    queue.freed(answered, 20, alone=True)
+    put(queue, [50], now=5.001)
+    assert (queue.take(5.001, under_way=10) == []) == waits
 
 
 def test_a_worker_does_not_wait_where_nobody_is_to_come():
