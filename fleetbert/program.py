@@ -235,39 +235,33 @@ def share_variables(program: ProgramDesc) -> None:
     described, last, fixed = _lives(block)
     free: dict[Any, list[str]] = {}
     shared: dict[str, tuple[Any, str]] = {}
+
+    def give_back(slots: Iterable[Any], number: int) -> None:
+        """Of these slots, what operator `number` is the last to use."""
+        for name in dict.fromkeys(name for slot in slots for name in slot.arguments):
+            if name in shared and last[name] == number:
+                kind, place = shared[name]
+                if place not in free[kind]:
+                    free[kind].append(place)
+
     for number, op in enumerate(ops):
-        if op.type in OVERWRITES:
-            _give_back(op.inputs, number, last, shared, free)
+        before, after = op.inputs, op.outputs
+        if op.type not in OVERWRITES:
+            before, after = [], [*op.inputs, *op.outputs]
+        give_back(before, number)
         for slot in op.outputs:
             for name in slot.arguments:
                 if name not in fixed and name not in shared:
                     kind = _kind(op, slot.parameter, described[name].type.lod_tensor.tensor)
                     there = free.setdefault(kind, [])
                     shared[name] = (kind, there.pop() if there else name)
-        if op.type not in OVERWRITES:
-            _give_back(op.inputs, number, last, shared, free)
-        _give_back(op.outputs, number, last, shared, free)
+        give_back(after, number)
     for op in ops:
         for slot in [*op.inputs, *op.outputs]:
             slot.arguments[:] = [shared[n][1] if n in shared else n for n in slot.arguments]
     kept = {place for _, place in shared.values()}
     for name in shared.keys() - kept:
         block.vars.remove(described[name])
-
-
-def _give_back(
-    slots: Iterable[Any],
-    number: int,
-    last: dict[str, int],
-    shared: dict[str, tuple[Any, str]],
-    free: dict[Any, list[str]],
-) -> None:
-    """Note as free what operator `number` is the last to use, of these slots."""
-    for name in dict.fromkeys(name for slot in slots for name in slot.arguments):
-        if name in shared and last[name] == number:
-            kind, place = shared[name]
-            if place not in free[kind]:
-                free[kind].append(place)
 
 
 def _kind(op: OpDesc, parameter: str, tensor: Any) -> tuple[Any, ...]:

@@ -68,15 +68,15 @@ def test_shared_variables_are_read_as_before(tiny_bundle):
 def test_what_is_laid_out_anew_takes_the_variable_that_was_read_last():
     program = programs.ProgramDesc()
     block = program.blocks.add(idx=0, parent_idx=0)
-    ids = {"a": [-1, 8], "s": [-1, 4, -1], "p": [-1, 4, -1]}
-    for name in "abcdsp":
+    float32, int8 = programs.VarType.FP32, programs.VarType.INT8
+    tensors = {name: (float32, [-1, 8]) for name in "abcde"}
+    tensors.update(s=(float32, [-1, 4, -1]), p=(float32, [-1, 4, -1]))
+    tensors["wide"] = (int8, [-1, 32])  # as many bytes a token
+    for name, (kind, dims) in tensors.items():
         described = block.vars.add(name=name)
         described.type.type = programs.VarType.LOD_TENSOR
-        described.type.lod_tensor.tensor.data_type = programs.VarType.FP32
-        described.type.lod_tensor.tensor.dims.extend(ids.get(name, [-1, 8]))
-    wide = block.vars.add(name="wide")  # as many bytes a token, and other integers
-    wide.type.lod_tensor.tensor.data_type = programs.VarType.INT8
-    wide.type.lod_tensor.tensor.dims.extend([-1, 32])
+        described.type.lod_tensor.tensor.data_type = kind
+        described.type.lod_tensor.tensor.dims.extend(dims)
     steps = [
         ("fc", ["in"], "a"),
         ("fc", ["in"], "b"),
@@ -87,9 +87,6 @@ def test_what_is_laid_out_anew_takes_the_variable_that_was_read_last():
         ("fc", ["d"], "wide"),
         ("gather_nd", ["wide"], "e"),
     ]
-    described = block.vars.add(name="e")
-    described.type.lod_tensor.tensor.data_type = programs.VarType.FP32
-    described.type.lod_tensor.tensor.dims.extend([-1, 8])
     for kind, inputs, target in steps:
         op = block.ops.add(type=kind)
         op.inputs.add(parameter="X").arguments.extend(inputs)
