@@ -348,7 +348,8 @@ class Serving:
             if not asked.missing:
                 self._reply(asked)
         if worker in self.pool.free:  # it waits for those whose answers are written now
-            self._loop.call_soon(self._answered, len(self.pool.free) == 1)
+            # Protocols make them in the loop's next turn; gRPC sends them in the one after.
+            self._loop.call_soon(self._loop.call_soon, self._answered, len(self.pool.free) == 1)
 
     def _answered(self, alone: bool) -> None:
         self.queue.answered(self._loop.time(), alone)

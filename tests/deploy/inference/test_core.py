@@ -310,6 +310,7 @@ def test_the_queue_is_told_when_the_answers_of_a_worker_that_is_free_are_out(bot
 
     async def ask_one():
         await both.answer(Question(MODEL, texts=["word1"]))
+        await asyncio.sleep(0)  # as gRPC sends what it has made
         events.append("told")
 
     async def ask_with_one_worker():

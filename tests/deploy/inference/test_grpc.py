@@ -399,6 +399,66 @@ def test_calls_at_once_are_all_answered_in_turns_of_the_loop(monkeypatch, most):
             check_answer(found.result(), [text])
 
 
+def answers_of_one_turn(monkeypatch, lost=b""):
+    """What happens to five calls whose answers are found at once, and the answers that came; the
+    core refuses to send `lost`."""
+    happened = []
+    words = [b"a", b"b", b"c", b"d", b"e"]
+    send = grpc_calls.Server._send
+
+    def watch(self, call, operations, then):
+        reply = call.trailing[0][1]
+        happened.append(("send", reply))
+        if reply == lost.decode():
+            raise ValueError("the core refuses this one")
+        send(self, call, operations, then)
+
+    async def run():
+        found = asyncio.get_running_loop().create_future()
+        asked = []
+
+        def answer(data, call):
+            def finish(_):
+                happened.append(("make", data.decode()))
+                call.trailing = (("word", data.decode()),)
+                return data
+
+            asked.append(data)
+            return grpc_calls.Later(found, finish)
+
+        calls = grpc_calls.Server({"/a/b": answer}, {})
+        port = calls.add_insecure_port("127.0.0.1:0")
+        await calls.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            ask = channel.unary_unary("/a/b")
+            waiting = [asyncio.ensure_future(ask(word, timeout=60)) for word in words]
+            while len(asked) < len(words):
+                await asyncio.sleep(0.01)
+            found.set_result(None)
+            kept = [one for word, one in zip(words, waiting) if word != lost]
+            came = await asyncio.gather(*kept)
+            await calls.stop(0)
+            await asyncio.gather(*waiting, return_exceptions=True)
+        return came
+
+    monkeypatch.setattr(grpc_calls.Server, "_send", watch)
+    return happened, asyncio.run(run())
+
+
+def test_answers_that_are_found_at_once_are_made_before_they_are_sent(monkeypatch):
+    happened, came = answers_of_one_turn(monkeypatch)
+    assert came == [b"a", b"b", b"c", b"d", b"e"]
+    assert [what for what, _ in happened] == ["make"] * 5 + ["send"] * 5
+    made = [word for what, word in happened if what == "make"]
+    assert made == [word for what, word in happened if what == "send"]
+
+
+def test_an_answer_that_cannot_be_sent_holds_up_no_other(monkeypatch, caplog):
+    _, came = answers_of_one_turn(monkeypatch, lost=b"a")
+    assert came == [b"b", b"c", b"d", b"e"]
+    assert "the core refuses this one" in caplog.text
+
+
 def test_after_a_failed_event_the_other_calls_go_on(monkeypatch, caplog):
     cancel = grpc_calls.Server._cancel
 
