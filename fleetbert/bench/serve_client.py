@@ -204,7 +204,7 @@ class Run:
 
     async def go(self, askers: Sequence[Asker]) -> None:
         self._end = self._loop.create_future()
-        self._began = self._loop.time()
+        self._began = time.perf_counter()  # uvloop's own time has whole milliseconds
         self._until = self._began + self.seconds
         self._every = len(askers) / self._rate if self._rate else 0.0
         apart = 1 / self._rate if self._rate else 0.0
@@ -212,19 +212,24 @@ class Run:
         used = [(asker, first) for asker, first in zip(askers, firsts) if first < self._until]
         self._left = len(used)
         for asker, first in used:
-            self._loop.call_at(first, self._ask, asker, first)
+            self._ask_at(asker, first)
         await self._end
 
+    def _ask_at(self, asker: Asker, due: float) -> None:
+        """Send the next request when it is due, or up to two milliseconds from then."""
+        self._loop.call_later(max(0.0, due - time.perf_counter()), self._ask, asker, due)
+
     def _ask(self, asker: Asker, due: float) -> None:
-        """Send the next request; its latency counts from when it was due."""
+        """Send the next request now; its latency counts from when it was due, if that is over."""
+        begin = min(due, time.perf_counter())
         number = self._next % len(self._requests)
         self._next += 1
 
         def done(good: bool) -> None:
-            now = self._loop.time()
+            now = time.perf_counter()
             if good:
                 self.seconds = now - self._began
-                self.latencies.append(now - due)
+                self.latencies.append(now - begin)
                 self.answered.append(number)
             else:
                 self.failed += 1
@@ -237,7 +242,7 @@ class Run:
             elif self._rate is None:
                 self._ask(asker, now)
             else:  # late: at once, and the delay counts
-                self._loop.call_at(following, self._ask, asker, following)
+                self._ask_at(asker, following)
 
         asker.ask(self._requests[number], done)
 

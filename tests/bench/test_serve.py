@@ -6,10 +6,12 @@ import asyncio
 import json
 import math
 import sys
+import time
 
 import fake_core
 import numpy as np
 import pytest
+import uvloop
 from tiny_bert import LABELS
 
 from fleetbert import cli
@@ -120,6 +122,30 @@ def test_answers_that_come_late_count_and_so_does_the_time_until_then():
     run = asyncio.run(ask())
     assert len(run.latencies) == len(run.answered) == 6  # 2 within 0.5 s, and the 4 on their way
     assert len(run.answered) / run.seconds == pytest.approx(5, rel=0.05)
+
+
+class Busy:
+    """A server that is asked in the clients' own process, and takes 2.5 ms for an answer."""
+
+    answer = b""
+
+    def ask(self, request, done):
+        until = time.perf_counter() + 0.0025
+        while time.perf_counter() < until:
+            pass
+        asyncio.get_running_loop().call_soon(done, True)
+
+
+@pytest.mark.parametrize("rate", [None, 100.0])
+def test_latencies_are_finer_than_the_loops_milliseconds(rate):
+    async def ask():
+        run = serve_client.Run([b""], 0.5, rate)
+        await run.go([Busy()])
+        return run
+
+    run = uvloop.run(ask())
+    assert min(run.latencies) >= 0.0025
+    assert len({round(1000 * latency % 1, 3) for latency in run.latencies}) > 10
 
 
 def test_a_connection_that_was_closed_is_a_failure():
