@@ -99,15 +99,16 @@ function svg(tag, attributes, text = "") {
   return element;
 }
 
-/** The next of 1, 2, 5, 10, ... */
+/** The next of 1, 2, 5, 10, ...; 1 where nothing was. */
 function above(value) {
-  const power = 10 ** Math.floor(Math.log10(Math.max(value, 1e-3)));
+  if (!(value > 0)) return 1;
+  const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 5, 10].map((n) => n * power).find((n) => n >= value);
 }
 
 function draw(chart) {
   const values = points.flatMap((p) => chart.lines.map(([name]) => p[name])).filter((v) => v !== null);
-  const top = above(Math.max(...values, 1e-3));
+  const top = above(Math.max(...values));
   const x = (i) => LEFT + ((WIDTH - LEFT - 4) * (i + KEEP - points.length)) / (KEEP - 1);
   const y = (v) => TOP + (HEIGHT - TOP - BOTTOM) * (1 - v / top);
   const parts = [0, 0.5, 1].flatMap((share) => [

@@ -93,6 +93,10 @@ def test_a_text_is_answered_in_a_browser(tiny_bundle, tmp_path, browser):
         browser.wait_for("document.querySelector('#model option') !== null")
         assert browser.run("document.getElementById('state').textContent") == "ready"
         assert browser.run("document.getElementById('model').value") == "tiny/versions/7"
+        # nothing waits in the queue, and its axis has three numbers all the same
+        axes = "document.querySelectorAll('#charts svg')"
+        axis = f"[...{axes}].map((c) => [...c.querySelectorAll('text')].map((t) => t.textContent))"
+        assert [found[:3] for found in browser.run(axis)][-1] == ["0", "0.5", "1"]
         browser.run("window.option = document.querySelector('#model option'); 0")
         browser.run(f"document.getElementById('text').value = {TEXT!r}")
         browser.run("document.getElementById('ask').click()")
