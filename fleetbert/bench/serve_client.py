@@ -216,7 +216,7 @@ class Run:
         await self._end
 
     def _ask_at(self, asker: Asker, due: float) -> None:
-        """Send the next request when it is due, or up to two milliseconds from then."""
+        """Send the next request when it is due, to one or two of the loop's milliseconds."""
         self._loop.call_later(max(0.0, due - time.perf_counter()), self._ask, asker, due)
 
     def _ask(self, asker: Asker, due: float) -> None:

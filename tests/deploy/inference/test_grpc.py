@@ -442,7 +442,7 @@ def answers_of_one_turn(monkeypatch, lost=b""):
         return came
 
     monkeypatch.setattr(grpc_calls.Server, "_send", watch)
-    return happened, asyncio.run(run())
+    return happened, asyncio.run(asyncio.wait_for(run(), fake_core.DEADLINE))
 
 
 def test_answers_that_are_found_at_once_are_made_before_they_are_sent(monkeypatch):
