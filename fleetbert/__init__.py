@@ -1,6 +1,6 @@
 """fleetbert: train BERT with PaddlePaddle Fleet, compress it, serve it."""
 
-from fleetbert import environment
+from fleetbert.compat import environment
 
 __version__ = "0.1.0"
 

@@ -15,8 +15,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Callable, Iterator, NamedTuple
 
-from fleetbert import __version__, environment, errors, files
+from fleetbert import __version__, errors, files
 from fleetbert.bench import command as bench_command
+from fleetbert.compat import environment
 from fleetbert.compress import command as quantize_command
 from fleetbert.compress.distill import command as distill_command
 from fleetbert.deploy.inference import command as serve_command
@@ -26,7 +27,7 @@ from fleetbert.train import checkpoint_command
 from fleetbert.train import command as train_command
 
 if TYPE_CHECKING:
-    from fleetbert.infer import answer
+    from fleetbert.engines import answer
 
 EPILOG = """\
 A bundle is the folder that training writes: the model, its vocabulary, its labels, and variants
@@ -95,7 +96,7 @@ def _add_evaluate(parser: argparse.ArgumentParser) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
-    from fleetbert.infer import evaluate
+    from fleetbert.engines import evaluate
 
     model = _load(arguments)
     report = evaluate.evaluate(model, arguments.data, arguments.on_bad_line)
@@ -131,7 +132,7 @@ def _add_predict(parser: argparse.ArgumentParser) -> None:
 
 
 def _predict(arguments: argparse.Namespace) -> None:
-    from fleetbert.infer import answer
+    from fleetbert.engines import answer
 
     if arguments.output != "-" and _same_file(arguments.input, arguments.output):
         raise UserError(f"--input and --output are the same file, {arguments.output}: name another")
@@ -269,7 +270,7 @@ def _add_ask(parser: argparse.ArgumentParser) -> None:
 
 
 def _ask(arguments: argparse.Namespace) -> None:
-    from fleetbert.infer import answer
+    from fleetbert.engines import answer
 
     texts = list(arguments.text)
     if arguments.file:
@@ -363,7 +364,7 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _load(arguments: argparse.Namespace) -> answer.Model:
-    from fleetbert.infer import answer
+    from fleetbert.engines import answer
 
     return answer.load(
         arguments.bundle,

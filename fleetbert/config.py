@@ -217,7 +217,7 @@ class Trainer(Section):
     compile: bool = key(
         False,
         "train through paddle.jit.to_static, and CINN where Paddle is built with it; on a CPU "
-        "without the faster layers of fleetbert/model/cpu.py",
+        "without the faster layers of fleetbert/models/cpu.py",
     )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.infer import exits, heads
-from fleetbert.metrics import softmax
+from fleetbert.engines import exits, heads
+from fleetbert.tasks.metrics import softmax
 
 TARGETS = {"x86_64": "x86", "aarch64": "armv8", "armv7l": "armv7"}
 HERE = TARGETS.get(platform.machine(), "x86")

@@ -9,6 +9,7 @@ import shutil
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tiny_job
 from fp16sim import build
@@ -71,6 +72,59 @@ def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
         lowercase=True,
     )
     export_onnx(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def fused(tmp_path_factory):
+    """A tiny random classifier after Paddle's float32 passes, whose attention is two products and a
+    softmax. Do not change it."""
+    from fleetbert.export import program as export
+    from fleetbert.graph import onednn
+
+    folder = tmp_path_factory.mktemp("float32")
+    export.save_program(make_network(), folder)
+    found = onednn.fused(folder)
+    onednn.merge_transposes(found.program)
+    return found
+
+
+@pytest.fixture(scope="session")
+def whole_program(tmp_path_factory) -> Path:
+    """The program of a tiny random classifier."""
+    from fleetbert.export import program as export
+
+    path = tmp_path_factory.mktemp("whole")
+    export.save_program(make_network(), path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def kept():
+    """Two of four heads and 48 of 128 units in each of its two layers."""
+    from fleetbert.compress.importance import Kept
+
+    units = np.random.default_rng(0).permuted(np.tile(np.arange(128), (2, 1)), axis=1)
+    return Kept(np.array([[0, 2], [1, 3]]), np.sort(units[:, :48], axis=1))
+
+
+@pytest.fixture(scope="session")
+def pruned_program(whole_program, kept, tmp_path_factory) -> Path:
+    """That program with only these."""
+    from fleetbert.compress import prune
+    from fleetbert.graph import program as programs
+    from fleetbert.models import from_program
+
+    path = tmp_path_factory.mktemp("pruned")
+    program = programs.read(whole_program / "model.pdmodel")
+    arrays = programs.read_parameters(program, whole_program / "model.pdiparams")
+    names = from_program.names(program, "tiny").parameters
+    tensors = {names[name]: array for name, array in arrays.items()}
+    narrow = prune.narrow_tensors(tensors, kept, 16)
+    arrays = {name: narrow[own] for name, own in names.items()}
+    prune.narrow_program(program, arrays, 2)
+    programs.write(path / "model.pdmodel", program)
+    (path / "model.pdiparams").write_bytes(programs.parameter_bytes(arrays))
     return path
 
 

@@ -24,7 +24,7 @@ from fleetbert.deploy.inference.messages import (
     Version,
 )
 from fleetbert.deploy.inference.settings import Safety
-from fleetbert.metrics import softmax
+from fleetbert.tasks.metrics import softmax
 
 MAX_LENGTH, VOCAB = 16, 100
 LABELS = ("negative", "positive", "无")

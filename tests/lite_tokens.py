@@ -8,7 +8,7 @@ import subprocess
 import unicodedata
 from pathlib import Path
 
-from fleetbert.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from fleetbert.data.tokenizers.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 ALPHABETS = [
     (0x20, 0x7F),

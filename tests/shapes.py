@@ -1,5 +1,5 @@
 """Batches of random shapes in random order: an engine that has answered others before has to say
-what a new one says. oneDNN's cache confuses shapes; see fleetbert/infer/workarounds.py."""
+what a new one says. oneDNN's cache confuses shapes; see fleetbert/compat/paddle_inference.py."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from fleetbert import bundle as bundles
 from fleetbert.bench import models
 from fleetbert.compress import early_exit
 from fleetbert.data.batching import SAFE_LENGTHS
-from fleetbert.infer import engine, exits
-from fleetbert.infer.alike import random_batch
+from fleetbert.engines import engine, exits
+from fleetbert.engines.alike import random_batch
 
 THREADS = 2
 VOCAB_SIZE = 195

@@ -133,8 +133,8 @@ def test_predict_writes_a_file_whole_or_not_at_all(fleetbert, tiny_bundle, tmp_p
     written = output.read_text(encoding="utf-8")
     assert written.count("\n") == 2
 
+    from fleetbert.engines import answer
     from fleetbert.errors import UserError
-    from fleetbert.infer import answer
 
     def fail(*arguments):
         yield [{"label": "bad"}], answer.Counts(1, 0, 0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fleetbert.client import Client, ServerError, Unreachable
-from fleetbert.metrics import softmax
+from fleetbert.tasks.metrics import softmax
 
 TEXTS = ["bad", "good good", "", "a very long text 无", "good"]
 

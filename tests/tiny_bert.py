@@ -44,7 +44,7 @@ def add_early_exit(path: Path) -> None:
 
     from fleetbert import bundle as bundles
     from fleetbert.compress import early_exit
-    from fleetbert.infer.exits import Settings
+    from fleetbert.engines.exits import Settings
 
     source = early_exit.open_source(bundles.read(path), "float32")
     random = np.random.default_rng(0)

@@ -22,7 +22,7 @@ import numpy as np
 
 from fleetbert.deploy.inference import background, frames, metrics, processes
 from fleetbert.deploy.inference.queue import Text
-from fleetbert.infer.golden import Golden
+from fleetbert.engines.golden import Golden
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any
 from fleetbert import bundle as bundles
 from fleetbert.deploy.inference import frames
 from fleetbert.deploy.inference.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
+from fleetbert.engines.engine import OPENERS
 from fleetbert.errors import UserError
-from fleetbert.infer.engine import OPENERS
 
 log = logging.getLogger(__name__)
 

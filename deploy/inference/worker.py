@@ -16,13 +16,13 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
-from fleetbert import environment
+from fleetbert.compat import environment
 from fleetbert.deploy.inference import background
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from fleetbert.infer.engine import Engine
+    from fleetbert.engines.engine import Engine
 
 ROUNDS = 5  # of a measurement; the fastest counts
 MEASURE_SECONDS = 1.5  # after so many no further round begins
@@ -67,7 +67,7 @@ class Worker:
         import numpy as np
 
         from fleetbert.data.batching import SAFE_LENGTHS, collate
-        from fleetbert.data.tokenizer import Encodings
+        from fleetbert.data.tokenizers.wordpiece import Encodings
         from fleetbert.deploy.inference import frames
 
         ids, lengths, first_lengths = frames.unpack_texts(head, body)
@@ -125,10 +125,10 @@ def main(descriptor: int, parent: int, processors: list[int], early: bool) -> No
         os.sched_setaffinity(0, processors)
     channel = socket.socket(fileno=descriptor)
     if early:
-        from fleetbert.infer import workarounds
+        from fleetbert.compat import paddle_inference
 
         with contextlib.suppress(Exception):  # who opens a variant that needs it will say why
-            workarounds.import_inference()
+            paddle_inference.import_inference()
     with contextlib.suppress(ConnectionError):
         _serve(channel)
     os._exit(0)  # without Paddle's teardown
@@ -169,8 +169,8 @@ def _answer(worker: Worker, head: dict[str, Any], body: bytes) -> bytes:
 def _open(head: dict[str, Any]) -> tuple[Engine, int]:
     """The engine, and how many layers the model has."""
     from fleetbert import bundle as bundles
-    from fleetbert import program as programs
-    from fleetbert.infer import engine
+    from fleetbert.engines import engine
+    from fleetbert.graph import program as programs
 
     bundle = bundles.read(head["bundle"])
     opened = engine.open(

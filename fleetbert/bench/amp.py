@@ -11,10 +11,10 @@ from typing import Any, Sequence
 import numpy as np
 
 from fleetbert import config as schema
-from fleetbert import environment
 from fleetbert.bench import measure
+from fleetbert.compat import environment
+from fleetbert.engines.engine import default_threads
 from fleetbert.errors import UserError
-from fleetbert.infer.engine import default_threads
 
 # Steps that are not timed: memory is taken, kernels are chosen, the loss scale settles.
 WARM_UP = 5
@@ -40,7 +40,7 @@ def bench(
         if not values or min(values) < 1:
             raise UserError(f"--{name}: give whole numbers from 1 on")
     job = schema.load(config, overrides)
-    from fleetbert.train.strategy import set_device
+    from fleetbert.train.strategies import set_device
 
     device = set_device(device)
     if device != "gpu" and not losses:
@@ -79,7 +79,7 @@ def bench(
 
 def write_texts(path: Path, job: schema.Config, texts: int, length: int) -> None:
     """A table of texts that fill `length` tokens, of two classes with words of their own."""
-    from fleetbert.model import weights
+    from fleetbert.models import weights
 
     vocabulary = weights.open_source(job.model).vocab
     words = np.array(

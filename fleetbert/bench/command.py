@@ -446,8 +446,8 @@ def _serve(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _amp(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    from fleetbert import environment
     from fleetbert.bench import amp, measure
+    from fleetbert.compat import environment
 
     measure.check_output(arguments.plot, "--plot")
     environment.import_paddle()
@@ -466,7 +466,7 @@ def _amp(arguments: argparse.Namespace) -> tuple[dict[str, Any], str]:
 
 
 def _peer(arguments: argparse.Namespace) -> dict[str, Any]:
-    from fleetbert.infer.engine import default_threads
+    from fleetbert.engines.engine import default_threads
 
     threads = default_threads() if arguments.threads is None else arguments.threads
     return {

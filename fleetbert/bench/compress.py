@@ -13,10 +13,10 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert import environment
 from fleetbert.bench import infer, measure, models
 from fleetbert.bench.infer import Row
 from fleetbert.bench.models import ORT
+from fleetbert.compat import environment
 from fleetbert.errors import UserError
 
 

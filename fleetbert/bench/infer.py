@@ -16,16 +16,16 @@ from typing import Any, List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert import environment
 from fleetbert.bench import measure, models
 from fleetbert.bench.measure import Segment, Worker
+from fleetbert.compat import environment
 from fleetbert.data import api_docs
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.data.read import Example, read
-from fleetbert.data.tokenizer import Encodings, Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.engines.alike import LARGEST_DIFFERENCE
+from fleetbert.engines.answer import BATCH_TOKENS
 from fleetbert.errors import UserError
-from fleetbert.infer.alike import LARGEST_DIFFERENCE
-from fleetbert.infer.answer import BATCH_TOKENS
 
 BATCH_SIZE = 32
 ORDERS = {

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Sequence
 
 from fleetbert import files
+from fleetbert.engines.evaluate import align
 from fleetbert.errors import UserError
-from fleetbert.infer.evaluate import align
 
 # Idle thread pools spin before they sleep: Intel's OpenMP, inside Paddle, for 0.2 s.
 PAUSE = 0.5
@@ -154,7 +154,7 @@ def check_peer(python: str, command: str, modules: Sequence[str]) -> None:
 
 
 def _peer_environ(threads: int) -> dict[str, str]:
-    """Ours without Python's and MKL's variables: `fleetbert.environment` sets the latter."""
+    """Ours without Python's and MKL's variables: `fleetbert.compat.environment` sets the latter."""
     kept = {
         name: value
         for name, value in os.environ.items()

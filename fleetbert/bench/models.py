@@ -11,12 +11,12 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import config as configs
-from fleetbert import environment
-from fleetbert import program as programs
 from fleetbert.bench import measure
+from fleetbert.compat import environment
 from fleetbert.data.read import Example
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.errors import UserError
+from fleetbert.graph import program as programs
 
 ORT = "ONNX Runtime"
 
@@ -30,7 +30,7 @@ def make_random(
     """A bundle with random weights, with the labels of `examples` if they have two or more."""
     environment.import_paddle()
     from fleetbert.export.program import export_bundle
-    from fleetbert.model import bert, weights
+    from fleetbert.models import bert, weights
 
     measure.say(f"making a {shape} with random weights")
     layers, width, heads, feed_forward = SHAPES[shape]

@@ -17,9 +17,9 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert.bench import worker
 from fleetbert.data.batching import SAFE_LENGTHS, collate
-from fleetbert.data.tokenizer import Encodings
+from fleetbert.data.tokenizers.wordpiece import Encodings
+from fleetbert.engines import answer, engine
 from fleetbert.errors import UserError
-from fleetbert.infer import answer, engine
 
 
 class Tokenized:

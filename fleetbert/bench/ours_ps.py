@@ -19,8 +19,8 @@ from fleetbert.bench import worker
 from fleetbert.bench.ours_train import Pacer
 from fleetbert.errors import UserError
 from fleetbert.train.loop import Run, versions
-from fleetbert.train.strategy import connect
-from fleetbert.train.strategy.parameter_server import server
+from fleetbert.train.strategies import connect
+from fleetbert.train.strategies.parameter_server import server
 from fleetbert.train.task import open_task
 
 

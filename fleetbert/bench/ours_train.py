@@ -18,10 +18,10 @@ import paddle
 from fleetbert import config as schema
 from fleetbert.bench import worker
 from fleetbert.errors import UserError
-from fleetbert.model import weights
+from fleetbert.models import weights
 from fleetbert.train.callbacks import Callback
 from fleetbert.train.loop import Run, versions
-from fleetbert.train.strategy import connect
+from fleetbert.train.strategies import connect
 from fleetbert.train.task import Split, open_task
 
 

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fleetbert import config as schema
-from fleetbert import environment
 from fleetbert.bench import measure, scaling
 from fleetbert.bench.measure import Segment, Worker
+from fleetbert.compat import environment
+from fleetbert.engines.engine import default_threads
 from fleetbert.errors import UserError
-from fleetbert.infer.engine import default_threads
 from fleetbert.launch.cluster import Cluster
 
 WARM_UP = 4  # steps of each turn that are not timed

@@ -17,11 +17,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Sequence
 
-from fleetbert import environment
 from fleetbert.bench import measure
 from fleetbert.bench.measure import Segment, Worker
+from fleetbert.compat import environment
+from fleetbert.engines.engine import default_threads
 from fleetbert.errors import UserError
-from fleetbert.infer.engine import default_threads
 
 # Steps of each side that are not timed: memory is taken, threads are started.
 WARM_UP = 3

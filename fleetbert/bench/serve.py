@@ -19,13 +19,13 @@ import numpy as np
 import psutil
 
 from fleetbert import bundle as bundles
-from fleetbert import environment
 from fleetbert.bench import infer, measure, models
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.serve_client import MODEL
-from fleetbert.data.tokenizer import Encodings, Tokenizer
+from fleetbert.compat import environment
+from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
 from fleetbert.errors import UserError
-from fleetbert.metrics import softmax
+from fleetbert.tasks.metrics import softmax
 
 SIZES = (1, 8, 32)  # texts of a request
 OFFLINE = "offline, sorted"

@@ -9,9 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fleetbert import environment
 from fleetbert.bench import measure
 from fleetbert.bench.measure import Segment, Worker
+from fleetbert.compat import environment
 from fleetbert.errors import UserError
 
 # Steps of each side that are not timed: memory is taken, threads are started.

@@ -17,7 +17,7 @@ import numpy as np
 
 from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers
-from fleetbert.infer.weights import Quantized, largest, widen
+from fleetbert.graph.weights import Quantized, largest, widen
 
 STEPS = 300
 RATE = 0.05

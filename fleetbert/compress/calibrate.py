@@ -10,11 +10,11 @@ import numpy as np
 import paddle
 from paddle.static.quantization import PostTrainingQuantization
 
-from fleetbert import program as programs
-from fleetbert.compress.workarounds import static_graph
+from fleetbert.compat.static_graph import static_graph
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
-from fleetbert.data.tokenizer import Tokenizer
-from fleetbert.infer.weights import Quantized
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.graph import program as programs
+from fleetbert.graph.weights import Quantized
 
 # The operator that PaddlePaddle exports a Linear as.
 LINEAR = "matmul_v2"

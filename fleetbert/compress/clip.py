@@ -20,7 +20,7 @@ from fleetbert.compress import calibrate, variants
 from fleetbert.compress.adaround import as_int8
 from fleetbert.compress.calibrate import Batches, Calibration
 from fleetbert.compress.sensitivity import Layers
-from fleetbert.infer.weights import widen
+from fleetbert.graph.weights import widen
 
 # Of gate.data; 80 texts choose as 436 do.
 TEXTS = 80

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
             f"method: {job.method} is for one process; start it without paddle.distributed.launch"
         )
 
-    from fleetbert import environment
+    from fleetbert.compat import environment
 
     environment.import_paddle()
     quantize(job)
@@ -149,7 +149,7 @@ def with_output_errors(
 ) -> bundles.Variant:
     """The variant in `folder` with the error that each quantized layer's output has on `texts`."""
     from fleetbert.compress import sensitivity
-    from fleetbert.infer import weights
+    from fleetbert.graph import weights
 
     quantized, _ = weights.load(folder)
     layers = sensitivity.Layers(source)
@@ -166,10 +166,10 @@ def write_report(
     failed: str | None,
 ) -> None:
     """Write the report of the bundle with `variant`, which the gate may have stopped: `failed`."""
-    from fleetbert import environment
-    from fleetbert import program as programs
+    from fleetbert.compat import environment
     from fleetbert.compress import report, sensitivity
-    from fleetbert.infer import engine
+    from fleetbert.engines import engine
+    from fleetbert.graph import program as programs
 
     path = Path(job.report) if job.report else bundle.root / report.NAME
     source = bundle.folder(job.source)

@@ -15,10 +15,10 @@ from typing import NamedTuple, Sequence
 import numpy as np
 from paddle.static.quantization import WeightQuantization
 
-from fleetbert import program as programs
-from fleetbert.compress.workarounds import static_graph
-from fleetbert.infer.weights import Quantized, largest, quantize
-from fleetbert.program import OpDesc, ProgramDesc
+from fleetbert.compat.static_graph import static_graph
+from fleetbert.graph import program as programs
+from fleetbert.graph.program import OpDesc, ProgramDesc
+from fleetbert.graph.weights import Quantized, largest, quantize
 
 
 class Dynamic(NamedTuple):

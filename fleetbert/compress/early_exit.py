@@ -14,13 +14,14 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert import program as programs
-from fleetbert.compress import onednn, variants
+from fleetbert.compress import variants
 from fleetbert.data.batching import Batch
+from fleetbert.data.packing import places
+from fleetbert.engines import engine, exits, heads
+from fleetbert.engines.exits import Settings
 from fleetbert.errors import UserError
-from fleetbert.infer import engine, exits, heads, weights
-from fleetbert.infer.exits import Settings
-from fleetbert.infer.line import places
+from fleetbert.graph import onednn, weights
+from fleetbert.graph import program as programs
 
 # Thresholds that are tried, and drawn in the report. Of MiniLM on SST-2's 872 texts, steps of 0.1
 # missed the one at which texts go through 2.5 layers instead of 3.2 at the same accuracy.
@@ -103,7 +104,7 @@ def open_source(bundle: bundles.Bundle, name: str) -> Source:
 def write(
     source: Source, folder: Path, settings: Settings, trained: dict[int, heads.Tensors]
 ) -> bundles.Variant:
-    """Write the variant's files; see `infer.exits`."""
+    """Write the variant's files; see `engines.exits`."""
     for end, program in programs.cut_groups(source.program, settings.ends):
         programs.write(folder / exits.program_name(end), program)
     weights.save(folder, source.quantized, source.others)

@@ -12,8 +12,8 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import files
+from fleetbert.engines import answer, engine, evaluate, exits, golden
 from fleetbert.errors import GateFailed
-from fleetbert.infer import answer, engine, evaluate, exits, golden
 
 # Rounds of both models in turn, for the ratio of their speeds.
 ROUNDS = 3
@@ -22,7 +22,7 @@ ROUNDS = 3
 class Measured(NamedTuple):
     """A variant beside float32 on one table: accuracies (0 to 1) of n texts, texts a second,
     the ratio of speeds (median of rounds in turn), the largest difference of a logit, sizes in
-    bytes, and what `infer.golden` keeps of the variant."""
+    bytes, and what `engines.golden` keeps of the variant."""
 
     data: str
     data_sha256: str

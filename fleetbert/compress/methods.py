@@ -55,8 +55,8 @@ def _static(job: config.Quantize, bundle: bundles.Bundle) -> Write:
 
 
 def _search(job: config.Quantize, bundle: bundles.Bundle) -> Write:
-    from fleetbert import program as programs
     from fleetbert.compress import search, sensitivity
+    from fleetbert.graph import program as programs
 
     prepared = _calibrated(job, bundle)
     found = sensitivity.groups(programs.read(bundle.folder(job.source) / "model.pdmodel"))
@@ -124,7 +124,7 @@ def _prune(job: config.Quantize, bundle: bundles.Bundle) -> Write | None:
 
 def _before_training(job: config.Quantize, bundle: bundles.Bundle) -> Batches:
     """A few batches of gate.data; UserError for what would only be found after the training."""
-    from fleetbert.infer import answer, evaluate
+    from fleetbert.engines import answer, evaluate
     from fleetbert.train.command import expect_sigterm
 
     expect_sigterm()  # the imports took its handler away
@@ -141,7 +141,7 @@ def _beside_network(
 ) -> bundles.Variant:
     """The variant with the largest difference of logits between it and the trained network."""
     from fleetbert.compress import tuning
-    from fleetbert.infer import engine
+    from fleetbert.engines import engine
 
     served = engine.OPENERS[variant.kind](folder, "cpu", threads or engine.default_threads())
     differences = [
@@ -167,7 +167,7 @@ def read_batches(settings: config.Calibration, bundle: bundles.Bundle) -> Batche
     import numpy as np
 
     from fleetbert.compress.calibrate import Batches
-    from fleetbert.data.tokenizer import Tokenizer
+    from fleetbert.data.tokenizers.wordpiece import Tokenizer
 
     examples = read_unlabelled(str(settings.data), bundle.task.pair, "calibration.data")
     random = np.random.default_rng(settings.seed)

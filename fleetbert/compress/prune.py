@@ -19,17 +19,17 @@ import paddle
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert import program as programs
+from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress import importance, tuning, variants
 from fleetbert.compress.importance import Importance, Kept
 from fleetbert.compress.methods import say
-from fleetbert.compress.workarounds import static_graph
 from fleetbert.data.batching import plan_inference
-from fleetbert.model import bert, from_program, weights
-from fleetbert.program import ProgramDesc
+from fleetbert.graph import program as programs
+from fleetbert.graph.program import ProgramDesc
+from fleetbert.models import bert, from_program, weights
 from fleetbert.train import job as training
-from fleetbert.train.strategy import connect
-from fleetbert.train.strategy.single import Single
+from fleetbert.train.strategies import connect
+from fleetbert.train.strategies.single import Single
 
 
 class Pruned(NamedTuple):

@@ -24,14 +24,14 @@ from paddle.quantization.imperative.qat import ImperativeQuantizeInputs
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert import program as programs
 from fleetbert.compress import tuning, variants
-from fleetbert.infer.weights import largest
-from fleetbert.model import from_program
+from fleetbert.graph import program as programs
+from fleetbert.graph.weights import largest
+from fleetbert.models import from_program
 from fleetbert.train import job as training
 from fleetbert.train.callbacks import Callback
-from fleetbert.train.strategy import connect
-from fleetbert.train.strategy.single import Single
+from fleetbert.train.strategies import connect
+from fleetbert.train.strategies.single import Single
 
 # Of the moving average of thresholds: the last hundred steps count.
 MOVING_RATE = 0.99
@@ -116,7 +116,7 @@ def quantize_network(network: paddle.nn.Layer, left: Sequence[str]) -> None:
 
 
 def round_rows(x: paddle.Tensor) -> paddle.Tensor:
-    """x with each row (last axis) rounded as `infer.weights.quantize` rounds a table's rows."""
+    """x with each row (last axis) rounded as `graph.weights.quantize` rounds a table's rows."""
     with paddle.no_grad():
         scales = paddle.clip(x.abs().max(-1, keepdim=True), min=1e-8)
         steps = largest(8)

@@ -17,8 +17,8 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import variants
+from fleetbert.engines import answer, engine, evaluate
 from fleetbert.errors import GateFailed
-from fleetbert.infer import answer, engine, evaluate
 
 
 class Trial(NamedTuple):

@@ -7,10 +7,11 @@ from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fleetbert import program as programs
-from fleetbert.compress import onednn, variants
-from fleetbert.infer import workarounds
-from fleetbert.infer.weights import Quantized, widen
+from fleetbert.compat import paddle_inference
+from fleetbert.compress import variants
+from fleetbert.graph import onednn
+from fleetbert.graph import program as programs
+from fleetbert.graph.weights import Quantized, widen
 
 # Batches of texts that errors and histograms come from.
 BATCHES = 3
@@ -61,13 +62,13 @@ class Layers:
         programs.replace_ops(program.blocks[0], [*others, *fetches])
         text = program.SerializeToString()
         data = programs.parameter_bytes(self.parameters)
-        inference = workarounds.import_inference()
+        inference = paddle_inference.import_inference()
         config = inference.Config()
         config.set_model_buffer(text, len(text), data, len(data))
         config.switch_ir_optim(False)  # all passes have been run
         config.disable_glog_info()
         config.disable_gpu()
-        workarounds.use_onednn(config)
+        paddle_inference.use_onednn(config)
         predictor = inference.create_predictor(config)
         for batch in batches:
             for name, array in batch.items():

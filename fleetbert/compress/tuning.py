@@ -14,11 +14,11 @@ from fleetbert import config, files
 from fleetbert.compress.distill.student import soft_cross_entropy
 from fleetbert.data import split as splits
 from fleetbert.data.split import Split
+from fleetbert.engines import engine
+from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
-from fleetbert.infer import engine
-from fleetbert.infer.alike import LARGEST_DIFFERENCE, random_batch
-from fleetbert.model import bert, from_program, weights
-from fleetbert.train.strategy.single import Single
+from fleetbert.models import bert, from_program, weights
+from fleetbert.train.strategies.single import Single
 from fleetbert.train.task import Arrays, Classification, open_task
 
 

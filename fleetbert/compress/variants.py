@@ -2,7 +2,7 @@
 
 x86.pdmodel          what Paddle Inference runs on a server
 model.pdmodel        the same in the form that Paddle's converters (Paddle Lite) read
-weights.safetensors  the tensors of both, integers where they are quantized (`infer.weights`)
+weights.safetensors  the tensors of both, integers where they are quantized (`graph.weights`)
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import paddle
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert import program as programs
-from fleetbert.compress import calibrate, dynamic, onednn
+from fleetbert.compress import calibrate, dynamic
+from fleetbert.engines import engine
 from fleetbert.errors import UserError
-from fleetbert.infer import engine, weights
-from fleetbert.infer.weights import Quantized
+from fleetbert.graph import onednn, weights
+from fleetbert.graph import program as programs
+from fleetbert.graph.weights import Quantized
 
 
 def write_dynamic(

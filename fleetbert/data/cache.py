@@ -33,7 +33,7 @@ from tqdm import tqdm
 from fleetbert import files
 from fleetbert.data import read, workers
 from fleetbert.data.split import Fingerprint, Split, tokenize
-from fleetbert.data.tokenizer import Encodings, Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
 from fleetbert.errors import UserError
 
 FORMAT = 1

@@ -16,8 +16,8 @@ import numpy as np
 
 from fleetbert import config as schema
 from fleetbert.data import batching
-from fleetbert.data.collect import Arrays
 from fleetbert.data.read import BOM, LineError, check_not_empty, opened
+from fleetbert.tasks.collect import Arrays
 
 NUMBERS, CATEGORIES = 13, 26
 COLUMNS = 1 + NUMBERS + CATEGORIES

@@ -14,9 +14,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fleetbert import errors, files, metrics
+from fleetbert import errors, files
 from fleetbert.data.criteo import CATEGORIES, NUMBERS
 from fleetbert.errors import UserError
+from fleetbert.tasks import metrics
 
 ROWS_AT_ONCE = 100_000
 MISSING_NUMBERS, MISSING_CATEGORIES = 0.2, 0.03  # shares

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
 
 
 def mask_tokens(

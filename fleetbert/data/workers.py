@@ -14,7 +14,7 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any, Callable
 
-from fleetbert import environment
+from fleetbert.compat import environment
 
 LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM}
 

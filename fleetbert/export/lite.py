@@ -18,14 +18,15 @@ import numpy as np
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import files
-from fleetbert import program as programs
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.engines import answer, engine, evaluate, exits, heads
+from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.export import lite_opt, lite_program
+from fleetbert.export import lite_opt
 from fleetbert.export.program import CHECKED_SHAPES
-from fleetbert.infer import answer, engine, evaluate, exits, heads, weights
-from fleetbert.infer.alike import LARGEST_DIFFERENCE, random_batch
+from fleetbert.graph import lite_program, weights
+from fleetbert.graph import program as programs
 
 TARGETS = ("armv8", "armv7", "x86")
 PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
@@ -55,7 +56,7 @@ def export_lite(
 ) -> bundles.Bundle:
     """Add the variant `lite-<target>-<precision>` (model.nb) to the bundle at `path`.
 
-    early_exit: `lite-<target>-<precision>-early-exit` instead, see `infer.exits` for its files.
+    early_exit: `lite-<target>-<precision>-early-exit` instead, see `engines.exits` for its files.
 
     target: armv8, armv7 or x86. The rewrites that the converter needs must leave Paddle's own
     answers as they are, to the bit. What x86 processors can run is run: the logits must be those

@@ -12,11 +12,11 @@ import numpy as np
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.engines import engine
+from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
 from fleetbert.export.program import CHECKED_SHAPES
-from fleetbert.infer import engine
-from fleetbert.infer.alike import LARGEST_DIFFERENCE, random_batch
 
 # The first with LayerNormalization as one operator: a quarter fewer nodes.
 OPSET = 17
@@ -63,7 +63,7 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> bundles.Bundle:
 # In a process of its own: paddle2onnx writes to stdout from C++, and some errors abort.
 _CONVERT = """
 import sys
-import zlib  # before Paddle, which paddle2onnx imports: see fleetbert.environment
+import zlib  # before Paddle, which paddle2onnx imports: see fleetbert.compat.environment
 import paddle2onnx
 program, weights, target, opset = sys.argv[1:]
 paddle2onnx.export(program, weights, target, opset_version=int(opset), auto_upgrade_opset=False)

@@ -12,13 +12,13 @@ import paddle
 
 import fleetbert
 from fleetbert import bundle
-from fleetbert import program as programs
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.engines import engine, golden
+from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
-from fleetbert.export import workarounds
-from fleetbert.infer import engine, golden
-from fleetbert.infer.alike import LARGEST_DIFFERENCE, random_batch
+from fleetbert.graph import program as programs
+from fleetbert.graph import tidy
 
 CHECKED_SHAPES = ((1, 16), (3, 32), (8, 64), (1, 128))
 
@@ -118,7 +118,7 @@ def save_program(network: paddle.nn.Layer, folder: Path) -> None:
     # Names and gradients of the training program: a pickle that nothing here reads.
     (folder / "model.pdiparams.info").unlink()
     program = programs.read(folder / "model.pdmodel")
-    workarounds.tidy(program)
+    tidy.tidy(program)
     programs.write(folder / "model.pdmodel", program)
 
 

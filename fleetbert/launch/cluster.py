@@ -6,7 +6,7 @@ import os
 import socket
 from pathlib import Path
 
-from fleetbert import environment
+from fleetbert.compat import environment
 from fleetbert.errors import UserError
 from fleetbert.launch import remains
 

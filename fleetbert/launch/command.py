@@ -8,7 +8,7 @@ import os
 import sys
 from pathlib import Path
 
-from fleetbert import environment
+from fleetbert.compat import environment
 from fleetbert.errors import UserError
 from fleetbert.launch import remains
 from fleetbert.launch.job import Job

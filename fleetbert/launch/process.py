@@ -8,7 +8,7 @@ import signal
 import subprocess
 from pathlib import Path
 
-from fleetbert import environment
+from fleetbert.compat import environment
 from fleetbert.errors import NOT_CONNECTED, GateFailed, UserError
 
 FINAL = (UserError.code, GateFailed.code)  # no reason to start again

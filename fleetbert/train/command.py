@@ -52,7 +52,7 @@ def run_kept(
     job = config.load_as(schema, arguments.config, arguments.overrides)
     keep_rank(job)
 
-    from fleetbert import environment
+    from fleetbert.compat import environment
 
     environment.import_paddle()
     expect_sigterm()  # Paddle's import put a handler of its own there, which shows a stack

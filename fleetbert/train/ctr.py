@@ -12,12 +12,13 @@ import paddle
 import paddle.nn.functional as F
 
 from fleetbert import config as schema
-from fleetbert import files, metrics
+from fleetbert import files
 from fleetbert.data import batching, criteo
-from fleetbert.data.collect import Arrays
 from fleetbert.data.read import lines_at
 from fleetbert.errors import UserError
-from fleetbert.model.wide_deep import WideDeep
+from fleetbert.models.wide_deep import WideDeep
+from fleetbert.tasks import metrics
+from fleetbert.tasks.collect import Arrays
 from fleetbert.train.rows import FILE, Rows
 
 

@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any, Callable, Sequence
 
 from fleetbert import config as schema
-from fleetbert import environment, files
+from fleetbert import files
 from fleetbert.bundle import Accuracy
+from fleetbert.compat import environment
 from fleetbert.errors import Stopped, UserError
 from fleetbert.train import checkpoint, ctr
 from fleetbert.train.callbacks import Callback
 from fleetbert.train.loop import Run, State
-from fleetbert.train.strategy import connect
-from fleetbert.train.strategy.parameter_server import server
-from fleetbert.train.strategy.single import Single
+from fleetbert.train.strategies import connect
+from fleetbert.train.strategies.parameter_server import server
+from fleetbert.train.strategies.single import Single
 from fleetbert.train.task import open_task
 
 
@@ -134,7 +135,7 @@ def _check_same_step(run: Run, newest: Path | None) -> None:
 
 def _write_results(run: Run, summary: dict[str, Any]) -> None:
     from fleetbert.export.program import export_bundle
-    from fleetbert.model import bert, weights
+    from fleetbert.models import bert, weights
 
     task, folder, best = run.task, run.folder, run.state.best
     # A network without the training's changes: fast CPU layers, half weights.

@@ -35,7 +35,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fleetbert import environment
+from fleetbert.compat import environment
 from fleetbert.errors import NOT_CONNECTED, GateFailed, UserError
 
 # Exit codes of a rank that are no reason to start it again.

@@ -16,7 +16,7 @@ import paddle
 import fleetbert
 from fleetbert import config as schema
 from fleetbert.errors import UserError
-from fleetbert.model import cpu
+from fleetbert.models import cpu
 from fleetbert.train import (
     bad_steps,
     callbacks,

@@ -9,7 +9,7 @@ import paddle
 from paddle import nn
 
 from fleetbert import config as schema
-from fleetbert.train import private
+from fleetbert.compat import training
 
 
 def rate(settings: schema.Optimizer, total_steps: int) -> Callable[[int], float]:
@@ -44,7 +44,7 @@ class Clip(nn.ClipGradByGlobalNorm):
     @paddle.no_grad()
     def _dygraph_clip(self, params_grads: list[Any]) -> list[Any]:
         gradients = [gradient for _, gradient in params_grads if gradient is not None]
-        norm = paddle.stack([private.squared_norm(g) for g in gradients]).sum().sqrt()
+        norm = paddle.stack([training.squared_norm(g) for g in gradients]).sum().sqrt()
         self.finite = math.isfinite(float(norm))
         if not self.finite:
             return []

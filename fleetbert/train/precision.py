@@ -9,8 +9,8 @@ import numpy as np
 import paddle
 
 from fleetbert import config as schema
+from fleetbert.compat import training
 from fleetbert.errors import UserError
-from fleetbert.train import private
 
 
 def choose(settings: schema.Precision, device: str) -> Precision:
@@ -34,7 +34,7 @@ def choose(settings: schema.Precision, device: str) -> Precision:
 
 def _check_lists(settings: schema.Precision) -> None:
     """Paddle takes any name into its lists, and an operator that has none just stays as it is."""
-    known = private.operators()
+    known = training.operators()
     for key in ("custom_white_list", "custom_black_list"):
         for name in getattr(settings, key):
             if name not in known:
@@ -108,12 +108,12 @@ class Precision:
     def widen_gradients(self) -> None:
         """Before the update, with all micro-batches' gradients there. O2: to float32, so that
         unscaling flushes none to zero and the norm to clip by does not overflow."""
-        private.widen_gradients(self.half_weights)
+        training.widen_gradients(self.half_weights)
 
     @property
     def scale(self) -> float:
         """The present loss scale; 1.0 without scaling."""
-        return private.loss_scale(self.scaler)
+        return training.loss_scale(self.scaler)
 
     @property
     def can_back_off(self) -> bool:
@@ -125,7 +125,7 @@ class Precision:
         """What to set when gradients stay infinite, for an error's sentence."""
         if not self.mixed:
             return "lower optimizer.learning_rate"
-        if private.scaling(self.scaler) and not self.settings.use_dynamic_loss_scaling:
+        if training.scaling(self.scaler) and not self.settings.use_dynamic_loss_scaling:
             return (
                 f"the loss scale is fixed at {self.scale:g}: set "
                 "precision.use_dynamic_loss_scaling=true, or lower precision.init_loss_scaling"
@@ -144,7 +144,7 @@ class Precision:
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on with a saved scale and counts; the other settings are the job's. So is a fixed
         scale: it may have been lowered because it overflowed."""
-        if state and private.scaling(self.scaler) and self.settings.use_dynamic_loss_scaling:
+        if state and training.scaling(self.scaler) and self.settings.use_dynamic_loss_scaling:
             counts = {name: state[name] for name in ("incr_count", "decr_count")}
             scale = np.array(state["scale"], np.float32)
             self.scaler.load_state_dict({**self.scaler.state_dict(), **counts, "scale": scale})

@@ -17,16 +17,16 @@ import paddle
 import paddle.nn.functional as F
 
 from fleetbert import config as schema
-from fleetbert import metrics
-from fleetbert.data import api_docs, batching, cache, collect, read
-from fleetbert.data.collect import Arrays
+from fleetbert.data import api_docs, batching, cache, read
 from fleetbert.data.split import Split, fingerprint, renumbered, tokenize
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.errors import UserError
-from fleetbert.model import bert, weights
+from fleetbert.models import bert, weights
+from fleetbert.tasks import collect, metrics
+from fleetbert.tasks.collect import Arrays
 
 if TYPE_CHECKING:
-    from fleetbert.train.strategy import Single
+    from fleetbert.train.strategies import Single
 
 # `data.cache: auto` caches tables of more bytes; 32 MiB are about 300,000 sentences.
 LARGE = 32 << 20

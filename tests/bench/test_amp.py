@@ -11,7 +11,7 @@ import tiny_job
 
 from fleetbert import cli, config
 from fleetbert.bench import amp
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.errors import UserError
 
 PNG = b"\x89PNG"

@@ -10,8 +10,8 @@ import pytest
 from fleetbert import bundle as bundles
 from fleetbert import cli
 from fleetbert.bench import compress, models
+from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.errors import UserError
-from fleetbert.infer.alike import LARGEST_DIFFERENCE
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,10 @@ from fleetbert import bundle as bundles
 from fleetbert import cli
 from fleetbert.bench import infer, measure, models
 from fleetbert.data.batching import SAFE_LENGTHS
-from fleetbert.data.tokenizer import Encodings
+from fleetbert.data.tokenizers.wordpiece import Encodings
+from fleetbert.engines import engine
+from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.errors import UserError
-from fleetbert.infer import engine
-from fleetbert.infer.alike import LARGEST_DIFFERENCE
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tiny_bert import LABELS
 from fleetbert import cli
 from fleetbert.bench import serve, serve_client
 from fleetbert.errors import UserError
-from fleetbert.metrics import softmax
+from fleetbert.tasks.metrics import softmax
 
 TEXTS = ["good", "bad bad", "无 good good", "", "x" * 20]
 

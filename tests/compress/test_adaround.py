@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import adaround, command
-from fleetbert.infer import weights
+from fleetbert.graph import weights
 
 
 def layer(seed: int, inputs: int, outputs: int) -> tuple[np.ndarray, np.ndarray]:

@@ -12,7 +12,8 @@ import pytest
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import calibrate, clip, command, methods, variants
-from fleetbert.infer import answer, engine, evaluate, weights
+from fleetbert.engines import answer, engine, evaluate
+from fleetbert.graph import weights
 
 PAD = 0
 

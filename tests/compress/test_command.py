@@ -15,8 +15,8 @@ from paddle.static.quantization.cal_kl_threshold import cal_kl_threshold
 from fleetbert import bundle as bundles
 from fleetbert import config, errors
 from fleetbert.compress import command, gate
+from fleetbert.engines import answer, golden
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.infer import answer, golden
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -22,11 +22,11 @@ from fleetbert.compress import command as quantize_command
 from fleetbert.compress.distill import job as distilling
 from fleetbert.compress.distill import student, teacher
 from fleetbert.compress.distill.theseus import Theseus
+from fleetbert.engines import answer
 from fleetbert.errors import UserError
-from fleetbert.infer import answer
 from fleetbert.train.job import train
 from fleetbert.train.random import start_step
-from fleetbert.train.strategy.single import Single
+from fleetbert.train.strategies.single import Single
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "launch" / "distill.py"

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from tiny_bert import make_network
 
-from fleetbert import program as programs
 from fleetbert.compress import dynamic
+from fleetbert.engines import engine
+from fleetbert.engines.alike import random_batch
 from fleetbert.export import program as export
-from fleetbert.infer import engine, weights
-from fleetbert.infer.alike import random_batch
+from fleetbert.graph import program as programs
+from fleetbert.graph import weights
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from fleetbert.compress import command, early_exit
 from fleetbert.compress.distill import exits as job_of_exits
 from fleetbert.compress.distill import heads as learning
 from fleetbert.compress.early_exit import Observed
+from fleetbert.engines import answer, evaluate, golden, heads
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.infer import answer, evaluate, golden, heads
 
 ROOT = Path(__file__).parent.parent.parent
 

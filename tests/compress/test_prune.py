@@ -19,12 +19,12 @@ from scipy import special, stats
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert import program as programs
 from fleetbert.compress import command, importance, prune, tuning
+from fleetbert.engines import engine
+from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.infer import engine
-from fleetbert.infer.alike import random_batch
-from fleetbert.model import bert, from_program, weights
+from fleetbert.graph import program as programs
+from fleetbert.models import bert, from_program, weights
 
 SCRIPT = processes.ROOT / "launch" / "quantize.py"
 HEADS, UNITS, WIDTH = 4, 128, 16
@@ -404,7 +404,7 @@ def test_the_gates_texts_do_not_choose_the_best_step(trained, tiny_data, tmp_pat
 
 
 def test_texts_that_are_held_out_are_not_trained_on(trained, tiny_data, tmp_path):
-    from fleetbert.train.strategy.single import Single
+    from fleetbert.train.strategies.single import Single
 
     job = read_job(trained, tiny_data, tmp_path / "run", {"held_out": 0.25})
     opened = bundles.read(trained)

@@ -19,12 +19,13 @@ from scipy import special
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert import program as programs
-from fleetbert.compress import command, methods, onednn, qat, tuning
+from fleetbert.compress import command, methods, qat, tuning
 from fleetbert.compress.distill import student
+from fleetbert.engines import engine
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.infer import engine, weights
-from fleetbert.model import cpu, from_program
+from fleetbert.graph import onednn, weights
+from fleetbert.graph import program as programs
+from fleetbert.models import cpu, from_program
 
 SCRIPT = processes.ROOT / "launch" / "quantize.py"
 

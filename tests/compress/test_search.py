@@ -8,12 +8,13 @@ from tiny_bert import make_network
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert import program as programs
 from fleetbert.compress import methods, search, sensitivity, variants
+from fleetbert.engines import engine
+from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed
 from fleetbert.export import program as export
-from fleetbert.infer import engine, weights
-from fleetbert.infer.alike import random_batch
+from fleetbert.graph import program as programs
+from fleetbert.graph import weights
 
 
 def feeds(seed=0, count=2):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fleetbert.data import cache, read
 from fleetbert.data.split import fingerprint, tokenize
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.errors import UserError
 
 DEADLINE = 120

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbert.data.masking import mask_tokens
-from fleetbert.data.tokenizer import SPECIAL_TOKENS, Tokenizer
+from fleetbert.data.tokenizers.wordpiece import SPECIAL_TOKENS, Tokenizer
 
 VOCAB = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(40)), *(f"##s{i}" for i in range(40)), "中"]
 ids_strategy = st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=60)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbert.data import cache, read, split
-from fleetbert.data.tokenizer import Encodings, Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
 from fleetbert.errors import UserError
 
 

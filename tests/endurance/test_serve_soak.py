@@ -23,8 +23,8 @@ import requests
 from served import REAL, serving
 from tiny_bert import LABELS, WORDS, make_network
 
+from fleetbert.engines import answer as answers
 from fleetbert.export.program import export_bundle
-from fleetbert.infer import answer as answers
 
 MINUTES = float(os.environ.get("FLEETBERT_SOAK_MINUTES", "10"))
 SEED = int(os.environ.get("FLEETBERT_SEED", "0"))

@@ -12,14 +12,15 @@ import pytest
 from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
 
 from fleetbert import bundle as bundles
-from fleetbert import program as programs
+from fleetbert.engines import answer, engine, evaluate, exits
+from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.infer import answer, engine, evaluate, exits
-from fleetbert.infer.alike import random_batch
+from fleetbert.graph import program as programs
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
 
-from fleetbert.export import lite, lite_opt, lite_program
+from fleetbert.export import lite, lite_opt
+from fleetbert.graph import lite_program
 
 SHAPES = [(1, 16), (2, 32), (5, 64), (3, 128), (1, 512), (17, 48)]
 MADE = [
@@ -49,7 +50,7 @@ def add_static(path: Path) -> None:
     """Add the variant int8-static, calibrated with random texts."""
     from fleetbert.compress import variants
     from fleetbert.compress.calibrate import Batches
-    from fleetbert.data.tokenizer import Tokenizer
+    from fleetbert.data.tokenizers.wordpiece import Tokenizer
 
     bundle = bundles.read(path)
     random = np.random.default_rng(0)
@@ -154,8 +155,8 @@ def test_the_static_program_for_converters_answers_like_the_one_that_is_served(l
     """Paddle's own executor takes it: its weights are integers that are scaled once."""
     import paddle
 
-    from fleetbert.compress.workarounds import static_graph
-    from fleetbert.infer import weights
+    from fleetbert.compat.static_graph import static_graph
+    from fleetbert.graph import weights
 
     bundle = bundles.read(lite_bundle)
     folder = bundle.folder(lite.STATIC)

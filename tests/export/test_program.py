@@ -7,11 +7,12 @@ import pytest
 from tiny_bert import LABELS, VOCAB, make_network
 
 from fleetbert import bundle as bundles
-from fleetbert import program as programs
+from fleetbert.engines import engine
+from fleetbert.engines.alike import random_batch
 from fleetbert.errors import UserError
-from fleetbert.export import program, workarounds
-from fleetbert.infer import engine
-from fleetbert.infer.alike import random_batch
+from fleetbert.export import program
+from fleetbert.graph import program as programs
+from fleetbert.graph import tidy
 
 
 def export(path, network, vocab, **changes):
@@ -96,5 +97,5 @@ def test_a_length_that_cannot_be_padded_is_refused(tmp_path, tiny_vocab):
 def test_tidy_twice_is_tidy_once(tiny_bundle):
     tidied = programs.read(bundles.read(tiny_bundle).folder("float32") / "model.pdmodel")
     before = tidied.SerializeToString(deterministic=True)
-    workarounds.tidy(tidied)
+    tidy.tidy(tidied)
     assert tidied.SerializeToString(deterministic=True) == before

@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import tiny_job
 
-from fleetbert import config, environment
+from fleetbert import config
+from fleetbert.compat import environment
 
 
 def write_lines(path: Path, lines: int) -> None:

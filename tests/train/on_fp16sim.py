@@ -15,10 +15,10 @@ from safetensors.numpy import load_file
 
 from fleetbert import config
 from fleetbert.errors import UserError
-from fleetbert.model import bert
+from fleetbert.models import bert
 from fleetbert.train import job as training
 from fleetbert.train import loop, precision
-from fleetbert.train.strategy.single import Single
+from fleetbert.train.strategies.single import Single
 from fleetbert.train.task import Classification
 
 SHORT = {

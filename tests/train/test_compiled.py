@@ -8,8 +8,8 @@ import pytest
 import tiny_job
 from paddle.static import InputSpec
 
+from fleetbert.engines import answer, evaluate
 from fleetbert.errors import UserError
-from fleetbert.infer import answer, evaluate
 from fleetbert.train import compiled
 
 MLM = {"task.name": "mlm", "data.train": "texts.txt", "data.dev": "texts-dev.txt"}

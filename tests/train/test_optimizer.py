@@ -9,7 +9,7 @@ import tiny_job
 from paddlenlp.transformers import BertConfig
 
 from fleetbert import config
-from fleetbert.model import bert
+from fleetbert.models import bert
 from fleetbert.train import optimizer
 
 STEPS = 12

@@ -8,8 +8,8 @@ import pytest
 import tiny_job
 
 from fleetbert import config
-from fleetbert.data import collect
-from fleetbert.model import cpu
+from fleetbert.models import cpu
+from fleetbert.tasks import collect
 from fleetbert.train.task import open_task
 
 TASKS = {

@@ -11,7 +11,7 @@ import servers
 import tiny_job
 from servers import ended
 
-from fleetbert.infer import answer, evaluate
+from fleetbert.engines import answer, evaluate
 from fleetbert.train import checkpoint
 
 SERVERS = {"strategy.name": "parameter_server"}
@@ -27,7 +27,7 @@ def lively(tiny_data, tmp_path_factory) -> dict[str, str]:
     """`model` keys of a folder with larger weights than BERT starts with."""
     from paddlenlp.transformers import BertConfig
 
-    from fleetbert.model import bert, weights
+    from fleetbert.models import bert, weights
 
     folder = tmp_path_factory.mktemp("lively")
     shape = {**tiny_job.SHAPE, "vocab_size": len(tiny_job.VOCAB), "initializer_range": 0.2}

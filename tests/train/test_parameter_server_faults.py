@@ -17,13 +17,13 @@ import tiny_job
 from processes import DEADLINE, wait_for, wait_for_loss
 from servers import ended, members, said
 
-from fleetbert import config, environment
+from fleetbert import config
+from fleetbert.compat import environment, parameter_server
 from fleetbert.errors import UserError
 from fleetbert.train import job as training
-from fleetbert.train.strategy import connect
-from fleetbert.train.strategy.parameter_server import meeting as meetings
-from fleetbert.train.strategy.parameter_server import private
-from fleetbert.train.strategy.parameter_server.figures import Servers
+from fleetbert.train.strategies import connect
+from fleetbert.train.strategies.parameter_server import meeting as meetings
+from fleetbert.train.strategies.parameter_server.figures import Servers
 
 JOB = {"strategy.name": "parameter_server", "model.dropout": 0.0}
 
@@ -233,7 +233,7 @@ class TestRefused:
 
     def test_too_few_servers_for_the_weights(self, tiny_data, tmp_path, launched, monkeypatch):
         monkeypatch.setenv("FLEETBERT_RUN", str(tmp_path / "run"))
-        monkeypatch.setattr(private, "LARGEST_MESSAGE", 100_000)
+        monkeypatch.setattr(parameter_server, "LARGEST_MESSAGE", 100_000)
         with pytest.raises(
             UserError, match=r"--servers: 1 are too few for .* weights, .*; start 5"
         ):

@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from fleetbert.train.strategy.parameter_server import figures
-from fleetbert.train.strategy.parameter_server.figures import Servers
+from fleetbert.train.strategies.parameter_server import figures
+from fleetbert.train.strategies.parameter_server.figures import Servers
 
 ANSWER = """\
 cost_profiler_pserver_server_pull_dense_count : {dense}

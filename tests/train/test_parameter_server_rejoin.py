@@ -14,8 +14,8 @@ import tiny_job
 from processes import SCRIPT, wait_for_loss
 
 from fleetbert.errors import NotConnected
-from fleetbert.train.strategy.parameter_server import meeting as meetings
-from fleetbert.train.strategy.parameter_server.rejoin import Standing, find
+from fleetbert.train.strategies.parameter_server import meeting as meetings
+from fleetbert.train.strategies.parameter_server.rejoin import Standing, find
 
 
 @pytest.fixture

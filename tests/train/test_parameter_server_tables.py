@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paddle import nn
 
-from fleetbert.train.strategy.parameter_server import arrival
-from fleetbert.train.strategy.parameter_server.arrival import Counted, Layout
-from fleetbert.train.strategy.parameter_server.tables import Mirror, Weights, words_of
+from fleetbert.train.strategies.parameter_server import arrival
+from fleetbert.train.strategies.parameter_server.arrival import Counted, Layout
+from fleetbert.train.strategies.parameter_server.tables import Mirror, Weights, words_of
 
 
 class Arrays:

@@ -16,7 +16,7 @@ import tiny_job
 from fleetbert.data import workers
 from fleetbert.errors import UserError
 from fleetbert.train import reader
-from fleetbert.train.strategy.single import Single
+from fleetbert.train.strategies.single import Single
 
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE = 120

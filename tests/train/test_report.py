@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleetbert import metrics
+from fleetbert.tasks import metrics
 from fleetbert.train import report
 
 HOSTILE = "<script>alert(1)</script>"

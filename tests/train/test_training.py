@@ -191,7 +191,7 @@ class TestBest:
         assert (saved[f"bert.{name}"] != weights_of(40)).any()
 
     def test_bundle_answers_as_its_evaluation_did(self, spoiled, tiny_data):
-        from fleetbert.infer import answer, evaluate
+        from fleetbert.engines import answer, evaluate
 
         output, summary = spoiled
         model = answer.load(output / "bundle", "float32", "cpu", None, None)

@@ -20,7 +20,7 @@ import paddle.nn.functional as F
 
 from fleetbert import config
 from fleetbert.train.loop import Run
-from fleetbert.train.strategy import connect
+from fleetbert.train.strategies import connect
 
 CLASSES, IMAGES, DEV, BATCH = 3, 64, 12, 8
 

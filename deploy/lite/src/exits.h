@@ -1,5 +1,5 @@
 // Early exit: a text leaves after the first group of layers whose head is certain of it, as
-// fleetbert/infer/exits.py has it. A model that no text leaves early is one group.
+// fleetbert/engines/exits.py has it. A model that no text leaves early is one group.
 #pragma once
 
 #include <filesystem>

@@ -55,7 +55,7 @@ def _run_self(job: config.SelfDistill) -> None:
         sys.exit(keeper.keep(config.Strategy().hang_timeout, 0))
     if keeper.is_kept():
         keeper.give_signs_of_life()
-    from fleetbert import environment
+    from fleetbert.compat import environment
 
     environment.import_paddle()
     from fleetbert.compress.distill.exits import add_variants

@@ -15,17 +15,16 @@ from tqdm import tqdm
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert import environment
+from fleetbert.compat import environment, training
 from fleetbert.compress import early_exit, gate
 from fleetbert.compress.distill import heads, report
 from fleetbert.compress.early_exit import Choice, Observed
 from fleetbert.compress.methods import read_unlabelled, say
 from fleetbert.data.batching import Batch
+from fleetbert.engines import answer, engine, evaluate
+from fleetbert.engines.exits import Settings
+from fleetbert.engines.heads import Tensors
 from fleetbert.errors import UserError
-from fleetbert.infer import answer, engine, evaluate
-from fleetbert.infer.exits import Settings
-from fleetbert.infer.heads import Tensors
-from fleetbert.train import private
 
 # Of a batch that heads learn from: about 32 texts of 32 tokens.
 BATCH_TOKENS = 1024
@@ -77,7 +76,7 @@ def _join() -> Ranks:
     if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) < 2:
         return Ranks()
     paddle.set_device("cpu")
-    private.join_ranks()
+    training.join_ranks()
     return Ranks(dist.get_rank(), dist.get_world_size(), dist.all_reduce)
 
 
@@ -114,7 +113,7 @@ def train_heads(
     """The heads after all inner layers of the teacher, by layer."""
     examples, labels = _examples(job, model, teacher, threads, ranks)
     if ranks.world_size > 1:  # gloo waits 30 s at most
-        private.wait_for_ranks("fleetbert-hidden-states", ranks.number, ranks.world_size)
+        training.wait_for_ranks("fleetbert-hidden-states", ranks.number, ranks.world_size)
     trained: dict[int, Tensors] = {}
     found = heads.train(job.distill, examples, labels, job.seed, ranks.number, ranks.add_up)
     for layer, tensors in enumerate(tqdm(found, "heads", len(teacher.layers) - 1, disable=None), 1):

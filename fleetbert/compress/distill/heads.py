@@ -12,9 +12,9 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert import config as schema
-from fleetbert.infer import heads as trained
-from fleetbert.infer.heads import ATTENTION_HEADS
-from fleetbert.infer.line import in_line, places
+from fleetbert.data.packing import in_line, places
+from fleetbert.engines import heads as trained
+from fleetbert.engines.heads import ATTENTION_HEADS
 
 
 class Example(NamedTuple):
@@ -30,7 +30,7 @@ class Example(NamedTuple):
 
 
 class Pooled(nn.Layer):
-    """See `infer.heads.pooled`; reads what `infer.heads.pool` gives."""
+    """See `engines.heads.pooled`; reads what `engines.heads.pool` gives."""
 
     def __init__(self, width: int, inner: int, labels: int):
         super().__init__()
@@ -42,7 +42,7 @@ class Pooled(nn.Layer):
 
 
 class FastBert(nn.Layer):
-    """See `infer.heads.fastbert`; reads hidden states."""
+    """See `engines.heads.fastbert`; reads hidden states."""
 
     def __init__(self, width: int, inner: int, labels: int):
         super().__init__()
@@ -89,7 +89,7 @@ def train(
     rank: int = 0,
     add_up: Callable[[paddle.Tensor], Any] | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
-    """Train the head of each layer in turn; its tensors as `infer.heads` names them.
+    """Train the head of each layer in turn; its tensors as `engines.heads` names them.
 
     labels: int64 [texts], what they really are; needed where settings.labels_weight is not 0.
     add_up: puts the sum over all ranks into a tensor; None: there is only this one.

@@ -11,7 +11,7 @@ from fleetbert.compress.distill import teacher as teachers
 from fleetbert.compress.distill.student import Student
 from fleetbert.compress.distill.theseus import Theseus
 from fleetbert.train.job import train_with
-from fleetbert.train.strategy import connect
+from fleetbert.train.strategies import connect
 from fleetbert.train.task import open_task
 
 

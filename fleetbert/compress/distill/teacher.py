@@ -14,9 +14,9 @@ from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
 from fleetbert.data.split import Split
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.errors import UserError
-from fleetbert.model import bert, weights
+from fleetbert.models import bert, weights
 
 
 class Teacher(NamedTuple):
@@ -169,7 +169,7 @@ def bundle_logits(
 
     All are computed before the first step, so that a resumed run learns from the same ones.
     """
-    from fleetbert.infer import answer, engine
+    from fleetbert.engines import answer, engine
 
     bundle = bundles.read(teacher.path)
     opened = engine.open(bundle, "float32", "gpu" if strategy.device == "gpu" else "cpu")

@@ -12,7 +12,7 @@ from typing import Any
 from paddle import profiler
 
 from fleetbert import files
-from fleetbert.train import private
+from fleetbert.compat import training
 from fleetbert.train.callbacks import Callback
 
 
@@ -23,11 +23,11 @@ class Profiler(Callback):
         self.trace: str | None = None
         settings = run.job.callbacks.profiler
         if settings.timer_only:
-            self.profiler = profiler.Profiler(targets=private.profiled(), timer_only=True)
+            self.profiler = profiler.Profiler(targets=training.profiled(), timer_only=True)
         else:
             start = settings.start_step
             self.profiler = profiler.Profiler(
-                targets=private.profiled(),
+                targets=training.profiled(),
                 scheduler=(start, start + settings.record_steps),
                 on_trace_ready=lambda p: self._keep_timeline(run, p),
             )
@@ -35,10 +35,10 @@ class Profiler(Callback):
         self.running = True
 
     def before_reading(self, run: Any) -> None:
-        private.before_reading()
+        training.before_reading()
 
     def after_reading(self, run: Any) -> None:
-        private.after_reading()
+        training.after_reading()
 
     def on_step(self, run: Any) -> None:
         self.profiler.step(num_samples=run.step_texts)
@@ -46,7 +46,7 @@ class Profiler(Callback):
         self.tokens += run.step_tokens
 
     def on_end(self, run: Any, summary: dict[str, Any]) -> None:
-        figures = private.timer_summary()
+        figures = training.timer_summary()
         self._stop()
         mine = {"rank": run.strategy.rank, **_readable(figures, self.texts, self.tokens)}
         ranks = run.strategy.gather(mine)
@@ -73,7 +73,7 @@ class Profiler(Callback):
         with files.writing(path):
             path.parent.mkdir(exist_ok=True)
             recorded.export(str(path), "json")
-        self.slow = private.slow_operators(recorded)
+        self.slow = training.slow_operators(recorded)
 
 
 def _readable(figures: dict[str, Any], texts: int, tokens: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import fake_core
 import numpy as np
 import pytest
 
-from fleetbert.metrics import softmax
+from fleetbert.tasks.metrics import softmax
 
 ROOT = Path(__file__).parents[3]
 BIN = ROOT / ".venv-clients" / "bin"

@@ -27,7 +27,7 @@ from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
 from fleetbert.deploy.inference.pool import COMPUTING, Worker
 from fleetbert.deploy.inference.serving import Answer, Asked
 from fleetbert.deploy.inference.settings import Batching
-from fleetbert.infer import answer as answers
+from fleetbert.engines import answer as answers
 
 MODEL = "tiny"
 LAYERS = 2  # of tests/tiny_bert.py

@@ -17,7 +17,7 @@ from fleetbert import client
 from fleetbert.deploy.inference import inference_pb2 as pb
 from fleetbert.deploy.inference import inference_pb2_grpc
 from fleetbert.deploy.inference.queue import Text, Ticket
-from fleetbert.infer import answer as answers
+from fleetbert.engines import answer as answers
 
 MODEL, NAME = "tiny", "early-exit-float32"
 LAYERS = 2  # of tests/tiny_bert.py

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import fleetbert
 from fleetbert.deploy.inference import grpc_calls, grpc_service, inference_pb2_grpc
 from fleetbert.deploy.inference import inference_pb2 as pb
-from fleetbert.metrics import softmax
+from fleetbert.tasks.metrics import softmax
 
 TEXTS = ["good good", "bad", "a text of more than sixteen characters"]
 CODE = grpc.StatusCode

@@ -17,7 +17,7 @@ from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_bi
 
 from fleetbert.deploy.inference import http_body, oip, oip_json
 from fleetbert.deploy.inference.messages import Failure, Reason, Reply
-from fleetbert.metrics import softmax
+from fleetbert.tasks.metrics import softmax
 
 SST, PAIRS = fake_core.version("sst", "2"), fake_core.version("pairs", "1", pair=True)
 LIMIT = fake_core.SAFETY.max_body_bytes

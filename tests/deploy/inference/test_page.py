@@ -10,7 +10,7 @@ from browser import Browser
 from prometheus_client.parser import text_string_to_metric_families
 from served import REAL, ask, serving
 
-from fleetbert.infer import answer as answers
+from fleetbert.engines import answer as answers
 
 TEXT = "word1 word2 字3"
 

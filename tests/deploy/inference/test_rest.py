@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 import fleetbert
 from fleetbert.deploy.inference import rest
-from fleetbert.metrics import softmax
+from fleetbert.tasks.metrics import softmax
 
 TEXTS = ["good good", "bad", "a text of more than sixteen characters"]
 

@@ -21,7 +21,7 @@ from served import DEADLINE, FAKE, REAL, Served, ask, serving
 from fleetbert import cli
 from fleetbert.client import Client
 from fleetbert.deploy.inference import inference_pb2, inference_pb2_grpc
-from fleetbert.infer import answer as answers
+from fleetbert.engines import answer as answers
 
 TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, ""]
 

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from boards import LABELS, MODEL, TARGETS, VOCAB, answer_of, logits_of, write_bundle
 
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -17,9 +17,9 @@ from oip_cases import IDS, TEXT, body_of
 
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import Batch
-from fleetbert.data.tokenizer import Tokenizer
-from fleetbert.infer import heads
-from fleetbert.metrics import softmax
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.engines import heads
+from fleetbert.tasks.metrics import softmax
 
 CHANCE = random.Random(5)
 TEXTS = [" ".join(CHANCE.choices(VOCAB[5:], k=CHANCE.randint(0, 20))) for _ in range(300)]

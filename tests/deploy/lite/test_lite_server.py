@@ -18,7 +18,7 @@ from boards import LABELS, answer_of, fake_logits, logits_of, write_bundle
 from lite_serving import DEADLINE, INFER, serving
 from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
 
-from fleetbert.data.tokenizer import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
 
 LIMITS = ("--max-texts=64", "--max-text-bytes=4096", f"--max-body-bytes={1 << 20}")
 

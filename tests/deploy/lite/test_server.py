@@ -12,7 +12,7 @@ import requests
 from served import REAL, serving
 
 from fleetbert.client import Client
-from fleetbert.infer import answer
+from fleetbert.engines import answer
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
 

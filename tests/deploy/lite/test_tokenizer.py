@@ -11,7 +11,7 @@ import pytest
 from lite_tokens import expected, ids_of, random_texts, same, write_vocabulary
 from tiny_bert import VOCAB
 
-from fleetbert.data.tokenizer import SPECIAL_TOKENS
+from fleetbert.data.tokenizers.wordpiece import SPECIAL_TOKENS
 
 
 @pytest.fixture(scope="module")

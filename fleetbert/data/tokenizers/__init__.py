@@ -1,0 +1,1 @@
+"""How texts become token ids, a file for each kind."""

@@ -1,0 +1,116 @@
+"""How well, and how fast, a variant answers a labelled table."""
+
+from __future__ import annotations
+
+import time
+import unicodedata
+from pathlib import Path
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert.data.read import Table, read
+from fleetbert.engines import answer
+from fleetbert.errors import UserError
+from fleetbert.tasks import metrics
+
+# A confusion matrix of more classes does not fit a terminal.
+WIDEST_CONFUSION = 12
+
+
+class Known(NamedTuple):
+    """A labelled table for a model: its texts, int64 [texts] numbers of their labels, and how
+    many bad lines were left out."""
+
+    texts_a: list[str]
+    texts_b: list[str] | None
+    truth: np.ndarray
+    skipped: int
+
+
+def read_known(model: answer.Model, path: str | Path, on_bad_line: str = "stop") -> Known:
+    """Read the labelled table at `path`; a label that the model does not know is a bad line."""
+    table = read(path, pair=model.pair, labelled=True, on_bad_line=on_bad_line)
+    table = _known(table, model.labels, path, on_bad_line)
+    examples = table.examples
+    index = {label: number for number, label in enumerate(model.labels)}
+    truth = np.array([index[example.label] for example in examples if example.label is not None])
+    texts_b = [example.text_b or "" for example in examples] if model.pair else None
+    return Known([example.text_a for example in examples], texts_b, truth, len(table.skipped))
+
+
+def evaluate(model: answer.Model, path: str | Path, on_bad_line: str = "stop") -> dict[str, Any]:
+    """Measures of the model on the table at `path`, ready for JSON.
+
+    Those of `metrics.judge`, and texts_per_s (tokenization to logits), skipped (bad lines), cut
+    (texts longer than max_length) and mean_layers (that a text went through; None where all do).
+    A line whose label the model does not know is a bad line.
+    """
+    table = read_known(model, path, on_bad_line)
+    with answer.progress(len(table.truth)) as bar:
+        start = time.perf_counter()
+        found = answer.compute_logits(model, table.texts_a, table.texts_b, bar.update)
+        seconds = time.perf_counter() - start
+    return {
+        **metrics.judge(table.truth, found.values, model.labels),
+        "texts_per_s": round(len(table.truth) / seconds, 1),
+        "skipped": table.skipped,
+        "cut": found.cut,
+        "mean_layers": None if found.exit_layers is None else float(found.exit_layers.mean()),
+    }
+
+
+def format_report(report: dict[str, Any]) -> str:
+    """The measures of `evaluate` for reading, as a few lines."""
+    labels = report["labels"]
+    rows = [["", "precision", "recall", "f1", "texts"]]
+    for label, scores in report["classes"].items():
+        numbers = [f"{scores[name]:.4f}" for name in ("precision", "recall", "f1")]
+        rows.append([label, *numbers, str(scores["support"])])
+    lines = [
+        f"accuracy {report['accuracy']:.4f}   loss {report['loss']:.4f}   "
+        f"{report['n']} texts at {report['texts_per_s']:.0f} texts/s"
+        + (f", {layers:.2f} layers each" if (layers := report["mean_layers"]) else ""),
+        "",
+        *align(rows),
+    ]
+    if len(labels) <= WIDEST_CONFUSION:
+        counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
+        lines += ["", *align([["true \\ answered", *labels], *counts])]
+    skipped, cut = report["skipped"], report["cut"]
+    if skipped:
+        lines += ["", f"{skipped} bad line{'s were' if skipped > 1 else ' was'} skipped"]
+    if cut:
+        lines += ["", f"texts cut to the model's maximum length: {cut}"]
+    return "\n".join(lines)
+
+
+def _known(table: Table, labels: Sequence[str], path: str | Path, on_bad_line: str) -> Table:
+    """The table without lines whose label is not one of `labels`; UserError at the first one."""
+    known = set(labels)
+    examples = [example for example in table.examples if example.label in known]
+    unknown = [example for example in table.examples if example.label not in known]
+    if unknown and (on_bad_line == "stop" or not examples):
+        shown = ", ".join(map(repr, labels[:12])) + (", ..." if len(labels) > 12 else "")
+        raise UserError(
+            f"{path}:{unknown[0].line}: the model does not know the label {unknown[0].label!r}; "
+            f"it knows {shown}; correct the line, or leave such lines out with --on-bad-line skip"
+        )
+    reasons = [(example.line, f"unknown label {example.label!r}") for example in unknown]
+    return Table(examples, sorted(table.skipped + reasons))
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines: the first column to the left, the others to the right."""
+    widths = [max(map(_width, column)) for column in zip(*rows)]
+    lines = []
+    for row in rows:
+        spaces = [" " * (width - _width(cell)) for cell, width in zip(row, widths)]
+        cells = [row[0] + spaces[0], *(space + cell for cell, space in zip(row[1:], spaces[1:]))]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _width(text: str) -> int:
+    """Columns in a terminal: Chinese characters take two."""
+    return sum(2 if unicodedata.east_asian_width(letter) in "WF" else 1 for letter in text)

@@ -1,0 +1,101 @@
+"""The classifiers after inner layers of an early-exit variant, in NumPy.
+
+`heads.safetensors` has the tensors of each as `<layer>.<name>`, layers counted from 1.
+Shapes: states float32 [tokens, width], what the layer gives of the tokens of all texts, in a line
+that `packing.Places` describes.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Callable, Mapping
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+from fleetbert.data.packing import Places
+
+NAME = "heads.safetensors"
+Tensors = Mapping[str, np.ndarray]
+
+
+def pool(states: np.ndarray, places: Places) -> np.ndarray:
+    """[CLS] and the mean over a text's tokens side by side: float32 [texts, 2 * width]."""
+    if places.alone:  # one product instead of eight small operations
+        return (_first_and_mean(len(states), places.real.shape[1]) @ states).reshape(1, -1)
+    width = states.shape[1]
+    both = np.empty((len(places.counts), 2 * width), np.float32)
+    # np.add.reduceat goes down each column by itself and takes four times as long
+    for row, (begin,), count in zip(both, places.first.tolist(), places.counts.tolist()):
+        row[:width] = states[begin]
+        np.add.reduce(states[begin : begin + count], 0, out=row[width:])
+    both[:, width:] /= places.counts[:, None]
+    return both
+
+
+@functools.lru_cache(maxsize=512)  # as many tokens as BERT takes
+def _first_and_mean(line: int, count: int) -> np.ndarray:
+    """What to multiply a line by that has a text of `count` tokens: float32 [2, line]."""
+    factors = np.zeros((2, line), np.float32)
+    factors[0, 0] = 1
+    factors[1, :count] = 1 / count
+    return factors
+
+
+def pooled(tensors: Tensors, states: np.ndarray, places: Places) -> np.ndarray:
+    """Logits [texts, labels] of two linear layers, tanh between them, on `pool`."""
+    inner = np.tanh(pool(states, places) @ tensors["inner.weight"] + tensors["inner.bias"])
+    return inner @ tensors["out.weight"] + tensors["out.bias"]
+
+
+def fastbert(tensors: Tensors, states: np.ndarray, places: Places) -> np.ndarray:
+    """Logits [texts, labels] of FastBERT's student classifier (Liu et al. 2020, section 3.1):
+    narrow, attend, and classify [CLS], whose answer alone is computed."""
+    x = np.tanh(states @ tensors["narrow.weight"] + tensors["narrow.bias"])
+    keys = _split((x @ tensors["key.weight"] + tensors["key.bias"])[places.spread])
+    values = _split((x @ tensors["value.weight"] + tensors["value.bias"])[places.spread])
+    query = _split(x[places.first] @ tensors["query.weight"] + tensors["query.bias"])
+    scores = np.matmul(query, keys.transpose(0, 1, 3, 2)) / np.sqrt(query.shape[-1])
+    scores = np.where(places.real[:, None, None], scores, -np.inf)
+    scores = np.exp(scores - scores.max(-1, keepdims=True))
+    mixed = np.matmul(scores / scores.sum(-1, keepdims=True), values)[:, :, 0]
+    inner = mixed.reshape(len(mixed), -1) @ tensors["mix.weight"] + tensors["mix.bias"]
+    inner = np.tanh(inner @ tensors["inner.weight"] + tensors["inner.bias"])
+    return (inner @ tensors["out.weight"] + tensors["out.bias"]).astype(np.float32)
+
+
+# FastBERT's published code: two attention heads in the student classifier.
+ATTENTION_HEADS = 2
+
+
+def _split(x: np.ndarray) -> np.ndarray:
+    """[texts, length, width] → [texts, heads, length, width / heads]."""
+    texts, length, width = x.shape
+    parts = x.reshape(texts, length, ATTENTION_HEADS, width // ATTENTION_HEADS)
+    return parts.transpose(0, 2, 1, 3)
+
+
+KINDS: dict[str, Callable[[Tensors, np.ndarray, Places], np.ndarray]] = {
+    "pooled": pooled,
+    "fastbert": fastbert,
+}
+
+
+def save(folder: Path, heads: Mapping[int, Tensors]) -> None:
+    """Write the heads, by the layer that each follows."""
+    tensors = {
+        f"{layer}.{name}": np.ascontiguousarray(array, np.float32)
+        for layer, head in heads.items()
+        for name, array in head.items()
+    }
+    save_file(tensors, folder / NAME)
+
+
+def load(folder: Path) -> dict[int, dict[str, np.ndarray]]:
+    """What `save` wrote."""
+    found: dict[int, dict[str, np.ndarray]] = {}
+    for full, array in load_file(folder / NAME).items():
+        layer, _, name = full.partition(".")
+        found.setdefault(int(layer), {})[name] = array
+    return found

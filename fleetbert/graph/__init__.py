@@ -1,0 +1,1 @@
+"""Paddle programs as data, and the passes over them; nothing here runs a program."""

@@ -1,0 +1,93 @@
+"""What a BERT's first operators do, in NumPy: the sum of the embeddings. What attention's
+mask is then, `packing.Places` says.
+
+For one text of 26 tokens Paddle's twelve small operators take 0.23 ms of the 0.98 that MiniLM's
+first layer takes in int8; NumPy takes 0.05. For 2,048 tokens both take as long. The answers are the
+same bit for bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert.graph import program as programs
+from fleetbert.graph.program import OpDesc, ProgramDesc
+
+
+class Start(NamedTuple):
+    """The rest of a program, its parameters, and the names of its inputs: the state of all tokens
+    and the mask.
+
+    tables: of words, positions and types, for `add_up`; none for a group of later layers, whose
+    input are hidden states.
+    """
+
+    program: ProgramDesc
+    parameters: dict[str, np.ndarray]
+    inputs: tuple[str, str]
+    tables: list[np.ndarray]
+
+
+def take_out(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> Start:
+    """Take the first operators out of a BERT, or of a group of its layers (`cut_groups`)."""
+    block = program.blocks[0]
+    mask = _compare(program)
+    while mask.type != "unsqueeze2":
+        (mask,) = programs.consumers(block, programs.argument(mask.outputs, "Out"))
+    lookups = [op for op in block.ops if op.type == "lookup_table_v2"]
+    if lookups:
+        norm = next(op for op in block.ops if op.type == "layer_norm")
+        state = programs.argument(norm.inputs, "X")
+    else:
+        feeds = [programs.argument(op.outputs, "Out") for op in block.ops if op.type == "feed"]
+        (state,) = set(feeds) - {"input_ids"}
+    outputs = [programs.argument(op.inputs, "X") for op in block.ops if op.type == "fetch"]
+    inputs = (state, programs.argument(mask.outputs, "Out"))
+    rest = programs.cut(program, inputs, outputs)
+    kept = {name: parameters[name] for name in programs.parameter_names(rest)}
+    tables = [_table(op, parameters) for op in _words_first(lookups)]
+    return Start(rest, kept, inputs, tables)
+
+
+def pad_id(program: ProgramDesc, parameters: dict[str, np.ndarray]) -> int:
+    """The token that a BERT, or a group of its layers, takes for padding."""
+    return parameters[programs.argument(_compare(program).inputs, "Y")].item()
+
+
+def add_up(
+    tables: Sequence[np.ndarray],
+    input_ids: np.ndarray,
+    token_type_ids: np.ndarray,
+    position_ids: np.ndarray,
+) -> np.ndarray:
+    """The sum of three embeddings, float32 [..., width] (Devlin et al. 2019, figure 2), of integers
+    [...]; position_ids may be those of one text.
+
+    tables: of words, positions and types, float32 [entries, width]. IndexError for an id that its
+    table does not have.
+    """
+    words, positions, types = tables
+    if min(input_ids.min(), token_type_ids.min()) < 0:
+        raise IndexError("a token id or type is negative")
+    total = words.take(input_ids, 0)
+    total += positions.take(position_ids, 0)
+    total += types.take(token_type_ids, 0) if token_type_ids.any() else types[0]
+    return total
+
+
+def _compare(program: ProgramDesc) -> OpDesc:
+    """The operator that finds padding."""
+    return next(op for op in program.blocks[0].ops if op.type == "equal")
+
+
+def _words_first(lookups: list[OpDesc]) -> list[OpDesc]:
+    """Those of words, positions and types: Paddle computes the positions in between."""
+    by_ids = {programs.argument(op.inputs, "Ids"): op for op in lookups}
+    words, types = by_ids.pop("input_ids", None), by_ids.pop("token_type_ids", None)
+    return [op for op in (words, *by_ids.values(), types) if op is not None]
+
+
+def _table(op: OpDesc, parameters: dict[str, np.ndarray]) -> np.ndarray:
+    return np.ascontiguousarray(parameters[programs.argument(op.inputs, "W")], np.float32)

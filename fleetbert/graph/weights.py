@@ -1,0 +1,103 @@
+"""Weights in int8 or int16 on disk, one scale a channel: weights.safetensors of a variant.
+
+A quantized tensor `w` stands there as integers, its scales as `w@scale` (float32, one for each
+index of the axis that the file's metadata names): w = integer * scale / (2 ** (bits - 1) - 1), as
+in Paddle's `quantize_linear`. All other tensors are as in the program's parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from fleetbert.graph import program as programs
+
+NAME = "weights.safetensors"
+SCALE = "@scale"
+
+
+class Quantized(NamedTuple):
+    """integers: int8 or int16; scales: float32 [channels], each channel's largest magnitude;
+    axis: which axis of `integers` counts the channels."""
+
+    integers: np.ndarray
+    scales: np.ndarray
+    axis: int
+
+
+def quantize(weight: np.ndarray, axis: int, bits: int = 8) -> Quantized:
+    """Round a float32 matrix to integers, symmetrically and channel by channel along `axis`."""
+    others = tuple(number for number in range(weight.ndim) if number != axis)
+    scales = np.maximum(np.abs(weight).max(others), np.float32(1e-8))
+    steps = largest(bits)
+    integers = np.rint(weight / _along(scales, axis, weight.ndim) * np.float32(steps))
+    return Quantized(integers.astype(f"int{bits}"), scales.astype(np.float32), axis)
+
+
+def widen(quantized: Quantized) -> np.ndarray:
+    """The float32 values that the integers stand for."""
+    integers, scales, axis = quantized
+    step = scales / np.float32(largest(8 * integers.itemsize))
+    return integers.astype(np.float32) * _along(step, axis, integers.ndim)
+
+
+def largest(bits: int) -> int:
+    """The integer that a channel's largest magnitude becomes: 127 for 8 bits."""
+    return 2 ** (bits - 1) - 1
+
+
+def save(folder: Path, quantized: dict[str, Quantized], others: dict[str, np.ndarray]) -> None:
+    """Write weights.safetensors: quantized tensors and all others by name."""
+    tensors = {name: np.ascontiguousarray(array) for name, array in others.items()}
+    for name, (integers, scales, _) in quantized.items():
+        tensors[name] = np.ascontiguousarray(integers)
+        tensors[name + SCALE] = scales
+    axes = {name: found.axis for name, found in quantized.items()}
+    save_file(tensors, folder / NAME, metadata={"axes": json.dumps(axes)})
+
+
+def load(folder: Path) -> tuple[dict[str, Quantized], dict[str, np.ndarray]]:
+    """What `save` wrote."""
+    with safe_open(folder / NAME, framework="numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        axes = json.loads(file.metadata()["axes"])
+    quantized = {
+        name: Quantized(tensors.pop(name), tensors.pop(name + SCALE), axis)
+        for name, axis in axes.items()
+    }
+    return quantized, tensors
+
+
+def parameters(folder: Path, program: programs.ProgramDesc) -> dict[str, np.ndarray]:
+    """The tensors that `program` stores, from the folder's weights.safetensors.
+
+    A quantized weight comes as the program declares it: as integers, or widened to float32.
+    """
+    return pick(*load(folder), program)
+
+
+def pick(
+    quantized: dict[str, Quantized], others: dict[str, np.ndarray], program: programs.ProgramDesc
+) -> dict[str, np.ndarray]:
+    """The same of what `load` gave."""
+    arrays = {}
+    for name in programs.parameter_names(program):
+        described = programs.variable(program.blocks[0], name).type.lod_tensor.tensor
+        if name in quantized:
+            found = quantized[name]
+            is_float = described.data_type == programs.VarType.FP32
+            arrays[name] = widen(found) if is_float else found.integers
+        elif name.endswith(SCALE) and name[: -len(SCALE)] in quantized:
+            arrays[name] = quantized[name[: -len(SCALE)]].scales.reshape(described.dims)
+        else:
+            arrays[name] = others[name]
+    return arrays
+
+
+def _along(values: np.ndarray, axis: int, dimensions: int) -> np.ndarray:
+    return values.reshape([-1 if number == axis else 1 for number in range(dimensions)])

@@ -1,0 +1,105 @@
+"""A bundle's float32 program → the weights and the shape of the BERT that it was exported from.
+
+A program has Paddle's names for parameters (`linear_38.w_0`), which count what a process built. So
+they are told by the order in which they are used, which is the order of the layers.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from fleetbert import bundle as bundles
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.errors import UserError
+from fleetbert.graph import program as programs
+from fleetbert.graph.program import ProgramDesc
+from fleetbert.models.weights import Source
+
+# Of one layer, in the order in which its forward uses them.
+LAYER_LINEAR = (
+    *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")),
+    "linear1",
+    "linear2",
+)
+LAYER_NORM = ("norm1", "norm2")
+EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+ACTIVATIONS = ("gelu", "relu")
+
+
+class Names(NamedTuple):
+    """PaddleNLP's names by the program's names: of all parameters, and of the Linear weights
+    alone, in the order in which they are used."""
+
+    parameters: dict[str, str]
+    linear: dict[str, str]
+
+
+def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32") -> Source:
+    """A float32 variant of a classifier's bundle as a source of weights, for training.
+
+    A program does not say what dropout it was trained with, so it is given here. UserError for
+    programs of other networks.
+    """
+    folder = bundle.folder(variant)
+    program = programs.read(folder / "model.pdmodel")
+    arrays = programs.read_parameters(program, folder / "model.pdiparams")
+    found = names(program, f"{bundle.root}: {variant}")
+    tensors = {found.parameters[name]: array for name, array in arrays.items()}
+    block = program.blocks[0]
+    heads = programs.attribute(next(op for op in block.ops if op.type == "reshape2"), "shape")
+    norm = next(op for op in block.ops if op.type == "layer_norm")
+    words, positions, types = (tensors[f"bert.embeddings.{n}.weight"] for n in EMBEDDINGS)
+    kept, width = heads.ints[2:]
+    shape: dict[str, object] = {
+        "vocab_size": len(words),
+        "hidden_size": words.shape[1],
+        "num_hidden_layers": (len(found.linear) - 2) // len(LAYER_LINEAR),
+        "num_attention_heads": words.shape[1] // width,
+        "kept_heads": kept,
+        "intermediate_size": tensors["bert.encoder.layers.0.linear1.bias"].size,
+        "hidden_act": next(op.type for op in block.ops if op.type in ACTIVATIONS),
+        "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+        "max_position_embeddings": len(positions),
+        "type_vocab_size": len(types),
+        "layer_norm_eps": programs.attribute(norm, "epsilon").f,
+        "pad_token_id": Tokenizer(bundle.vocab_path, True).pad_id,
+    }
+    return Source(
+        str(bundle.root), shape, bundle.vocab_path, bundle.manifest.tokenizer.lowercase, tensors
+    )
+
+
+def names(program: ProgramDesc, where: str) -> Names:
+    """What each parameter of a classifier's float32 program is called in the network."""
+    ops = program.blocks[0].ops
+    stored = set(programs.parameter_names(program))
+    tables, weights, biases, norms = [], [], [], []
+    for op in ops:
+        slots = {slot.parameter: slot.arguments[0] for slot in op.inputs if slot.arguments}
+        if op.type == "lookup_table_v2":
+            tables.append(slots["W"])
+        elif op.type == "layer_norm":
+            norms.append((slots["Scale"], slots["Bias"]))
+        elif op.type == "matmul_v2" and slots["Y"] in stored:
+            weights.append(slots["Y"])
+        elif op.type == "elementwise_add" and slots["Y"] in stored:
+            biases.append(slots["Y"])
+    layers = [f"bert.encoder.layers.{n}" for n in range(len(norms) // len(LAYER_NORM))]
+    linear = [f"{layer}.{name}" for layer in layers for name in LAYER_LINEAR]
+    linear += ["bert.pooler.dense", "classifier"]
+    norm = ["bert.embeddings.layer_norm"]
+    norm += [f"{layer}.{name}" for layer in layers for name in LAYER_NORM]
+    found = dict(zip(tables, (f"bert.embeddings.{name}.weight" for name in EMBEDDINGS)))
+    found.update(zip(weights, (f"{name}.weight" for name in linear)))
+    found.update(zip(biases, (f"{name}.bias" for name in linear)))
+    for name, (scale, bias) in zip(norm, norms):
+        found.update({scale: f"{name}.weight", bias: f"{name}.bias"})
+    counts = (len(tables), len(weights), len(biases), len(norms))
+    wanted = (len(EMBEDDINGS), len(linear), len(linear), len(norm))
+    if counts != wanted or set(found) != stored or not any(op.type in ACTIVATIONS for op in ops):
+        raise UserError(
+            f"{where} is not the program of a BERT classifier as training exports it, so it "
+            "cannot be trained further; choose method: static or dynamic"
+        )
+    return Names(found, {name: found[name] for name in weights})

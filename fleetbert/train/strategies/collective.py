@@ -1,0 +1,55 @@
+"""Data parallel over Fleet's collective mode: NCCL between GPUs, gloo between CPU processes."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import paddle
+import paddle.distributed as dist
+from paddle.distributed import fleet
+
+from fleetbert.compat import training
+from fleetbert.train.strategies.single import Single
+
+
+class Collective(Single):
+    def __init__(self, device: str):
+        super().__init__(device)
+        training.join_ranks()
+        self.rank = dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.barriers = 0
+
+    def wrap(self) -> None:
+        self.model = fleet.distributed_model(self.task.network)
+        self.optimizer = fleet.distributed_optimizer(self.optimizer)
+        self.scaler = fleet.distributed_scaler(self.scaler)
+
+    def without_sync(self) -> Any:
+        return self.model.no_sync()
+
+    def gather(self, value: Any) -> list[Any]:
+        values: list[Any] = []
+        dist.all_gather_object(values, value)
+        return values
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        made = make() if self.rank == 0 else None
+        self.barrier()  # `gather` does not wait for long
+        return self.gather(made)[0]
+
+    def any(self, flag: bool) -> bool:
+        found = paddle.to_tensor([int(flag)], "int32")
+        dist.all_reduce(found, op=dist.ReduceOp.MAX)
+        return bool(found.item())
+
+    def first_failed(self, failed: bool) -> bool:
+        return self._wait(failed)
+
+    def barrier(self) -> None:
+        self._wait()
+
+    def _wait(self, failed: bool = False) -> bool:
+        self.barriers += 1
+        name = f"fleetbert-barrier-{self.barriers}"
+        return training.wait_for_ranks(name, self.rank, self.world_size, failed)

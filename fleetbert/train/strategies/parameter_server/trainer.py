@@ -1,0 +1,242 @@
+"""A trainer's side."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any, Callable
+
+import paddle
+
+from fleetbert import config as schema
+from fleetbert.compat import environment
+from fleetbert.data.criteo import ALL_IDS
+from fleetbert.errors import UserError
+from fleetbert.train.precision import Precision
+from fleetbert.train.strategies.parameter_server import meeting as meetings
+from fleetbert.train.strategies.parameter_server import rejoin as rejoining
+from fleetbert.train.strategies.parameter_server.figures import Handled, Servers
+from fleetbert.train.strategies.parameter_server.server import check
+from fleetbert.train.strategies.parameter_server.watch import Watch, wait_until_listening
+from fleetbert.train.strategies.single import Single, Step
+
+SERVER_LIMIT = 120.0  # seconds for a server to listen
+
+
+class ParameterServer(Single):
+    """The strategy of a trainer; see the package for the modes."""
+
+    member = "trainer"
+
+    def __init__(self, device: str, job: schema.Config):
+        super().__init__(device)
+        check(job)
+        environment.die_with_parent(os.getppid())
+        self.place = meetings.Place()
+        self.job, self.settings = job, job.strategy
+        self.rank, self.world_size = self.place.rank, len(self.place.trainers)
+        folder = meetings.run_folder(job, self.place)
+        self.meeting = meetings.Meeting(folder, self.rank, self.world_size)
+        self.rejoins = self.meeting.alone
+        if self.rejoins:
+            self.standing = rejoining.find(self.meeting)
+        self.is_pushed = False  # the step that is done again after this trainer was killed
+        self.started = False  # the servers have the weights
+        self.settled = False  # and all trainers have what the servers have
+        self.steps = 0  # since the last push (geo), of this process otherwise
+        self.bad_in_a_row = 0
+        self.servers: Servers | None = None  # whom trainer 0 asks for their figures
+
+    def prepare(self, task: Any, optimizer: Any, schedule: Any, precision: Precision) -> None:
+        from fleetbert.compat.parameter_server import LARGEST_MESSAGE, Fleet
+        from fleetbert.train.strategies.parameter_server.arrival import Counted, Layout
+        from fleetbert.train.strategies.parameter_server.tables import IdStore, Mirror, Weights
+
+        super().prepare(task, optimizer, schedule, precision)
+        weights = Weights(task.network)
+        rows, width, entry = weights.rows, weights.width, 0
+        if self.rows is not None:
+            rows, width, entry = ALL_IDS, self.rows.width, self.rows.needed
+        servers = len(self.place.servers)
+        if weights.dense * 4 / servers > LARGEST_MESSAGE:
+            needed = math.ceil(weights.dense * 4 / LARGEST_MESSAGE)
+            raise UserError(
+                f"--servers: {servers} are too few for {weights.dense:,} weights, of which each "
+                f"can take {LARGEST_MESSAGE // 4:,} (Paddle's largest message); start {needed}"
+            )
+        layout = Layout(weights.dense, rows, self.settings.table_shards, servers, self.world_size)
+        shape = (layout.all_dense, layout.all_rows, width, layout.shards, entry)
+        path = self.meeting.folder / "tables"
+        if self.rank == 0:
+            meetings.put(path, {"shape": shape, "job": self.job.model_dump_json()})
+        meetings.check_same_job(self.job, self.meeting.wait_for(path)["job"], self.place)
+        for endpoint in self.place.servers:
+            wait_until_listening(endpoint, SERVER_LIMIT)
+        self.watch = Watch(self.place.servers)
+        tables = Fleet(*shape)
+        tables.connect()
+        self.tables = Counted(tables, layout, self.rank, Handled(self.place.servers))
+        self.mirror = Mirror(self.tables, weights, self.rows)
+        if self.rows is not None:
+            self.rows.store = IdStore(self.tables, width)
+        if self.rank == 0:
+            self.servers = Servers(self.place.servers, self.tables.count_rows)
+
+    def step(self, micro_batches: list[dict[str, Any]]) -> Step:
+        self._start()
+        self.settled = False
+        self.meeting.steps += 1
+        if self.mirror.weights.rows:
+            from fleetbert.train.strategies.parameter_server.tables import words_of
+
+            self.mirror.pull_rows(words_of(micro_batches))
+        step = super().step(micro_batches)
+        self.steps += 1
+        if self.settings.mode == "sync":
+            return self._push_together(step)
+        if self.settings.mode == "async":
+            self.mirror.push(1.0)
+            if self.steps % self.settings.pull_every == 0:
+                self.mirror.pull_latest()
+        elif self.steps >= self.settings.k_steps:
+            self._push_share()
+            self.mirror.pull_latest()
+        return self._alone(step)
+
+    def predict(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        self.meeting.show_life()
+        return super().predict(arrays)
+
+    def push_rows(self) -> None:
+        """They are pushed together with the weights."""
+
+    def _push_share(self) -> None:
+        self.mirror.push(1.0 / self.world_size)
+        self.steps = 0
+
+    def _push_together(self, step: Step) -> Step:
+        # Before the meeting nobody pushes, and all that was pushed before has been pulled. (Only
+        # a trainer that comes back may push besides, and the counters tell if this was too early.)
+        handled, arrived = self.tables.handled(), False
+        # The first meeting: nobody pushes before all have pulled their rows.
+        bad = any(self.meeting.gather(step.bad))
+        if bad:
+            self.mirror.forget_rows()
+            arrived = True
+        elif self.is_pushed:
+            self.mirror.forget_rows()
+            self.tables.expect_of_all(self._standing_pushed())
+        else:
+            before = self.tables.pushed
+            self._push_share()
+            self.tables.expect_of_all(before)
+            arrived = self.tables.wait(handled, self.world_size)
+        self.is_pushed = False
+        self.mirror.pull_whole(arrived)
+        return step._replace(bad=bad)
+
+    def _alone(self, step: Step) -> Step:
+        """Trainers that do not wait cannot look for bad texts together: a bad step is a skipped
+        one, until there are too many."""
+        self.bad_in_a_row = self.bad_in_a_row + 1 if step.bad else 0
+        most = self.job.trainer.max_bad_steps
+        if self.bad_in_a_row >= most:
+            raise UserError(
+                f"trainer {self.rank}: loss or gradients were not finite in {most} steps in a "
+                "row, which changed nothing; lower optimizer.learning_rate; strategy.mode: sync "
+                "keeps the texts of such steps in bad_steps.jsonl"
+            )
+        return step._replace(skipped=step.bad, bad=False)
+
+    def _start(self) -> None:
+        """Before the first step, with all weights loaded or restored: give them to the servers."""
+        if not self.started:
+            self.started = True
+            if self.rank == 0:
+                self.mirror.start()
+            self._pull_all()
+
+    def rejoin(self) -> dict[str, Any]:
+        standing, meeting = self.standing, self.meeting
+        meeting.count, meeting.steps, meeting.alone = standing.meetings, standing.begun, False
+        self.schedule.set_state_dict(standing.schedule)
+        self.is_pushed = self.tables.catch_up(standing.dense, standing.rows)
+        self.started = True
+        self.mirror.pull_all()
+        return standing.state
+
+    def _standing_pushed(self) -> tuple[int, int]:
+        return self.standing.dense[self.rank], self.standing.rows[self.rank]
+
+    def callbacks(self) -> list[Any]:
+        return [rejoining.Remember()]
+
+    def figures(self) -> dict[str, float]:
+        return self.servers.row() if self.servers is not None else {}
+
+    def summary(self) -> dict[str, Any]:
+        return {"servers": self.servers.since_start()} if self.servers is not None else {}
+
+    def settle(self, saving: bool = False) -> None:
+        self._start()
+        if not self.settled:
+            if self.settings.mode == "geo" and self.steps:
+                self._push_share()
+            self.mirror.forget_rows()
+            self._pull_all()
+        if saving:
+            if self.rank:
+                paddle.save(super().state()["optimizer"], str(self._optimizer_file(self.rank)))
+            self.meeting.gather()
+
+    def _optimizer_file(self, rank: int) -> Path:
+        return self.meeting.folder / f"optimizer.{rank}"
+
+    def state(self) -> dict[str, Any]:
+        """After `settle(saving=True)`, on trainer 0. Every trainer has an optimizer: those of the
+        others are below `optimizer.trainers`."""
+        state = super().state()
+        others = {str(r): self._optimizer_file(r) for r in range(1, self.world_size)}
+        saved = {rank: paddle.load(str(path)) for rank, path in others.items() if path.exists()}
+        return {**state, "optimizer": {**state["optimizer"], "trainers": saved}}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Trainers that the former run did not have go on with the first one's optimizer."""
+        mine = state["optimizer"].get("trainers", {}).get(str(self.rank), state["optimizer"])
+        super().set_state({**state, "optimizer": mine})
+
+    def _pull_all(self) -> None:
+        self.tables.expect(self.meeting.gather(self.tables.pushed))
+        self.mirror.pull_all()
+        self.meeting.gather()  # before anyone pushes again
+        self.settled = True
+
+    def share_loss(self, part: float) -> float:
+        if self.settings.mode == "sync":
+            return super().share_loss(part)
+        latest = self.meeting.latest("loss", part)
+        return sum(latest) / len(latest) * self.world_size
+
+    def gather(self, value: Any) -> list[Any]:
+        return self.meeting.gather(value)
+
+    def from_first(self, make: Callable[[], Any]) -> Any:
+        return self.meeting.gather(make() if self.rank == 0 or self.meeting.alone else None)[0]
+
+    def any(self, flag: bool) -> bool:
+        return self.meeting.stops(flag)
+
+    def first_failed(self, failed: bool) -> bool:
+        return self.meeting.gather(failed)[0]
+
+    def barrier(self) -> None:
+        self.meeting.gather()
+
+    def close(self) -> None:
+        """End the servers: all trainers are done."""
+        self.watch.end()
+        self.meeting.gather()
+        if self.rank == 0:
+            self.tables.tables.stop_servers()
+        self.meeting.leave()

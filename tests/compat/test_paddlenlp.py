@@ -1,0 +1,23 @@
+"""paddlenlp.transformers alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_only_what_is_needed_of_paddlenlp_is_imported_and_the_rest_still_can_be():
+    """Signals are left to Python, as by PaddleNLP itself."""
+    code = (
+        "import re, signal, sys\n"
+        "from fleetbert.models import bert, weights\n"
+        "heavy = ('paddlenlp', 'paddlenlp.taskflow', 'pandas', 'sklearn', 'datasets', 'fastapi')\n"
+        "print([name for name in heavy if name in sys.modules])\n"
+        "caught = int(re.search('SigCgt:\\t(.*)', open('/proc/self/status').read())[1], 16)\n"
+        "print([each.name for each in signal.Signals if caught >> each - 1 & 1 and each < 32])\n"
+        "import paddlenlp\n"
+        "print(paddlenlp.Taskflow.__name__)\n"
+        "print(paddlenlp.transformers.BertConfig is bert.BertConfig is weights.BertConfig)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=480)
+    assert done.stdout == "[]\n['SIGINT']\nTaskflow\nTrue\n", done.stderr

@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import pickle
+import unicodedata
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetbert.data.tokenizers.wordpiece import PLAIN, SPECIAL_TOKENS, Tokenizer
+from fleetbert.errors import UserError
+
+WORDS = "the cat sat un ##want ##ed ##s run ##n ##ing 中 文 , . ! ( ) [ ] 1 ##2 a b c ##a ##b É é e"
+VOCAB = [*SPECIAL_TOKENS, *WORDS.split()]
+texts = st.text(
+    alphabet=st.one_of(
+        st.sampled_from("thecatsuwnrig中文,.!()[]12abÉéE \t\n\u00a0\u0301\u200b�"),
+        st.characters(exclude_categories=["Cs"]),
+    ),
+    max_size=40,
+)
+
+
+@pytest.fixture(scope="module")
+def vocab_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    path.write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["uncased", "cased"])
+def tokenizer(request, vocab_path):
+    return Tokenizer(vocab_path, lowercase=request.param)
+
+
+def is_chinese(code):
+    blocks = [(0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F)]
+    blocks += [(0x2B740, 0x2B81F), (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F)]
+    return any(low <= code <= high for low, high in blocks)
+
+
+def is_punctuation(char):
+    code = ord(char)
+    ascii_marks = 33 <= code <= 47 or 58 <= code <= 64 or 91 <= code <= 96 or 123 <= code <= 126
+    return ascii_marks or unicodedata.category(char).startswith("P")
+
+
+def reference(text, lowercase):
+    """tokenization.py of google-research/bert, shortened."""
+    clean = ""
+    for char in text:
+        if char in "\t\n\r" or unicodedata.category(char) == "Zs":
+            clean += " "
+        elif char in "\0\ufffd" or unicodedata.category(char) in ("Cc", "Cf"):
+            continue
+        else:
+            clean += f" {char} " if is_chinese(ord(char)) else char
+    pieces = []
+    for word in clean.split():
+        if lowercase:
+            word = unicodedata.normalize("NFD", word.lower())
+            word = "".join(char for char in word if unicodedata.category(char) != "Mn")
+        spaced = "".join(f" {char} " if is_punctuation(char) else char for char in word)
+        for part in spaced.split():
+            pieces += word_pieces(part)
+    return pieces
+
+
+def word_pieces(word):
+    start, found = 0, []
+    while start < len(word):
+        for end in range(len(word), start, -1):
+            piece = ("##" if start else "") + word[start:end]
+            if piece in VOCAB:
+                break
+        else:
+            return ["[UNK]"]
+        found.append(piece)
+        start = end
+    return found if len(word) <= 100 else ["[UNK]"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The cats sat, unwanted!",
+        "中文cat文",
+        "É éa 12",
+        "[SEP] [MASK] [CLS]",
+        "",
+        "\u3000 \t",
+        "a\u0301",
+    ],
+)
+def test_equals_the_reference(tokenizer, text):
+    ids = tokenizer.encode([text], None, 500).ids[0]
+    tokens = [VOCAB[i] for i in ids[1:-1]]
+    assert tokens == reference(text, tokenizer.lowercase)
+
+
+@given(
+    text=texts.filter(lambda text: all(ord(char) < 0x2000 or "一" <= char <= "龥" for char in text))
+)
+def test_equals_the_reference_on_any_text(tokenizer, text):
+    # Newer blocks differ by the Unicode version of Python and of the library, and so do
+    # characters that are not assigned.
+    if any(unicodedata.category(char) in ("Cn", "Co") for char in text):
+        return
+    ids = tokenizer.encode([text], None, 500).ids[0]
+    assert [VOCAB[i] for i in ids[1:-1]] == reference(text, tokenizer.lowercase)
+
+
+@given(text=st.text(st.sampled_from("thecatsunwrigTE .,![]#_1\x7f中文，。”—"), max_size=60))
+def test_equals_the_reference_on_plain_characters(tokenizer, text):
+    (ids,) = tokenizer.encode([text], None, 100).ids
+    expected = reference(text, tokenizer.lowercase)[:98]
+    assert [VOCAB[i] for i in ids] == ["[CLS]", *expected, "[SEP]"]
+
+
+def test_each_plain_character_is_read_as_by_the_library(tokenizer):
+    plain = filter(PLAIN.fullmatch, map(chr, range(0x110000)))
+    texts = [f"cat{char}The {char}" for char in plain]
+    assert len(texts) > 20_000
+    library = tokenizer._tokenizer.encode_batch(texts, add_special_tokens=False)
+    for text, encoding in zip(texts, library):
+        assert tokenizer._word_pieces([text]) == [encoding.ids], text
+
+
+def test_no_more_words_are_remembered_than_there_is_room_for(tokenizer, monkeypatch):
+    texts = ["hello world , once more", "other words", "hello other"]
+    before = tokenizer.encode(texts, None, 32).ids
+    monkeypatch.setattr("fleetbert.data.tokenizers.wordpiece.MOST_REMEMBERED", 2)
+    tokenizer._ids_of_words.clear()
+    for one, other in zip(before, tokenizer.encode(texts, None, 32).ids):
+        np.testing.assert_array_equal(one, other)
+    assert set(tokenizer._ids_of_words) == {"other"}  # when a third comes, it begins anew
+
+
+def test_another_process_can_be_given_one(tokenizer):
+    texts = ["hello world", "Ünï 世界"]
+    copied = pickle.loads(pickle.dumps(tokenizer))
+    for one, other in zip(*(each.encode(texts, None, 32).ids for each in (tokenizer, copied))):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("length", [29, 30, 31, 100, 101, 300])
+def test_long_words_of_plain_characters_are_those_of_any_text(tokenizer, length):
+    word = "run" + "s" * (length - 3)
+    (alone,) = tokenizer.encode([word], None, 512).ids
+    (beside,) = tokenizer.encode([f"{word} か"], None, 512).ids
+    assert alone[1:-1].tolist() == beside[1:-2].tolist()
+    assert len(alone) == (length if length <= 100 else 3)
+
+
+@given(
+    pairs=st.lists(st.tuples(texts, texts), min_size=1, max_size=4),
+    paired=st.booleans(),
+    max_length=st.integers(3, 30),
+)
+def test_special_tokens_and_lengths(tokenizer, pairs, paired, max_length):
+    firsts, seconds = [a for a, _ in pairs], [b for _, b in pairs]
+    encodings = tokenizer.encode(firsts, seconds if paired else None, max_length)
+    whole = tokenizer.encode(firsts, seconds if paired else None, 10**6)
+    assert whole.cut == 0
+    assert encodings.cut == int((whole.lengths > max_length).sum())
+    for ids, first_length, all_ids in zip(encodings.ids, encodings.first_lengths, whole.ids):
+        assert ids.dtype == np.int32
+        assert len(ids) == min(len(all_ids), max_length)
+        assert ids[0] == tokenizer.cls_id
+        assert ids[-1] == ids[first_length - 1] == tokenizer.sep_id
+        separators = (ids == tokenizer.sep_id).sum()
+        assert separators == (2 if paired else 1)
+        if not paired:
+            assert first_length == len(ids)
+
+
+@given(a=st.integers(0, 12), b=st.integers(0, 12), max_length=st.integers(3, 24))
+def test_pairs_are_cut_token_by_token_from_the_longer(tokenizer, a, b, max_length):
+    encodings = tokenizer.encode(["the " * a], ["sat " * b], max_length)
+    while a + b + 3 > max_length:  # _truncate_seq_pair
+        if a > b:
+            a -= 1
+        else:
+            b -= 1
+    the, sat = VOCAB.index("the"), VOCAB.index("sat")
+    sep = tokenizer.sep_id
+    assert encodings.ids[0].tolist() == [tokenizer.cls_id, *[the] * a, sep, *[sat] * b, sep]
+    assert encodings.first_lengths[0] == a + 2
+
+
+def test_properties(tokenizer):
+    assert tokenizer.vocab_size == len(VOCAB)
+    assert [VOCAB[i] for i in tokenizer.special_ids] == list(SPECIAL_TOKENS)
+    assert [VOCAB[i] for i in np.flatnonzero(tokenizer.is_subword)] == [
+        token for token in VOCAB if token.startswith("##")
+    ]
+    assert not set(tokenizer.special_ids) & set(tokenizer.ordinary_ids.tolist())
+    assert len(tokenizer.ordinary_ids) == len(VOCAB) - 5
+
+
+def test_windows_line_ends_and_odd_tokens(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes("\r\n".join([*SPECIAL_TOKENS, "\u2028", "a"]).encode("utf-8"))
+    tokenizer = Tokenizer(path, True)
+    assert tokenizer.vocab_size == 7
+    assert tokenizer.encode(["a"], None, 8).ids[0].tolist() == [2, 6, 3]
+
+
+@pytest.mark.parametrize(
+    "content, reason",
+    [
+        (None, "no such vocabulary"),
+        (b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nx\n", r"lacks \[MASK\]"),
+        (b"", "lacks"),
+        (
+            b"[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\nb\na\n",
+            "vocab.txt:8: the token 'a' is in line 6",
+        ),
+        (b"\xff\xfe[", "not UTF-8"),
+    ],
+)
+def test_vocabularies_that_cannot_be_used(tmp_path, content, reason):
+    path = tmp_path / "vocab.txt"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=reason):
+        Tokenizer(path, True)
+
+
+def test_texts_that_cannot_be_encoded(tokenizer):
+    with pytest.raises(UserError, match="text 2 of 2"):
+        tokenizer.encode(["fine", "\ud800"], None, 8)
+    with pytest.raises(UserError, match="max_length is 1"):
+        tokenizer.encode(["a"], None, 1)

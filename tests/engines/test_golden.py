@@ -1,0 +1,73 @@
+"""Golden texts of a variant: written with it, read back, and refused where they are damaged."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fleetbert import bundle as bundles
+from fleetbert.data.batching import Batch
+from fleetbert.engines import engine, golden
+from fleetbert.errors import UserError
+
+
+def test_a_bundle_keeps_what_its_network_answered(tiny_bundle):
+    bundle = bundles.read(tiny_bundle)
+    kept = golden.read(bundle, "float32")
+    assert kept.logits.shape == (3, len(bundle.labels))
+    assert [len(ids) for ids in kept.ids] == [3, 17, 32]
+    assert 0 < kept.bound <= 0.01 * max(1, np.abs(kept.logits).max()) * 1.0001
+    opened = engine.open(bundle, "float32", threads=1)
+    for ids, logits in zip(kept.ids, kept.logits):
+        row = np.zeros((1, 32), np.int64)
+        row[0, : len(ids)] = ids
+        number = np.zeros(1, np.int64)
+        batch = Batch(row, np.zeros_like(row), None, None, number, number, len(ids))
+        np.testing.assert_allclose(opened.run(batch)[0], logits, atol=1e-4)
+
+
+def answer(ids, _):
+    return np.stack([ids.sum(axis=1), -(ids > 0).sum(axis=1)], axis=1).astype(np.float32)
+
+
+def test_the_bound_is_a_share_of_the_largest_logit():
+    made = golden.record(answer, 20, 50, 0.1)
+    assert [len(ids) for ids in made["ids"]] == [3, 11, 20]
+    assert all(0 < token < 50 for ids in made["ids"] for token in ids)
+    assert made["logits"] == [[sum(ids), -len(ids)] for ids in made["ids"]]
+    assert made["bound"] == pytest.approx(0.1 * max(map(sum, made["ids"])))
+    small = golden.record(lambda ids, types: 0 * answer(ids, types) + 0.25, 20, 50, 0.1)
+    assert small["bound"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"ids": None},
+        {"ids": [[1, 2, 3]]},
+        {"ids": [[1], [], [2]]},
+        {"ids": [[1], [2], list(range(1, 100))]},
+        {"ids": [[1], ["x"], [2]]},
+        {"logits": [1.0, 2.0, 3.0]},
+        {"logits": [[1.0], [2.0, 3.0], [4.0]]},
+        {"logits": [[float("nan")]] * 3},
+        {"bound": "wide"},
+    ],
+)
+def test_damaged_golden_texts_are_refused(tiny_bundle, damage):
+    manifest = json.loads((tiny_bundle / "manifest.json").read_text())
+    manifest["variants"][0]["extra"]["golden"].update(damage)
+    found = bundles.read(tiny_bundle)
+    changed = bundles.Bundle(found.root, bundles.Manifest.model_validate(manifest))
+    with pytest.raises(UserError, match="golden of variant float32"):
+        golden.read(changed, "float32")
+
+
+def test_older_bundles_have_none(tiny_bundle):
+    manifest = json.loads((tiny_bundle / "manifest.json").read_text())
+    del manifest["variants"][0]["extra"]["golden"]
+    found = bundles.read(tiny_bundle)
+    changed = bundles.Bundle(found.root, bundles.Manifest.model_validate(manifest))
+    assert golden.read(changed, "float32") is None

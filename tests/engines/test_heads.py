@@ -1,0 +1,93 @@
+"""Heads in NumPy beside the same ones in Paddle, which were trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from fleetbert import config as configs
+from fleetbert.compress.distill import heads as learning
+from fleetbert.data.packing import in_line, places
+from fleetbert.engines import heads
+
+
+@pytest.mark.parametrize("kind", sorted(heads.KINDS))
+def test_numpy_answers_as_paddle_does(kind):
+    random = np.random.default_rng(0)
+    hidden = random.normal(size=(7, 16, 64)).astype(np.float32)
+    real = np.arange(16) < random.integers(1, 17, (7, 1))
+    paddle.seed(3)
+    layer = learning.KINDS[kind](64, 32, 3)
+    layer.eval()
+    read = learning.read_by(kind, hidden, real).astype(np.float32)
+    expected = layer(paddle.to_tensor(read), paddle.to_tensor(real)).numpy()
+    tensors = {name: value.numpy() for name, value in layer.state_dict().items()}
+    at = places(real)
+    # What fastbert reads is kept in half for training.
+    found = heads.KINDS[kind](tensors, in_line(hidden, at), at)
+    np.testing.assert_allclose(found, expected, atol=2e-3 if kind == "fastbert" else 1e-5)
+    assert found.dtype == np.float32
+    assert np.ptp(expected, axis=0).max() > 0.05
+
+
+def test_pool_is_the_first_token_and_the_mean_of_all():
+    random = np.random.default_rng(5)
+    hidden = random.normal(size=(9, 12, 8))
+    real = random.random((9, 12)) < 0.6  # with padding between tokens
+    real[:, 0] = True
+    at = places(real)
+    found = heads.pool(in_line(hidden.astype(np.float32), at), at)
+    means = [row[chosen].mean(0) for row, chosen in zip(hidden, real)]
+    np.testing.assert_allclose(found, np.concatenate([hidden[:, 0], means], 1), atol=1e-6)
+
+
+@pytest.mark.parametrize("length", [1, 12, 131])  # the line of the last has one token more
+def test_pool_of_a_text_alone(length):
+    hidden = np.random.default_rng(6).normal(size=(1, length, 8)).astype(np.float32)
+    at = places(np.ones((1, length), bool))
+    assert at.alone
+    found = heads.pool(in_line(hidden, at), at)
+    expected = np.concatenate([hidden[:, 0], hidden.mean(1)], 1)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    assert found.dtype == np.float32
+
+
+@pytest.mark.parametrize("asked, expected", [(None, 64), (30, 30)])
+def test_heads_are_as_wide_as_asked_or_a_sixth_of_the_model(asked, expected):
+    random = np.random.default_rng(7)
+    read, logits = random.normal(size=(2, 2 * 384)), random.normal(size=(2, 3))
+    example = learning.Example(
+        np.arange(2), np.ones((2, 4), bool), [read.astype(np.float32)], logits.astype(np.float32), 1
+    )
+    settings = configs.Exits(epochs=1, width=asked)
+    [tensors] = learning.train(settings, [example], None, seed=0)
+    assert tensors["inner.weight"].shape == (2 * 384, expected)
+    assert tensors["out.weight"].shape == (expected, 3)
+
+
+@pytest.mark.parametrize("kind", sorted(heads.KINDS))
+def test_padding_changes_nothing(kind):
+    random = np.random.default_rng(1)
+    hidden = random.normal(size=(3, 8, 64)).astype(np.float32)
+    paddle.seed(4)
+    layer = learning.KINDS[kind](64, 32, 2)
+    tensors = {name: value.numpy() for name, value in layer.state_dict().items()}
+    at = places(np.ones((3, 8), bool))
+    alone = heads.KINDS[kind](tensors, in_line(hidden, at), at)
+    padded = np.concatenate([hidden, 9 * np.ones((3, 8, 64), np.float32)], 1)
+    at = places(np.tile(np.arange(16) < 8, (3, 1)))
+    found = heads.KINDS[kind](tensors, in_line(padded, at), at)
+    np.testing.assert_allclose(found, alone, atol=1e-5)
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    random = np.random.default_rng(2)
+    kept = {
+        layer: {"out.weight": random.normal(size=(2, 3)).astype(np.float32)} for layer in (2, 11)
+    }
+    heads.save(tmp_path, kept)
+    found = heads.load(tmp_path)
+    assert sorted(found) == [2, 11]
+    for layer in kept:
+        np.testing.assert_array_equal(found[layer]["out.weight"], kept[layer]["out.weight"])

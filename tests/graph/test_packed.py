@@ -1,0 +1,93 @@
+"""Programs whose texts share rows, against all operators in Paddle as they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import shapes
+
+from fleetbert import bundle as bundles
+from fleetbert.engines import engine
+from fleetbert.engines.alike import random_batch
+from fleetbert.graph import embeddings, onednn, packed
+from fleetbert.graph import program as programs
+
+
+@pytest.fixture(scope="module")
+def int8(tiny_bundle, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("int8")
+    bundle = bundles.read(shapes.add_int8_and_early_exit(tiny_bundle, folder).root)
+    return engine._from_integers(bundle.folder("int8-static"))
+
+
+def make_batch(lengths, length):
+    """Random texts of so many tokens, padded to `length`."""
+    batch = random_batch(np.random.default_rng(lengths), (len(lengths), length), 195)
+    batch[0][np.arange(length) >= np.array(lengths)[:, None]] = 0
+    return batch
+
+
+@pytest.mark.parametrize("first_token_only", [False, True])
+@pytest.mark.parametrize("lengths", [[5], [16, 3, 9], [16] * 4, [1, 16], list(range(1, 17)) * 9])
+def test_the_answers_in_float32_are_the_same(fused, first_token_only, lengths):
+    program = programs.copy(fused.program)
+    if first_token_only:
+        onednn.first_token_only(program)
+    batch = make_batch(lengths, 16)
+    whole = engine.open_as_it_is(program, fused.parameters, 1)(*batch)
+    found = engine.open_fused(program, fused.parameters, 1)[0](*batch)
+    assert whole.std() > 0.01
+    np.testing.assert_allclose(found, whole, atol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [[16, 3, 9], [16] * 4, [1, 16], list(range(1, 17)) * 9])
+def test_the_answers_in_int8_are_the_same_bits(int8, lengths):
+    batch = make_batch(lengths, 16)
+    whole = engine.open_as_it_is(*int8, 1)(*batch)
+    assert whole.std() > 0.01
+    np.testing.assert_array_equal(engine.open_fused(*int8, 1)[0](*batch), whole)
+
+
+def test_padding_between_tokens_and_in_the_first_place(int8):
+    ids, types = make_batch([16, 7, 12], 16)
+    ids[0, 4], ids[2, 0] = 0, 0
+    whole = engine.open_as_it_is(*int8, 1)(ids, types)
+    np.testing.assert_array_equal(engine.open_fused(*int8, 1)[0](ids, types), whole)
+
+
+def test_a_row_of_padding_says_the_same_beside_any_other(int8):
+    (run,) = engine.open_fused(*int8, 1)
+    found = []
+    for others in ([16, 5], [3, 11]):
+        ids, types = make_batch([*others, 1], 16)
+        ids[2], types[2] = 0, 0
+        found.append(run(ids, types)[2])
+    np.testing.assert_array_equal(*found)
+
+
+def test_a_text_does_not_see_those_beside_it(int8):
+    (run,) = engine.open_fused(*int8, 1)
+    ids, types = make_batch([10, 12, 9], 16)  # one row of 32
+    before = run(ids, types)
+    ids[1, :12] = ids[1, 11::-1].copy()
+    after = run(ids, types)
+    np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+    assert np.abs(after[1] - before[1]).max() > 1e-3
+
+
+def test_a_program_has_the_inputs_that_it_needs(fused, int8):
+    """Groups of layers before the last ask for no text."""
+    groups = [group for _, group in programs.cut_groups(int8[0], [1, 2])]
+    found = []
+    for program in groups:
+        start = embeddings.take_out(program, int8[1])
+        rest, needed = packed.rewrite(start.program, start.inputs)
+        found.append(needed)
+        feeds = [op for op in rest.blocks[0].ops if op.type == "feed"]
+        assert len(feeds) == 1 + len(needed)
+        ops = rest.blocks[0].ops
+        named = {found.name for found in rest.blocks[0].vars}
+        assert {name for op in ops for name in programs._arguments(op)} <= named
+    assert found == [["mask"], ["opening", "asked", "answered", "asked_mask"]]
+    start = embeddings.take_out(fused.program, fused.parameters)
+    assert packed.rewrite(start.program, start.inputs)[1] == ["mask", "opening"]

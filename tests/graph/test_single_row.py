@@ -1,0 +1,68 @@
+"""The program for one row without padding, against all operators in Paddle as they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fleetbert.compat import environment
+from fleetbert.engines import engine
+from fleetbert.engines.alike import random_batch
+from fleetbert.graph import embeddings, onednn, single_row
+from fleetbert.graph import program as programs
+
+
+def rewrite(program, parameters):
+    start = embeddings.take_out(program, parameters)
+    return single_row.rewrite(start.program, start.parameters, start.inputs[0])
+
+
+def test_attention_is_one_operator_and_the_mask_is_gone(fused):
+    program, parameters = rewrite(fused.program, fused.parameters)
+    kinds = [op.type for op in program.blocks[0].ops]
+    assert kinds.count("self_dp_attention") == 2
+    assert kinds.count("feed") == 1
+    assert not {"softmax", "fused_matmul"} & {*kinds}
+    assert kinds.count("fc") == 2 * 4 + 2  # a layer's, the pooler, the classifier
+    assert {*parameters} == {*programs.parameter_names(program)}
+
+
+def test_a_last_layer_for_one_token_keeps_its_products(fused):
+    program = programs.copy(fused.program)
+    onednn.first_token_only(program)
+    rest, _ = rewrite(program, fused.parameters)
+    kinds = [op.type for op in rest.blocks[0].ops]
+    assert (kinds.count("self_dp_attention"), kinds.count("fused_matmul")) == (1, 2)
+
+
+@pytest.mark.parametrize("first_token_only", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 13, 139, 512])
+def test_a_text_without_padding_gets_the_answer_of_all_operators(fused, length, first_token_only):
+    program = programs.copy(fused.program)
+    if first_token_only:
+        onednn.first_token_only(program)
+    batch = random_batch(np.random.default_rng(length), (1, length), 195)
+    whole = engine.open_as_it_is(program, fused.parameters, 1)(*batch)
+    found = engine.open_fused(program, fused.parameters, 1)[0](*batch)
+    np.testing.assert_allclose(found, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [slice(0, 1), slice(5, 9)])
+def test_rows_with_padding_are_answered_by_the_program_that_knows_a_mask(fused, padding):
+    (run,) = engine.open_fused(fused.program, fused.parameters, 1)
+    input_ids, types = random_batch(np.random.default_rng(0), (1, 32), 195)
+    input_ids[0, padding] = 0
+    whole = engine.open_as_it_is(fused.program, fused.parameters, 1)(input_ids, types)
+    np.testing.assert_allclose(run(input_ids, types), whole, atol=1e-5)
+
+
+def test_it_is_for_processors_that_can_and_for_models_that_are_not_wide(fused, monkeypatch):
+    monkeypatch.setattr(
+        environment, "cpuinfo", lambda: "flags : avx2 " + " ".join(single_row.NEEDED)
+    )
+    assert single_row.fits(fused.program)
+    monkeypatch.setattr(single_row, "WIDEST", 32)
+    assert not single_row.fits(fused.program)
+    monkeypatch.setattr(single_row, "WIDEST", 64)
+    monkeypatch.setattr(environment, "cpuinfo", lambda: "flags : avx2 avx512f")
+    assert not single_row.fits(fused.program)

@@ -1,0 +1,51 @@
+"""weights.safetensors: integers, scales, and what programs get of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from fleetbert.graph import weights
+
+MATRICES = arrays.arrays(
+    np.float32,
+    st.tuples(st.integers(1, 6), st.integers(1, 6)),
+    elements=st.floats(-1e3, 1e3, width=32),
+)
+
+
+@settings(max_examples=100)
+@given(MATRICES, st.sampled_from([0, 1]), st.sampled_from([8, 16]))
+def test_widened_is_within_half_a_step(matrix, axis, bits):
+    found = weights.quantize(matrix, axis, bits)
+    step = np.abs(matrix).max(1 - axis, keepdims=True) / (2 ** (bits - 1) - 1)
+    assert np.abs(found.integers).max() <= 2 ** (bits - 1) - 1
+    assert (np.abs(weights.widen(found) - matrix) <= 0.501 * step + 1e-6).all()
+
+
+@settings(max_examples=50)
+@given(MATRICES, st.sampled_from([0, 1]))
+def test_integers_survive_widening(matrix, axis):
+    """oneDNN makes integers of the widened weights: they have to be the same ones."""
+    found = weights.quantize(matrix, axis)
+    shape = (-1, 1) if axis == 0 else (1, -1)
+    again = np.rint(weights.widen(found) * np.float32(127) / found.scales.reshape(shape))
+    np.testing.assert_array_equal(again, found.integers)
+
+
+@pytest.mark.parametrize("bits", [8, 16])
+def test_what_is_saved_is_loaded(tmp_path, bits):
+    random = np.random.default_rng(0)
+    quantized = {"w": weights.quantize(random.normal(size=(3, 4)).astype("float32"), 1, bits)}
+    others = {"b": np.arange(4, dtype=np.float32), "scalar": np.float32(2).reshape(())}
+    weights.save(tmp_path, quantized, others)
+    found, rest = weights.load(tmp_path)
+    np.testing.assert_array_equal(found["w"].integers, quantized["w"].integers)
+    np.testing.assert_array_equal(found["w"].scales, quantized["w"].scales)
+    assert found["w"].axis == 1
+    assert rest.keys() == others.keys()
+    for name in rest:
+        np.testing.assert_array_equal(rest[name], others[name])

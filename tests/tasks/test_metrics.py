@@ -1,0 +1,92 @@
+"""A classifier's figures beside scikit-learn's."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import (
+    accuracy_score,
+    confusion_matrix,
+    f1_score,
+    log_loss,
+    precision_recall_fscore_support,
+    roc_auc_score,
+)
+
+from fleetbert.tasks import metrics
+
+
+def answers(seed: int, texts: int, labels: int, spread: float = 3.0):
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, labels, texts)
+    return truth, (rng.normal(size=(texts, labels)) * spread).astype(np.float32)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(2, 7), st.floats(0.1, 30))
+def test_all_figures_are_scikit_learns(seed, texts, n_labels, spread):
+    truth, logits = answers(seed, texts, n_labels, spread)
+    labels = [f"label {n}" for n in range(n_labels)]
+    numbers = np.arange(n_labels)
+    found = metrics.judge(truth, logits, labels)
+    guessed = logits.argmax(1)
+    exact = logits.astype(np.float64)
+    chances = np.exp(exact - exact.max(1, keepdims=True))
+    chances /= chances.sum(1, keepdims=True)
+
+    assert found["n"] == texts
+    assert found["labels"] == labels
+    assert found["accuracy"] == pytest.approx(accuracy_score(truth, guessed))
+    assert found["confusion"] == confusion_matrix(truth, guessed, labels=numbers).tolist()
+    assert found["macro_f1"] == pytest.approx(
+        f1_score(truth, guessed, labels=numbers, average="macro", zero_division=0)
+    )
+    if chances.min() > 1e-15:  # scikit-learn clips smaller ones
+        assert found["loss"] == pytest.approx(log_loss(truth, chances, labels=numbers))
+    rows = precision_recall_fscore_support(truth, guessed, labels=numbers, zero_division=0)
+    for label, *row in zip(labels, *rows):
+        scores = found["classes"][label]
+        assert [scores[k] for k in ("precision", "recall", "f1", "support")] == pytest.approx(row)
+
+
+def test_loss_of_large_logits_is_finite():
+    logits = np.array([[1e4, -1e4], [1e4, -1e4]], np.float32)
+    assert metrics.cross_entropy(np.array([0, 1]), logits) == pytest.approx(1e4)
+
+
+def test_loss_of_equal_logits_is_the_entropy():
+    assert metrics.cross_entropy(np.array([0, 2]), np.zeros((2, 4))) == pytest.approx(np.log(4))
+
+
+def test_rows_are_the_truth_and_columns_the_answers():
+    confusion = metrics.count_confusion(np.array([0, 0, 1]), np.array([1, 1, 1]), 2)
+    assert confusion.tolist() == [[0, 2], [0, 1]]
+
+
+def test_softmax_of_large_logits_is_finite():
+    assert metrics.softmax(np.array([[1000.0, 0.0], [-1000.0, -1000.0]], np.float32)).tolist() == [
+        [1.0, 0.0],
+        [0.5, 0.5],
+    ]
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 80), st.integers(1, 6))
+def test_auc_and_log_loss_are_scikit_learns(seed, rows, levels):
+    """With equal scores, of which there are many where there are few levels."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 2, rows)
+    truth[:2] = 0, 1
+    logits = np.where(
+        rng.random(rows) < 0.5, rng.integers(0, levels, rows), rng.normal(size=rows) * 3
+    ).astype(np.float32)
+    found = metrics.judge_clicks(truth.astype(np.float32), logits)
+    assert found["n"] == rows
+    assert found["auc"] == pytest.approx(roc_auc_score(truth, logits), abs=1e-9)
+    chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    assert found["loss"] == pytest.approx(log_loss(truth, chances), abs=1e-6)
+
+
+def test_without_both_answers_there_is_no_auc():
+    with pytest.raises(ValueError, match="no AUC"):
+        metrics.auc(np.ones(3), np.arange(3.0))
