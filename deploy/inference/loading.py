@@ -10,7 +10,7 @@ from typing import Sequence
 
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.deploy.inference import background, disk, processes, variants
 from fleetbert.deploy.inference.messages import State, Version
 from fleetbert.deploy.inference.pool import Plan

@@ -14,7 +14,7 @@ from fleetbert import config as configs
 from fleetbert.bench import measure
 from fleetbert.compat import environment
 from fleetbert.data.read import Example
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 
@@ -47,7 +47,7 @@ def make_random(
     source = weights.open_source(model)
     labels = sorted({example.label for example in examples if example.label is not None})
     labels = labels if len(labels) > 1 else ["0", "1"]
-    size = Tokenizer(source.vocab, source.lowercase).vocab_size
+    size = tokenizers.open(source.tokenizer).vocab_size
     network = bert.build("classification", weights.bert_config(source, len(labels), size))
     return export_bundle(
         path,

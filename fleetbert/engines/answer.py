@@ -13,9 +13,10 @@ import numpy as np
 from tqdm import tqdm
 
 from fleetbert import bundle as bundles
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, collate, plan_inference
 from fleetbert.data.read import Example, iter_lines
-from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
 from fleetbert.tasks.metrics import softmax
@@ -96,7 +97,7 @@ def load(
             raise UserError(f"speed is {speed}; it has to be from 0 (none leaves early) to 1")
     return Model(
         opened,
-        Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase),
+        tokenizers.open(bundle),
         bundle.labels,
         bundle.task.pair,
         bundle.max_length,

@@ -1,1 +1,1 @@
-"""BERT from PaddleNLP, its heads, loading of weights; knows nothing of devices or parallelism."""
+"""The networks: encoders, heads, and loading of weights; no devices, no parallelism."""

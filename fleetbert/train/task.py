@@ -17,9 +17,9 @@ import paddle
 import paddle.nn.functional as F
 
 from fleetbert import config as schema
-from fleetbert.data import api_docs, batching, cache, read
+from fleetbert.data import api_docs, batching, cache, read, tokenizers
 from fleetbert.data.split import Split, fingerprint, renumbered, tokenize
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
 from fleetbert.models import bert, weights
 from fleetbert.tasks import collect, metrics
@@ -94,7 +94,7 @@ def open_task(
     (`connected`) they share what is cached of the texts. `source`, `kind` and `labels` take the
     places of what `job.model`, `job.task` and the training texts say."""
     source = weights.open_source(job.model) if source is None else source
-    tokenizer = Tokenizer(source.vocab, source.lowercase)
+    tokenizer = tokenizers.open(source.tokenizer)
     if job.data.max_length > int(source.shape.get("max_position_embeddings", 512)):  # type: ignore[call-overload]
         raise UserError(
             f"data.max_length: {job.data.max_length} is more than the positions that "
@@ -140,8 +140,7 @@ def open_splits(
         recipe = cache.Recipe(
             form,
             data.on_bad_line,
-            str(tokenizer.vocab_path),
-            tokenizer.lowercase,
+            tokenizer.spec,
             pair,
             data.max_length,
         )

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fleetbert.data import cache, read
 from fleetbert.data.split import fingerprint, tokenize
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import WordPiece
 from fleetbert.errors import UserError
 
 DEADLINE = 120
@@ -57,7 +57,7 @@ def recipe_of(path: Path, vocab: Path, **changes) -> cache.Recipe:
 
 def in_memory(path: Path, recipe: cache.Recipe):
     table = read.read_as(path, recipe.form, recipe.on_bad_line)
-    tokenizer = Tokenizer(recipe.vocab, recipe.lowercase)
+    tokenizer = WordPiece(recipe.vocab, recipe.lowercase)
     labelled = recipe.form.labelled
     return tokenize(str(path), table, tokenizer, recipe.pair, labelled, recipe.max_length)
 

@@ -14,7 +14,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
 from fleetbert.data.split import Split
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
 from fleetbert.models import bert, weights
 
