@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Dict, Generic, KeysView, Mapping, TypeVar, ValuesView
+from typing import Generic, KeysView, Mapping, TypeVar, ValuesView
 
 from fleetbert.errors import UserError
 
@@ -15,7 +15,7 @@ class Registry(Generic[Member]):
 
     def __init__(self, key: str, members: Mapping[str, Member]):
         self._key = key
-        self._members: Dict[str, Member] = dict(members)
+        self._members: dict[str, Member] = dict(members)
 
     def add(self, name: str, member: Member) -> None:
         """Add a member, or replace the one of that name."""

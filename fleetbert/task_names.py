@@ -5,11 +5,9 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from pydantic_core import PydanticCustomError
 
-NAMES: List[str] = ["classification", "pair_classification", "mlm", "ctr"]
+NAMES: list[str] = ["classification", "pair_classification", "mlm", "ctr"]
 
 
 def add(name: str) -> None:

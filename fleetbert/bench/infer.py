@@ -19,7 +19,7 @@ from fleetbert import bundle as bundles
 from fleetbert.bench import measure, models
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.compat import environment
-from fleetbert.data import api_docs
+from fleetbert.data import api_docs, tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.data.read import Example, read
 from fleetbert.data.tokenizers import Encodings

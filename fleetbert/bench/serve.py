@@ -23,7 +23,8 @@ from fleetbert.bench import infer, measure, models
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.serve_client import MODEL
 from fleetbert.compat import environment
-from fleetbert.data.tokenizers import Encodings, Tokenizer
+from fleetbert.data import tokenizers
+from fleetbert.data.tokenizers import Encodings
 from fleetbert.errors import UserError
 from fleetbert.tasks.metrics import softmax
 

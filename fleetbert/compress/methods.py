@@ -169,7 +169,7 @@ def read_batches(settings: config.Calibration, bundle: bundles.Bundle) -> Batche
     import numpy as np
 
     from fleetbert.compress.calibrate import Batches
-    from fleetbert.data.tokenizers import Tokenizer
+    from fleetbert.data import tokenizers
 
     examples = read_unlabelled(str(settings.data), bundle.task.pair, "calibration.data")
     random = np.random.default_rng(settings.seed)

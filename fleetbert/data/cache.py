@@ -179,7 +179,7 @@ def _key(pieces: Sequence[Piece], recipe: Recipe) -> str:
     digest = hashlib.sha256()
     spec = recipe.tokenizer
     hashes = {name: files.sha256(path) for name, path in spec.files.items()}
-    words = [FORMAT, library_version, spec.kind, spec.settings, hashes, recipe._replace(tokenizer=None)]
+    words = [FORMAT, library_version, spec._replace(files={}), hashes, *recipe[:2], *recipe[3:]]
     digest.update(json.dumps(words).encode())
     for piece in pieces:
         digest.update(piece.sha256.encode())

@@ -120,9 +120,7 @@ def make(
     truth: dict[str, Any] = {"rows": rows, "ids": world.each * CATEGORIES, "seed": seed}
     truth["dev"] = {"n": dev_rows, "expected_auc": expected_auc(logits)}
     if 0 < labels.sum() < len(labels):
-        truth["dev"].update(
-            best_auc=auc(labels, logits), best_loss=log_loss(labels, logits)
-        )
+        truth["dev"].update(best_auc=auc(labels, logits), best_loss=log_loss(labels, logits))
     files.write_json(folder / "truth.json", truth)
     return truth
 

@@ -18,8 +18,8 @@ import numpy as np
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import files
-from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.data import tokenizers
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.engines import answer, engine, evaluate, exits, heads
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import GateFailed, UserError

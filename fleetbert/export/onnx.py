@@ -11,8 +11,8 @@ import numpy as np
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.data import tokenizers
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError

@@ -12,8 +12,8 @@ import paddle
 
 import fleetbert
 from fleetbert import bundle
-from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.data import tokenizers
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.engines import engine, golden
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError

@@ -8,7 +8,7 @@ Hugging Face's files it is (out, in).
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Tuple, TypedDict, cast
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple, TypedDict, cast
 
 import numpy as np
 
@@ -38,7 +38,7 @@ class Shape(TypedDict, total=False):
     pad_token_id: int
 
 
-FIELDS: List[str] = [field for field in Shape.__annotations__ if field != "kept_heads"]
+FIELDS: list[str] = [field for field in Shape.__annotations__ if field != "kept_heads"]
 
 # Begin the names of the encoder and of heads, in the network.
 ENCODER = "bert."

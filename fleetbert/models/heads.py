@@ -6,8 +6,6 @@ packed row holds several texts, told apart by `segments`.
 
 from __future__ import annotations
 
-from typing import Type
-
 import paddle
 from paddle import nn
 
@@ -102,7 +100,7 @@ class MaskedLanguageModel(Headed):
         return self.network.cls.predictions(hidden, positions)
 
 
-heads: Registry[Type[Headed]] = Registry(
+heads: Registry[type[Headed]] = Registry(
     "head", {head.head: head for head in (TextClassifier, MaskedLanguageModel)}
 )
 

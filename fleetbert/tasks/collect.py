@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Dict, Mapping, Protocol, Sequence, Union
+from typing import Any, Dict, Protocol, Sequence
 
 import numpy as np
 
@@ -13,7 +13,6 @@ from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Tokenizer
 
 # A step's arrays by name, see `Labelled`; what a task has besides is its own affair.
-Ids = Union[Sequence[np.ndarray], Mapping[int, np.ndarray]]
 Arrays = Dict[str, Any]
 State = Dict[str, Any]
 
@@ -93,7 +92,11 @@ class Labelled:
             "n_tokens": batch.n_tokens,
         }
 
-    def collate(self, ids: Ids, part: np.ndarray, packed: bool) -> batching.Batch:
+    def whole(self, part: np.ndarray) -> Arrays:
+        """Of texts of an evaluation, which count alike."""
+        return self.arrays(part, np.ones(len(part), np.float32), part, -1, False)
+
+    def collate(self, ids: Sequence[np.ndarray], part: np.ndarray, packed: bool) -> batching.Batch:
         return batching.collate(
             self.split.encodings._replace(ids=ids),
             part,

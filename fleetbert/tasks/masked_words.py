@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Sequence
+from typing import Sequence, cast
 
 import numpy as np
 
@@ -21,7 +21,9 @@ class Masked(Labelled):
         self, part: np.ndarray, weight: np.ndarray, step: np.ndarray, epoch: int, packed: bool
     ) -> Arrays:
         masked = {int(i): self.mask(int(i), epoch) for i in step}
-        batch = self.collate({i: ids for i, (ids, _, _) in masked.items()}, part, packed)
+        # They are looked up by number only.
+        ids = cast("Sequence[np.ndarray]", {i: ids for i, (ids, _, _) in masked.items()})
+        batch = self.collate(ids, part, packed)
         texts = part[batch.order]
         positions = [masked[int(i)][1] + start for i, start in zip(texts, batch.first)]
         words = [masked[int(i)][2] for i in texts]

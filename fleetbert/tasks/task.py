@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Dict, NamedTuple, Protocol, Sequence, Tuple
+from typing import Any, ClassVar, Dict, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from fleetbert.data import read
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
-from fleetbert.tasks.collect import Arrays, Collector, Labelled
+from fleetbert.tasks.collect import Arrays, Labelled
 
 # Ready for JSON: numbers by name, and tables of them.
 Metrics = Dict[str, Any]
@@ -51,7 +51,7 @@ class Tensor(NamedTuple):
 
     name: str
     datatype: str  # of the Open Inference Protocol
-    shape: Tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 class Task(ABC):
@@ -69,10 +69,10 @@ class Task(ABC):
         """How training texts are read."""
         return read.table_format(path, pair=self.pair, labelled=self.labelled)
 
-    def check_labels(self, labels: Sequence[str]) -> None:
+    def check_labels(self, labels: Sequence[str]) -> None:  # noqa: B027  most need no check
         """UserError for labels of training texts that nothing can be learned from."""
 
-    def collector(self, split: Split, job: schema.Config, tokenizer: Tokenizer) -> Collector:
+    def collector(self, split: Split, job: schema.Config, tokenizer: Tokenizer) -> Labelled:
         return self.collects(split, job, tokenizer)
 
     @abstractmethod
@@ -127,4 +127,4 @@ def together(parts: Sequence[Part], truth: np.ndarray, outputs: int) -> np.ndarr
     return values
 
 
-__all__ = ["Answer", "Arrays", "Collector", "Criterion", "Metrics", "Part", "Task", "Tensor"]
+__all__ = ["Answer", "Arrays", "Criterion", "Metrics", "Part", "Task", "Tensor"]

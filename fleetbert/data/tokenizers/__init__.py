@@ -7,7 +7,6 @@ that read for a trainer import what their job needs by themselves: the class has
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, Type
 
 from fleetbert.bundle import Bundle
 from fleetbert.data.tokenizers.base import Encodings, Setting, Spec, Tokenizer
@@ -16,7 +15,7 @@ from fleetbert.registry import Registry
 
 __all__ = ["Encodings", "Setting", "Spec", "Tokenizer", "of_vocab"]
 
-_kinds: Registry[Type[Tokenizer]] = Registry("tokenizer.kind", {WordPiece.kind: WordPiece})
+_kinds: Registry[type[Tokenizer]] = Registry("tokenizer.kind", {WordPiece.kind: WordPiece})
 
 
 def register(kind: type[Tokenizer]) -> None:
@@ -49,11 +48,11 @@ def spec_of(bundle: Bundle) -> Spec:
     """That of a bundle."""
     said = bundle.manifest.tokenizer
     files = {bundle.vocab_path.name: bundle.vocab_path}
-    settings: Dict[str, Setting] = {"lowercase": said.lowercase}
+    settings: dict[str, Setting] = {"lowercase": said.lowercase}
     return Spec(said.kind, files, settings)
 
 
-def open(source: Spec | Bundle) -> Tokenizer:
+def open(source: Spec | Bundle) -> Tokenizer:  # noqa: A001
     """The tokenizer of a spec or of a bundle. UserError if its kind is unknown or its files are
     wrong."""
     spec = source if isinstance(source, Spec) else spec_of(source)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, Dict, NamedTuple, Sequence, Union
+from typing import ClassVar, NamedTuple, Sequence, Union
 
 import numpy as np
 
@@ -40,8 +40,8 @@ class Spec(NamedTuple):
     bundle, and its settings. Nothing is read yet."""
 
     kind: str
-    files: Dict[str, Path]
-    settings: Dict[str, Setting]
+    files: dict[str, Path]
+    settings: dict[str, Setting]
 
 
 class Tokenizer(ABC):
