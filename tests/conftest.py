@@ -16,7 +16,7 @@ from fp16sim import build
 from hypothesis import HealthCheck, settings
 from tiny_bert import LABELS, VOCAB, make_network
 
-import fleetbert  # noqa: F401  before the first import of paddle: it prepares the process
+import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
 
 # The same examples each time, and no limits of time, which a busy machine would not keep.
 # HYPOTHESIS_SEARCH=1 looks for new ones.
