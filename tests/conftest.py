@@ -17,6 +17,10 @@ from hypothesis import HealthCheck, settings
 from tiny_bert import LABELS, VOCAB, make_network
 
 import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
+from fleetbert import log
+
+# What tests call directly speaks as a command does.
+log.start()
 
 # The same examples each time, and no limits of time, which a busy machine would not keep.
 # HYPOTHESIS_SEARCH=1 looks for new ones.
