@@ -18,7 +18,8 @@ from fp16sim import build
 from hypothesis import HealthCheck, settings
 from tiny_bert import LABELS, VOCAB, make_network
 
-from fleetbert import log  # before the first import of paddle: it prepares the process
+import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
+from fleetbert import log
 
 # What tests call directly speaks as a command does.
 log.start()
