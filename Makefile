@@ -41,7 +41,7 @@ endurance: venv ## Kill ranks at random, 50 times: make endurance KILLS=50 SEED=
 lint: venv ## Check style and types
 	$(PYTHON) -m ruff check $(SOURCES)
 	$(PYTHON) -m ruff format --check $(SOURCES)
-	$(PYTHON) -m mypy
+	@.ci/types
 
 format: venv ## Rewrite the code in the project's style
 	$(PYTHON) -m ruff check --fix $(SOURCES)

@@ -16,7 +16,10 @@ from fp16sim import build
 from hypothesis import HealthCheck, settings
 from tiny_bert import LABELS, VOCAB, make_network
 
-import fleetbert  # noqa: F401  before the first import of paddle: it prepares the process
+from fleetbert import log  # before the first import of paddle: it prepares the process
+
+# What tests call directly speaks as a command does.
+log.start()
 
 # The same examples each time, and no limits of time, which a busy machine would not keep.
 # HYPOTHESIS_SEARCH=1 looks for new ones.
