@@ -99,10 +99,13 @@ setup(
         # Converts models to Paddle Lite; its wheels stop at Python 3.10.
         "lite": ['paddlelite==2.13rc0; python_version < "3.11" and platform_machine == "x86_64"'],
         "dev": [
+            "cmake",  # builds deploy/lite for its tests
             "grpcio-tools",
             "hypothesis",
+            "import-linter",
             "mypy",
             "pytest>=8",
+            "pytest-rerunfailures",
             "pytest-timeout",
             "ruff",
             "types-PyYAML",
