@@ -20,8 +20,9 @@ from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.deploy.inference import background, frames, metrics, processes
-from fleetbert.deploy.inference.queue import Text
+from fleetbert.deploy.inference.ops import metrics
+from fleetbert.deploy.inference.scheduler.queue import Text
+from fleetbert.deploy.inference.workers import frames, priority, process
 from fleetbert.engines.golden import Golden
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,8 @@ class Worker(asyncio.Protocol):
 
     @classmethod
     async def start(cls, processors: Sequence[int], threads: int) -> Worker:
-        """A fresh interpreter (`processes.start`)."""
-        started = processes.start(processors, threads)
+        """A fresh interpreter (`process.start`)."""
+        started = process.start(processors, threads)
         loop = asyncio.get_running_loop()
         try:
             _, worker = await loop.create_connection(
@@ -106,8 +107,8 @@ class Worker(asyncio.Protocol):
     async def open(self, plan: Plan, variant: str, gently: bool) -> dict[str, Any]:
         """What it says when it has opened a variant. `gently` leaves the processors to others, from
         the start if this follows `start` at once: an interpreter that starts makes others wait."""
-        may_return = gently and background.may_return()
-        with background.lowered(self.process.pid) if may_return else contextlib.nullcontext():
+        may_return = gently and priority.may_return()
+        with priority.lowered(self.process.pid) if may_return else contextlib.nullcontext():
             frame = _open_frame(plan, variant, gently, aside=gently and not may_return)
             head, _ = await self.ask(frame, OPEN_SECONDS)
         return head
@@ -139,7 +140,7 @@ class Worker(asyncio.Protocol):
 
     async def close(self) -> None:
         """Ask the process to end, kill it if it does not, and wait until it is gone."""
-        background.lower(self.process.pid)  # giving back its memory takes a tenth of a second
+        priority.lower(self.process.pid)  # giving back its memory takes a tenth of a second
         self._pipe.close()
         loop = asyncio.get_running_loop()
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fleetbert.deploy.inference.oip import OUTPUTS
+from fleetbert.deploy.inference.protocol.oip import OUTPUTS
 
 
 def ref(schema: str) -> dict[str, Any]:

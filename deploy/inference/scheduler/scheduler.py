@@ -14,12 +14,12 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import pack_rows
 from fleetbert.data.tokenizers.wordpiece import Tokenizer
-from fleetbert.deploy.inference.counts import Counts
-from fleetbert.deploy.inference.encode import Encoded, encode
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, Reply
-from fleetbert.deploy.inference.pool import Lost, Plan, Pool, Worker, go_to
-from fleetbert.deploy.inference.queue import Queue, Text, Ticket
+from fleetbert.deploy.inference.ops.counts import Counts
+from fleetbert.deploy.inference.scheduler.encode import Encoded, encode
+from fleetbert.deploy.inference.scheduler.queue import Queue, Text, Ticket
 from fleetbert.deploy.inference.settings import Batching
+from fleetbert.deploy.inference.workers.pool import Lost, Plan, Pool, Worker, go_to
 from fleetbert.engines import golden as goldens
 from fleetbert.engines.engine import EARLY_EXIT, FUSED, LITE_EARLY_EXIT
 from fleetbert.engines.golden import Golden

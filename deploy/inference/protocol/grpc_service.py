@@ -12,12 +12,13 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from fleetbert.deploy.inference import grpc_calls, observe, oip
-from fleetbert.deploy.inference import inference_pb2 as pb
-from fleetbert.deploy.inference.grpc_calls import Abort, Call, Later
 from fleetbert.deploy.inference.messages import Core, Failure, Reason, Reply, Version
+from fleetbert.deploy.inference.ops import observe
+from fleetbert.deploy.inference.protocol import grpc_calls, oip
+from fleetbert.deploy.inference.protocol import inference_pb2 as pb
+from fleetbert.deploy.inference.protocol.grpc_calls import Abort, Call, Later
+from fleetbert.deploy.inference.protocol.tensors import Tensor, refuse, show, to_raw
 from fleetbert.deploy.inference.settings import Safety
-from fleetbert.deploy.inference.tensors import Tensor, refuse, show, to_raw
 
 CODES = {
     Reason.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,

@@ -20,7 +20,7 @@ import orjson
 
 from fleetbert import log as plain_log
 from fleetbert.deploy.inference import settings
-from fleetbert.deploy.inference.observe import Done
+from fleetbert.deploy.inference.ops.observe import Done
 
 log = logging.getLogger("fleetbert.serve")
 LONGEST_ID = 128  # of a client's: a log line is not a place to store things in

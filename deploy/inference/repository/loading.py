@@ -11,11 +11,12 @@ from typing import Sequence
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.data.tokenizers.wordpiece import Tokenizer
-from fleetbert.deploy.inference import background, disk, processes, variants
 from fleetbert.deploy.inference.messages import State, Version
-from fleetbert.deploy.inference.pool import Plan
-from fleetbert.deploy.inference.serving import Serving
+from fleetbert.deploy.inference.repository import index, variants
+from fleetbert.deploy.inference.scheduler.scheduler import Serving
 from fleetbert.deploy.inference.settings import Policy, Serve
+from fleetbert.deploy.inference.workers import priority, process
+from fleetbert.deploy.inference.workers.pool import Plan
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ log = logging.getLogger(__name__)
 class Held:
     """A version that answers, as it was found."""
 
-    found: disk.Found
+    found: index.Found
     serving: Serving
     version: Version
 
@@ -46,7 +47,7 @@ class Loader:
         model: str,
         number: int,
         policy: Policy,
-        found: disk.Found,
+        found: index.Found,
         gently: bool,
         batches: Sequence[tuple[int, int]] = (),
     ) -> Held:
@@ -57,7 +58,7 @@ class Loader:
         assert bundle is not None
         if not bundle.labels:
             raise UserError(f"bundle {bundle.root} is a pretrained encoder without labels")
-        processors, threads = processes.share_processors(engine)
+        processors, threads = process.share_processors(engine)
         longest = round_up(bundle.max_length, SAFE_LENGTHS)
         loop = asyncio.get_running_loop()
         tokenizer = await self._tokenizer(bundle)
@@ -138,4 +139,4 @@ def _verify(bundle: bundles.Bundle, variant: str, gently: bool) -> None:
     def check() -> None:
         bundles.verify(bundle, variant)
 
-    background.call(check) if gently else check()
+    priority.call(check) if gently else check()

@@ -7,8 +7,8 @@ import platform
 from typing import Any
 
 from fleetbert import bundle as bundles
-from fleetbert.deploy.inference import frames
-from fleetbert.deploy.inference.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
+from fleetbert.deploy.inference.workers import frames
+from fleetbert.deploy.inference.workers.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
 from fleetbert.engines.engine import OPENERS
 from fleetbert.errors import UserError
 

@@ -6,8 +6,8 @@ import time
 from collections import Counter
 from typing import Any, Callable, Sequence
 
-from fleetbert.deploy.inference import metrics
 from fleetbert.deploy.inference.messages import Reason, Reply, Statistics
+from fleetbert.deploy.inference.ops import metrics
 
 
 class Counts:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Awaitable, Iterable
 
-from fleetbert.deploy.inference import disk, metrics
-from fleetbert.deploy.inference.loading import Held, Loader
 from fleetbert.deploy.inference.messages import (
     Failure,
     Question,
@@ -24,8 +22,11 @@ from fleetbert.deploy.inference.messages import (
     Statistics,
     Version,
 )
-from fleetbert.deploy.inference.pool import Lost, Refused
+from fleetbert.deploy.inference.ops import metrics
+from fleetbert.deploy.inference.repository import index
+from fleetbert.deploy.inference.repository.loading import Held, Loader
 from fleetbert.deploy.inference.settings import Policy, Serve
+from fleetbert.deploy.inference.workers.pool import Lost, Refused
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -41,10 +42,10 @@ class Model:
     policy: Policy
     required: bool  # its absence makes the server not ready
     unloaded: bool = False  # by request, until it is loaded by request
-    found: dict[int, disk.Found] = field(default_factory=dict)
+    found: dict[int, index.Found] = field(default_factory=dict)
     held: dict[int, Held] = field(default_factory=dict)
     loading: set[int] = field(default_factory=set)
-    refused: dict[int, tuple[disk.Signature, str]] = field(default_factory=dict)
+    refused: dict[int, tuple[index.Signature, str]] = field(default_factory=dict)
     draining: list[Held] = field(default_factory=list)
 
     def wanted(self) -> list[int]:
@@ -81,7 +82,7 @@ class Repository:
             name: Model(name, policy, required=True)
             for name, policy in settings.repository.models.items()
         }
-        self._known: dict[Path, disk.Found] = {}
+        self._known: dict[Path, index.Found] = {}
         self._ignored: set[Path] = set()
         self._loader = Loader(settings)
         self._looked = False
@@ -172,7 +173,7 @@ class Repository:
                 raise Failure(Reason.UNAVAILABLE, f"model {name} is not loaded")
             raise Failure(Reason.UNAVAILABLE, f"model {name} is not ready: {model.reason(newest)}")
         number = model.policy.aliases.get(version)
-        if number is None and disk.VERSION_NAME.fullmatch(version):
+        if number is None and index.VERSION_NAME.fullmatch(version):
             number = int(version)
         if number in model.held:
             return model.held[number]
@@ -206,7 +207,7 @@ class Repository:
         loop = asyncio.get_running_loop()
         try:
             shelf = await loop.run_in_executor(
-                None, disk.look, self._root, self._known, self._ignored
+                None, index.look, self._root, self._known, self._ignored
             )
         except OSError as error:
             log.error("the repository %s cannot be listed: %s", self._root, error.strerror)
@@ -246,7 +247,7 @@ class Repository:
         if not (model.found or model.held or model.name in self._settings.repository.models):
             del self._models[model.name]
 
-    async def _try(self, model: Model, number: int, found: disk.Found) -> Held:
+    async def _try(self, model: Model, number: int, found: index.Found) -> Held:
         """Open a version, again if a worker ended meanwhile: that need not be the version's fault
         (somebody's kill, want of memory)."""
 

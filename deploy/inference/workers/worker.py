@@ -1,9 +1,9 @@
 """A worker process: opens a bundle's variants and answers batches, one after another.
 
-Started by processes.py as `python -m fleetbert.deploy.inference.worker FD PARENT PROCESSORS`; it
-reads frames (frames.py) from the socket FD and answers each with one. It ends with its parent,
-however that ends, and leaves Ctrl-C and SIGTERM to it. A last word `early` says that nobody waits
-for the processors: then it imports Paddle before it is told what to open.
+`process.py` starts it with the number of a socket's descriptor, the parent's process id and its
+processors. It reads frames (frames.py) from the socket and answers each with one. It ends with its
+parent, however that ends, and leaves Ctrl-C and SIGTERM to it. A last word `early` says that nobody
+waits for the processors: then it imports Paddle before it is told what to open.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, Any, Iterator, Sequence
 
 from fleetbert.compat import environment
-from fleetbert.deploy.inference import background
+from fleetbert.deploy.inference.workers import priority
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ class Worker:
         run by the thread that answers later; `aside` is only for what comes before.
         """
         begin = time.monotonic()
-        opened, layers = background.call(lambda: _open(head)) if head["aside"] else _open(head)
+        opened, layers = priority.call(lambda: _open(head)) if head["aside"] else _open(head)
         done = time.monotonic()
         self.engines[head["variant"]] = opened
         self.layers[head["variant"]] = layers
@@ -68,7 +68,7 @@ class Worker:
 
         from fleetbert.data.batching import SAFE_LENGTHS, collate
         from fleetbert.data.tokenizers.wordpiece import Encodings
-        from fleetbert.deploy.inference import frames
+        from fleetbert.deploy.inference.workers import frames
 
         ids, lengths, first_lengths = frames.unpack_texts(head, body)
         texts = np.split(ids, np.cumsum(lengths)[:-1])
@@ -135,7 +135,7 @@ def main(descriptor: int, parent: int, processors: list[int], early: bool) -> No
 
 
 def _serve(channel: socket.socket) -> None:
-    from fleetbert.deploy.inference import frames
+    from fleetbert.deploy.inference.workers import frames
 
     worker = Worker()
     held = bytearray()
@@ -157,7 +157,7 @@ def _sentence(error: Exception) -> str:
 
 
 def _answer(worker: Worker, head: dict[str, Any], body: bytes) -> bytes:
-    from fleetbert.deploy.inference import frames
+    from fleetbert.deploy.inference.workers import frames
 
     if head["do"] == "run":
         found, arrays = worker.run(head, body)

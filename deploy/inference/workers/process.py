@@ -79,7 +79,7 @@ def start(processors: Sequence[int], threads: int) -> Started:
 
 def _start(processors: Sequence[int], threads: int, early: bool) -> Started:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "fleetbert.deploy.inference.worker"]
+    command = [sys.executable, "-m", "fleetbert.deploy.inference.workers.worker"]
     command += [str(theirs.fileno()), str(os.getpid()), ",".join(map(str, processors))]
     former = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)  # it inherits this
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Sequence
 
 import fleetbert
-from fleetbert.deploy.inference.oip import NAME
-from fleetbert.deploy.inference.openapi_schemas import ref, schemas
+from fleetbert.deploy.inference.protocol.oip import NAME
+from fleetbert.deploy.inference.protocol.openapi_schemas import ref, schemas
 
 JSON = "application/json"
 BINARY = "application/octet-stream"

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, Iterator, Mapping
 
 from fleetbert import __version__
-from fleetbert.deploy.inference.observe import Done
+from fleetbert.deploy.inference.ops.observe import Done
 from fleetbert.errors import UserError
 
 try:

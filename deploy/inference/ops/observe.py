@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any, Callable, NamedTuple
 
-from fleetbert.deploy.inference import metrics
 from fleetbert.deploy.inference.messages import Reply, Version
+from fleetbert.deploy.inference.ops import metrics
 
 
 class Done(NamedTuple):

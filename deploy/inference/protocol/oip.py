@@ -23,8 +23,7 @@ from fleetbert.deploy.inference.messages import (
     Statistics,
     Version,
 )
-from fleetbert.deploy.inference.settings import Safety
-from fleetbert.deploy.inference.tensors import (
+from fleetbert.deploy.inference.protocol.tensors import (
     Output,
     Tensor,
     read_integers,
@@ -32,6 +31,7 @@ from fleetbert.deploy.inference.tensors import (
     refuse,
     show,
 )
+from fleetbert.deploy.inference.settings import Safety
 
 SERVER = "fleetbert"
 PLATFORM = "paddle_inference"

@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 from starlette.responses import Response
 
 import fleetbert
-from fleetbert.deploy.inference import metrics
 from fleetbert.deploy.inference.messages import Core, Failure, Statistics, Version
+from fleetbert.deploy.inference.ops import metrics
 
 FOLDER = Path(__file__).parent / "page"
 CSS = Path(fleetbert.__file__).parent / "page.css"  # the reports' style

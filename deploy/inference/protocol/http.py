@@ -17,9 +17,6 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp as App
 from starlette.types import Receive, Scope, Send
 
-from fleetbert.deploy.inference import http_body, observe, oip, oip_json, openapi
-from fleetbert.deploy.inference.connections import WHEN_GONE
-from fleetbert.deploy.inference.http_body import ClientGone, CloseAfter
 from fleetbert.deploy.inference.messages import (
     Core,
     Failure,
@@ -29,8 +26,12 @@ from fleetbert.deploy.inference.messages import (
     State,
     Version,
 )
+from fleetbert.deploy.inference.ops import observe
+from fleetbert.deploy.inference.protocol import http_body, http_json, oip, openapi
+from fleetbert.deploy.inference.protocol.connections import WHEN_GONE
+from fleetbert.deploy.inference.protocol.http_body import ClientGone, CloseAfter
+from fleetbert.deploy.inference.protocol.tensors import refuse, show
 from fleetbert.deploy.inference.settings import Safety
-from fleetbert.deploy.inference.tensors import refuse, show
 
 STATUS = {
     Reason.BAD_REQUEST: 400,
@@ -139,11 +140,11 @@ class Infer:
             version = names.get("version")
             found = self._core.find(names["model"], version)
             length = headers.get(HEADER_LENGTH)
-            body = oip_json.parse(data, None if length is None else length.decode("latin-1"))
+            body = http_json.parse(data, None if length is None else length.decode("latin-1"))
             question = oip.read_question(body.request, found, version, self._safety, request_id)
             request_id = question.id
             reply = await _answer(self._core, question, scope)
-            content, head = oip_json.render(reply, body)
+            content, head = http_json.render(reply, body)
             self._tell(
                 observe.answered("http", "200", time.perf_counter() - started, request_id, reply)
             )
@@ -294,7 +295,7 @@ async def _read_object(request: Request, safety: Safety) -> Mapping[str, Any]:
     """The body's JSON object; an empty body is an empty object."""
     headers = dict(request.scope["headers"])
     data = await http_body.read(headers, request.receive, safety.max_body_bytes)
-    return oip_json.read_object(data) if data else {}
+    return http_json.read_object(data) if data else {}
 
 
 def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -7,7 +7,7 @@ import zlib
 from typing import Any, Awaitable, Callable, Mapping
 
 from fleetbert.deploy.inference.messages import Failure, Reason
-from fleetbert.deploy.inference.tensors import refuse, show
+from fleetbert.deploy.inference.protocol.tensors import refuse, show
 
 Receive = Callable[[], Awaitable[Any]]
 

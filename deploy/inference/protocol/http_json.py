@@ -12,8 +12,8 @@ import numpy as np
 import orjson
 
 from fleetbert.deploy.inference.messages import Reply
-from fleetbert.deploy.inference.oip import Request, check_tensor_parameters, outputs
-from fleetbert.deploy.inference.tensors import Tensor, refuse, show, to_raw
+from fleetbert.deploy.inference.protocol.oip import Request, check_tensor_parameters, outputs
+from fleetbert.deploy.inference.protocol.tensors import Tensor, refuse, show, to_raw
 
 MAX_DEPTH = 100
 SCALARS = (str, int, float, bool)

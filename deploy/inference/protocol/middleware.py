@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Awaitable, Callable, ContextManager, Mapp
 import grpc
 import orjson
 
-from fleetbert.deploy.inference.grpc_calls import Abort, Call, Handler
-from fleetbert.deploy.inference.grpc_service import code_of
-from fleetbert.deploy.inference.guard import Keys
-from fleetbert.deploy.inference.logs import REQUEST, Request, log
-from fleetbert.deploy.inference.pages import Page
+from fleetbert.deploy.inference.ops.logs import REQUEST, Request, log
+from fleetbert.deploy.inference.ops.pages import Page
+from fleetbert.deploy.inference.protocol.auth import Keys
+from fleetbert.deploy.inference.protocol.grpc_calls import Abort, Call, Handler
+from fleetbert.deploy.inference.protocol.grpc_service import code_of
 
 if TYPE_CHECKING:
-    from fleetbert.deploy.inference.tracing import Tracer
+    from fleetbert.deploy.inference.ops.tracing import Tracer
 
 App = Callable[[Any, Any, Any], Awaitable[None]]  # ASGI
 
