@@ -7,7 +7,7 @@ import json
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, NamedTuple, Sequence, cast
+from typing import BinaryIO, Callable, Iterable, Iterator, NamedTuple, Sequence, cast
 
 import numpy as np
 from tqdm import tqdm
@@ -31,7 +31,7 @@ WINDOW = 4096
 # A progress bar for less is only noise.
 MANY_TEXTS = 500
 
-Line = Dict[str, Any]  # what is printed, as JSON
+Line = tasks.Metrics  # what is printed, as JSON
 
 
 class Model(NamedTuple):
