@@ -13,7 +13,7 @@ import pytest
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import command
-from fleetbert.engines import answer, engine, golden
+from fleetbert.engines import answer, golden
 
 HERE = Path(__file__).parent
 RECORDED = json.loads((HERE / "format-1.json").read_text(encoding="utf-8"))
@@ -98,13 +98,3 @@ def test_a_variant_more_makes_it_format_2(old):
         bundles.verify(after, name)
     logits = answer.compute_logits(answer.load(old, "int16-dynamic"), RECORDED["texts"], None)
     np.testing.assert_allclose(logits.values, recorded_as("float32"), atol=1e-3)
-
-
-def test_a_server_opens_it(old):
-    from fleetbert.deploy.inference import variants
-
-    bundle = bundles.read(old)
-    names = variants.candidates(bundle, "cpu")
-    if engine.OPENERS.keys() >= {variant.kind for variant in bundle.manifest.variants}:
-        assert names == bundle.names[:6]
-    assert variants.times_faster(bundle.variant("early-exit-float32")) == 1.434
