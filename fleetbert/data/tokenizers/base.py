@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Sequence, Union
+from typing import ClassVar, NamedTuple, Sequence
 
 import numpy as np
 
-Setting = Union[bool, int, float, str]
+from fleetbert.bundle import TokenizerSpec as Spec
 
 
 class Encodings(NamedTuple):
@@ -33,15 +33,6 @@ class Encodings(NamedTuple):
         if self.known_lengths is not None:
             return self.known_lengths
         return np.fromiter((len(ids) for ids in self.ids), np.int64, len(self.ids))
-
-
-class Spec(NamedTuple):
-    """What a tokenizer is opened from: its kind, its files by the names that they have in a
-    bundle, and its settings. Nothing is read yet."""
-
-    kind: str
-    files: dict[str, Path]
-    settings: dict[str, Setting]
 
 
 class Tokenizer(ABC):
