@@ -270,7 +270,7 @@ def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
         "lines": pa.array(split.lines),
     }
     known = {
-        "labels": labels, "cut": encodings.cut, "skipped": split.skipped,
+        "labels": labels, "cut": encodings.truncated, "skipped": split.skipped,
         "first_skipped": table.skipped[:1],
     }  # fmt: skip
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))

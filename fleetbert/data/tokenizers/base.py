@@ -18,13 +18,13 @@ class Encodings(NamedTuple):
     ids: one int32 array [length] a text, special tokens included; a pair is one text after the
         other.
     first_lengths: int32 [texts], how many tokens belong to segment 0.
-    cut: how many texts were truncated to the maximum length.
+    truncated: how many texts were cut to the maximum length.
     known_lengths: `lengths`, where they are known already.
     """
 
     ids: Sequence[np.ndarray]
     first_lengths: np.ndarray
-    cut: int
+    truncated: int
     known_lengths: np.ndarray | None = None
 
     @property
