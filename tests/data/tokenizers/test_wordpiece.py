@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetbert.data.tokenizers.wordpiece import PLAIN, SPECIAL_TOKENS, Tokenizer
+from fleetbert.data.tokenizers.wordpiece import PLAIN, SPECIAL_TOKENS, WordPiece
 from fleetbert.errors import UserError
 
 WORDS = "the cat sat un ##want ##ed ##s run ##n ##ing 中 文 , . ! ( ) [ ] 1 ##2 a b c ##a ##b É é e"
@@ -31,7 +31,7 @@ def vocab_path(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["uncased", "cased"])
 def tokenizer(request, vocab_path):
-    return Tokenizer(vocab_path, lowercase=request.param)
+    return WordPiece(vocab_path, lowercase=request.param)
 
 
 def is_chinese(code):
@@ -205,7 +205,7 @@ def test_properties(tokenizer):
 def test_windows_line_ends_and_odd_tokens(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_bytes("\r\n".join([*SPECIAL_TOKENS, "\u2028", "a"]).encode("utf-8"))
-    tokenizer = Tokenizer(path, True)
+    tokenizer = WordPiece(path, True)
     assert tokenizer.vocab_size == 7
     assert tokenizer.encode(["a"], None, 8).ids[0].tolist() == [2, 6, 3]
 
@@ -228,7 +228,7 @@ def test_vocabularies_that_cannot_be_used(tmp_path, content, reason):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=reason):
-        Tokenizer(path, True)
+        WordPiece(path, True)
 
 
 def test_texts_that_cannot_be_encoded(tokenizer):
