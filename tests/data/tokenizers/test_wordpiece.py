@@ -165,8 +165,8 @@ def test_special_tokens_and_lengths(tokenizer, pairs, paired, max_length):
     firsts, seconds = [a for a, _ in pairs], [b for _, b in pairs]
     encodings = tokenizer.encode(firsts, seconds if paired else None, max_length)
     whole = tokenizer.encode(firsts, seconds if paired else None, 10**6)
-    assert whole.cut == 0
-    assert encodings.cut == int((whole.lengths > max_length).sum())
+    assert whole.truncated == 0
+    assert encodings.truncated == int((whole.lengths > max_length).sum())
     for ids, first_length, all_ids in zip(encodings.ids, encodings.first_lengths, whole.ids):
         assert ids.dtype == np.int32
         assert len(ids) == min(len(all_ids), max_length)
