@@ -18,7 +18,7 @@ from fleetbert import bundle as bundles
 from fleetbert.bench import worker
 from fleetbert.data.batching import SAFE_LENGTHS, collate
 from fleetbert.data.tokenizers.wordpiece import Encodings
-from fleetbert.engines import answer, engine
+from fleetbert.engines import answer, engine, paddle
 from fleetbert.errors import UserError
 
 
@@ -50,7 +50,7 @@ def main() -> None:
                 opened[streams] = _open(job, encodings, streams)
             model = opened[streams]
             if "length" in command:
-                run = model.engine._run
+                run = model.engine
                 channel.send(seconds=worker.time_shapes(run, rows, command, np.zeros_like))
                 continue
             clock = worker.Clock()
@@ -84,8 +84,8 @@ def _open(job: dict[str, Any], encodings: Encodings, streams: bool) -> answer.Mo
     if not job.get("bfloat16"):
         return model
     folder = bundles.read(job["bundle"]).folder("float32")
-    run = engine.open_program(folder, "cpu", job["threads"], bfloat16=True)
-    return model._replace(engine=engine.Engine(run))
+    options = engine.Options(threads=job["threads"])
+    return model._replace(engine=paddle.open_variant(folder, options, bfloat16=True))
 
 
 def _sorted(model: answer.Model) -> np.ndarray:

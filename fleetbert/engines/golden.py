@@ -3,13 +3,12 @@ where it is served."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Callable, NamedTuple, TypedDict
 
 import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.engines.engine import Run
 from fleetbert.errors import UserError
 
 KEY = "golden"  # in a variant's `extra`
@@ -17,6 +16,18 @@ LONGEST = 32  # tokens
 # How far answers may part from those, of the largest golden logit (of 1, where all are smaller).
 # Kernels for other processors round otherwise; in integers a rounding decides more.
 FLOAT_SHARE, INTEGER_SHARE = 0.01, 0.1
+
+
+# (input_ids, token_type_ids) int64 [texts, length] → logits float32 [texts, labels]
+Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+class Record(TypedDict):
+    """The same as a manifest has it."""
+
+    ids: list[list[int]]
+    logits: list[list[float]]
+    bound: float
 
 
 class Golden(NamedTuple):
@@ -28,7 +39,7 @@ class Golden(NamedTuple):
     bound: float
 
 
-def record(run: Run, max_length: int, vocab_size: int, share: float) -> dict[str, Any]:
+def record(run: Run, max_length: int, vocab_size: int, share: float) -> Record:
     """What `read` reads: the answers of `run` to a few texts, ready for JSON."""
     random = np.random.default_rng(0)
     longest = min(max_length, LONGEST)

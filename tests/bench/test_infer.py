@@ -146,7 +146,7 @@ def test_weights_for_pytorch_are_those_of_the_network(tiny_bundle):
     bundle = bundles.read(tiny_bundle)
     config, tensors = models.torch_weights(bundle.folder("float32"))
     ids = np.array([[5, 9, 7, 11, 3, 2, 2, 8] * 2])
-    expected = engine.open(bundle, threads=1)._run(ids, np.zeros_like(ids))
+    expected = engine.open(bundle, threads=1)(ids, np.zeros_like(ids))
     heads = config["num_attention_heads"]
 
     def linear(x, name):
