@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from fleetbert.compat import paddle_inference
 from fleetbert.data.batching import SAFE_LENGTHS, needed_length, round_up
 from fleetbert.data.packing import PackedLayout, pack, packed_layout
 from fleetbert.engines import exits, heads
-from fleetbert.engines.engine import Batches, Engine, Options, Result
+from fleetbert.engines.engine import Batches, Engine, Inputs, Options, Result
 from fleetbert.engines.exits import Settings, Text, Texts, Work, uncertainty
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.streams import Streams, first_batches
@@ -54,7 +54,7 @@ class EarlyExitEngine(Engine):
         self._head = heads.KINDS[settings.head]
         self._streams = Streams(streams, self._first_runs)
 
-    def compute(self, inputs: Mapping[str, np.ndarray], speed: float | None = None) -> np.ndarray:
+    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
         speed = self.early_exit.speed if speed is None else speed
         input_ids = inputs["input_ids"]
         batch = self._batch(np.arange(len(input_ids)), input_ids, inputs["token_type_ids"])

@@ -34,6 +34,8 @@ LITE_EARLY_EXIT = "paddle-lite-early-exit"
 PACKED = (INT8, EARLY_EXIT)
 
 INPUTS = ("input_ids", "token_type_ids")
+# Arrays [texts, length] by name; an encoder's are INPUTS.
+Inputs = Mapping[str, np.ndarray]
 Batches = Iterable[Tuple[np.ndarray, Batch]]
 
 
@@ -70,7 +72,7 @@ class Engine(abc.ABC):
         self._lock = threading.Lock()
 
     @abc.abstractmethod
-    def compute(self, inputs: Mapping[str, np.ndarray], speed: float | None = None) -> np.ndarray:
+    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
         """Outputs of one batch, whose lengths nobody has checked.
 
         inputs: int64 [texts, length] by the names INPUTS. speed: of early exit, 0 (no text leaves
@@ -97,10 +99,7 @@ class Engine(abc.ABC):
             return self(batch.input_ids, batch.token_type_ids, speed=speed)
 
     def run_all(
-        self,
-        batches: Batches,
-        speed: float | None = None,
-        batch_tokens: int = 0,  # noqa: ARG002  of kinds that put batches together anew
+        self, batches: Batches, speed: float | None = None, batch_tokens: int = 0
     ) -> Iterator[Result]:
         """Results of many batches, each with the numbers of its texts, as they are ready.
 

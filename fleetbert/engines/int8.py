@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from fleetbert.data.batching import (
 )
 from fleetbert.data.packing import packed_layout
 from fleetbert.engines import predictor
-from fleetbert.engines.engine import Batches, Engine, Options, Result
+from fleetbert.engines.engine import Batches, Engine, Inputs, Options, Result
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.streams import Streams, first_batches
 from fleetbert.errors import UserError
@@ -49,18 +49,11 @@ class Int8Engine(Engine):
         self._any_length = any_length
         self._streams = Streams(groups, self._first_runs)
 
-    def compute(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        speed: float | None = None,  # noqa: ARG002
-    ) -> np.ndarray:
+    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
         return _end(self._begin(inputs["input_ids"], inputs["token_type_ids"]))
 
     def run_all(
-        self,
-        batches: Batches,
-        speed: float | None = None,  # noqa: ARG002
-        batch_tokens: int = 0,  # noqa: ARG002
+        self, batches: Batches, speed: float | None = None, batch_tokens: int = 0
     ) -> Iterator[Result]:
         """Results of batches, in their order."""
         pending: deque[tuple[np.ndarray, Pending]] = deque()

@@ -6,13 +6,13 @@ import ctypes
 import os
 from pathlib import Path
 from types import ModuleType
-from typing import Callable, Mapping, Sequence
+from typing import Callable, Sequence
 
 import numpy as np
 
 from fleetbert.engines import exits
 from fleetbert.engines.early_exit import EarlyExitEngine, of_rows
-from fleetbert.engines.engine import INPUTS, Engine, Options
+from fleetbert.engines.engine import INPUTS, Engine, Inputs, Options
 from fleetbert.errors import UserError
 
 # A program's two inputs → its output.
@@ -26,11 +26,7 @@ class LiteEngine(Engine):
         super().__init__()
         self._run = run
 
-    def compute(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        speed: float | None = None,  # noqa: ARG002
-    ) -> np.ndarray:
+    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
         return self._run(inputs["input_ids"], inputs["token_type_ids"])
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fleetbert.engines.engine import INPUTS, Engine, Options
+from fleetbert.engines.engine import INPUTS, Engine, Inputs, Options
 from fleetbert.errors import UserError
 
 if TYPE_CHECKING:
@@ -21,11 +21,7 @@ class OnnxEngine(Engine):
         super().__init__()
         self._session = session
 
-    def compute(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        speed: float | None = None,  # noqa: ARG002
-    ) -> np.ndarray:
+    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
         return self._session.run(["logits"], {name: inputs[name] for name in INPUTS})[0]
 
 

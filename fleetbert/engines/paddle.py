@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Mapping
 
 import numpy as np
 
 from fleetbert.compat import paddle_inference
 from fleetbert.engines import predictor
-from fleetbert.engines.engine import INPUTS, Engine, Options
+from fleetbert.engines.engine import INPUTS, Engine, Inputs, Options
 
 
 class PaddleEngine(Engine):
@@ -19,11 +18,7 @@ class PaddleEngine(Engine):
         super().__init__()
         self._predict = predictor.bind(opened, INPUTS)
 
-    def compute(
-        self,
-        inputs: Mapping[str, np.ndarray],
-        speed: float | None = None,  # noqa: ARG002
-    ) -> np.ndarray:
+    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
         return self._predict(*(inputs[name] for name in INPUTS))[0]
 
 
