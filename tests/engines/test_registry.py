@@ -32,7 +32,7 @@ def toy_bundle(copied_bundle, monkeypatch):
 
     def fill(folder):
         (folder / "toy.json").write_text("[0.5, -1, 0.25]")
-        return bundles.Variant(name="toy", kind="toy", runs_on=["x86", "armv8"], versions={})
+        return bundles.OtherVariant(name="toy", kind="toy", runs_on=["x86", "armv8"])
 
     return bundles.add_variant(copied_bundle, "toy", fill)
 
