@@ -1,5 +1,6 @@
 """From a bundle to answers. Never imports train, model, PaddleNLP or PaddleSlim."""
 
+from fleetbert.compat import prepared  # noqa: F401  before any `import paddle` in here
 from fleetbert.engines import early_exit, int8, lite, onnx, paddle
 from fleetbert.engines.engine import (
     EARLY_EXIT,
