@@ -19,10 +19,10 @@ from fleetbert import bundle as bundles
 from fleetbert.bench import measure, models
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.compat import environment
-from fleetbert.data import api_docs
+from fleetbert.data import api_docs, tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.data.read import Example, read
-from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.engines.answer import BATCH_TOKENS
 from fleetbert.errors import UserError
@@ -481,7 +481,7 @@ def tokenize(bundle: bundles.Bundle, examples: Sequence[Example], path: Path) ->
     `rows` are for batches of one shape: int64 [64, 512], the texts one after the other, each row
     begun by a [CLS].
     """
-    tokenizer = Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase)
+    tokenizer = tokenizers.open(bundle)
     texts_b = [example.text_b or "" for example in examples] if bundle.task.pair else None
     texts_a = [example.text_a for example in examples]
     encodings = tokenizer.encode(texts_a, texts_b, bundle.max_length)
@@ -506,7 +506,7 @@ def write_job(
         "bundle": str(bundle.root),
         "texts": str(path.parent / "texts.npz"),
         "labels": len(bundle.labels),
-        "pad_id": Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase).pad_id,
+        "pad_id": tokenizers.open(bundle).pad_id,
         "plans": plans,
         "threads": threads,
         **more,

@@ -18,8 +18,8 @@ import numpy as np
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import files
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.engines import answer, engine, evaluate, exits, heads
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import GateFailed, UserError
@@ -316,7 +316,7 @@ def _measure(
 
 def _random_batches(bundle: bundles.Bundle) -> list[lite_opt.Batch]:
     """Token ids of several shapes, and the longest that the engine is ever asked."""
-    vocab_size = Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase).vocab_size
+    vocab_size = tokenizers.open(bundle).vocab_size
     longest = round_up(bundle.max_length, SAFE_LENGTHS)
     random = np.random.default_rng(0)
     return [

@@ -11,8 +11,8 @@ import numpy as np
 
 import fleetbert
 from fleetbert import bundle as bundles
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
@@ -91,7 +91,7 @@ def _compare(bundle: bundles.Bundle, source: Path, folder: Path) -> float:
     threads = engine.default_threads()
     expected = engine.open_program(source, "cpu", threads)
     found = engine.open_onnx(folder, "cpu", threads)
-    vocab_size = Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase).vocab_size
+    vocab_size = tokenizers.open(bundle).vocab_size
     longest = round_up(bundle.max_length, SAFE_LENGTHS)
     random = np.random.default_rng(0)
     difference = 0.0

@@ -12,8 +12,8 @@ import paddle
 
 import fleetbert
 from fleetbert import bundle
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.engines import engine, golden
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
@@ -47,7 +47,7 @@ def export_bundle(
     program was found to answer like the network (UserError otherwise).
     """
 
-    vocab_size = Tokenizer(Path(vocab_path), lowercase).vocab_size
+    vocab_size = tokenizers.open(tokenizers.of_vocab(Path(vocab_path), lowercase)).vocab_size
 
     def fill(folder: Path) -> list[bundle.Variant]:
         difference = export_program(

@@ -35,9 +35,9 @@ def run(arguments: argparse.Namespace) -> None:
     """Read the job and train it."""
 
     def trainer() -> Callable[[Any], Any]:
-        from fleetbert.train.job import train
+        from fleetbert.train import job  # with Paddle, which wants its environment first
 
-        return train
+        return job.run
 
     run_kept(arguments, config.Config, trainer)
 

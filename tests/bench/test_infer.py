@@ -14,7 +14,7 @@ from fleetbert import bundle as bundles
 from fleetbert import cli
 from fleetbert.bench import infer, measure, models
 from fleetbert.data.batching import SAFE_LENGTHS
-from fleetbert.data.tokenizers.wordpiece import Encodings
+from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.errors import UserError

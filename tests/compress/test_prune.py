@@ -20,11 +20,12 @@ from scipy import special, stats
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import command, importance, prune, tuning
+from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed, UserError
 from fleetbert.graph import program as programs
-from fleetbert.models import bert, from_program, weights
+from fleetbert.models import from_program, heads, weights
 
 SCRIPT = processes.ROOT / "launch" / "quantize.py"
 HEADS, UNITS, WIDTH = 4, 128, 16
@@ -80,8 +81,8 @@ def build(tensors: dict[str, np.ndarray], **shape: Any) -> paddle.nn.Layer:
         "type_vocab_size": len(tensors["bert.embeddings.token_type_embeddings.weight"]),
         **shape,
     }
-    source = weights.Source("tiny", wanted, Path("vocab.txt"), True, tensors)
-    network = bert.build("classification", weights.bert_config(source, 3, 1))
+    source = weights.Source("tiny", wanted, tokenizers.of_vocab(Path("vocab.txt"), True), tensors)
+    network = heads.build("classification", weights.bert_config(source, 3, 1))
     weights.load(network, source)
     network.eval()
     return network
@@ -216,13 +217,13 @@ def test_a_pruned_network_answers_like_a_masked_one(whole_program, pruned_progra
 
 def test_shares_become_numbers():
     found = importance.Importance(np.ones((2, 12)), np.ones((2, 1536)))
-    for heads, units, expected in [
+    for shares, units, expected in [
         (0.33, 0.5, (8, 768)),
         (0.99, 0.999, (1, 16)),
         (0.0, 0.33, (12, 1024)),
         (0.5, 0.0, (6, 1536)),
     ]:
-        kept = importance.choose(found, heads, units)
+        kept = importance.choose(found, shares, units)
         assert (kept.heads.shape[1], kept.units.shape[1]) == expected
     with pytest.raises(UserError, match=r"prune\.heads: 0\.02 of 12 heads"):
         importance.choose(found, 0.02, 0.001)

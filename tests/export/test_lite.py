@@ -50,12 +50,12 @@ def add_static(path: Path) -> None:
     """Add the variant int8-static, calibrated with random texts."""
     from fleetbert.compress import variants
     from fleetbert.compress.calibrate import Batches
-    from fleetbert.data.tokenizers.wordpiece import Tokenizer
+    from fleetbert.data.tokenizers.wordpiece import WordPiece
 
     bundle = bundles.read(path)
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(WORDS, 12)) for _ in range(32)]
-    batches = Batches(Tokenizer(bundle.vocab_path, True), texts, None, bundle.max_length, 512)
+    batches = Batches(WordPiece(bundle.vocab_path, True), texts, None, bundle.max_length, 512)
     prepared = variants.prepare_static(bundle.folder("float32"), batches, algorithm="abs_max")
     bundles.add_variant(path, lite.STATIC, lambda folder: variants.write_mix(prepared, folder))
 
