@@ -8,10 +8,10 @@ from typing import Sequence
 
 from fleetbert import bundle as bundles
 from fleetbert import config, files
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data import tokenizers
 from fleetbert.errors import UserError
 from fleetbert.export.program import export_bundle
-from fleetbert.models import bert, weights
+from fleetbert.models import heads, weights
 
 
 def import_model(
@@ -38,10 +38,11 @@ def import_model(
             f"{source.name}: has no classifier, so it answers nothing; train one from it, with init"
         )
     positions = source.shape.get("max_position_embeddings", 512)
-    if max_length > int(positions):  # type: ignore[call-overload]
+    if max_length > int(positions):
         raise UserError(f"max_length: {max_length} is more than {source.name}'s {positions}")
-    size = Tokenizer(source.vocab, source.lowercase).vocab_size
-    network = bert.build(task, weights.bert_config(source, max(2, len(labels)), size))
+    spec = source.tokenizer
+    size = tokenizers.open(spec).vocab_size
+    network = heads.build(task, weights.bert_config(source, max(2, len(labels)), size))
     report = weights.load(network, source)
     if report.fresh and task != "mlm":
         raise UserError(f"{source.name}: has no weights for {', '.join(report.fresh)}")
@@ -54,8 +55,8 @@ def import_model(
             task=task,
             labels=labels,
             max_length=max_length,
-            vocab_path=source.vocab,
-            lowercase=source.lowercase,
+            vocab_path=spec.files["vocab.txt"],
+            lowercase=bool(spec.settings["lowercase"]),
             made_from=source.name,
         )
 
