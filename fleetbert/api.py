@@ -304,14 +304,16 @@ def _run(result: Result) -> Run:
 def _variant(bundle: bundles.Bundle, name: str, report: Path) -> Variant:
     variant = bundle.variant(name)
     measured = variant.accuracy[0]
-    assert measured.float32_accuracy is not None  # the gate has measured both
+    # The gate has measured both.
+    assert measured.float32_accuracy is not None
+    assert variant.comparison is not None
     return Variant(
         bundle.root,
         name,
         measured.accuracy,
         measured.float32_accuracy,
         measured.n,
-        float(variant.extra["speed_ratio"]),
+        variant.comparison.speed_ratio,
         sum(file.size for file in variant.files),
         sum(file.size for file in bundle.variant("float32").files),
         report,

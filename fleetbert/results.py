@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Literal, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Literal, Mapping, Sequence, cast
 
 from fleetbert.data import in_memory
 from fleetbert.data.in_memory import Table
@@ -13,6 +13,7 @@ from fleetbert.errors import UserError
 
 if TYPE_CHECKING:
     from fleetbert.engines import answer
+    from fleetbert.tasks.classification import LabelAnswer
 
 Metrics = Dict[str, Any]  # numbers by name, and tables of them by label
 
@@ -81,7 +82,7 @@ class Model:
         pairs: Sequence[str] | None = None,
         *,
         speed: float | None = None,
-    ) -> list[answer.Answer]:
+    ) -> list[LabelAnswer]:
         """The answers, in the order of the texts: label, scores (probabilities by label), logits
         float32 [labels], and exit_layer, after which the text left (None: it could not leave).
 
@@ -107,7 +108,9 @@ class Model:
             model = model._replace(speed=speed)
         if not len(texts):
             return []
-        return list(answer.answer(model, list(texts), None if pairs is None else list(pairs)))
+        answers = answer.answer(model, list(texts), None if pairs is None else list(pairs))
+        # A task from outside the package may answer with a class of its own.
+        return cast("list[LabelAnswer]", list(answers))
 
     __call__ = predict
 

@@ -348,9 +348,11 @@ def sooner(variant: bundles.Variant, drop: float) -> float | None:
     measured = next(iter(variant.accuracy), None)
     if measured is None or measured.float32_accuracy is None:
         return None
+    if not isinstance(variant, bundles.EarlyExitVariant):
+        return None
     least = measured.float32_accuracy - drop - 1e-9
-    good = [p["speed"] for p in variant.extra.get("by_speed", []) if p["accuracy"] >= least]
-    return max((s for s in good if s > variant.extra.get("speed", 1.0)), default=None)
+    good = [point.speed for point in variant.by_speed if point.accuracy >= least]
+    return max((speed for speed in good if speed > variant.speed), default=None)
 
 
 def by_turns(

@@ -147,8 +147,7 @@ def _beside_network(
     differences = [
         abs(served(*batch.values()) - tuning.answers(network, batch)).max() for batch in batches
     ]
-    extra = {**variant.extra, "max_difference_to_network": float(max(differences))}
-    return variant.model_copy(update={"extra": extra})
+    return variant.model_copy(update={"max_difference_to_network": float(max(differences))})
 
 
 # What each method does before the bundle is touched, and what then writes the variant's files;

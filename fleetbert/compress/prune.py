@@ -130,19 +130,17 @@ def write(pruned: Pruned, source: Path, folder: Path) -> bundles.Variant:
     programs.write(folder / "model.pdmodel", program)
     (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(pruned.arrays))
     measured, kept = pruned.importance, pruned.kept
-    return bundles.Variant(
+    return bundles.ProgramVariant(
         name="pruned-float32",
-        kind="paddle-inference",
         runs_on=["x86", "gpu", "armv8"],
         versions=variants.versions(),
-        extra={
-            "method": "prune",
-            "heads": [measured.heads.shape[1], kept.heads.shape[1]],
-            "feed_forward": [measured.feed_forward.shape[1], kept.units.shape[1]],
-            "kept_heads": kept.heads.tolist(),
-            "importance_of_heads": measured.heads.tolist(),
-            "lost_importance": importance.lost(measured, kept),
-        },
+        pruning=bundles.Pruning(
+            heads=(measured.heads.shape[1], kept.heads.shape[1]),
+            feed_forward=(measured.feed_forward.shape[1], kept.units.shape[1]),
+            kept_heads=kept.heads.tolist(),
+            importance_of_heads=measured.heads.tolist(),
+            lost_importance=importance.lost(measured, kept),
+        ),
     )
 
 

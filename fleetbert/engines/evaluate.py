@@ -16,6 +16,7 @@ from fleetbert.tasks import Metrics
 
 # A confusion matrix of more classes does not fit a terminal.
 WIDEST_CONFUSION = 12
+NOT_IN_THE_HEADLINE = ("macro_f1", "texts_per_s", "mean_layers")
 
 
 class Known(NamedTuple):
@@ -62,27 +63,33 @@ def evaluate(model: answer.Model, path: str | Path, on_bad_line: str = "stop") -
 
 def format_report(report: Metrics) -> str:
     """The measures of `evaluate` for reading, as a few lines."""
-    labels = report["labels"]
-    rows = [["", "precision", "recall", "f1", "texts"]]
-    for label, scores in report["classes"].items():
-        numbers = [f"{scores[name]:.4f}" for name in ("precision", "recall", "f1")]
-        rows.append([label, *numbers, str(scores["support"])])
-    lines = [
-        f"accuracy {report['accuracy']:.4f}   loss {report['loss']:.4f}   "
-        f"{report['n']} texts at {report['texts_per_s']:.0f} texts/s"
-        + (f", {layers:.2f} layers each" if (layers := report["mean_layers"]) else ""),
-        "",
-        *align(rows),
-    ]
-    if len(labels) <= WIDEST_CONFUSION:
-        counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
-        lines += ["", *align([["true \\ answered", *labels], *counts])]
+    speed = f"{report['n']} texts at {report['texts_per_s']:.0f} texts/s" + (
+        f", {layers:.2f} layers each" if (layers := report["mean_layers"]) else ""
+    )
+    metrics = {n: value for n, value in report.items() if isinstance(value, float)}
+    numbers = [f"{n} {value:.4f}" for n, value in metrics.items() if n not in NOT_IN_THE_HEADLINE]
+    lines = ["   ".join([*numbers, speed])]
+    if "classes" in report:
+        lines += ["", *_tables(report)]
     skipped, cut = report["skipped"], report["cut"]
     if skipped:
         lines += ["", f"{skipped} bad line{'s were' if skipped > 1 else ' was'} skipped"]
     if cut:
         lines += ["", f"texts cut to the model's maximum length: {cut}"]
     return "\n".join(lines)
+
+
+def _tables(report: Metrics) -> list[str]:
+    """A classifier's table by class, and its confusion matrix."""
+    rows = [["", "precision", "recall", "f1", "texts"]]
+    for label, scores in report["classes"].items():
+        numbers = [f"{scores[name]:.4f}" for name in ("precision", "recall", "f1")]
+        rows.append([label, *numbers, str(scores["support"])])
+    labels = report["labels"]
+    if len(labels) > WIDEST_CONFUSION:
+        return align(rows)
+    counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
+    return [*align(rows), "", *align([["true \\ answered", *labels], *counts])]
 
 
 def _known(table: Table, labels: Sequence[str], path: str | Path, on_bad_line: str) -> Table:

@@ -45,16 +45,16 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> bundles.Bundle:
                 f"{LARGEST_DIFFERENCE} is allowed), so it was not added to {bundle.root}; "
                 "try another --opset"
             )
-        return bundles.Variant(
+        return bundles.OnnxVariant(
             name="onnx",
-            kind="onnx",
             made_from="float32",
             runs_on=["x86", "gpu", "armv8"],
             versions={
                 "fleetbert": fleetbert.__version__,
                 **{name: version(name) for name in ("paddle2onnx", "onnxruntime")},
             },
-            extra={"opset": opset, "max_difference_to_float32": difference},
+            opset=opset,
+            max_difference_to_float32=difference,
         )
 
     return bundles.add_variant(path, "onnx", fill)

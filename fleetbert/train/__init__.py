@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Callable
 
 from fleetbert.compat import prepared  # noqa: F401  before any `import paddle` in here
 
@@ -26,7 +26,7 @@ class _Package(ModuleType):
         return inspect.signature(_function())
 
 
-def _function():  # type: ignore[no-untyped-def]
+def _function() -> Callable[..., Run]:
     from fleetbert import api  # which is above this package, and light
 
     return api.train

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Callable
+from typing import Callable, TypeVar
 
 from fleetbert import config
 from fleetbert.compat import environment
 from fleetbert.train import keeper, stopping
+
+Job = TypeVar("Job", bound=config.Config)
 
 DESCRIPTION = """\
 Train BERT as a YAML file says: one process, or many under paddle.distributed.launch.
@@ -33,7 +35,7 @@ def add_arguments(
 def run(arguments: argparse.Namespace) -> None:
     """Read the job and train it."""
 
-    def trainer() -> Callable[[Any], Any]:
+    def trainer() -> Callable[[config.Config], object]:
         from fleetbert.train import job  # with Paddle, which wants its environment first
 
         return job.run
@@ -43,8 +45,8 @@ def run(arguments: argparse.Namespace) -> None:
 
 def run_kept(
     arguments: argparse.Namespace,
-    schema: type[config.Config],
-    trainer: Callable[[], Callable[[Any], Any]],
+    schema: type[Job],
+    trainer: Callable[[], Callable[[Job], object]],
 ) -> None:
     """Read the job and call what `trainer` imports with it; of ranks, under a keeper."""
     stopping.expect()

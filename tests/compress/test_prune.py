@@ -249,10 +249,10 @@ def test_the_variant_is_smaller_and_what_was_trained(done, trained):
     variant = opened.variant("pruned-float32")
     assert variant.made_from == "float32"
     assert variant.kind == "paddle-inference"
-    assert variant.extra["heads"] == [2, 1]
-    assert variant.extra["feed_forward"] == [128, 48]
-    assert variant.extra["size_ratio"] < 0.8
-    assert variant.extra["max_difference_to_network"] < 1e-4
+    assert variant.pruning.heads == [2, 1]
+    assert variant.pruning.feed_forward == [128, 48]
+    assert variant.comparison.size_ratio < 0.8
+    assert variant.max_difference_to_network < 1e-4
     assert variant.accuracy[0].accuracy > 0.8
     program = programs.read(bundle / "pruned-float32" / "model.pdmodel")
     arrays = programs.read_parameters(program, bundle / "pruned-float32" / "model.pdiparams")
@@ -291,14 +291,14 @@ def test_a_pruned_variant_is_a_source(done, tiny_data, tmp_path, method):
     variant = bundles.read(bundle).variant(f"pruned-{made}")
     assert variant.made_from == "pruned-float32"
     assert (
-        variant.extra["size_ratio"]
-        < bundles.read(bundle).variant("pruned-float32").extra["size_ratio"]
+        variant.comparison.size_ratio
+        < bundles.read(bundle).variant("pruned-float32").comparison.size_ratio
     )
     assert variant.accuracy[0].accuracy > 0.8
     if method == "prune":
-        assert variant.extra["feed_forward"] == [48, 32]
+        assert variant.pruning.feed_forward == [48, 32]
     elif method == "qat":
-        assert variant.extra["max_difference_to_network"] < 0.02
+        assert variant.max_difference_to_network < 0.02
     else:
         # Beside its source, and not only close to float32 by chance.
         ids, types = random_batch(np.random.default_rng(7), (8, 16), 100)
@@ -337,7 +337,7 @@ def test_two_ranks_prune_the_same_and_the_gate_adds_nothing(done, trained, tiny_
     finally:
         processes.kill(process)
     found = bundles.read(bundle).variant("pruned-float32")
-    assert found.extra["kept_heads"] == expected.kept.heads.tolist()
+    assert found.pruning.kept_heads == expected.kept.heads.tolist()
     assert len(tiny_job.losses(output)) == 9
     with pytest.raises(UserError, match=r"trained with prune\.heads: 0\.5, this job has 0\.0"):
         prune.train(read_job(bundle, tiny_data, output, {"prune.heads": 0.0}), bundles.read(bundle))
@@ -362,7 +362,7 @@ def test_bad_input_leaves_the_bundle_as_it_was(
 
     def fill(folder: Path) -> bundles.Variant:
         (folder / "x86.pdmodel").write_bytes(b"0")
-        return bundles.Variant(name="int8", kind="paddle-inference-int8")
+        return bundles.Int8Variant(name="int8")
 
     bundles.add_variant(bundle, "int8", fill)
     before = content(bundle)

@@ -7,11 +7,17 @@ servers tell of themselves.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+
 from paddle import profiler
 
 from fleetbert import files
 from fleetbert.compat import training
 from fleetbert.train.loop import Callback, Row, Run, Summary
+
+log = logging.getLogger(__name__)
 
 
 class Profiler(Callback):
@@ -23,7 +29,12 @@ class Profiler(Callback):
         self.trace: str | None = None
         settings = run.job.callbacks.profiler
         if settings.timer_only:
-            self.profiler = profiler.Profiler(targets=training.profiled(), timer_only=True)
+            self.profiler = profiler.Profiler(
+                targets=training.profiled(),
+                timer_only=True,
+                # By default Paddle makes a folder profiler_log/ for timelines in the current one.
+                on_trace_ready=lambda _: None,
+            )
         else:
             start = settings.start_step
             self.profiler = profiler.Profiler(
@@ -65,7 +76,9 @@ class Profiler(Callback):
     def _stop(self) -> None:
         if self.running:
             self.running = False
-            self.profiler.stop()
+            with contextlib.redirect_stdout(io.StringIO()) as summary:  # Paddle prints it
+                self.profiler.stop()
+            log.debug(summary.getvalue())
 
     def _keep_timeline(self, run: Run, recorded: profiler.Profiler) -> None:
         self.trace = f"profile/rank-{run.strategy.rank}.trace.json"

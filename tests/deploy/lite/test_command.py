@@ -153,7 +153,7 @@ def test_damaged_bundles(lite, bundle, name, damage, words):
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (["format_version"], 2, ("format_version 2", "reads 1")),
+        (["format_version"], 3, ("format_version 3", "reads 1 and 2")),
         (["task", "name"], "mlm", ("task.name", "classifier")),
         (["task", "labels"], ["a"], ("task.labels", "two")),
         (["task", "labels", 1], 7, ("task.labels.1", "string")),
