@@ -12,7 +12,7 @@ KILLS := 50
 SEED := 0
 SOURCES := $(wildcard setup.py fleetbert launch deploy tests)
 
-.PHONY: help quickstart test endurance lint format bench venv venv-clients venv-bench packages lock clean
+.PHONY: help quickstart test endurance lint api-page format bench venv venv-clients venv-bench packages lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -41,6 +41,10 @@ lint: venv ## Check style and types
 	$(PYTHON) -m ruff check $(SOURCES)
 	$(PYTHON) -m ruff format --check $(SOURCES)
 	@.ci/types
+	$(PYTHON) .ci/api-page --check
+
+api-page: venv ## Write docs/api.md from the docstrings
+	$(PYTHON) .ci/api-page
 
 format: venv ## Rewrite the code in the project's style
 	$(PYTHON) -m ruff check --fix $(SOURCES)

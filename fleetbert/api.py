@@ -25,7 +25,7 @@ from fleetbert.results import Model, Run, Variant
 if TYPE_CHECKING:
     import numpy as np
 
-    from fleetbert.train.callbacks import Callback
+    from fleetbert.train.loop import Callback
     from fleetbert.train.job import Result
 
 # The truth, int64 [texts], and logits, float32 [texts, labels], or predictions, int64 [texts].
