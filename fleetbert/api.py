@@ -25,8 +25,8 @@ from fleetbert.results import Model, Run, Variant
 if TYPE_CHECKING:
     import numpy as np
 
-    from fleetbert.train.loop import Callback
     from fleetbert.train.job import Result
+    from fleetbert.train.loop import Callback
 
 # The truth, int64 [texts], and logits, float32 [texts, labels], or predictions, int64 [texts].
 Metric = Callable[["np.ndarray", "np.ndarray"], float]

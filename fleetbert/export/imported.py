@@ -40,8 +40,7 @@ def import_model(
     positions = source.shape.get("max_position_embeddings", 512)
     if max_length > int(positions):
         raise UserError(f"max_length: {max_length} is more than {source.name}'s {positions}")
-    spec = source.tokenizer
-    size = tokenizers.open(spec).vocab_size
+    size = tokenizers.open(source.tokenizer).vocab_size
     network = heads.build(task, weights.bert_config(source, max(2, len(labels)), size))
     report = weights.load(network, source)
     if report.fresh and task != "mlm":
@@ -55,8 +54,7 @@ def import_model(
             task=task,
             labels=labels,
             max_length=max_length,
-            vocab_path=spec.files["vocab.txt"],
-            lowercase=bool(spec.settings["lowercase"]),
+            tokenizer=source.tokenizer,
             made_from=source.name,
         )
 
