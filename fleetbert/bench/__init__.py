@@ -4,3 +4,5 @@
 time runs in processes of its own (`*_worker.py`, `serve_client.py`), which take turns (`measure`).
 How this project does beside other engines is measured in `tests/benchmarks/`.
 """
+
+from fleetbert.compat import prepared  # noqa: F401  before any `import paddle` in here

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import statistics
 import subprocess
@@ -24,6 +25,8 @@ from fleetbert.compat import environment
 from fleetbert.engines.engine import default_threads
 from fleetbert.engines.evaluate import align
 from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
 
 # Idle thread pools spin before they sleep: Intel's OpenMP, inside Paddle, for 0.2 s.
 PAUSE = 0.5
@@ -299,4 +302,4 @@ def finish(
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    log.info(text)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -37,6 +38,8 @@ from typing import Any, NamedTuple
 
 from fleetbert.compat import environment
 from fleetbert.errors import NOT_CONNECTED, GateFailed, UserError
+
+log = logging.getLogger(__name__)
 
 # Exit codes of a rank that are no reason to start it again.
 FINAL = (UserError.code, GateFailed.code)
@@ -205,7 +208,7 @@ class _Keeper:
                 return self._give_up(f"the keeper of rank 0 has not moved for {silent:.0f} s")
 
     def _give_up(self, reason: str) -> int:
-        _say(f"rank {self.rank}: {reason}; ending this rank")
+        log.error(f"{reason}; ending this rank")
         return STOPPED[0] if self.asked else 1
 
     def _connect(self, host: str, port: int) -> socket.socket:
@@ -215,7 +218,7 @@ class _Keeper:
                 return socket.create_connection((host, port), timeout=10)
             except OSError as error:
                 if time.monotonic() > until or self.asked:
-                    _say(f"rank {self.rank}: cannot reach rank 0 at {host}:{port}: {error}")
+                    log.error(f"cannot reach rank 0 at {host}:{port}: {error}")
                     sys.exit(STOPPED[0] if self.asked else 1)
             time.sleep(0.1)
 
@@ -297,7 +300,7 @@ class _Hub:
     def _supervise(self) -> int:
         absent = self._join()
         if absent:
-            _say(f"ranks {', '.join(map(str, absent))} did not arrive in {JOIN_LIMIT:.0f} s")
+            log.error(f"ranks {', '.join(map(str, absent))} did not arrive in {JOIN_LIMIT:.0f} s")
             return 1
         master = os.environ.get("PADDLE_MASTER") or self._free_address()
         used = retries = total = 0
@@ -314,23 +317,23 @@ class _Hub:
             if cause is None:
                 if used:
                     again = total - (foremost.step - (first or 0))
-                    _say(f"done after restarts: {used}; {again} of {total} steps were repeats")
+                    log.info(f"done after restarts: {used}; {again} of {total} steps were repeats")
                 return 0
             given_up = cause.code == NOT_CONNECTED and retries == RETRIES
             if not cause.mendable or given_up or (first is None and cause.order == _FAILED):
-                _say(cause.text)
+                log.error(cause.text)
                 return cause.code
             if cause.code == NOT_CONNECTED:
                 retries += 1
-                _say(f"{cause.text}; trying again, which is no restart")
+                log.warning(f"{cause.text}; trying again, which is no restart")
             elif used == self.restarts:
-                _say(f"{cause.text}; no restart of {self.restarts} is left")
+                log.error(f"{cause.text}; no restart of {self.restarts} is left")
                 return cause.code
             else:
                 used += 1
-                _say(f"{cause.text}; restart {used} of {self.restarts}")
+                log.warning(f"{cause.text}; restart {used} of {self.restarts}")
             if not self._stop():
-                _say("the ranks cannot be ended; giving up")
+                log.error("the ranks cannot be ended; giving up")
                 return cause.code
             master = self._free_address()
 
@@ -452,7 +455,3 @@ class _Hub:
 
 
 _LOST, _ERROR, _KILLED, _CRASHED, _HANG, _ASKED, _UNCONNECTED, _FAILED = range(8)
-
-
-def _say(text: str) -> None:
-    print(f"keeper: {text}", file=sys.stderr, flush=True)
