@@ -8,7 +8,6 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import harness  # noqa: E402
-
 from fleetbert import errors  # noqa: E402
 
 if __name__ == "__main__":

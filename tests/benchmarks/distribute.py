@@ -24,7 +24,6 @@ from typing import NamedTuple, Sequence
 
 from benchmarks import harness
 from benchmarks.harness import Result
-
 from fleetbert import config as schema
 from fleetbert.bench import measure, train
 from fleetbert.bench.measure import Segment, Worker

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import NamedTuple, Sequence
 
 import numpy as np
+
 from benchmarks import harness, models
 from benchmarks.harness import Result, Target
-
 from fleetbert import bundle as bundles
 from fleetbert.bench import infer, measure
 from fleetbert.bench.infer import Measured, Texts

@@ -24,7 +24,6 @@ from typing import Callable, Iterator, NamedTuple, Sequence
 
 from benchmarks import harness, infer, models
 from benchmarks.harness import PEERS, Result, Target
-
 from fleetbert import bundle as bundles
 from fleetbert.bench import infer as own_infer
 from fleetbert.bench import measure, serve

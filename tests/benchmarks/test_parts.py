@@ -6,8 +6,8 @@ import json
 import sys
 
 import pytest
-from benchmarks import distribute, harness, serve
 
+from benchmarks import distribute, harness, serve
 from fleetbert.bench import measure
 from fleetbert.errors import UserError
 
@@ -85,7 +85,19 @@ def test_a_result_is_written_as_json_and_markdown(tiny_bundle, tmp_path, monkeyp
         for n in range(1, 40)
     ]
     texts.write_text("\n".join(["label\ttext_a", *rows]) + "\n", encoding="utf-8")
-    words = ["infer", "--bundle", tiny_bundle, "--data", texts, "--rounds", 1, "--threads", 1]
+    words = [
+        "infer",
+        "--targets",
+        "sst2",
+        "--bundle",
+        tiny_bundle,
+        "--data",
+        texts,
+        "--rounds",
+        1,
+        "--threads",
+        1,
+    ]
     words += [
         "--peer-python",
         sys.executable,

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.harness import Result
-
 from fleetbert.bench import measure, train
 
 OURS = "fleetbert"
