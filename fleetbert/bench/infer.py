@@ -20,10 +20,10 @@ from fleetbert.bench import measure
 from fleetbert.bench.measure import Figures, Segment, Worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
-from fleetbert.data import api_docs
+from fleetbert.data import api_docs, tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.data.read import Example, read
-from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.engines.answer import BATCH_TOKENS
 from fleetbert.errors import UserError
@@ -192,7 +192,7 @@ def tokenize(
     else:
         train, dev = api_docs.load()
         examples = (dev + train)[:most]
-    tokenizer = Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase)
+    tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(
         [example.text_a for example in examples],
         [example.text_b or "" for example in examples] if pair else None,
@@ -262,9 +262,11 @@ def faster_speed(variant: bundles.Variant, drop: float) -> float | None:
     measured = next(iter(variant.accuracy), None)
     if measured is None or measured.float32_accuracy is None:
         return None
+    if not isinstance(variant, bundles.EarlyExitVariant):
+        return None
     least = measured.float32_accuracy - drop - 1e-9
-    good = [p["speed"] for p in variant.extra.get("by_speed", []) if p["accuracy"] >= least]
-    return max((s for s in good if s > variant.extra.get("speed", 1.0)), default=None)
+    good = [point.speed for point in variant.by_speed if point.accuracy >= least]
+    return max((speed for speed in good if speed > variant.speed), default=None)
 
 
 def answer(

@@ -16,7 +16,7 @@ import numpy as np
 from fleetbert.bench import worker
 from fleetbert.bench.worker import Json
 from fleetbert.data.batching import SAFE_LENGTHS, collate
-from fleetbert.data.tokenizers.wordpiece import Encodings
+from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
 

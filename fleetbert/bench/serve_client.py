@@ -22,7 +22,7 @@ import uvloop
 
 from fleetbert.bench import worker
 from fleetbert.bench.worker import Json
-from fleetbert.deploy.inference import inference_pb2 as messages
+from fleetbert.deploy.inference.protocol import inference_pb2 as messages
 from fleetbert.errors import UserError
 
 MODEL = "bench"

@@ -22,6 +22,7 @@ from fleetbert.train.callbacks import Callback
 from fleetbert.train.job import train_with
 from fleetbert.train.loop import Run, versions
 from fleetbert.train.strategies import connect
+from fleetbert.train.texts import TextTask
 
 
 class Pacer(Callback):
@@ -33,6 +34,7 @@ class Pacer(Callback):
 
     def facts(self, run: Run) -> Json:
         """What is trained, before the first step."""
+        assert isinstance(run.task, TextTask)
         lengths, dev = run.task.train.encodings.lengths, run.task.dev
         return {
             "total_steps": run.total_steps,
@@ -71,9 +73,9 @@ class Pacer(Callback):
                 device_mb=paddle.device.cuda.max_memory_allocated() / 1e6 if gpu else None,
             )
 
-    def on_evaluation(self, run: Run, figures: Json) -> None:
-        if "accuracy" in figures:
-            self.segments.dev.append(figures["accuracy"])
+    def on_evaluation(self, run: Run, metrics: Json) -> None:
+        if "accuracy" in metrics:
+            self.segments.dev.append(metrics["accuracy"])
 
     def on_end(self, run: Run, summary: Json) -> None:
         self.segments.send_report()

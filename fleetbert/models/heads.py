@@ -1,0 +1,127 @@
+"""The networks: PaddleNLP's BERT under a head. A task names its head (`tasks.Task.head`).
+
+All take the arrays of a `fleetbert.data.batching.Batch`. Shapes: rows x length token arrays; a
+packed row holds several texts, told apart by `segments`.
+"""
+
+from __future__ import annotations
+
+import paddle
+from paddle import nn
+
+from fleetbert import tasks
+from fleetbert.compat.paddlenlp import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from fleetbert.registry import Registry
+
+# Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
+MASKED_SCORE = -1e4
+
+
+def block_diagonal_mask(segments: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
+    """Additive attention mask of packed rows: a token sees the tokens of its own text only.
+
+    segments (rows, length): number of the text in its row from 1, 0 for padding, which sees
+    padding: a token that sees nothing is NaN as soon as half makes all its scores -inf, and NaN
+    times an attention weight of 0 is NaN in every text of the row.
+    Returns (rows, 1, length, length).
+    """
+    seen = segments.unsqueeze(2) == segments.unsqueeze(1)  # (rows, length, length)
+    return ((1.0 - seen.astype(dtype)) * MASKED_SCORE).unsqueeze(1)
+
+
+def encode(
+    bert: nn.Layer,
+    input_ids: paddle.Tensor,
+    token_type_ids: paddle.Tensor,
+    position_ids: paddle.Tensor | None = None,
+    segments: paddle.Tensor | None = None,
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Hidden states (rows, length, hidden) and pooled first tokens (rows, hidden)."""
+    mask = None  # PaddleNLP's own: padding by pad_token_id, the same score
+    if segments is not None:
+        mask = block_diagonal_mask(segments, bert.pooler.dense.weight.dtype)
+    return bert(input_ids, token_type_ids, position_ids, mask)
+
+
+class Headed(nn.Layer):
+    """BERT under a head. `network` has `bert` and the head's layers, under the names that files
+    have; `head` is the name that it is registered by."""
+
+    head: str
+    network: nn.Layer
+
+
+class TextClassifier(Headed):
+    """BERT with dropout and a linear layer on the pooled [CLS] (Devlin et al. 2019, section 4)."""
+
+    head = "classifier"
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.network = BertForSequenceClassification(config)
+
+    def forward(
+        self,
+        input_ids: paddle.Tensor,
+        token_type_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        segments: paddle.Tensor | None = None,
+        first: paddle.Tensor | None = None,
+    ) -> paddle.Tensor:
+        """Logits (texts, labels). `first` (texts): flat index of each text's [CLS]; without it
+        every row is one text."""
+        bert = self.network.bert
+        hidden, pooled = encode(bert, input_ids, token_type_ids, position_ids, segments)
+        if segments is not None:
+            tokens = hidden.reshape([-1, hidden.shape[-1]])  # (rows * length, hidden)
+            pooled = paddle.tanh(bert.pooler.dense(paddle.gather(tokens, first)))
+        return self.network.classifier(self.network.dropout(pooled))
+
+
+class MaskedLanguageModel(Headed):
+    """BERT with the masked-word head, its output tied to the word embeddings."""
+
+    head = "masked_words"
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.network = BertForMaskedLM(config)
+
+    def forward(
+        self,
+        input_ids: paddle.Tensor,
+        token_type_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        segments: paddle.Tensor | None = None,
+        positions: paddle.Tensor | None = None,
+    ) -> paddle.Tensor:
+        """Logits (masked words, vocabulary) at the flat `positions`; without them of all tokens."""
+        hidden, _ = encode(self.network.bert, input_ids, token_type_ids, position_ids, segments)
+        return self.network.cls.predictions(hidden, positions)
+
+
+heads: Registry[type[Headed]] = Registry(
+    "head", {head.head: head for head in (TextClassifier, MaskedLanguageModel)}
+)
+
+
+def build(task: str, config: BertConfig) -> Headed:
+    """The network for `task.name`, with fresh weights.
+
+    `config.kept_heads` (no field of PaddleNLP's): as many attention heads in each layer, of the
+    width that they have in all `num_attention_heads`.
+    """
+    network = heads.get(tasks.get(task).head)(config)
+    kept = getattr(config, "kept_heads", config.num_attention_heads)
+    if kept != config.num_attention_heads:
+        for layer in network.network.bert.encoder.layers:
+            _keep_heads(layer.self_attn, kept)
+    return network
+
+
+def _keep_heads(attention: nn.MultiHeadAttention, heads: int) -> None:
+    width = heads * attention.head_dim
+    attention.num_heads = heads
+    for name in ("q_proj", "k_proj", "v_proj"):
+        setattr(attention, name, nn.Linear(attention.embed_dim, width))
+    attention.out_proj = nn.Linear(width, attention.embed_dim)

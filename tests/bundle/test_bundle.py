@@ -1,0 +1,366 @@
+"""A reader sees the old bundle or the new one, whatever happens to files and writers."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from fleetbert import bundle as bundles
+from fleetbert import files
+from fleetbert.bundle import Accuracy, OnnxVariant, ProgramVariant, Variant
+from fleetbert.errors import UserError
+
+
+def fill_with(content: str, names=("float32",)):
+    def fill(folder: Path) -> list[Variant]:
+        for name in names:
+            (folder / name).mkdir()
+            (folder / name / "model.pdmodel").write_text(content)
+            (folder / name / "model.pdiparams").write_text(content * 100)
+        accuracy = [Accuracy(data="dev", n=10, accuracy=0.9)]
+        return [ProgramVariant(name=name, accuracy=accuracy) for name in names]
+
+    return fill
+
+
+def fill_one(name: str, content: str):
+    def fill(folder: Path) -> Variant:
+        (folder / "model.onnx").write_text(content)
+        return OnnxVariant(name=name, made_from="float32", runs_on=["x86"])
+
+    return fill
+
+
+def create(path: Path, fill=None, **changes) -> bundles.Bundle:
+    vocab = path.parent / "given-vocab.txt"
+    vocab.parent.mkdir(parents=True, exist_ok=True)
+    vocab.write_text("[PAD]\n[UNK]\n")
+    arguments = {
+        "task": "classification",
+        "labels": ["no", "是"],
+        "max_length": 64,
+        "vocab_path": vocab,
+        "lowercase": True,
+        **changes,
+    }
+    return bundles.create(path, fill=fill or fill_with("one"), **arguments)
+
+
+def content(path: Path, variant: str = "float32", file: str = "model.pdmodel") -> str:
+    bundle = bundles.read(path)
+    bundles.verify(bundle, variant)
+    return (bundle.folder(variant) / file).read_text()
+
+
+def names(path: Path) -> list[str]:
+    return sorted(found.name for found in path.iterdir())
+
+
+def test_what_is_written_is_read(tmp_path):
+    create(tmp_path / "deep" / "bundle")
+    bundle = bundles.read(tmp_path / "deep" / "bundle")
+    bundles.verify(bundle, "float32")
+    assert bundle.labels == ["no", "是"]
+    assert bundle.max_length == 64
+    assert not bundle.task.pair
+    assert bundle.variant("float32").accuracy[0].accuracy == 0.9
+    assert names(bundle.root) == ["float32", "manifest.json", "vocab.txt"]
+    assert names(bundle.root.parent) == ["bundle", "given-vocab.txt"]
+    # Whoever serves it need not be who trained it.
+    assert bundle.root.stat().st_mode & 0o055 == 0o055 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_copied_bundle_is_a_bundle(tmp_path):
+    create(tmp_path / "bundle").root.rename(tmp_path / "elsewhere")
+    assert content(tmp_path / "elsewhere") == "one"
+
+
+@pytest.mark.parametrize("file", ["vocab.txt", "float32/model.pdmodel", "float32/model.pdiparams"])
+def test_a_changed_file_is_named(tmp_path, file):
+    path = create(tmp_path / "bundle").root / file
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=f"{file} is not the file that was exported"):
+        bundles.verify(bundles.read(tmp_path / "bundle"), "float32")
+
+
+@pytest.mark.parametrize("file", ["float32/model.pdmodel", "float32/model.pdiparams"])
+def test_a_cut_file_is_named_at_once(tmp_path, file):
+    path = create(tmp_path / "bundle").root / file
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=rf"{file} has \d+ bytes instead of \d+"):
+        bundles.read(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize(
+    "file", ["manifest.json", "vocab.txt", "float32/model.pdmodel", "float32/model.pdiparams"]
+)
+def test_a_missing_file_is_named(tmp_path, file):
+    (create(tmp_path / "bundle").root / file).unlink()
+    with pytest.raises(UserError, match=file):
+        bundles.read(tmp_path / "bundle")
+
+
+def test_not_a_bundle(tmp_path):
+    with pytest.raises(UserError, match=r"is not a bundle: it has no manifest\.json"):
+        bundles.read(tmp_path)
+    with pytest.raises(UserError, match="is not a bundle"):
+        bundles.read(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        bundles.read(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda m: m.update(format_version=3),
+            "format_version 3 and this fleetbert reads 1, 2:",
+        ),
+        (lambda m: m.pop("format_version"), "has format_version None"),
+        (lambda m: m.update(colour="red"), "colour: Extra inputs are not permitted"),
+        (lambda m: m["task"].update(name="translation"), "task.name: Input should be"),
+        (lambda m: m["task"].update(labels=["one"]), "needs two labels or more"),
+        (lambda m: m["task"].update(labels=["one", "one"]), "labels appear twice"),
+        (lambda m: m.update(max_length="many"), "max_length"),
+        (lambda m: m["variants"].append(m["variants"][0]), "two variants have the same name"),
+        (lambda m: m["variants"][0].update(name="../x"), "variants.0.name"),
+        (lambda m: m["variants"][0].update(colour="red"), "variants.0.colour: Extra inputs"),
+        (lambda m: m["variants"][0].update(thresholds={}), "variants.0.thresholds: Extra inputs"),
+        (lambda m: m["variants"].append("onnx"), "variants.1"),
+        (
+            lambda m: m["variants"][0]["files"][0].update(path="../secret/x"),
+            "variants.0.files.0.path",
+        ),
+        (lambda m: m["variants"][0]["files"][0].update(path="/etc/passwd"), "files.0.path"),
+        (lambda m: m["variants"][0]["files"][0].update(path="alone"), "files.0.path"),
+    ],
+)
+def test_a_wrong_manifest_says_what_and_where(tmp_path, change, message):
+    path = create(tmp_path / "bundle").root / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(UserError) as caught:
+        bundles.read(tmp_path / "bundle")
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff\xfe", b"[1]", b"null", b"7"])
+def test_a_manifest_that_is_no_manifest(tmp_path, data):
+    path = create(tmp_path / "bundle").root / "manifest.json"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"manifest\.json"):
+        bundles.read(tmp_path / "bundle")
+
+
+def test_an_unknown_variant_is_answered_with_the_known_ones(tmp_path):
+    bundle = create(tmp_path / "bundle", fill_with("x", ("float32", "int8-static")))
+    with pytest.raises(UserError, match="no variant 'int8'; it has: float32, int8-static"):
+        bundle.variant("int8")
+
+
+def test_a_bundle_is_replaced_whole(tmp_path):
+    create(tmp_path / "bundle", fill_with("old", ("float32", "other")))
+    create(tmp_path / "bundle", fill_with("new"))
+    assert content(tmp_path / "bundle") == "new"
+    assert names(tmp_path) == ["bundle", "given-vocab.txt"]
+    assert names(tmp_path / "bundle") == ["float32", "manifest.json", "vocab.txt"]
+
+
+def test_a_bundle_is_replaced_where_folders_cannot_be_swapped(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
+    create(tmp_path / "bundle", fill_with("old"))
+    create(tmp_path / "bundle", fill_with("new"))
+    assert content(tmp_path / "bundle") == "new"
+    assert names(tmp_path) == ["bundle", "given-vocab.txt"]
+
+
+def test_a_folder_that_is_no_bundle_is_left_alone(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1.tex").write_text("...")
+    with pytest.raises(UserError, match="exists and is not a bundle"):
+        create(tmp_path / "thesis")
+    assert names(tmp_path / "thesis") == ["chapter1.tex"]
+    (tmp_path / "empty").mkdir()
+    create(tmp_path / "empty")
+
+
+def test_what_cannot_be_a_bundle_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(UserError, match="needs two labels"):
+        create(tmp_path / "bundle", labels=["one"])
+    with pytest.raises(UserError, match="vocabulary"):
+        create(tmp_path / "bundle", vocab_path=tmp_path / "none.txt")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_failing_fill_changes_nothing(tmp_path):
+    create(tmp_path / "bundle")
+
+    def fail(folder: Path):
+        (folder / "half").write_text("half")
+        raise RuntimeError("out of ideas")
+
+    with pytest.raises(RuntimeError):
+        create(tmp_path / "bundle", fail)
+    with pytest.raises(RuntimeError):
+        bundles.add_variant(tmp_path / "bundle", "onnx", fail)
+    assert content(tmp_path / "bundle") == "one"
+    assert names(tmp_path) == ["bundle", "given-vocab.txt"]
+    assert names(tmp_path / "bundle") == ["float32", "manifest.json", "vocab.txt"]
+
+
+def test_variants_are_added_and_replaced(tmp_path):
+    root = create(tmp_path / "bundle").root
+    for text in ("first", "second", "third", "fourth"):
+        bundles.add_variant(root, "onnx", fill_one("onnx", text))
+        assert content(root, "onnx", "model.onnx") == text
+        assert content(root) == "one"
+    folders = [found for found in root.iterdir() if found.is_dir()]
+    assert len(folders) == 2  # old ones are gone
+
+
+def test_folders_of_like_named_variants_and_of_users_stay(tmp_path):
+    root = create(tmp_path / "bundle").root
+    (root / "notes").mkdir()
+    bundles.add_variant(root, "onnx-int8", fill_one("onnx-int8", "int8"))
+    for text in ("a", "b"):
+        bundles.add_variant(root, "onnx", fill_one("onnx", text))
+    assert content(root, "onnx-int8", "model.onnx") == "int8"
+    assert (root / "notes").is_dir()
+
+
+def test_a_kind_that_is_not_known_stays_as_it_is(tmp_path):
+    """Of a newer fleetbert, or of a user's own engine: another variant is added beside it."""
+    path = create(tmp_path / "bundle").root / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    other = {**manifest["variants"][0], "name": "mine", "kind": "my-engine", "deep": {"a": [1]}}
+    manifest["variants"].append(other)
+    path.write_text(json.dumps(manifest))
+    bundle = bundles.add_variant(path.parent, "onnx", fill_one("onnx", "x"))
+    assert isinstance(bundle.variant("mine"), bundles.OtherVariant)
+    assert not bundle.variant("mine").compared
+    stored = json.loads(path.read_text(encoding="utf-8"))["variants"]
+    assert next(variant for variant in stored if variant["name"] == "mine") == other
+
+
+def test_two_writers_at_once_lose_nothing(tmp_path):
+    root = create(tmp_path / "bundle").root
+
+    def write(name: str) -> None:
+        for number in range(10):
+            bundles.add_variant(root, name, fill_one(name, f"{name} {number}"))
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(write, ("a", "b", "c")))
+    for name in ("a", "b", "c"):
+        assert content(root, name, "model.onnx") == f"{name} 9"
+    assert names(root) == sorted(
+        ["float32", "manifest.json", "vocab.txt"]
+        + [bundles.read(root).folder(name).name for name in ("a", "b", "c")]
+    )
+
+
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, {tests!r})
+from fleetbert import bundle as bundles, files
+from fleetbert.bundle import write
+import test_bundle
+
+def die(*arguments, **keywords):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+root = Path({root!r})
+{body}
+"""
+
+
+def run_writer(root: Path, body: str) -> subprocess.Popen:
+    code = WRITER.format(tests=str(Path(__file__).parent), root=str(root), body=body)
+    return subprocess.Popen([sys.executable, "-c", code])
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        # while the files are written
+        "bundles.create(root, task='classification', labels=['a', 'b'], max_length=64,"
+        " vocab_path=root / 'vocab.txt', lowercase=True, fill=die)",
+        "bundles.add_variant(root, 'onnx', die)",
+        # when they are complete but not in place
+        "files.put_in_place = die; test_bundle.create(root)",
+        "write._replace_manifest = die\n"
+        "bundles.add_variant(root, 'onnx', test_bundle.fill_one('onnx', 'new'))",
+        # with the new manifest half written
+        "files.sync = die; os.fsync = die\n"
+        "files.sync_tree = lambda folder: None\n"
+        "bundles.add_variant(root, 'onnx', test_bundle.fill_one('onnx', 'new'))",
+    ],
+)
+def test_a_killed_writer_leaves_the_bundle_as_it_was(tmp_path, body):
+    root = create(tmp_path / "bundle").root
+    bundles.add_variant(root, "onnx", fill_one("onnx", "old"))
+    writer = run_writer(root, body)
+    assert writer.wait(60) == -signal.SIGKILL
+    assert content(root) == "one"
+    assert content(root, "onnx", "model.onnx") == "old"
+    # The next writer removes what was left.
+    bundles.add_variant(root, "onnx", fill_one("onnx", "new"))
+    create(tmp_path / "bundle", fill_with("two"))
+    bundles.add_variant(root, "onnx", fill_one("onnx", "newer"))
+    assert names(tmp_path) == ["bundle", "given-vocab.txt"]
+    assert names(root) == ["float32", "manifest.json", "onnx", "vocab.txt"]
+
+
+def test_writers_killed_at_any_time_leave_a_whole_bundle(tmp_path):
+    root = create(tmp_path / "bundle").root
+    bundles.add_variant(root, "onnx", fill_one("onnx", "x" * 100_000))
+    body = (
+        "print('ready', flush=True)\n"
+        "for number in range(10_000):\n"
+        "    text = str(number) * 20_000\n"
+        "    if number % 3 == 0:\n"
+        "        test_bundle.create(root, test_bundle.fill_with(text))\n"
+        "    bundles.add_variant(root, 'onnx', test_bundle.fill_one('onnx', text))\n"
+    )
+    generator = random.Random(0)
+    for _ in range(6):
+        writer = run_writer(root, body)
+        time.sleep(0.7 + generator.random() / 3)
+        writer.kill()
+        writer.wait()
+        bundle = bundles.read(root)
+        for variant in bundle.manifest.variants:
+            bundles.verify(bundle, variant.name)
+
+
+def test_a_live_writers_folder_is_not_cleaned_away(tmp_path):
+    root = create(tmp_path / "bundle").root
+
+    def fill(folder: Path) -> Variant:
+        bundles.add_variant(root, "other", fill_one("other", "other"))
+        return fill_one("onnx", "slow")(folder)
+
+    bundles.add_variant(root, "onnx", fill)
+    assert content(root, "onnx", "model.onnx") == "slow"
+    assert content(root, "other", "model.onnx") == "other"
