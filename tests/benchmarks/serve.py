@@ -165,6 +165,7 @@ def open_bentoml(python: str, folder: Path, job: Json, threads: int) -> Iterator
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    python = str(Path(python).absolute())  # not resolved: it is a link into its environment
     command = [python, "-m", "bentoml", "serve", "bento_service:Bench", "--host", "127.0.0.1"]
     environ = {
         **harness.peer_environ(threads),
