@@ -1,8 +1,8 @@
-"""The peers of `bench serve`: an engine of `peer_infer.py` behind a plain FastAPI.
+"""An engine of `infer.py` behind a plain FastAPI.
 
 What is written when a model has to be served soon: a request's texts are tokenized, padded to the
-longest and run together, in FastAPI's pool of threads. Runs without fleetbert:
-`peer_serve.py job.json`.
+longest and run together, in FastAPI's pool of threads. Runs in the peers' environment:
+`fastapi_server.py job.json`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List
 
+import infer as engines  # the file beside this one
 import numpy as np
-import peer_infer  # type: ignore[import-not-found]  # the files beside this one
 import uvicorn
-import worker  # type: ignore[import-not-found]
 from fastapi import FastAPI
+from infer import worker
 from pydantic import BaseModel
 from tokenizers import BertWordPieceTokenizer
 
@@ -53,7 +53,7 @@ def build(job, run):
 def main() -> None:
     channel = worker.Channel()
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    run, engine, version = peer_infer.OPENERS[job["peer"]](job)
+    run, engine, version = engines.OPENERS[job["peer"]](job)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(build(job, run), log_level="error", access_log=False, lifespan="off")
     server = uvicorn.Server(config)

@@ -5,9 +5,10 @@ Nothing here was measured. Times in seconds, sizes in bytes, rates per second.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import argparse
+from typing import NamedTuple
 
-from fleetbert.bench import measure
+from benchmarks.harness import Result
 
 
 class Shape(NamedTuple):
@@ -85,51 +86,28 @@ def efficiency(step: float, sharing: float) -> tuple[float, float]:
     return step / (step + sharing), step / (step + left)
 
 
-def report() -> dict[str, Any]:
-    """Rows of the model, ready for JSON. O1 shares float32 gradients, O2 float16."""
-    rows = []
-    for shape in (BASE, LARGE):
-        step = shape.step_operations(TEXTS, LENGTH) / RATE
-        for level, width in (("O1", 4), ("O2", 2)):
-            size = shape.parameters * width
-            for network in NETWORKS:
-                for gpus in GPUS:
-                    sharing = all_reduce_seconds(size, gpus, network)
-                    low, high = efficiency(step, sharing)
-                    rows.append(
-                        {
-                            "model": shape.name,
-                            "precision": level,
-                            "gradient_bytes": size,
-                            "network": network.name,
-                            "gpus": gpus,
-                            "step_s": step,
-                            "all_reduce_s": sharing,
-                            "efficiency": low,
-                            "efficiency_overlapped": high,
-                        }
-                    )
-    return {"bench": "scaling model", "rows": rows}
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None."""
 
 
-def format_report() -> str:
-    """Two Markdown tables: gradients and steps, and efficiencies."""
-    rows = report()["rows"]
+def run(_: argparse.Namespace) -> Result:
+    """The tables of docs/scaling.md. O1 shares float32 gradients, O2 float16."""
     sizes = [["", "parameters", "gradients float32", "float16", "step of one GPU"]]
+    table = [["", "network", *(f"{gpus:,} GPUs" for gpus in GPUS)]]
     for shape in (BASE, LARGE):
         step = shape.step_operations(TEXTS, LENGTH) / RATE
+        float32, float16 = (f"{shape.parameters * width / 1e6:.0f} MB" for width in (4, 2))
         sizes.append(
-            [
-                shape.name,
-                f"{shape.parameters:,}",
-                f"{shape.parameters * 4 / 1e6:.0f} MB",
-                f"{shape.parameters * 2 / 1e6:.0f} MB",
-                f"{step * 1000:.0f} ms",
-            ]
+            [shape.name, f"{shape.parameters:,}", float32, float16, f"{step * 1000:.0f} ms"]
         )
-    table = [["", "network", *(f"{gpus:,} GPUs" for gpus in GPUS)]]
-    for start in range(0, len(rows), len(GPUS)):
-        line = rows[start : start + len(GPUS)]
-        cells = [f"{row['efficiency']:.0%} / {row['efficiency_overlapped']:.0%}" for row in line]
-        table.append([f"{line[0]['model']} {line[0]['precision']}", line[0]["network"], *cells])
-    return "\n".join([measure.table(sizes, True), "", measure.table(table, True)])
+        for level, width in (("O1", 4), ("O2", 2)):
+            for network in NETWORKS:
+                cells = []
+                for gpus in GPUS:
+                    sharing = all_reduce_seconds(shape.parameters * width, gpus, network)
+                    low, high = efficiency(step, sharing)
+                    cells.append(f"{low:.0%} / {high:.0%}")
+                table.append([f"{shape.name} {level}", network.name, *cells])
+    return Result(
+        "A model of 8 to 1,024 GPUs", [sizes, table], [], {"sizes": sizes, "table": table}
+    )

@@ -1,7 +1,7 @@
-"""The peer of `bench train`: PyTorch and transformers, as articles fine-tune BERT with them.
+"""PyTorch and transformers, as articles fine-tune BERT with them.
 
 Float32, random order, padded to the longest of the batch, AdamW with warm-up and linear decay.
-Runs in the peers' environment, without fleetbert: `peer_train.py job.json`. The token ids and the
+Runs in the peers' environment, without fleetbert: `train.py job.json`. The token ids and the
 initial weights are those of the other side.
 """
 
@@ -15,13 +15,16 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-import worker  # type: ignore[import-not-found]  # the file beside this one
 from torch.utils.data import DataLoader
 from transformers import BertForSequenceClassification
 
+# Python's standard library only, so that this environment can import it.
+sys.path.append(str(Path(__file__).resolve().parents[3] / "fleetbert" / "bench"))
+import worker
+
 
 class Texts(torch.utils.data.Dataset):
-    """The texts of a .npz file that `ours_train` wrote."""
+    """The texts of a .npz file that `benchmarks/train.py` wrote."""
 
     def __init__(self, path: Path):
         with np.load(path) as file:
@@ -93,8 +96,8 @@ def evaluate(model, loader):
 
 def main() -> None:
     channel = worker.Channel()
-    folder = Path(sys.argv[1]).parent
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    folder = Path(job["folder"])
     torch.set_num_threads(job["threads"])
     torch.manual_seed(job["seed"])
     transformers.logging.set_verbosity_error()

@@ -1,8 +1,7 @@
-"""The peers of `bench infer`: PyTorch, ONNX Runtime and OpenVINO, each as its own manual says.
+"""PyTorch, ONNX Runtime and OpenVINO, each as its own manual says.
 
-Runs in the peers' environment, without fleetbert: `peer_infer.py job.json`, whose `peer` is one of
-`OPENERS`. Commands: {"plan", "save"} answers the batches of that plan; {"length", "batches"} times
-batches of rows of that length.
+Runs in the peers' environment, without fleetbert: `infer.py job.json`, whose `peer` is one of
+`OPENERS`. A command {"plan", "save"} answers the batches of that plan, as `infer_worker` does.
 """
 
 from __future__ import annotations
@@ -15,7 +14,10 @@ import time
 from pathlib import Path
 
 import numpy as np
-import worker  # type: ignore[import-not-found]  # the file beside this one
+
+# Python's standard library only, so that this environment can import it.
+sys.path.append(str(Path(__file__).resolve().parents[3] / "fleetbert" / "bench"))
+import worker
 
 
 def collate(ids, first_lengths, indices, length, pad_id):
@@ -50,7 +52,7 @@ def open_onnxruntime(job):
 def open_openvino(job):
     """`precision`: in which float it computes what is not quantized, f32 or bf16; `streams`: how
     many calls share the threads, each from a thread of its own."""
-    import openvino  # type: ignore[import-not-found]
+    import openvino
 
     streams = job.get("streams", 1)
     properties = {
@@ -73,50 +75,24 @@ def open_openvino(job):
 
 
 def open_torch(job):
-    """transformers' BertForSequenceClassification, eager or traced and frozen."""
+    """transformers' BertForSequenceClassification, eager."""
     import torch
     import transformers
 
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(job["threads"])
-    traced = job["traced"]
-    config = transformers.BertConfig(**job["config"], hidden_act="gelu", layer_norm_eps=1e-12)
-    # Masks of the other kinds cannot be traced for every shape.
-    config._attn_implementation = "eager" if traced else "sdpa"
-    network = transformers.BertForSequenceClassification(config)
-    with np.load(job["weights"]) as file:
-        tensors = {name: torch.from_numpy(file[name]) for name in file.files}
-    lost, unknown = network.load_state_dict(tensors, strict=False)
-    lost = [name for name in lost if "position_ids" not in name]
-    if lost or unknown:
-        raise SystemExit(f"not in the network or not in the file: {[*lost, *unknown]}")
+    network = transformers.BertForSequenceClassification.from_pretrained(job["model"])
     network.eval()
-    pad_id = job["pad_id"]
-
-    class Network(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.network = network
-
-        def forward(self, input_ids, token_type_ids):
-            mask = (input_ids != pad_id).long()
-            return self.network(
-                input_ids=input_ids,
-                attention_mask=mask,
-                token_type_ids=token_type_ids,
-                return_dict=False,
-            )[0]
-
-    module = Network().eval()
-    if traced:
-        example = torch.tensor([[5, 6, 7, 8, pad_id], [5, 6, 7, 8, 9]])
-        with torch.inference_mode():
-            module = torch.jit.trace(module, (example, torch.zeros_like(example)))
-            module = torch.jit.freeze(module)
 
     def run(input_ids, token_type_ids):
+        ids = torch.from_numpy(input_ids)
         with torch.inference_mode():
-            return module(torch.from_numpy(input_ids), torch.from_numpy(token_type_ids)).numpy()
+            reply = network(
+                input_ids=ids,
+                attention_mask=(ids != job["pad_id"]).long(),
+                token_type_ids=torch.from_numpy(token_type_ids),
+            )
+            return reply.logits.numpy()
 
     return run, f"PyTorch {torch.__version__}", torch.__version__
 
@@ -134,15 +110,11 @@ def main() -> None:
     with np.load(job["texts"]) as file:
         ids = np.split(file["ids"], np.cumsum(file["lengths"])[:-1])
         first_lengths = file["first_lengths"]
-        rows = file["rows"]
     name = job.get("peer", "onnxruntime")
     run, engine, version = OPENERS[name](job)
     channel.send(engine=engine, versions={name: version, "numpy": np.__version__})
     while True:
         command = channel.receive()
-        if "length" in command:
-            channel.send(seconds=worker.time_shapes(run, rows, command, np.zeros_like))
-            continue
         logits = np.empty((len(ids), job["labels"]), np.float32)
         times = []
         clock = worker.Clock()
