@@ -10,9 +10,9 @@ from pathlib import Path
 
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
-from fleetbert.launch import remains
-from fleetbert.launch.job import Job
+from fleetbert.launch import reaper
 from fleetbert.launch.output import Output
+from fleetbert.launch.servers import Job
 
 HANG_TIMEOUT = 3600.0  # seconds: reading a large table, too, may take long without a word
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     _fill_standard_streams()
     output = Output(Path(arguments.log_dir))
     try:
-        with remains.guarded() as folder:
+        with reaper.reaping() as folder:
             return Job(
                 command,
                 arguments.servers,

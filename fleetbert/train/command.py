@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 from typing import Any, Callable
 
 from fleetbert import config
 from fleetbert.errors import Stopped
-from fleetbert.train import keeper
+from fleetbert.launch import ranks
 
 DESCRIPTION = """\
 Train BERT as a YAML file says: one process, or many under paddle.distributed.launch.
@@ -47,10 +46,10 @@ def run_kept(
     schema: type[config.Config],
     trainer: Callable[[], Callable[[Any], Any]],
 ) -> None:
-    """Read the job and call what `trainer` imports with it; of ranks, under a keeper."""
+    """Read the job and call what `trainer` imports with it; of ranks, under a supervisor."""
     expect_sigterm()
     job = config.load_as(schema, arguments.config, arguments.overrides)
-    keep_rank(job)
+    supervise(job)
 
     from fleetbert.compat import environment
 
@@ -71,14 +70,9 @@ def expect_sigterm() -> None:
     signal.signal(signal.SIGTERM, stop)
 
 
-def keep_rank(job: config.Config | config.Quantize) -> None:
-    """Under paddle.distributed.launch: become the keeper of a rank, and in the rank itself, which
-    runs the same command again, give signs of life."""
-    if keeper.is_needed():
-        restarts = keeper.max_restart() if job.trainer.resume == "auto" else 0
-        sys.exit(keeper.keep(job.strategy.hang_timeout, restarts))
-    if keeper.is_kept():
-        keeper.give_signs_of_life()
+def supervise(job: config.Config | config.Quantize) -> None:
+    """See `ranks.supervised`."""
+    ranks.supervised(job.strategy.hang_timeout, resumes=job.trainer.resume == "auto")
 
 
 def main(argv: list[str]) -> None:

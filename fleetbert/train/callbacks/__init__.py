@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fleetbert.launch import heartbeat
+
 if TYPE_CHECKING:
     from fleetbert.train.loop import Run
 
@@ -43,10 +45,9 @@ class Callback:
 
 def build(run: Run) -> list[Callback]:
     """The callbacks of a run, in calling order. Files are written on rank 0 only."""
-    from fleetbert.train import keeper
     from fleetbert.train.callbacks.checkpoint import Checkpoints
     from fleetbert.train.callbacks.evaluation import Evaluation
-    from fleetbert.train.callbacks.life import Life
+    from fleetbert.train.callbacks.heartbeat import Heartbeat
     from fleetbert.train.callbacks.metrics import Metrics
     from fleetbert.train.callbacks.profiler import Profiler
     from fleetbert.train.callbacks.progress import Progress
@@ -55,8 +56,8 @@ def build(run: Run) -> list[Callback]:
     wanted = run.job.callbacks
     first = run.strategy.rank == 0
     chosen: list[Callback] = []
-    if keeper.is_kept():
-        chosen.append(Life())
+    if heartbeat.is_supervised():
+        chosen.append(Heartbeat())
     if wanted.profiler.enabled:
         chosen.append(Profiler())
     if first:

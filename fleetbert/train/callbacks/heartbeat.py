@@ -1,0 +1,20 @@
+"""Tells the rank's supervisor each step, so that it can say where a rank was killed or hangs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fleetbert.launch import heartbeat
+from fleetbert.train.callbacks import Callback
+
+if TYPE_CHECKING:
+    from fleetbert.train.loop import Run
+
+
+class Heartbeat(Callback):
+    def on_start(self, run: Run) -> None:
+        self.first = run.state.step
+        heartbeat.note_step(self.first, 0)
+
+    def on_step(self, run: Run) -> None:
+        heartbeat.note_step(run.state.step, run.state.step - self.first)
