@@ -7,12 +7,12 @@ SHELL := /bin/bash
 unexport PYTHONPATH PYTHONHOME
 
 PYTHON := .venv/bin/python
-TESTS := $(PYTHON) -m pytest -q tests --ignore tests/endurance --durations 15
+TESTS := tests --ignore tests/endurance --durations 15
 KILLS := 50
 SEED := 0
 SOURCES := $(wildcard setup.py fleetbert launch deploy tests)
 
-.PHONY: help quickstart test endurance lint format bench venv venv-clients venv-bench lock clean
+.PHONY: help quickstart test endurance lint format bench venv venv-clients venv-bench packages lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -29,11 +29,10 @@ quickstart: venv ## Train BERT on two processes, then ask it questions
 	@echo "Train on your own table: see configs/sst2.yaml, and"
 	@echo "  .venv/bin/python launch/train.py --help"
 
-# Many tests start, kill and time real processes, and a busy machine may spoil one: what failed runs
-# once more, by itself. Both runs are shown, and what fails twice fails.
-test: venv venv-clients ## Run the tests
-	$(TESTS) || { echo "Once more, what failed:"; \
-		$(TESTS) --last-failed --last-failed-no-failures none; }
+# A busy machine may spoil a test that kills and times real processes: tests/conftest.py says which
+# run once more when they fail.
+test: venv venv-clients packages ## Run the tests
+	$(PYTHON) -m pytest -q $(TESTS)
 
 endurance: venv ## Kill ranks at random, 50 times: make endurance KILLS=50 SEED=0
 	FLEETBERT_KILLS=$(KILLS) FLEETBERT_SEED=$(SEED) $(PYTHON) -m pytest -q tests/endurance
@@ -41,7 +40,7 @@ endurance: venv ## Kill ranks at random, 50 times: make endurance KILLS=50 SEED=
 lint: venv ## Check style and types
 	$(PYTHON) -m ruff check $(SOURCES)
 	$(PYTHON) -m ruff format --check $(SOURCES)
-	$(PYTHON) -m mypy
+	@.ci/types
 
 format: venv ## Rewrite the code in the project's style
 	$(PYTHON) -m ruff check --fix $(SOURCES)
@@ -62,8 +61,12 @@ venv-clients:
 venv-bench:
 	@.ci/setup .venv-bench requirements-bench.lock 3.11 3.12 3.10
 
-lock: ## Make the lock files anew from setup.py (needs uv)
-	.ci/lock
+# Compilers, libraries and a browser for tests: as root with apt-get, tried once.
+packages:
+	@[ -e .cache/packages ] || .ci/packages
+
+lock: ## Make the lock files anew from setup.py (needs uv); UPGRADE=--upgrade takes the newest
+	.ci/lock $(UPGRADE)
 
 clean: ## Remove the environments, caches and build products; output/ stays
 	rm -rf .venv .venv-* .venv.lock build dist *.egg-info \

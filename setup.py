@@ -59,16 +59,23 @@ CAPS = [
     'tokenizers<0.21; python_version < "3.9"',
 ]
 
+DATA = [f"**/*.{kind}" for kind in ("html", "j2", "css", "js", "proto")]
+
 setup(
     name="fleetbert",
     version=read_version(),
     description="Train BERT with PaddlePaddle on one machine or many, compress it and serve it",
     license="Apache-2.0",
     python_requires=">=3.8,<3.13",
-    packages=find_packages(include=["fleetbert", "fleetbert.*"]),
+    # deploy/ stands at the top, beside what it serves, and is installed as fleetbert.deploy.
+    packages=[
+        *find_packages(include=["fleetbert", "fleetbert.*"]),
+        *(f"fleetbert.{name}" for name in find_packages(include=["deploy", "deploy.*"])),
+    ],
+    package_dir={"fleetbert.deploy": "deploy"},
     package_data={
-        "fleetbert": [f"**/*.{kind}" for kind in ("html", "j2", "css", "js", "proto")]
-        + ["py.typed"]
+        "fleetbert": [*DATA, "py.typed"],
+        "fleetbert.deploy": DATA,
     },
     install_requires=REQUIRES + CAPS,
     extras_require={
@@ -92,10 +99,13 @@ setup(
         # Converts models to Paddle Lite; its wheels stop at Python 3.10.
         "lite": ['paddlelite==2.13rc0; python_version < "3.11" and platform_machine == "x86_64"'],
         "dev": [
+            "cmake",  # builds deploy/lite for its tests
             "grpcio-tools",
             "hypothesis",
+            "import-linter",
             "mypy",
             "pytest>=8",
+            "pytest-rerunfailures",
             "pytest-timeout",
             "ruff",
             "types-PyYAML",

@@ -1,1 +1,1 @@
-"""Servers for bundles. Installed as `fleetbert.deploy`; the link fleetbert/deploy leads here."""
+"""Servers for bundles. setup.py installs it as `fleetbert.deploy`."""

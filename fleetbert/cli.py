@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import logging
 import os
 import re
 import sys
@@ -28,6 +29,8 @@ from fleetbert.train import command as train_command
 
 if TYPE_CHECKING:
     from fleetbert.engines import answer
+
+log = logging.getLogger(__name__)
 
 EPILOG = """\
 A bundle is the folder that training writes: the model, its vocabulary, its labels, and variants
@@ -148,9 +151,9 @@ def _predict(arguments: argparse.Namespace) -> None:
                 bar.update(counts.lines)
                 lines, failed, cut = lines + counts.lines, failed + counts.errors, cut + counts.cut
     if failed:
-        print(f"{failed} of {lines} lines could not be answered: see their error", file=sys.stderr)
+        log.warning(f"{failed} of {lines} lines could not be answered: see their error")
     if cut:
-        print(f"{cut} texts were cut to {model.max_length} tokens", file=sys.stderr)
+        log.warning(f"{cut} texts were truncated to {model.max_length} tokens")
 
 
 # What a file's ending says; None: its first line tells.

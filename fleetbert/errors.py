@@ -6,6 +6,8 @@ import os
 import sys
 from typing import Callable, NoReturn
 
+from fleetbert import log
+
 NOT_CONNECTED = 75  # EX_TEMPFAIL of sysexits.h
 
 
@@ -35,6 +37,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
 
     A UserError is printed as one line; `--debug` anywhere on the command line shows the stack.
     """
+    log.start()
     argv = sys.argv[1:] if argv is None else argv
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]

@@ -35,7 +35,9 @@ def find() -> str:
         path = shutil.which(name)
         if path:
             return path
-    pytest.skip(f"no browser: none of {', '.join(NAMES)} is installed")
+    pytest.skip(
+        f"no browser: none of {', '.join(NAMES)} is installed: `sudo .ci/packages` installs it"
+    )
 
 
 class Browser:

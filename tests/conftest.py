@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,11 @@ from fp16sim import build
 from hypothesis import HealthCheck, settings
 from tiny_bert import LABELS, VOCAB, make_network
 
-import fleetbert  # noqa: F401  before the first import of paddle: it prepares the process
+import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
+from fleetbert import log
+
+# What tests call directly speaks as a command does.
+log.start()
 
 # The same examples each time, and no limits of time, which a busy machine would not keep.
 # HYPOTHESIS_SEARCH=1 looks for new ones.
@@ -31,6 +37,42 @@ settings.load_profile("steady")
 # In the background of a shell without job control Ctrl-C is ignored, and so it would be in all
 # that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Helpers that start, kill and time real processes, which a busy machine may spoil. A test of a
+# module that uses one runs once more when it fails; what fails twice fails. The summary names both.
+PROCESS_HELPERS = frozenset(
+    ("launched", "lite_serving", "processes", "running_core", "served", "servers")
+)
+
+
+def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        used = {
+            name
+            for value in vars(item.module).values()
+            for name in (getattr(value, "__module__", None), getattr(value, "__name__", None))
+            if isinstance(name, str)
+        }
+        if used & PROCESS_HELPERS:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config) -> None:
+    """Say last how many tests were skipped that a command would bring: a reason names it in
+    backquotes."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return
+    commands = Counter(
+        match.group(1)
+        for report in reporter.stats.get("skipped", ())
+        for match in [re.search("`([^`]+)`", report.longrepr[2])]
+        if match
+    )
+    for command, count in commands.most_common():
+        reporter.write_line(f"skipped: {count} tests that can run after `{command}`")
 
 
 @pytest.fixture(scope="session")

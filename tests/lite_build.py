@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from boards import HERE
 
 ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache" / "lite"
+CMAKE = Path(sys.executable).with_name("cmake")  # of requirements.lock
+INSTALL = "`sudo .ci/packages` installs it on Debian and Ubuntu"
 LIBRARIES = ("libutf8proc", "nlohmann_json", "cpp-httplib")
 # One for all builds: what is measured is what the programs say, and -O1 is soon compiled.
 OPTIONS = ("-DFLEETBERT_TESTS=ON", "-DCMAKE_BUILD_TYPE=None", "-DCMAKE_CXX_FLAGS_NONE=-O1")
@@ -54,16 +57,16 @@ def missing(name: str) -> str | None:
     """What a kind of build needs and this machine does not have, in words, or None."""
     kind = KINDS[name]
     compiler = f"{kind.triplet}-g++" if kind.triplet else "g++"
-    for tool in ("cmake", compiler, "pkg-config", *filter(None, [kind.emulator])):
+    for tool in (compiler, "pkg-config", *filter(None, [kind.emulator])):
         if shutil.which(tool) is None:
-            return f"deploy/lite, {name}, needs {tool} (.ci/packages installs it)"
+            return f"deploy/lite, {name}, needs {tool}: {INSTALL}"
     environ = dict(os.environ)
     if kind.triplet:
         folders = (f"/usr/lib/{kind.triplet}/pkgconfig", "/usr/share/pkgconfig")
         environ["PKG_CONFIG_LIBDIR"] = ":".join(folders)
     for library in LIBRARIES:
         if subprocess.run(["pkg-config", "--exists", library], env=environ).returncode:
-            return f"deploy/lite, {name}, needs the library {library} (.ci/packages installs it)"
+            return f"deploy/lite, {name}, needs the library {library}: {INSTALL}"
     return None
 
 
@@ -78,8 +81,8 @@ def build(name: str) -> Build:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _run("cmake", "-S", ROOT / "deploy" / "lite", "-B", folder, *options)
-        _run("cmake", "--build", folder, "--parallel", "4")
+        _run(CMAKE, "-S", ROOT / "deploy" / "lite", "-B", folder, *options)
+        _run(CMAKE, "--build", folder, "--parallel", "4")
     # Without -L: the loader in /usr/TRIPLET is of another version than the C library that it would
     # find, and the first thread never starts.
     return Build(folder, kind.target, (kind.emulator,) if kind.emulator else ())

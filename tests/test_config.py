@@ -73,7 +73,7 @@ def test_every_shipped_config_loads_and_has_no_default_left_over(path):
 
 
 def test_help_lists_every_key_with_its_default():
-    lines = {line.split()[0]: line for line in config.help_text().splitlines()}
+    lines = {line.split()[0]: line for line in config.help_text(config.Config).splitlines()}
     names = [name for name, _ in config.fields(config.Config)]
     assert list(lines) == names
     assert "trainer.seed" in names

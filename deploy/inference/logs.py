@@ -18,6 +18,7 @@ from typing import Any
 
 import orjson
 
+from fleetbert import log as plain_log
 from fleetbert.deploy.inference import settings
 from fleetbert.deploy.inference.observe import Done
 
@@ -77,6 +78,7 @@ def start(section: settings.Logs) -> None:
     """Write all of this process's log lines to stderr, in the format asked for."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if section.format == "json" else _Text())
+    plain_log.stop()
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(section.level.upper())

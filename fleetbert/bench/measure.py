@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import statistics
 import subprocess
@@ -19,6 +20,8 @@ from typing import Any, Callable, NamedTuple, Sequence
 from fleetbert import files
 from fleetbert.engines.evaluate import align
 from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
 
 # Idle thread pools spin before they sleep: Intel's OpenMP, inside Paddle, for 0.2 s.
 PAUSE = 0.5
@@ -272,4 +275,4 @@ def write_json(path: str, report: dict[str, Any]) -> None:
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    log.info(text)

@@ -1,4 +1,6 @@
-"""What a process has to set before PaddlePaddle is imported.
+"""What a process has to set before PaddlePaddle is imported: `prepare` does.
+
+Commands call it first; the packages whose modules import Paddle import `compat.prepared`.
 
 Everything here works around the native libraries inside the paddlepaddle 2.6.2 wheel.
 Variables that the user has set are never changed.
@@ -16,7 +18,9 @@ import sys
 import warnings
 import zlib  # noqa: F401  libpaddle 2.6.2 exports its own zlib symbols: Python's must load first
 from pathlib import Path
-from typing import Any, MutableMapping
+from typing import MutableMapping
+
+import fleetbert
 
 
 def mkl_settings(processors: str) -> dict[str, str]:
@@ -93,19 +97,6 @@ def keep_large_blocks(largest: int = 1 << 30, free: int = (1 << 31) - 1) -> None
     mallopt(trim_threshold, free)
 
 
-def import_paddle() -> None:
-    """Import paddle without its warning of every OMP_NUM_THREADS but 1, "if you use data
-    parallel": that is about ranks that each take all processors, which `thread_settings` avoids.
-    """
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a missing ccache
-        import paddle  # noqa: F401
-    for line in said.getvalue().splitlines():
-        if "OMP_NUM_THREADS" not in line:
-            print(line, file=sys.stderr)
-
-
 # Since 2.6 a transpose is a view, and whoever uses it copies element by element: 2.4 ms for the
 # heads of 768 tokens, where a real transpose takes 0.15 ms. Training on the CPU gains 15 %.
 CONTIGUOUS = {"FLAGS_use_stride_kernel": "0"}
@@ -116,18 +107,69 @@ WITHOUT_CHATTER = {"GLOG_minloglevel": "1"}
 
 
 def prepare() -> None:
-    """Set the variables that are not set yet; does nothing once paddle is imported."""
+    """Set the variables that are not set yet; warns, once, where paddle was imported before."""
+    global _is_prepared
+    if _is_prepared:
+        return
+    _is_prepared = True
+    wanted = {**mkl_settings(cpuinfo()), **thread_settings(os.environ, processors()), **CONTIGUOUS}
     if "paddle" in sys.modules:
+        _tell_lost(wanted)
         return
     # Paddle imports distutils, and PaddleNLP 2.8.1 then pip, which brings setuptools' own.
     warnings.filterwarnings("ignore", "Setuptools is replacing distutils")
-    cpus = processors()
-    wanted = {**mkl_settings(cpuinfo()), **thread_settings(os.environ, cpus), **CONTIGUOUS}
     if os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"):
         wanted.update(WITHOUT_CHATTER)
     for name, value in wanted.items():
         if name not in os.environ or set_by_launcher(name):
             os.environ[name] = value
+
+
+_is_prepared = False
+
+# What a process lacks whose Paddle came before the variable.
+LOST = {
+    "OMP_NUM_THREADS": "Paddle computes with one thread",
+    "MKL_DEBUG_CPU_TYPE": "products of matrices take several times as long on this processor",
+    "FLAGS_use_stride_kernel": "training on a CPU takes about a seventh longer",
+}
+
+
+def _tell_lost(wanted: dict[str, str]) -> None:
+    own = os.getpid()
+    late = [
+        name
+        for name in wanted
+        if name in LOST
+        and not (name in os.environ and started_with(name, own))
+        # Paddle itself sets this one to 1.
+        and (name != "OMP_NUM_THREADS" or os.environ.get(name, wanted[name]) != wanted[name])
+    ]
+    if late:
+        words = "; ".join(f"{name}={wanted[name]} ({LOST[name]})" for name in late)
+        warnings.warn(
+            f"paddle was imported before fleetbert could prepare the process, too late for {words}."
+            " Set them before Python starts, or call fleetbert.compat.environment.prepare() before"
+            " `import paddle`",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def import_paddle() -> None:
+    """`prepare`, then import paddle, silently.
+
+    Paddle warns of every OMP_NUM_THREADS but 1, "if you use data parallel": that is about ranks
+    that each take all processors, which `thread_settings` avoids.
+    """
+    prepare()
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a missing ccache
+        import paddle  # noqa: F401
+    for line in said.getvalue().splitlines():
+        if "OMP_NUM_THREADS" not in line:
+            print(line, file=sys.stderr)
 
 
 def cpuinfo() -> str:
@@ -152,10 +194,8 @@ def die_with_parent(parent: int) -> None:
             os._exit(128 + signal.SIGKILL)
 
 
-def machine(threads: int) -> dict[str, Any]:
+def machine(threads: int) -> dict[str, str | int | None]:
     """What measured figures depend on besides the engines."""
-    import fleetbert  # which imports this module first
-
     lines = cpuinfo().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {

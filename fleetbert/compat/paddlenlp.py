@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 import sys
 
+import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 
 

@@ -25,6 +25,8 @@ import warnings
 from typing import Any, Iterator
 
 import numpy as np
+
+import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 from paddle.distributed import fleet
 from paddle.distributed.ps.utils.public import get_the_one_recv_context

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Iterator
 
+import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 
 

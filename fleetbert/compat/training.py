@@ -9,6 +9,7 @@ import time
 import timeit
 from typing import Any, Iterator
 
+import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 from paddle import _C_ops
 from paddle.base import core

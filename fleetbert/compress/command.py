@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List
@@ -10,8 +11,9 @@ from typing import TYPE_CHECKING, Dict, List
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import methods
-from fleetbert.compress.methods import say
 from fleetbert.errors import GateFailed, UserError
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -90,9 +92,9 @@ def quantize(job: config.Quantize) -> bundles.Bundle:
 
     def fill(folder: Path) -> bundles.Variant:
         variant = write(folder)
-        say(f"{name}: measuring on {job.gate.data} beside float32")
+        log.info(f"{name}: measuring on {job.gate.data} beside float32")
         measured = gate.measure(bundle, folder, variant.kind, str(job.gate.data), job.threads)
-        say(describe(name, measured))
+        log.info(describe(name, measured))
         texts = read_few(bundle, str(job.gate.data))
         if variant.kind != methods.FLOAT32:
             variant = with_output_errors(variant, bundle.folder(job.source), folder, texts)
@@ -114,7 +116,7 @@ def quantize(job: config.Quantize) -> bundles.Bundle:
 
     seen: list[Texts] = []
     added = bundles.add_variant(bundle.root, name, fill)
-    say(f"added {name} to {bundle.root}")
+    log.info(f"added {name} to {bundle.root}")
     write_report(job, added, added.variant(name), seen[0], None)
     return added
 
@@ -192,7 +194,7 @@ def write_report(
         job=job.model_dump(),
         machine=environment.machine(job.threads or engine.default_threads()),
     )
-    say(f"report: {path}")
+    log.info(f"report: {path}")
 
 
 def worst(variant: bundles.Variant, most: int = 3) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Callable
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Callable
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from fleetbert.compress.calibrate import Batches
@@ -62,8 +64,8 @@ def _search(job: config.Quantize, bundle: bundles.Bundle) -> Write:
     found = sensitivity.groups(programs.read(bundle.folder(job.source) / "model.pdmodel"))
     groups = {name: [w for w in names if w not in prepared.left] for name, names in found.items()}
     groups = {name: names for name, names in groups.items() if names}
-    measure = search.Measure(bundle, str(job.gate.data), prepared, groups, job.threads, say)
-    say(f"measuring {len(groups)} groups of layers alone, then mixes, on {job.gate.data}")
+    measure = search.Measure(bundle, str(job.gate.data), prepared, groups, job.threads, log.info)
+    log.info(f"measuring {len(groups)} groups of layers alone, then mixes, on {job.gate.data}")
     whole, drop = job.search.whole_curve, job.gate.max_accuracy_drop
     return lambda folder: search.write_best(measure, folder, drop, whole)
 
@@ -74,17 +76,17 @@ def _calibrated(job: config.Quantize, bundle: bundles.Bundle) -> Prepared:
 
     settings, source = job.calibration, bundle.folder(job.source)
     batches = read_batches(settings, bundle)
-    say(f"calibrating with {settings.algorithm}: {len(batches.batches)} batches")
+    log.info(f"calibrating with {settings.algorithm}: {len(batches.batches)} batches")
     prepared = variants.prepare_static(source, batches, algorithm=settings.algorithm, skip=job.skip)
     if settings.clip == "auto":
-        say(f"trying lower thresholds of layers' inputs on {job.gate.data}")
+        log.info(f"trying lower thresholds of layers' inputs on {job.gate.data}")
         texts = config.Calibration(data=job.gate.data, texts=clip.TEXTS)
-        prepared = clip.clip(prepared, source, read_batches(texts, bundle), say)
+        prepared = clip.clip(prepared, source, read_batches(texts, bundle), log.info)
     if settings.rounding == "round":
         return prepared
     thresholds = variants.input_thresholds(prepared)
     layers = sensitivity.Layers(source)
-    learned = adaround.learn(prepared.found, layers, list(iter(batches)), thresholds, say)
+    learned = adaround.learn(prepared.found, layers, list(iter(batches)), thresholds, log.info)
     return prepared._replace(found=learned, method={**prepared.method, "rounding": "adaround"})
 
 
@@ -190,7 +192,3 @@ def read_unlabelled(path: str, pair: bool, key: str) -> list[Example]:
     if pair:
         raise UserError(f"{key}: {path}: pairs need a .tsv or .jsonl with text_b")
     return read.read_texts(path).examples
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

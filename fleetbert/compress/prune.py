@@ -11,6 +11,7 @@ and ranks, and takes magnitudes of gradients that are added up over texts, whose
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any, NamedTuple, Sequence
 
@@ -22,7 +23,6 @@ from fleetbert import config
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress import importance, tuning, variants
 from fleetbert.compress.importance import Importance, Kept
-from fleetbert.compress.methods import say
 from fleetbert.data.batching import plan_inference
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
@@ -30,6 +30,8 @@ from fleetbert.models import bert, from_program, weights
 from fleetbert.train import job as training
 from fleetbert.train.strategies import connect
 from fleetbert.train.strategies.single import Single
+
+log = logging.getLogger(__name__)
 
 
 class Pruned(NamedTuple):
@@ -59,7 +61,7 @@ def train(job: config.Quantize, bundle: bundles.Bundle) -> Pruned | None:
             kept = importance.choose(measured, job.prune.heads, job.prune.feed_forward)
             task.network = narrow(whole, kept, bundle)
             if connected.rank == 0:
-                say(describe(measured, kept))
+                log.info(describe(measured, kept))
             removed.append((measured, kept))
 
         return tuning.open_tuned(settings, connected, bundle, job.source, change)

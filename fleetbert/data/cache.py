@@ -17,6 +17,7 @@ import bisect
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,8 @@ from fleetbert.data import read, workers
 from fleetbert.data.split import Fingerprint, Split, tokenize
 from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
 from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
 
 FORMAT = 1
 # Bytes of the table that one process reads at a time, up to the end of a line.
@@ -191,7 +194,9 @@ def _whole_pieces(own: Path, count: int) -> dict[int, Path]:
         for path, sha256 in zip(paths, pool.map(files.sha256, paths)):
             number, _, written = path.stem.partition("-")
             if sha256 != written:
-                _say(f"{path}: is not what was written (its sha256 differs); it is made again")
+                log.warning(
+                    f"{path}: is not what was written (its sha256 differs); it is made again"
+                )
                 path.unlink()
             elif number.isdigit() and int(number) < count:
                 found[int(number)] = path
@@ -343,7 +348,7 @@ def _is_finished(own: Path, paths: Sequence[Path]) -> bool:
     except (ValueError, KeyError, AttributeError):
         problem = path
     if problem:
-        _say(f"{problem}: is not what was written (its sha256 differs); it is made again")
+        log.warning(f"{problem}: is not what was written (its sha256 differs); it is made again")
     return problem is None
 
 
@@ -354,7 +359,3 @@ def _sha256(manifest: dict[str, Any]) -> str:
 def _open(path: Path) -> pa.RecordBatch:
     """The one record batch of an Arrow file, mapped."""
     return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

@@ -1,1 +1,3 @@
 """Fills bundles: Paddle Inference programs, ONNX."""
+
+from fleetbert.compat import prepared  # noqa: F401  before any `import paddle` in here

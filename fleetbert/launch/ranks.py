@@ -21,6 +21,7 @@ its supervisor.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import socket
@@ -45,6 +46,8 @@ from fleetbert.launch.policy import (
     cause_of,
 )
 from fleetbert.launch.process import Process
+
+log = logging.getLogger(__name__)
 
 JOIN_LIMIT = 300.0  # seconds for all supervisors to arrive, and for a killed rank to be gone
 SUSPECT = 15.0  # seconds without a heartbeat that are a hang when another rank has failed meanwhile
@@ -75,7 +78,9 @@ def _supervise(hang_timeout: float, resumes: bool) -> int:
         limit = f"--max_restart {most} allows no more"
         if not resumes:
             limit = "it cannot go on from a checkpoint (trainer.resume: auto can)"
-        hub = _Hub(host, int(port), len(endpoints), hang_timeout, Restarts(most, limit, _say))
+        hub = _Hub(
+            host, int(port), len(endpoints), hang_timeout, Restarts(most, limit, log.warning)
+        )
         threading.Thread(target=hub.run, daemon=True).start()
     supervisor = _Supervisor(number, hang_timeout)
     try:
@@ -208,7 +213,7 @@ class _Supervisor:
             time.sleep(0.1)
 
     def _give_up(self, why: str) -> int:
-        _say(f"{self.rank.name}: {why}")
+        log.error(why)
         return STOPPED[0] if self.asked else 1
 
     def _start(self, master: str) -> None:
@@ -290,7 +295,7 @@ class _Hub:
     def _supervise(self) -> int:
         absent = self._join()
         if absent:
-            _say(f"{', '.join(absent)} did not arrive in {JOIN_LIMIT:.0f} s")
+            log.error(f"{', '.join(absent)} did not arrive in {JOIN_LIMIT:.0f} s")
             return 1
         master = os.environ.get("PADDLE_MASTER") or self._free_address()
         total = 0  # steps of all starts
@@ -313,7 +318,7 @@ class _Hub:
             if not self.restarts.start_again(cause):
                 return cause.code
             if not self._stop():
-                _say("the ranks cannot be ended; giving up")
+                log.error("the ranks cannot be ended; giving up")
                 return cause.code
             master = self._free_address()
 
@@ -380,7 +385,3 @@ class _Hub:
         """For rank 0's TCP store. A new one each time: the former's port may not be free yet."""
         with socket.create_server(("", 0)) as server:
             return f"{self.host}:{server.getsockname()[1]}"
-
-
-def _say(text: str) -> None:
-    print(f"supervisor: {text}", file=sys.stderr, flush=True)

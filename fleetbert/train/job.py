@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
-import sys
 from pathlib import Path
 from typing import Any, Callable, Sequence
 
@@ -19,6 +19,8 @@ from fleetbert.train.strategies import connect
 from fleetbert.train.strategies.parameter_server import server
 from fleetbert.train.strategies.single import Single
 from fleetbert.train.task import open_task
+
+log = logging.getLogger(__name__)
 
 
 def train(job: schema.Config) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def train_with(
     task = open_task(job, strategy)
     if strategy.rank == 0:
         for note in task.notes():
-            _say(note)
+            log.info(note)
     run = Run(job, strategy, task)
     run.callbacks[:0] = first
     if strategy.rejoins:
@@ -88,12 +90,12 @@ def _resume(run: Run) -> None:
             former = run.folder / "checkpoints.former"
             shutil.rmtree(former, ignore_errors=True)
             folder.rename(former)
-            _say(f"starting anew; the former run's checkpoints are in {former}")
+            log.info(f"starting anew; the former run's checkpoints are in {former}")
     elif wanted == "auto":
         newest, passed_over = checkpoint.newest_whole(folder)
         if run.strategy.rank == 0:
             for problem in passed_over:
-                _say(f"passed over a broken checkpoint: {problem}")
+                log.warning(f"passed over a broken checkpoint: {problem}")
         _check_same_step(run, newest)
         if newest is not None:
             run.restore(checkpoint.load(newest))
@@ -115,7 +117,7 @@ def _rejoin(run: Run) -> None:
         run.restore(checkpoint.load(newest))
     run.state = State(**run.strategy.rejoin())
     run.resumed_at = run.state.step
-    _say(f"rank {run.strategy.rank} goes on at step {run.state.step}, where it was killed")
+    log.info(f"goes on at step {run.state.step}, where it was killed")
 
 
 def _check_same_step(run: Run, newest: Path | None) -> None:
@@ -163,14 +165,14 @@ def _write_results(run: Run, summary: dict[str, Any]) -> None:
             made_from=task.source.name,
         )
     write_summary(run, summary)
-    _say(f"done: {folder}/summary.json, {folder}/report.html, {folder}/bundle")
+    log.info(f"done: {folder}/summary.json, {folder}/report.html, {folder}/bundle")
 
 
 def _write_ctr(run: Run, summary: dict[str, Any]) -> None:
     """A bundle is of texts and has no table, so there is none: `model/` holds both parts."""
     ctr.write_model(run, best_weights(run))
     write_summary(run, summary)
-    _say(f"done: {run.folder}/summary.json, {run.folder}/report.html, {run.folder}/model")
+    log.info(f"done: {run.folder}/summary.json, {run.folder}/report.html, {run.folder}/model")
 
 
 def best_weights(run: Run) -> dict[str, Any]:
@@ -190,7 +192,3 @@ def write_summary(run: Run, summary: dict[str, Any]) -> None:
     if run.job.callbacks.report:
         with files.writing(run.folder / "report.html"):
             write_report(run.folder)
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)

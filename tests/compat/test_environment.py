@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import fleetbert
 from fleetbert.compat import environment
 
 AMD_512 = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx avx2 avx512f avx512vl\n"
@@ -58,7 +61,7 @@ def test_what_the_launcher_sets_is_not_the_users_wish(rank, own, threads):
     launcher = (
         "import os, subprocess, sys\n"
         "os.environ['OMP_NUM_THREADS'] = '1'\n"
-        "code = 'import fleetbert, os; print(os.environ[\"OMP_NUM_THREADS\"])'\n"
+        "code = 'import fleetbert.compat.prepared, os; print(os.environ[\"OMP_NUM_THREADS\"])'\n"
         "subprocess.run([sys.executable, '-c', code], check=True)\n"
     )
     environ = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
@@ -74,7 +77,7 @@ def test_what_the_launcher_sets_is_not_the_users_wish(rank, own, threads):
 def test_what_its_libraries_import_brings_no_warning():
     """PaddleNLP imports pip, after Paddle has imported distutils."""
     done = subprocess.run(
-        [sys.executable, "-c", "import fleetbert, distutils.core, pip"],
+        [sys.executable, "-c", "import fleetbert.compat.prepared, distutils.core, pip"],
         capture_output=True,
         text=True,
     )
@@ -91,6 +94,7 @@ def prepared(monkeypatch):
         monkeypatch.setattr(environment.Path, "exists", lambda path: True)
         monkeypatch.setattr(environment.Path, "read_text", lambda path, **_: AMD_512)
         monkeypatch.delitem(sys.modules, "paddle", raising=False)
+        monkeypatch.setattr(environment, "_is_prepared", False)
         environ = dict(variables)
         monkeypatch.setattr(os, "environ", environ)
         environment.prepare()
@@ -118,21 +122,98 @@ def test_the_users_own_values_are_kept(prepared):
     assert prepared(**own) == own
 
 
-def test_nothing_is_set_once_paddle_is_there(prepared, monkeypatch):
-    import paddle
-
+def test_where_paddle_is_there_already_nothing_is_set_and_what_is_lost_is_said_once(
+    prepared, monkeypatch
+):
     prepared()
-    monkeypatch.setitem(sys.modules, "paddle", paddle)
+    monkeypatch.setitem(sys.modules, "paddle", sys)
+    monkeypatch.setattr(environment, "_is_prepared", False)
     os.environ.clear()
-    environment.prepare()
-    assert os.environ == {}
+    os.environ["OMP_NUM_THREADS"] = "1"  # by Paddle
+    with pytest.warns(RuntimeWarning) as warned:
+        environment.prepare()
+        environment.prepare()
+    assert os.environ == {"OMP_NUM_THREADS": "1"}
+    (said,) = [str(warning.message) for warning in warned]
+    for name in environment.LOST:
+        assert name in said
+
+
+def test_with_the_variables_set_before_the_start_paddle_may_come_first():
+    wanted = {
+        **environment.mkl_settings(environment.cpuinfo()),
+        **environment.thread_settings({}, environment.processors()),
+        **environment.CONTIGUOUS,
+    }
+    code = (
+        "import sys, warnings; warnings.simplefilter('error')\n"
+        "sys.modules['paddle'] = sys\n"
+        "import fleetbert.compat.prepared"
+    )
+    for variables, error in ((wanted, ""), ({}, "FLAGS_use_stride_kernel")):
+        kept = {name: value for name, value in os.environ.items() if name not in environment.LOST}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env={**kept, **variables}
+        )
+        assert (done.returncode == 0) == (not error), done.stderr
+        assert error in done.stderr
+
+
+def test_import_of_fleetbert_is_quick_and_changes_nothing():
+    code = (
+        "import os, sys, time; before = dict(os.environ); loaded = set(sys.modules)\n"
+        "started = time.perf_counter(); import fleetbert; took = time.perf_counter() - started\n"
+        "assert dict(os.environ) == before\n"
+        "files = [getattr(sys.modules[n], '__file__', '') for n in set(sys.modules) - loaded]\n"
+        "print([file for file in files if 'site-packages' in str(file)], took < 0.3)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout == "[] True\n", done.stdout + done.stderr
+
+
+ROOT = Path(fleetbert.__file__).parent
+IMPORTS_PADDLE = re.compile(r"^(import|from) (paddle|paddlenlp|paddle2onnx|paddleslim)\b", re.M)
+# A process that imports a module and, at its first `import paddle`, tells whether it is prepared.
+TELL = """\
+import importlib, os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "paddle":
+            ready = "zlib" in sys.modules and os.environ.get("FLAGS_use_stride_kernel") == "0"
+            os._exit(0 if ready else 3)
+
+sys.meta_path.insert(0, Finder())
+for name in sys.argv[1:]:
+    child = os.fork()
+    if not child:
+        importlib.import_module(name)
+        os._exit(4)
+    code = os.WEXITSTATUS(os.waitpid(child, 0)[1])
+    if code:
+        print(name, {3: "is not prepared", 4: "imports no paddle"}.get(code, code))
+"""
+
+
+def test_every_module_is_prepared_before_it_imports_paddle():
+    modules = [
+        ".".join(path.relative_to(ROOT.parent).with_suffix("").parts)
+        for path in sorted(ROOT.rglob("*.py"))
+        if IMPORTS_PADDLE.search(path.read_text(encoding="utf-8"))
+    ]
+    assert "fleetbert.models.bert" in modules
+    kept = {name: value for name, value in os.environ.items() if name not in environment.LOST}
+    done = subprocess.run(
+        [sys.executable, "-c", TELL, *modules], capture_output=True, text=True, env=kept
+    )
+    assert (done.stdout, done.returncode) == ("", 0), done.stderr
 
 
 @pytest.fixture(scope="module")
 def fresh_process():
     """What a process says in which fleetbert comes before paddle, and zlib after both."""
     code = (
-        "import fleetbert, sys; assert 'paddle' not in sys.modules\n"
+        "import fleetbert.compat.prepared, sys; assert 'paddle' not in sys.modules\n"
         "import paddle, zlib, os\n"
         "data = bytes(range(256)) * 400\n"
         "assert zlib.decompress(zlib.compress(data)) == data\n"

@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 from scipy import special
 
+from fleetbert.compat import environment
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.graph import onednn, weights
 from fleetbert.graph import program as programs
 
 SHAPES = ((3, 32), (1, 128))
+STEPS = onednn.weight_steps(environment.cpuinfo())
 
 
 def gelu(x):
@@ -76,7 +78,7 @@ def test_each_layer_computes_the_quantized_arithmetic(program, tmp_path, shape):
         quantized = {weight: weights.quantize(fused.parameters[weight], 1)}
         x, y = run_layer(folder, tmp_path, [source, target], {source: 2.5}, quantized, batch)
         bias = fused.parameters[programs.argument(layer.inputs, "Bias")]
-        expected = activation(onednn.simulate(x, 2.5, quantized[weight], bias))
+        expected = activation(onednn.simulate(x, 2.5, quantized[weight], bias, STEPS))
         np.testing.assert_allclose(y, expected, atol=2e-5 * np.abs(expected).max())
         # The reference is no copy of float32: rounding shows.
         exact = activation(x @ fused.parameters[weight] + bias)
@@ -105,8 +107,8 @@ def test_layers_that_hand_on_integers_compute_the_same(folder, tmp_path):
     x, y = run_layer(
         folder, tmp_path, [source, target], {source: 3.0, between: 4.0}, quantized, batch
     )
-    inner = gelu(onednn.simulate(x, 3.0, quantized[names[0]], biases[0]))
-    expected = onednn.simulate(inner, 4.0, quantized[names[1]], biases[1])
+    inner = gelu(onednn.simulate(x, 3.0, quantized[names[0]], biases[0], STEPS))
+    expected = onednn.simulate(inner, 4.0, quantized[names[1]], biases[1], STEPS)
     # A value of the first layer may round to its neighbour: one step of 4 / 127 in a few of 128.
     assert np.abs(y - expected).max() < 0.02 * np.abs(expected).max()
     assert np.median(np.abs(y - expected)) < 1e-4 * np.abs(expected).max()

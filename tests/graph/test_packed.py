@@ -37,7 +37,8 @@ def test_the_answers_in_float32_are_the_same(fused, first_token_only, lengths):
     whole = engine.open_as_it_is(program, fused.parameters, 1)(*batch)
     found = engine.open_fused(program, fused.parameters, 1)[0](*batch)
     assert whole.std() > 0.01
-    np.testing.assert_allclose(found, whole, atol=1e-6)
+    # Kernels for AVX2 add in another order where there are more rows.
+    np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("lengths", [[16, 3, 9], [16] * 4, [1, 16], list(range(1, 17)) * 9])

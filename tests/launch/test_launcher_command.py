@@ -78,7 +78,7 @@ def test_ranks_are_started_by_paddles_launcher(tmp_path, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     (tmp_path / "kit.py").write_text(
         "import os, sys\n"
-        "import fleetbert\n"
+        "import fleetbert.compat.prepared\n"
         "cpus = os.environ['OMP_NUM_THREADS']\n"
         "parent = open(f'/proc/{os.getppid()}/cmdline').read().split(chr(0))\n"
         "restarts = parent[parent.index('--max_restart') + 1]\n"

@@ -99,7 +99,7 @@ def test_trainers_share_the_processors(launch, monkeypatch, given):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     body = """
 print("given", environ["OMP_NUM_THREADS"])
-import fleetbert
+import fleetbert.compat.prepared
 print("kept", environ["OMP_NUM_THREADS"])
 """
     job = launch(body, *TWO, environ={"OMP_NUM_THREADS": given} if given else {})
@@ -151,7 +151,7 @@ wait_for(*(run / n for n in ("server.0", "server.1", "trainer.0", "trainer.1")))
 
 FLEET = """
 import numpy as np
-import fleetbert
+import fleetbert.compat.prepared
 import paddle
 from paddle.distributed import fleet
 

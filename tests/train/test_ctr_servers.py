@@ -166,7 +166,7 @@ def test_a_killed_trainer_goes_on_with_the_others(launch, clicks):
         summary = json.loads((job.folder / "output" / "summary.json").read_text())
         assert summary["steps"] == 2 * -(-clicks_job.ROWS // 256)
         assert clicks[1]["best_auc"] - 0.05 < summary["dev"]["auc"]
-        if "rank 1 goes on at step" in text:
+        if "rank 1: goes on at step" in text:
             assert len(job.starts("server.0")) == 1
             return
         # The other was waiting for it just then: all began again.

@@ -78,7 +78,7 @@ def test_a_killed_trainer_goes_on_with_the_others(launch, tiny_data, tmp_path, m
         assert summary["steps"] == 40
         assert summary["dev"]["accuracy"] > 0.9
         text = said.read_text(errors="replace")
-        if f"rank {rank} goes on at step" in text:
+        if f"rank {rank}: goes on at step" in text:
             return
         # The others were waiting for it just then: all began again.
         assert "was killed while the others waited for it" in text

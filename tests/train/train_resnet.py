@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-import fleetbert  # noqa: F401  before the first import of paddle: it prepares the process
+import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
 
 import paddle  # isort: skip
 import paddle.nn.functional as F

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -19,12 +20,14 @@ from fleetbert.compat import environment, training
 from fleetbert.compress import early_exit, gate
 from fleetbert.compress.distill import heads, report
 from fleetbert.compress.early_exit import Choice, Observed
-from fleetbert.compress.methods import read_unlabelled, say
+from fleetbert.compress.methods import read_unlabelled
 from fleetbert.data.batching import Batch
 from fleetbert.engines import answer, engine, evaluate
 from fleetbert.engines.exits import Settings
 from fleetbert.engines.heads import Tensors
 from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
 
 # Of a batch that heads learn from: about 32 texts of 32 tokens.
 BATCH_TOKENS = 1024
@@ -143,7 +146,7 @@ def _examples(
         model.max_length,
     )
     run = early_exit.open_teacher(teacher, threads)
-    say(f"computing the hidden states of {len(chosen)} texts")
+    log.info(f"computing the hidden states of {len(chosen)} texts")
     examples = []
     with answer.progress(len(chosen)) as bar:
         for numbers, batch in answer.in_batches(model, encodings):
@@ -178,7 +181,7 @@ def _add(
     """The bundle with the early-exit variant of `source`; as it was where that would not be faster
     than the source, unless the job names the groups."""
     target = early_exit.variant_name(source.name)
-    say(f"{target}: measuring layers and heads on {job.gate.data}")
+    log.info(f"{target}: measuring layers and heads on {job.gate.data}")
     with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as folder:
         opened = early_exit.open_layers(source, Path(folder), known.pad_id, THREADS)
         opener = engine.OPENERS[bundle.variant(source.name).kind]
@@ -188,7 +191,7 @@ def _add(
         )
         layers = job.distill.layers if isinstance(job.distill.layers, list) else None
         choice = early_exit.choose(found, known.least, layers, job.distill.speed)
-        say(
+        log.info(
             f"{target}: groups end after layers {', '.join(map(str, choice.ends))}, speed "
             f"{choice.speed}: {choice.mean_layers:.2f} layers a text"
         )
@@ -199,21 +202,21 @@ def _add(
         faster = early_exit.times_faster(chosen, whole, *of_batches)
         at_speed_0 = functools.partial(chosen, speed=0.0)
         early = early_exit.times_faster(chosen, at_speed_0, *of_batches)
-    say(f"{target}: {faster:.2f} times the texts/s of {source.name}")
+    log.info(f"{target}: {faster:.2f} times the texts/s of {source.name}")
     pays = faster > 1 and early_exit.saves(found, choice)
     if layers is None and choice.accuracy >= known.least - 1e-9 and not pays:
         why = (
             f"{target} is not added: at the accuracy {known.least:.4f} that the gate asks for, no "
             f"exit makes {source.name} faster, which answers best as it is"
         )
-        say(why)
+        log.info(why)
         _report(job, bundle, target, found, choice, known, why)
         return bundle
 
     def fill(folder: Path) -> bundles.Variant:
         variant = early_exit.write(source, folder, settings, trained)
         measured = gate.measure(bundle, folder, variant.kind, str(job.gate.data), job.threads)
-        say(
+        log.info(
             f"{target}: accuracy {measured.accuracy:.4f} (float32 {measured.float32_accuracy:.4f}, "
             f"{measured.n} texts), {measured.speed_ratio:.2f} times its texts/s"
         )
@@ -234,7 +237,7 @@ def _add(
 
     try:
         added = bundles.add_variant(bundle.root, target, fill)
-        say(f"added {target} to {bundle.root}")
+        log.info(f"added {target} to {bundle.root}")
     finally:
         _report(job, bundle, target, found, choice, known, None)
     return added
@@ -263,7 +266,7 @@ def _report(
         job=job.model_dump(),
         machine=environment.machine(job.threads or engine.default_threads()),
     )
-    say(f"report: {path}")
+    log.info(f"report: {path}")
 
 
 def evidence(found: Observed, choice: Choice) -> dict[str, object]:

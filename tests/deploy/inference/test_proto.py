@@ -2,8 +2,9 @@
 
 Made anew, from the repository's root, with
 
-    python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \\
-        fleetbert/deploy/inference/inference.proto
+    python -m grpc_tools.protoc -I fleetbert/deploy=deploy --python_out=build --pyi_out=build \\
+        --grpc_python_out=build fleetbert/deploy/inference/inference.proto
+    cp build/fleetbert/deploy/inference/* deploy/inference/
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ PROTO = "fleetbert/deploy/inference/inference.proto"
 
 def test_generated_files_are_those_of_the_proto(tmp_path):
     out = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
-    command = [sys.executable, "-m", "grpc_tools.protoc", "-I", ".", *out, PROTO]
+    include = ["-I", "fleetbert/deploy=deploy"]  # the name that it is installed under
+    command = [sys.executable, "-m", "grpc_tools.protoc", *include, *out, PROTO]
     subprocess.run(command, cwd=ROOT, check=True, timeout=480)
     for made in ("inference_pb2.py", "inference_pb2.pyi", "inference_pb2_grpc.py"):
-        path = (ROOT / PROTO).parent / made
+        path = ROOT / "deploy" / "inference" / made
         assert (tmp_path / PROTO).with_name(made).read_text() == path.read_text(), made
 
 

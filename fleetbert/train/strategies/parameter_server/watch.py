@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import selectors
 import socket
-import sys
 import threading
 import time
 
 from fleetbert.errors import NOT_CONNECTED, NotConnected
+
+log = logging.getLogger(__name__)
 
 # A machine that vanished without a word is noticed after IDLE + INTERVAL * PROBES seconds.
 IDLE, INTERVAL, PROBES = 3, 2, 2
@@ -70,10 +72,8 @@ class Watch:
                 except OSError:
                     alive = False
                 if not alive and not self.ended:
-                    print(
+                    log.error(
                         f"not connected: server {key.data} has gone: it was killed or its machine "
-                        "is down; start the job again, it goes on from its newest checkpoint",
-                        file=sys.stderr,
-                        flush=True,
+                        "is down; start the job again, it goes on from its newest checkpoint"
                     )
                     os._exit(NOT_CONNECTED)

@@ -1,0 +1,79 @@
+"""The typed schema of every job, and how a YAML file and key=value words become one.
+
+A key exists once, here, with its type, default and meaning; `help_text` prints them. What is
+wrong with a file is said with the key, the file and line, and the nearest valid name.
+"""
+
+from __future__ import annotations
+
+from fleetbert.config.compression import (
+    TRAINED,
+    Calibration,
+    Gate,
+    Prune,
+    Quantize,
+    Search,
+    SoftLabels,
+    Tuning,
+)
+from fleetbert.config.distillation import (
+    Distill,
+    Distillation,
+    Exits,
+    SelfDistill,
+    Student,
+    Texts,
+)
+from fleetbert.config.help import fields, help_text, yaml_word
+from fleetbert.config.loading import distills_itself, from_keys, load, load_as
+from fleetbert.config.section import Section, key
+from fleetbert.config.training import (
+    Callbacks,
+    Config,
+    Data,
+    Model,
+    Optimizer,
+    Precision,
+    Profiler,
+    Strategy,
+    Task,
+    Trainer,
+    WideDeep,
+)
+
+__all__ = [
+    "TRAINED",
+    "Calibration",
+    "Callbacks",
+    "Config",
+    "Data",
+    "Distill",
+    "Distillation",
+    "Exits",
+    "Gate",
+    "Model",
+    "Optimizer",
+    "Precision",
+    "Profiler",
+    "Prune",
+    "Quantize",
+    "Search",
+    "Section",
+    "SelfDistill",
+    "SoftLabels",
+    "Strategy",
+    "Student",
+    "Task",
+    "Texts",
+    "Trainer",
+    "Tuning",
+    "WideDeep",
+    "distills_itself",
+    "fields",
+    "from_keys",
+    "help_text",
+    "key",
+    "load",
+    "load_as",
+    "yaml_word",
+]

@@ -1,0 +1,182 @@
+"""A job that adds a smaller and faster variant to a bundle."""
+
+from __future__ import annotations
+
+from typing import List, Literal, Optional
+
+from pydantic import model_validator
+
+from fleetbert.config.section import Section, key
+from fleetbert.config.training import (
+    Callbacks,
+    Config,
+    Data,
+    Optimizer,
+    Precision,
+    Strategy,
+    Trainer,
+    check_data,
+)
+
+# Methods that train, in one process or in ranks.
+TRAINED = ("qat", "prune")
+
+
+class Calibration(Section):
+    data: Optional[str] = key(
+        None,
+        "static, search: texts like those to come, no labels needed: .tsv, .jsonl, or one a line",
+    )
+    texts: int = key(512, "how many of them, drawn by chance", ge=1)
+    algorithm: Literal["abs_max", "avg", "hist", "KL", "mse", "emd"] = key(
+        "avg",
+        "how the range of an activation follows from its values (avg: mean of the batches'; mse "
+        "and emd try many in each batch: minutes)",
+    )
+    rounding: Literal["round", "adaround"] = key(
+        "round", "of weights; adaround: up or down as changes outputs least, learned in minutes"
+    )
+    clip: Literal["none", "auto"] = key(
+        "none",
+        "auto: cut outliers: the threshold of each layer's input is lowered where that changes the "
+        "layer's outputs less on texts of gate.data (no labels are looked at; a minute)",
+    )
+    batch_tokens: int = key(1024, "padded tokens of a batch", ge=16)
+    seed: int = key(0, "of the drawing", ge=0)
+
+
+class Gate(Section):
+    data: Optional[str] = key(None, "labelled table that every variant is measured on")
+    max_accuracy_drop: float = key(
+        0.005, "accuracy (0 to 1) that may be lost against float32", ge=-1, le=1
+    )
+
+
+class Search(Section):
+    whole_curve: bool = key(
+        True, "measure mixes beyond the first that passes the gate, for the report's curve"
+    )
+
+
+class SoftLabels(Section):
+    weight: float = key(
+        0.0,
+        "qat, prune: share of the loss that the answers of the model as it was make up",
+        ge=0,
+        le=1,
+    )
+    temperature: float = key(
+        2.0, "qat, prune: divides both models' logits before they are compared", gt=0
+    )
+
+
+class Prune(Section):
+    heads: float = key(
+        0.33, "share of each layer's attention heads to remove; one at least stays", ge=0, lt=1
+    )
+    feed_forward: float = key(
+        0.5,
+        "share of each layer's feed-forward units to remove; a multiple of 16 stays",
+        ge=0,
+        lt=1,
+    )
+    texts: int = key(
+        1024, "how many of data.train, drawn by chance, show which of them matter least", ge=1
+    )
+
+
+class Quantize(Section):
+    """A job that adds a smaller and faster variant to a bundle."""
+
+    bundle: str = key("output/bundle", "the bundle to add a variant to")
+    method: Literal["dynamic", "static", "search", "qat", "prune"] = key(
+        "static",
+        "dynamic: weights as integers, needs no data; static: whole layers in int8, needs texts; "
+        "search: static, with those layers in float32 that the gate needs: of the mixes that pass, "
+        "the one with most of its multiplications in int8, whatever time each took; qat: static, "
+        "trained on with the rounding in it, needs labelled texts (data.train); prune: fewer "
+        "attention heads and feed-forward units in float32, trained on, needs data.train too",
+    )
+    source: str = key(
+        "float32",
+        "the variant to start from: float32, or one that method: prune made; the gate compares "
+        "with float32 in either case",
+    )
+    name: Optional[str] = key(
+        None,
+        "of the new variant (null: int8-dynamic, int8-static, pruned-float32, pruned-int8-static, "
+        "...)",
+        pattern=r"^[a-z0-9][a-z0-9-]*$",
+    )
+    bits: Literal[8, 16] = key(8, "dynamic: of a weight")
+    skip: List[str] = key([], "weights to leave in float32: names, * matches anything")
+    calibration: Calibration = Calibration()
+    gate: Gate = Gate()
+    search: Search = Search()
+    report: Optional[str] = key(
+        None,
+        "HTML file with the evidence, also of a variant that the gate stops (null: "
+        "quantize-report.html in the bundle's folder, which is no part of the bundle)",
+    )
+    threads: Optional[int] = key(None, "for measuring (null: all processors)", ge=1)
+    prune: Prune = Prune()
+    distill: SoftLabels = SoftLabels()
+    dropout: float = key(0.1, "qat, prune: dropout rate", ge=0, lt=1)
+    held_out: float = key(
+        0.1,
+        "qat, prune: share of data.train that chooses the best step instead of being trained on, "
+        "where data.dev is left out or is gate.data, whose texts must not choose",
+        gt=0,
+        lt=1,
+    )
+    data: Data = Data()
+    optimizer: Optimizer = Optimizer()
+    precision: Precision = Precision()
+    strategy: Strategy = Strategy()
+    trainer: Trainer = Trainer()
+    callbacks: Callbacks = Callbacks()
+    output_dir: str = key("output", "qat, prune: where their checkpoints and metrics go")
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Quantize:
+        if self.method in TRAINED:
+            check_data(self.data)
+            if self.trainer.compile:
+                raise ValueError(
+                    f"trainer.compile: does not go together with method: {self.method}"
+                )
+        if self.method == "prune":
+            if self.skip:
+                raise ValueError("skip: method: prune takes as much from every layer; leave it out")
+            if not self.prune.heads and not self.prune.feed_forward:
+                raise ValueError("prune.heads: is 0, and so is prune.feed_forward: nothing to do")
+        if self.name in ("float32", self.source):
+            raise ValueError(
+                f"name: {self.name} is the variant that the new one is measured against or made "
+                "from; choose another"
+            )
+        if self.gate.data is None:
+            raise ValueError(
+                "gate.data: name a labelled table; a variant is added only after it was measured"
+            )
+        if self.method in ("static", "search") and self.calibration.data is None:
+            raise ValueError(
+                f"calibration.data: method: {self.method} needs texts to see how large activations "
+                "get; name a file, labels are not needed"
+            )
+        if self.method != "dynamic" and self.bits != 8:
+            arithmetic = "float32" if self.method == "prune" else "int8"
+            raise ValueError(
+                f"bits: method: {self.method} computes in {arithmetic}; 16 is for method: dynamic"
+            )
+        return self
+
+
+class Tuning(Config):
+    """The training job of a method in TRAINED, as its checkpoints keep it."""
+
+    method: str
+    distill: SoftLabels = SoftLabels()
+    skip: List[str] = key([], "as in Quantize")
+    prune: Prune = Prune()
+    held_out: float = 0.1

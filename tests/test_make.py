@@ -1,0 +1,104 @@
+"""`make test` itself: failures, second goes, a crash of pytest, skipped tests."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+UP_TO_DATE = [word for target in ("venv", "venv-clients", "packages") for word in ("-o", target)]
+
+FAILS_FIRST = """
+def test_fails_first(tmp_path_factory):
+    seen = tmp_path_factory.getbasetemp().parent / "seen"
+    first = not seen.exists()
+    seen.touch()
+    assert not first
+"""
+
+
+@pytest.fixture
+def make_test(tmp_path):
+    """make_test(source) runs `make test` with a file of tests; returns (exit code, output)."""
+
+    def make(source: str) -> tuple[int, str]:
+        folder = tmp_path / "made"
+        folder.mkdir()
+        shutil.copy(ROOT / "tests" / "conftest.py", folder)
+        (folder / "test_made.py").write_text(source)
+        tests = f"-c pyproject.toml --basetemp {tmp_path}/base/x {folder}"
+        (tmp_path / "base").mkdir()
+        done = subprocess.run(
+            ["make", *UP_TO_DATE, "test", f"PYTHON={sys.executable}", f"TESTS={tests}"],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=480,
+        )
+        return done.returncode, done.stdout
+
+    return make
+
+
+def test_a_crash_of_pytest_fails(make_test):
+    code, said = make_test(
+        "import os, signal\n"
+        "def test_passes(): pass\n"
+        "def test_crashes(): os.kill(os.getpid(), signal.SIGSEGV)\n"
+        "def test_never_runs(): pass\n"
+    )
+    assert code != 0, said
+    assert "Segmentation fault" in said
+
+
+def test_what_times_processes_runs_once_more_and_is_named(make_test):
+    code, said = make_test("import processes" + FAILS_FIRST)
+    assert code == 0, said
+    assert "1 passed, 1 rerun" in said
+    assert any(line.startswith("RERUN ") for line in said.splitlines()), said
+
+
+def test_what_fails_twice_fails(make_test):
+    code, said = make_test("import processes\ndef test_fails(): assert 0\n")
+    assert code != 0
+    assert "1 failed, 1 rerun" in said
+
+
+def test_other_tests_run_once(make_test):
+    code, said = make_test(FAILS_FIRST)
+    assert code != 0
+    assert "1 failed in" in said
+
+
+def test_the_last_line_says_what_brings_skipped_tests(make_test):
+    code, said = make_test(
+        "import pytest\n"
+        "@pytest.mark.parametrize('n', [1, 2])\n"
+        "def test_skipped(n): pytest.skip('needs g++: `sudo .ci/packages` installs it')\n"
+        "def test_other(): pytest.skip('one processor')\n"
+    )
+    assert code == 0, said
+    last = "skipped: 2 tests that can run after `sudo .ci/packages`"
+    assert said.splitlines()[-1] == last, said
+
+
+def test_helpers_that_mean_a_second_go_exist():
+    conftest = (ROOT / "tests" / "conftest.py").read_text()
+    names = conftest.split("PROCESS_HELPERS = frozenset(")[1].split(")")[0]
+    helpers = [word.strip('"(), \n') for word in names.split(",")]
+    assert len(helpers) > 3
+    assert all((ROOT / "tests" / f"{name}.py").exists() for name in helpers)
+
+
+def test_help_lists_the_targets():
+    listed = subprocess.run(
+        ["make", "help"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
+    ).stdout
+    assert {"test", "lint", "quickstart", "bench"} <= {
+        line.split()[0] for line in listed.split("\n") if line
+    }
