@@ -170,7 +170,7 @@ onnx: for ONNX Runtime and others, made from float32 and compared with it before
 lite: for Paddle Lite on phones and ARM boards. int16 and int8 make the file a half and a quarter
 as large and keep float32's arithmetic; float16 needs ARMv8.2; static-int8 computes in int8 and is
 made from the variant int8-static. With --early-exit texts may leave after inner layers, as they do
-in the variant early-exit-float32, whose heads are taken. See docs/arm.md.
+in the variant early-exit-float32, whose heads are taken. See docs/edge.md.
 """
 
 

@@ -122,13 +122,13 @@ def fused(tmp_path_factory):
     """A tiny random classifier after Paddle's float32 passes, whose attention is two products and a
     softmax. Do not change it."""
     from fleetbert.export import program as export
-    from fleetbert.graph import onednn
+    from fleetbert.graph.fuse import fuse
+    from fleetbert.graph.transposes import merge_transposes
 
     folder = tmp_path_factory.mktemp("float32")
     export.save_program(make_network(), folder)
-    found = onednn.fused(folder)
-    onednn.merge_transposes(found.program)
-    return found
+    fused = fuse(folder)
+    return fused._replace(program=merge_transposes(fused.program))
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from typing import Any, Callable, Iterator, NamedTuple
 import numpy as np
 import uvicorn
 
-from fleetbert.deploy.inference import connections, grpc_service, rest
 from fleetbert.deploy.inference.messages import (
     Failure,
     Question,
@@ -23,6 +22,8 @@ from fleetbert.deploy.inference.messages import (
     Statistics,
     Version,
 )
+from fleetbert.deploy.inference.protocol import connections, grpc_service
+from fleetbert.deploy.inference.protocol.http import app as http_app
 from fleetbert.deploy.inference.settings import Safety
 from fleetbert.tasks.metrics import softmax
 
@@ -181,7 +182,7 @@ def serve(safety: Safety = SAFETY, admin: bool = True) -> Iterator[Server]:
     # asyncio turns Nagle's delays off only where the protocol is named
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
-    application = rest.app(core, safety, admin=admin, observers=(done.append,))
+    application = http_app(core, safety, admin=admin, observers=(done.append,))
     protocol = connections.protocol(safety)
     config = uvicorn.Config(application, log_level="critical", lifespan="off", http=protocol)
     http = uvicorn.Server(config)

@@ -11,7 +11,7 @@ from typing import Any, Awaitable, Callable, Coroutine
 import psutil
 
 from fleetbert.deploy.inference.messages import Failure, Question, Reply
-from fleetbert.deploy.inference.repository import Repository
+from fleetbert.deploy.inference.repository.repository import Repository
 from fleetbert.deploy.inference.settings import Serve
 
 DEADLINE = 120.0  # against hanging only

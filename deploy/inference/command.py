@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Serve until a signal comes."""
     from fleetbert import config
-    from fleetbert.deploy.inference import processes, settings
+    from fleetbert.deploy.inference import settings
+    from fleetbert.deploy.inference.workers import process
 
     words = []
     for name, value in (
@@ -49,7 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
         settings.Serve, arguments.config or os.devnull, [*words, *arguments.overrides]
     )
     _check_repository(Path(section.repository.path))
-    processes.start_early(section.engine)
+    process.start_early(section.engine)
     try:
         import uvloop
 
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{error.name} is not installed; the server needs: pip install 'fleetbert[serve]'"
         ) from None
-    from fleetbert.deploy.inference.repository import Repository
+    from fleetbert.deploy.inference.repository.repository import Repository
 
     # The processors are the workers': threads that tokenize beside them cost more than they save.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -19,20 +19,12 @@ from typing import Any, Awaitable, Callable, Iterator, NoReturn, Protocol
 import psutil
 import uvicorn
 
-from fleetbert.deploy.inference import (
-    connections,
-    grpc_service,
-    guard,
-    logs,
-    metrics,
-    observe,
-    pages,
-    rest,
-    settings,
-)
-from fleetbert.deploy.inference.front import Front, RpcFront
+from fleetbert.deploy.inference import settings
+from fleetbert.deploy.inference.draining import Watched
 from fleetbert.deploy.inference.messages import Core, State
-from fleetbert.deploy.inference.watch import Watched
+from fleetbert.deploy.inference.ops import logs, metrics, observe, pages
+from fleetbert.deploy.inference.protocol import auth, connections, grpc_service, http
+from fleetbert.deploy.inference.protocol.middleware import Front, RpcFront
 from fleetbert.errors import UserError
 
 WRITE_SECONDS = 2.0  # for the last answers, to clients that read
@@ -90,11 +82,11 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
     """Serve until a signal comes. UserError if it cannot begin; KeyboardInterrupt after Ctrl-C."""
     signals = _Signals()
     logs.start(section.logs)
-    keys, tls = guard.read_keys(section.safety), guard.read_tls(section.safety)
+    keys, tls = auth.read_keys(section.safety), auth.read_tls(section.safety)
     async with contextlib.AsyncExitStack() as stack:
         tracer = None
         if section.logs.otlp_endpoint is not None:
-            from fleetbert.deploy.inference import tracing
+            from fleetbert.deploy.inference.ops import tracing
 
             tracer = tracing.Tracer(section.logs.otlp_endpoint)
             stack.callback(tracer.close)
@@ -113,7 +105,7 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
         doors: list[_Door] = []
         for port, admin in ((listen.http_port, not apart), (listen.admin_port, True)):
             if port is not None:
-                app = rest.app(
+                app = http.app(
                     watched,
                     section.safety,
                     admin=admin,
@@ -161,7 +153,7 @@ class _Door:
 
 
 async def _open_http(
-    app: Front, listen: settings.Listen, safety: settings.Safety, port: int, tls: guard.Tls | None
+    app: Front, listen: settings.Listen, safety: settings.Safety, port: int, tls: auth.Tls | None
 ) -> _Door:
     opened = _bind(listen.host, port)
     config = uvicorn.Config(
@@ -195,7 +187,7 @@ async def _open_http(
     return _Door(f"http{'s' if tls else ''}://{_join(host, number)}", close)
 
 
-async def _open_grpc(server: Any, listen: settings.Listen, tls: guard.Tls | None) -> _Door:
+async def _open_grpc(server: Any, listen: settings.Listen, tls: auth.Tls | None) -> _Door:
     assert listen.grpc_port is not None
     # gRPC's own message of a port in use says little; bound here first it is known to be free.
     probe = _bind(listen.host, listen.grpc_port)

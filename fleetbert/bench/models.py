@@ -16,6 +16,7 @@ from fleetbert.compat import environment
 from fleetbert.data.read import Example
 from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.errors import UserError
+from fleetbert.graph import groups
 from fleetbert.graph import program as programs
 
 ORT = "ONNX Runtime"
@@ -189,7 +190,7 @@ def torch_weights(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             norms.append([stored[named["Scale"][0]], stored[named["Bias"][0]]])
         elif op.type == "reshape2" and not heads:
             heads, width = list(programs.attribute(op, "shape").ints)[-2:]
-    layers = programs.count_layers(program)
+    layers = groups.count_layers(program)
     names = [f"bert.encoder.layer.{layer}.{part}" for layer in range(layers) for part in LAYER]
     normed = [f"bert.encoder.layer.{layer}.{part}" for layer in range(layers) for part in NORMS]
     pairs = {

@@ -136,7 +136,7 @@ def _json_scores(body: bytes) -> np.ndarray:
 
 
 def _grpc_request(texts: Sequence[str], _: str) -> bytes:
-    from fleetbert.deploy.inference import inference_pb2 as words
+    from fleetbert.deploy.inference.protocol import inference_pb2 as words
 
     request = words.ModelInferRequest(model_name=MODEL)
     request.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
@@ -147,7 +147,7 @@ def _grpc_request(texts: Sequence[str], _: str) -> bytes:
 
 
 def _grpc_scores(body: bytes) -> np.ndarray:
-    from fleetbert.deploy.inference import inference_pb2 as words
+    from fleetbert.deploy.inference.protocol import inference_pb2 as words
 
     reply = words.ModelInferResponse.FromString(body)
     return np.frombuffer(reply.raw_output_contents[1], np.float32).reshape(reply.outputs[1].shape)

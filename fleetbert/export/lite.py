@@ -25,7 +25,7 @@ from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import GateFailed, UserError
 from fleetbert.export import lite_opt
 from fleetbert.export.program import CHECKED_SHAPES
-from fleetbert.graph import lite_program, weights
+from fleetbert.graph import groups, lite_program, weights
 from fleetbert.graph import program as programs
 
 TARGETS = ("armv8", "armv7", "x86")
@@ -180,7 +180,7 @@ def _convert(
     program = programs.read(source / "model.pdmodel")
     arrays = programs.read_parameters(program, source / "model.pdiparams")
     expected = _answers(source, batches)
-    lite_program.rewrite(program, arrays)
+    program = lite_program.for_lite(program, arrays)
     rewritten = _write(temporary / "rewritten", program, arrays)
     _check_same(expected, _answers(rewritten, batches))
     extra: dict[str, Any] = {"rewrites_change_answers": False}
@@ -233,13 +233,13 @@ def _cut(
     temporary: Path,
 ) -> dict[str, Path]:
     """The folders of the program's groups of layers, by the names of the files they will be."""
-    if settings.ends[-1] != len(programs.layer_outputs(program)):
+    if settings.ends[-1] != len(groups.layer_outputs(program)):
         raise UserError(
             f"the variant {EARLY_EXIT} has {settings.ends[-1]} layers and float32 has "
-            f"{len(programs.layer_outputs(program))}: make {EARLY_EXIT} again"
+            f"{len(groups.layer_outputs(program))}: make {EARLY_EXIT} again"
         )
     parts = {}
-    for end, part in programs.cut_groups(program, settings.ends):
+    for end, part in groups.cut_groups(program, settings.ends):
         own = {name: arrays[name] for name in programs.parameter_names(part)}
         parts[exits.program_name(end, "nb")] = _write(temporary / f"group-{end}", part, own)
     return parts

@@ -118,8 +118,7 @@ def save_program(network: paddle.nn.Layer, folder: Path) -> None:
     # Names and gradients of the training program: a pickle that nothing here reads.
     (folder / "model.pdiparams.info").unlink()
     program = programs.read(folder / "model.pdmodel")
-    tidy.tidy(program)
-    programs.write(folder / "model.pdmodel", program)
+    programs.write(folder / "model.pdmodel", tidy.tidy(program))
 
 
 def _compare(network: paddle.nn.Layer, folder: Path, max_length: int, vocab_size: int) -> float:

@@ -23,7 +23,7 @@ from fleetbert.compress import command, methods, qat, tuning
 from fleetbert.compress.distill import student
 from fleetbert.engines import engine
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.graph import onednn, weights
+from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.models import cpu, from_program
 
@@ -146,7 +146,7 @@ def test_a_layer_computes_the_arithmetic_that_onednn_is_tested_with():
     found = layer(paddle.to_tensor(3 * x)).numpy()  # some are beyond the threshold
     weight, bias = layer.weight.numpy(), layer.bias.numpy()
     cut = np.clip(3 * x, -threshold, threshold)
-    expected = onednn.simulate(cut, threshold, weights.quantize(weight, 1), bias)
+    expected = int8.simulate(cut, threshold, weights.quantize(weight, 1), bias)
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert np.abs(3 * x @ weight + bias - expected).max() > 0.1
 

@@ -287,14 +287,15 @@ def refused(path: Path, message: str, target: str = "x86", precision: str = "int
 
 @pytest.mark.parametrize("target", ["x86", "armv8"])
 def test_a_rewrite_that_changes_an_answer_is_refused(copied_bundle, monkeypatch, target):
-    rewrite = lite_program.rewrite
+    for_lite = lite_program.for_lite
 
     def changing(program, arrays):
-        rewrite(program, arrays)
+        program = for_lite(program, arrays)
         name = lite_program.quantized_weights(program, arrays)[-1]
         arrays[name] = arrays[name] * np.float32(1 + 1e-6)
+        return program
 
-    monkeypatch.setattr(lite_program, "rewrite", changing)
+    monkeypatch.setattr(lite_program, "for_lite", changing)
     refused(copied_bundle, "changes its answers by", target)
 
 
@@ -312,9 +313,7 @@ def test_a_model_that_answers_otherwise_is_not_added(copied_bundle, monkeypatch,
 
 def test_a_matrix_that_would_not_be_widened_is_refused(copied_bundle, monkeypatch):
     """As where a head multiplies with the embeddings: such a file answers NaN."""
-    from fleetbert.compress import dynamic
-
-    monkeypatch.setattr(dynamic, "to_mul", lambda program, arrays: None)
+    monkeypatch.setattr(lite_program, "to_mul", lambda program, arrays: program)
     refused(copied_bundle, "cannot make integers of")
 
 

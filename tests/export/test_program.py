@@ -97,5 +97,4 @@ def test_a_length_that_cannot_be_padded_is_refused(tmp_path, tiny_vocab):
 def test_tidy_twice_is_tidy_once(tiny_bundle):
     tidied = programs.read(bundles.read(tiny_bundle).folder("float32") / "model.pdmodel")
     before = tidied.SerializeToString(deterministic=True)
-    tidy.tidy(tidied)
-    assert tidied.SerializeToString(deterministic=True) == before
+    assert tidy.tidy(tidied).SerializeToString(deterministic=True) == before

@@ -10,10 +10,10 @@ import threading
 import fake_core
 import pytest
 
-from fleetbert.deploy.inference import background
+from fleetbert.deploy.inference.workers import priority
 
 pytestmark = pytest.mark.skipif(
-    not background.may_return(), reason="this user may not raise a priority again"
+    not priority.may_return(), reason="this user may not raise a priority again"
 )
 
 
@@ -24,7 +24,7 @@ def schedule(thread: int = 0) -> tuple[int, int]:
 def test_threads_run_where_nobody_else_would_and_return():
     former = schedule()
     stop = threading.Event()
-    with background.lowered(os.getpid()):
+    with priority.lowered(os.getpid()):
         assert schedule()[0] == os.SCHED_IDLE
         started = threading.Thread(target=stop.wait)
         started.start()
@@ -37,18 +37,18 @@ def test_threads_run_where_nobody_else_would_and_return():
 
 def test_work_that_does_not_end_gets_a_share(monkeypatch):
     former = schedule()
-    monkeypatch.setattr(background, "IDLE_SECONDS", 0.01)
-    with background.lowered(os.getpid()):
-        fake_core.wait_for(lambda: schedule() == (os.SCHED_OTHER, background.NICENESS))
+    monkeypatch.setattr(priority, "IDLE_SECONDS", 0.01)
+    with priority.lowered(os.getpid()):
+        fake_core.wait_for(lambda: schedule() == (os.SCHED_OTHER, priority.NICENESS))
     assert schedule() == former
 
 
 def test_a_process_that_ends_takes_nobodys_time():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        background.lower(process.pid)
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) == background.LOWEST
+        priority.lower(process.pid)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) == priority.LOWEST
         process.communicate()
-    background.lower(process.pid)  # it has ended
+    priority.lower(process.pid)  # it has ended
 
 
 def test_whether_priorities_can_be_raised_is_asked_without_the_idle_class(monkeypatch):
@@ -56,6 +56,6 @@ def test_whether_priorities_can_be_raised_is_asked_without_the_idle_class(monkey
     policies = []
     monkeypatch.setattr(os, "sched_setscheduler", lambda *args: policies.append(args))
     former = schedule()
-    assert background.may_return.__wrapped__()
+    assert priority.may_return.__wrapped__()
     assert not policies
     assert schedule() == former

@@ -81,9 +81,10 @@ def test_what_the_server_imports_is_installed(steps):
     words = shlex.split(installs[0])
     named = {word.lower() for word in words[words.index("requirements.lock") + 1 :]}
     code = (
-        "import sys, zlib\nimport fleetbert.deploy.inference.tracing, fleetbert.graph.weights\n"
-        "import fleetbert.deploy.inference.server, fleetbert.deploy.inference.repository\n"
-        "import fleetbert.deploy.inference.worker, fleetbert.engines.engine\n"
+        "import sys, zlib\nimport fleetbert.deploy.inference.ops.tracing, fleetbert.graph.weights\n"
+        "import fleetbert.deploy.inference.server\n"
+        "import fleetbert.deploy.inference.repository.repository\n"
+        "import fleetbert.deploy.inference.workers.worker, fleetbert.engines.engine\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.startswith('fleetbert')))"
     )
     done = subprocess.run(

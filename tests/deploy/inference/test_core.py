@@ -21,12 +21,12 @@ from running_core import RunningCore, gather, gone, wait_for
 from tiny_bert import LABELS, WORDS
 
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.deploy.inference import metrics
-from fleetbert.deploy.inference.frames import INT, take
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
-from fleetbert.deploy.inference.pool import COMPUTING, Worker
-from fleetbert.deploy.inference.serving import Answer, Asked
+from fleetbert.deploy.inference.ops import metrics
+from fleetbert.deploy.inference.scheduler.scheduler import Answer, Asked
 from fleetbert.deploy.inference.settings import Batching
+from fleetbert.deploy.inference.workers.frames import INT, take
+from fleetbert.deploy.inference.workers.pool import COMPUTING, Worker
 from fleetbert.engines import answer as answers
 
 MODEL = "tiny"
@@ -288,7 +288,7 @@ def test_new_workers_are_warmed_one_at_a_time_while_the_others_answer(both, monk
 
 def test_the_thread_that_listens_goes_where_a_worker_has_become_free(both, monkeypatch):
     went: list[tuple[int, ...]] = []
-    monkeypatch.setattr("fleetbert.deploy.inference.serving.go_to", went.append)
+    monkeypatch.setattr("fleetbert.deploy.inference.scheduler.scheduler.go_to", went.append)
     both.ask(model=MODEL, texts=["a"])
     places = [tuple(psutil.Process(pid).cpu_affinity()) for pid in both.workers(MODEL)]
     assert len(went) == 1
@@ -466,7 +466,7 @@ def test_nothing_is_left_of_a_server_and_it_never_imports_paddle(tiny_bundle, tm
     code = """
 import asyncio, json, sys
 from fleetbert.deploy.inference.messages import Question
-from fleetbert.deploy.inference.repository import Repository
+from fleetbert.deploy.inference.repository.repository import Repository
 from fleetbert.deploy.inference.settings import Serve
 
 async def main():

@@ -9,14 +9,14 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
+from grpc_stub import make_stub
 from running_core import RunningCore, wait_for
 from served import REAL, serving
 from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
 
 from fleetbert import client
-from fleetbert.deploy.inference import inference_pb2 as pb
-from fleetbert.deploy.inference import inference_pb2_grpc
-from fleetbert.deploy.inference.queue import Text, Ticket
+from fleetbert.deploy.inference.protocol import inference_pb2 as pb
+from fleetbert.deploy.inference.scheduler.queue import Text, Ticket
 from fleetbert.engines import answer as answers
 
 MODEL, NAME = "tiny", "early-exit-float32"
@@ -112,7 +112,7 @@ def test_speed_and_exit_layer_over_http_and_grpc(early_bundle, texts, expected, 
             assert [LABELS.index(one.label) for one in found] == wanted.values.argmax(1).tolist()
         asked.close()
         with grpc.insecure_channel(served.grpc) as channel:
-            stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+            stub = make_stub(channel)
             request = pb.ModelInferRequest(model_name=MODEL)
             tensor = request.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
             tensor.contents.bytes_contents.extend(text.encode() for text in texts)

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetbert.deploy.inference import frames
+from fleetbert.deploy.inference.workers import frames
 
 HEADS = st.dictionaries(st.text(max_size=5), st.none() | st.booleans() | st.text(max_size=5))
 BODIES = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=20)

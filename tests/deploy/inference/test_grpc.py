@@ -11,10 +11,11 @@ import grpc
 import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_stub import make_stub
 
 import fleetbert
-from fleetbert.deploy.inference import grpc_calls, grpc_service, inference_pb2_grpc
-from fleetbert.deploy.inference import inference_pb2 as pb
+from fleetbert.deploy.inference.protocol import grpc_calls, grpc_service
+from fleetbert.deploy.inference.protocol import inference_pb2 as pb
 from fleetbert.tasks.metrics import softmax
 
 TEXTS = ["good good", "bad", "a text of more than sixteen characters"]
@@ -23,7 +24,7 @@ CODE = grpc.StatusCode
 
 @pytest.fixture
 def stub(channel):
-    return inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    return make_stub(channel)
 
 
 def raw_texts(texts):
@@ -360,7 +361,7 @@ def test_health_service_follows_readiness(server, channel):
 
 def test_without_admin_there_is_no_load():
     with fake_core.serve(admin=False) as server, grpc.insecure_channel(server.grpc) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = make_stub(channel)
         assert stub.ModelReady(pb.ModelReadyRequest(name="sst")).ready
         for call, request in (
             (stub.RepositoryModelLoad, pb.RepositoryModelLoadRequest(model_name="sst")),
@@ -392,7 +393,7 @@ def test_calls_at_once_are_all_answered_in_turns_of_the_loop(monkeypatch, most):
     """most: events that are handled before the loop has a turn."""
     monkeypatch.setattr(grpc_calls, "MOST_EVENTS", most)
     with fake_core.serve() as server, grpc.insecure_channel(server.grpc) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = make_stub(channel)
         texts = ["good" * (number % 7) for number in range(300)]
         waiting = [stub.ModelInfer.future(request_of([text]), timeout=60) for text in texts]
         for text, found in zip(texts, waiting):
@@ -468,7 +469,7 @@ def test_after_a_failed_event_the_other_calls_go_on(monkeypatch, caplog):
 
     monkeypatch.setattr(grpc_calls.Server, "_cancel", fail)
     with fake_core.serve() as server, grpc.insecure_channel(server.grpc) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = make_stub(channel)
         call = stub.ModelInfer.future(request_of(["good"], "slow"))
         fake_core.wait_for(lambda: server.core.questions)
         call.cancel()

@@ -10,10 +10,11 @@ import grpc
 import pytest
 import requests
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_stub import make_stub
 from served import DEADLINE, ask, serving
 
 from fleetbert.client import Client, ServerError
-from fleetbert.deploy.inference import guard, inference_pb2, inference_pb2_grpc
+from fleetbert.deploy.inference.protocol import auth, inference_pb2
 from fleetbert.deploy.inference.settings import Safety
 from fleetbert.errors import UserError
 
@@ -58,7 +59,7 @@ def session(certificate):
 def stub(guarded, certificate):
     credentials = grpc.ssl_channel_credentials(certificate[0].read_bytes())
     with grpc.secure_channel(guarded.grpc, credentials) as channel:
-        yield inference_pb2_grpc.GRPCInferenceServiceStub(channel), channel
+        yield make_stub(channel), channel
 
 
 def bearer(key: str) -> dict[str, str]:
@@ -102,7 +103,7 @@ def test_without_tls_nothing_is_said(guarded):
     with pytest.raises(requests.exceptions.SSLError):  # not signed by anyone known
         requests.get(f"https://{address}/v2/health/live")
     with grpc.insecure_channel(guarded.grpc) as channel:
-        service = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        service = make_stub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             service.ServerLive(inference_pb2.ServerLiveRequest(), timeout=DEADLINE)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
@@ -142,7 +143,7 @@ def test_the_client_takes_a_key_and_a_certificate(guarded, certificate):
 
 def test_every_key_is_compared_in_constant_time(tmp_path, monkeypatch):
     (tmp_path / "keys").write_text("\n".join(KEYS))
-    keys = guard.read_keys(Safety(api_key_file=str(tmp_path / "keys")))
+    keys = auth.read_keys(Safety(api_key_file=str(tmp_path / "keys")))
     compared = []
     real = hmac.compare_digest
     monkeypatch.setattr(hmac, "compare_digest", lambda a, b: compared.append(len(a)) or real(a, b))
@@ -159,18 +160,18 @@ def test_every_key_is_compared_in_constant_time(tmp_path, monkeypatch):
 def test_files_of_keys_that_cannot_be(tmp_path, text, part):
     (tmp_path / "keys").write_text(text)
     with pytest.raises(UserError, match=part):
-        guard.read_keys(Safety(api_key_file=str(tmp_path / "keys")))
+        auth.read_keys(Safety(api_key_file=str(tmp_path / "keys")))
     with pytest.raises(UserError, match="cannot be read"):
-        guard.read_keys(Safety(api_key_file=str(tmp_path / "none")))
+        auth.read_keys(Safety(api_key_file=str(tmp_path / "none")))
 
 
 def test_certificates_that_cannot_be(certificate, tmp_path):
     cert, key = map(str, certificate)
     with pytest.raises(UserError, match=r"safety\.tls_key is missing"):
-        guard.read_tls(Safety(tls_certificate=cert))
+        auth.read_tls(Safety(tls_certificate=cert))
     with pytest.raises(UserError, match=r"safety\.tls_certificate is missing"):
-        guard.read_tls(Safety(tls_key=key))
+        auth.read_tls(Safety(tls_key=key))
     with pytest.raises(UserError, match="none: cannot be read"):
-        guard.read_tls(Safety(tls_certificate=cert, tls_key=str(tmp_path / "none")))
+        auth.read_tls(Safety(tls_certificate=cert, tls_key=str(tmp_path / "none")))
     with pytest.raises(UserError, match="are not a PEM certificate and its key"):
-        guard.read_tls(Safety(tls_certificate=key, tls_key=cert))
+        auth.read_tls(Safety(tls_certificate=key, tls_key=cert))

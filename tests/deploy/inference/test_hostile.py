@@ -15,10 +15,11 @@ import grpc
 import numpy as np
 import pytest
 import requests
+from grpc_stub import make_stub
 from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
 
-from fleetbert.deploy.inference import http_body, inference_pb2_grpc
-from fleetbert.deploy.inference import inference_pb2 as pb
+from fleetbert.deploy.inference.protocol import http_body
+from fleetbert.deploy.inference.protocol import inference_pb2 as pb
 
 LIMIT = fake_core.SAFETY.max_body_bytes
 INFER = "/v2/models/sst/infer"
@@ -27,7 +28,7 @@ CODE = grpc.StatusCode
 
 @pytest.fixture
 def infer(channel):
-    return inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+    return make_stub(channel).ModelInfer
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def alive(server, channel):
     assert found.status_code == 200
     logits = fake_core.logits_of(TEXT["data"])
     assert found.json()["outputs"][2]["data"] == logits.ravel().tolist()
-    stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+    stub = make_stub(channel)
     request = pb.ModelInferRequest(model_name="sst", inputs=[typed(TEXT)])
     response = stub.ModelInfer(request, timeout=60)
     np.testing.assert_array_equal(
@@ -371,7 +372,7 @@ def test_what_is_no_message(channel):
 def test_messages_over_the_limit(server, compression):
     options = [("grpc.max_send_message_length", -1)]
     with grpc.insecure_channel(server.grpc, options) as own:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(own)
+        stub = make_stub(own)
         request = grpc_request(
             inputs=[raw_input(shape=[1])], raw_input_contents=[bytes(LIMIT * 16)]
         )

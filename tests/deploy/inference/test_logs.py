@@ -14,10 +14,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import grpc
 import pytest
 import requests
+from grpc_stub import make_stub
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from served import DEADLINE, ask, serving
 
-from fleetbert.deploy.inference import inference_pb2, inference_pb2_grpc, logs
+from fleetbert.deploy.inference.ops import logs
+from fleetbert.deploy.inference.protocol import inference_pb2
 from fleetbert.deploy.inference.settings import Logs
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -56,7 +58,7 @@ def model_infer(served, text, metadata):
     tensor = request.inputs.add(name="text", datatype="BYTES", shape=[1])
     tensor.contents.bytes_contents.append(text.encode())
     with grpc.insecure_channel(served.grpc) as channel:
-        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        stub = make_stub(channel)
         return stub.ModelInfer(request, metadata=metadata, timeout=DEADLINE)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram, generate_latest
 
-from fleetbert.deploy.inference import metrics
+from fleetbert.deploy.inference.ops import metrics
 
 WORDS = ("test_seconds", "Of a test", ("model",))
 SECONDS = st.floats(0, 20) | st.sampled_from(metrics.SECONDS)

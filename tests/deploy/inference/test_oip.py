@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
 
-from fleetbert.deploy.inference import http_body, oip, oip_json
 from fleetbert.deploy.inference.messages import Failure, Reason, Reply
+from fleetbert.deploy.inference.protocol import http_body, http_json, oip
 from fleetbert.tasks.metrics import softmax
 
 SST, PAIRS = fake_core.version("sst", "2"), fake_core.version("pairs", "1", pair=True)
@@ -54,7 +54,7 @@ values = st.recursive(
 
 def ask(body, header=None, found=SST):
     return oip.read_question(
-        oip_json.parse(body, header).request, found, "stable", fake_core.SAFETY
+        http_json.parse(body, header).request, found, "stable", fake_core.SAFETY
     )
 
 
@@ -230,10 +230,10 @@ def test_answers_are_the_same_in_json_and_in_binary(names, all_binary, data):
         wanted.append(
             {"name": name, **({} if flag is None else {"parameters": {"binary_data": flag}})}
         )
-    body = oip_json.parse(
+    body = http_json.parse(
         body_of(TEXT, id="a", outputs=wanted, parameters={"binary_data_output": all_binary})
     )
-    content, head = oip_json.render(reply, body)
+    content, head = http_json.render(reply, body)
     message = json.loads(content[:head])
     assert {key: message[key] for key in ("model_name", "model_version", "id", "parameters")} == {
         "model_name": "sst",
@@ -271,7 +271,7 @@ def test_answers_are_the_same_in_json_and_in_binary(names, all_binary, data):
 
 
 def test_an_answer_without_id_has_none():
-    content, head = oip_json.render(make_reply(), oip_json.parse(body_of(TEXT)))
+    content, head = http_json.render(make_reply(), http_json.parse(body_of(TEXT)))
     assert head is None
     assert "id" not in json.loads(content)
 

@@ -1,11 +1,11 @@
-"""fleetbert.deploy.inference.pool, what of it needs no worker; test_core.py has the others."""
+"""workers/pool.py, what of it needs no worker; test_core.py has the others."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from fleetbert.deploy.inference.pool import COMPUTING, go_to
+from fleetbert.deploy.inference.workers.pool import COMPUTING, go_to
 
 
 def processor() -> int:

@@ -8,9 +8,9 @@ import psutil
 import pytest
 from running_core import wait_for
 
-from fleetbert.deploy.inference import processes
-from fleetbert.deploy.inference.processes import share_processors
 from fleetbert.deploy.inference.settings import Engine
+from fleetbert.deploy.inference.workers import process
+from fleetbert.deploy.inference.workers.process import share_processors
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_each_worker_has_processors_of_its_own(monkeypatch, processors, settings
 @pytest.fixture
 def early(monkeypatch):
     """Two that were started early."""
-    monkeypatch.setattr(processes, "EARLY", [])
-    processes.start_early(Engine(workers=2, threads=1, pin=False))
-    started = list(processes.EARLY)
+    monkeypatch.setattr(process, "EARLY", [])
+    process.start_early(Engine(workers=2, threads=1, pin=False))
+    started = list(process.EARLY)
     yield started
     end(*started)
 
@@ -51,7 +51,7 @@ def end(*started):
 
 
 def test_workers_that_were_started_early_are_taken_first_and_once(early):
-    taken = [processes.start((), 1) for _ in range(3)]
+    taken = [process.start((), 1) for _ in range(3)]
     end(taken[2])
     assert taken[:2] == early
     assert taken[2].process.pid not in [one.process.pid for one in early]
@@ -59,22 +59,22 @@ def test_workers_that_were_started_early_are_taken_first_and_once(early):
 
 def test_only_one_that_was_started_for_the_same_is_taken(early):
     [place] = sorted(os.sched_getaffinity(0))[:1]
-    others = [processes.start((place,), 1), processes.start((), 2)]
+    others = [process.start((place,), 1), process.start((), 2)]
     end(*others)
-    assert early == processes.EARLY
+    assert early == process.EARLY
 
 
 def test_one_that_has_ended_is_not_taken(early):
     early[0].process.kill()
     early[0].process.wait(60)
-    other = processes.start((), 1)
+    other = process.start((), 1)
     end(other)
     assert other.process.pid not in [one.process.pid for one in early]
-    assert early[1:] == processes.EARLY
+    assert early[1:] == process.EARLY
 
 
 def test_early_workers_import_paddle_before_they_are_told_what_to_open(early):
-    late = processes.start((), 2)  # as many threads as no early one has
+    late = process.start((), 2)  # as many threads as no early one has
     for one in early:
         files = psutil.Process(one.process.pid)
         wait_for(lambda files=files: holds_paddle(files), "Paddle in an early worker")

@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multip
 
 from fleetbert.data.batching import CALL_TOKENS, SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.deploy.inference.messages import Failure, Reason
-from fleetbert.deploy.inference.queue import CALL_COST, Queue, Text, Ticket
+from fleetbert.deploy.inference.scheduler.queue import CALL_COST, Queue, Text, Ticket
 
 FAR = 1e9
 

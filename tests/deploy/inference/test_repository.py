@@ -15,10 +15,12 @@ import pytest
 from running_core import RunningCore, command, gather, gone, wait_for
 from tiny_bert import LABELS, make_network
 
-from fleetbert.deploy.inference import background, loading, metrics, pool, processes
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
-from fleetbert.deploy.inference.repository import select
+from fleetbert.deploy.inference.ops import metrics
+from fleetbert.deploy.inference.repository import loading
+from fleetbert.deploy.inference.repository.repository import select
 from fleetbert.deploy.inference.settings import Policy
+from fleetbert.deploy.inference.workers import pool, priority, process
 from fleetbert.files import sha256
 
 MODEL = "tiny"
@@ -156,7 +158,7 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
     np.testing.assert_allclose(core.ask(model=MODEL, texts=TEXTS).logits, expected["1"], atol=1e-4)
 
 
-@pytest.mark.skipif(not background.may_return(), reason="this user may not raise a priority again")
+@pytest.mark.skipif(not priority.may_return(), reason="this user may not raise a priority again")
 def test_what_loads_beside_another_version_begins_where_processors_are_idle(
     tiny_bundle, models, start, monkeypatch
 ):
@@ -174,7 +176,7 @@ def test_what_loads_beside_another_version_begins_where_processors_are_idle(
     wait_for(lambda: states(core).get("2") is State.READY, "the new version")
     [new] = core.workers(MODEL)
     assert (found[old], found[new]) == (os.SCHED_OTHER, os.SCHED_IDLE)
-    usual = (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0) + processes.NICENESS)
+    usual = (os.SCHED_OTHER, os.getpriority(os.PRIO_PROCESS, 0) + process.NICENESS)
     threads = [thread.id for thread in psutil.Process(new).threads()]
     assert {(os.sched_getscheduler(t), os.getpriority(os.PRIO_PROCESS, t)) for t in threads} == {
         usual
@@ -196,10 +198,10 @@ def test_a_version_that_ends_gives_its_memory_back_at_the_lowest_priority(
     monkeypatch.setattr(subprocess.Popen, "wait", note)
     put(tiny_bundle, models, 2)
     wait_for(lambda: old in found, "the old worker's end")
-    assert found[old] == background.LOWEST
+    assert found[old] == priority.LOWEST
 
 
-@pytest.mark.skipif(not background.may_return(), reason="this user may not raise a priority again")
+@pytest.mark.skipif(not priority.may_return(), reason="this user may not raise a priority again")
 def test_a_new_version_has_run_the_batches_that_are_usual_before_it_is_asked(
     tiny_bundle, models, start, monkeypatch
 ):

@@ -15,7 +15,7 @@ import requests
 from starlette.testclient import TestClient
 
 import fleetbert
-from fleetbert.deploy.inference import rest
+from fleetbert.deploy.inference.protocol import http
 from fleetbert.tasks.metrics import softmax
 
 TEXTS = ["good good", "bad", "a text of more than sixteen characters"]
@@ -297,7 +297,7 @@ def test_openapi_tells_names_of_models_only_where_no_key_is_needed(get):
     assert "sst" in names_in(document)
     assert "loading" not in names_in(document)
     assert "security" not in document
-    application = rest.app(fake_core.FakeCore(), fake_core.SAFETY, api_key=True)
+    application = http.app(fake_core.FakeCore(), fake_core.SAFETY, api_key=True)
     document = TestClient(application).get("/openapi.json").json()
     assert names_in(document) == []
     assert document["security"] == [{"key": []}]

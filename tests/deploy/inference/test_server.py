@@ -16,11 +16,12 @@ import psutil
 import pytest
 import requests
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_stub import make_stub
 from served import DEADLINE, FAKE, REAL, Served, ask, serving
 
 from fleetbert import cli
 from fleetbert.client import Client
-from fleetbert.deploy.inference import inference_pb2, inference_pb2_grpc
+from fleetbert.deploy.inference.protocol import inference_pb2
 from fleetbert.engines import answer as answers
 
 TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, ""]
@@ -56,9 +57,7 @@ def test_answers_are_those_of_the_engine_over_http_and_grpc(real, tiny_bundle):
     tensor.contents.bytes_contents.extend(text.encode() for text in TEXTS)
     request.outputs.add(name="logits")
     with grpc.insecure_channel(real.grpc) as channel:
-        reply = inference_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer(
-            request, timeout=DEADLINE
-        )
+        reply = make_stub(channel).ModelInfer(request, timeout=DEADLINE)
     logits = np.frombuffer(reply.raw_output_contents[0], np.float32).reshape(len(TEXTS), -1)
     np.testing.assert_allclose(logits, [one.logits for one in expected], atol=1e-5)
 

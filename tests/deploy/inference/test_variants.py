@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetbert import bundle as bundles
-from fleetbert.deploy.inference import variants
+from fleetbert.deploy.inference.repository import variants
 from fleetbert.errors import UserError
 
 

@@ -1,0 +1,99 @@
+"""What a version counts: Prometheus' series, and the protocol's statistics."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import Any, Callable, Sequence
+
+from fleetbert.deploy.inference.messages import Reason, Reply, Statistics
+from fleetbert.deploy.inference.ops import metrics
+
+
+class Counts:
+    """Of one version since it was loaded."""
+
+    def __init__(self, model: str, version: str):
+        self._names = (model, version)
+        self._queue_seconds = metrics.QUEUE_SECONDS.labels(model, version)
+        self._batch_seconds = metrics.BATCH_SECONDS.labels(model, version)
+        self._batch_texts = metrics.BATCH_TEXTS.labels(model, version)
+        self._tokens = metrics.TOKENS.labels(model, version)
+        self._padding = metrics.PADDING.labels(model, version)
+        self._queued = metrics.QUEUED_TOKENS.labels(model, version)
+        self._exits: dict[int, Any] = {}  # by layer
+        self._cut = metrics.CUT.labels(model, version)
+        self._last = 0
+        self._texts = 0
+        self._success = [0.0, 0.0]  # how many, and their seconds
+        self._fail = [0.0, 0.0]
+        self._queue = [0.0, 0.0]
+        self._compute = [0.0, 0.0]
+        self._batches: dict[int, list[float]] = {}  # the same by the number of texts
+
+    def queued(self, tokens: Callable[[], float]) -> None:
+        """Whoever asks how many tokens wait asks this."""
+        self._queued.set_function(tokens)
+
+    def cut(self, texts: int) -> None:
+        """Texts that were cut to the maximum length."""
+        if texts:
+            self._cut.inc(texts)
+
+    def batch(
+        self, lengths: Sequence[int], padded: int, layers: Sequence[int], seconds: float
+    ) -> None:
+        """A batch of texts of these lengths was computed, as `padded` tokens; they left after these
+        layers."""
+        tokens = sum(lengths)
+        self._batch_seconds.observe(seconds)
+        self._batch_texts.observe(len(lengths))
+        self._tokens.inc(tokens)
+        self._padding.inc(padded - tokens)
+        self._texts += len(lengths)
+        _add(self._batches.setdefault(len(lengths), [0.0, 0.0]), seconds)
+        for layer, texts in Counter(layers).items():
+            if layer not in self._exits:
+                self._exits[layer] = metrics.EXITS.labels(*self._names, str(layer))
+            self._exits[layer].inc(texts)
+
+    def waited(self, seconds: Sequence[float]) -> None:
+        """So long each text of a batch."""
+        for value in seconds:
+            self._queue_seconds.observe(value)
+
+    def answered(self, reply: Reply, seconds: float) -> None:
+        """A question, after so many seconds."""
+        self._last = int(time.time() * 1000)
+        _add(self._success, seconds)
+        _add(self._queue, reply.queue_seconds)
+        _add(self._compute, reply.compute_seconds)
+
+    def refused(self, reason: Reason, seconds: float) -> None:
+        """A question that was not answered."""
+        _add(self._fail, seconds)
+        metrics.REFUSED.labels(*self._names, reason.value).inc()
+
+    def statistics(self) -> Statistics:
+        model, version = self._names
+        return Statistics(
+            model,
+            version,
+            last_inference=self._last,
+            inference_count=self._texts,
+            execution_count=sum(int(pair[0]) for pair in self._batches.values()),
+            success=_pair(self._success),
+            fail=_pair(self._fail),
+            queue=_pair(self._queue),
+            compute=_pair(self._compute),
+            batches=tuple((texts, *_pair(pair)) for texts, pair in sorted(self._batches.items())),
+        )
+
+
+def _add(pair: list[float], seconds: float) -> None:
+    pair[0] += 1
+    pair[1] += seconds
+
+
+def _pair(pair: list[float]) -> tuple[int, int]:
+    return int(pair[0]), int(pair[1] * 1e9)

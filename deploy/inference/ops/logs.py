@@ -1,0 +1,124 @@
+"""What the server writes about itself: one JSON object a line, or text for people.
+
+A request has a number (`Request.id`), the client's own `x-request-id` or one made here; every line
+that is written while it is answered carries it. Standard `logging` everywhere; a line's fields are
+given as `extra={"fields": {...}}`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import sys
+import time
+from contextvars import ContextVar
+from typing import Any
+
+import orjson
+
+from fleetbert import log as plain_log
+from fleetbert.deploy.inference import settings
+from fleetbert.deploy.inference.ops.observe import Done
+
+log = logging.getLogger("fleetbert.serve")
+LONGEST_ID = 128  # of a client's: a log line is not a place to store things in
+# A request's own number: of this process, and within it.
+_PROCESS = os.urandom(4).hex()
+_NUMBERS = itertools.count(1)
+_PRINTABLE = re.compile(r"[\x21-\x7e]+")
+
+
+class Request:
+    """A request as the log tells it; who answers adds to `fields`."""
+
+    __slots__ = ("began", "fields", "id")
+
+    def __init__(self, given: str | None = None):
+        if given and len(given) <= LONGEST_ID and _PRINTABLE.fullmatch(given):
+            self.id = given
+        else:
+            self.id = f"{_PROCESS}{next(_NUMBERS) & 0xFFFFFFFF:08x}"
+        self.fields: dict[str, Any] = {}
+        self.began = time.perf_counter()
+
+    def write(self, protocol: str, method: str, code: str) -> None:
+        """The one line of this request."""
+        fields = {
+            "protocol": protocol,
+            "method": method,
+            "code": code,
+            "ms": round(1000 * (time.perf_counter() - self.began), 3),
+            **self.fields,
+        }
+        log.info("request", extra={"fields": fields})
+
+
+def note(done: Done) -> None:
+    """An observer of inference: what it came to belongs into the request's line."""
+    request = REQUEST.get()
+    if request is None:
+        return
+    request.fields.update(model=done.model, version=done.version)
+    if done.error:
+        request.fields["error"] = done.error
+    else:
+        request.fields.update(
+            texts=done.texts,
+            queue_ms=round(1000 * done.queue_seconds, 3),
+            compute_ms=round(1000 * done.compute_seconds, 3),
+        )
+
+
+REQUEST: ContextVar[Request | None] = ContextVar("request", default=None)
+
+
+def start(section: settings.Logs) -> None:
+    """Write all of this process's log lines to stderr, in the format asked for."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if section.format == "json" else _Text())
+    plain_log.stop()
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(section.level.upper())
+    for noisy in ("asyncio", "grpc", "urllib3", "opentelemetry"):
+        logging.getLogger(noisy).setLevel(max(root.level, logging.WARNING))
+    # It warns of every line that is not HTTP: anyone could fill the disk.
+    logging.getLogger("uvicorn").setLevel(logging.ERROR)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    request = REQUEST.get()
+    fields = getattr(record, "fields", {})
+    return fields if request is None else {"request_id": request.id, **fields}
+
+
+class _Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _iso(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return orjson.dumps(line, default=str, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+
+
+class _Text(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        words = [f"{name}={value}" for name, value in _fields(record).items()]
+        line = " ".join([clock, f"{record.levelname.lower():<7}", record.getMessage(), *words])
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def _iso(seconds: float) -> str:
+    """UTC with milliseconds."""
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"

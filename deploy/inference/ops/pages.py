@@ -1,0 +1,215 @@
+"""What people and Prometheus look at: the page at /, its figures at /status, /docs, /metrics.
+
+Everything comes from the package: nothing here needs a network, and the pages' own policy has the
+browser refuse any other host.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping
+
+import orjson
+import prometheus_client
+import psutil
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.responses import Response
+
+import fleetbert
+from fleetbert.deploy.inference.messages import Core, Failure, Statistics, Version
+from fleetbert.deploy.inference.ops import metrics
+
+FOLDER = Path(__file__).parent / "page"
+CSS = Path(fleetbert.__file__).parent / "page.css"  # the reports' style
+SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js")
+
+DOCS = """\
+<!doctype html>
+<html lang="en">
+<head><meta charset="utf-8"><title>fleetbert: calls</title>
+<link rel="icon" href="data:,"><link rel="stylesheet" href="docs/swagger-ui.css"></head>
+<body><div id="calls"></div><script src="docs/swagger-ui-bundle.js"></script>
+<script>{script}</script></body>
+</html>
+"""
+DOCS_SCRIPT = (
+    'SwaggerUIBundle({url: "openapi.json", dom_id: "#calls", deepLinking: true, '
+    "validatorUrl: null, tryItOutEnabled: true});"
+)
+
+Page = Callable[[], Response]
+
+
+def build(core: Core, admin: bool) -> Mapping[str, Page]:
+    """What answers GET at each path; without `admin` only what tells nothing of the load."""
+    docs = _html(DOCS.format(script=DOCS_SCRIPT), DOCS_SCRIPT, "'self'")
+    pages: dict[str, Page] = {f"/docs/{name}": _asset(name) for name in SWAGGER}
+    pages["/docs"] = lambda: docs
+    if admin:
+        began, home = time.time(), _home()
+        pages["/"] = lambda: home
+        pages["/status"] = lambda: _json(status(core, began))
+        pages["/metrics"] = _metrics
+    return pages
+
+
+def _home() -> Response:
+    """One file: its style and its script stand in it."""
+    script = (FOLDER / "page.js").read_text(encoding="utf-8")
+    style = CSS.read_text(encoding="utf-8") + (FOLDER / "page.css").read_text(encoding="utf-8")
+    html = (FOLDER / "page.html").read_text(encoding="utf-8")
+    html = html.replace("{{ style }}", style).replace("{{ version }}", fleetbert.__version__)
+    return _html(html.replace("{{ script }}", script), script)
+
+
+def _html(html: str, script: str, more: str = "") -> Response:
+    """With a policy that allows this script and no other, and no host but this one."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; script-src 'sha256-{digest}' {more}; style-src 'unsafe-inline' "
+        f"{more}; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    headers = {"content-security-policy": policy, "x-content-type-options": "nosniff"}
+    return Response(html, media_type="text/html", headers=headers)
+
+
+def _json(value: Any) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+def _metrics() -> Response:
+    text = prometheus_client.generate_latest(metrics.REGISTRY)
+    return Response(text, headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST})
+
+
+def _asset(name: str) -> Page:
+    """A file of Swagger UI, read when it is first asked for."""
+    found: list[Response] = []
+
+    def page() -> Response:
+        if not found:
+            import swagger_ui_bundle  # type: ignore[import-untyped]
+
+            kind = "text/css" if name.endswith(".css") else "text/javascript"
+            content = (Path(swagger_ui_bundle.swagger_ui_path) / name).read_bytes()
+            found.append(Response(content, media_type=kind))
+        return found[0]
+
+    return page
+
+
+def status(core: Core, began: float) -> dict[str, Any]:
+    """Models and running totals: whoever polls takes the differences."""
+    try:
+        versions, statistics = core.versions(), core.statistics()
+    except Failure:
+        versions, statistics = [], []
+    by_name = {(found.model, found.version): found for found in statistics}
+    models: dict[str, list[dict[str, Any]]] = {}
+    for version in versions:
+        found = by_name.get((version.model, version.version))
+        models.setdefault(version.model, []).append(_version(version, found))
+    processes = _processes()
+    return {
+        "fleetbert": fleetbert.__version__,
+        "ready": core.ready(),
+        "time": time.time(),
+        "uptime": time.time() - began,
+        "processors": len(os.sched_getaffinity(0)),
+        "cpu_seconds": sum(found["cpu_seconds"] for found in processes),
+        "resident_bytes": sum(found["resident_bytes"] for found in processes),
+        "models": [{"name": name, "versions": found} for name, found in models.items()],
+        "requests": _by_label(metrics.REQUESTS, "code"),
+        "texts": sum(found.inference_count for found in statistics),
+        "tokens": _total(metrics.TOKENS),
+        "padding": _total(metrics.PADDING),
+        "exits": _by_label(metrics.EXITS, "layer"),
+        "queued_tokens": _total(metrics.QUEUED_TOKENS, ""),
+        "latency": _buckets(metrics.REQUEST_SECONDS),
+    }
+
+
+def _version(version: Version, found: Statistics | None) -> dict[str, Any]:
+    return {
+        "version": version.version,
+        "state": version.state.value,
+        "reason": version.reason,
+        "aliases": version.aliases,
+        "labels": version.labels,
+        "pair": version.pair,
+        "max_length": version.max_length,
+        "layers": version.layers,
+        "variant": version.variant,
+        "variants": version.variants,
+        "texts": found.inference_count if found else 0,
+    }
+
+
+def _samples(metric: Any, suffix: str) -> Iterator[Any]:
+    for family in metric.collect():
+        for sample in family.samples:
+            if sample.name.endswith(suffix) and not sample.name.endswith("_created"):
+                yield sample
+
+
+def _total(metric: Any, suffix: str = "_total") -> float:
+    return sum(sample.value for sample in _samples(metric, suffix))
+
+
+def _by_label(metric: Any, label: str) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for sample in _samples(metric, "_total"):
+        name = sample.labels[label]
+        found[name] = found.get(name, 0.0) + sample.value
+    return found
+
+
+def _buckets(metric: Any) -> list[tuple[float | None, float]]:
+    """(upper bound in seconds, requests up to it), over all models; the last bound is None."""
+    found: dict[float, float] = {}
+    for sample in _samples(metric, "_bucket"):
+        bound = float(sample.labels["le"])
+        found[bound] = found.get(bound, 0.0) + sample.value
+    return [(None if bound == float("inf") else bound, found[bound]) for bound in sorted(found)]
+
+
+def _processes() -> list[dict[str, Any]]:
+    """Memory and processor time of the listening process and of those below it, the workers."""
+    me = psutil.Process()
+    found = []
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            with process.oneshot():
+                times, memory = process.cpu_times(), process.memory_info()
+        except psutil.Error:
+            continue
+        role = "listen" if process.pid == me.pid else "worker"
+        row = {"role": role, "pid": process.pid, "resident_bytes": memory.rss}
+        found.append({**row, "cpu_seconds": times.user + times.system})
+    return found
+
+
+class Processes(Collector):
+    """The same for Prometheus; by role, so that a replaced worker makes no new series."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        memory = GaugeMetricFamily(
+            "fleetbert_resident_bytes", "Resident memory of living processes", labels=["role"]
+        )
+        cpu = GaugeMetricFamily(
+            "fleetbert_cpu_seconds", "Processor time of living processes", labels=["role"]
+        )
+        count = GaugeMetricFamily("fleetbert_processes", "Living processes", labels=["role"])
+        rows = _processes()
+        for role in sorted({row["role"] for row in rows}):
+            mine = [row for row in rows if row["role"] == role]
+            memory.add_metric([role], sum(row["resident_bytes"] for row in mine))
+            cpu.add_metric([role], sum(row["cpu_seconds"] for row in mine))
+            count.add_metric([role], len(mine))
+        return iter((memory, cpu, count))

@@ -1,0 +1,1 @@
+"""The Open Inference Protocol v2: HTTP and gRPC, and the one validation that both go through."""

@@ -1,0 +1,97 @@
+"""Request bodies over ASGI: read, decoded, and held within a limit while they come."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from typing import Any, Awaitable, Callable, Mapping
+
+from fleetbert.deploy.inference.messages import Failure, Reason
+from fleetbert.deploy.inference.protocol.tensors import refuse, show
+
+Receive = Callable[[], Awaitable[Any]]
+
+# What is read and thrown away of a body that is too large: many clients look for an answer only
+# when all is sent, and lose it when the connection is closed before.
+DRAIN_BYTES = 64 << 20
+# What zlib is to expect. "deflate" is a zlib stream in RFC 9110, but a bare one in some clients.
+WINDOWS = {"gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
+
+
+class ClientGone(Exception):
+    """The client closed its connection before its request was complete."""
+
+
+class CloseAfter(Failure):
+    """A request whose body was not read to its end: the connection cannot be used again."""
+
+
+async def read(headers: Mapping[bytes, bytes], receive: Receive, limit: int) -> bytes:
+    """The whole body, decoded; Failure TOO_LARGE if it is or would become more than `limit`."""
+    announced = headers.get(b"content-length", b"0")
+    expects = headers.get(b"expect", b"").lower() == b"100-continue"
+    if expects and announced.isdigit() and int(announced[:20]) > limit:
+        raise CloseAfter(Reason.TOO_LARGE, _too_large(limit))
+    body = await _receive_all(receive, limit)
+    encoding = headers.get(b"content-encoding")
+    return body if encoding is None else decode(body, encoding.decode("latin-1"), limit)
+
+
+def decode(body: bytes, encoding: str, limit: int) -> bytes:
+    """Undo `Content-Encoding: gzip` or `deflate`; never holds more than `limit` bytes of it."""
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return body
+    if name not in WINDOWS:
+        raise refuse(f"Content-Encoding is {show(encoding)}; it has to be gzip or deflate")
+    for window in WINDOWS[name]:
+        with contextlib.suppress(zlib.error):
+            return _inflate(body, window, name, limit)
+    raise refuse(f"the body is not what Content-Encoding: {name} says")
+
+
+def _inflate(body: bytes, window: int, name: str, limit: int) -> bytes:
+    stream = zlib.decompressobj(window)
+    decoded = stream.decompress(body, limit + 1)
+    if len(decoded) > limit:
+        raise Failure(Reason.TOO_LARGE, _too_large(limit, "decoded "))
+    if not stream.eof:
+        raise refuse(f"the body ends before its {name} stream does")
+    if stream.unused_data:
+        raise refuse(f"the body has {len(stream.unused_data)} bytes after its {name} stream")
+    return decoded
+
+
+async def _receive_all(receive: Receive, limit: int) -> bytes:
+    event = await receive()
+    if event["type"] == "http.disconnect":
+        raise ClientGone
+    body = event.get("body", b"")
+    if not event.get("more_body", False):
+        if len(body) > limit:
+            raise Failure(Reason.TOO_LARGE, _too_large(limit))
+        return body
+    parts, size = [body], len(body)
+    while size <= limit:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise ClientGone
+        parts.append(event.get("body", b""))
+        size += len(parts[-1])
+        if not event.get("more_body", False):
+            if size > limit:
+                raise Failure(Reason.TOO_LARGE, _too_large(limit))
+            return b"".join(parts)
+    del parts
+    while size <= DRAIN_BYTES:
+        event = await receive()
+        if event["type"] == "http.disconnect":
+            raise ClientGone
+        size += len(event.get("body", b""))
+        if not event.get("more_body", False):
+            raise Failure(Reason.TOO_LARGE, _too_large(limit))
+    raise CloseAfter(Reason.TOO_LARGE, _too_large(limit))
+
+
+def _too_large(limit: int, kind: str = "") -> str:
+    return f"the {kind}body is too large; this server takes at most {limit} bytes"

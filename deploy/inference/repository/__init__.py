@@ -1,0 +1,1 @@
+"""The models on disk, and which of their versions are served."""

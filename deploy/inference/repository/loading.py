@@ -1,0 +1,142 @@
+"""A version's folder → a version that answers: checked, measured, opened, tried."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from dataclasses import dataclass, replace
+from typing import Sequence
+
+from fleetbert import bundle as bundles
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.deploy.inference.messages import State, Version
+from fleetbert.deploy.inference.repository import index, variants
+from fleetbert.deploy.inference.scheduler.scheduler import Serving
+from fleetbert.deploy.inference.settings import Policy, Serve
+from fleetbert.deploy.inference.workers import priority, process
+from fleetbert.deploy.inference.workers.pool import Plan
+from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Held:
+    """A version that answers, as it was found."""
+
+    found: index.Found
+    serving: Serving
+    version: Version
+
+
+class Loader:
+    """Opens versions; remembers what was measured of a bundle's variants, and has versions of one
+    vocabulary share a tokenizer: making one keeps those who answer waiting."""
+
+    def __init__(self, settings: Serve):
+        self._settings = settings
+        self._measured: dict[tuple[str, ...], dict[str, float]] = {}
+        self._tokenizers: weakref.WeakValueDictionary[tuple[str, bool], Tokenizer] = (
+            weakref.WeakValueDictionary()
+        )
+
+    async def open(
+        self,
+        model: str,
+        number: int,
+        policy: Policy,
+        found: index.Found,
+        gently: bool,
+        batches: Sequence[tuple[int, int]] = (),
+    ) -> Held:
+        """A version whose workers all answer. UserError, OSError, pool.Refused or pool.Lost if it
+        cannot be served; nothing is left of it then. `gently` leaves the processors to others.
+        batches: the usual ones (texts, length) of the version in service."""
+        bundle, engine = found.bundle, self._settings.engine
+        assert bundle is not None
+        if not bundle.labels:
+            raise UserError(f"bundle {bundle.root} is a pretrained encoder without labels")
+        processors, threads = process.share_processors(engine)
+        longest = round_up(bundle.max_length, SAFE_LENGTHS)
+        loop = asyncio.get_running_loop()
+        tokenizer = await self._tokenizer(bundle)
+        plan = Plan(
+            model=model,
+            bundle=bundle.root,
+            variant="",
+            device=engine.device,
+            threads=threads,
+            processors=processors,
+            lengths=tuple(length for length in SAFE_LENGTHS if length <= longest),
+            pad_id=tokenizer.pad_id,
+            hang_seconds=engine.hang_seconds,
+        )
+        variant, measured = await self._choose(bundle, policy.variant, plan, gently)
+        usual = tuple(shape for shape in batches if shape[1] <= longest)
+        plan = replace(plan, variant=variant, batches=usual)
+        serving = Serving(model, str(number), bundle, tokenizer, plan, self._settings.batching)
+        opening = asyncio.ensure_future(serving.open(gently))
+        try:
+            await loop.run_in_executor(None, _verify, bundle, variant, gently)
+            await opening
+        except BaseException:
+            opening.cancel()
+            await asyncio.gather(opening, return_exceptions=True)
+            await serving.close()
+            raise
+        version = Version(
+            model,
+            str(number),
+            State.READY,
+            aliases=tuple(sorted(a for a, n in policy.aliases.items() if n == number)),
+            labels=tuple(bundle.labels),
+            pair=bundle.task.pair,
+            max_length=bundle.max_length,
+            vocab_size=tokenizer.vocab_size,
+            layers=serving.pool.layers,
+            variant=variant,
+            variants=variants.describe(bundle, measured),
+        )
+        return Held(found, serving, version)
+
+    async def _tokenizer(self, bundle: bundles.Bundle) -> Tokenizer:
+        """That of the version in service, if the manifests say that the vocabularies are alike; the
+        hash of this one's is checked before the version answers."""
+        says = bundle.manifest.tokenizer
+        tokenizer = self._tokenizers.get((says.sha256, says.lowercase))
+        if tokenizer is None:
+            loop = asyncio.get_running_loop()
+            tokenizer = await loop.run_in_executor(
+                None, Tokenizer, bundle.vocab_path, says.lowercase
+            )
+            self._tokenizers[says.sha256, says.lowercase] = tokenizer
+        return tokenizer
+
+    async def _choose(
+        self, bundle: bundles.Bundle, wish: str, plan: Plan, gently: bool
+    ) -> tuple[str, dict[str, float]]:
+        """The variant that is to answer, and what was measured to find it."""
+        if wish != "auto":
+            return variants.named(bundle, wish), {}
+        names = variants.candidates(bundle, plan.device)
+        if len(names) == 1:
+            return names[0], {}
+        key = tuple(file.sha256 for name in names for file in bundle.variant(name).files)
+        if key not in self._measured:
+            found = await variants.measure(plan, names, gently)
+            self._measured[key] = {
+                name: rate * variants.times_faster(bundle.variant(name))
+                for name, rate in found.items()
+            }
+            log.info("model %s: texts/s by variant: %s", plan.model, self._measured[key])
+        measured = self._measured[key]
+        return max(measured, key=lambda name: measured[name]), measured
+
+
+def _verify(bundle: bundles.Bundle, variant: str, gently: bool) -> None:
+    def check() -> None:
+        bundles.verify(bundle, variant)
+
+    priority.call(check) if gently else check()

@@ -1,0 +1,351 @@
+"""The models and versions that are served: what lies on disk, brought into service by policy.
+
+A version is loaded beside those that answer, takes over when it is ready, and the old one answers
+what it has taken. One that fails is refused until its files change, and what was served stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Awaitable, Iterable
+
+from fleetbert.deploy.inference.messages import (
+    Failure,
+    Question,
+    Reason,
+    Reply,
+    State,
+    Statistics,
+    Version,
+)
+from fleetbert.deploy.inference.ops import metrics
+from fleetbert.deploy.inference.repository import index
+from fleetbert.deploy.inference.repository.loading import Held, Loader
+from fleetbert.deploy.inference.settings import Policy, Serve
+from fleetbert.deploy.inference.workers.pool import Lost, Refused
+from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
+
+LOAD_TRIES = 3  # of a version whose workers end while they open it
+
+
+@dataclass
+class Model:
+    """What is known of a model."""
+
+    name: str
+    policy: Policy
+    required: bool  # its absence makes the server not ready
+    unloaded: bool = False  # by request, until it is loaded by request
+    found: dict[int, index.Found] = field(default_factory=dict)
+    held: dict[int, Held] = field(default_factory=dict)
+    loading: set[int] = field(default_factory=set)
+    refused: dict[int, tuple[index.Signature, str]] = field(default_factory=dict)
+    draining: list[Held] = field(default_factory=list)
+
+    def wanted(self) -> list[int]:
+        """The versions that are to answer, newest first: by policy, of those that are whole and
+        were not refused, and those that have an alias."""
+        usable = [
+            number
+            for number, found in self.found.items()
+            if number in self.held or (found.bundle is not None and not self.is_refused(number))
+        ]
+        return select(self.policy, usable)
+
+    def is_refused(self, number: int) -> bool:
+        """Whether these very files were refused."""
+        return number in self.refused and self.refused[number][0] == self.found[number].signature
+
+    def reason(self, number: int) -> str:
+        """Why a version does not answer."""
+        found = self.found.get(number)
+        if found is not None and found.bundle is None:
+            return found.reason
+        if found is not None and self.is_refused(number):
+            return self.refused[number][1]
+        return "it is being loaded" if number in self.loading else "it is not loaded"
+
+
+class Repository:
+    """Implements messages.Core."""
+
+    def __init__(self, settings: Serve):
+        self._settings = settings
+        self._root = Path(settings.repository.path)
+        self._models: dict[str, Model] = {
+            name: Model(name, policy, required=True)
+            for name, policy in settings.repository.models.items()
+        }
+        self._known: dict[Path, index.Found] = {}
+        self._ignored: set[Path] = set()
+        self._loader = Loader(settings)
+        self._looked = False
+        self._lock = asyncio.Lock()  # one change at a time
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to load what there is, and to look for changes. `ready` says when it answers."""
+        self._watching = asyncio.ensure_future(self._watch())
+
+    async def close(self, grace: float) -> None:
+        """End all; questions that were taken are answered first, for at most `grace` seconds."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        for model in self._models.values():
+            for number in list(model.held):
+                self._retire(model, number, grace)
+        await asyncio.gather(*self._retiring)
+
+    def ready(self) -> bool:
+        return self._looked and all(
+            any(held.serving.pool.alive for held in model.held.values())
+            for model in self._models.values()
+            if model.required and not model.unloaded
+        )
+
+    def answer(self, question: Question) -> Awaitable[Reply]:
+        return self._route(question.model, question.version).serving.answer(question)
+
+    def find(self, model: str, version: str | None = None) -> Version:
+        return self._route(model, version).version
+
+    def versions(self, model: str | None = None) -> list[Version]:
+        found = [self._model(model)] if model is not None else self._models.values()
+        return [version for one in found for version in _versions(one)]
+
+    def statistics(self, model: str | None = None, version: str | None = None) -> list[Statistics]:
+        if model is None:
+            helds = [held for one in self._models.values() for held in _in_order(one)]
+        elif version is None:
+            helds = _in_order(self._model(model))
+        else:
+            helds = [self._route(model, version)]
+        return [held.serving.counts.statistics() for held in helds]
+
+    async def load(self, model: str) -> None:
+        async with self._lock:
+            await self._look()
+            found = self._model(model)
+            found.unloaded = False
+            found.refused.clear()
+            hoped = found.wanted()
+            await self._update(found)
+            refused = [number for number in hoped if number not in found.held]
+            if refused or not found.held:
+                number = refused[0] if refused else max(found.found, default=None)
+                if number is None:
+                    raise Failure(Reason.NOT_FOUND, f"model {model} has no version on disk")
+                raise Failure(
+                    Reason.UNAVAILABLE,
+                    f"version {number} of model {model} is not served: {found.reason(number)}",
+                )
+
+    async def unload(self, model: str) -> None:
+        async with self._lock:
+            found = self._model(model)
+            found.unloaded = True
+            await self._update(found)
+        await asyncio.gather(*self._retiring)
+
+    def _model(self, name: str) -> Model:
+        found = self._models.get(name)
+        if found is None:
+            names = ", ".join(sorted(self._models)) or "none"
+            raise Failure(Reason.NOT_FOUND, f"there is no model {name!r}; there are: {names}")
+        return found
+
+    def _route(self, name: str, version: str | None) -> Held:
+        """Which version answers a question with these words."""
+        model = self._model(name)
+        if version is None:
+            if model.held:
+                return model.held[max(model.held)]
+            newest = max(model.found, default=None)
+            if newest is None or model.unloaded:
+                raise Failure(Reason.UNAVAILABLE, f"model {name} is not loaded")
+            raise Failure(Reason.UNAVAILABLE, f"model {name} is not ready: {model.reason(newest)}")
+        number = model.policy.aliases.get(version)
+        if number is None and index.VERSION_NAME.fullmatch(version):
+            number = int(version)
+        if number in model.held:
+            return model.held[number]
+        if number not in model.found:
+            known = [*map(str, sorted(model.found)), *sorted(model.policy.aliases)]
+            raise Failure(
+                Reason.NOT_FOUND,
+                f"model {name} has no version {version!r}; it has: {', '.join(known) or 'none'}",
+            )
+        raise Failure(
+            Reason.UNAVAILABLE,
+            f"version {version} of model {name} is not ready: {model.reason(number)}",
+        )
+
+    async def _watch(self) -> None:
+        seconds = self._settings.repository.poll_seconds
+        while True:
+            try:
+                async with self._lock:
+                    await self._look()
+                    for model in list(self._models.values()):
+                        await self._update(model)
+            except Exception:  # the next look may go well; what answers goes on
+                log.exception("looking for changes in %s failed", self._root)
+            if not seconds:
+                return
+            await asyncio.sleep(seconds)
+
+    async def _look(self) -> None:
+        """See what is on disk."""
+        loop = asyncio.get_running_loop()
+        try:
+            shelf = await loop.run_in_executor(
+                None, index.look, self._root, self._known, self._ignored
+            )
+        except OSError as error:
+            log.error("the repository %s cannot be listed: %s", self._root, error.strerror)
+            return
+        self._known = {f.path: f for versions in shelf.values() for f in versions.values()}
+        for name in shelf:
+            if name not in self._models:
+                policy = self._settings.repository.default
+                self._models[name] = Model(name, policy, required=not self._looked)
+        for name, model in self._models.items():
+            model.found = shelf.get(name, {})
+        self._looked = True
+
+    async def _update(self, model: Model) -> None:
+        """Bring into service what is wanted, then out of it what is not."""
+        while not model.unloaded:
+            missing = [
+                number
+                for number in model.wanted()
+                if number in model.found
+                and not model.is_refused(number)
+                and model.found[number].bundle is not None
+                and (
+                    number not in model.held
+                    or model.held[number].found.signature != model.found[number].signature
+                )
+            ]
+            if not missing:
+                break
+            await self._load(model, missing[0])
+        wanted = [] if model.unloaded else model.wanted()
+        for number in list(model.held):
+            if number not in wanted:
+                self._retire(model, number, self._settings.listen.grace_seconds)
+                log.info("version %d of model %s is no longer served", number, model.name)
+                metrics.LOADS.labels(model.name, "unloaded").inc()
+        if not (model.found or model.held or model.name in self._settings.repository.models):
+            del self._models[model.name]
+
+    async def _try(self, model: Model, number: int, found: index.Found) -> Held:
+        """Open a version, again if a worker ended meanwhile: that need not be the version's fault
+        (somebody's kill, want of memory)."""
+
+        async def once() -> Held:
+            gently = any(one.held for one in self._models.values())
+            usual = model.held[max(model.held)].serving.usual_batches() if model.held else ()
+            return await self._loader.open(model.name, number, model.policy, found, gently, usual)
+
+        for _ in range(LOAD_TRIES - 1):
+            try:
+                return await once()
+            except Lost as lost:
+                log.warning("version %d of model %s: %s; trying again", number, model.name, lost)
+        return await once()
+
+    async def _load(self, model: Model, number: int) -> None:
+        """Open a version; afterwards it is in `held` or in `refused`."""
+        found = model.found[number]
+        begin = time.monotonic()
+        model.loading.add(number)
+        try:
+            held = await self._try(model, number, found)
+        except Exception as error:
+            expected = isinstance(error, (UserError, Refused, Lost, OSError))
+            model.refused[number] = (found.signature, str(error) or type(error).__name__)
+            metrics.LOADS.labels(model.name, "refused").inc()
+            log.error(
+                "version %d of model %s is refused: %s",
+                number,
+                model.name,
+                error,
+                exc_info=not expected,
+            )
+            return
+        finally:
+            model.loading.discard(number)
+        if number in model.held:
+            self._retire(model, number, self._settings.listen.grace_seconds)
+        model.held[number] = held
+        model.required = True
+        metrics.LOADS.labels(model.name, "ready").inc()
+        log.info(
+            "version %d of model %s is ready: variant %s, %d workers, loaded in %.1f s",
+            number,
+            model.name,
+            held.version.variant,
+            held.serving.pool.size,
+            time.monotonic() - begin,
+        )
+
+    def _retire(self, model: Model, number: int, grace: float) -> None:
+        """Let a version answer what it has taken, then end it."""
+        held = model.held.pop(number)
+        model.draining.append(held)
+
+        async def end() -> None:
+            await held.serving.drain(grace)
+            await held.serving.close()
+            model.draining.remove(held)
+
+        task = asyncio.ensure_future(end())
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
+
+
+def select(policy: Policy, numbers: Iterable[int]) -> list[int]:
+    """Which of these versions a policy wants, newest first; those with an alias always."""
+    usable = sorted(numbers, reverse=True)
+    rule = policy.versions
+    if rule == "all":
+        chosen = set(usable)
+    elif isinstance(rule, dict):
+        chosen = set(usable[: rule["latest"]])
+    else:
+        chosen = set(rule)
+    chosen |= set(policy.aliases.values())
+    return [number for number in usable if number in chosen]
+
+
+def _in_order(model: Model) -> list[Held]:
+    return [model.held[number] for number in sorted(model.held)]
+
+
+def _versions(model: Model) -> list[Version]:
+    """All of a model's versions, in the order of their numbers."""
+    known = {number: held.version for number, held in model.held.items()}
+    for held in model.draining:
+        draining = replace(held.version, state=State.DRAINING)
+        known.setdefault(int(draining.version), draining)
+    versions = list(known.values())
+    for number in set(model.found) - set(known):
+        loading = number in model.loading
+        versions.append(
+            Version(
+                model.name,
+                str(number),
+                State.LOADING if loading else State.UNAVAILABLE,
+                reason="" if loading else model.reason(number),
+            )
+        )
+    return sorted(versions, key=lambda version: int(version.version))

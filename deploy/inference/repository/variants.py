@@ -1,0 +1,110 @@
+"""Which of a bundle's variants answers."""
+
+from __future__ import annotations
+
+import logging
+import platform
+from typing import Any
+
+from fleetbert import bundle as bundles
+from fleetbert.deploy.inference.workers import frames
+from fleetbert.deploy.inference.workers.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
+from fleetbert.engines.engine import OPENERS
+from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+def named(bundle: bundles.Bundle, name: str) -> str:
+    """The name of a variant that the server can answer with; UserError if it is none."""
+    if bundle.variant(name).kind not in OPENERS:
+        raise UserError(
+            f"variant: {name} of bundle {bundle.root} is of kind {bundle.variant(name).kind}, "
+            "which is not served; name another, or auto"
+        )
+    return name
+
+
+def candidates(bundle: bundles.Bundle, device: str) -> list[str]:
+    """The variants that can run here and are known to be accurate: float32, what was found equal
+    to it, and what passed the gate. UserError if there are none."""
+    place = "gpu" if device == "gpu" else _architecture()
+    names = [
+        variant.name
+        for variant in bundle.manifest.variants
+        if variant.kind in OPENERS and place in variant.runs_on and _trusted(variant)
+    ]
+    if not names:
+        raise UserError(
+            f"bundle {bundle.root} has no variant that runs on {place} and whose accuracy was "
+            "measured beside float32's; export one, or name one with `variant`"
+        )
+    return names
+
+
+async def measure(plan: Plan, names: list[str], gently: bool) -> dict[str, float]:
+    """Texts a second of each variant through all layers on this processor, measured in a worker
+    that is ended then.
+
+    Variants that cannot be opened are left out, with a line in the log.
+    """
+    names = list(names)
+    while names:
+        worker = await Worker.start(plan.processors[0], plan.threads)
+        name = ""
+        try:
+            for name in list(names):
+                try:
+                    await worker.open(plan, name, gently)
+                except Refused as error:
+                    log.warning("variant %s of %s is left out: %s", name, plan.bundle, error)
+                    names.remove(name)
+            if not names:
+                break
+            frame = frames.pack({"do": "measure", "longest": plan.lengths[-1]})
+            head, _ = await worker.ask(frame, OPEN_SECONDS)
+            return head["texts_per_s"]
+        except Lost as error:
+            log.warning("variant %s of %s is left out: %s", name, plan.bundle, error)
+            names.remove(name)
+        finally:
+            worker.kill("done")
+            await worker.close()
+    raise Refused(f"none of the variants of {plan.bundle} can be opened")
+
+
+def times_faster(variant: bundles.Variant) -> float:
+    """Than at speed 0, through all layers, as it was measured where the variant was made; 1.0 where
+    no text leaves early, or nothing is known of it."""
+    return float(variant.extra.get("times_faster", 1.0))
+
+
+def describe(bundle: bundles.Bundle, measured: dict[str, float]) -> tuple[dict[str, Any], ...]:
+    """What people want to know of the variants: accuracy, and speed where it was measured."""
+    described = []
+    for variant in bundle.manifest.variants:
+        accuracy = variant.accuracy[0] if variant.accuracy else None
+        described.append(
+            {
+                "name": variant.name,
+                "kind": variant.kind,
+                "accuracy": accuracy.accuracy if accuracy else None,
+                "float32_accuracy": accuracy.float32_accuracy if accuracy else None,
+                "texts_per_s": measured.get(variant.name),
+                "speed": variant.extra.get("speed"),
+                "bytes": sum(file.size for file in variant.files),
+            }
+        )
+    return tuple(described)
+
+
+def _trusted(variant: bundles.Variant) -> bool:
+    return (
+        variant.name == "float32"
+        or "max_difference_to_float32" in variant.extra
+        or any(accuracy.float32_accuracy is not None for accuracy in variant.accuracy)
+    )
+
+
+def _architecture() -> str:
+    return "armv8" if platform.machine() in ("aarch64", "arm64") else "x86"

@@ -1,0 +1,1 @@
+"""The processes that hold the engines, and what is said to them."""

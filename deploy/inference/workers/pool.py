@@ -1,0 +1,435 @@
+"""The worker processes of one version: started, watched, replaced, ended.
+
+Everything runs in the server's event loop. A worker that ends or takes too long for a batch is
+killed and replaced, after a pause that grows while that goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import os
+import subprocess
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert.deploy.inference.ops import metrics
+from fleetbert.deploy.inference.scheduler.queue import Text
+from fleetbert.deploy.inference.workers import frames, priority, process
+from fleetbert.engines.golden import Golden
+
+log = logging.getLogger(__name__)
+
+OPEN_SECONDS = 600.0  # for opening a variant
+END_SECONDS = 5.0  # for a worker that was asked to end
+LONGEST_PAUSE = 30.0  # between two starts of a worker, in seconds
+LONG_LIFE = 10.0  # a worker that lived so long is replaced without a pause
+# A worker hangs after so many times what its batch should take, at the earliest: models differ.
+SLOWEST = 3.0
+WARM_PAUSE = 0.02  # seconds between looks whether a worker that is to be warmed is free
+SAME = 1e-3  # largest difference of logits between answers to the same texts
+
+# Of each processor: how many workers, of all models, are answering there. `Worker.ask` keeps it.
+COMPUTING: Counter[int] = Counter()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the workers of a version open, and on which processors each of them runs."""
+
+    model: str
+    bundle: Path
+    variant: str
+    device: str
+    threads: int
+    processors: tuple[tuple[int, ...], ...]  # of each worker; empty ones are not pinned
+    lengths: tuple[int, ...]  # of all rows that may come
+    pad_id: int
+    hang_seconds: float
+    batches: tuple[tuple[int, int], ...] = ()  # (texts, length) that will be usual, as far as known
+
+
+class Answers(NamedTuple):
+    """Of a batch: logits float32 [texts, labels], the layers that the texts left after (int32
+    [texts]), and the seconds in the engine."""
+
+    logits: np.ndarray
+    layers: np.ndarray
+    seconds: float
+
+
+class Lost(Exception):
+    """A worker is gone; `cause` is crash, hang or error."""
+
+    def __init__(self, cause: str, message: str):
+        super().__init__(message)
+        self.cause = cause
+
+
+class Refused(Exception):
+    """A worker could not open the variant, or answers wrong: what it said."""
+
+
+class Worker(asyncio.Protocol):
+    """A process and the socket to it. One question at a time."""
+
+    def __init__(self, process: subprocess.Popen[bytes], processors: Sequence[int]):
+        self.process = process
+        self.processors = processors
+        self.since = time.monotonic()
+        self.cause = "crash"
+        self.lost = asyncio.get_running_loop().create_future()  # done when the process has ended
+        self._answer: asyncio.Future[tuple[dict[str, Any], bytes]] | None = None
+        self._said = bytearray()  # of a frame that is not complete
+        self._pipe: asyncio.Transport
+
+    @classmethod
+    async def start(cls, processors: Sequence[int], threads: int) -> Worker:
+        """A fresh interpreter (`process.start`)."""
+        started = process.start(processors, threads)
+        loop = asyncio.get_running_loop()
+        try:
+            _, worker = await loop.create_connection(
+                lambda: cls(started.process, processors), sock=started.socket
+            )
+        except BaseException:  # it was cancelled, and nobody else knows of the process
+            started.process.kill()
+            raise
+        return worker
+
+    async def open(self, plan: Plan, variant: str, gently: bool) -> dict[str, Any]:
+        """What it says when it has opened a variant. `gently` leaves the processors to others, from
+        the start if this follows `start` at once: an interpreter that starts makes others wait."""
+        may_return = gently and priority.may_return()
+        with priority.lowered(self.process.pid) if may_return else contextlib.nullcontext():
+            frame = _open_frame(plan, variant, gently, aside=gently and not may_return)
+            head, _ = await self.ask(frame, OPEN_SECONDS)
+        return head
+
+    async def ask(self, frame: bytes, timeout: float) -> tuple[dict[str, Any], bytes]:
+        """Head and body of the answer. Lost if the worker ends, or is killed after `timeout`
+        seconds; Refused if it answers with an error."""
+        if self.lost.done():
+            raise Lost(self.cause, f"worker {self.process.pid} has ended")
+        loop = asyncio.get_running_loop()
+        self._answer = loop.create_future()
+        alarm = loop.call_later(timeout, self.kill, "hang")
+        COMPUTING.update(self.processors)
+        try:
+            self._pipe.write(frame)
+            head, body = await self._answer
+        finally:
+            COMPUTING.subtract(self.processors)
+            alarm.cancel()
+            self._answer = None
+        if "error" in head:
+            raise Refused(head["error"])
+        return head, body
+
+    def kill(self, cause: str) -> None:
+        """At once, whatever it does."""
+        self.cause = cause
+        self.process.kill()
+
+    async def close(self) -> None:
+        """Ask the process to end, kill it if it does not, and wait until it is gone."""
+        priority.lower(self.process.pid)  # giving back its memory takes a tenth of a second
+        self._pipe.close()
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(None, self.process.wait, END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill("hang")
+            await loop.run_in_executor(None, self.process.wait)
+
+    # Called by the loop.
+
+    def connection_made(self, transport: Any) -> None:
+        self._pipe = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._said += data
+        for frame in frames.take(self._said):
+            if self._answer is not None and not self._answer.done():
+                self._answer.set_result(frame)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self.process.kill()
+        if not self.lost.done():
+            self.lost.set_result(None)
+        if self._answer is not None and not self._answer.done():
+            message = f"worker {self.process.pid} is lost ({self.cause})"
+            self._answer.set_exception(Lost(self.cause, message))
+
+
+class Pool:
+    """The workers of a version. `free` are those that may be given a batch."""
+
+    def __init__(self, plan: Plan, golden: Golden, labels: int, on_free: Callable[[Worker], None]):
+        """golden: texts that every worker answers, as the bundle says and all workers alike,
+        before it is given any other. on_free(worker) is called when one becomes free."""
+        self.plan = plan
+        self.free: list[Worker] = []
+        self.layers = 0
+        self.failing = ""  # why the last start of a worker failed; empty if it did not
+        self._golden = golden
+        self._labels = labels
+        self._expected: np.ndarray | None = None
+        self._on_free = on_free
+        self._workers: dict[int, Worker] = {}
+        self._keepers: list[asyncio.Task[None]] = []
+        self._warmers: set[asyncio.Task[None]] = set()
+        self._warming = asyncio.Lock()  # one worker at a time
+
+    @property
+    def size(self) -> int:
+        """How many workers there are to be."""
+        return len(self.plan.processors)
+
+    @property
+    def alive(self) -> int:
+        """How many workers can answer now or soon."""
+        return len(self._workers)
+
+    async def open(self, gently: bool) -> None:
+        """Start all workers; Refused or Lost if one of them cannot open the variant or answers
+        the golden texts wrong. `gently` leaves the processors to others meanwhile."""
+        starts = [self._start(number, gently) for number in range(self.size)]
+        found = await asyncio.gather(*starts, return_exceptions=True)
+        for result in found:
+            if isinstance(result, BaseException):
+                await self.close()
+                raise result
+        for number, worker in enumerate(found):
+            assert isinstance(worker, Worker)
+            self._keepers.append(asyncio.ensure_future(self._keep(number, worker)))
+            self._release(worker)
+            if not gently:
+                self._warm_later(worker)
+
+    def take_free(self) -> Worker | None:
+        """A worker to give a batch to, if there is one."""
+        while self.free:
+            worker = self.free.pop()
+            if not worker.lost.done():
+                return worker
+        return None
+
+    async def run(self, worker: Worker, texts: Sequence[Text], expected: float) -> Answers:
+        """The answers to a batch that should take `expected` seconds. Lost if the worker is gone;
+        it is free again otherwise."""
+        ids = [text.ids for text in texts]
+        first_lengths = [text.first_length for text in texts]
+        asked = any(text.speed is not None for text in texts)
+        speeds = [text.speed for text in texts] if asked else None
+        try:
+            timeout = max(self.plan.hang_seconds, SLOWEST * expected)
+            found = await self._run(worker, ids, first_lengths, speeds, timeout)
+        except Refused as error:
+            # What state native code is in after an error, nobody knows.
+            worker.kill("error")
+            raise Lost("error", str(error)) from None
+        self._release(worker)
+        return found
+
+    async def close(self) -> None:
+        """End all workers."""
+        tasks = [*self._keepers, *self._warmers]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.free.clear()
+        workers = list(self._workers.values())
+        self._workers.clear()
+        await asyncio.gather(*(worker.close() for worker in workers))
+
+    def _release(self, worker: Worker) -> None:
+        if not worker.lost.done():
+            self.free.append(worker)
+            self._on_free(worker)
+
+    async def _keep(self, number: int, worker: Worker) -> None:
+        """Replace the worker of this number whenever it is lost."""
+        pause = 0.0
+        while True:
+            await asyncio.shield(worker.lost)
+            del self._workers[number]
+            if worker in self.free:
+                self.free.remove(worker)
+            await worker.close()
+            metrics.WORKER_RESTARTS.labels(self.plan.model, worker.cause).inc()
+            log.warning(
+                "worker %d of model %s is lost (%s, exit status %s); another is started",
+                worker.process.pid,
+                self.plan.model,
+                worker.cause,
+                worker.process.returncode,
+            )
+            if time.monotonic() - worker.since > LONG_LIFE:
+                pause = 0.0
+            while True:
+                await asyncio.sleep(pause)
+                pause = min(LONGEST_PAUSE, max(1.0, 2 * pause))
+                try:
+                    worker = await self._start(number, gently=False)
+                    break
+                except (Refused, Lost) as error:
+                    self.failing = str(error)
+                    log.error("a worker of model %s does not start: %s", self.plan.model, error)
+            self.failing = ""
+            self._release(worker)
+            self._warm_later(worker)
+
+    def _warm_later(self, worker: Worker) -> None:
+        task = asyncio.ensure_future(self._warm(worker))
+        self._warmers.add(task)
+        task.add_done_callback(self._warmers.discard)
+
+    async def _warm(self, worker: Worker) -> None:
+        """Have a worker that already answers run each length once, whenever it is free, so that
+        its first texts need not wait for what oneDNN makes ready for them."""
+        timeout = SLOWEST * self.plan.hang_seconds  # the first run takes longest
+        async with self._warming:
+            for length in self.plan.lengths:
+                if not await self._take(worker):
+                    return
+                try:
+                    await worker.ask(_warm_frame(self.plan, length), timeout)
+                except Lost:
+                    return
+                except Refused as error:
+                    log.error("a worker of model %s cannot be warmed: %s", self.plan.model, error)
+                    worker.kill("error")
+                    return
+                self._release(worker)
+
+    async def _take(self, worker: Worker) -> bool:
+        """Take this worker as soon as it is free; False if it is lost, and another is started."""
+        while worker not in self.free:
+            if worker.lost.done():
+                return False
+            await asyncio.sleep(WARM_PAUSE)
+        self.free.remove(worker)
+        return True
+
+    async def _start(self, number: int, gently: bool) -> Worker:
+        plan = self.plan
+        worker = await Worker.start(plan.processors[number], plan.threads)
+        try:
+            head = await worker.open(plan, plan.variant, gently)
+            self.layers = head["layers"]
+            log.debug("worker %d opened %s: %s", worker.process.pid, plan.variant, head)
+            await self._check(worker)
+        except BaseException:
+            worker.kill("refused")
+            await worker.close()
+            raise
+        self._workers[number] = worker
+        return worker
+
+    async def _check(self, worker: Worker) -> None:
+        """Refused if the golden texts are not answered as where the variant was made, as by the
+        other workers, and twice."""
+        for _ in range(2):
+            ids = self._golden.ids
+            lengths = [len(one) for one in ids]
+            speeds = [0.0] * len(ids)  # as they were recorded
+            logits = (await self._run(worker, ids, lengths, speeds, OPEN_SECONDS)).logits
+            if not np.isfinite(logits).all():
+                raise Refused(
+                    f"variant {self.plan.variant} answers NaN or infinity: its weights are damaged"
+                )
+            if self._golden.logits is not None:
+                alike = logits.shape == self._golden.logits.shape
+                apart = np.abs(logits - self._golden.logits).max() if alike else math.inf
+                if not apart <= self._golden.bound:
+                    raise Refused(
+                        f"variant {self.plan.variant} answers its golden texts otherwise than "
+                        f"where it was made, by {apart:.3g} in a logit (at most "
+                        f"{self._golden.bound:.3g} is allowed): its files are another model's, or "
+                        "this processor computes otherwise; make the variant on such a processor"
+                    )
+            if self._expected is None:
+                self._expected = logits
+            difference = float(np.abs(logits - self._expected).max())
+            if difference > SAME * max(1.0, float(np.abs(self._expected).max())):
+                raise Refused(
+                    f"variant {self.plan.variant} answers the same texts differently, by "
+                    f"{difference:.3g}, from worker to worker or from time to time"
+                )
+
+    async def _run(
+        self,
+        worker: Worker,
+        ids: Sequence[np.ndarray],
+        first_lengths: Sequence[int],
+        speeds: Sequence[float | None] | None,
+        timeout: float,
+    ) -> Answers:
+        head = {
+            "do": "run",
+            "variant": self.plan.variant,
+            "pad_id": self.plan.pad_id,
+            "speeds": speeds,
+        }
+        frame = frames.pack_texts(head, ids, first_lengths)
+        answer, body = await worker.ask(frame, timeout)
+        found = frames.unpack_answers(body, len(ids), self._labels)
+        if found is None:
+            raise Refused(
+                f"variant {self.plan.variant} answers {len(ids)} texts with "
+                f"{len(body) // 4 - len(ids)} logits and has {self._labels} labels"
+            )
+        return Answers(*found, answer["seconds"])
+
+
+def go_to(processors: Sequence[int]) -> None:
+    """Move this thread to one of these processors where no worker computes; it may leave it again.
+    Where there is none it stays.
+
+    Linux (6.18) leaves the thread that listens where it was last: before a worker that computes,
+    while the processor of the one that waits for the next batch has nothing to do.
+    """
+    processors = [number for number in processors if not COMPUTING[number]]
+    if not processors:
+        return
+    everywhere = os.sched_getaffinity(0)
+    with contextlib.suppress(OSError):  # they have been taken from this process
+        os.sched_setaffinity(0, processors)
+        os.sched_setaffinity(0, everywhere)
+
+
+def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:
+    """The frame that makes a worker open a variant, `aside` in a thread of low priority, and run
+    before the first text comes.
+
+    With time, every length is run once, and the usual batches where that leaves the processors to
+    others. Where somebody waits nothing is, and the worker is warmed when it answers (`_warm`): in
+    float32 oneDNN reorders all weights for a few tokens, and once more for many, as the golden
+    texts are (BERT-base: 0.2 to 1 s each). Any other new shape costs 5 to 20 ms.
+    """
+    lengths = plan.lengths if gently else ()
+    usual = plan.batches if gently and not aside else ()
+    return frames.pack(
+        {
+            "do": "open",
+            "bundle": str(plan.bundle),
+            "variant": variant,
+            "device": plan.device,
+            "threads": plan.threads,
+            "batches": [*((1, length) for length in lengths), *usual],
+            "aside": aside,
+        }
+    )
+
+
+def _warm_frame(plan: Plan, length: int) -> bytes:
+    """The frame that makes a worker run a text of this length."""
+    return frames.pack({"do": "warm", "variant": plan.variant, "batches": [(1, length)]})
