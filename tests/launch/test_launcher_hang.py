@@ -76,7 +76,7 @@ class TestProgress:
         if sign == "line":
             output.heard += 1
         elif sign == "new file":
-            (tmp_path / "meeting-00000001.0").touch()
+            (tmp_path / "barrier-00000001.0").touch()
         elif sign == "same file":  # even by a clock that was set back
             os.utime(tmp_path / "standing.0", (1, 1))
         elif sign == "file gone":

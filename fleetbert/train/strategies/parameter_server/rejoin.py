@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fleetbert.errors import NotConnected
 from fleetbert.train.callbacks import Callback
-from fleetbert.train.strategies.parameter_server import meeting as meetings
+from fleetbert.train.strategies.parameter_server.rendezvous import Rendezvous, get, put
+
+if TYPE_CHECKING:
+    from fleetbert.train.loop import Run
+    from fleetbert.train.strategies.parameter_server.trainer import ParameterServer
 
 
 class Standing(NamedTuple):
@@ -20,7 +24,7 @@ class Standing(NamedTuple):
 
     state: dict[str, Any]  # `train.loop.State`
     schedule: dict[str, Any]  # of the learning rate
-    meetings: int
+    barriers: int
     begun: int  # steps of this start of the job
     dense: list[int]  # every trainer's pushes that it knew of, see `Counted`
     rows: list[int]
@@ -29,33 +33,36 @@ class Standing(NamedTuple):
 class Remember(Callback):
     """Notes the standing after each step, after all other callbacks."""
 
-    def on_step(self, run: Any) -> None:
-        strategy = run.strategy
+    def __init__(self, strategy: ParameterServer):
+        self.strategy = strategy
+
+    def on_step(self, run: Run) -> None:
+        strategy = self.strategy
         standing = Standing(
             asdict(run.state),
             strategy.schedule.state_dict(),
-            strategy.meeting.count,
-            strategy.meeting.steps,
+            strategy.rendezvous.count,
+            strategy.rendezvous.steps,
             strategy.tables.dense.tolist(),
             strategy.tables.rows.tolist(),
         )
-        meetings.put(_file(strategy.meeting), standing)
+        put(_file(strategy.rendezvous), standing)
 
 
-def find(meeting: meetings.Meeting) -> Standing:
+def find(rendezvous: Rendezvous) -> Standing:
     """Where the killed trainer stood. NotConnected where the others cannot be joined: they have
-    seen it in a meeting whose part they no longer keep."""
-    entered = [path.name for path in meeting.folder.glob(f"meeting-*.{meeting.rank}")]
+    seen it at a barrier whose part they no longer keep."""
+    entered = [path.name for path in rendezvous.folder.glob(f"barrier-*.{rendezvous.rank}")]
     last = max((int(Path(name).stem.split("-")[1]) for name in entered), default=0)
-    if _file(meeting).exists():
-        standing: Standing = meetings.get(_file(meeting))
-        if last <= standing.meetings + 1:
+    if _file(rendezvous).exists():
+        standing: Standing = get(_file(rendezvous))
+        if last <= standing.barriers + 1:
             return standing
     raise NotConnected(
-        f"trainer {meeting.rank}: was killed while the others waited for it, and cannot go on "
+        f"trainer {rendezvous.rank}: was killed while the others waited for it, and cannot go on "
         "alone; the whole job has to start again, and goes on from its newest checkpoint"
     )
 
 
-def _file(meeting: meetings.Meeting) -> Path:
-    return meeting.folder / f"standing.{meeting.rank}"
+def _file(rendezvous: Rendezvous) -> Path:
+    return rendezvous.folder / f"standing.{rendezvous.rank}"

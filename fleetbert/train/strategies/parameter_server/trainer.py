@@ -14,9 +14,15 @@ from fleetbert.compat import environment
 from fleetbert.data.criteo import ALL_IDS
 from fleetbert.errors import UserError
 from fleetbert.train.precision import Precision
-from fleetbert.train.strategies.parameter_server import meeting as meetings
-from fleetbert.train.strategies.parameter_server import rejoin as rejoining
 from fleetbert.train.strategies.parameter_server.figures import Handled, Servers
+from fleetbert.train.strategies.parameter_server.rejoin import Remember, find
+from fleetbert.train.strategies.parameter_server.rendezvous import (
+    Place,
+    Rendezvous,
+    check_same_job,
+    put,
+    run_folder,
+)
 from fleetbert.train.strategies.parameter_server.server import check
 from fleetbert.train.strategies.parameter_server.watch import Watch, wait_until_listening
 from fleetbert.train.strategies.single import Single, Step
@@ -33,14 +39,14 @@ class ParameterServer(Single):
         super().__init__(device)
         check(job)
         environment.die_with_parent(os.getppid())
-        self.place = meetings.Place()
+        self.place = Place()
         self.job, self.settings = job, job.strategy
         self.rank, self.world_size = self.place.rank, len(self.place.trainers)
-        folder = meetings.run_folder(job, self.place)
-        self.meeting = meetings.Meeting(folder, self.rank, self.world_size)
-        self.rejoins = self.meeting.alone
+        folder = run_folder(job, self.place)
+        self.rendezvous = Rendezvous(folder, self.rank, self.world_size)
+        self.rejoins = self.rendezvous.alone
         if self.rejoins:
-            self.standing = rejoining.find(self.meeting)
+            self.standing = find(self.rendezvous)
         self.is_pushed = False  # the step that is done again after this trainer was killed
         self.started = False  # the servers have the weights
         self.settled = False  # and all trainers have what the servers have
@@ -67,10 +73,10 @@ class ParameterServer(Single):
             )
         layout = Layout(weights.dense, rows, self.settings.table_shards, servers, self.world_size)
         shape = (layout.all_dense, layout.all_rows, width, layout.shards, entry)
-        path = self.meeting.folder / "tables"
+        path = self.rendezvous.folder / "tables"
         if self.rank == 0:
-            meetings.put(path, {"shape": shape, "job": self.job.model_dump_json()})
-        meetings.check_same_job(self.job, self.meeting.wait_for(path)["job"], self.place)
+            put(path, {"shape": shape, "job": self.job.model_dump_json()})
+        check_same_job(self.job, self.rendezvous.wait_for(path)["job"], self.place)
         for endpoint in self.place.servers:
             wait_until_listening(endpoint, SERVER_LIMIT)
         self.watch = Watch(self.place.servers)
@@ -86,7 +92,7 @@ class ParameterServer(Single):
     def step(self, micro_batches: list[dict[str, Any]]) -> Step:
         self._start()
         self.settled = False
-        self.meeting.steps += 1
+        self.rendezvous.steps += 1
         if self.mirror.weights.rows:
             from fleetbert.train.strategies.parameter_server.tables import words_of
 
@@ -105,7 +111,7 @@ class ParameterServer(Single):
         return self._alone(step)
 
     def predict(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        self.meeting.show_life()
+        self.rendezvous.beat()
         return super().predict(arrays)
 
     def push_rows(self) -> None:
@@ -116,11 +122,11 @@ class ParameterServer(Single):
         self.steps = 0
 
     def _push_together(self, step: Step) -> Step:
-        # Before the meeting nobody pushes, and all that was pushed before has been pulled. (Only
+        # Before the barrier nobody pushes, and all that was pushed before has been pulled. (Only
         # a trainer that comes back may push besides, and the counters tell if this was too early.)
         handled, arrived = self.tables.handled(), False
-        # The first meeting: nobody pushes before all have pulled their rows.
-        bad = any(self.meeting.gather(step.bad))
+        # The first barrier: nobody pushes before all have pulled their rows.
+        bad = any(self.rendezvous.gather(step.bad))
         if bad:
             self.mirror.forget_rows()
             arrived = True
@@ -158,8 +164,9 @@ class ParameterServer(Single):
             self._pull_all()
 
     def rejoin(self) -> dict[str, Any]:
-        standing, meeting = self.standing, self.meeting
-        meeting.count, meeting.steps, meeting.alone = standing.meetings, standing.begun, False
+        standing, rendezvous = self.standing, self.rendezvous
+        rendezvous.count, rendezvous.steps = standing.barriers, standing.begun
+        rendezvous.alone = False
         self.schedule.set_state_dict(standing.schedule)
         self.is_pushed = self.tables.catch_up(standing.dense, standing.rows)
         self.started = True
@@ -170,7 +177,7 @@ class ParameterServer(Single):
         return self.standing.dense[self.rank], self.standing.rows[self.rank]
 
     def callbacks(self) -> list[Any]:
-        return [rejoining.Remember()]
+        return [Remember(self)]
 
     def figures(self) -> dict[str, float]:
         return self.servers.row() if self.servers is not None else {}
@@ -188,10 +195,10 @@ class ParameterServer(Single):
         if saving:
             if self.rank:
                 paddle.save(super().state()["optimizer"], str(self._optimizer_file(self.rank)))
-            self.meeting.gather()
+            self.rendezvous.barrier()
 
     def _optimizer_file(self, rank: int) -> Path:
-        return self.meeting.folder / f"optimizer.{rank}"
+        return self.rendezvous.folder / f"optimizer.{rank}"
 
     def state(self) -> dict[str, Any]:
         """After `settle(saving=True)`, on trainer 0. Every trainer has an optimizer: those of the
@@ -203,40 +210,42 @@ class ParameterServer(Single):
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Trainers that the former run did not have go on with the first one's optimizer."""
-        mine = state["optimizer"].get("trainers", {}).get(str(self.rank), state["optimizer"])
-        super().set_state({**state, "optimizer": mine})
+        own = state["optimizer"].get("trainers", {}).get(str(self.rank), state["optimizer"])
+        super().set_state({**state, "optimizer": own})
 
     def _pull_all(self) -> None:
-        self.tables.expect(self.meeting.gather(self.tables.pushed))
+        self.tables.expect(self.rendezvous.gather(self.tables.pushed))
         self.mirror.pull_all()
-        self.meeting.gather()  # before anyone pushes again
+        self.rendezvous.barrier()  # before anyone pushes again
         self.settled = True
 
     def share_loss(self, part: float) -> float:
         if self.settings.mode == "sync":
             return super().share_loss(part)
-        latest = self.meeting.latest("loss", part)
+        latest = self.rendezvous.latest("loss", part)
         return sum(latest) / len(latest) * self.world_size
 
     def gather(self, value: Any) -> list[Any]:
-        return self.meeting.gather(value)
+        return self.rendezvous.gather(value)
 
     def from_first(self, make: Callable[[], Any]) -> Any:
-        return self.meeting.gather(make() if self.rank == 0 or self.meeting.alone else None)[0]
+        return self.rendezvous.gather(make() if self.rank == 0 or self.rendezvous.alone else None)[
+            0
+        ]
 
     def any(self, flag: bool) -> bool:
-        return self.meeting.stops(flag)
+        return self.rendezvous.stops(flag)
 
     def first_failed(self, failed: bool) -> bool:
-        return self.meeting.gather(failed)[0]
+        return self.rendezvous.gather(failed)[0]
 
     def barrier(self) -> None:
-        self.meeting.gather()
+        self.rendezvous.barrier()
 
     def close(self) -> None:
         """End the servers: all trainers are done."""
         self.watch.end()
-        self.meeting.gather()
+        self.rendezvous.barrier()
         if self.rank == 0:
             self.tables.tables.stop_servers()
-        self.meeting.leave()
+        self.rendezvous.leave()
