@@ -91,7 +91,7 @@ class Fleet:
             fleet.init(fleet.PaddleCloudRoleMaker(is_collective=False))
             self.main = self._program(shards)
 
-    def _program(self, shards: int) -> Any:
+    def _program(self, shards: int) -> paddle.static.Program:
         self.startup = paddle.static.Program()
         with paddle.static.program_guard(paddle.static.Program(), self.startup):
             zero = paddle.nn.initializer.Constant(0.0)
@@ -146,7 +146,7 @@ class Fleet:
                 self._push_rows = self._alone("distributed_push_sparse")
         self.vector = paddle.static.global_scope().find_var(DENSE).get_tensor()
 
-    def _alone(self, kind: str) -> tuple[Any, Any]:
+    def _alone(self, kind: str) -> tuple[paddle.static.Program, Any]:
         """A program with nothing but the one operator of that kind; and the operator."""
         former = self.main.global_block()
         (found,) = [op for op in former.ops if op.type == kind]

@@ -8,6 +8,7 @@ import socket
 
 from fleetbert import config as schema
 from fleetbert.compat import environment
+from fleetbert.compat.parameter_server import Fleet
 from fleetbert.errors import UserError
 from fleetbert.train.strategies.parameter_server import rendezvous
 
@@ -48,8 +49,6 @@ def serve(job: schema.Config) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     told = rendezvous.get(folder / "tables")
     rendezvous.check_same_job(job, told["job"], place)
-
-    from fleetbert.compat.parameter_server import Fleet
 
     tables = Fleet(*told["shape"])
     # Asked to stop, the trainers save, for which they need the servers, and then stop these.

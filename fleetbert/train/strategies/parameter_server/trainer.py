@@ -7,13 +7,17 @@ import os
 from pathlib import Path
 from typing import Any, Callable
 
+import numpy as np
 import paddle
 
 from fleetbert import config as schema
-from fleetbert.compat import environment
+from fleetbert.compat import environment, parameter_server
 from fleetbert.data.criteo import ALL_IDS
 from fleetbert.errors import UserError
+from fleetbert.tasks.collect import Arrays
+from fleetbert.train.callbacks import Callback
 from fleetbert.train.precision import Precision
+from fleetbert.train.strategies.parameter_server.arrival import Counted, Layout
 from fleetbert.train.strategies.parameter_server.figures import Handled, Servers
 from fleetbert.train.strategies.parameter_server.rejoin import Remember, find
 from fleetbert.train.strategies.parameter_server.rendezvous import (
@@ -24,6 +28,12 @@ from fleetbert.train.strategies.parameter_server.rendezvous import (
     run_folder,
 )
 from fleetbert.train.strategies.parameter_server.server import check
+from fleetbert.train.strategies.parameter_server.tables import (
+    IdStore,
+    Mirror,
+    Weights,
+    words_of,
+)
 from fleetbert.train.strategies.parameter_server.watch import Watch, wait_until_listening
 from fleetbert.train.strategies.single import Single, Step
 
@@ -55,21 +65,18 @@ class ParameterServer(Single):
         self.servers: Servers | None = None  # whom trainer 0 asks for their figures
 
     def prepare(self, task: Any, optimizer: Any, schedule: Any, precision: Precision) -> None:
-        from fleetbert.compat.parameter_server import LARGEST_MESSAGE, Fleet
-        from fleetbert.train.strategies.parameter_server.arrival import Counted, Layout
-        from fleetbert.train.strategies.parameter_server.tables import IdStore, Mirror, Weights
-
         super().prepare(task, optimizer, schedule, precision)
         weights = Weights(task.network)
         rows, width, entry = weights.rows, weights.width, 0
         if self.rows is not None:
             rows, width, entry = ALL_IDS, self.rows.width, self.rows.needed
         servers = len(self.place.servers)
-        if weights.dense * 4 / servers > LARGEST_MESSAGE:
-            needed = math.ceil(weights.dense * 4 / LARGEST_MESSAGE)
+        largest = parameter_server.LARGEST_MESSAGE
+        if weights.dense * 4 / servers > largest:
+            needed = math.ceil(weights.dense * 4 / largest)
             raise UserError(
                 f"--servers: {servers} are too few for {weights.dense:,} weights, of which each "
-                f"can take {LARGEST_MESSAGE // 4:,} (Paddle's largest message); start {needed}"
+                f"can take {largest // 4:,} (Paddle's largest message); start {needed}"
             )
         layout = Layout(weights.dense, rows, self.settings.table_shards, servers, self.world_size)
         shape = (layout.all_dense, layout.all_rows, width, layout.shards, entry)
@@ -80,7 +87,7 @@ class ParameterServer(Single):
         for endpoint in self.place.servers:
             wait_until_listening(endpoint, SERVER_LIMIT)
         self.watch = Watch(self.place.servers)
-        tables = Fleet(*shape)
+        tables = parameter_server.Fleet(*shape)
         tables.connect()
         self.tables = Counted(tables, layout, self.rank, Handled(self.place.servers))
         self.mirror = Mirror(self.tables, weights, self.rows)
@@ -89,13 +96,11 @@ class ParameterServer(Single):
         if self.rank == 0:
             self.servers = Servers(self.place.servers, self.tables.count_rows)
 
-    def step(self, micro_batches: list[dict[str, Any]]) -> Step:
+    def step(self, micro_batches: list[Arrays]) -> Step:
         self._start()
         self.settled = False
         self.rendezvous.steps += 1
         if self.mirror.weights.rows:
-            from fleetbert.train.strategies.parameter_server.tables import words_of
-
             self.mirror.pull_rows(words_of(micro_batches))
         step = super().step(micro_batches)
         self.steps += 1
@@ -106,18 +111,18 @@ class ParameterServer(Single):
             if self.steps % self.settings.pull_every == 0:
                 self.mirror.pull_latest()
         elif self.steps >= self.settings.k_steps:
-            self._push_share()
+            self._push_scaled()
             self.mirror.pull_latest()
         return self._alone(step)
 
-    def predict(self, arrays: dict[str, Any]) -> dict[str, Any]:
+    def predict(self, arrays: Arrays) -> dict[str, np.ndarray]:
         self.rendezvous.beat()
         return super().predict(arrays)
 
     def push_rows(self) -> None:
         """They are pushed together with the weights."""
 
-    def _push_share(self) -> None:
+    def _push_scaled(self) -> None:
         self.mirror.push(1.0 / self.world_size)
         self.steps = 0
 
@@ -135,7 +140,7 @@ class ParameterServer(Single):
             self.tables.expect_of_all(self._standing_pushed())
         else:
             before = self.tables.pushed
-            self._push_share()
+            self._push_scaled()
             self.tables.expect_of_all(before)
             arrived = self.tables.wait(handled, self.world_size)
         self.is_pushed = False
@@ -176,7 +181,7 @@ class ParameterServer(Single):
     def _standing_pushed(self) -> tuple[int, int]:
         return self.standing.dense[self.rank], self.standing.rows[self.rank]
 
-    def callbacks(self) -> list[Any]:
+    def callbacks(self) -> list[Callback]:
         return [Remember(self)]
 
     def figures(self) -> dict[str, float]:
@@ -189,7 +194,7 @@ class ParameterServer(Single):
         self._start()
         if not self.settled:
             if self.settings.mode == "geo" and self.steps:
-                self._push_share()
+                self._push_scaled()
             self.mirror.forget_rows()
             self._pull_all()
         if saving:
