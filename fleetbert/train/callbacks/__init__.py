@@ -47,17 +47,17 @@ def build(run: Run) -> list[Callback]:
     """The callbacks of a run, in calling order. Files are written on rank 0 only."""
     from fleetbert.train.callbacks.checkpoint import Checkpoints
     from fleetbert.train.callbacks.evaluation import Evaluation
-    from fleetbert.train.callbacks.heartbeat import Heartbeat
     from fleetbert.train.callbacks.metrics import Metrics
     from fleetbert.train.callbacks.profiler import Profiler
     from fleetbert.train.callbacks.progress import Progress
+    from fleetbert.train.callbacks.supervised import Supervised
     from fleetbert.train.callbacks.visualdl import VisualDL
 
     wanted = run.job.callbacks
     first = run.strategy.rank == 0
     chosen: list[Callback] = []
     if heartbeat.is_supervised():
-        chosen.append(Heartbeat())
+        chosen.append(Supervised())
     if wanted.profiler.enabled:
         chosen.append(Profiler())
     if first:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fleetbert.train.loop import Run
 
 
-class Heartbeat(Callback):
+class Supervised(Callback):
     def on_start(self, run: Run) -> None:
         self.first = run.state.step
         heartbeat.note_step(self.first, 0)
