@@ -6,7 +6,7 @@ the program that Fleet is given computes nothing: it holds one vector (all dense
 operators are left, each run alone: pull rows, push rows, push the vector.
 
 The servers' optimizer is SGD at a rate of 1: they add what trainers push, and trainers compute the
-steps with the job's own optimizer. Paddle's server-side Adam cannot be had right: its dense table
+steps with the job's own optimizer. Paddle's server-side Adam is wrong: its dense table
 multiplies the beta powers once for each of 10 pool threads (`memory_dense_table.cc`), so that
 after n steps the bias correction is that of 10 n and early steps are up to 2.6 times too long;
 its betas and epsilon are compiled in (`depends/dense.h`); and a table's rate cannot change.
