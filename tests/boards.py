@@ -34,12 +34,11 @@ def write_bundle(
                 (path / name).mkdir()
                 (path / name / "model.nb").write_bytes(MODEL)
                 variants.append(
-                    bundles.Variant(
+                    bundles.LiteVariant(
                         name=name,
-                        kind="paddle-lite",
                         runs_on=[target],
                         versions={"opt": "2.13"},
-                        extra={"precision": precision},
+                        precision=precision,
                     )
                 )
         return variants
@@ -88,12 +87,14 @@ def add_early_exit(path: Path, target: str, kind: str = "pooled", change=None) -
         exits.save_settings(folder, exits.Settings(ENDS, kind, SPEED, 0))
         if change is not None:
             change(folder)
-        return bundles.Variant(
+        return bundles.LiteEarlyExitVariant(
             name=name,
-            kind="paddle-lite-early-exit",
             runs_on=[target],
             versions={"opt": "2.13"},
-            extra={"precision": "int8"},
+            precision="int8",
+            ends=ENDS,
+            head=kind,
+            speed=SPEED,
         )
 
     bundles.add_variant(path, name, fill)

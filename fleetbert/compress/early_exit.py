@@ -111,13 +111,12 @@ def write(
     weights.save(folder, source.quantized, source.others)
     heads.save(folder, {end: trained[end] for end in settings.ends[:-1]})
     exits.save_settings(folder, settings)
-    return bundles.Variant(
+    return bundles.EarlyExitVariant(
         name=variant_name(source.name),
-        kind=engine.EARLY_EXIT,
         made_from=source.name,
         runs_on=["x86"],
         versions=variants.versions(),
-        extra={"method": "early exit", **settings._asdict()},
+        **settings._asdict(),
     )
 
 

@@ -17,7 +17,6 @@ import paddle
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert.compress import calibrate, dynamic
-from fleetbert.engines import engine
 from fleetbert.errors import UserError
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
@@ -36,17 +35,12 @@ def write_dynamic(
     programs.write(folder / "model.pdmodel", found.program)
     programs.write(folder / "x86.pdmodel", programs.read(source / "model.pdmodel"))
     weights.save(folder, found.weights, found.others)
-    return bundles.Variant(
+    return bundles.WeightOnlyVariant(
         name=f"int{bits}-dynamic",
-        kind="paddle-inference-weight-only",
         runs_on=["x86", "gpu", "armv8"],
         versions=versions(),
-        extra={
-            "method": "dynamic",
-            "bits": bits,
-            "note": "weights are widened to float32 when the variant is opened on x86 or a GPU",
-            "weight_errors": weight_errors(found.weights, arrays),
-        },
+        bits=bits,
+        weight_errors=weight_errors(found.weights, arrays),
     )
 
 
@@ -133,17 +127,14 @@ def write_mix(
     for name in float32:
         others.pop(name + weights.SCALE, None)
     weights.save(folder, quantized, others)
-    return bundles.Variant(
+    return bundles.Int8Variant(
         name=f"int8-{prepared.method['method']}",
-        kind=engine.INT8,
         runs_on=["x86", "armv8"],
         versions=versions(),
-        extra={
-            **prepared.method,
-            "float32_layers": [*prepared.left, *float32],
-            "thresholds": thresholds,
-            "weight_errors": weight_errors(quantized, prepared.arrays),
-        },
+        float32_layers=[*prepared.left, *float32],
+        thresholds=thresholds,
+        weight_errors=weight_errors(quantized, prepared.arrays),
+        **prepared.method,
     )
 
 

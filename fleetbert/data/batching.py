@@ -10,7 +10,7 @@ from typing import Callable, NamedTuple, Sequence, overload
 
 import numpy as np
 
-from fleetbert.data.tokenizers.wordpiece import Encodings
+from fleetbert.data.tokenizers import Encodings
 from fleetbert.errors import UserError
 
 # Row lengths that a predictor may run in any order. oneDNN's primitive cache (Paddle 2.6.2 and

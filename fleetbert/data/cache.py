@@ -28,13 +28,13 @@ from typing import Any, Iterator, NamedTuple, Sequence, overload
 
 import numpy as np
 import pyarrow as pa
-import tokenizers
+from tokenizers import __version__ as library_version
 from tqdm import tqdm
 
 from fleetbert import files
-from fleetbert.data import read, workers
+from fleetbert.data import read, tokenizers, workers
 from fleetbert.data.split import Fingerprint, Split, tokenize
-from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.data.tokenizers import Encodings, Spec, Tokenizer
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -51,8 +51,7 @@ class Recipe(NamedTuple):
 
     form: read.Format
     on_bad_line: str
-    vocab: str  # path of vocab.txt
-    lowercase: bool
+    tokenizer: Spec
     pair: bool
     max_length: int
 
@@ -178,8 +177,9 @@ def _pieces(name: str) -> Iterator[Piece]:
 
 def _key(pieces: Sequence[Piece], recipe: Recipe) -> str:
     digest = hashlib.sha256()
-    vocab = files.sha256(recipe.vocab)
-    words = [FORMAT, tokenizers.__version__, recipe._replace(vocab=vocab)]
+    spec = recipe.tokenizer
+    hashes = {name: files.sha256(path) for name, path in spec.files.items()}
+    words = [FORMAT, library_version, spec._replace(files={}), hashes, *recipe[:2], *recipe[3:]]
     digest.update(json.dumps(words).encode())
     for piece in pieces:
         digest.update(piece.sha256.encode())
@@ -241,7 +241,7 @@ _recipe: tuple[Recipe, Tokenizer]
 
 def _open_tokenizer(recipe: Recipe) -> None:
     global _recipe
-    _recipe = recipe, Tokenizer(recipe.vocab, recipe.lowercase)
+    _recipe = recipe, tokenizers.open(recipe.tokenizer)
 
 
 def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:

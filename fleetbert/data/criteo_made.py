@@ -15,9 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fleetbert import errors, files
-from fleetbert.data.criteo import CATEGORIES, NUMBERS
+from fleetbert.data.criteo import CATEGORIES, NUMBERS, auc, log_loss
 from fleetbert.errors import UserError
-from fleetbert.tasks import metrics
 
 ROWS_AT_ONCE = 100_000
 MISSING_NUMBERS, MISSING_CATEGORIES = 0.2, 0.03  # shares
@@ -121,9 +120,7 @@ def make(
     truth: dict[str, Any] = {"rows": rows, "ids": world.each * CATEGORIES, "seed": seed}
     truth["dev"] = {"n": dev_rows, "expected_auc": expected_auc(logits)}
     if 0 < labels.sum() < len(labels):
-        truth["dev"].update(
-            best_auc=metrics.auc(labels, logits), best_loss=metrics.log_loss(labels, logits)
-        )
+        truth["dev"].update(best_auc=auc(labels, logits), best_loss=log_loss(labels, logits))
     files.write_json(folder / "truth.json", truth)
     return truth
 

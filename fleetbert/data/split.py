@@ -9,7 +9,7 @@ from typing import NamedTuple, Sequence, overload
 import numpy as np
 
 from fleetbert.data.read import Table
-from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.errors import UserError
 
 

@@ -18,8 +18,8 @@ import numpy as np
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import files
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.engines import answer, engine, evaluate, exits, heads
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import GateFailed, UserError
@@ -81,14 +81,15 @@ def export_lite(
                 made = _convert(bundle, source, Path(temporary), target, precision, accuracy, early)
             for file in made.converted.folder.iterdir():
                 file.rename(folder / file.name)
-        return bundles.Variant(
+        return made.cls(
             name=name,
-            kind=engine.LITE_EARLY_EXIT if early_exit else KIND,
             made_from=EARLY_EXIT if early_exit else made_from,
             accuracy=made.accuracy,
             runs_on=[target],
             versions={"fleetbert": fleetbert.__version__, **made.converted.versions},
-            extra={"precision": precision, **made.extra, "kernels": made.converted.kernels},
+            precision=precision,
+            kernels=made.converted.kernels,
+            **made.fields,
         )
 
     return bundles.add_variant(path, name, fill)
@@ -111,7 +112,8 @@ class _Converted(NamedTuple):
 class _Made(NamedTuple):
     converted: _Converted
     accuracy: list[bundles.Accuracy]
-    extra: dict[str, Any]
+    fields: dict[str, Any]
+    cls: type[bundles.LiteVariant] | type[bundles.LiteEarlyExitVariant] = bundles.LiteVariant
 
 
 def _check_choice(target: str, precision: str, accuracy: Gate | None, early_exit: bool) -> None:
@@ -188,7 +190,7 @@ def _convert(
     if early is not None:
         settings = exits.load_settings(early)
         parts = _cut(program, arrays, settings, temporary)
-        extra.update({"method": "early exit", **settings._asdict()})
+        extra.update(settings._asdict())
     if target == "x86":
         converted = _run_opt(parts, temporary / "x86", "x86", bits, batches)
     else:
@@ -223,7 +225,8 @@ def _convert(
         extra["rounding_changes_logits_by"] = _difference(twin.answers, expected)
     elif early is None:  # a server takes what has this key for float32 in another form
         extra["max_difference_to_float32"] = _difference(twin.answers, expected)
-    return _Made(converted, measured, extra)
+    cls = bundles.LiteVariant if early is None else bundles.LiteEarlyExitVariant
+    return _Made(converted, measured, extra, cls)
 
 
 def _cut(
@@ -316,7 +319,7 @@ def _measure(
 
 def _random_batches(bundle: bundles.Bundle) -> list[lite_opt.Batch]:
     """Token ids of several shapes, and the longest that the engine is ever asked."""
-    vocab_size = Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase).vocab_size
+    vocab_size = tokenizers.open(bundle).vocab_size
     longest = round_up(bundle.max_length, SAFE_LENGTHS)
     random = np.random.default_rng(0)
     return [

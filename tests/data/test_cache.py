@@ -17,9 +17,8 @@ import tiny_job
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetbert.data import cache, read
+from fleetbert.data import cache, read, tokenizers
 from fleetbert.data.split import fingerprint, tokenize
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.errors import UserError
 
 DEADLINE = 120
@@ -51,13 +50,15 @@ def in_this_process(monkeypatch):
 
 def recipe_of(path: Path, vocab: Path, **changes) -> cache.Recipe:
     kind = path.name.split(".", 1)[1]
-    recipe = cache.Recipe(FORMATS[kind](path), "stop", str(vocab), True, kind == "pair.tsv", 16)
+    recipe = cache.Recipe(
+        FORMATS[kind](path), "stop", tokenizers.of_vocab(vocab, True), kind == "pair.tsv", 16
+    )
     return recipe._replace(**changes)
 
 
 def in_memory(path: Path, recipe: cache.Recipe):
     table = read.read_as(path, recipe.form, recipe.on_bad_line)
-    tokenizer = Tokenizer(recipe.vocab, recipe.lowercase)
+    tokenizer = tokenizers.open(recipe.tokenizer)
     labelled = recipe.form.labelled
     return tokenize(str(path), table, tokenizer, recipe.pair, labelled, recipe.max_length)
 
@@ -164,11 +165,14 @@ def test_what_decides_the_tokens_makes_another_cache(
     elif kind == "vocabulary":
         other = tmp_path / "vocab.txt"
         other.write_text(tiny_vocab.read_text() + "more\n")
-        recipe = recipe._replace(vocab=str(other))
+        recipe = recipe._replace(tokenizer=tokenizers.of_vocab(other, True))
     else:
-        changes = {"lowercase": False, "max_length": 8, "bad lines": "skip"}
-        key = "on_bad_line" if kind == "bad lines" else kind
-        recipe = recipe._replace(**{key: changes[kind]})
+        changes = {
+            "lowercase": {"tokenizer": tokenizers.of_vocab(tiny_vocab, False)},
+            "max_length": {"max_length": 8},
+            "bad lines": {"on_bad_line": "skip"},
+        }
+        recipe = recipe._replace(**changes[kind])
     second = cache.prepare(str(table), tmp_path / "c", recipe)
     assert second != first
     assert_same(cache.load(str(table), second), in_memory(table, recipe))
@@ -241,12 +245,13 @@ PREPARE = """
 import sys
 from fleetbert import errors
 from fleetbert.data import cache, read
+from fleetbert.data.tokenizers import of_vocab
 
 def main(argv):
     cache.PIECE = 8000
     form = read.table_format(argv[0], pair=False, labelled=True)
     cache.prepare(argv[0], __import__("pathlib").Path(argv[1]),
-                  cache.Recipe(form, "stop", argv[2], True, False, 16))
+                  cache.Recipe(form, "stop", of_vocab(argv[2], True), False, 16))
 
 if __name__ == "__main__":
     errors.run(main)

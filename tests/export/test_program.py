@@ -36,7 +36,7 @@ def test_the_program_answers_like_the_network(tmp_path, tiny_vocab):
     assert network.training, "the network is left as it was"
     variant = bundle.variant("float32")
     assert variant.made_from == "a test"
-    assert variant.extra["max_difference_to_network"] < 1e-4
+    assert variant.max_difference_to_network < 1e-4
     assert [file.path for file in variant.files] == [
         "float32/model.pdiparams",
         "float32/model.pdmodel",

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Sequence
 
 from fleetbert import bundle as bundles
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.deploy.inference.messages import State, Version
 from fleetbert.deploy.inference.repository import index, variants
 from fleetbert.deploy.inference.scheduler.scheduler import Serving
@@ -108,9 +109,7 @@ class Loader:
         tokenizer = self._tokenizers.get((says.sha256, says.lowercase))
         if tokenizer is None:
             loop = asyncio.get_running_loop()
-            tokenizer = await loop.run_in_executor(
-                None, Tokenizer, bundle.vocab_path, says.lowercase
-            )
+            tokenizer = await loop.run_in_executor(None, tokenizers.open, bundle)
             self._tokenizers[says.sha256, says.lowercase] = tokenizer
         return tokenizer
 

@@ -67,7 +67,7 @@ class Worker:
         import numpy as np
 
         from fleetbert.data.batching import SAFE_LENGTHS, collate
-        from fleetbert.data.tokenizers.wordpiece import Encodings
+        from fleetbert.data.tokenizers import Encodings
         from fleetbert.deploy.inference.workers import frames
 
         ids, lengths, first_lengths = frames.unpack_texts(head, body)

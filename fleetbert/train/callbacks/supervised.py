@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from fleetbert.launch import heartbeat
-from fleetbert.train.callbacks import Callback
-
-if TYPE_CHECKING:
-    from fleetbert.train.loop import Run
+from fleetbert.train.loop import Callback, Run
 
 
 class Supervised(Callback):

@@ -6,47 +6,40 @@ again in which it was killed. What it had pushed of it stays pushed: the counter
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
+
+from paddle.optimizer.lr import LRScheduler
 
 from fleetbert.errors import NotConnected
-from fleetbert.train.callbacks import Callback
+from fleetbert.train.strategies.parameter_server.arrival import Counted
 from fleetbert.train.strategies.parameter_server.rendezvous import Rendezvous, get, put
-
-if TYPE_CHECKING:
-    from fleetbert.train.loop import Run
-    from fleetbert.train.strategies.parameter_server.trainer import ParameterServer
 
 
 class Standing(NamedTuple):
     """Where a trainer was after its last whole step."""
 
-    state: dict[str, Any]  # `train.loop.State`
-    schedule: dict[str, Any]  # of the learning rate
+    state: dict[str, object]  # `train.loop.State`
+    schedule: dict[str, object]  # of the learning rate
     barriers: int
     begun: int  # steps of this start of the job
     dense: list[int]  # every trainer's pushes that it knew of, see `Counted`
     rows: list[int]
 
 
-class Remember(Callback):
-    """Notes the standing after each step, after all other callbacks."""
-
-    def __init__(self, strategy: ParameterServer):
-        self.strategy = strategy
-
-    def on_step(self, run: Run) -> None:
-        strategy = self.strategy
-        standing = Standing(
-            asdict(run.state),
-            strategy.schedule.state_dict(),
-            strategy.rendezvous.count,
-            strategy.rendezvous.steps,
-            strategy.tables.dense.tolist(),
-            strategy.tables.rows.tolist(),
-        )
-        put(_file(strategy.rendezvous), standing)
+def remember(
+    rendezvous: Rendezvous, tables: Counted, schedule: LRScheduler, state: dict[str, object]
+) -> None:
+    """Note the standing after a step."""
+    standing = Standing(
+        state,
+        schedule.state_dict(),
+        rendezvous.count,
+        rendezvous.steps,
+        tables.dense.tolist(),
+        tables.rows.tolist(),
+    )
+    put(_file(rendezvous), standing)
 
 
 def find(rendezvous: Rendezvous) -> Standing:

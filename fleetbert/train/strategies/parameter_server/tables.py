@@ -12,8 +12,8 @@ from typing import Sequence
 import numpy as np
 import paddle
 
-from fleetbert.tasks.collect import Arrays
-from fleetbert.train.rows import AT_ONCE, SEEN, Rows, opened
+from fleetbert.tasks import Arrays
+from fleetbert.train.sparse_table import AT_ONCE, SEEN, SparseTable, opened
 from fleetbert.train.strategies.parameter_server.arrival import Counted
 
 WORDS = "word_embeddings.weight"  # ends the word table's name
@@ -78,7 +78,7 @@ class Mirror:
     id_rows: the task's rows of a sparse embedding table, if it has one.
     """
 
-    def __init__(self, tables: Counted, weights: Weights, id_rows: Rows | None = None):
+    def __init__(self, tables: Counted, weights: Weights, id_rows: SparseTable | None = None):
         self.tables, self.weights, self.id_rows = tables, weights, id_rows
         self.base = np.empty(0, np.float32)  # the vector as it was pulled or last pushed
         self.held = np.empty(0, np.int64)  # the rows that were pulled since the last push
@@ -159,7 +159,7 @@ class Mirror:
 
 
 class IdStore:
-    """The servers as the store of a sparse embedding table: see `train.rows.Store`."""
+    """The servers as the store of a sparse embedding table: see `train.sparse_table.Store`."""
 
     def __init__(self, tables: Counted, width: int):
         self.tables, self.width = tables, width

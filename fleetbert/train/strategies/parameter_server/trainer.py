@@ -5,37 +5,27 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
-import numpy as np
 import paddle
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
 
 from fleetbert import config as schema
 from fleetbert.compat import environment, parameter_server
 from fleetbert.data.criteo import ALL_IDS
 from fleetbert.errors import UserError
-from fleetbert.tasks.collect import Arrays
-from fleetbert.train.callbacks import Callback
+from fleetbert.tasks import Arrays, Part
 from fleetbert.train.precision import Precision
+from fleetbert.train.strategies.parameter_server import rejoin, rendezvous
 from fleetbert.train.strategies.parameter_server.arrival import Counted, Layout
 from fleetbert.train.strategies.parameter_server.figures import Handled, Servers
-from fleetbert.train.strategies.parameter_server.rejoin import Remember, find
-from fleetbert.train.strategies.parameter_server.rendezvous import (
-    Place,
-    Rendezvous,
-    check_same_job,
-    put,
-    run_folder,
-)
+from fleetbert.train.strategies.parameter_server.rendezvous import Rendezvous
 from fleetbert.train.strategies.parameter_server.server import check
-from fleetbert.train.strategies.parameter_server.tables import (
-    IdStore,
-    Mirror,
-    Weights,
-    words_of,
-)
+from fleetbert.train.strategies.parameter_server.tables import IdStore, Mirror, Weights, words_of
 from fleetbert.train.strategies.parameter_server.watch import Watch, wait_until_listening
-from fleetbert.train.strategies.single import Single, Step
+from fleetbert.train.strategies.single import Single, Step, T, Tensors
+from fleetbert.train.trainable import Trainable
 
 SERVER_LIMIT = 120.0  # seconds for a server to listen
 
@@ -49,14 +39,14 @@ class ParameterServer(Single):
         super().__init__(device)
         check(job)
         environment.die_with_parent(os.getppid())
-        self.place = Place()
+        self.place = rendezvous.Place()
         self.job, self.settings = job, job.strategy
         self.rank, self.world_size = self.place.rank, len(self.place.trainers)
-        folder = run_folder(job, self.place)
+        folder = rendezvous.run_folder(job, self.place)
         self.rendezvous = Rendezvous(folder, self.rank, self.world_size)
         self.rejoins = self.rendezvous.alone
         if self.rejoins:
-            self.standing = find(self.rendezvous)
+            self.standing = rejoin.find(self.rendezvous)
         self.is_pushed = False  # the step that is done again after this trainer was killed
         self.started = False  # the servers have the weights
         self.settled = False  # and all trainers have what the servers have
@@ -64,12 +54,14 @@ class ParameterServer(Single):
         self.bad_in_a_row = 0
         self.servers: Servers | None = None  # whom trainer 0 asks for their figures
 
-    def prepare(self, task: Any, optimizer: Any, schedule: Any, precision: Precision) -> None:
+    def prepare(
+        self, task: Trainable, optimizer: Optimizer, schedule: LRScheduler, precision: Precision
+    ) -> None:
         super().prepare(task, optimizer, schedule, precision)
         weights = Weights(task.network)
         rows, width, entry = weights.rows, weights.width, 0
-        if self.rows is not None:
-            rows, width, entry = ALL_IDS, self.rows.width, self.rows.needed
+        if self.table is not None:
+            rows, width, entry = ALL_IDS, self.table.width, self.table.needed
         servers = len(self.place.servers)
         largest = parameter_server.LARGEST_MESSAGE
         if weights.dense * 4 / servers > largest:
@@ -82,17 +74,17 @@ class ParameterServer(Single):
         shape = (layout.all_dense, layout.all_rows, width, layout.shards, entry)
         path = self.rendezvous.folder / "tables"
         if self.rank == 0:
-            put(path, {"shape": shape, "job": self.job.model_dump_json()})
-        check_same_job(self.job, self.rendezvous.wait_for(path)["job"], self.place)
+            rendezvous.put(path, {"shape": shape, "job": self.job.model_dump_json()})
+        rendezvous.check_same_job(self.job, self.rendezvous.wait_for(path)["job"], self.place)
         for endpoint in self.place.servers:
             wait_until_listening(endpoint, SERVER_LIMIT)
         self.watch = Watch(self.place.servers)
         tables = parameter_server.Fleet(*shape)
         tables.connect()
         self.tables = Counted(tables, layout, self.rank, Handled(self.place.servers))
-        self.mirror = Mirror(self.tables, weights, self.rows)
-        if self.rows is not None:
-            self.rows.store = IdStore(self.tables, width)
+        self.mirror = Mirror(self.tables, weights, self.table)
+        if self.table is not None:
+            self.table.store = IdStore(self.tables, width)
         if self.rank == 0:
             self.servers = Servers(self.place.servers, self.tables.count_rows)
 
@@ -115,7 +107,7 @@ class ParameterServer(Single):
             self.mirror.pull_latest()
         return self._alone(step)
 
-    def predict(self, arrays: Arrays) -> dict[str, np.ndarray]:
+    def predict(self, arrays: Arrays) -> Part:
         self.rendezvous.beat()
         return super().predict(arrays)
 
@@ -169,9 +161,8 @@ class ParameterServer(Single):
             self._pull_all()
 
     def rejoin(self) -> dict[str, Any]:
-        standing, rendezvous = self.standing, self.rendezvous
-        rendezvous.count, rendezvous.steps = standing.barriers, standing.begun
-        rendezvous.alone = False
+        standing, own = self.standing, self.rendezvous
+        own.count, own.steps, own.alone = standing.barriers, standing.begun, False
         self.schedule.set_state_dict(standing.schedule)
         self.is_pushed = self.tables.catch_up(standing.dense, standing.rows)
         self.started = True
@@ -181,8 +172,8 @@ class ParameterServer(Single):
     def _standing_pushed(self) -> tuple[int, int]:
         return self.standing.dense[self.rank], self.standing.rows[self.rank]
 
-    def callbacks(self) -> list[Callback]:
-        return [Remember(self)]
+    def remember(self, state: Callable[[], dict[str, object]]) -> None:
+        rejoin.remember(self.rendezvous, self.tables, self.schedule, state())
 
     def figures(self) -> dict[str, float]:
         return self.servers.row() if self.servers is not None else {}
@@ -205,7 +196,7 @@ class ParameterServer(Single):
     def _optimizer_file(self, rank: int) -> Path:
         return self.rendezvous.folder / f"optimizer.{rank}"
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Tensors:
         """After `settle(saving=True)`, on trainer 0. Every trainer has an optimizer: those of the
         others are below `optimizer.trainers`."""
         state = super().state()
@@ -213,7 +204,7 @@ class ParameterServer(Single):
         saved = {rank: paddle.load(str(path)) for rank, path in others.items() if path.exists()}
         return {**state, "optimizer": {**state["optimizer"], "trainers": saved}}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Tensors) -> None:
         """Trainers that the former run did not have go on with the first one's optimizer."""
         own = state["optimizer"].get("trainers", {}).get(str(self.rank), state["optimizer"])
         super().set_state({**state, "optimizer": own})
@@ -230,13 +221,12 @@ class ParameterServer(Single):
         latest = self.rendezvous.latest("loss", part)
         return sum(latest) / len(latest) * self.world_size
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         return self.rendezvous.gather(value)
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
-        return self.rendezvous.gather(make() if self.rank == 0 or self.rendezvous.alone else None)[
-            0
-        ]
+    def from_first(self, make: Callable[[], T]) -> T:
+        makes = self.rank == 0 or self.rendezvous.alone
+        return cast(T, self.rendezvous.gather(make() if makes else None)[0])
 
     def any(self, flag: bool) -> bool:
         return self.rendezvous.stops(flag)
