@@ -7,10 +7,11 @@ becomes a supervisor, small and without Paddle, and the rank is its child:
     launcher ── supervisor of rank 0 (and hub) ── rank 0
              ── supervisor of rank 1 ──────────── rank 1
 
-The hub listens at the first of PADDLE_TRAINER_ENDPOINTS (which Paddle leaves unused), hears from
-every supervisor how its rank is, and decides for all: when a rank is killed, fails or hangs, all
-ranks are killed and, if `--max_restart` allows, started again together. `trainer.resume: auto`
-then goes on from the newest whole checkpoint.
+The hub listens at the first of PADDLE_TRAINER_ENDPOINTS (which Paddle leaves unused) or, where
+that port is taken, at one of a few others that everyone knows to try. It hears from every
+supervisor how its rank is, and decides for all: when a rank is killed, fails or hangs, all ranks
+are killed and, if `--max_restart` allows, started again together. `trainer.resume: auto` then goes
+on from the newest whole checkpoint.
 
 A rank hangs when it has no heartbeat for `strategy.hang_timeout` seconds: it is stopped (SIGSTOP),
 swapped out, or stuck in native code that holds the interpreter. A rank that waits for others has
@@ -20,6 +21,8 @@ its supervisor.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import logging
 import os
@@ -34,6 +37,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from fleetbert.compat import environment
+from fleetbert.errors import UserError
 from fleetbert.launch import heartbeat
 from fleetbert.launch.policy import (
     HUNG,
@@ -49,6 +53,8 @@ from fleetbert.launch.process import Process
 
 log = logging.getLogger(__name__)
 
+PORTS, APART = 8, 101  # that the hub may listen at, and how far apart
+HELLO_LIMIT = 10.0  # seconds for the other side of a new connection to say who it is
 JOIN_LIMIT = 300.0  # seconds for all supervisors to arrive, and for a killed rank to be gone
 SUSPECT = 15.0  # seconds without a heartbeat that are a hang when another rank has failed meanwhile
 LOST = "its machine or its launcher ended"
@@ -73,18 +79,18 @@ def _supervise(hang_timeout: float, resumes: bool) -> int:
     number = int(os.environ["PADDLE_TRAINER_ID"])
     endpoints = os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")
     host, _, port = endpoints[0].rpartition(":")
+    ports = [int(port), *range(int(port) - APART, 1023, -APART)][:PORTS]
     if number == 0:
         most = max_restart() if resumes else 0
         limit = f"--max_restart {most} allows no more"
         if not resumes:
             limit = "it cannot go on from a checkpoint (trainer.resume: auto can)"
-        hub = _Hub(
-            host, int(port), len(endpoints), hang_timeout, Restarts(most, limit, log.warning)
-        )
+        restarts = Restarts(most, limit, log.warning)
+        hub = _Hub(host, ports, len(endpoints), hang_timeout, restarts)
         threading.Thread(target=hub.run, daemon=True).start()
     supervisor = _Supervisor(number, hang_timeout)
     try:
-        return supervisor.run(host, int(port))
+        return supervisor.run(supervisor.connect(host, ports))
     finally:
         supervisor.rank.finish()
 
@@ -109,9 +115,10 @@ def max_restart() -> int:
 class _Message(TypedDict, total=False):
     """A line of JSON between a supervisor and the hub."""
 
+    job: str  # both sides' first words: its endpoints
+
     # From a supervisor.
-    rank: int  # first of all, with the job
-    job: str
+    rank: int  # with its first words
     step: int  # that its rank is at
     done: int  # steps of its process
     quiet: float  # seconds without a heartbeat
@@ -129,11 +136,27 @@ class _Connection:
     def __init__(self, connection: socket.socket):
         self.socket = connection
         self.rest = b""
-        connection.settimeout(10)
+        connection.settimeout(HELLO_LIMIT)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def send(self, message: _Message) -> None:
         self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def hello(self) -> _Message:
+        """The other side's first line; OSError if it is a stranger."""
+        while b"\n" not in self.rest:
+            data = self.socket.recv(1 << 12)
+            if not data or len(self.rest) > 1 << 16:
+                raise ConnectionError("something else answers there")
+            self.rest += data
+        line, _, self.rest = self.rest.partition(b"\n")
+        try:
+            message: _Message = json.loads(line)
+            if message["job"] == _job():
+                return message
+        except (ValueError, LookupError, TypeError):
+            pass
+        raise ConnectionError("something else answers there")
 
     def receive(self) -> list[_Message]:
         """What has arrived; OSError when the other side is gone."""
@@ -158,10 +181,8 @@ class _Supervisor:
         self.asked = True
         self.rank.ask(signum)
 
-    def run(self, host: str, port: int) -> int:
+    def run(self, hub: _Connection) -> int:
         """Until the hub says with which code to exit."""
-        hub = _Connection(self._connect(host, port))
-        hub.send({"rank": self.rank.number, "job": os.environ["PADDLE_TRAINER_ENDPOINTS"]})
         looked = reported = time.monotonic()
         silent = 0.0  # seconds without a word from the hub
         while True:
@@ -202,15 +223,20 @@ class _Supervisor:
                     f"the supervisor of rank 0 is silent for {silent:.0f} s; ending this rank"
                 )
 
-    def _connect(self, host: str, port: int) -> socket.socket:
+    def connect(self, host: str, ports: list[int]) -> _Connection:
+        """The hub, wherever it listens."""
         until = time.monotonic() + JOIN_LIMIT
-        while True:
+        for port in itertools.cycle(ports):
             try:
-                return socket.create_connection((host, port), timeout=10)
+                hub = _Connection(socket.create_connection((host, port), HELLO_LIMIT))
+                hub.send({"rank": self.rank.number, "job": _job()})
+                hub.hello()
+                return hub
             except OSError as error:
                 if time.monotonic() > until or self.asked:
                     sys.exit(self._give_up(f"cannot reach rank 0 at {host}:{port}: {error}"))
-            time.sleep(0.1)
+            time.sleep(0.1 / len(ports))
+        raise AssertionError  # the ports have no end
 
     def _give_up(self, why: str) -> int:
         log.error(why)
@@ -275,10 +301,12 @@ class _Rank:
 class _Hub:
     """Supervises the whole job."""
 
-    def __init__(self, host: str, port: int, world: int, hang_timeout: float, restarts: Restarts):
+    def __init__(
+        self, host: str, ports: list[int], world: int, hang_timeout: float, restarts: Restarts
+    ):
         self.host, self.hang_timeout, self.restarts = host, hang_timeout, restarts
         self.ranks = [_Rank(f"rank {number}") for number in range(world)]
-        self.server = socket.create_server(("", port), backlog=world)
+        self.server = _listen(ports, world)
         self.looked = self.pinged = time.monotonic()
 
     def run(self) -> None:
@@ -297,7 +325,7 @@ class _Hub:
         if absent:
             log.error(f"{', '.join(absent)} did not arrive in {JOIN_LIMIT:.0f} s")
             return 1
-        master = os.environ.get("PADDLE_MASTER") or self._free_address()
+        master = self._first_address()
         total = 0  # steps of all starts
         first: int | None = None  # step that the job began with
         while True:
@@ -332,10 +360,10 @@ class _Hub:
             self.server.settimeout(1)
             try:
                 connection = _Connection(self.server.accept()[0])
-                hello = connection.receive()[0]
-                if hello["job"] == os.environ["PADDLE_TRAINER_ENDPOINTS"]:
-                    self.ranks[hello["rank"]].supervisor = connection
-            except (OSError, ValueError, LookupError, TypeError):  # a stranger, or nobody
+                rank = self.ranks[connection.hello()["rank"]]
+                connection.send({"job": _job()})
+                rank.supervisor = connection
+            except (OSError, LookupError, TypeError):  # a stranger, or nobody
                 continue
         self.server.close()
         return absent
@@ -381,7 +409,31 @@ class _Hub:
             for rank in self.ranks:
                 rank.send({"ping": True})
 
+    def _first_address(self) -> str:
+        """The one that Paddle's launcher chose, if its port is still free."""
+        master = os.environ.get("PADDLE_MASTER", "")
+        try:
+            socket.create_server(("", int(master.rpartition(":")[2]))).close()
+        except (OSError, ValueError):
+            return self._free_address()
+        return master
+
     def _free_address(self) -> str:
         """For rank 0's TCP store. A new one each time: the former's port may not be free yet."""
         with socket.create_server(("", 0)) as server:
             return f"{self.host}:{server.getsockname()[1]}"
+
+
+def _job() -> str:
+    """What tells this job from others."""
+    return os.environ["PADDLE_TRAINER_ENDPOINTS"]
+
+
+def _listen(ports: list[int], backlog: int) -> socket.socket:
+    for port in ports:
+        with contextlib.suppress(OSError):  # it is taken
+            return socket.create_server(("", port), backlog=backlog)
+    raise UserError(
+        f"rank 0: none of the ports {', '.join(map(str, ports))} is free here; start the "
+        "job again, or with PORT_RANGE=first:last in the environment"
+    )
