@@ -17,7 +17,8 @@ VARIABLE = "FLEETBERT_SUPERVISOR"  # "process,descriptor"
 INTERVAL = 0.5  # seconds between beats
 
 
-_RECORD = struct.Struct("qqq")  # beats, the job's step, steps of this process
+_RECORD = struct.Struct("qqqq")  # beats, the job's step, steps of this process, phase
+JOINING, JOINED = 1, 2  # the other ranks; before it 0
 
 
 def is_supervised() -> bool:
@@ -30,10 +31,10 @@ class _Heart:
 
     def __init__(self, file: int):
         self.file = file
-        self.count = self.step = self.done = 0
+        self.count = self.step = self.done = self.phase = 0
 
     def write(self) -> None:
-        os.pwrite(self.file, _RECORD.pack(self.count, self.step, self.done), 0)
+        os.pwrite(self.file, _RECORD.pack(self.count, self.step, self.done, self.phase), 0)
 
     def beat(self) -> None:
         while True:
@@ -61,14 +62,21 @@ def note_step(step: int, done: int) -> None:
         _heart.write()
 
 
+def note_phase(phase: int) -> None:
+    """In a rank: tell that it begins to join the others, or has joined them."""
+    if _heart is not None:
+        _heart.phase = phase
+        _heart.write()
+
+
 class Monitor:
     """In the supervisor: hears the heartbeat of one process."""
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115
-        self.file.write(_RECORD.pack(0, 0, 0))
+        self.file.write(_RECORD.pack(0, 0, 0, 0))
         self.file.flush()
-        self.count = self.step = self.done = 0
+        self.count = self.step = self.done = self.phase = 0
         self.quiet = 0.0  # seconds without a beat
 
     @property
@@ -79,6 +87,6 @@ class Monitor:
     def look(self, passed: float) -> None:
         """Read it; `passed`: seconds since the look before."""
         record = os.pread(self.descriptor, _RECORD.size, 0)
-        count, self.step, self.done = _RECORD.unpack(record)
+        count, self.step, self.done, self.phase = _RECORD.unpack(record)
         self.quiet = 0.0 if count != self.count else self.quiet + passed
         self.count = count

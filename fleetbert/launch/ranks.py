@@ -37,8 +37,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from fleetbert.compat import environment
-from fleetbert.errors import UserError
+from fleetbert.errors import NOT_CONNECTED, UserError
 from fleetbert.launch import heartbeat
+from fleetbert.launch.heartbeat import JOINED, JOINING
 from fleetbert.launch.policy import (
     HUNG,
     STOP_LIMIT,
@@ -55,6 +56,8 @@ log = logging.getLogger(__name__)
 
 PORTS, APART = 8, 101  # that the hub may listen at, and how far apart
 HELLO_LIMIT = 10.0  # seconds for the other side of a new connection to say who it is
+MEET_LIMIT = 30.0  # seconds for ranks that all began to join to have joined: gloo may hang there
+MEET_NOTE = 10.0  # seconds after which those who are waited for are named
 JOIN_LIMIT = 300.0  # seconds for all supervisors to arrive, and for a killed rank to be gone
 SUSPECT = 15.0  # seconds without a heartbeat that are a hang when another rank has failed meanwhile
 LOST = "its machine or its launcher ended"
@@ -121,6 +124,7 @@ class _Message(TypedDict, total=False):
     rank: int  # with its first words
     step: int  # that its rank is at
     done: int  # steps of its process
+    phase: int  # of `heartbeat`
     quiet: float  # seconds without a heartbeat
     ended: int  # the rank's exit code
     stopped: bool  # as the hub wanted
@@ -215,7 +219,7 @@ class _Supervisor:
                     elif now - reported >= 1.0:
                         reported = now
                         how_far: _Message = {"step": monitor.step, "done": monitor.done}
-                        hub.send({**how_far, "quiet": monitor.quiet})
+                        hub.send({**how_far, "phase": monitor.phase, "quiet": monitor.quiet})
             except OSError:
                 return self._give_up(f"lost the supervisor of rank 0: {LOST}; ending this rank")
             if silent > self.hang_timeout + JOIN_LIMIT * (not self.rank.running):
@@ -258,13 +262,15 @@ class _Rank:
     supervisor: _Connection | None = None
     step: int = 0
     done: int = 0
+    phase: int = 0
     quiet: float = 0.0
     code: int | None = None
     stopped: bool = False
 
     def begin(self) -> None:
         """Forget the former start."""
-        self.step, self.done, self.quiet, self.code, self.stopped = 0, 0, 0.0, None, False
+        self.step, self.done, self.phase, self.quiet = 0, 0, 0, 0.0
+        self.code, self.stopped = None, False
 
     def send(self, message: _Message) -> None:
         try:
@@ -278,6 +284,7 @@ class _Rank:
             for message in self.supervisor.receive() if self.supervisor is not None else ():
                 self.step = message.get("step", self.step)
                 self.done = message.get("done", self.done)
+                self.phase = message.get("phase", self.phase)
                 self.quiet = message.get("quiet", self.quiet)
                 self.code = message.get("ended", self.code)
                 self.stopped = message.get("stopped", self.stopped)
@@ -295,6 +302,32 @@ class _Rank:
         if self.quiet > limit:
             text = f"{self.name} has not moved for {self.quiet:.0f} s{at}"
             return Cause(Kind.HUNG, text, HUNG)
+        return None
+
+
+class _Joining:
+    """Of the ranks of one start: watches that they join each other."""
+
+    def __init__(self, ranks: list[_Rank]):
+        self.ranks = ranks
+        self.since: float | None = None  # the first began to join; once all have, the last
+        self.told = self.all_joining = False
+
+    def cause(self) -> Cause | None:
+        """That they do not find each other. Those who are waited for are named in a line."""
+        absent = [rank.name for rank in self.ranks if rank.phase < JOINING]
+        late = [rank.name for rank in self.ranks if rank.phase < JOINED]
+        now = time.monotonic()
+        if not late or len(absent) == len(self.ranks):
+            return None
+        if self.since is None or (not absent and not self.all_joining):
+            self.since, self.all_joining = now, not absent
+        if now - self.since > MEET_NOTE and not self.told:
+            self.told = True
+            log.warning(f"waiting for {', '.join(absent or late)} to join the other ranks")
+        if self.all_joining and now - self.since > MEET_LIMIT:
+            text = f"{', '.join(late)} did not find the other ranks in {MEET_LIMIT:.0f} s"
+            return Cause(Kind.UNCONNECTED, text, NOT_CONNECTED)
         return None
 
 
@@ -370,14 +403,15 @@ class _Hub:
 
     def _watch(self) -> Cause | None:
         """Until all ranks ended well (None), or one did not, or hangs."""
-        patience = Patience(stopping=STOP_LIMIT)
+        patience, joining = Patience(stopping=STOP_LIMIT), _Joining(self.ranks)
         while True:
             self._hear()
             if all(rank.code == 0 for rank in self.ranks):
                 return None
             failed = any(rank.code and rank.code not in STOPPED for rank in self.ranks)
             limit = min(SUSPECT, self.hang_timeout) if failed else self.hang_timeout
-            causes = [cause for cause in (rank.cause(limit) for rank in self.ranks) if cause]
+            maybe = [*(rank.cause(limit) for rank in self.ranks), joining.cause()]
+            causes = [cause for cause in maybe if cause is not None]
             cause = patience.real(causes, all(rank.code is not None for rank in self.ranks))
             if cause is not None:
                 return cause

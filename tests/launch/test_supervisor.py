@@ -20,6 +20,7 @@ from fleetbert import log
 from fleetbert.launch import heartbeat, ranks
 
 log.start()
+ranks.MEET_LIMIT, ranks.MEET_NOTE = 3.0, 0.5
 ranks.supervised(float(sys.argv[1]), resumes=True)
 rank, here = os.environ["PADDLE_TRAINER_ID"], pathlib.Path(sys.argv[2])
 starts = here / f"starts.{rank}"
@@ -109,6 +110,38 @@ def test_a_failure_before_any_step_ends_the_job(start):
     job = start("sys.exit(5 * int(rank))")
     assert job.ended() == [5, 5]
     assert "rank 1 failed with exit code 5 (before its first step); the job ends" in job.said(0)
+
+
+def test_ranks_that_never_meet_are_started_again(start):
+    """As gloo's connect on a busy machine; it costs no restart."""
+    body = """
+heartbeat.note_phase(heartbeat.JOINING)
+if times < 3:
+    time.sleep(600)
+heartbeat.note_phase(heartbeat.JOINED)
+"""
+    job = start(body)
+    assert job.ended() == [0, 0], job.said(0)
+    line = "rank 0, rank 1 did not find the other ranks in 3 s; trying all again, which is no"
+    assert job.said(0).count(line) == 2, job.said(0)
+    assert "done after restarts" not in job.said(0)
+    assert len(job.starts(1)) == 3
+
+
+def test_the_rank_that_is_waited_for_is_named(start):
+    """However long it takes to begin."""
+    body = """
+time.sleep(6 * int(rank))
+heartbeat.note_phase(heartbeat.JOINING)
+while not (here / "joining.1").exists() and rank == "0":
+    time.sleep(0.02)
+(here / f"joining.{rank}").touch()
+heartbeat.note_phase(heartbeat.JOINED)
+"""
+    job = start(body)
+    assert job.ended() == [0, 0], job.said(0)
+    assert job.said(0).count("waiting for rank 1 to join the other ranks") == 1, job.said(0)
+    assert "again" not in job.said(0)
 
 
 class Stranger:
