@@ -38,7 +38,7 @@ from typing import TypedDict
 
 from fleetbert.compat import environment
 from fleetbert.errors import NOT_CONNECTED, UserError
-from fleetbert.launch import heartbeat
+from fleetbert.launch import heartbeat, leftovers
 from fleetbert.launch.heartbeat import JOINED, JOINING
 from fleetbert.launch.policy import (
     HUNG,
@@ -71,10 +71,10 @@ def supervised(hang_timeout: float, resumes: bool) -> None:
     """
     if heartbeat.is_supervised():
         heartbeat.start()
-    elif "PADDLE_TRAINER_ENDPOINTS" in os.environ and not os.environ.get(
-        "PADDLE_PSERVERS_IP_PORT_LIST"  # `servers` supervises those
-    ):
-        sys.exit(_supervise(hang_timeout, resumes))
+    elif not os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"):  # `servers` supervises those
+        leftovers.check(os.environ)
+        if os.environ.get("PADDLE_TRAINER_ENDPOINTS"):
+            sys.exit(_supervise(hang_timeout, resumes))
 
 
 def _supervise(hang_timeout: float, resumes: bool) -> int:
