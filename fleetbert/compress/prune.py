@@ -23,7 +23,6 @@ from fleetbert import config
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress import importance, tuning, variants
 from fleetbert.compress.importance import Importance, Kept
-from fleetbert.data import tokenizers
 from fleetbert.data.batching import plan_inference
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
@@ -98,7 +97,7 @@ def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> padd
     source = weights.Source(
         str(bundle.root),
         shape,
-        tokenizers.spec_of(bundle),
+        bundle.tokenizer,
         narrow_tensors(tensors, kept, width),
     )
     pruned = heads.build(

@@ -30,7 +30,6 @@ from fleetbert.graph import program as programs
 
 TARGETS = ("armv8", "armv7", "x86")
 PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
-KIND = "paddle-lite"
 STATIC = "int8-static"
 EARLY_EXIT = "early-exit-float32"
 MODEL = "model.nb"
