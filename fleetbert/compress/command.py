@@ -50,9 +50,10 @@ def run(arguments: argparse.Namespace) -> None:
     """Read the job, quantize, measure, and add the variant."""
     job = config.load_as(config.Quantize, arguments.config, arguments.overrides)
     if job.method in config.TRAINED:
-        from fleetbert.train.command import expect_sigterm, supervise
+        from fleetbert.train import stopping
+        from fleetbert.train.command import supervise
 
-        expect_sigterm()
+        stopping.expect()
         supervise(job)
     elif int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError(

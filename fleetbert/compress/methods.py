@@ -127,9 +127,7 @@ def _prune(job: config.Quantize, bundle: bundles.Bundle) -> Write | None:
 def _before_training(job: config.Quantize, bundle: bundles.Bundle) -> Batches:
     """A few batches of gate.data; UserError for what would only be found after the training."""
     from fleetbert.engines import answer, evaluate
-    from fleetbert.train.command import expect_sigterm
 
-    expect_sigterm()  # the imports took its handler away
     if bundle.task.name == "mlm":
         raise UserError(
             f"method: {job.method}: {bundle.root} predicts masked words; it takes classifiers"

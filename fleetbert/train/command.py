@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from typing import Callable, TypeVar
 
 from fleetbert import config
-from fleetbert.errors import Stopped
+from fleetbert.compat import environment
 from fleetbert.launch import ranks
+from fleetbert.train import stopping
 
 Job = TypeVar("Job", bound=config.Config)
 
@@ -49,27 +49,12 @@ def run_kept(
     trainer: Callable[[], Callable[[Job], object]],
 ) -> None:
     """Read the job and call what `trainer` imports with it; of ranks, under a supervisor."""
-    expect_sigterm()
+    stopping.expect()
     job = config.load_as(schema, arguments.config, arguments.overrides)
     supervise(job)
 
-    from fleetbert.compat import environment
-
     environment.import_paddle()
-    expect_sigterm()  # Paddle's import put a handler of its own there, which shows a stack
-
-    train = trainer()
-    expect_sigterm()  # and PaddleNLP's took it away
-    train(job)
-
-
-def expect_sigterm() -> None:
-    """What SIGTERM does while nothing is trained: before the first step and after the last one."""
-
-    def stop(*_: object) -> None:
-        raise Stopped("SIGTERM: no step is lost; the same command goes on from there")
-
-    signal.signal(signal.SIGTERM, stop)
+    trainer()(job)
 
 
 def supervise(job: config.Config | config.Quantize) -> None:
