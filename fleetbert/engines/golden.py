@@ -15,7 +15,6 @@ LONGEST = 32  # tokens
 # Kernels for other processors round otherwise; in integers a rounding decides more.
 FLOAT_SHARE, INTEGER_SHARE = 0.01, 0.1
 
-
 # (input_ids, token_type_ids) int64 [texts, length] → logits float32 [texts, labels]
 Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
 

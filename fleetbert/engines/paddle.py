@@ -22,18 +22,12 @@ class PaddleEngine(Engine):
         return self._predict(*(inputs[name] for name in INPUTS))[0]
 
 
-def open_variant(folder: Path, options: Options, bfloat16: bool = False) -> PaddleEngine:
-    """Open model.pdmodel and model.pdiparams in `folder`.
-
-    bfloat16: have oneDNN multiply in it, on processors that can.
-    """
+def open_variant(folder: Path, options: Options) -> PaddleEngine:
+    """Open model.pdmodel and model.pdiparams in `folder`."""
     inference = paddle_inference.import_inference()
     config = inference.Config(str(folder / "model.pdmodel"), str(folder / "model.pdiparams"))
     config.switch_ir_optim(True)
     config.enable_memory_optim()
-    if bfloat16:
-        config.enable_mkldnn()
-        config.enable_mkldnn_bfloat16()
     return PaddleEngine(predictor.create(config, options.device, options.threads))
 
 
