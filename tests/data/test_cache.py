@@ -246,7 +246,7 @@ def test_a_table_that_changes_while_it_is_read(
     recipe = recipe_of(table, tiny_vocab)
     pieces = list(cache._pieces(str(table), recipe.form))
     table.write_bytes(table.read_bytes().replace(b"word7", b"word8"))
-    monkeypatch.setattr(cache, "_pieces", lambda name: pieces)
+    monkeypatch.setattr(cache, "_pieces", lambda name, form: pieces)
     with pytest.raises(UserError, match=r"train\.tsv: was changed while it was read"):
         cache.prepare(str(table), tmp_path / "c", recipe)
 
