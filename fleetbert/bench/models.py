@@ -67,20 +67,20 @@ def with_onnx(bundle: bundles.Bundle, copy: Path) -> bundles.Bundle:
     if any(variant.name == "onnx" for variant in bundle.manifest.variants):
         bundles.verify(bundle, "onnx")
         return bundle
-    from fleetbert.export.onnx import export_onnx
+    from fleetbert.compress.onnx import export_onnx
 
     measure.say("exporting to ONNX")
     if bundle.root != copy:
         shutil.copytree(bundle.root, copy)
-    return export_onnx(copy)
+    return export_onnx(copy).bundle
 
 
 def add_variant(bundle: bundles.Bundle, method: str, calibration: str, data: str) -> bundles.Bundle:
     """The bundle with the variant of a method (or of a YAML job) added; no gate stops it."""
-    from fleetbert.compress import methods
+    from fleetbert.compress import pipeline
 
     overrides = [f"bundle={bundle.root}", f"gate.data={data}", "gate.max_accuracy_drop=1"]
-    by_name = [name for name in methods.METHODS if name not in configs.TRAINED]
+    by_name = [name for name in pipeline.METHODS if name not in configs.TRAINED]
     if method.endswith((".yaml", ".yml")):
         job = configs.load_as(configs.Quantize, method, overrides)
     elif method in by_name:
@@ -94,15 +94,8 @@ def add_variant(bundle: bundles.Bundle, method: str, calibration: str, data: str
     else:
         known = ", ".join(by_name)
         raise UserError(f"--methods: {method} is none of {known}, and no YAML file of a job")
-    name = methods.variant_name(job)
-    measure.say(f"making {name}")
-    write = methods.open_method(job, bundle)
-    if write is None:  # a rank that only helped to train
-        return bundle
-    update = {"name": name, "made_from": job.source}
-    return bundles.add_variant(
-        bundle.root, name, lambda folder: write(folder).model_copy(update=update)
-    )
+    measure.say(f"making {pipeline.variant_name(job)}")
+    return pipeline.quantize(job).bundle
 
 
 def _folded(model: Path, target: Path) -> str:

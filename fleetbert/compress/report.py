@@ -97,6 +97,17 @@ def output_errors(variant: bundles.Variant) -> dict[str, float]:
     return {}
 
 
+def most_changed(variant: bundles.Variant, most: int) -> list[str]:
+    """The weights of the layers whose outputs change most, the worst first."""
+    errors = output_errors(variant)
+    return sorted(errors, key=lambda name: -errors[name])[:most]
+
+
+def thresholds(variant: bundles.Variant) -> dict[str, float]:
+    """Of the layers' inputs, by weight; none where activations stay float32."""
+    return variant.thresholds if isinstance(variant, bundles.Int8Variant) else {}
+
+
 def weight_errors(variant: bundles.Variant) -> dict[str, float]:
     """The relative error of each quantized weight."""
     if isinstance(variant, (bundles.Int8Variant, bundles.WeightOnlyVariant)):
@@ -138,7 +149,6 @@ def write(
     """Write the page. failed: what the gate said of `made`, None if it was added; parts: where
     each layer's weight belongs ("layer 0 attention")."""
     errors = output_errors(made)
-    worst = sorted(errors, key=lambda name: -errors[name])[:MOST_LISTED]
     int8 = made if isinstance(made, bundles.Int8Variant) else bundles.Int8Variant(name="none")
     search = int8.search
     pruning = made.pruning if isinstance(made, bundles.ProgramVariant) else None
@@ -174,7 +184,7 @@ def write(
         clipped=[(parts.get(name, ""), name, found) for name, found in int8.clipped.items()],
         worst=[
             (parts.get(n, ""), n, errors[n], weight_errors(made).get(n), int8.thresholds.get(n))
-            for n in worst
+            for n in most_changed(made, MOST_LISTED)
         ],
         job=yaml.safe_dump(job, sort_keys=False, allow_unicode=True),
         # The machine's figures name fleetbert and Python themselves.
