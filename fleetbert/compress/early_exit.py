@@ -9,7 +9,7 @@ import itertools
 import statistics
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -125,7 +125,7 @@ def variant_name(source: str) -> str:
     return "early-exit-" + ("int8" if source == "int8-static" else source)
 
 
-def open_teacher(source: Source, threads: int) -> Any:
+def open_teacher(source: Source, threads: int) -> Callable[..., list[np.ndarray]]:
     """What gives of token ids and types every inner layer's output, and at last the logits."""
     outputs = [*source.layers[:-1], source.logits]
     program = programs.cut(source.program, engine.INPUTS, outputs)

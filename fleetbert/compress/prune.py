@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence, cast
+from typing import NamedTuple, Sequence, cast
 
 import numpy as np
 import paddle
@@ -30,6 +30,7 @@ from fleetbert.graph.program import ProgramDesc
 from fleetbert.models import encoders, from_program, heads, weights
 from fleetbert.models.encoders import Shape
 from fleetbert.train.strategies.single import Single
+from fleetbert.train.texts import Arrays
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +184,7 @@ def _infer_shapes(program: ProgramDesc) -> None:
             found.type.lod_tensor.tensor.dims[:] = shapes[found.name]
 
 
-def _batches(task: tuning.Tuned) -> Sequence[dict[str, Any]]:
+def _batches(task: tuning.Tuned) -> Sequence[Arrays]:
     """Labelled training texts as arrays, `prune.texts` of them."""
     train = task.train
     random = np.random.default_rng(task.job.trainer.seed)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 import paddle
@@ -30,6 +30,7 @@ from fleetbert.graph import program as programs
 from fleetbert.graph.weights import largest
 from fleetbert.models import from_program
 from fleetbert.train.callbacks import Callback
+from fleetbert.train.loop import Run
 
 # Of the moving average of thresholds: the last hundred steps count.
 MOVING_RATE = 0.99
@@ -50,7 +51,7 @@ class Thresholds(Callback):
     It has to come before what evaluates and saves.
     """
 
-    def on_step(self, run: Any) -> None:
+    def on_step(self, run: Run) -> None:
         if run.strategy.world_size == 1:
             return
         found = [layer._fake_quant_input for layer in quantized_layers(run.task.network).values()]

@@ -4,12 +4,13 @@ quantization does to the layers of the one that was just made, or what pruning t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 import matplotlib
 import numpy as np
 import yaml
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -143,8 +144,8 @@ def write(
     data: str,
     parts: Mapping[str, str],
     drawn: Mapping[str, Histogram],
-    job: dict[str, Any],
-    machine: dict[str, Any],
+    job: Mapping[str, object],
+    machine: Mapping[str, object],
 ) -> None:
     """Write the page. failed: what the gate said of `made`, None if it was added; parts: where
     each layer's weight belongs ("layer 0 attention")."""
@@ -193,12 +194,12 @@ def write(
     )
 
 
-def _figure(height: float = 3.0) -> tuple[Figure, Any]:
+def _figure(height: float = 3.0) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(5.2, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _gate(axes: Any, least: float) -> None:
+def _gate(axes: Axes, least: float) -> None:
     axes.axhline(least, color=DEV, linewidth=1, linestyle="--")
     axes.annotate(
         "gate",

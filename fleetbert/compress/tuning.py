@@ -3,7 +3,7 @@ with the trainer of any job, and gives its parameters back under the program's n
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from typing import Callable, Sequence
 
 import numpy as np
 import paddle
@@ -15,6 +15,7 @@ from fleetbert.compress.distill.student import soft_cross_entropy
 from fleetbert.compress.work import Work
 from fleetbert.data import split as splits
 from fleetbert.data.split import Split
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
@@ -40,7 +41,7 @@ class Tuned(TextTask):
         self,
         job: config.Tuning,
         source: weights.Source,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         labels: list[str],
         train: Split,
         dev: Split | None = None,
@@ -49,7 +50,7 @@ class Tuned(TextTask):
             train, dev = splits.hold_out(train, job.held_out, job.trainer.seed)
         super().__init__(job, source, tokenizer, labels, train, dev)
 
-    def loss(self, model: Any, arrays: Arrays) -> paddle.Tensor:
+    def loss(self, model: paddle.nn.Layer, arrays: Arrays) -> paddle.Tensor:
         """(1 - weight) * cross entropy + weight * cross entropy on the teacher's answers, a
         float32 scalar; see `soft_cross_entropy`."""
         logits = model(**arrays["inputs"]).astype("float32")

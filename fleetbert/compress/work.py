@@ -16,6 +16,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress.gate import Gate
 from fleetbert.compress.sensitivity import Layers, linear_weights
+from fleetbert.engines import engine
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
@@ -120,7 +121,6 @@ def beside_network(
 ) -> bundles.Variant:
     """The variant with the largest difference of logits between it and the trained network."""
     from fleetbert.compress import tuning  # with the trainer: other methods need none of it
-    from fleetbert.engines import engine
 
     served = engine.OPENERS[variant.kind](folder, "cpu", work.gate.threads)
     differences = [

@@ -19,7 +19,7 @@ from scipy import special
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import pipeline, qat, tuning
+from fleetbert.compress import command, pipeline, qat, tuning
 from fleetbert.compress.distill import student
 from fleetbert.compress.texts import read_batches
 from fleetbert.engines import engine

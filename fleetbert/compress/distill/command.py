@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any, Callable
+from typing import Callable
 
 from fleetbert import config
+from fleetbert.compat import environment
 from fleetbert.train import command, keeper
 
 DESCRIPTION = """\
@@ -42,8 +43,8 @@ def run(arguments: argparse.Namespace) -> None:
         _run_self(config.load_as(config.SelfDistill, arguments.config, arguments.overrides))
         return
 
-    def trainer() -> Callable[[Any], Any]:
-        from fleetbert.compress.distill.job import distill
+    def trainer() -> Callable[[config.Distill], object]:
+        from fleetbert.compress.distill.job import distill  # with Paddle, as the next ones
 
         return distill
 
@@ -55,8 +56,6 @@ def _run_self(job: config.SelfDistill) -> None:
         sys.exit(keeper.keep(config.Strategy().hang_timeout, 0))
     if keeper.is_kept():
         keeper.give_signs_of_life()
-    from fleetbert.compat import environment
-
     environment.import_paddle()
     from fleetbert.compress.distill.exits import add_variants
 

@@ -7,7 +7,7 @@ import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import paddle
@@ -73,7 +73,7 @@ class Ranks(NamedTuple):
 
     number: int = 0
     world_size: int = 1
-    add_up: Callable[[paddle.Tensor], Any] | None = None
+    add_up: Callable[[paddle.Tensor], object] | None = None
 
 
 def _join() -> Ranks:
