@@ -150,7 +150,11 @@ def _predict(arguments: argparse.Namespace) -> None:
                     output.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
                 output.flush()
                 bar.update(counts.lines)
-                lines, failed, cut = lines + counts.lines, failed + counts.errors, cut + counts.cut
+                lines, failed, cut = (
+                    lines + counts.lines,
+                    failed + counts.errors,
+                    cut + counts.truncated,
+                )
     if failed:
         log.warning(f"{failed} of {lines} lines could not be answered: see their error")
     if cut:

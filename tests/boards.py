@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert.data.tokenizers import of_vocab
 from fleetbert.engines import exits, heads
 from fleetbert.tasks.metrics import softmax
 
@@ -48,8 +49,7 @@ def write_bundle(
         task="pair_classification" if pair else "classification",
         labels=LABELS,
         max_length=max_length,
-        vocab_path=vocab,
-        lowercase=True,
+        tokenizer=of_vocab(vocab, True),
         fill=fill,
     )
     return folder / "bundle"

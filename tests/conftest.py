@@ -101,6 +101,7 @@ def tiny_data(tmp_path_factory) -> Path:
 def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
     """A bundle of a tiny random classifier with the variants float32 and onnx. Do not change it."""
     from fleetbert.compress.onnx import export_onnx
+    from fleetbert.data.tokenizers import of_vocab
     from fleetbert.export.program import export_bundle
 
     path = tmp_path_factory.mktemp("tiny") / "bundle"
@@ -110,8 +111,7 @@ def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
         task="classification",
         labels=LABELS,
         max_length=64,
-        vocab_path=tiny_vocab,
-        lowercase=True,
+        tokenizer=of_vocab(tiny_vocab, True),
     )
     export_onnx(path)
     return path

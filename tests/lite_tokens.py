@@ -63,7 +63,7 @@ def expected(path, texts, lowercase, max_length):
     for entry in texts:
         a, b = ([entry], None) if isinstance(entry, str) else ([entry[0]], [entry[1]])
         one = tokenizer.encode(a, b, max_length)
-        found.append([int(one.first_lengths[0]), one.cut, *one.ids[0].tolist()])
+        found.append([int(one.first_lengths[0]), one.truncated, *one.ids[0].tolist()])
     return found
 
 

@@ -183,7 +183,7 @@ def bench(
             "texts": len(examples),
             "mean_tokens": int(encodings.lengths.sum()) / len(examples),
         },
-        "cut": encodings.cut,
+        "cut": encodings.truncated,
         "engines": {
             label: {
                 **measure.summarize(segments, label),

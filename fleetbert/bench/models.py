@@ -56,8 +56,7 @@ def make_random(
         task="classification",
         labels=labels,
         max_length=max_length,
-        vocab_path=source.tokenizer.files["vocab.txt"],
-        lowercase=bool(source.tokenizer.settings["lowercase"]),
+        tokenizer=source.tokenizer,
         made_from="random weights",
     )
 

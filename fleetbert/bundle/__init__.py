@@ -31,6 +31,7 @@ from fleetbert.bundle.manifest import (
     SpeedPoint,
     Task,
     TokenizerInfo,
+    TokenizerSpec,
     Variant,
     WeightOnlyVariant,
 )
@@ -62,6 +63,7 @@ __all__ = [
     "SpeedPoint",
     "Task",
     "TokenizerInfo",
+    "TokenizerSpec",
     "Variant",
     "WeightOnlyVariant",
     "add_variant",

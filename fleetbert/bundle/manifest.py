@@ -8,7 +8,7 @@ they are. Format 1 had them all in a dict, `extra`.
 
 import json
 from pathlib import Path, PurePosixPath
-from typing import Dict, List, Literal, Optional, Tuple, Type, Union
+from typing import Dict, List, Literal, NamedTuple, Optional, Tuple, Type, Union
 
 from pydantic import (
     BaseModel,
@@ -16,13 +16,16 @@ from pydantic import (
     Discriminator,
     Field,
     FiniteFloat,
+    SerializerFunctionWrapHandler,
     Tag,
     ValidationError,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from typing_extensions import Annotated
 
+from fleetbert import task_names
 from fleetbert.errors import UserError
 
 FORMAT_VERSION = 2
@@ -38,12 +41,14 @@ class _Strict(BaseModel):
 class Task(_Strict):
     """What the model answers. `labels` are in the order of the logits; none for `mlm`."""
 
-    name: Literal["classification", "pair_classification", "mlm"]
+    name: str
     labels: List[str] = Field(default_factory=list)
 
     @property
     def pair(self) -> bool:
-        return self.name == "pair_classification"
+        return task_names.PAIRS[self.name]
+
+    _is_known = field_validator("name")(task_names.check)
 
     @model_validator(mode="after")
     def _labels_fit(self) -> "Task":
@@ -54,13 +59,46 @@ class Task(_Strict):
         return self
 
 
-class TokenizerInfo(_Strict):
-    """How texts become token ids; `sha256` is that of the vocabulary file."""
+Setting = Union[bool, int, float, str]
 
-    kind: Literal["wordpiece"] = "wordpiece"
-    vocab: Literal["vocab.txt"] = VOCAB
-    lowercase: bool
+
+class TokenizerSpec(NamedTuple):
+    """What a tokenizer is opened from: its kind, its files by the names that they have in a
+    bundle, and its settings. Nothing is read yet."""
+
+    kind: str
+    files: Dict[str, Path]
+    settings: Dict[str, Setting]
+
+
+class TokenizerInfo(_Strict):
+    """How texts become token ids; `sha256` is that of the vocabulary file.
+
+    more_files: hashes of a kind's other files, by name. settings: of kinds other than WordPiece,
+    which has `lowercase`.
+    """
+
+    kind: str = "wordpiece"
+    vocab: str = Field(VOCAB, pattern=r"^[^/\\]+$")
+    lowercase: Optional[bool] = None
     sha256: str
+    more_files: Dict[str, str] = Field(default_factory=dict)
+    settings: Dict[str, Setting] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_settings(self) -> "TokenizerInfo":
+        if self.kind == "wordpiece" and (self.lowercase is None or self.vocab != VOCAB):
+            raise ValueError(f"wordpiece needs lowercase, and {VOCAB} as vocab")
+        return self
+
+    @property
+    def hashes(self) -> Dict[str, str]:
+        """Of all files, by name."""
+        return {self.vocab: self.sha256, **self.more_files}
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> Dict[str, object]:
+        return {name: value for name, value in dump(self).items() if value not in (None, {})}
 
 
 class File(_Strict):

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Union
 
 from fleetbert import files
-from fleetbert.bundle.manifest import MANIFEST, Manifest, Task, Variant, parse
+from fleetbert.bundle.manifest import MANIFEST, Manifest, Task, TokenizerSpec, Variant, parse
 from fleetbert.errors import UserError
 
 PathLike = Union[str, "os.PathLike[str]"]
@@ -36,6 +36,16 @@ class Bundle:
     @property
     def vocab_path(self) -> Path:
         return self.root / self.manifest.tokenizer.vocab
+
+    @property
+    def tokenizer(self) -> TokenizerSpec:
+        """What `data.tokenizers.open` opens."""
+        said = self.manifest.tokenizer
+        settings = dict(said.settings)
+        if said.lowercase is not None:
+            settings["lowercase"] = said.lowercase
+        paths = {name: self.root / name for name in said.hashes}
+        return TokenizerSpec(said.kind, paths, settings)
 
     @property
     def names(self) -> list[str]:
@@ -79,7 +89,9 @@ def read(path: PathLike) -> Bundle:
 
 def verify(bundle: Bundle, variant_name: str) -> None:
     """Check the hashes of the vocabulary and of one variant; UserError names the wrong file."""
-    expected = [(bundle.vocab_path, bundle.manifest.tokenizer.sha256)]
+    expected = [
+        (bundle.root / name, sha256) for name, sha256 in bundle.manifest.tokenizer.hashes.items()
+    ]
     expected += [(bundle.root / f.path, f.sha256) for f in bundle.variant(variant_name).files]
     for path, sha256 in expected:
         try:
@@ -108,8 +120,9 @@ def _read_manifest(root: Path) -> bytes:
 
 
 def _check_sizes(bundle: Bundle) -> None:
-    if not bundle.vocab_path.is_file():
-        raise UserError(f"{bundle.vocab_path} is missing: copy the bundle again")
+    for path in bundle.tokenizer.files.values():
+        if not path.is_file():
+            raise UserError(f"{path} is missing: copy the bundle again")
     for variant in bundle.manifest.variants:
         for file in variant.files:
             path = bundle.root / file.path

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from fleetbert import files
 from fleetbert.bundle.manifest import (
     MANIFEST,
-    VOCAB,
     File,
     Manifest,
     Task,
     TokenizerInfo,
+    TokenizerSpec,
     Variant,
     to_json,
 )
@@ -35,8 +35,7 @@ def create(
     task: str,
     labels: list[str],
     max_length: int,
-    vocab_path: PathLike,
-    lowercase: bool,
+    tokenizer: TokenizerSpec,
     fill: Callable[[Path], list[Variant]],
 ) -> Bundle:
     """Write a new bundle at `path`; a bundle that is there is replaced in one step.
@@ -54,23 +53,42 @@ def create(
         raise UserError(
             f"{final} exists and is not a bundle, so it is not replaced: name a new folder"
         )
-    vocab = _read_vocab(vocab_path)
+    contents = {name: _read_vocab(path) for name, path in tokenizer.files.items()}
     try:
         task_info = Task.model_validate({"name": task, "labels": labels})
     except ValidationError as error:
         raise UserError(f"bundle {final}: {error.errors()[0]['msg']}") from None
     final.parent.mkdir(parents=True, exist_ok=True)
     with files.temporary_folder(final.parent, f".{final.name}{TEMPORARY}") as temporary:
-        (temporary / VOCAB).write_bytes(vocab)
-        tokenizer = TokenizerInfo(lowercase=lowercase, sha256=hashlib.sha256(vocab).hexdigest())
+        for name, content in contents.items():
+            (temporary / name).write_bytes(content)
         variants = [_with_files(temporary / v.name, v, v.name) for v in fill(temporary)]
         manifest = Manifest(
-            task=task_info, max_length=max_length, tokenizer=tokenizer, variants=variants
+            task=task_info,
+            max_length=max_length,
+            tokenizer=_describe(tokenizer, contents),
+            variants=variants,
         )
         (temporary / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
         files.sync_tree(temporary)
         files.put_in_place(temporary, final)
     return read(final)
+
+
+def _describe(tokenizer: TokenizerSpec, contents: dict[str, bytes]) -> TokenizerInfo:
+    (vocab, sha256), *more = (
+        (name, hashlib.sha256(content).hexdigest()) for name, content in contents.items()
+    )
+    settings = dict(tokenizer.settings)
+    lowercase = settings.pop("lowercase", None)
+    return TokenizerInfo(
+        kind=tokenizer.kind,
+        vocab=vocab,
+        lowercase=None if lowercase is None else bool(lowercase),
+        sha256=sha256,
+        more_files=dict(more),
+        settings=settings,
+    )
 
 
 @dataclass(frozen=True)

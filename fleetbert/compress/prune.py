@@ -22,8 +22,11 @@ from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress import importance, tuning
 from fleetbert.compress.importance import Importance, Kept
+<<<<<<< HEAD
 from fleetbert.compress.work import Work, beside_network, versions
 from fleetbert.data import tokenizers
+=======
+>>>>>>> main
 from fleetbert.data.batching import plan_inference
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
@@ -96,7 +99,7 @@ def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> padd
     source = weights.Source(
         str(bundle.root),
         shape,
-        tokenizers.spec_of(bundle),
+        bundle.tokenizer,
         narrow_tensors(tensors, kept, width),
     )
     pruned = heads.build(

@@ -20,11 +20,11 @@ import json
 import logging
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Sequence, overload
+from typing import Dict, Iterator, NamedTuple, Sequence, overload
 
 import numpy as np
 import pyarrow as pa
@@ -38,6 +38,8 @@ from fleetbert.data.tokenizers import Encodings, Spec, Tokenizer
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
+
+Manifest = Dict[str, object]
 
 FORMAT = 1
 # Bytes of the table that one process reads at a time, up to the end of a line.
@@ -213,7 +215,7 @@ def _make(
     for leftover in own.glob(".*"):  # of killed writers; the lock keeps others out
         leftover.unlink()
     made: dict[int, Path] = {}
-    futures: list[Any] = []
+    futures: list[Future[Path]] = []
     bar = tqdm(
         total=total, initial=there, unit="B", unit_scale=True, desc=f"tokenizing {Path(name).name}",
         mininterval=0.5 if sys.stderr.isatty() else 10.0, file=sys.stderr,
@@ -268,7 +270,7 @@ def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
         "lines": pa.array(split.lines),
     }
     known = {
-        "labels": labels, "cut": encodings.cut, "skipped": split.skipped,
+        "labels": labels, "cut": encodings.truncated, "skipped": split.skipped,
         "first_skipped": table.skipped[:1],
     }  # fmt: skip
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
@@ -314,7 +316,7 @@ def _finish(name: str, own: Path, paths: Sequence[Path]) -> None:
         lengths = batch.column("lengths").to_numpy()
         fingerprint.add(batch.column("ids").values.to_numpy(), lengths, all_labels[start:end])
         start = end
-    manifest: dict[str, Any] = {
+    manifest: Manifest = {
         "format": FORMAT,
         "pieces": [path.name for path in paths],
         "columns": {column: files.sha256(own / f"{column}.npy") for column in COLUMNS},
@@ -352,7 +354,7 @@ def _is_finished(own: Path, paths: Sequence[Path]) -> bool:
     return problem is None
 
 
-def _sha256(manifest: dict[str, Any]) -> str:
+def _sha256(manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 

@@ -7,7 +7,7 @@ import json
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Dict, Iterable, Iterator, NamedTuple, Sequence, cast
+from typing import BinaryIO, Callable, Iterable, Iterator, NamedTuple, Sequence, cast
 
 import numpy as np
 from tqdm import tqdm
@@ -31,7 +31,7 @@ WINDOW = 4096
 # A progress bar for less is only noise.
 MANY_TEXTS = 500
 
-Line = Dict[str, Any]  # what is printed, as JSON
+Line = tasks.Metrics  # what is printed, as JSON
 
 
 class Model(NamedTuple):
@@ -59,7 +59,7 @@ class Logits(NamedTuple):
     variants with early exit, int64 [texts] the layers after which they left."""
 
     values: np.ndarray
-    cut: int
+    truncated: int
     exit_layers: np.ndarray | None = None
 
 
@@ -132,7 +132,11 @@ def run_batches(
             "the model answers NaN or infinity: its weights were damaged in training or "
             "compression; export an earlier checkpoint"
         )
+<<<<<<< HEAD
     return values, layers
+=======
+    return Logits(values, encodings.truncated, layers if model.engine.early_exit else None)
+>>>>>>> main
 
 
 def in_batches(model: Model, encodings: Encodings) -> Iterator[tuple[np.ndarray, Batch]]:
@@ -161,7 +165,7 @@ class Counts(NamedTuple):
 
     lines: int
     errors: int
-    cut: int
+    truncated: int
 
 
 def answer_lines(
@@ -218,4 +222,4 @@ def _answer_window(
         {**own, **(next(answers).as_json() if isinstance(line, Example) else {"error": str(line)})}
         for own, line in taken
     ]
-    return objects, Counts(len(taken), len(taken) - len(examples), logits.cut)
+    return objects, Counts(len(taken), len(taken) - len(examples), logits.truncated)

@@ -56,7 +56,7 @@ def evaluate(model: answer.Model, path: str | Path, on_bad_line: str = "stop") -
         **model.task.evaluate(table.truth, logits.values, model.labels),
         "texts_per_s": round(len(table.truth) / seconds, 1),
         "skipped": table.skipped,
-        "cut": logits.cut,
+        "cut": logits.truncated,
         "mean_layers": None if logits.exit_layers is None else float(logits.exit_layers.mean()),
     }
 

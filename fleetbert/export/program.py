@@ -14,6 +14,7 @@ import fleetbert
 from fleetbert import bundle
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.data.tokenizers import Spec
 from fleetbert.engines import engine, golden
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
@@ -30,8 +31,7 @@ def export_bundle(
     task: str,
     labels: Sequence[str],
     max_length: int,
-    vocab_path: str | os.PathLike[str],
-    lowercase: bool,
+    tokenizer: Spec,
     accuracy: Sequence[bundle.Accuracy] = (),
     made_from: str | None = None,
 ) -> bundle.Bundle:
@@ -46,7 +46,7 @@ def export_bundle(
     program was found to answer like the network (UserError otherwise).
     """
 
-    vocab_size = tokenizers.open(tokenizers.of_vocab(Path(vocab_path), lowercase)).vocab_size
+    vocab_size = tokenizers.open(tokenizer).vocab_size
 
     def fill(folder: Path) -> list[bundle.Variant]:
         difference = export_program(
@@ -72,8 +72,7 @@ def export_bundle(
         task=task,
         labels=list(labels),
         max_length=max_length,
-        vocab_path=vocab_path,
-        lowercase=lowercase,
+        tokenizer=tokenizer,
         fill=fill,
     )
 

@@ -56,7 +56,7 @@ def unchanged(loaded: Loaded) -> Loaded:
     return loaded
 
 
-def _absolute_only(fields: Mapping[str, Any]) -> str:
+def _absolute_only(fields: Fields) -> str:
     relative = fields.get("position_embedding_type", "absolute") != "absolute"
     return "relative position embeddings are not supported" if relative else ""
 
@@ -84,7 +84,7 @@ class Family(NamedTuple):
     former: Pieces = ()
     paddlenlp: Pieces = ()
     keys: Mapping[str, str] = {}
-    cannot: Callable[[Mapping[str, Any]], str] = _absolute_only
+    cannot: Callable[[Fields], str] = _absolute_only
     fold: Callable[[Loaded], Loaded] = unchanged
     unfold: Callable[[Loaded], Loaded] = unchanged
 

@@ -23,7 +23,7 @@ _tasks: Registry[Task] = Registry(
 
 def register(task: Task) -> None:
     """Add a kind of task: jobs and bundles may name it from now on."""
-    task_names.add(task.name)
+    task_names.PAIRS[task.name] = task.pair
     _tasks.add(task.name, task)
 
 

@@ -14,7 +14,6 @@ from fleetbert.data.tokenizers import Tokenizer
 
 # A step's arrays by name, see `Labelled`; what a task has besides is its own affair.
 Arrays = Dict[str, Any]
-State = Dict[str, Any]
 
 
 class Collector(Protocol):
@@ -44,14 +43,14 @@ class Labelled:
     def lengths(self) -> np.ndarray:
         return self.split.encodings.lengths
 
-    def __getstate__(self) -> State:
+    def __getstate__(self) -> Arrays:
         """Without a split that is cached: another process maps it itself."""
         split = self.split
         place = None if split.folder is None else (split.name, split.folder)
         state = {"job": self.job, "tokenizer": self.tokenizer, "place": place}
         return state if place else {**state, "split": split}
 
-    def __setstate__(self, state: State) -> None:
+    def __setstate__(self, state: Arrays) -> None:
         place = state.pop("place")
         self.__dict__.update(state)
         if place:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Dict, Sequence
 
 import numpy as np
 
+# Ready for JSON: numbers by name, and tables of them.
+Metrics = Dict[str, Any]
 
-def classification(truth: np.ndarray, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
+
+def classification(truth: np.ndarray, logits: np.ndarray, labels: Sequence[str]) -> Metrics:
     """n, accuracy, macro_f1, loss (nats), classes, labels, confusion.
 
     truth: int64 [texts]; logits: float32 [texts, labels].
@@ -31,7 +34,7 @@ def count_confusion(truth: np.ndarray, predicted: np.ndarray, n_labels: int) -> 
     return flat.reshape(n_labels, n_labels)
 
 
-def per_class(confusion: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+def per_class(confusion: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str, float]]:
     """Precision, recall and F1 of each label, 0 where nothing was predicted or nothing is there."""
     right = np.diag(confusion)
     support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)

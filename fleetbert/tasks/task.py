@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any, ClassVar, Dict, NamedTuple, Protocol, Sequence
+from typing import ClassVar, Dict, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
@@ -14,9 +14,8 @@ from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
 from fleetbert.tasks.collect import Arrays, Labelled
+from fleetbert.tasks.metrics import Metrics
 
-# Ready for JSON: numbers by name, and tables of them.
-Metrics = Dict[str, Any]
 # What one batch of an evaluation gave, by name; sent between ranks.
 Part = Dict[str, np.ndarray]
 

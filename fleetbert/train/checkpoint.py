@@ -27,7 +27,8 @@ WRITING, REMOVING = ".writing-", ".removing-"  # begin the names of what is not 
 
 
 State = Dict[str, Any]  # JSON
-Tensors = Dict[str, Dict[str, Any]]  # of a network and its optimizer, by name
+Named = Dict[str, Any]
+Tensors = Dict[str, Named]  # of a network and its optimizer, by name
 
 
 class Checkpoint(NamedTuple):
@@ -146,7 +147,7 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(path, state, {p: paddle.load(str(path / n)) for p, n in TENSORS.items()})
 
 
-def float32_weights(tensors: Tensors) -> dict[str, Any]:
+def float32_weights(tensors: Tensors) -> Named:
     """A checkpoint's weights in float32; of half ones the optimizer's float32 master weights."""
     weights = {name: tensor.astype("float32") for name, tensor in tensors["model"].items()}
     return {**weights, **tensors["optimizer"].get("master_weights", {})}

@@ -199,7 +199,6 @@ def _write_results(run: Run, summary: Summary) -> None:
     accuracy = []
     if "accuracy" in best and task.dev is not None:
         accuracy = [Accuracy(data=task.dev.name, n=best["n"], accuracy=best["accuracy"])]
-    spec = task.source.tokenizer
     with files.writing(folder / "bundle"):
         export_bundle(
             folder / "bundle",
@@ -207,8 +206,7 @@ def _write_results(run: Run, summary: Summary) -> None:
             task=run.job.task.name,
             labels=task.labels,
             max_length=run.job.data.max_length,
-            vocab_path=spec.files["vocab.txt"],
-            lowercase=bool(spec.settings["lowercase"]),
+            tokenizer=task.source.tokenizer,
             accuracy=accuracy,
             made_from=task.source.name,
         )

@@ -9,7 +9,7 @@ import platform
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 import paddle
 
@@ -17,7 +17,7 @@ import fleetbert
 from fleetbert import config as schema
 from fleetbert.errors import UserError
 from fleetbert.models import cpu
-from fleetbert.tasks import Arrays
+from fleetbert.tasks import Arrays, Metrics
 from fleetbert.train import (
     bad_steps,
     checkpoint,
@@ -28,12 +28,10 @@ from fleetbert.train import (
     reader,
 )
 from fleetbert.train.strategies.single import Single, Step
-from fleetbert.train.trainable import Trainable
+from fleetbert.train.trainable import Described, Trainable
 
-# For JSON.
-Metrics = Dict[str, Any]
-Row = Dict[str, Any]  # of metrics.jsonl
-Summary = Dict[str, Any]
+Row = Described  # of metrics.jsonl
+Summary = Described
 
 
 @dataclass

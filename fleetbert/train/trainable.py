@@ -7,7 +7,7 @@ its last one (`train.job`) is of texts, or of clicks.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Dict, Sequence
+from typing import Sequence
 
 import numpy as np
 import paddle
@@ -17,7 +17,7 @@ from fleetbert.tasks import Arrays, Criterion, Metrics, Part
 from fleetbert.tasks.collect import Collector
 from fleetbert.train.sparse_table import SparseTable
 
-Described = Dict[str, Any]  # for JSON
+Described = Metrics  # numbers and texts for JSON, in lists and dicts
 
 
 class Trainable(ABC):

@@ -17,6 +17,7 @@ import pytest
 from fleetbert import bundle as bundles
 from fleetbert import files
 from fleetbert.bundle import Accuracy, OnnxVariant, ProgramVariant, Variant
+from fleetbert.data.tokenizers import of_vocab
 from fleetbert.errors import UserError
 
 
@@ -48,8 +49,7 @@ def create(path: Path, fill=None, **changes) -> bundles.Bundle:
         "task": "classification",
         "labels": ["no", "是"],
         "max_length": 64,
-        "vocab_path": vocab,
-        "lowercase": True,
+        "tokenizer": of_vocab(vocab, True),
         **changes,
     }
     return bundles.create(path, fill=fill or fill_with("one"), **arguments)
@@ -208,7 +208,7 @@ def test_what_cannot_be_a_bundle_is_refused_before_anything_is_written(tmp_path)
     with pytest.raises(UserError, match="needs two labels"):
         create(tmp_path / "bundle", labels=["one"])
     with pytest.raises(UserError, match="vocabulary"):
-        create(tmp_path / "bundle", vocab_path=tmp_path / "none.txt")
+        create(tmp_path / "bundle", tokenizer=of_vocab(tmp_path / "none.txt", True))
     assert not (tmp_path / "bundle").exists()
 
 
@@ -285,6 +285,7 @@ from pathlib import Path
 sys.path.insert(0, {tests!r})
 from fleetbert import bundle as bundles, files
 from fleetbert.bundle import write
+from fleetbert.data.tokenizers import of_vocab
 import test_bundle
 
 def die(*arguments, **keywords):
@@ -305,7 +306,7 @@ def run_writer(root: Path, body: str) -> subprocess.Popen:
     [
         # while the files are written
         "bundles.create(root, task='classification', labels=['a', 'b'], max_length=64,"
-        " vocab_path=root / 'vocab.txt', lowercase=True, fill=die)",
+        " tokenizer=of_vocab(root / 'vocab.txt', True), fill=die)",
         "bundles.add_variant(root, 'onnx', die)",
         # when they are complete but not in place
         "files.put_in_place = die; test_bundle.create(root)",

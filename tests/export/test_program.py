@@ -7,6 +7,7 @@ import pytest
 from tiny_bert import LABELS, VOCAB, make_network
 
 from fleetbert import bundle as bundles
+from fleetbert.data.tokenizers import of_vocab
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import UserError
@@ -20,8 +21,7 @@ def export(path, network, vocab, **changes):
         "task": "classification",
         "labels": LABELS,
         "max_length": 64,
-        "vocab_path": vocab,
-        "lowercase": True,
+        "tokenizer": of_vocab(vocab, True),
         **changes,
     }
     return program.export_bundle(path, network, **arguments)

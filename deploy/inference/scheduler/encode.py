@@ -36,7 +36,7 @@ def encode(question: Question, tokenizer: Tokenizer, pair: bool, max_length: int
         found = tokenizer.encode(question.texts, question.texts_b, max_length)
     except UserError as error:
         raise _bad(str(error)) from None
-    return Encoded(found.ids, found.first_lengths.tolist(), found.cut)
+    return Encoded(found.ids, found.first_lengths.tolist(), found.truncated)
 
 
 def check_ids(question: Question, tokenizer: Tokenizer, max_length: int) -> Encoded:

@@ -12,7 +12,6 @@ from paddle import nn
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
@@ -75,7 +74,7 @@ def _open_bundle(job: schema.Distill, path: Path) -> Teacher:
             f"distill.hidden_weight: the program of the bundle {path} gives no hidden states; set "
             "it to 0, or name the run's `model` folder as distill.teacher"
         )
-    return Teacher(path, list(bundle.labels), tokenizers.spec_of(bundle), None)
+    return Teacher(path, list(bundle.labels), bundle.tokenizer, None)
 
 
 def evenly(layers: int, teacher_layers: int) -> list[int]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleetbert.bundle import Bundle
-from fleetbert.data.tokenizers.base import Encodings, Setting, Spec, Tokenizer
+from fleetbert.data.tokenizers.base import Encodings, Spec, Tokenizer
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 from fleetbert.registry import Registry
 
-__all__ = ["Encodings", "Setting", "Spec", "Tokenizer", "of_vocab"]
+__all__ = ["Encodings", "Spec", "Tokenizer", "of_vocab"]
 
 _kinds: Registry[type[Tokenizer]] = Registry("tokenizer.kind", {WordPiece.kind: WordPiece})
 
@@ -44,16 +44,8 @@ def save(spec: Spec, folder: Path) -> None:
     _kinds.get(spec.kind).save(spec, folder)
 
 
-def spec_of(bundle: Bundle) -> Spec:
-    """That of a bundle."""
-    said = bundle.manifest.tokenizer
-    files = {bundle.vocab_path.name: bundle.vocab_path}
-    settings: dict[str, Setting] = {"lowercase": said.lowercase}
-    return Spec(said.kind, files, settings)
-
-
 def open(source: Spec | Bundle) -> Tokenizer:  # noqa: A001
     """The tokenizer of a spec or of a bundle. UserError if its kind is unknown or its files are
     wrong."""
-    spec = source if isinstance(source, Spec) else spec_of(source)
+    spec = source if isinstance(source, Spec) else source.tokenizer
     return _kinds.get(spec.kind).open(spec)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Sequence, Union
+from typing import ClassVar, NamedTuple, Sequence
 
 import numpy as np
 
-Setting = Union[bool, int, float, str]
+from fleetbert.bundle import TokenizerSpec as Spec
 
 
 class Encodings(NamedTuple):
@@ -18,13 +18,13 @@ class Encodings(NamedTuple):
     ids: one int32 array [length] a text, special tokens included; a pair is one text after the
         other.
     first_lengths: int32 [texts], how many tokens belong to segment 0.
-    cut: how many texts were truncated to the maximum length.
+    truncated: how many texts were cut to the maximum length.
     known_lengths: `lengths`, where they are known already.
     """
 
     ids: Sequence[np.ndarray]
     first_lengths: np.ndarray
-    cut: int
+    truncated: int
     known_lengths: np.ndarray | None = None
 
     @property
@@ -33,15 +33,6 @@ class Encodings(NamedTuple):
         if self.known_lengths is not None:
             return self.known_lengths
         return np.fromiter((len(ids) for ids in self.ids), np.int64, len(self.ids))
-
-
-class Spec(NamedTuple):
-    """What a tokenizer is opened from: its kind, its files by the names that they have in a
-    bundle, and its settings. Nothing is read yet."""
-
-    kind: str
-    files: dict[str, Path]
-    settings: dict[str, Setting]
 
 
 class Tokenizer(ABC):

@@ -92,9 +92,9 @@ class WordPiece(Tokenizer):
     def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
         """Encode texts, or pairs if `texts_b` is given, to at most `max_length` tokens each.
 
-        Pairs are cut token by token from the longer text (from the second where both are equally
-        long), as `_truncate_seq_pair` of google-research/bert does. Safe to call from several
-        threads.
+        Pairs are truncated token by token from the longer text (from the second where both are
+        equally long), as `_truncate_seq_pair` of google-research/bert does. Safe to call from
+        several threads.
         """
         special = 2 if texts_b is None else 3
         if max_length < special:
@@ -104,20 +104,20 @@ class WordPiece(Tokenizer):
         room = max_length - special
         firsts = self._word_pieces(texts_a)
         if texts_b is None:
-            cut = sum([len(first) > room for first in firsts])
+            truncated = sum([len(first) > room for first in firsts])
             ids = [np.array([self.cls_id, *one[:room], self.sep_id], np.int32) for one in firsts]
-            return Encodings(ids, np.array([len(one) for one in ids], np.int32), cut)
+            return Encodings(ids, np.array([len(one) for one in ids], np.int32), truncated)
         ids = []
         first_lengths = np.zeros(len(firsts), np.int32)
-        cut = 0
+        truncated = 0
         for number, (first, second) in enumerate(zip(firsts, self._word_pieces(texts_b))):
             if len(first) + len(second) > room:
-                cut += 1
+                truncated += 1
                 keep = min(len(second), max(room - len(first), room // 2))
                 first, second = first[: room - keep], second[:keep]
             ids.append(np.array([self.cls_id, *first, self.sep_id, *second, self.sep_id], np.int32))
             first_lengths[number] = len(first) + 2
-        return Encodings(ids, first_lengths, cut)
+        return Encodings(ids, first_lengths, truncated)
 
     def _word_pieces(self, texts: list[str]) -> list[list[int]]:
         if all(map(_is_plain, texts)) and sum(map(len, texts)) <= MUCH:

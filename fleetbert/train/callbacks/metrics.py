@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 from fleetbert import files
 from fleetbert.train import bad_steps
@@ -53,5 +52,5 @@ def cut_back(path: Path, step: int) -> None:
         stream.write("".join(rows).encode("utf-8"))
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)

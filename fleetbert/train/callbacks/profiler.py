@@ -23,7 +23,12 @@ class Profiler(Callback):
         self.trace: str | None = None
         settings = run.job.callbacks.profiler
         if settings.timer_only:
-            self.profiler = profiler.Profiler(targets=training.profiled(), timer_only=True)
+            self.profiler = profiler.Profiler(
+                targets=training.profiled(),
+                timer_only=True,
+                # By default Paddle makes a folder profiler_log/ for timelines in the current one.
+                on_trace_ready=lambda _: None,
+            )
         else:
             start = settings.start_step
             self.profiler = profiler.Profiler(

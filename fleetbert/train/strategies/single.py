@@ -18,7 +18,7 @@ from fleetbert.train.precision import Precision
 from fleetbert.train.trainable import Trainable
 
 T = TypeVar("T")
-# Tensors to save by name, in dicts.
+# Tensors and numbers to save by name, in dicts.
 Tensors = Dict[str, Any]
 
 
@@ -183,7 +183,7 @@ class Single:
     def barrier(self) -> None:
         """Wait for the other ranks, however long they take."""
 
-    def rejoin(self) -> dict[str, Any]:
+    def rejoin(self) -> Tensors:
         """Catch up with the others where `rejoins`; returns where this rank stood, `loop.State`."""
         raise NotImplementedError
 
@@ -191,7 +191,7 @@ class Single:
         """The strategy's own figures for a row of metrics.jsonl, on the first rank."""
         return {}
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """The strategy's own figures of the whole run, on the first rank."""
         return {}
 

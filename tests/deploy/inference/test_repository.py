@@ -15,6 +15,7 @@ import pytest
 from running_core import RunningCore, command, gather, gone, wait_for
 from tiny_bert import LABELS, make_network
 
+from fleetbert.data.tokenizers import of_vocab
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
 from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.repository import loading
@@ -39,8 +40,7 @@ def other_bundle(tiny_vocab, tmp_path_factory) -> Path:
         task="classification",
         labels=LABELS,
         max_length=64,
-        vocab_path=tiny_vocab,
-        lowercase=True,
+        tokenizer=of_vocab(tiny_vocab, True),
     )
     return path
 
