@@ -32,10 +32,7 @@ from fleetbert.graph import program as programs
 
 TARGETS = ("armv8", "armv7", "x86")
 PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
-<<<<<<< HEAD:fleetbert/compress/lite.py
 KINDS = {False: bundles.LiteVariant, True: bundles.LiteEarlyExitVariant}
-=======
->>>>>>> main:fleetbert/export/lite.py
 STATIC = "int8-static"
 EARLY_EXIT = "early-exit-float32"
 MODEL = "model.nb"

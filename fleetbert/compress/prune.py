@@ -22,11 +22,7 @@ from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress import importance, tuning
 from fleetbert.compress.importance import Importance, Kept
-<<<<<<< HEAD
 from fleetbert.compress.work import Work, beside_network, versions
-from fleetbert.data import tokenizers
-=======
->>>>>>> main
 from fleetbert.data.batching import plan_inference
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc

@@ -110,7 +110,7 @@ def compute_logits(
     """Logits of texts (or pairs) in their order; `on_done(n)` is called after n more texts."""
     encodings = model.tokenizer.encode(texts_a, texts_b, model.max_length)
     values, layers = run_batches(model, in_batches(model, encodings), len(texts_a), on_done)
-    return Logits(values, encodings.cut, layers if model.engine.early_exit else None)
+    return Logits(values, encodings.truncated, layers if model.engine.early_exit else None)
 
 
 def run_batches(
@@ -132,11 +132,7 @@ def run_batches(
             "the model answers NaN or infinity: its weights were damaged in training or "
             "compression; export an earlier checkpoint"
         )
-<<<<<<< HEAD
     return values, layers
-=======
-    return Logits(values, encodings.truncated, layers if model.engine.early_exit else None)
->>>>>>> main
 
 
 def in_batches(model: Model, encodings: Encodings) -> Iterator[tuple[np.ndarray, Batch]]:
