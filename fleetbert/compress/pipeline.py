@@ -104,7 +104,7 @@ def quantize(job: config.Quantize) -> Result:
         log.info(f"{name}: measuring on {job.gate.data} beside float32")
         measured = work.gate.measure(new.folder, variant.kind)
         log.info(describe(name, measured))
-        texts = sensitivity.spread(list(work.gate.few(TEXTS_FOR_ERRORS)))
+        texts = sensitivity.spread(work.gate.few(TEXTS_FOR_ERRORS).feeds())
         known = {"name": name, "made_from": job.source, **measured.as_fields()}
         variant = with_output_errors(work, variant, new.folder, texts)
         variant = variant.model_copy(update=known)

@@ -53,7 +53,7 @@ def prepare(work: Work) -> Prepared:
     if settings.rounding == "round":
         return prepared
     thresholds = input_thresholds(prepared)
-    learned = adaround.learn(prepared.calibration, source.layers, list(batches), thresholds)
+    learned = adaround.learn(prepared.calibration, source.layers, batches.feeds(), thresholds)
     variant = prepared.variant.model_copy(update={"rounding": "adaround"})
     return prepared._replace(calibration=learned, variant=variant)
 
@@ -85,7 +85,7 @@ def clipped(prepared: Prepared, source: Source, batches: Batches) -> Prepared:
     """With lower thresholds where texts want them; see `clip`."""
     thresholds = input_thresholds(prepared)
     cut = clip.choose(
-        prepared.calibration, source.layers, list(batches), thresholds, batches.pad_id
+        prepared.calibration, source.layers, batches.feeds(), thresholds, batches.pad_id
     )
     for name, found in cut.items():
         log.info(

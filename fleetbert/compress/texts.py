@@ -47,9 +47,15 @@ class Batches(paddle.io.IterableDataset):
             for indices in plan_inference(encodings.lengths[numbers], batch_tokens)
         ]
 
+    def feeds(self) -> list[Feeds]:
+        """All batches."""
+        return [
+            {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
+            for batch in self.batches
+        ]
+
     def __iter__(self) -> Iterator[Feeds]:
-        for batch in self.batches:
-            yield {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
+        return iter(self.feeds())
 
 
 def draw(count: int, texts: int, seed: int = 0) -> np.ndarray:

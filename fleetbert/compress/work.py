@@ -125,6 +125,6 @@ def beside_network(
     served = engine.OPENERS[variant.kind](folder, "cpu", work.gate.threads)
     differences = [
         abs(served(*feeds.values()) - tuning.answers(network, feeds)).max()
-        for feeds in work.gate.few(16)
+        for feeds in work.gate.few(16).feeds()
     ]
     return variant.model_copy(update={"max_difference_to_network": float(max(differences))})
