@@ -8,7 +8,8 @@ import os
 from fleetbert import config
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
-from fleetbert.train import command as train_command
+from fleetbert.train import stopping
+from fleetbert.train.command import supervise
 
 DESCRIPTION = """\
 Add a smaller and faster variant to a bundle, if it keeps the accuracy that you ask for.
@@ -41,8 +42,8 @@ def run(arguments: argparse.Namespace) -> None:
     job = config.load_as(config.Quantize, arguments.config, arguments.overrides)
     trains = job.method in config.TRAINED
     if trains:
-        train_command.expect_sigterm()
-        train_command.keep_rank(job)
+        stopping.expect()
+        supervise(job)
     elif int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError(
             f"method: {job.method} is for one process; start it without paddle.distributed.launch"
@@ -52,7 +53,7 @@ def run(arguments: argparse.Namespace) -> None:
 
     pipeline.load(job.method)
     if trains:
-        train_command.expect_sigterm()  # the imports took its handler away
+        stopping.expect()  # the imports took its handler away
     pipeline.quantize(job)
 
 

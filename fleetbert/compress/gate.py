@@ -13,7 +13,7 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert import files
 from fleetbert.compress.texts import Batches, draw
-from fleetbert.engines import answer, engine, evaluate, exits, golden
+from fleetbert.engines import answer, engine, evaluate, golden
 
 # Rounds of both models in turn, for the ratio of their speeds.
 ROUNDS = 3
@@ -97,8 +97,8 @@ class Gate:
 
     def measure(self, folder: Path, kind: str) -> Measured:
         """Measure the variant whose files are in `folder`, not in the bundle yet."""
-        run = engine.OPENERS[kind](folder, "cpu", self.threads)
-        engines = {"float32": self.model.engine, "variant": engine.Engine(run)}
+        variant = engine.open_folder(kind, folder, "cpu", self.threads)
+        engines = {"float32": self.model.engine, "variant": variant}
         times: dict[str, list[float]] = {name: [] for name in engines}
         logits = {}
         for _ in range(ROUNDS + 1):  # the first warms up
@@ -116,9 +116,9 @@ class Gate:
             max_logit_difference=float(np.abs(logits["variant"] - logits["float32"]).max()),
             size_ratio=round(sizes[0] / sizes[1], 4),
         )
-        # Of an early-exit variant with no text leaving: which texts near the limit leave is a
-        # matter of rounding, which differs between processors.
-        whole = functools.partial(run, speed=0.0) if isinstance(run, exits.EarlyExit) else run
+        # All layers: which texts near the limit leave is a matter of rounding, which differs
+        # between processors.
+        whole = functools.partial(variant, speed=0.0)
         vocab_size = self.model.tokenizer.vocab_size
         answers = golden.record(whole, self.bundle.max_length, vocab_size, golden.INTEGER_SHARE)
         return Measured(self.accuracy(logits["variant"]), comparison, answers, sizes[0] / 1e6)

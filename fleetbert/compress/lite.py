@@ -287,8 +287,8 @@ def _measure(
     assert made.twin is not None, "_check_choice refuses a gate where there is none"
     drop = settings.max_accuracy_drop
     gate = Gate(bundle, str(settings.data), drop, threads, key="--max-accuracy-drop")
-    opener = engine.open_lite_early_exit if "ends" in made.fields else engine.open_lite
-    opened = engine.Engine(opener(made.twin, "cpu", gate.threads))
+    kind = engine.LITE_EARLY_EXIT if "ends" in made.fields else engine.LITE
+    opened = engine.open_folder(kind, made.twin, "cpu", gate.threads)
     accuracy = gate.accuracy(gate.logits(opened))
     refused = gate.refusal(name, accuracy, "try another --precision")
     if refused is not None:
@@ -308,7 +308,7 @@ def _random_batches(bundle: bundles.Bundle) -> list[lite_opt.Batch]:
 
 
 def _answers(folder: Path, batches: Sequence[lite_opt.Batch]) -> list[np.ndarray]:
-    run = engine.open_program(folder, "cpu", engine.default_threads())
+    run = engine.open_folder(engine.FLOAT32, folder)
     return [run(*batch) for batch in batches]
 
 

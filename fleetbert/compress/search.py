@@ -126,7 +126,7 @@ def measure_mix(
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         static.write_mix(calibrated, folder, names, converter=False)
-        opened = engine.Engine(engine.open_int8(folder, "cpu", gate.threads))
+        opened = engine.open_folder(engine.INT8, folder, "cpu", gate.threads)
         started = time.perf_counter()
         logits = gate.logits(opened)
         seconds = time.perf_counter() - started

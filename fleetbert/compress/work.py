@@ -122,7 +122,7 @@ def beside_network(
     """The variant with the largest difference of logits between it and the trained network."""
     from fleetbert.compress import tuning  # with the trainer: other methods need none of it
 
-    served = engine.OPENERS[variant.kind](folder, "cpu", work.gate.threads)
+    served = engine.open_folder(variant.kind, folder, "cpu", work.gate.threads)
     differences = [
         abs(served(*feeds.values()) - tuning.answers(network, feeds)).max()
         for feeds in work.gate.few(16).feeds()

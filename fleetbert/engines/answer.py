@@ -124,7 +124,7 @@ def run_batches(
     values = np.empty((texts, model.task.outputs(model.labels)), np.float32)
     layers = np.zeros(texts, np.int64)
     for part in model.engine.run_all(batches, model.speed, model.batch_tokens):
-        values[part.numbers], layers[part.numbers] = part.logits, part.layer
+        values[part.numbers], layers[part.numbers] = part.outputs, part.layer
         if on_done is not None:
             on_done(len(part.numbers))
     if not np.isfinite(values).all():

@@ -165,8 +165,8 @@ def _add(
     with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as temporary:
         folder = Path(temporary)
         opened = early_exit.open_layers(source, folder, pad_id, THREADS)
-        opener = engine.OPENERS[bundle.variant(source.name).kind]
-        whole = opener(bundle.folder(source.name), "cpu", THREADS)
+        kind = bundle.variant(source.name).kind
+        whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS)
         observed = early_exit.observe(
             opened, whole, batches, gate.truth, job.distill.head, trained, source
         )
@@ -178,7 +178,7 @@ def _add(
         )
         settings = Settings(choice.ends, job.distill.head, choice.speed, pad_id)
         early_exit.write(source, folder, settings, trained)
-        chosen = engine.open_early_exit(folder, "cpu", THREADS)
+        chosen = engine.open_folder(engine.EARLY_EXIT, folder, "cpu", THREADS)
         of_batches = (batches, job.distill.batch_tokens)
         faster = early_exit.times_faster(chosen, whole, *of_batches)
         at_speed_0 = functools.partial(chosen, speed=0.0)
