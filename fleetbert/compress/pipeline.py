@@ -111,6 +111,7 @@ def quantize(job: config.Quantize) -> Result:
         refused = work.gate.refusal(name, measured.accuracy, worst(variant))
         if refused is None:
             bundle = new.add(variant)
+            variant = bundle.variant(name)
             log.info(f"added {name} to {bundle.root}")
     page = write_report(work, bundle, variant, texts, refused)
     if refused is not None:
