@@ -10,7 +10,7 @@ PYTHON := .venv/bin/python
 TESTS := tests --ignore tests/endurance --ignore tests/benchmarks --durations 15
 KILLS := 50
 SEED := 0
-SOURCES := $(wildcard setup.py fleetbert launch deploy tests)
+SOURCES := $(wildcard setup.py fleetbert launch deploy tests docs/examples)
 
 .PHONY: help quickstart test endurance lint api-page format bench venv venv-clients venv-bench packages lock clean
 

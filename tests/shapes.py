@@ -60,12 +60,15 @@ def random_shapes(count: int, most_tokens: int, seed: int) -> list[tuple[int, in
 
 def check(bundle: bundles.Bundle, variant: str, shapes: list[tuple[int, int]]) -> None:
     """Every answer of one engine to all shapes is that of an engine opened for that shape alone."""
-    opener, folder = engine.OPENERS[bundle.variant(variant).kind], bundle.folder(variant)
-    used = opener(folder, "cpu", THREADS)
+    kind, folder = bundle.variant(variant).kind, bundle.folder(variant)
+    used = engine.open_folder(kind, folder, "cpu", THREADS)
     batches = {shape: _batch(shape) for shape in dict.fromkeys(shapes)}
     # All of them first: a predictor that is freed empties the cache of the others.
     answers = [used(*batches[shape]) for shape in shapes]
-    expected = {shape: opener(folder, "cpu", THREADS)(*batch) for shape, batch in batches.items()}
+    expected = {
+        shape: engine.open_folder(kind, folder, "cpu", THREADS)(*batch)
+        for shape, batch in batches.items()
+    }
     for shape, found in zip(shapes, answers):
         np.testing.assert_allclose(found, expected[shape], atol=1e-5, err_msg=str(shape))
 

@@ -66,7 +66,7 @@ def answer_all(model: answer.Model, encodings: Encodings) -> np.ndarray:
     logits = np.empty((len(encodings.ids), len(model.labels)), np.float32)
     batches = answer.in_batches(model, encodings)
     for part in model.engine.run_all(batches, model.speed, model.batch_tokens):
-        logits[part.numbers] = part.logits
+        logits[part.numbers] = part.outputs
     return logits
 
 

@@ -51,10 +51,10 @@ def run(arguments: argparse.Namespace) -> None:
     job = config.load_as(config.Quantize, arguments.config, arguments.overrides)
     if job.method in config.TRAINED:
         from fleetbert.train import stopping
-        from fleetbert.train.command import keep_rank
+        from fleetbert.train.command import supervise
 
         stopping.expect()
-        keep_rank(job)
+        supervise(job)
     elif int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError(
             f"method: {job.method} is for one process; start it without paddle.distributed.launch"

@@ -143,7 +143,7 @@ def _beside_network(
     from fleetbert.compress import tuning
     from fleetbert.engines import engine
 
-    served = engine.OPENERS[variant.kind](folder, "cpu", threads or engine.default_threads())
+    served = engine.open_folder(variant.kind, folder, "cpu", threads)
     differences = [
         abs(served(*batch.values()) - tuning.answers(network, batch)).max() for batch in batches
     ]

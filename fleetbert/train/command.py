@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Callable, TypeVar
 
 from fleetbert import config
 from fleetbert.compat import environment
-from fleetbert.train import keeper, stopping
+from fleetbert.launch import ranks
+from fleetbert.train import stopping
 
 Job = TypeVar("Job", bound=config.Config)
 
@@ -48,23 +48,18 @@ def run_kept(
     schema: type[Job],
     trainer: Callable[[], Callable[[Job], object]],
 ) -> None:
-    """Read the job and call what `trainer` imports with it; of ranks, under a keeper."""
+    """Read the job and call what `trainer` imports with it; of ranks, under a supervisor."""
     stopping.expect()
     job = config.load_as(schema, arguments.config, arguments.overrides)
-    keep_rank(job)
+    supervise(job)
 
     environment.import_paddle()
     trainer()(job)
 
 
-def keep_rank(job: config.Config | config.Quantize) -> None:
-    """Under paddle.distributed.launch: become the keeper of a rank, and in the rank itself, which
-    runs the same command again, give signs of life."""
-    if keeper.is_needed():
-        restarts = keeper.max_restart() if job.trainer.resume == "auto" else 0
-        sys.exit(keeper.keep(job.strategy.hang_timeout, restarts))
-    if keeper.is_kept():
-        keeper.give_signs_of_life()
+def supervise(job: config.Config | config.Quantize) -> None:
+    """See `ranks.supervised`."""
+    ranks.supervised(job.strategy.hang_timeout, resumes=job.trainer.resume == "auto")
 
 
 def main(argv: list[str]) -> None:

@@ -65,9 +65,7 @@ class Worker:
 
     def warm(self, head: Head) -> Head:
         """Run each of the batches (texts, length) once."""
-        for texts, length in head["batches"]:
-            batch = _uniform_batch(texts, length)
-            self.opened[head["variant"]].engine.run(batch, speed=0.0)  # all layers
+        self.opened[head["variant"]].engine.warm_up(head["batches"])
         return {}
 
     def measure(self, head: Head) -> Head:
@@ -117,8 +115,8 @@ class Worker:
             seconds += time.monotonic() - begin
             for answer in answers:
                 if not logits.size:
-                    logits = np.empty((len(lengths), answer.logits.shape[1]), frames.FLOAT)
-                logits[answer.numbers] = answer.logits
+                    logits = np.empty((len(lengths), answer.outputs.shape[1]), frames.FLOAT)
+                logits[answer.numbers] = answer.outputs
                 # 0: this engine's texts go through all layers
                 layers[answer.numbers] = answer.layer or all_layers
         return frames.pack({"seconds": seconds, "shapes": shapes}, logits, layers)
@@ -155,12 +153,12 @@ def _sentence(error: Exception) -> str:
 def _open(head: Head) -> Opened:
     bundle = bundles.read(head["bundle"])
     variant = head["variant"]
-    packed = bundle.variant(variant).kind in engines.FUSED
+    packed = bundle.variant(variant).kind in engines.PACKED
     engine = engines.open(
         bundle, variant, device=head["device"], threads=head["threads"], verify=False
     )
     if engine.early_exit is not None:
-        return Opened(engine, engine.early_exit.settings.ends[-1], packed)
+        return Opened(engine, engine.early_exit.ends[-1], packed)
     folder = bundle.folder(variant)
     program = next(iter(folder.glob("*.pdmodel")), bundle.folder("float32") / "model.pdmodel")
     return Opened(engine, groups.count_layers(programs.read(program)), packed)

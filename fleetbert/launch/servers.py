@@ -1,40 +1,33 @@
-"""Watches the processes of a job and decides what follows from how one of them ended."""
+"""Supervises the servers and trainers of a parameter-server job.
+
+Paddle's stock launcher starts nothing again, leaves ports and the shared folder to its user, and
+keeps trainers waiting for 300 s when a server dies.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
 import time
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Iterator
 
-from fleetbert.errors import NOT_CONNECTED, UserError
-from fleetbert.launch import remains
+from fleetbert.errors import UserError
+from fleetbert.launch import reaper
 from fleetbert.launch.cluster import Cluster
 from fleetbert.launch.output import Output
-from fleetbert.launch.process import FINAL, STOPPED, Process
-from fleetbert.launch.signs import Signs, stopped
+from fleetbert.launch.policy import HUNG, STOP_LIMIT, STOPPED, Cause, Kind, Patience, Restarts
+from fleetbert.launch.process import Process
+from fleetbert.launch.progress import Progress
 
 # Seconds.
-GRACE = 1.0  # to learn whether the first failure heard of is only the echo of another
-STOP_LIMIT = 60.0  # for trainers that were asked to stop, to save what they have
 LEAVE_LIMIT = 5.0  # for servers to end by themselves after the last trainer
 TERM_LIMIT = 2.0  # for servers to end when asked to
 ORPHAN_LIMIT = 300.0  # for trainers to end after a server left: as long as Paddle waits for one
 TOGETHER = "together"  # a file in FLEETBERT_RUN: no trainer can be started again alone
-RETRIES = 5  # of jobs whose processes did not find each other
-
-_ERROR, _ASKED, _SERVER, _KILLED, _CRASHED, _UNCONNECTED, _FAILED = range(7)
-
-
-class _End(NamedTuple):
-    """How one start of the job ended."""
-
-    code: int
-    text: str = ""  # why, if not well
-    again: bool = False  # starting the whole job again may help
 
 
 class Job:
@@ -50,39 +43,23 @@ class Job:
         folder: Path,
         output: Output,
     ):
-        self.command, self.restarts, self.folder, self.output = command, restarts, folder, output
-        self.hang_timeout = hang_timeout  # seconds without a sign of progress, or 0: no limit
+        self.command, self.folder, self.output = command, folder, output
+        limit = f"--max_restart {restarts} allows no more"
+        self.restarts = Restarts(restarts, limit, output.say)
+        self.hang_timeout = hang_timeout  # seconds without progress, or 0: no limit
         self.counts = {"server": servers, "trainer": trainers}
-        self.used = 0  # restarts
         self.asked: list[int] = []  # signals that want an end
 
     def run(self) -> int:
-        retries = starts = 0  # retries in a row
         with self._hearing():
-            while True:
-                starts, used = starts + 1, self.used
-                end = self._start_once(self.folder / str(starts))
-                retries = 0 if self.used > used else retries
-                if not end.again:
-                    if end.text:
-                        self.output.say(f"{end.text}; the job ends with exit code {end.code}")
-                    elif self.used:
-                        self.output.say(f"done after restarts: {self.used}")
-                    return end.code
-                if end.code == NOT_CONNECTED and retries < RETRIES:
-                    retries += 1
-                    self.output.say(f"{end.text}; trying all again, which is no restart")
-                elif end.code != NOT_CONNECTED and self.used < self.restarts:
-                    self.used += 1
-                    retries = 0
-                    self.output.say(
-                        f"{end.text}; starting all again, restart {self.used} of {self.restarts}"
-                    )
-                else:
-                    tried = f"after {RETRIES} more tries" * (end.code == NOT_CONNECTED)
-                    why = tried or f"--max_restart {self.restarts} allows no more"
-                    self.output.say(f"{end.text}; {why}: the job ends with exit code {end.code}")
-                    return end.code
+            for start in itertools.count(1):
+                cause = self._start_once(self.folder / str(start))
+                if cause is None:
+                    self.restarts.say_done()
+                    return 0
+                if not self.restarts.start_again(cause):
+                    return cause.code
+        raise AssertionError  # the count has no end
 
     @contextlib.contextmanager
     def _hearing(self) -> Iterator[None]:
@@ -107,8 +84,8 @@ class Job:
             os.close(self.wakeup)
             os.close(write)
 
-    def _start_once(self, run: Path) -> _End:
-        """All processes, from their start to the end of the last one."""
+    def _start_once(self, run: Path) -> Cause | None:
+        """All processes, from their start to the end of the last one; None: it was a good one."""
         run.mkdir()
         self.run_folder = run
         self.processes = [
@@ -131,7 +108,7 @@ class Job:
             for process in self.processes:
                 self._finish(process)
             self.cluster.close()
-            remains.kill(run)
+            reaper.kill(run)
             shutil.rmtree(run, ignore_errors=True)
 
     def _start(self, process: Process) -> None:
@@ -142,15 +119,15 @@ class Job:
             self.run_folder,
             self.output.folder.resolve(),
         )
-        descriptors: tuple[int, ...] = ()
         try:
             descriptors = self.output.open(process.name, process is self.trainers[0])
-            process.start(self.command, environ, *descriptors)
+            try:
+                process.start(self.command, environ, descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
         except OSError as error:
             raise UserError(f"{process.name} cannot be started: {error.strerror}") from None
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
 
     def _finish(self, process: Process) -> None:
         process.finish()
@@ -163,92 +140,89 @@ class Job:
             if process.has_ended():
                 self._finish(process)
 
-    def _watch(self) -> _End:
-        failing: float | None = None  # since when
+    def _watch(self) -> Cause | None:
+        patience = Patience()
         left: float | None = None  # since when a server is gone in peace
-        signs = Signs(self.run_folder, self.output, self.hang_timeout)
+        progress = Progress(self.run_folder, self.output, self.hang_timeout)
         while True:
             self._look()
-            now = time.monotonic()
             if self.asked:
                 return self._stop(self.asked[0])
             failed = [process for process in self.processes if process.code]
             if failed:
-                failing = failing or now
-                running = any(process.running for process in self.processes)
-                if running and now - failing < GRACE:
+                all_ended = not any(process.running for process in self.processes)
+                cause = patience.real([process.cause() for process in failed], all_ended)
+                if cause is None:
                     continue
-                failing = None
-                end = self._judge(failed)
-                if end is not None:
-                    return end
+                if not self._restart_alone(failed, cause):
+                    return self._end(cause)
+                patience = Patience()
             elif all(trainer.code == 0 for trainer in self.trainers):
                 return self._leave()
-            gone = [server for server in self.servers if server.code == 0]
-            left = (left or now) if gone else None
-            if left is not None and now - left > ORPHAN_LIMIT:
-                text = f"{gone[0].name} ended {ORPHAN_LIMIT:.0f} s ago, and trainers still run"
-                return _End(1, text, again=True)
-            if signs.missing():
+            gone = [server.name for server in self.servers if server.code == 0]
+            left = (left or time.monotonic()) if gone else None
+            if left is not None and time.monotonic() - left > ORPHAN_LIMIT:
+                text = f"{gone[0]} ended {ORPHAN_LIMIT:.0f} s ago, and trainers still run"
+                return Cause(Kind.SERVER, text, 1)
+            if progress.is_missing():
                 return self._hung()
 
-    def _hung(self) -> _End:
+    def _hung(self) -> Cause:
         """No process goes on."""
-        names = stopped(self.processes)
+        names = [process.name for process in self.processes if process.is_stopped()]
         why = f"; {' and '.join(names)} {'are' if len(names) > 1 else 'is'} stopped (SIGSTOP)"
         text = (
             f"no process has written a line or done a step for {self.hang_timeout:g} s "
             f"(--hang_timeout): the job hangs{why if names else ''}"
         )
-        return _End(1, text, again=True)
+        return Cause(Kind.HUNG, text, HUNG)
 
-    def _judge(self, failed: list[Process]) -> _End | None:
-        """What the failures mean: the end of this start, or (None) restarts of trainers alone."""
-        cause = min(failed, key=_rank)
-        kind, text = _rank(cause)[0], cause.describe()
-        if kind == _ASKED:
-            if not any(trainer.running for trainer in self.trainers):
-                return _End(cause.status(), text)
-            self.output.say(f"{text}: asking the other trainers to stop")
-            return self._stop(signal.SIGTERM)
-        self._show_tail(cause)
-        if kind == _ERROR:
-            return _End(cause.status(), f"{text}, see {self.output.path(cause.name)}")
-        if all(trainer.code == 0 for trainer in self.trainers):
-            return _End(cause.status(), f"{text}, after all trainers had ended well")
-        alone = (
-            kind not in (_SERVER, _UNCONNECTED)
+    def _restart_alone(self, failed: list[Process], cause: Cause) -> bool:
+        """Start trainers that failed again, where the others can go on meanwhile."""
+        if not (
+            cause.kind in (Kind.KILLED, Kind.CRASHED, Kind.FAILED)
+            and self.restarts.are_left(len(failed))
             and not any(server.code == 0 for server in self.servers)
             and self.run_folder.is_dir()  # which its processes may clear up at their end
             and not (self.run_folder / TOGETHER).exists()
-        )
-        if not alone or self.used + len(failed) > self.restarts:
-            return _End(cause.status(), text, again=True)
+        ):
+            return False
         for process in failed:
-            self.used += 1
             process.restarted += 1
             port = self.cluster.port(process.role, process.number)
-            remains.kill(self.run_folder, f"PADDLE_PORT={port}")  # what it started elsewhere
-            if process is not cause:
-                self._show_tail(process)
-            self.output.say(
-                f"{process.describe()}; restart {self.used} of {self.restarts}, of it alone"
-            )
+            reaper.kill(self.run_folder, f"PADDLE_PORT={port}")  # what it started elsewhere
+            self._show_tail(process.name)
+            self.restarts.take(process.cause().text, "it alone")
             self._start(process)
-        return None
+        return True
 
-    def _show_tail(self, process: Process) -> None:
-        if process is not self.trainers[0]:  # whose lines are there already
-            self.output.show_tail(process.name)
+    def _end(self, cause: Cause) -> Cause | None:
+        """The end of this start, because of a failure."""
+        if cause.kind == Kind.ASKED:
+            if not any(trainer.running for trainer in self.trainers):
+                return cause
+            self.output.say(f"{cause.text}: asking the other trainers to stop")
+            return self._stop(signal.SIGTERM)
+        self._show_tail(cause.process)
+        if cause.kind == Kind.ERROR:
+            return cause._replace(text=f"{cause.text}, see {self.output.path(cause.process)}")
+        if all(trainer.code == 0 for trainer in self.trainers):
+            text = f"{cause.text}, after all trainers had ended well"
+            return cause._replace(text=text, mendable=False)
+        return cause
 
-    def _leave(self) -> _End:
+    def _show_tail(self, name: str) -> None:
+        if name != self.trainers[0].name:  # whose lines are there already
+            self.output.show_tail(name)
+
+    def _leave(self) -> Cause | None:
         """All trainers have ended well: the servers' work is done."""
         self._wait(self.servers, LEAVE_LIMIT)
-        crashed = [server for server in self.servers if server.code]
+        crashed = [server.cause() for server in self.servers if server.code]
         if crashed:
-            return self._judge(crashed) or _End(0)
+            return self._end(min(crashed))
         self._dismiss()
-        return _End(0)
+        return None
 
     def _dismiss(self) -> None:
         """Have the servers end."""
@@ -256,7 +230,7 @@ class Job:
             server.ask(signal.SIGTERM)
         self._wait(self.servers, TERM_LIMIT)
 
-    def _stop(self, signum: int) -> _End:
+    def _stop(self, signum: int) -> Cause | None:
         """Have the trainers end, which may take a while: they save what they have."""
         name = signal.Signals(signum).name
         again = "; Ctrl-C again ends them now" if signum == signal.SIGINT else ""
@@ -272,18 +246,20 @@ class Job:
             if now - heard > STOP_LIMIT or signal.SIGINT in self.asked:
                 break
         late = [trainer.name for trainer in self.trainers if trainer.running]
+        stopped = Cause(Kind.ASKED, f"stopped by {name}", 128 + signum, False)
         if late:
             self.output.say(f"{' and '.join(late)} did not end: killed")
-            return _End(128 + signum, f"stopped by {name}")
+            return stopped
         self._dismiss()
         if all(trainer.code == 0 for trainer in self.trainers):
-            return _End(0)
-        failed = [t for t in self.trainers if t.code not in (0, -signum, 128 + signum, *STOPPED)]
+            return None
+        well = (0, -signum, 128 + signum, *STOPPED)
+        failed = [trainer.cause() for trainer in self.trainers if trainer.code not in well]
         if not failed:
-            return _End(128 + signum, f"stopped by {name}")
-        cause = min(failed, key=_rank)
-        self._show_tail(cause)
-        return _End(cause.status(), f"stopped by {name}, when {cause.describe()}")
+            return stopped
+        cause = min(failed)
+        self._show_tail(cause.process)
+        return cause._replace(text=f"stopped by {name}, when {cause.text}", mendable=False)
 
     def _wait(self, processes: list[Process], limit: float) -> None:
         """For processes to end, unless a signal comes."""
@@ -292,23 +268,3 @@ class Job:
             self._look()
             if self.asked:
                 return
-
-
-def _rank(process: Process) -> tuple[int, int]:
-    """Of several failures the lowest is the real one, the others follow from it."""
-    code = process.code or 0
-    if code in FINAL:
-        kind = _ERROR
-    elif process.role == "server":
-        kind = _SERVER
-    elif code in STOPPED:
-        kind = _ASKED
-    elif code == -signal.SIGKILL:
-        kind = _KILLED
-    elif code < 0:
-        kind = _CRASHED
-    elif code == NOT_CONNECTED:
-        kind = _UNCONNECTED
-    else:
-        kind = _FAILED
-    return kind, process.number

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up
 from fleetbert.data.packing import pack, packed_layout
 from fleetbert.engines import exits, heads
-from fleetbert.engines.exits import EarlyExit, Settings
+from fleetbert.engines.early_exit import EarlyExitEngine
+from fleetbert.engines.exits import Settings
 
 ENDS = [1, 2, 4]
 WIDTH, LABELS = 4, 3
@@ -76,7 +77,7 @@ def folder(tmp_path_factory):
 
 def open_fake(folder, speed=0.5, any_length=False):
     groups = Groups(any_length)
-    return groups, EarlyExit(
+    return groups, EarlyExitEngine(
         Settings(ENDS, "pooled", speed, 0), [groups.chain()], folder, any_length
     )
 
@@ -102,7 +103,7 @@ def answer(texts, speed, folder, budget=64, any_length=False):
     layers = np.zeros(len(texts), int)
     for part in opened.run_all(in_batches(texts, budget), speed, budget):
         assert np.isnan(logits[part.numbers]).all()  # each text leaves once
-        logits[part.numbers], layers[part.numbers] = part.logits, part.layer
+        logits[part.numbers], layers[part.numbers] = part.outputs, part.layer
     return logits, layers, groups
 
 
@@ -161,7 +162,7 @@ def test_one_text_that_is_asked_by_itself_leaves_where_its_head_is_certain(folde
         groups, opened = open_fake(folder, any_length=any_length)
         ids = np.zeros((1, round_up(len(text), SAFE_LENGTHS)), np.int64)
         ids[0, : len(text)] = text
-        found = opened(ids, np.zeros_like(ids), 0.6)
+        found = opened(ids, np.zeros_like(ids), speed=0.6)
         expected, layer = alone(text, 0.6)
         np.testing.assert_allclose(found, expected[None], atol=1e-4)
         left.add(layer)
@@ -199,7 +200,7 @@ def test_batches_are_filled_up_again(folder, streams):
     texts = make_texts([10] * 16 * 40)
     _, layers, _ = answer(texts, 0.6, folder, budget=16 * 16)
     groups = Groups()
-    opened = EarlyExit(Settings(ENDS, "pooled", 0.6, 0), [groups.chain()] * streams, folder)
+    opened = EarlyExitEngine(Settings(ENDS, "pooled", 0.6, 0), [groups.chain()] * streams, folder)
     list(opened.run_all(in_batches(texts, 256), None, 256))
     windows = -(-len(texts) // 25 // exits.WINDOW_BATCHES)
     for number, end in enumerate(ENDS[:-1], 1):
@@ -239,13 +240,13 @@ def test_streams_answer_the_same_side_by_side(folder, speed):
     chains = [groups.chain() for groups in streams]
     found = []
     # both kept: the number of a thread that has ended may be another's
-    twice = [EarlyExit(Settings(ENDS, "pooled", 0.5, 0), chains, folder) for _ in range(2)]
+    twice = [EarlyExitEngine(Settings(ENDS, "pooled", 0.5, 0), chains, folder) for _ in range(2)]
     for opened in twice:
         order = []
         logits = np.full_like(expected, np.nan)
         for part in opened.run_all(in_batches(texts, 256), speed, 256):
             assert np.isnan(logits[part.numbers]).all()
-            logits[part.numbers] = part.logits
+            logits[part.numbers] = part.outputs
             assert (layers[part.numbers] == part.layer).all()
             order.append(part.numbers.tolist())
         np.testing.assert_allclose(logits, expected, atol=1e-5)
@@ -265,7 +266,7 @@ def test_what_a_group_raises_is_raised(folder, streams):
             raise IndexError("a token id or type is negative")
         return np.zeros((len(input_ids), LABELS), np.float32)
 
-    opened = EarlyExit(Settings([1], "pooled", 0.5, 0), [[fail]] * streams, folder)
+    opened = EarlyExitEngine(Settings([1], "pooled", 0.5, 0), [[fail]] * streams, folder)
     with pytest.raises(IndexError, match="negative"):
         list(opened.run_all(in_batches(make_texts([5] * 99), 64), 0.0, 64))
 

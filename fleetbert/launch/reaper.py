@@ -1,8 +1,8 @@
 """No process outlives its job, whatever becomes of the launcher.
 
 Each child of the launcher dies with it (PR_SET_PDEATHSIG), but not what a child has started. So the
-launcher forks a guard that does nothing but wait for its end, and then kills every process that
-has this job's FLEETBERT_RUN in its environment, in whatever session or group it is.
+launcher forks an orphan reaper, which only waits for its end. Then it kills every process that has
+this job's FLEETBERT_RUN in its environment, in whatever session or group it is.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LIMIT = 10.0  # seconds for killed processes to be gone
 
 
 @contextlib.contextmanager
-def guarded() -> Iterator[Path]:
+def reaping() -> Iterator[Path]:
     """A temporary folder for the job. At the end, also by SIGKILL, it is removed, and so is every
     process whose FLEETBERT_RUN is in it."""
     try:
@@ -32,9 +32,9 @@ def guarded() -> Iterator[Path]:
         raise UserError(f"no temporary folder can be made: {error}; set TMPDIR") from None
     read, write = os.pipe()
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    guard = os.fork()
-    if guard == 0:
-        _guard(folder, read, write)
+    reaper = os.fork()
+    if reaper == 0:
+        _reap(folder, read, write)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     os.close(read)
     try:
@@ -42,11 +42,11 @@ def guarded() -> Iterator[Path]:
     finally:
         os.close(write)
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(guard, 0)
+            os.waitpid(reaper, 0)
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _guard(folder: Path, read: int, write: int) -> None:
+def _reap(folder: Path, read: int, write: int) -> None:
     """In the fork: all signals that can be are blocked, and the launcher's files closed, of which
     the merged log stays locked until this ends."""
     try:
@@ -66,10 +66,10 @@ def kill(folder: Path, *more: str) -> None:
     """SIGKILL to every process that `find` finds, until none is left."""
     until = time.monotonic() + LIMIT
     while time.monotonic() < until:
-        found = find(folder, *more)
-        if not found:
+        processes = find(folder, *more)
+        if not processes:
             return
-        for process in found:
+        for process in processes:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
         time.sleep(0.01)
@@ -80,11 +80,11 @@ def find(folder: Path, *more: str) -> list[int]:
     entries `more` ("name=value"). On Linux; elsewhere none."""
     run = b"\0" + VARIABLE.encode() + b"=" + os.fsencode(folder)
     entries = [b"\0" + entry.encode() + b"\0" for entry in more]
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):  # it ended, or is not ours
             environ = b"\0" + path.read_bytes() + b"\0"
             is_of_run = run + b"/" in environ or run + b"\0" in environ
             if is_of_run and all(entry in environ for entry in entries):
-                found.append(int(path.parent.name))
-    return found
+                processes.append(int(path.parent.name))
+    return processes

@@ -1,6 +1,9 @@
-"""Whether a job still moves. Nothing tells a process that waits from one that hangs; so what counts
-is that any of them does something that can be seen from outside: it writes a line, or a file in
-FLEETBERT_RUN, as trainers on servers do at each step, evaluation batch and meeting."""
+"""Whether a parameter-server job still moves.
+
+A process that waits looks like one that hangs. So what counts is that any of them does something
+that is seen from outside: it writes a line, or a file in FLEETBERT_RUN, as trainers do at each
+step, evaluation batch and barrier.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,12 @@ import time
 from pathlib import Path
 
 from fleetbert.launch.output import Output
-from fleetbert.launch.process import Process
 
 POLL = 0.5  # seconds between looks at the folder
 
 
-class Signs:
-    """Of one start of a job, whose shared folder is `folder`, until `limit` seconds without any;
-    0 means that there is no limit."""
+class Progress:
+    """Of one start of a job with the shared folder `folder`. limit: seconds without any, or 0."""
 
     def __init__(self, folder: Path, output: Output, limit: float):
         self.folder, self.output, self.limit = folder, output, limit
@@ -24,7 +25,7 @@ class Signs:
         self.heard = output.heard
         self.seen = self._look()
 
-    def missing(self) -> bool:
+    def is_missing(self) -> bool:
         """Whether there has been none for too long."""
         now = time.monotonic()
         if not self.limit or now - self.looked < POLL:
@@ -38,19 +39,14 @@ class Signs:
 
     def _look(self) -> set[tuple[str, int]]:
         """The files and their times: a change is a sign, whatever the clock says."""
-        found = set()
+        files = set()
         try:
             with os.scandir(self.folder) as entries:
                 for entry in entries:
                     try:
-                        found.add((entry.name, entry.stat().st_mtime_ns))
+                        files.add((entry.name, entry.stat().st_mtime_ns))
                     except FileNotFoundError:  # it was renamed just now
                         continue
         except FileNotFoundError:  # its processes may clear it up at their end
             pass
-        return found
-
-
-def stopped(processes: list[Process]) -> list[str]:
-    """The names of those that someone has stopped (SIGSTOP); on Linux, elsewhere none."""
-    return [process.name for process in processes if process.is_stopped()]
+        return files

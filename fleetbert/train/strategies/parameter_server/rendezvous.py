@@ -1,4 +1,4 @@
-"""How the processes of a parameter-server job meet: through files in a folder that all see.
+"""How the processes of a parameter-server job find and wait for each other: files in a folder.
 
 Paddle's own barriers need Gloo, and with Gloo saving on one trainer times out (2.6.2). The folder
 belongs to one start of the job: FLEETBERT_RUN names it, or it lies in output_dir. Files are written
@@ -16,7 +16,7 @@ import pickle
 import shutil
 import time
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, TypeVar
 
 from fleetbert import config as schema
 from fleetbert.errors import UserError
@@ -38,8 +38,8 @@ class Place:
         if self.is_server:
             port = environ.get("PADDLE_PORT", "")
             hosts = {environ.get("POD_IP", ""), "127.0.0.1", "localhost"}
-            mine = [s for s in self.servers if s.rpartition(":")[2] == port]
-            own = [s for s in mine if s.rpartition(":")[0] in hosts] or mine
+            same_port = [s for s in self.servers if s.rpartition(":")[2] == port]
+            own = [s for s in same_port if s.rpartition(":")[0] in hosts] or same_port
             if not own:
                 raise UserError(
                     f"--servers: none of {', '.join(self.servers)} has the port {port} that this "
@@ -79,51 +79,57 @@ def run_folder(job: schema.Config, place: Place) -> Path:
     return Path(job.output_dir) / f".run-{hashlib.sha256(start.encode()).hexdigest()[:12]}"
 
 
-class Meeting:
+T = TypeVar("T")
+
+
+class Rendezvous:
     """The trainers' side. They call the same methods in the same order."""
 
     def __init__(self, folder: Path, rank: int, size: int):
         self.folder, self.rank, self.size = folder, rank, size
-        self.count = 0  # meetings so far
+        self.count = 0  # barriers so far
         self.steps = 0  # steps begun by this trainer since the start
         self.passed = 0  # the last of those after which it went on
         self.last_step: int | None = None  # agreed on, after which all stop
         folder.mkdir(parents=True, exist_ok=True)
-        # Started again alone: until it has caught up, nobody comes to its meetings.
+        # Started again alone: until it has caught up, nobody comes to its barriers.
         self.alone = (folder / f"trainer.{rank}").exists()
         put(folder / f"trainer.{rank}", os.getpid())
 
-    def gather(self, value: Any = None) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """Each trainer's value, in their order, when all have come."""
         if self.alone:
             return [value] * self.size
         self.count += 1
         put(self._file(self.count, self.rank), value)
         values = [self.wait_for(self._file(self.count, rank)) for rank in range(self.size)]
-        # Whoever is here has read all of the meeting before.
+        # Whoever is here has read all of the barrier before.
         with contextlib.suppress(FileNotFoundError):
             self._file(self.count - 1, self.rank).unlink()
         return values
 
     def _file(self, count: int, rank: int) -> Path:
-        return self.folder / f"meeting-{count:08d}.{rank}"
+        return self.folder / f"barrier-{count:08d}.{rank}"
+
+    def barrier(self) -> None:
+        self.gather(None)
 
     def wait_for(self, path: Path) -> Any:
         """What another process has put there, or will."""
         return get(path, self._answer)
 
-    def latest(self, name: str, value: Any) -> list[Any]:
+    def latest(self, name: str, value: T) -> list[T]:
         """Each trainer's latest value under that name; those that never gave one are left out."""
         put(self.folder / f"{name}.{self.rank}", value)
-        values = []
+        values: list[T] = []
         for rank in range(self.size):
             with contextlib.suppress(FileNotFoundError):
                 values.append(pickle.loads((self.folder / f"{name}.{rank}").read_bytes()))
         return values
 
-    def show_life(self) -> None:
-        """For who watches the folder, where nothing else is written for long: this one goes on."""
-        (self.folder / f"life.{self.rank}").touch()
+    def beat(self) -> None:
+        """A heartbeat for the launcher, where nothing else is written for long."""
+        (self.folder / f"heartbeat.{self.rank}").touch()
 
     def stops(self, asked: bool) -> bool:
         """After a step: whether it is the last one because one of the trainers was asked to stop.
@@ -143,9 +149,9 @@ class Meeting:
         return False
 
     def _answer(self) -> None:
-        mine = self.folder / f"can_stop.{self.rank}"
-        if (self.folder / "stop").exists() and not mine.exists():
-            put(mine, max(self.steps, self.passed + 1))
+        own = self.folder / f"can_stop.{self.rank}"
+        if (self.folder / "stop").exists() and not own.exists():
+            put(own, max(self.steps, self.passed + 1))
 
     def leave(self) -> None:
         """The last call. The first trainer clears up when all have come here; the others stay until
@@ -161,7 +167,7 @@ class Meeting:
             time.sleep(POLL)
 
 
-def put(path: Path, value: Any) -> None:
+def put(path: Path, value: object) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_bytes(pickle.dumps(value))
     aside.rename(path)
@@ -177,9 +183,9 @@ def get(path: Path, meanwhile: Callable[[], None] = lambda: None) -> Any:
         time.sleep(POLL if time.monotonic() - began < 5 else SLOW_POLL)
 
 
-def check_same_job(mine: schema.Config, theirs: str, place: Place) -> None:
+def check_same_job(own: schema.Config, theirs: str, place: Place) -> None:
     """UserError where this process was started with another config than trainer 0 (its JSON)."""
-    here, there = json.loads(mine.model_dump_json()), json.loads(theirs)
+    here, there = json.loads(own.model_dump_json()), json.loads(theirs)
     for section in here:
         parts = here[section] if isinstance(here[section], dict) else {"": here[section]}
         others = there[section] if isinstance(there.get(section), dict) else {"": there[section]}
