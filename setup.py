@@ -34,7 +34,7 @@ REQUIRES = [
     "pyarrow>=8,<18",  # 18 may want NumPy 2
     "tokenizers>=0.15",
     "safetensors>=0.4",
-    "pydantic>=2",
+    "pydantic>=2.5",
     "PyYAML>=6",
     "tqdm",
     "matplotlib>=3.5",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Callable, Iterator, NamedTuple
 
 from fleetbert import __version__, errors, files
+from fleetbert import bundle as bundles
 from fleetbert.bench import command as bench_command
 from fleetbert.compat import environment
 from fleetbert.compress import command as quantize_command
@@ -149,7 +150,11 @@ def _predict(arguments: argparse.Namespace) -> None:
                     output.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
                 output.flush()
                 bar.update(counts.lines)
-                lines, failed, cut = lines + counts.lines, failed + counts.errors, cut + counts.cut
+                lines, failed, cut = (
+                    lines + counts.lines,
+                    failed + counts.errors,
+                    cut + counts.truncated,
+                )
     if failed:
         log.warning(f"{failed} of {lines} lines could not be answered: see their error")
     if cut:
@@ -224,11 +229,12 @@ def _export_onnx(arguments: argparse.Namespace) -> None:
     opset = onnx.OPSET if arguments.opset is None else arguments.opset
     bundle = onnx.export_onnx(arguments.bundle, opset)
     variant = bundle.variant("onnx")
-    megabytes = sum(file.size for file in variant.files) / 1e6
+    assert isinstance(variant, bundles.OnnxVariant)
+    megabytes = variant.bytes / 1e6
     print(
         f"added variant onnx to {arguments.bundle}: {megabytes:.1f} MB, opset "
-        f"{variant.extra['opset']}, logits within "
-        f"{variant.extra['max_difference_to_float32']:.1e} of float32's"
+        f"{variant.opset}, logits within "
+        f"{variant.max_difference_to_float32:.1e} of float32's"
     )
 
 
@@ -245,10 +251,11 @@ def _export_lite(arguments: argparse.Namespace) -> None:
     early_exit = bool(arguments.early_exit)
     bundle = lite.export_lite(arguments.bundle, arguments.target, precision, gate, early_exit)
     variant = bundle.variant(lite.variant_name(arguments.target, precision, early_exit))
-    megabytes = sum(file.size for file in variant.files) / 1e6
+    assert isinstance(variant, (bundles.LiteVariant, bundles.LiteEarlyExitVariant))
+    megabytes = variant.bytes / 1e6
     told = [f"added variant {variant.name} to {arguments.bundle}: {megabytes:.1f} MB"]
-    if variant.extra["checked_on"]:
-        difference = variant.extra["max_difference_to_paddle"]
+    if variant.checked_on:
+        difference = variant.max_difference_to_paddle
         same = "" if precision == "float32" else f" with the same {precision} weights"
         told.append(f"on x86 its logits are within {difference:.1e} of Paddle's{same}")
     else:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert.data.tokenizers import of_vocab
 from fleetbert.engines import exits, heads
 from fleetbert.tasks.metrics import softmax
 
@@ -34,12 +35,11 @@ def write_bundle(
                 (path / name).mkdir()
                 (path / name / "model.nb").write_bytes(MODEL)
                 variants.append(
-                    bundles.Variant(
+                    bundles.LiteVariant(
                         name=name,
-                        kind="paddle-lite",
                         runs_on=[target],
                         versions={"opt": "2.13"},
-                        extra={"precision": precision},
+                        precision=precision,
                     )
                 )
         return variants
@@ -49,8 +49,7 @@ def write_bundle(
         task="pair_classification" if pair else "classification",
         labels=LABELS,
         max_length=max_length,
-        vocab_path=vocab,
-        lowercase=True,
+        tokenizer=of_vocab(vocab, True),
         fill=fill,
     )
     return folder / "bundle"
@@ -88,12 +87,14 @@ def add_early_exit(path: Path, target: str, kind: str = "pooled", change=None) -
         exits.save_settings(folder, exits.Settings(ENDS, kind, SPEED, 0))
         if change is not None:
             change(folder)
-        return bundles.Variant(
+        return bundles.LiteEarlyExitVariant(
             name=name,
-            kind="paddle-lite-early-exit",
             runs_on=[target],
             versions={"opt": "2.13"},
-            extra={"precision": "int8"},
+            precision="int8",
+            ends=ENDS,
+            head=kind,
+            speed=SPEED,
         )
 
     bundles.add_variant(path, name, fill)

@@ -100,6 +100,7 @@ def tiny_data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
     """A bundle of a tiny random classifier with the variants float32 and onnx. Do not change it."""
+    from fleetbert.data.tokenizers import of_vocab
     from fleetbert.export.onnx import export_onnx
     from fleetbert.export.program import export_bundle
 
@@ -110,8 +111,7 @@ def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
         task="classification",
         labels=LABELS,
         max_length=64,
-        vocab_path=tiny_vocab,
-        lowercase=True,
+        tokenizer=of_vocab(tiny_vocab, True),
     )
     export_onnx(path)
     return path
@@ -122,13 +122,13 @@ def fused(tmp_path_factory):
     """A tiny random classifier after Paddle's float32 passes, whose attention is two products and a
     softmax. Do not change it."""
     from fleetbert.export import program as export
-    from fleetbert.graph import onednn
+    from fleetbert.graph.fuse import fuse
+    from fleetbert.graph.transposes import merge_transposes
 
     folder = tmp_path_factory.mktemp("float32")
     export.save_program(make_network(), folder)
-    found = onednn.fused(folder)
-    onednn.merge_transposes(found.program)
-    return found
+    fused = fuse(folder)
+    return fused._replace(program=merge_transposes(fused.program))
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,8 @@ class Started:
         self.folder, self.mark = folder, uuid.uuid4().hex
         (folder / "child.py").write_text(PREAMBLE + body)
         (folder / "tmp").mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "fleetbert.cli", "launch", *options, "child.py", *words]
+        command = [sys.executable, "-m", "fleetbert.cli", "launch"]
+        command += ["--log_dir", "log", *options, "child.py", *words]
         own = {"TEST_MARK": self.mark, "TEST_FOLDER": str(folder), "TMPDIR": str(folder / "tmp")}
         with (folder / "stdout.txt").open("wb") as out, (folder / "stderr.txt").open("wb") as err:
             self.popen = subprocess.Popen(

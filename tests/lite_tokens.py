@@ -8,7 +8,7 @@ import subprocess
 import unicodedata
 from pathlib import Path
 
-from fleetbert.data.tokenizers.wordpiece import SPECIAL_TOKENS, Tokenizer
+from fleetbert.data.tokenizers.wordpiece import SPECIAL_TOKENS, WordPiece
 
 ALPHABETS = [
     (0x20, 0x7F),
@@ -58,12 +58,12 @@ def ids_of(programs, path, texts, lowercase, max_length):
 
 
 def expected(path, texts, lowercase, max_length):
-    tokenizer = Tokenizer(path, lowercase)
+    tokenizer = WordPiece(path, lowercase)
     found = []
     for entry in texts:
         a, b = ([entry], None) if isinstance(entry, str) else ([entry[0]], [entry[1]])
         one = tokenizer.encode(a, b, max_length)
-        found.append([int(one.first_lengths[0]), one.cut, *one.ids[0].tolist()])
+        found.append([int(one.first_lengths[0]), one.truncated, *one.ids[0].tolist()])
     return found
 
 

@@ -81,7 +81,7 @@ def write_texts(path: Path, job: schema.Config, texts: int, length: int) -> None
     """A table of texts that fill `length` tokens, of two classes with words of their own."""
     from fleetbert.models import weights
 
-    vocabulary = weights.open_source(job.model).vocab
+    vocabulary = weights.open_source(job.model).tokenizer.files["vocab.txt"]
     words = np.array(
         [w for w in Path(vocabulary).read_text(encoding="utf-8").split() if w.isalnum()]
     )

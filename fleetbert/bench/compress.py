@@ -127,7 +127,7 @@ def bench(
         }
         found = {n: v.variant(n.split()[-1]) for n, v in served.items()}
         kinds = {
-            name: "student" if name.startswith("student") else str(v.extra.get("method", ""))
+            name: "student" if name.startswith("student") else v.compressed_by
             for name, v in found.items()
         }
         accuracies = {} if random else infer.accuracies(logits, examples, opened.labels)

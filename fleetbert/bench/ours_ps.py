@@ -18,10 +18,11 @@ from fleetbert import config as schema
 from fleetbert.bench import worker
 from fleetbert.bench.ours_train import Pacer
 from fleetbert.errors import UserError
+from fleetbert.train.callbacks import build
 from fleetbert.train.loop import Run, versions
 from fleetbert.train.strategies import connect
 from fleetbert.train.strategies.parameter_server import server
-from fleetbert.train.task import open_task
+from fleetbert.train.texts import open_task
 
 
 class Counting:
@@ -94,7 +95,9 @@ def main() -> None:
         channel.receive()
         strategy: Any = connect(job)
         strategy.on_first(lambda: Path(job.output_dir).mkdir(parents=True, exist_ok=True))
-        run = Run(job, strategy, open_task(job))
+        task = open_task(job)
+        run = Run(job, strategy, task)
+        run.callbacks = build(run)
         weights = strategy.mirror.weights
         counting = Counting(strategy.tables.tables, weights.rows)
         strategy.tables.tables = counting
@@ -105,8 +108,8 @@ def main() -> None:
             rows=weights.rows,
             width=weights.width,
             settings={name: getattr(job.strategy, name) for name in ("pull_every", "k_steps")},
-            texts=len(run.task.train.labels),
-            mean_tokens=float(run.task.train.encodings.lengths.mean()),
+            texts=len(task.train.labels),
+            mean_tokens=float(task.train.encodings.lengths.mean()),
         )
         run.train()
     except UserError as error:

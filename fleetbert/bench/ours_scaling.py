@@ -21,9 +21,10 @@ from fleetbert import config as schema
 from fleetbert.bench import worker
 from fleetbert.bench.ours_train import Pacer
 from fleetbert.errors import UserError
+from fleetbert.train.callbacks import build
 from fleetbert.train.loop import Run, versions
 from fleetbert.train.strategies import connect
-from fleetbert.train.task import open_task
+from fleetbert.train.texts import open_task
 
 # What Fleet puts into one all-reduce at most (DistributedStrategy.fuse_grad_size_in_MB).
 BUCKET = 32 << 20
@@ -97,8 +98,11 @@ def main() -> None:
         channel.send(versions=versions())
         channel.receive()
         job = schema.load(wanted["config"], wanted["overrides"])
-        run = Run(job, connect(job), open_task(job))
-        weights = [p for p in run.task.network.parameters() if not p.stop_gradient]
+        strategy = connect(job)
+        task = open_task(job)
+        run = Run(job, strategy, task)
+        run.callbacks = build(run)
+        weights = [p for p in task.network.parameters() if not p.stop_gradient]
         parameters = sum(int(weight.size) for weight in weights)
         segments = worker.Segments(channel)
         run.callbacks.insert(0, ScalingPacer(segments))
@@ -107,8 +111,8 @@ def main() -> None:
             world_size=run.strategy.world_size,
             parameters=parameters,
             all_reduce=all_reduce_seconds(parameters) if run.strategy.world_size > 1 else [],
-            texts=len(run.task.train.labels),
-            mean_tokens=float(run.task.train.encodings.lengths.mean()),
+            texts=len(task.train.labels),
+            mean_tokens=float(task.train.encodings.lengths.mean()),
         )
         run.train()
     except UserError as error:

@@ -17,12 +17,13 @@ import paddle
 
 from fleetbert import config as schema
 from fleetbert.bench import worker
+from fleetbert.data.split import Split
 from fleetbert.errors import UserError
 from fleetbert.models import weights
-from fleetbert.train.callbacks import Callback
+from fleetbert.train.callbacks import Callback, build
 from fleetbert.train.loop import Run, versions
 from fleetbert.train.strategies import connect
-from fleetbert.train.task import Split, open_task
+from fleetbert.train.texts import TextTask, open_task
 
 
 class Pacer(Callback):
@@ -37,8 +38,8 @@ class Pacer(Callback):
     def on_step(self, run: Any) -> None:
         self.segments.after_step(run.step_texts, run.step_tokens)
 
-    def on_evaluation(self, run: Any, figures: dict[str, Any]) -> None:
-        self.segments.dev.append(figures["accuracy"])
+    def on_evaluation(self, run: Any, metrics: dict[str, Any]) -> None:
+        self.segments.dev.append(metrics["accuracy"])
 
 
 def main() -> None:
@@ -49,8 +50,11 @@ def main() -> None:
         job = schema.load(wanted["config"], wanted["overrides"])
         if job.task.name == "mlm":
             raise UserError("bench train compares classification; task.name is mlm")
-        run = Run(job, connect(job), open_task(job))
-        _write_start(path.parent, run, wanted["threads"])
+        strategy = connect(job)
+        task = open_task(job)
+        run = Run(job, strategy, task)
+        run.callbacks = build(run)
+        _write_start(path.parent, task, wanted["threads"])
         segments = worker.Segments(channel)
         run.callbacks.insert(0, Pacer(segments))
         run.folder.mkdir()
@@ -58,9 +62,9 @@ def main() -> None:
             total_steps=run.total_steps,
             engine=f"fleetbert (Paddle {paddle.__version__})",
             versions=versions(),
-            texts=len(run.task.train.labels),
-            dev_texts=0 if run.task.dev is None else len(run.task.dev.labels),
-            mean_tokens=float(run.task.train.encodings.lengths.mean()),
+            texts=len(task.train.labels),
+            dev_texts=0 if task.dev is None else len(task.dev.labels),
+            mean_tokens=float(task.train.encodings.lengths.mean()),
         )
         run.train()
         segments.send_report()
@@ -70,8 +74,8 @@ def main() -> None:
         pass
 
 
-def _write_start(folder: Path, run: Run, threads: int) -> None:
-    task, job = run.task, run.job
+def _write_start(folder: Path, task: TextTask, threads: int) -> None:
+    job = task.job
     weights.save_folder(task.network, task.source, folder / "initial")
     _write_texts(folder / "train.npz", task.train)
     if task.dev is not None:

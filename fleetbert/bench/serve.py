@@ -23,7 +23,8 @@ from fleetbert.bench import infer, measure, models
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.serve_client import MODEL
 from fleetbert.compat import environment
-from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.data import tokenizers
+from fleetbert.data.tokenizers import Encodings
 from fleetbert.errors import UserError
 from fleetbert.tasks.metrics import softmax
 
@@ -400,7 +401,7 @@ def _peer(
         **infer.peer_model(name, bundle, encodings, folder),
         "vocab": str(bundle.vocab_path),
         "lowercase": lowercase,
-        "pad_id": Tokenizer(bundle.vocab_path, lowercase).pad_id,
+        "pad_id": tokenizers.open(bundle).pad_id,
         "max_length": bundle.max_length,
         "labels": bundle.labels,
         "threads": threads,

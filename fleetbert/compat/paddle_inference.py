@@ -9,7 +9,7 @@ import numpy as np
 import threadpoolctl
 
 from fleetbert.compat import environment
-from fleetbert.data.batching import SAFE_LENGTHS
+from fleetbert.compat.lengths import SAFE_LENGTHS
 
 # A shape has about 10, of some 5 KB each.
 PRIMITIVES = 16384

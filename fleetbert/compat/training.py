@@ -7,31 +7,35 @@ import signal
 import threading
 import time
 import timeit
-from typing import Any, Iterator
+from typing import Any, Dict, Iterator
 
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
-from paddle import _C_ops
+from paddle import Tensor, _C_ops
+from paddle.amp import GradScaler
 from paddle.base import core
 from paddle.distributed import fleet
-from paddle.profiler import ProfilerTarget
+from paddle.optimizer import Optimizer
+from paddle.profiler import Profiler, ProfilerTarget
 from paddle.profiler.profiler_statistic import StatisticData
 from paddle.profiler.timer import benchmark
 
 from fleetbert.errors import NotConnected
 
+State = Dict[str, Any]  # names, and numbers, tensors or dicts of these
 
-def found_infinite(scaler: Any) -> bool:
+
+def found_infinite(scaler: GradScaler) -> bool:
     """After `scaler.step`: whether it found infinite or NaN gradients and skipped the step."""
     return bool(scaler._enable and scaler._cache_founf_inf)  # Paddle's own spelling
 
 
-def scaling(scaler: Any) -> bool:
+def scaling(scaler: GradScaler) -> bool:
     """Whether the GradScaler scales at all."""
     return bool(scaler._enable)
 
 
-def loss_scale(scaler: Any) -> float:
+def loss_scale(scaler: GradScaler) -> float:
     return float(scaler._scale) if scaling(scaler) else 1.0
 
 
@@ -41,7 +45,7 @@ def operators() -> set[str]:
     return names
 
 
-def widen_gradients(parameters: list[Any]) -> None:
+def widen_gradients(parameters: list[Tensor]) -> None:
     """Make half gradients float32, which AdamW takes for half weights with float32 masters.
 
     `paddle.amp.decorate(master_grad=True)` does it after every backward, and the next
@@ -63,7 +67,7 @@ def interrupt_waits() -> Iterator[None]:
         return
     heard = False
 
-    def hear(*_: Any) -> None:
+    def hear(*_: object) -> None:
         nonlocal heard
         heard = True
         signal.signal(signal.SIGINT, former)
@@ -77,7 +81,7 @@ def interrupt_waits() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def name_master_weights(state: dict[str, Any]) -> None:
+def name_master_weights(state: State) -> None:
     """Give a loaded optimizer state's float32 master weights the names that the optimizer itself
     would: it looks for their moments by name, and a saved tensor brings its former name along."""
     for name, weight in state.get("master_weights", {}).items():
@@ -93,14 +97,14 @@ def profiled() -> list[ProfilerTarget]:
     return targets
 
 
-def squared_norm(tensor: Any) -> Any:
+def squared_norm(tensor: Tensor) -> Tensor:
     """Sum of the squares, in float32, read once and without an array in between."""
     return _C_ops.squared_l2_norm(
         tensor if tensor.dtype == paddle.float32 else tensor.cast("float32")
     )
 
 
-def gradients_were_finite(optimizer: Any) -> bool:
+def gradients_were_finite(optimizer: Optimizer) -> bool:
     """What `train.optimizer.Clip` found in the optimizer's last step."""
     return bool(optimizer._grad_clip.finite)
 
@@ -154,13 +158,13 @@ def after_reading() -> None:
     benchmark().after_reader()
 
 
-def timer_summary() -> dict[str, Any]:
+def timer_summary() -> State:
     """Paddle's own figures of the running timer: reader, batch (s) and ips, from step 11 on."""
     event = benchmark().current_event
     if event is None:
         return {}
     iterations = event.total_iters  # get_summary subtracts the skipped ones, once for each call
-    summary: dict[str, Any] = event.get_summary()
+    summary: State = event.get_summary()
     event.total_iters = iterations
     if summary:
         # It adds up the batches from step 10 on, and divides by the steps from 11 on.
@@ -170,7 +174,7 @@ def timer_summary() -> dict[str, Any]:
     return summary
 
 
-def slow_operators(recorded: Any, most: int = 20) -> list[dict[str, Any]]:
+def slow_operators(recorded: Profiler, most: int = 20) -> list[State]:
     """The operators that took longest in a recorded timeline (times in ms)."""
     result = recorded.profiler_result
     statistics = StatisticData(result.get_data(), result.get_extra_info())
@@ -186,12 +190,12 @@ def slow_operators(recorded: Any, most: int = 20) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: -row["total_ms"])[:most]
 
 
-def rename_state(state: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+def rename_state(state: State, names: dict[str, str]) -> State:
     """An optimizer's state_dict with each parameter `old` called `names[old]`.
 
     Its keys are a parameter's name and what is kept of it, as in `linear_3.w_0_moment1_0`.
     """
-    renamed: dict[str, Any] = {}
+    renamed: State = {}
     for key, value in state.items():
         if key == "master_weights":
             renamed[key] = {names[old]: weight for old, weight in value.items()}

@@ -60,7 +60,7 @@ def learn(
 
 
 def as_int8(x: np.ndarray, threshold: float) -> np.ndarray:
-    """The float32 values that the int8 layer of `onednn` computes with."""
+    """The float32 values that the int8 layer of `graph.int8` computes with."""
     step = np.float32(threshold / largest(8))
     return np.clip(np.rint(x / step), -128, 127).astype(np.float32) * step
 

@@ -12,7 +12,7 @@ from paddle.static.quantization import PostTrainingQuantization
 
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.graph import program as programs
 from fleetbert.graph.weights import Quantized
 

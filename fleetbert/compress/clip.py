@@ -12,10 +12,11 @@ improves the half it was made on.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
 import numpy as np
 
+from fleetbert import bundle as bundles
 from fleetbert.compress import calibrate, variants
 from fleetbert.compress.adaround import as_int8
 from fleetbert.compress.calibrate import Batches, Calibration
@@ -26,16 +27,6 @@ from fleetbert.graph.weights import widen
 TEXTS = 80
 # What a calibrated threshold is multiplied with.
 FACTORS = (1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)
-
-
-class Clipped(NamedTuple):
-    """The threshold of a layer's input, and the relative error of its outputs, until now and then
-    (see this module's text; of all layers that read the input, root of the mean)."""
-
-    former: float
-    threshold: float
-    former_error: float
-    error: float
 
 
 def clip(
@@ -59,7 +50,7 @@ def clip(
         found=calibrate.with_thresholds(prepared.found, folder, lower),
         method={
             **prepared.method,
-            "clipped": {name: found._asdict() for name, found in clipped.items()},
+            "clipped": clipped,
         },
     )
 
@@ -70,7 +61,7 @@ def choose(
     batches: Sequence[dict[str, np.ndarray]],
     thresholds: dict[str, float],
     pad_id: int,
-) -> dict[str, Clipped]:
+) -> dict[str, bundles.Clipped]:
     """The layers whose input is better cut, by weight; padding does not count."""
     readers: dict[str, list[str]] = {}  # by input: q, k and v read one
     for name in thresholds:
@@ -94,8 +85,11 @@ def choose(
         errors = np.sqrt(sums[source] / counts[source])
         former = thresholds[names[0]]
         for name in names if best else ():
-            clipped[name] = Clipped(
-                former, former * FACTORS[best], float(errors[0]), float(errors[best])
+            clipped[name] = bundles.Clipped(
+                former=former,
+                threshold=former * FACTORS[best],
+                former_error=float(errors[0]),
+                error=float(errors[best]),
             )
     return clipped
 

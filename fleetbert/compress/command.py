@@ -102,8 +102,7 @@ def quantize(job: config.Quantize) -> bundles.Bundle:
             update={
                 "name": name,
                 "made_from": job.source,
-                "accuracy": [measured.as_accuracy()],
-                "extra": {**variant.extra, **gate.as_extra(measured)},
+                **gate.evidence(measured),
             }
         )
         try:
@@ -155,9 +154,9 @@ def with_output_errors(
 
     quantized, _ = weights.load(folder)
     layers = sensitivity.Layers(source)
-    thresholds = variant.extra.get("thresholds", {})
+    thresholds = variant.thresholds if isinstance(variant, bundles.Int8Variant) else {}
     errors = sensitivity.output_errors(layers, quantized, thresholds, texts)
-    return variant.model_copy(update={"extra": {**variant.extra, "output_errors": errors}})
+    return variant.model_copy(update={"output_errors": errors})
 
 
 def write_report(
@@ -177,8 +176,9 @@ def write_report(
     source = bundle.folder(job.source)
     groups = sensitivity.groups(programs.read(source / "model.pdmodel"))
     layers = sensitivity.Layers(source)
-    errors = variant.extra.get("output_errors", {})
+    errors = report.output_errors(variant)
     names = sorted(errors, key=lambda name: -errors[name])[: report.MOST_DRAWN]
+    thresholds = variant.thresholds if isinstance(variant, bundles.Int8Variant) else {}
     report.write(
         path,
         report.points(bundle, variant, str(variant.accuracy[0].data_sha256)),
@@ -188,9 +188,7 @@ def write_report(
         max_drop=job.gate.max_accuracy_drop,
         data=str(job.gate.data),
         parts={name: part for part, weights in groups.items() for name in weights},
-        drawn=report.histograms(
-            names, layers.parameters, list(layers.run(texts)), variant.extra.get("thresholds", {})
-        ),
+        drawn=report.histograms(names, layers.parameters, list(layers.run(texts)), thresholds),
         job=job.model_dump(),
         machine=environment.machine(job.threads or engine.default_threads()),
     )
@@ -200,14 +198,16 @@ def write_report(
 def worst(variant: bundles.Variant, most: int = 3) -> str:
     """The layers whose outputs quantization changes most, or that pruning took most from, as words
     for a message."""
-    if "lost_importance" in variant.extra:
-        lost = variant.extra["lost_importance"]
+    if isinstance(variant, bundles.ProgramVariant) and variant.pruning:
+        lost = variant.pruning.lost_importance
         names = sorted(lost, key=lambda name: -lost[name])[:most]
         return (
             f"the parts that lost most of what matters are {', '.join(names)}; a smaller "
             "prune.heads or prune.feed_forward leaves more, and more trainer.epochs mend more"
         )
-    errors = variant.extra["output_errors"]
+    from fleetbert.compress import report
+
+    errors = report.output_errors(variant)
     names = sorted(errors, key=lambda name: -errors[name])[:most]
     listed = ", ".join(f"{name} (by {errors[name]:.1%})" for name in names)
     return f"the layers whose outputs change most are {listed}; `skip` leaves layers in float32"

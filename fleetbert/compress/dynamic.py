@@ -1,7 +1,6 @@
 """Weights as integers, activations as they are: no data needed, smaller on disk and on phones.
 
-Paddle's WeightQuantization takes `mul` and refuses `matmul_v2`, which is every Linear of a BERT;
-with a stored matrix as second factor the two are the same (`to_mul`).
+Paddle's WeightQuantization takes `mul` only, so Linear layers become that first (`graph.mul`).
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from paddle.static.quantization import WeightQuantization
 
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.graph import program as programs
+from fleetbert.graph.mul import to_mul
 from fleetbert.graph.program import OpDesc, ProgramDesc
 from fleetbert.graph.weights import Quantized, largest, quantize
 
@@ -37,7 +37,7 @@ def quantize_weights(folder: Path, bits: int = 8, skip: Sequence[str] = ()) -> D
     """
     program = programs.read(folder / "model.pdmodel")
     arrays = programs.read_parameters(program, folder / "model.pdiparams")
-    to_mul(program, arrays, skip)
+    program = to_mul(program, arrays, skip)
     with tempfile.TemporaryDirectory() as temporary:
         source, target = Path(temporary) / "mul", Path(temporary) / "integers"
         source.mkdir()
@@ -64,38 +64,10 @@ def quantize_weights(folder: Path, bits: int = 8, skip: Sequence[str] = ()) -> D
         if op.type == "mul" and name in arrays and arrays[name].dtype != np.float32:
             step = np.array(programs.attribute(op, f"{name}_quant_scale").floats, np.float32)
             weights[name] = Quantized(arrays.pop(name), step * np.float32(largest(bits)), 1)
-    for name in tables(program):
+    for name in programs.embedding_tables(program):
         if name not in skip:
             weights[name] = quantize(arrays.pop(name), 0, bits)
     return Dynamic(program, weights, arrays)
-
-
-def to_mul(program: ProgramDesc, arrays: dict[str, np.ndarray], skip: Sequence[str] = ()) -> None:
-    """Write products with a stored matrix as `mul`, which computes the same."""
-    for op in program.blocks[0].ops:
-        name = _weight(op)
-        if op.type != "matmul_v2" or name not in arrays or name in skip:
-            continue
-        if arrays[name].ndim != 2 or any(
-            programs.attribute(op, side).b for side in ("trans_x", "trans_y")
-        ):
-            continue
-        source = programs.variable(program.blocks[0], programs.argument(op.inputs, "X"))
-        op.type = "mul"
-        del op.attrs[:]
-        dimensions = len(source.type.lod_tensor.tensor.dims)
-        programs.set_attribute(op, "x_num_col_dims", dimensions - 1)
-        programs.set_attribute(op, "y_num_col_dims", 1)
-
-
-def tables(program: ProgramDesc) -> list[str]:
-    """The embedding tables that a program looks up, most rows first."""
-    block = program.blocks[0]
-    found = [programs.argument(op.inputs, "W") for op in block.ops if op.type == "lookup_table_v2"]
-    return sorted(
-        set(found),
-        key=lambda name: -programs.variable(block, name).type.lod_tensor.tensor.dims[0],
-    )
 
 
 def _weight(op: OpDesc) -> str:

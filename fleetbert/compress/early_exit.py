@@ -16,12 +16,15 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert.compress import variants
 from fleetbert.data.batching import Batch
-from fleetbert.data.packing import places
+from fleetbert.data.packing import packed_layout
 from fleetbert.engines import engine, exits, heads
 from fleetbert.engines.exits import Settings
 from fleetbert.errors import UserError
-from fleetbert.graph import onednn, weights
+from fleetbert.graph import groups, int8, weights
 from fleetbert.graph import program as programs
+from fleetbert.graph.first_token import first_token_only
+from fleetbert.graph.fuse import fuse
+from fleetbert.graph.transposes import merge_transposes
 
 # Thresholds that are tried, and drawn in the report. Of MiniLM on SST-2's 872 texts, steps of 0.1
 # missed the one at which texts go through 2.5 layers instead of 3.2 at the same accuracy.
@@ -79,10 +82,8 @@ def open_source(bundle: bundles.Bundle, name: str) -> Source:
     variant = bundle.variant(name)
     folder = bundle.folder(name)
     if variant.kind == "paddle-inference":
-        fused = onednn.fused(folder)
-        program = fused.program
-        onednn.merge_transposes(program)
-        onednn.first_token_only(program)
+        fused = fuse(folder)
+        program = first_token_only(merge_transposes(fused.program))
         quantized: dict[str, weights.Quantized] = {}
         others = fused.parameters
     elif variant.kind == engine.INT8:
@@ -93,8 +94,8 @@ def open_source(bundle: bundles.Bundle, name: str) -> Source:
             f"sources: the variant {name} of {bundle.root} is of kind {variant.kind}; name float32 "
             "or one that computes in int8, as int8-static does"
         )
-    layers = programs.layer_outputs(program)
-    if len(layers) < 2 or len(layers) != programs.count_layers(program):
+    layers = groups.layer_outputs(program)
+    if len(layers) < 2 or len(layers) != groups.count_layers(program):
         raise UserError(f"sources: the variant {name} of {bundle.root} is no BERT of many layers")
     fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
     logits = programs.argument(fetch.inputs, "X")
@@ -105,18 +106,17 @@ def write(
     source: Source, folder: Path, settings: Settings, trained: dict[int, heads.Tensors]
 ) -> bundles.Variant:
     """Write the variant's files; see `engines.exits`."""
-    for end, program in programs.cut_groups(source.program, settings.ends):
+    for end, program in groups.cut_groups(source.program, settings.ends):
         programs.write(folder / exits.program_name(end), program)
     weights.save(folder, source.quantized, source.others)
     heads.save(folder, {end: trained[end] for end in settings.ends[:-1]})
     exits.save_settings(folder, settings)
-    return bundles.Variant(
+    return bundles.EarlyExitVariant(
         name=variant_name(source.name),
-        kind=engine.EARLY_EXIT,
         made_from=source.name,
         runs_on=["x86"],
         versions=variants.versions(),
-        extra={"method": "early exit", **settings._asdict()},
+        **settings._asdict(),
     )
 
 
@@ -166,7 +166,7 @@ def observe(
             whole(batch.input_ids, batch.token_type_ids)
             alone += time.perf_counter() - started
             started = time.perf_counter()
-            at = places(batch.input_ids != opened.settings.pad_id)
+            at = packed_layout(batch.input_ids != opened.settings.pad_id)
             state = opened.groups[0](batch.input_ids, batch.token_type_ids, at)
             for layer in range(1, count + 1):
                 if layer > 1:
@@ -198,12 +198,12 @@ def count_flops(source: Source, tokens: np.ndarray) -> np.ndarray:
     """
     count = len(source.layers)
     spent = np.zeros((count, len(tokens)))
-    for number, program in programs.cut_groups(source.program, range(1, count + 1)):
+    for number, program in groups.cut_groups(source.program, range(1, count + 1)):
         last = number == count
-        linear = onednn.layers(program)
+        linear = int8.linear_layers(program)
         shapes = [_weight_shape(source, programs.argument(op.inputs, "W")) for op in linear]
         for op, (rows, columns) in zip(linear, shapes):
-            read = programs.argument(op.inputs, "Input").replace(onednn.INT8, "")
+            read = programs.argument(op.inputs, "Input").replace(int8.INT8, "")
             of_all = not last or read == source.layers[number - 2]
             spent[number - 1] += 2.0 * rows * columns * (tokens if of_all else 1)
         query_width = shapes[0][1]

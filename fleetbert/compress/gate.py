@@ -6,7 +6,7 @@ import functools
 import statistics
 import time
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class Measured(NamedTuple):
     max_logit_difference: float
     size: int
     float32_size: int
-    golden: dict[str, Any] | None = None
+    golden: bundles.Golden | None = None
 
     @property
     def drop(self) -> float:
@@ -112,13 +112,17 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def as_extra(measured: Measured) -> dict[str, Any]:
-    """What the manifest keeps of the measurement beside the accuracy."""
+def evidence(measured: Measured) -> dict[str, object]:
+    """The fields of a variant that the manifest keeps of its measurement."""
+    comparison = bundles.Comparison(
+        texts_per_s=round(measured.texts_per_s, 1),
+        float32_texts_per_s=round(measured.float32_texts_per_s, 1),
+        speed_ratio=round(measured.speed_ratio, 3),
+        max_logit_difference=measured.max_logit_difference,
+        size_ratio=round(measured.size / measured.float32_size, 4),
+    )
     return {
-        "texts_per_s": round(measured.texts_per_s, 1),
-        "float32_texts_per_s": round(measured.float32_texts_per_s, 1),
-        "speed_ratio": round(measured.speed_ratio, 3),
-        "max_logit_difference": measured.max_logit_difference,
-        "size_ratio": round(measured.size / measured.float32_size, 4),
-        **({golden.KEY: measured.golden} if measured.golden else {}),
+        "accuracy": [measured.as_accuracy()],
+        "comparison": comparison,
+        "golden": measured.golden,
     }

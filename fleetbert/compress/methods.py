@@ -149,8 +149,7 @@ def _beside_network(
     differences = [
         abs(served(*batch.values()) - tuning.answers(network, batch)).max() for batch in batches
     ]
-    extra = {**variant.extra, "max_difference_to_network": float(max(differences))}
-    return variant.model_copy(update={"extra": extra})
+    return variant.model_copy(update={"max_difference_to_network": float(max(differences))})
 
 
 # What each method does before the bundle is touched, and what then writes the variant's files;
@@ -169,13 +168,13 @@ def read_batches(settings: config.Calibration, bundle: bundles.Bundle) -> Batche
     import numpy as np
 
     from fleetbert.compress.calibrate import Batches
-    from fleetbert.data.tokenizers.wordpiece import Tokenizer
+    from fleetbert.data import tokenizers
 
     examples = read_unlabelled(str(settings.data), bundle.task.pair, "calibration.data")
     random = np.random.default_rng(settings.seed)
     chosen = [examples[i] for i in random.permutation(len(examples))[: settings.texts]]
     return Batches(
-        Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase),
+        tokenizers.open(bundle),
         [example.text_a for example in chosen],
         [example.text_b or "" for example in chosen] if bundle.task.pair else None,
         bundle.max_length,

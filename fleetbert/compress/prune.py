@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence, cast
 
 import numpy as np
 import paddle
@@ -26,7 +26,8 @@ from fleetbert.compress.importance import Importance, Kept
 from fleetbert.data.batching import plan_inference
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
-from fleetbert.models import bert, from_program, weights
+from fleetbert.models import encoders, from_program, heads, weights
+from fleetbert.models.encoders import Shape
 from fleetbert.train import job as training
 from fleetbert.train.strategies import connect
 from fleetbert.train.strategies.single import Single
@@ -89,18 +90,17 @@ def describe(measured: Importance, kept: Kept) -> str:
 def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> paddle.nn.Layer:
     """A network with only those heads and units of a classifier."""
     whole = network.network.config
-    shape = {field: getattr(whole, field) for field in weights.SHAPE_FIELDS}
-    shape.update(kept_heads=kept.heads.shape[1], intermediate_size=kept.units.shape[1])
+    shape = cast(Shape, {field: getattr(whole, field) for field in encoders.FIELDS})
+    shape["kept_heads"], shape["intermediate_size"] = kept.heads.shape[1], kept.units.shape[1]
     tensors = {name: tensor.numpy() for name, tensor in network.network.state_dict().items()}
     width = network.network.bert.encoder.layers[0].self_attn.head_dim
     source = weights.Source(
         str(bundle.root),
         shape,
-        bundle.vocab_path,
-        bundle.manifest.tokenizer.lowercase,
+        bundle.tokenizer,
         narrow_tensors(tensors, kept, width),
     )
-    pruned = bert.build(
+    pruned = heads.build(
         bundle.task.name, weights.bert_config(source, len(bundle.task.labels), whole.vocab_size)
     )
     weights.load(pruned, source)
@@ -110,8 +110,8 @@ def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> padd
 def narrow_tensors(tensors: dict[str, np.ndarray], kept: Kept, width: int) -> dict[str, np.ndarray]:
     """The tensors (PaddleNLP's names) without what is not kept; width: columns of a head."""
     found = dict(tensors)
-    for layer, (heads, units) in enumerate(zip(*kept)):
-        columns = (heads[:, None] * width + np.arange(width)).ravel()
+    for layer, (some_heads, units) in enumerate(zip(*kept)):
+        columns = (some_heads[:, None] * width + np.arange(width)).ravel()
         prefix = f"bert.encoder.layers.{layer}."
         for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "linear1"):
             chosen = units if name == "linear1" else columns
@@ -129,19 +129,17 @@ def write(pruned: Pruned, source: Path, folder: Path) -> bundles.Variant:
     programs.write(folder / "model.pdmodel", program)
     (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(pruned.arrays))
     measured, kept = pruned.importance, pruned.kept
-    return bundles.Variant(
+    return bundles.ProgramVariant(
         name="pruned-float32",
-        kind="paddle-inference",
         runs_on=["x86", "gpu", "armv8"],
         versions=variants.versions(),
-        extra={
-            "method": "prune",
-            "heads": [measured.heads.shape[1], kept.heads.shape[1]],
-            "feed_forward": [measured.feed_forward.shape[1], kept.units.shape[1]],
-            "kept_heads": kept.heads.tolist(),
-            "importance_of_heads": measured.heads.tolist(),
-            "lost_importance": importance.lost(measured, kept),
-        },
+        pruning=bundles.Pruning(
+            heads=(measured.heads.shape[1], kept.heads.shape[1]),
+            feed_forward=(measured.feed_forward.shape[1], kept.units.shape[1]),
+            kept_heads=kept.heads.tolist(),
+            importance_of_heads=measured.heads.tolist(),
+            lost_importance=importance.lost(measured, kept),
+        ),
     )
 
 
@@ -192,9 +190,4 @@ def _batches(task: tuning.Tuned) -> Sequence[dict[str, Any]]:
     chosen = random.permutation(len(train.labels))[: task.job.prune.texts]
     lengths = tuple(range(1, task.job.data.max_length + 1))
     plan = plan_inference(train.encodings.lengths[chosen], task.job.data.eval_batch_tokens, lengths)
-    found = []
-    for some in plan:
-        part = chosen[some]
-        ones = np.ones(len(part), np.float32)
-        found.append(task.tensors(task.collector.arrays(part, ones, part, 0, False)))
-    return found
+    return [task.tensors(task.collector.whole(chosen[some])) for some in plan]

@@ -1,6 +1,6 @@
 """Quantization-aware training: a bundle's model trained on with int8's rounding in its forward.
 
-Every Linear but the last sees its input and its weight rounded as the int8 layer of `onednn` will
+Every Linear but the last sees its input and its weight rounded as the layer of `graph.int8` will
 round them (Jacob et al. 2018, section 3): one threshold for an input, a moving average of its
 largest magnitudes; one scale for each output of a weight, its largest magnitude. Gradients pass
 the rounding as if it were not there. Rows of the embedding tables are rounded too, for they are

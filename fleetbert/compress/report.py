@@ -55,8 +55,8 @@ def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[P
     found: list[Point] = []
     for variant in [*others, made]:
         accuracy = next((a for a in variant.accuracy if a.data_sha256 == sha256), None)
-        extra = variant.extra
-        if accuracy is None or accuracy.float32_accuracy is None or "speed_ratio" not in extra:
+        comparison = variant.comparison
+        if accuracy is None or accuracy.float32_accuracy is None or comparison is None:
             continue
         if not found:
             found.append(
@@ -65,9 +65,9 @@ def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[P
                     "",
                     accuracy.float32_accuracy,
                     0.0,
-                    extra["float32_texts_per_s"],
+                    comparison.float32_texts_per_s,
                     1.0,
-                    _megabytes(bundle.variant("float32")),
+                    bundle.variant("float32").bytes / 1e6,
                     1.0,
                     0.0,
                     True,
@@ -76,22 +76,32 @@ def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[P
         found.append(
             Point(
                 variant.name,
-                extra.get("method", ""),
+                variant.compressed_by,
                 accuracy.accuracy,
                 accuracy.float32_accuracy - accuracy.accuracy,
-                extra["texts_per_s"],
-                extra["speed_ratio"],
-                extra["size_ratio"] * found[0].megabytes,
-                extra["size_ratio"],
-                extra["max_logit_difference"],
+                comparison.texts_per_s,
+                comparison.speed_ratio,
+                comparison.size_ratio * found[0].megabytes,
+                comparison.size_ratio,
+                comparison.max_logit_difference,
                 any(variant is one for one in others) or made in bundle.manifest.variants,
             )
         )
     return found
 
 
-def _megabytes(variant: bundles.Variant) -> float:
-    return sum(file.size for file in variant.files) / 1e6
+def output_errors(variant: bundles.Variant) -> dict[str, float]:
+    """The relative error of each quantized layer's output, by weight."""
+    if isinstance(variant, (bundles.Int8Variant, bundles.WeightOnlyVariant)):
+        return variant.output_errors
+    return {}
+
+
+def weight_errors(variant: bundles.Variant) -> dict[str, float]:
+    """The relative error of each quantized weight."""
+    if isinstance(variant, (bundles.Int8Variant, bundles.WeightOnlyVariant)):
+        return variant.weight_errors
+    return {}
 
 
 def histograms(
@@ -127,11 +137,11 @@ def write(
 ) -> None:
     """Write the page. failed: what the gate said of `made`, None if it was added; parts: where
     each layer's weight belongs ("layer 0 attention")."""
-    errors = made.extra.get("output_errors", {})
+    errors = output_errors(made)
     worst = sorted(errors, key=lambda name: -errors[name])[:MOST_LISTED]
-    thresholds = made.extra.get("thresholds", {})
-    search = made.extra.get("search")
-    pruned = "lost_importance" in made.extra
+    int8 = made if isinstance(made, bundles.Int8Variant) else bundles.Int8Variant(name="none")
+    search = int8.search
+    pruning = made.pruning if isinstance(made, bundles.ProgramVariant) else None
     with matplotlib.rc_context(STYLE):
         overview = [
             ("Accuracy and speed", _scatter(found, "speed", "texts/s, times float32's", max_drop)),
@@ -143,9 +153,7 @@ def write(
             else []
         )
         removed = (
-            [("Attention heads", _heads(made.extra)), ("By part", _lost(made.extra))]
-            if pruned
-            else []
+            [("Attention heads", _heads(pruning)), ("By part", _lost(pruning))] if pruning else []
         )
         layers = [(f"{parts.get(name, '')} · {name}", _layer(drawn[name])) for name in drawn]
     page.write(
@@ -161,14 +169,11 @@ def write(
         search=search,
         curves=curves,
         removed=removed,
-        counts={name: made.extra[name] for name in ("heads", "feed_forward") if pruned},
+        counts=pruning,
         layers=layers,
-        clipped=[
-            (parts.get(name, ""), name, found)
-            for name, found in made.extra.get("clipped", {}).items()
-        ],
+        clipped=[(parts.get(name, ""), name, found) for name, found in int8.clipped.items()],
         worst=[
-            (parts.get(n, ""), n, errors[n], made.extra["weight_errors"].get(n), thresholds.get(n))
+            (parts.get(n, ""), n, errors[n], weight_errors(made).get(n), int8.thresholds.get(n))
             for n in worst
         ],
         job=yaml.safe_dump(job, sort_keys=False, allow_unicode=True),
@@ -233,14 +238,14 @@ def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float) -> M
     return page.svg(figure)
 
 
-def _alone(search: dict[str, Any]) -> Markup:
+def _alone(search: bundles.SearchResult) -> Markup:
     """How much each group in int8 alone changes the logits; those left in float32 in orange."""
-    names = list(search["alone"])
+    names = list(search.alone)
     figure, axes = _figure(max(2.0, 0.6 + 0.19 * len(names)))
-    left = set(search["chosen"]["float32"])
+    left = set(search.chosen.float32)
     axes.barh(
         names,
-        [search["alone"][name]["logit_error"] for name in names],
+        [search.alone[name].logit_error for name in names],
         color=[DEV if name in left else TRAIN for name in names],
         height=0.65,
     )
@@ -251,18 +256,17 @@ def _alone(search: dict[str, Any]) -> Markup:
     return page.svg(figure)
 
 
-def _mixes(search: dict[str, Any]) -> Markup:
+def _mixes(search: bundles.SearchResult) -> Markup:
     """Accuracy of the mixes over their part in int8, the chosen one ringed."""
     figure, axes = _figure()
-    mixes = sorted(search["mixes"], key=lambda trial: trial["int8_share"])
-    shares = [0.0, *(100 * trial["int8_share"] for trial in mixes)]
-    values = [100 * search["float32_accuracy"], *(100 * trial["accuracy"] for trial in mixes)]
-    _gate(axes, 100 * search["least_accuracy"])
+    mixes = sorted(search.mixes, key=lambda mix: mix.int8_share)
+    shares = [0.0, *(100 * mix.int8_share for mix in mixes)]
+    values = [100 * search.float32_accuracy, *(100 * mix.accuracy for mix in mixes)]
+    _gate(axes, 100 * search.least_accuracy)
     axes.plot(shares, values, "o-", color=TRAIN, markersize=4, linewidth=1)
-    chosen = search["chosen"]
     axes.plot(
-        100 * chosen["int8_share"],
-        100 * chosen["accuracy"],
+        100 * search.chosen.int8_share,
+        100 * search.chosen.accuracy,
         "o",
         markersize=11,
         markerfacecolor="none",
@@ -275,16 +279,16 @@ def _mixes(search: dict[str, Any]) -> Markup:
     return page.svg(figure)
 
 
-def _heads(extra: dict[str, Any]) -> Markup:
+def _heads(pruning: bundles.Pruning) -> Markup:
     """The importance of each head beside the most important one of its layer, the darker the more;
     crossed: removed."""
-    values = np.array(extra["importance_of_heads"])
+    values = np.array(pruning.importance_of_heads)
     values = values / np.maximum(values.max(1, keepdims=True), 1e-30)
     figure, axes = _figure(max(1.6, 0.8 + 0.22 * len(values)))
     axes.pcolormesh(*map(np.arange, values.shape[::-1]), values, cmap="Blues", vmin=0)
     axes.invert_yaxis()
     axes.grid(visible=False)
-    for layer, kept in enumerate(extra["kept_heads"]):
+    for layer, kept in enumerate(pruning.kept_heads):
         gone = np.setdiff1d(np.arange(values.shape[1]), kept)
         axes.plot(gone, np.full(len(gone), layer), "x", color=DEV)
     axes.set_xlabel("head  (crossed: removed)")
@@ -294,9 +298,9 @@ def _heads(extra: dict[str, Any]) -> Markup:
     return page.svg(figure)
 
 
-def _lost(extra: dict[str, Any]) -> Markup:
+def _lost(pruning: bundles.Pruning) -> Markup:
     """What was removed from each part, by the importance that it had."""
-    lost = extra["lost_importance"]
+    lost = pruning.lost_importance
     figure, axes = _figure(max(2.0, 0.6 + 0.19 * len(lost)))
     axes.barh(list(lost), list(lost.values()), color=TRAIN, height=0.65)
     axes.invert_yaxis()

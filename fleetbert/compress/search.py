@@ -21,29 +21,18 @@ from fleetbert.engines import answer, engine, evaluate
 from fleetbert.errors import GateFailed
 
 
-class Trial(NamedTuple):
-    """A mix that was measured. float32: the groups left in it; accuracy: 0 to 1; logit_error:
-    root of the mean square of the logits' change; int8_share: of the multiplications (0 to 1)."""
-
-    float32: list[str]
-    accuracy: float
-    logit_error: float
-    texts_per_s: float
-    int8_share: float
-
-
 class Result(NamedTuple):
     """alone: each group as the only one in int8; mixes: all others that were measured, the first
     of them all in int8; chosen: one of these, or None if none keeps the accuracy."""
 
-    alone: dict[str, Trial]
-    mixes: list[Trial]
-    chosen: Trial | None
+    alone: dict[str, bundles.Mix]
+    mixes: list[bundles.Mix]
+    chosen: bundles.Mix | None
 
 
 def search(
     groups: Sequence[str],
-    measure: Callable[[Sequence[str]], Trial],
+    measure: Callable[[Sequence[str]], bundles.Mix],
     least_accuracy: float,
     whole_curve: bool = True,
 ) -> Result:
@@ -52,12 +41,12 @@ def search(
     whole_curve: go on after the first mix that keeps the accuracy, down to one group in int8.
     """
 
-    def keeps(trial: Trial) -> bool:
+    def keeps(trial: bundles.Mix) -> bool:
         return trial.accuracy >= least_accuracy - 1e-9
 
     alone = {name: measure([other for other in groups if other != name]) for name in groups}
     order = sorted(groups, key=lambda name: -alone[name].logit_error)
-    mixes: list[Trial] = []
+    mixes: list[bundles.Mix] = []
     first = None
     for number in range(len(order)):
         mixes.append(measure(order[:number]))
@@ -96,14 +85,14 @@ class Measure:
         self.exact = self._logits(self.model)[0]
         self.float32_accuracy = self._accuracy(self.exact)
 
-    def __call__(self, float32: Sequence[str]) -> Trial:
+    def __call__(self, float32: Sequence[str]) -> bundles.Mix:
         names = [name for group in float32 for name in self.groups[group]]
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             variants.write_mix(self.prepared, folder, names, converter=False)
             opened = engine.Engine(engine.open_int8(folder, "cpu", self.threads))
             logits, seconds = self._logits(self.model._replace(engine=opened))
-        trial = Trial(
+        trial = bundles.Mix(
             float32=list(float32),
             accuracy=self._accuracy(logits),
             logit_error=float(np.sqrt(np.square(logits - self.exact).mean())),
@@ -151,12 +140,11 @@ def write_best(
         )
     names = [name for group in result.chosen.float32 for name in measure.groups[group]]
     variant = variants.write_mix(measure.prepared, folder, names)
-    found = {
-        "float32_accuracy": measure.float32_accuracy,
-        "least_accuracy": least,
-        "alone": {name: trial._asdict() for name, trial in result.alone.items()},
-        "mixes": [trial._asdict() for trial in result.mixes],
-        "chosen": result.chosen._asdict(),
-    }
-    extra = {**variant.extra, "method": "search", "search": found}
-    return variant.model_copy(update={"extra": extra})
+    found = bundles.SearchResult(
+        float32_accuracy=measure.float32_accuracy,
+        least_accuracy=least,
+        alone=result.alone,
+        mixes=result.mixes,
+        chosen=result.chosen,
+    )
+    return variant.model_copy(update={"method": "search", "search": found})

@@ -9,8 +9,10 @@ import numpy as np
 
 from fleetbert.compat import paddle_inference
 from fleetbert.compress import variants
-from fleetbert.graph import onednn
+from fleetbert.graph import groups as layer_groups
+from fleetbert.graph import int8
 from fleetbert.graph import program as programs
+from fleetbert.graph.fuse import fuse
 from fleetbert.graph.weights import Quantized, widen
 
 # Batches of texts that errors and histograms come from.
@@ -21,7 +23,7 @@ def groups(program: programs.ProgramDesc) -> dict[str, list[str]]:
     """The Linear weights of an unfused BERT by part: attention and feed-forward of each encoder
     layer, and what comes after the encoder."""
     linear = variants.linear_weights(program)
-    layers = programs.count_layers(program)
+    layers = layer_groups.count_layers(program)
     found = {}
     for layer in range(layers):
         six = linear[6 * layer : 6 * layer + 6]
@@ -41,10 +43,10 @@ class Layers:
     """The Linear layers of the float32 program in a folder, and what goes into them."""
 
     def __init__(self, folder: Path):
-        self.program, self.parameters = onednn.fused(folder)
+        self.program, self.parameters = fuse(folder)
         self.inputs = {
             programs.argument(op.inputs, "W"): programs.argument(op.inputs, "Input")
-            for op in onednn.layers(self.program)
+            for op in int8.linear_layers(self.program)
         }
 
     def run(self, batches: Sequence[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
@@ -99,7 +101,7 @@ def output_errors(
             x = inputs[name]
             exact = x @ layers.parameters[name]
             if name in thresholds:
-                y = onednn.simulate(x, thresholds[name], quantized[name])
+                y = int8.simulate(x, thresholds[name], quantized[name])
             else:
                 y = x @ widen(quantized[name])
             errors[name] += float(np.square(y - exact).sum())

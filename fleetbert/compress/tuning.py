@@ -17,12 +17,12 @@ from fleetbert.data.split import Split
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
-from fleetbert.models import bert, from_program, weights
+from fleetbert.models import from_program, heads, weights
 from fleetbert.train.strategies.single import Single
-from fleetbert.train.task import Arrays, Classification, open_task
+from fleetbert.train.texts import Arrays, TextTask, open_task
 
 
-class Tuned(Classification):
+class Tuned(TextTask):
     """Classification whose loss may listen to the model as it was, the teacher.
 
     Without a table to evaluate on, a part of the training texts is held out for that.
@@ -117,7 +117,7 @@ def open_tuned(
     task = open_task(job, connected, source, Tuned, list(bundle.task.labels))
     assert isinstance(task, Tuned)
     check(task.network, bundle, variant)
-    teacher = bert.build(job.task.name, task.network.network.config)
+    teacher = heads.build(job.task.name, task.network.network.config)
     weights.load(teacher, source)
     teacher.eval()
     change(task, teacher)

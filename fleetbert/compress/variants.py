@@ -17,10 +17,12 @@ import paddle
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert.compress import calibrate, dynamic
-from fleetbert.engines import engine
 from fleetbert.errors import UserError
-from fleetbert.graph import onednn, weights
+from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
+from fleetbert.graph.first_token import first_token_only
+from fleetbert.graph.fuse import Fused, fuse
+from fleetbert.graph.transposes import merge_transposes
 from fleetbert.graph.weights import Quantized
 
 
@@ -33,17 +35,12 @@ def write_dynamic(
     programs.write(folder / "model.pdmodel", found.program)
     programs.write(folder / "x86.pdmodel", programs.read(source / "model.pdmodel"))
     weights.save(folder, found.weights, found.others)
-    return bundles.Variant(
+    return bundles.WeightOnlyVariant(
         name=f"int{bits}-dynamic",
-        kind="paddle-inference-weight-only",
         runs_on=["x86", "gpu", "armv8"],
         versions=versions(),
-        extra={
-            "method": "dynamic",
-            "bits": bits,
-            "note": "weights are widened to float32 when the variant is opened on x86 or a GPU",
-            "weight_errors": weight_errors(found.weights, arrays),
-        },
+        bits=bits,
+        weight_errors=weight_errors(found.weights, arrays),
     )
 
 
@@ -57,7 +54,7 @@ class Prepared(NamedTuple):
     arrays: dict[str, np.ndarray]
     left: list[str]
     found: calibrate.Calibration
-    fused: onednn.Fused
+    fused: Fused
     method: dict[str, Any]
 
 
@@ -65,8 +62,8 @@ def prepare(
     source: Path, left: list[str], found: calibrate.Calibration, method: dict[str, Any]
 ) -> Prepared:
     """The float32 program in `source` with its calibration `found`, which left out `left`."""
-    fused = onednn.fused(source)
-    onednn.merge_transposes(fused.program)
+    fused = fuse(source)
+    fused = fused._replace(program=merge_transposes(fused.program))
     return Prepared(_parameters(source), left, found, fused, method)
 
 
@@ -117,10 +114,8 @@ def write_mix(
     found, fused = prepared.found, prepared.fused
     quantized = {name: found.weights[name] for name in found.weights if name not in float32}
     thresholds = {n: value for n, value in input_thresholds(prepared).items() if n in quantized}
-    program = programs.copy(fused.program)
-    onednn.first_token_only(program)
-    onednn.to_int8(program, found.thresholds, quantized)
-    for name in dynamic.tables(program):
+    program = int8.to_int8(first_token_only(fused.program), found.thresholds, quantized)
+    for name in programs.embedding_tables(program):
         quantized[name] = weights.quantize(prepared.arrays[name], 0)
     programs.write(folder / "x86.pdmodel", program)
     if converter:
@@ -132,17 +127,14 @@ def write_mix(
     for name in float32:
         others.pop(name + weights.SCALE, None)
     weights.save(folder, quantized, others)
-    return bundles.Variant(
+    return bundles.Int8Variant(
         name=f"int8-{prepared.method['method']}",
-        kind=engine.INT8,
         runs_on=["x86", "armv8"],
         versions=versions(),
-        extra={
-            **prepared.method,
-            "float32_layers": [*prepared.left, *float32],
-            "thresholds": thresholds,
-            "weight_errors": weight_errors(quantized, prepared.arrays),
-        },
+        float32_layers=[*prepared.left, *float32],
+        thresholds=thresholds,
+        weight_errors=weight_errors(quantized, prepared.arrays),
+        **prepared.method,
     )
 
 
@@ -152,7 +144,7 @@ def input_thresholds(prepared: Prepared) -> dict[str, float]:
         programs.argument(op.inputs, "W"): prepared.found.thresholds[
             programs.argument(op.inputs, "Input")
         ]
-        for op in onednn.layers(prepared.fused.program)
+        for op in int8.linear_layers(prepared.fused.program)
         if programs.argument(op.inputs, "W") in prepared.found.weights
     }
 

@@ -60,6 +60,11 @@ def distills_itself(path: str, overrides: Sequence[str]) -> bool:
     return isinstance(section, dict) and section.get("kind") == "self"
 
 
+def output_dir(path: str, overrides: Sequence[str]) -> str:
+    """The `output_dir` of a job of any kind, of which nothing else is checked."""
+    return str(_read(path, overrides).values.get("output_dir", "output"))
+
+
 def _checked(schema: type[Job], document: Document) -> Job:
     try:
         return schema.model_validate(document.values)

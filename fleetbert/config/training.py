@@ -7,17 +7,21 @@ from typing import List, Literal, Optional
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from fleetbert import task_names
 from fleetbert.config.section import Section, key
 
 
 class Task(Section):
-    name: Literal["classification", "pair_classification", "mlm", "ctr"] = key(
+    name: str = key(
         "classification",
-        "what to learn: a label of a text, a label of a pair of texts, masked words, or (ctr) "
-        "clicks, from rows in Criteo's format (see docs/wide_deep.md)",
+        "what to learn: classification: a label of a text; pair_classification: of a pair of "
+        "texts; mlm: masked words; ctr: clicks, from rows in Criteo's format (docs/wide_deep.md); "
+        "or a task that is registered from outside",
     )
     mask_probability: float = key(0.15, "mlm: share of the words to predict", gt=0, lt=1)
     whole_word: bool = key(False, "mlm: mask all pieces of a word together")
+
+    _is_known = field_validator("name")(task_names.check)
 
 
 class Data(Section):

@@ -20,24 +20,26 @@ import json
 import logging
 import os
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Sequence, overload
+from typing import Dict, Iterator, NamedTuple, Sequence, overload
 
 import numpy as np
 import pyarrow as pa
-import tokenizers
+from tokenizers import __version__ as library_version
 from tqdm import tqdm
 
 from fleetbert import files
-from fleetbert.data import read, workers
+from fleetbert.data import read, tokenizers, workers
 from fleetbert.data.split import Fingerprint, Split, tokenize
-from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.data.tokenizers import Encodings, Spec, Tokenizer
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
+
+Manifest = Dict[str, object]
 
 FORMAT = 1
 # Bytes of the table that one process reads at a time, up to the end of a line.
@@ -51,8 +53,7 @@ class Recipe(NamedTuple):
 
     form: read.Format
     on_bad_line: str
-    vocab: str  # path of vocab.txt
-    lowercase: bool
+    tokenizer: Spec
     pair: bool
     max_length: int
 
@@ -178,8 +179,9 @@ def _pieces(name: str) -> Iterator[Piece]:
 
 def _key(pieces: Sequence[Piece], recipe: Recipe) -> str:
     digest = hashlib.sha256()
-    vocab = files.sha256(recipe.vocab)
-    words = [FORMAT, tokenizers.__version__, recipe._replace(vocab=vocab)]
+    spec = recipe.tokenizer
+    hashes = {name: files.sha256(path) for name, path in spec.files.items()}
+    words = [FORMAT, library_version, spec._replace(files={}), hashes, *recipe[:2], *recipe[3:]]
     digest.update(json.dumps(words).encode())
     for piece in pieces:
         digest.update(piece.sha256.encode())
@@ -213,7 +215,7 @@ def _make(
     for leftover in own.glob(".*"):  # of killed writers; the lock keeps others out
         leftover.unlink()
     made: dict[int, Path] = {}
-    futures: list[Any] = []
+    futures: list[Future[Path]] = []
     bar = tqdm(
         total=total, initial=there, unit="B", unit_scale=True, desc=f"tokenizing {Path(name).name}",
         mininterval=0.5 if sys.stderr.isatty() else 10.0, file=sys.stderr,
@@ -241,7 +243,7 @@ _recipe: tuple[Recipe, Tokenizer]
 
 def _open_tokenizer(recipe: Recipe) -> None:
     global _recipe
-    _recipe = recipe, Tokenizer(recipe.vocab, recipe.lowercase)
+    _recipe = recipe, tokenizers.open(recipe.tokenizer)
 
 
 def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
@@ -268,7 +270,7 @@ def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
         "lines": pa.array(split.lines),
     }
     known = {
-        "labels": labels, "cut": encodings.cut, "skipped": split.skipped,
+        "labels": labels, "cut": encodings.truncated, "skipped": split.skipped,
         "first_skipped": table.skipped[:1],
     }  # fmt: skip
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
@@ -314,7 +316,7 @@ def _finish(name: str, own: Path, paths: Sequence[Path]) -> None:
         lengths = batch.column("lengths").to_numpy()
         fingerprint.add(batch.column("ids").values.to_numpy(), lengths, all_labels[start:end])
         start = end
-    manifest: dict[str, Any] = {
+    manifest: Manifest = {
         "format": FORMAT,
         "pieces": [path.name for path in paths],
         "columns": {column: files.sha256(own / f"{column}.npy") for column in COLUMNS},
@@ -352,7 +354,7 @@ def _is_finished(own: Path, paths: Sequence[Path]) -> bool:
     return problem is None
 
 
-def _sha256(manifest: dict[str, Any]) -> str:
+def _sha256(manifest: Manifest) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 

@@ -7,17 +7,14 @@ the id of one is a hash of its column and its bytes. Missing is a category like 
 from __future__ import annotations
 
 import hashlib
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert import config as schema
-from fleetbert.data import batching
 from fleetbert.data.read import BOM, LineError, check_not_empty, opened
-from fleetbert.tasks.collect import Arrays
+from fleetbert.errors import UserError
 
 NUMBERS, CATEGORIES = 13, 26
 COLUMNS = 1 + NUMBERS + CATEGORIES
@@ -55,8 +52,6 @@ def read(path: str | Path, on_bad_line: str = "stop") -> Clicks:
     A line that cannot be used raises UserError with `path:line: reason`; with
     `on_bad_line="skip"` it is left out and counted. UserError too where nothing is left.
     """
-    from fleetbert.errors import UserError
-
     parts: list[tuple[np.ndarray, ...]] = []
     bad: list[tuple[int, str]] = []
     skipped = 0
@@ -170,52 +165,19 @@ def features(numbers: np.ndarray) -> np.ndarray:
     return np.concatenate([logs, missing.astype(np.float32)], axis=1)
 
 
-class Collector:
-    """A step's rows as arrays: `inputs`, `ids`, `labels`, `weight`, `texts`, which rows they are;
-    `n_texts`, `n_tokens`."""
+def auc(truth: np.ndarray, scores: np.ndarray) -> float:
+    """Area under the ROC curve: the chance that a 1 has a higher score than a 0; equal scores
+    count half (Mann and Whitney 1947). ValueError where all are 0 or all are 1."""
+    ones = int((truth > 0.5).sum())
+    zeros = len(truth) - ones
+    if not ones or not zeros:
+        raise ValueError("without both a 1 and a 0 there is no AUC")
+    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = np.cumsum(counts) - (counts - 1) / 2  # mean rank of those with the same score
+    return float((ranks[places][truth > 0.5].sum() - ones * (ones + 1) / 2) / (ones * zeros))
 
-    def __init__(self, clicks: Clicks, job: schema.Config):
-        self.clicks, self.job = clicks, job
 
-    @cached_property
-    def _lengths(self) -> np.ndarray:
-        return np.ones(len(self.clicks.labels), np.int8)
-
-    def plan(self, epoch: int) -> batching.Plan:
-        """The rows of each optimizer step of an epoch, in shuffled order."""
-        return batching.plan_epoch(
-            self._lengths,
-            batching="pad",
-            batch_size=self.job.data.batch_size,
-            batch_tokens=None,
-            max_length=1,
-            seed=self.job.trainer.seed,
-            epoch=epoch,
-        )
-
-    def micro_batches(
-        self,
-        indices: np.ndarray,
-        epoch: int,  # noqa: ARG002
-        parts: int,
-        mine: slice,
-    ) -> list[Arrays]:
-        """A rank's share (`mine`) of a step's rows, which are cut into `parts`. The weights in it
-        make the losses of all parts add up to the step's mean; a part left over repeats a row
-        with weight 0, because every rank takes part in a step."""
-        found = []
-        for part in np.array_split(indices, parts)[mine]:
-            weight = np.full(max(1, len(part)), (len(part) > 0) / len(indices), np.float32)
-            found.append(self.arrays(part if len(part) else indices[:1], weight))
-        return found
-
-    def arrays(self, part: np.ndarray, weight: np.ndarray) -> dict[str, Any]:
-        return {
-            "inputs": {"numbers": features(self.clicks.numbers[part])},
-            "ids": self.clicks.ids[part],
-            "labels": self.clicks.labels[part],
-            "weight": weight,
-            "texts": part,
-            "n_texts": int(np.count_nonzero(weight)),
-            "n_tokens": 0,
-        }
+def log_loss(truth: np.ndarray, logits: np.ndarray) -> float:
+    """Mean of -log p of what is true, in nats, where p is the logistic function of a logit."""
+    signed = np.where(truth > 0.5, -1.0, 1.0) * logits.astype(np.float64)
+    return float(np.logaddexp(0.0, signed).mean())

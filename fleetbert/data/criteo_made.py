@@ -15,9 +15,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from fleetbert import errors, files
-from fleetbert.data.criteo import CATEGORIES, NUMBERS
+from fleetbert.data.criteo import CATEGORIES, NUMBERS, auc, log_loss
 from fleetbert.errors import UserError
-from fleetbert.tasks import metrics
 
 ROWS_AT_ONCE = 100_000
 MISSING_NUMBERS, MISSING_CATEGORIES = 0.2, 0.03  # shares
@@ -38,7 +37,9 @@ class World:
         self.slopes = rng.normal(0, 0.2, NUMBERS)
         self.of_missing = rng.normal(0, 0.3, NUMBERS)
 
-    def draw(self, rng: np.random.Generator, rows: int, first: int | None) -> tuple[Any, ...]:
+    def draw(
+        self, rng: np.random.Generator, rows: int, first: int | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Numbers (int64, -1 where missing) and categories (int64, -1 where missing) of rows, and
         the logits of their clicks. Frequent categories are drawn more often than rare ones; with
         `first`, row n of the first ones has category `first` + n of each column instead."""
@@ -118,12 +119,11 @@ def make(
             write(stream, world, np.random.default_rng([seed, 1]), rows, every_id)
         with files.replacing(folder / "dev.tsv") as stream:
             labels, logits = write(stream, world, np.random.default_rng([seed, 2]), dev_rows, False)
-    truth: dict[str, Any] = {"rows": rows, "ids": world.each * CATEGORIES, "seed": seed}
-    truth["dev"] = {"n": dev_rows, "expected_auc": expected_auc(logits)}
+    dev = {"n": dev_rows, "expected_auc": expected_auc(logits)}
     if 0 < labels.sum() < len(labels):
-        truth["dev"].update(
-            best_auc=metrics.auc(labels, logits), best_loss=metrics.log_loss(labels, logits)
-        )
+        dev.update(best_auc=auc(labels, logits), best_loss=log_loss(labels, logits))
+    ids = world.each * CATEGORIES
+    truth = {"rows": rows, "ids": ids, "seed": seed, "dev": dev}
     files.write_json(folder / "truth.json", truth)
     return truth
 

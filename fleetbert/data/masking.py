@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 
 
 def mask_tokens(

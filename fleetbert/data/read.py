@@ -12,10 +12,11 @@ from __future__ import annotations
 import json
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Iterable, Iterator, NamedTuple, Sequence
+from typing import BinaryIO, Dict, Iterable, Iterator, NamedTuple, Sequence
 
 from fleetbert.errors import UserError
 
+Row = Dict[str, object]  # of JSON or of a table, by column
 BOM = b"\xef\xbb\xbf"
 JSON_SUFFIXES = (".jsonl", ".json")
 
@@ -310,7 +311,7 @@ def _decode(line: bytes) -> str:
     return text
 
 
-def _example(row: dict[str, Any], number: int, pair: bool | None, labelled: bool) -> Example:
+def _example(row: Row, number: int, pair: bool | None, labelled: bool) -> Example:
     """Check one row; `pair` None takes text_b where there is one."""
     text_a = _text(row, "text_a")
     text_b = None
@@ -319,7 +320,7 @@ def _example(row: dict[str, Any], number: int, pair: bool | None, labelled: bool
     return Example(text_a, text_b, _label(row, labelled), number)
 
 
-def _text(row: dict[str, Any], field: str) -> str:
+def _text(row: Row, field: str) -> str:
     text = row.get(field)
     if text is None:
         raise LineError(f"has no {field!r}")
@@ -330,7 +331,7 @@ def _text(row: dict[str, Any], field: str) -> str:
     return _sound(text, field)
 
 
-def _label(row: dict[str, Any], labelled: bool) -> str | None:
+def _label(row: Row, labelled: bool) -> str | None:
     label = row.get("label")
     if isinstance(label, (bool, int)):
         label = json.dumps(label)

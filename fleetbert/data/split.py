@@ -9,7 +9,7 @@ from typing import NamedTuple, Sequence, overload
 import numpy as np
 
 from fleetbert.data.read import Table
-from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.errors import UserError
 
 
@@ -25,8 +25,8 @@ class Split(NamedTuple):
     folder: Path | None = None  # of the token cache it is mapped from
 
     def counts(self) -> dict[str, int]:
-        cut = self.encodings.cut
-        return {"texts": len(self.labels), "cut": cut, "skipped_lines": self.skipped}
+        truncated = self.encodings.truncated
+        return {"texts": len(self.labels), "cut": truncated, "skipped_lines": self.skipped}
 
 
 def tokenize(
@@ -103,7 +103,7 @@ def hold_out(split: Split, share: float, seed: int) -> tuple[Split, Split]:
         )
     order = np.random.default_rng(seed).permutation(texts)
     kept, held = (choose(split, np.sort(some)) for some in (order[count:], order[:count]))
-    encodings = held.encodings._replace(cut=0)
+    encodings = held.encodings._replace(truncated=0)
     name = f"{split.name}, held out"
     return kept, held._replace(name=name, encodings=encodings, skipped=0)
 

@@ -12,7 +12,7 @@ import os
 import signal
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import SpawnContext, SpawnProcess
-from typing import Any, Callable
+from typing import Callable
 
 from fleetbert.compat import environment
 
@@ -36,7 +36,9 @@ class _Context(SpawnContext):
     Process = _Process
 
 
-def start(count: int, prepare: Callable[..., None] | None = None, *arguments: Any) -> Any:
+def start(
+    count: int, prepare: Callable[..., None] | None = None, *arguments: object
+) -> ProcessPoolExecutor:
     """A ProcessPoolExecutor of `count` processes, in each of which `prepare(*arguments)` has run.
 
     To be used and closed by the thread that called this: they end with it.
@@ -49,7 +51,7 @@ def start(count: int, prepare: Callable[..., None] | None = None, *arguments: An
     )
 
 
-def _begin(parent: int, prepare: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+def _begin(parent: int, prepare: Callable[..., None] | None, arguments: tuple[object, ...]) -> None:
     environment.die_with_parent(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
     if prepare is not None:

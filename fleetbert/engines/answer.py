@@ -7,18 +7,20 @@ import json
 import sys
 from collections import deque
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterable, Iterator, NamedTuple, Sequence, cast
+from typing import BinaryIO, Callable, Iterable, Iterator, NamedTuple, Sequence, cast
 
 import numpy as np
 from tqdm import tqdm
 
 from fleetbert import bundle as bundles
+from fleetbert import tasks
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, collate, plan_inference
 from fleetbert.data.read import Example, iter_lines
-from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
-from fleetbert.tasks.metrics import softmax
+from fleetbert.tasks import Answer
 
 # Tokens of a batch, padding included. BERT-base in float32 on 2 threads takes the same processor
 # time with 512 to 2,048, and 4 % more with 4,096, whose batches hold more padding. MiniLM in int8
@@ -29,6 +31,8 @@ WINDOW = 4096
 # A progress bar for less is only noise.
 MANY_TEXTS = 500
 
+Line = tasks.Metrics  # what is printed, as JSON
+
 
 class Model(NamedTuple):
     """An opened variant with its tokenizer: what it takes to answer texts.
@@ -38,21 +42,16 @@ class Model(NamedTuple):
 
     engine: engine.Engine
     tokenizer: Tokenizer
+    task: tasks.Task
     labels: Sequence[str]
-    pair: bool
     max_length: int
     batch_tokens: int
     speed: float | None = None
 
-
-class Answer(NamedTuple):
-    """The likeliest label, the probability of each label (they sum to 1), logits [labels], and the
-    layer after which the text left, where it could leave early."""
-
-    label: str
-    scores: dict[str, float]
-    logits: np.ndarray
-    exit_layer: int | None = None
+    @property
+    def pair(self) -> bool:
+        """Whether it answers pairs of texts."""
+        return self.task.pair
 
 
 class Logits(NamedTuple):
@@ -60,7 +59,7 @@ class Logits(NamedTuple):
     variants with early exit, int64 [texts] the layers after which they left."""
 
     values: np.ndarray
-    cut: int
+    truncated: int
     exit_layers: np.ndarray | None = None
 
 
@@ -78,11 +77,8 @@ def load(
     streams: for many texts, see `engine.open`.
     """
     bundle = bundles.read(path)
-    if bundle.task.name == "mlm":
-        raise UserError(
-            f"bundle {path} is a pretrained encoder (task mlm) without labels: it answers nothing "
-            "yet; train a classifier from it, with the run's folder `model` as model.init"
-        )
+    task = tasks.get(bundle.task.name)
+    task.check_answers(str(path))
     if batch_tokens is not None and batch_tokens < 1:
         raise UserError(f"batch_tokens is {batch_tokens}; it has to be at least 1")
     opened = engine.open(bundle, variant, device, threads, streams=streams)
@@ -96,9 +92,9 @@ def load(
             raise UserError(f"speed is {speed}; it has to be from 0 (none leaves early) to 1")
     return Model(
         opened,
-        Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase),
+        tokenizers.open(bundle),
+        task,
         bundle.labels,
-        bundle.task.pair,
         bundle.max_length,
         batch_tokens or BATCH_TOKENS,
         speed,
@@ -109,11 +105,11 @@ def compute_logits(
     model: Model,
     texts_a: list[str],
     texts_b: list[str] | None,
-    on_done: Callable[[int], Any] | None = None,
+    on_done: Callable[[int], object] | None = None,
 ) -> Logits:
     """Logits of texts (or pairs) in their order; `on_done(n)` is called after n more texts."""
     encodings = model.tokenizer.encode(texts_a, texts_b, model.max_length)
-    values = np.empty((len(texts_a), len(model.labels)), np.float32)
+    values = np.empty((len(texts_a), model.task.outputs(model.labels)), np.float32)
     layers = np.zeros(len(texts_a), np.int64)
     batches = in_batches(model, encodings)
     for part in model.engine.run_all(batches, model.speed, model.batch_tokens):
@@ -125,7 +121,7 @@ def compute_logits(
             "the model answers NaN or infinity: its weights were damaged in training or "
             "compression; export an earlier checkpoint"
         )
-    return Logits(values, encodings.cut, layers if model.engine.early_exit else None)
+    return Logits(values, encodings.truncated, layers if model.engine.early_exit else None)
 
 
 def in_batches(model: Model, encodings: Encodings) -> Iterator[tuple[np.ndarray, Batch]]:
@@ -143,23 +139,10 @@ def in_batches(model: Model, encodings: Encodings) -> Iterator[tuple[np.ndarray,
         yield indices[batch.order], batch
 
 
-def answer(model: Model, texts_a: list[str], texts_b: list[str] | None = None) -> list[Answer]:
+def answer(model: Model, texts_a: list[str], texts_b: list[str] | None = None) -> Sequence[Answer]:
     """The answers to texts (or pairs), in their order."""
-    return to_answers(model.labels, compute_logits(model, texts_a, texts_b))
-
-
-def to_answers(labels: Sequence[str], logits: Logits) -> list[Answer]:
-    """Logits → answers, in their order."""
-    layers = [None] * len(logits.values) if logits.exit_layers is None else logits.exit_layers
-    return [
-        Answer(
-            labels[int(row.argmax())],
-            dict(zip(labels, row.tolist())),
-            logits.values[number],
-            None if layer is None else int(layer),
-        )
-        for number, (row, layer) in enumerate(zip(softmax(logits.values), layers))
-    ]
+    logits = compute_logits(model, texts_a, texts_b)
+    return model.task.to_answers(model.labels, logits.values, logits.exit_layers)
 
 
 class Counts(NamedTuple):
@@ -167,18 +150,17 @@ class Counts(NamedTuple):
 
     lines: int
     errors: int
-    cut: int
+    truncated: int
 
 
 def answer_lines(
     model: Model, stream: BinaryIO, jsonl: bool | None = None, window: int = WINDOW
-) -> Iterator[tuple[list[dict[str, Any]], Counts]]:
+) -> Iterator[tuple[list[Line], Counts]]:
     """One object for each line of `stream`, in its order, a window of lines at a time.
 
-    An object is {"label", "scores"}, with "exit_layer" where texts may leave early, or {"error"}
-    where the line could not be answered; the `id`
-    of a JSONL line comes first in it. `jsonl` None looks at the first line (`data.read`). Memory
-    is bounded by the window, whatever the length of the stream.
+    An object is what `Answer.as_json` says, or {"error"} where the line could not be answered; the
+    `id` of a JSONL line comes first in it. `jsonl` None looks at the first line (`data.read`).
+    Memory is bounded by the window, whatever the length of the stream.
     """
     raw: deque[bytes] = deque(maxlen=1)
     lines = iter_lines(cast(BinaryIO, _remember(stream, raw)), pair=model.pair, jsonl=jsonl)
@@ -202,32 +184,27 @@ def _remember(stream: Iterable[bytes], raw: deque[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def _id_of(line: bytes) -> dict[str, Any]:
+def _id_of(line: bytes) -> Line:
     """{"id": ...} of a JSONL line that has one, else {}."""
     if not line.lstrip(b"\xef\xbb\xbf \t").startswith(b"{"):
         return {}
     try:
-        found = json.loads(line)["id"]
-        json.dumps(found, allow_nan=False)
-        return {"id": found}
+        given = json.loads(line)["id"]
+        json.dumps(given, allow_nan=False)
+        return {"id": given}
     except (ValueError, KeyError, RecursionError):
         return {}
 
 
 def _answer_window(
-    model: Model, taken: list[tuple[dict[str, Any], Example | UserError]]
-) -> tuple[list[dict[str, Any]], Counts]:
+    model: Model, taken: list[tuple[Line, Example | UserError]]
+) -> tuple[list[Line], Counts]:
     examples = [line for _, line in taken if isinstance(line, Example)]
     texts_b = [example.text_b or "" for example in examples] if model.pair else None
     logits = compute_logits(model, [example.text_a for example in examples], texts_b)
-    answers = iter(to_answers(model.labels, logits))
-    objects = []
-    for found, line in taken:
-        if isinstance(line, Example):
-            given = next(answers)
-            rounded = {name: round(score, 6) for name, score in given.scores.items()}
-            layer = {} if given.exit_layer is None else {"exit_layer": given.exit_layer}
-            objects.append({**found, "label": given.label, "scores": rounded, **layer})
-        else:
-            objects.append({**found, "error": str(line)})
-    return objects, Counts(len(taken), len(taken) - len(examples), logits.cut)
+    answers = iter(model.task.to_answers(model.labels, logits.values, logits.exit_layers))
+    objects = [
+        {**own, **(next(answers).as_json() if isinstance(line, Example) else {"error": str(line)})}
+        for own, line in taken
+    ]
+    return objects, Counts(len(taken), len(taken) - len(examples), logits.truncated)

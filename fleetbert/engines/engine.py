@@ -14,7 +14,7 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert.compat import environment, paddle_inference
 from fleetbert.data.batching import Batch
-from fleetbert.data.packing import Places, in_line, places
+from fleetbert.data.packing import PackedLayout, pack, packed_layout
 from fleetbert.engines import exits
 from fleetbert.engines.exits import EarlyExit, Part
 from fleetbert.engines.parts import Parts, Run
@@ -137,7 +137,7 @@ def open_weight_only(folder: Path, device: str, threads: int) -> Run:
 
 
 def open_int8(folder: Path, device: str, threads: int, streams: bool = False) -> Parts:
-    """Open a program that computes in int8 through oneDNN, as `graph.onednn` wrote it.
+    """Open a program that computes in int8 through oneDNN, as `graph.int8` wrote it.
 
     streams: one for each of the threads instead of one for them all.
 
@@ -194,18 +194,18 @@ def open_fused(
     tables = start.tables  # without the parameters: Paddle has copied them
 
     def join(row: Callable[..., Any] | None, rows: Callable[..., Any]) -> Callable[..., Any]:
-        def run(first: np.ndarray, second: np.ndarray, at: Places | None = None) -> Any:
+        def run(first: np.ndarray, second: np.ndarray, at: PackedLayout | None = None) -> Any:
             input_ids = first if tables else second
-            at = at or places(input_ids != pad_id)
+            at = at or packed_layout(input_ids != pad_id)
             length = input_ids.shape[1]
-            if row is not None and at.alone:
+            if row is not None and at.single_row:
                 if tables:
-                    first = embeddings.add_up(tables, first[0], second[0], at.collect[:length])
+                    first = embeddings.add_up(tables, first[0], second[0], at.pack_index[:length])
                 found = row(first[None, :length])
                 return found.reshape(-1, found.shape[-1])
             if tables:
-                ids, types = in_line(first, at), in_line(second, at)
-                first = embeddings.add_up(tables, ids, types, at.collect % length)
+                ids, types = pack(first, at), pack(second, at)
+                first = embeddings.add_up(tables, ids, types, at.pack_index % length)
             given = (getattr(at, name) for name in needed)
             found = rows(first.reshape(*at.shape, -1), *given)
             return found.reshape(-1, found.shape[-1])
@@ -223,14 +223,12 @@ def _open_rest(
     streams: int,
     lend: bool = True,
 ) -> list[Callable[..., Any]]:
-    """Open a program, which is changed for it, that computes from `inputs`; lend: see `_bind`."""
+    """Open a program that computes from `inputs`; lend: see `_bind`."""
     from fleetbert.graph import layouts
-    from fleetbert.graph import program as programs
+    from fleetbert.graph.layouts import convert_layouts_once
+    from fleetbert.graph.reuse import add_in_place, share_variables
 
-    programs.add_in_place(program)  # int8: 1 to 3 % faster
-    # MiniLM in int8: 0.8 GB instead of 1.9, 8 % faster, and 2 to 4 % once kinds of operators share
-    programs.share_variables(program)
-    layouts.settle(program)
+    program = convert_layouts_once(share_variables(add_in_place(program)))
     inference = paddle_inference.import_inference()
     config = inference.Config()
     config.switch_ir_optim(False)
@@ -302,11 +300,11 @@ def _predictor(
         paddle_inference.use_onednn(config)
     with contextlib.ExitStack() as stack:
         if model is not None:
-            from fleetbert.graph import onednn
+            from fleetbert.graph import int8
             from fleetbert.graph import program as programs
 
-            program, parameters = programs.copy(model[0]), model[1]
-            onednn.keep_from_overflow(program, onednn.weight_steps(environment.cpuinfo()))
+            program, parameters = model
+            program = int8.limit_weights(program, int8.weight_steps(environment.cpuinfo()))
             # Files in memory: a buffer is copied six times (BERT-base: 0.4 s instead of 3.8).
             text = stack.enter_context(_memory_file([program.SerializeToString()]))
             data = stack.enter_context(_memory_file(programs.parameter_parts(parameters)))

@@ -5,17 +5,18 @@ from __future__ import annotations
 import time
 import unicodedata
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert.data.read import Table, read
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
-from fleetbert.tasks import metrics
+from fleetbert.tasks import Metrics
 
 # A confusion matrix of more classes does not fit a terminal.
 WIDEST_CONFUSION = 12
+NOT_IN_THE_HEADLINE = ("macro_f1", "texts_per_s", "mean_layers")
 
 
 class Known(NamedTuple):
@@ -39,50 +40,56 @@ def read_known(model: answer.Model, path: str | Path, on_bad_line: str = "stop")
     return Known([example.text_a for example in examples], texts_b, truth, len(table.skipped))
 
 
-def evaluate(model: answer.Model, path: str | Path, on_bad_line: str = "stop") -> dict[str, Any]:
+def evaluate(model: answer.Model, path: str | Path, on_bad_line: str = "stop") -> Metrics:
     """Measures of the model on the table at `path`, ready for JSON.
 
-    Those of `metrics.judge`, and texts_per_s (tokenization to logits), skipped (bad lines), cut
+    Those of the task, and texts_per_s (tokenization to logits), skipped (bad lines), cut
     (texts longer than max_length) and mean_layers (that a text went through; None where all do).
     A line whose label the model does not know is a bad line.
     """
     table = read_known(model, path, on_bad_line)
     with answer.progress(len(table.truth)) as bar:
         start = time.perf_counter()
-        found = answer.compute_logits(model, table.texts_a, table.texts_b, bar.update)
+        logits = answer.compute_logits(model, table.texts_a, table.texts_b, bar.update)
         seconds = time.perf_counter() - start
     return {
-        **metrics.judge(table.truth, found.values, model.labels),
+        **model.task.evaluate(table.truth, logits.values, model.labels),
         "texts_per_s": round(len(table.truth) / seconds, 1),
         "skipped": table.skipped,
-        "cut": found.cut,
-        "mean_layers": None if found.exit_layers is None else float(found.exit_layers.mean()),
+        "cut": logits.truncated,
+        "mean_layers": None if logits.exit_layers is None else float(logits.exit_layers.mean()),
     }
 
 
-def format_report(report: dict[str, Any]) -> str:
+def format_report(report: Metrics) -> str:
     """The measures of `evaluate` for reading, as a few lines."""
-    labels = report["labels"]
-    rows = [["", "precision", "recall", "f1", "texts"]]
-    for label, scores in report["classes"].items():
-        numbers = [f"{scores[name]:.4f}" for name in ("precision", "recall", "f1")]
-        rows.append([label, *numbers, str(scores["support"])])
-    lines = [
-        f"accuracy {report['accuracy']:.4f}   loss {report['loss']:.4f}   "
-        f"{report['n']} texts at {report['texts_per_s']:.0f} texts/s"
-        + (f", {layers:.2f} layers each" if (layers := report["mean_layers"]) else ""),
-        "",
-        *align(rows),
-    ]
-    if len(labels) <= WIDEST_CONFUSION:
-        counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
-        lines += ["", *align([["true \\ answered", *labels], *counts])]
+    speed = f"{report['n']} texts at {report['texts_per_s']:.0f} texts/s" + (
+        f", {layers:.2f} layers each" if (layers := report["mean_layers"]) else ""
+    )
+    metrics = {n: value for n, value in report.items() if isinstance(value, float)}
+    numbers = [f"{n} {value:.4f}" for n, value in metrics.items() if n not in NOT_IN_THE_HEADLINE]
+    lines = ["   ".join([*numbers, speed])]
+    if "classes" in report:
+        lines += ["", *_tables(report)]
     skipped, cut = report["skipped"], report["cut"]
     if skipped:
         lines += ["", f"{skipped} bad line{'s were' if skipped > 1 else ' was'} skipped"]
     if cut:
         lines += ["", f"texts cut to the model's maximum length: {cut}"]
     return "\n".join(lines)
+
+
+def _tables(report: Metrics) -> list[str]:
+    """A classifier's table by class, and its confusion matrix."""
+    rows = [["", "precision", "recall", "f1", "texts"]]
+    for label, scores in report["classes"].items():
+        numbers = [f"{scores[name]:.4f}" for name in ("precision", "recall", "f1")]
+        rows.append([label, *numbers, str(scores["support"])])
+    labels = report["labels"]
+    if len(labels) > WIDEST_CONFUSION:
+        return align(rows)
+    counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
+    return [*align(rows), "", *align([["true \\ answered", *labels], *counts])]
 
 
 def _known(table: Table, labels: Sequence[str], path: str | Path, on_bad_line: str) -> Table:

@@ -24,7 +24,7 @@ from typing import Callable, Iterable, Iterator, List, NamedTuple, Sequence, Uni
 import numpy as np
 
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, needed_length, round_up, row_lengths
-from fleetbert.data.packing import Places, in_line, places
+from fleetbert.data.packing import PackedLayout, pack, packed_layout
 from fleetbert.engines import heads
 from fleetbert.engines.streams import Streams, first_batches
 
@@ -37,7 +37,7 @@ LARGE_SHARE = 0.25
 # A group of layers: (input_ids, token_type_ids, places) of a batch → states for the first one,
 # (states, input_ids, places) for the others; the last gives logits [texts, labels]. States are
 # float32 [tokens, width], in the line that the places describe.
-Group = Callable[[np.ndarray, np.ndarray, Places], np.ndarray]
+Group = Callable[[np.ndarray, np.ndarray, PackedLayout], np.ndarray]
 
 
 class Settings(NamedTuple):
@@ -64,7 +64,7 @@ class _Batch(NamedTuple):
 
     numbers: np.ndarray
     input_ids: np.ndarray
-    places: Places
+    places: PackedLayout
     state: np.ndarray
 
 
@@ -158,7 +158,7 @@ class EarlyExit:
         real = input_ids != self.settings.pad_id
         length = needed_length(real) if self._any_length else real.shape[1]
         ids, types = input_ids[:, :length], types[:, :length]
-        return _Batch(numbers, ids, places(real[:, :length]), types)
+        return _Batch(numbers, ids, packed_layout(real[:, :length]), types)
 
     def _warm_up(self, groups: Sequence[Group]) -> None:
         for ids, types in first_batches(self.settings.pad_id):
@@ -201,7 +201,7 @@ class EarlyExit:
             row[: text.length] = text.input_ids[: text.length]
         numbers = np.array([text.number for text in texts])
         batch = self._batch(numbers, input_ids, input_ids)
-        state = np.zeros((len(batch.places.collect), texts[0].states.shape[1]), np.float32)
+        state = np.zeros((len(batch.places.pack_index), texts[0].states.shape[1]), np.float32)
         for text, (begin,) in zip(texts, batch.places.first.tolist()):
             state[begin : begin + len(text.states)] = text.states
         return batch._replace(state=state)
@@ -279,9 +279,9 @@ def _texts(batch: _Batch, chosen: np.ndarray) -> list[_Text]:
 def of_rows(run: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Group:
     """A group, of one that takes and gives states with padding, float32 [texts, length, width]."""
 
-    def group(first: np.ndarray, second: np.ndarray, at: Places) -> np.ndarray:
-        found = run(first[at.spread] if first.dtype.kind == "f" else first, second)
-        return in_line(found, at) if found.ndim == 3 else found
+    def group(first: np.ndarray, second: np.ndarray, at: PackedLayout) -> np.ndarray:
+        found = run(first[at.unpack_index] if first.dtype.kind == "f" else first, second)
+        return pack(found, at) if found.ndim == 3 else found
 
     return group
 

@@ -3,16 +3,14 @@ where it is served."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.engines.engine import Run
-from fleetbert.errors import UserError
 
-KEY = "golden"  # in a variant's `extra`
 LONGEST = 32  # tokens
 # How far answers may part from those, of the largest golden logit (of 1, where all are smaller).
 # Kernels for other processors round otherwise; in integers a rounding decides more.
@@ -28,8 +26,8 @@ class Golden(NamedTuple):
     bound: float
 
 
-def record(run: Run, max_length: int, vocab_size: int, share: float) -> dict[str, Any]:
-    """What `read` reads: the answers of `run` to a few texts, ready for JSON."""
+def record(run: Run, max_length: int, vocab_size: int, share: float) -> bundles.Golden:
+    """The answers of `run` to a few texts, for the manifest."""
     random = np.random.default_rng(0)
     longest = min(max_length, LONGEST)
     lengths = sorted({3, longest // 2 + 1, longest})
@@ -37,28 +35,17 @@ def record(run: Run, max_length: int, vocab_size: int, share: float) -> dict[str
     for row, length in zip(ids, lengths):
         row[:length] = random.integers(1, vocab_size, length)
     logits = run(ids, np.zeros_like(ids))
-    return {
-        "ids": [row[:length].tolist() for row, length in zip(ids, lengths)],
-        "logits": logits.tolist(),
-        "bound": share * max(1.0, float(np.abs(logits).max())),
-    }
+    return bundles.Golden(
+        ids=[row[:length].tolist() for row, length in zip(ids, lengths)],
+        logits=logits.tolist(),
+        bound=share * max(1.0, float(np.abs(logits).max())),
+    )
 
 
 def read(bundle: bundles.Bundle, variant: str) -> Golden | None:
-    """Of a variant; None if it was made by a fleetbert that kept none. UserError if unreadable."""
-    found = bundle.variant(variant).extra.get(KEY)
-    if found is None:
+    """Of a variant; None if it was made by a fleetbert that kept none."""
+    kept = bundle.variant(variant).golden
+    if kept is None:
         return None
-    try:
-        ids = [np.array(row, np.int32) for row in found["ids"]]
-        logits, bound = np.array(found["logits"], np.float32), float(found["bound"])
-        whole = logits.ndim == 2 and len(logits) == len(ids) and bool(np.isfinite(logits).all())
-        whole &= all(row.ndim == 1 and 0 < row.size <= bundle.max_length for row in ids)
-    except (KeyError, TypeError, ValueError):
-        whole = False
-    if not whole:
-        raise UserError(
-            f"{bundle.root / bundles.MANIFEST}: golden of variant {variant} is no list of texts "
-            "and their logits; restore the file or export again"
-        )
-    return Golden(ids, logits, bound)
+    ids = [np.array(row, np.int32) for row in kept.ids]
+    return Golden(ids, np.array(kept.logits, np.float32), kept.bound)

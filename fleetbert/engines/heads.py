@@ -2,7 +2,7 @@
 
 `heads.safetensors` has the tensors of each as `<layer>.<name>`, layers counted from 1.
 Shapes: states float32 [tokens, width], what the layer gives of the tokens of all texts, in a line
-that `packing.Places` describes.
+that `packing.PackedLayout` describes.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Callable, Mapping
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from fleetbert.data.packing import Places
+from fleetbert.data.packing import PackedLayout
 
 NAME = "heads.safetensors"
 Tensors = Mapping[str, np.ndarray]
 
 
-def pool(states: np.ndarray, places: Places) -> np.ndarray:
+def pool(states: np.ndarray, places: PackedLayout) -> np.ndarray:
     """[CLS] and the mean over a text's tokens side by side: float32 [texts, 2 * width]."""
-    if places.alone:  # one product instead of eight small operations
+    if places.single_row:  # one product instead of eight small operations
         return (_first_and_mean(len(states), places.real.shape[1]) @ states).reshape(1, -1)
     width = states.shape[1]
     both = np.empty((len(places.counts), 2 * width), np.float32)
@@ -43,18 +43,18 @@ def _first_and_mean(line: int, count: int) -> np.ndarray:
     return factors
 
 
-def pooled(tensors: Tensors, states: np.ndarray, places: Places) -> np.ndarray:
+def pooled(tensors: Tensors, states: np.ndarray, places: PackedLayout) -> np.ndarray:
     """Logits [texts, labels] of two linear layers, tanh between them, on `pool`."""
     inner = np.tanh(pool(states, places) @ tensors["inner.weight"] + tensors["inner.bias"])
     return inner @ tensors["out.weight"] + tensors["out.bias"]
 
 
-def fastbert(tensors: Tensors, states: np.ndarray, places: Places) -> np.ndarray:
+def fastbert(tensors: Tensors, states: np.ndarray, places: PackedLayout) -> np.ndarray:
     """Logits [texts, labels] of FastBERT's student classifier (Liu et al. 2020, section 3.1):
     narrow, attend, and classify [CLS], whose answer alone is computed."""
     x = np.tanh(states @ tensors["narrow.weight"] + tensors["narrow.bias"])
-    keys = _split((x @ tensors["key.weight"] + tensors["key.bias"])[places.spread])
-    values = _split((x @ tensors["value.weight"] + tensors["value.bias"])[places.spread])
+    keys = _split((x @ tensors["key.weight"] + tensors["key.bias"])[places.unpack_index])
+    values = _split((x @ tensors["value.weight"] + tensors["value.bias"])[places.unpack_index])
     query = _split(x[places.first] @ tensors["query.weight"] + tensors["query.bias"])
     scores = np.matmul(query, keys.transpose(0, 1, 3, 2)) / np.sqrt(query.shape[-1])
     scores = np.where(places.real[:, None, None], scores, -np.inf)
@@ -76,7 +76,7 @@ def _split(x: np.ndarray) -> np.ndarray:
     return parts.transpose(0, 2, 1, 3)
 
 
-KINDS: dict[str, Callable[[Tensors, np.ndarray, Places], np.ndarray]] = {
+KINDS: dict[str, Callable[[Tensors, np.ndarray, PackedLayout], np.ndarray]] = {
     "pooled": pooled,
     "fastbert": fastbert,
 }

@@ -18,19 +18,18 @@ import numpy as np
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import files
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.engines import answer, engine, evaluate, exits, heads
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import GateFailed, UserError
 from fleetbert.export import lite_opt
 from fleetbert.export.program import CHECKED_SHAPES
-from fleetbert.graph import lite_program, weights
+from fleetbert.graph import groups, lite_program, weights
 from fleetbert.graph import program as programs
 
 TARGETS = ("armv8", "armv7", "x86")
 PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
-KIND = "paddle-lite"
 STATIC = "int8-static"
 EARLY_EXIT = "early-exit-float32"
 MODEL = "model.nb"
@@ -81,14 +80,15 @@ def export_lite(
                 made = _convert(bundle, source, Path(temporary), target, precision, accuracy, early)
             for file in made.converted.folder.iterdir():
                 file.rename(folder / file.name)
-        return bundles.Variant(
+        return made.cls(
             name=name,
-            kind=engine.LITE_EARLY_EXIT if early_exit else KIND,
             made_from=EARLY_EXIT if early_exit else made_from,
             accuracy=made.accuracy,
             runs_on=[target],
             versions={"fleetbert": fleetbert.__version__, **made.converted.versions},
-            extra={"precision": precision, **made.extra, "kernels": made.converted.kernels},
+            precision=precision,
+            kernels=made.converted.kernels,
+            **made.fields,
         )
 
     return bundles.add_variant(path, name, fill)
@@ -111,7 +111,8 @@ class _Converted(NamedTuple):
 class _Made(NamedTuple):
     converted: _Converted
     accuracy: list[bundles.Accuracy]
-    extra: dict[str, Any]
+    fields: dict[str, Any]
+    cls: type[bundles.LiteVariant] | type[bundles.LiteEarlyExitVariant] = bundles.LiteVariant
 
 
 def _check_choice(target: str, precision: str, accuracy: Gate | None, early_exit: bool) -> None:
@@ -180,7 +181,7 @@ def _convert(
     program = programs.read(source / "model.pdmodel")
     arrays = programs.read_parameters(program, source / "model.pdiparams")
     expected = _answers(source, batches)
-    lite_program.rewrite(program, arrays)
+    program = lite_program.for_lite(program, arrays)
     rewritten = _write(temporary / "rewritten", program, arrays)
     _check_same(expected, _answers(rewritten, batches))
     extra: dict[str, Any] = {"rewrites_change_answers": False}
@@ -188,7 +189,7 @@ def _convert(
     if early is not None:
         settings = exits.load_settings(early)
         parts = _cut(program, arrays, settings, temporary)
-        extra.update({"method": "early exit", **settings._asdict()})
+        extra.update(settings._asdict())
     if target == "x86":
         converted = _run_opt(parts, temporary / "x86", "x86", bits, batches)
     else:
@@ -223,7 +224,8 @@ def _convert(
         extra["rounding_changes_logits_by"] = _difference(twin.answers, expected)
     elif early is None:  # a server takes what has this key for float32 in another form
         extra["max_difference_to_float32"] = _difference(twin.answers, expected)
-    return _Made(converted, measured, extra)
+    cls = bundles.LiteVariant if early is None else bundles.LiteEarlyExitVariant
+    return _Made(converted, measured, extra, cls)
 
 
 def _cut(
@@ -233,13 +235,13 @@ def _cut(
     temporary: Path,
 ) -> dict[str, Path]:
     """The folders of the program's groups of layers, by the names of the files they will be."""
-    if settings.ends[-1] != len(programs.layer_outputs(program)):
+    if settings.ends[-1] != len(groups.layer_outputs(program)):
         raise UserError(
             f"the variant {EARLY_EXIT} has {settings.ends[-1]} layers and float32 has "
-            f"{len(programs.layer_outputs(program))}: make {EARLY_EXIT} again"
+            f"{len(groups.layer_outputs(program))}: make {EARLY_EXIT} again"
         )
     parts = {}
-    for end, part in programs.cut_groups(program, settings.ends):
+    for end, part in groups.cut_groups(program, settings.ends):
         own = {name: arrays[name] for name in programs.parameter_names(part)}
         parts[exits.program_name(end, "nb")] = _write(temporary / f"group-{end}", part, own)
     return parts
@@ -316,7 +318,7 @@ def _measure(
 
 def _random_batches(bundle: bundles.Bundle) -> list[lite_opt.Batch]:
     """Token ids of several shapes, and the longest that the engine is ever asked."""
-    vocab_size = Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase).vocab_size
+    vocab_size = tokenizers.open(bundle).vocab_size
     longest = round_up(bundle.max_length, SAFE_LENGTHS)
     random = np.random.default_rng(0)
     return [

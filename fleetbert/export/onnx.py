@@ -11,8 +11,8 @@ import numpy as np
 
 import fleetbert
 from fleetbert import bundle as bundles
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
@@ -45,16 +45,16 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> bundles.Bundle:
                 f"{LARGEST_DIFFERENCE} is allowed), so it was not added to {bundle.root}; "
                 "try another --opset"
             )
-        return bundles.Variant(
+        return bundles.OnnxVariant(
             name="onnx",
-            kind="onnx",
             made_from="float32",
             runs_on=["x86", "gpu", "armv8"],
             versions={
                 "fleetbert": fleetbert.__version__,
                 **{name: version(name) for name in ("paddle2onnx", "onnxruntime")},
             },
-            extra={"opset": opset, "max_difference_to_float32": difference},
+            opset=opset,
+            max_difference_to_float32=difference,
         )
 
     return bundles.add_variant(path, "onnx", fill)
@@ -91,7 +91,7 @@ def _compare(bundle: bundles.Bundle, source: Path, folder: Path) -> float:
     threads = engine.default_threads()
     expected = engine.open_program(source, "cpu", threads)
     found = engine.open_onnx(folder, "cpu", threads)
-    vocab_size = Tokenizer(bundle.vocab_path, bundle.manifest.tokenizer.lowercase).vocab_size
+    vocab_size = tokenizers.open(bundle).vocab_size
     longest = round_up(bundle.max_length, SAFE_LENGTHS)
     random = np.random.default_rng(0)
     difference = 0.0

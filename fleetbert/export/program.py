@@ -12,8 +12,9 @@ import paddle
 
 import fleetbert
 from fleetbert import bundle
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Spec
 from fleetbert.engines import engine, golden
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
@@ -30,11 +31,9 @@ def export_bundle(
     task: str,
     labels: Sequence[str],
     max_length: int,
-    vocab_path: str | os.PathLike[str],
-    lowercase: bool,
+    tokenizer: Spec,
     accuracy: Sequence[bundle.Accuracy] = (),
     made_from: str | None = None,
-    extra: dict | None = None,
 ) -> bundle.Bundle:
     """Write `network` as the `float32` variant of a new bundle at `path`; returns the bundle.
 
@@ -47,19 +46,15 @@ def export_bundle(
     program was found to answer like the network (UserError otherwise).
     """
 
-    vocab_size = Tokenizer(Path(vocab_path), lowercase).vocab_size
+    vocab_size = tokenizers.open(tokenizer).vocab_size
 
     def fill(folder: Path) -> list[bundle.Variant]:
         difference = export_program(
             network, folder / "float32", max_length=max_length, vocab_size=vocab_size
         )
-        kept = {}
-        if labels:
-            kept[golden.KEY] = _golden(network, max_length, vocab_size)
         return [
-            bundle.Variant(
+            bundle.ProgramVariant(
                 name="float32",
-                kind="paddle-inference",
                 made_from=made_from,
                 accuracy=list(accuracy),
                 runs_on=["x86", "gpu", "armv8"],
@@ -67,7 +62,8 @@ def export_bundle(
                     "fleetbert": fleetbert.__version__,
                     "paddlepaddle": paddle.__version__,
                 },
-                extra={"max_difference_to_network": difference, **kept, **(extra or {})},
+                max_difference_to_network=difference,
+                golden=_golden(network, max_length, vocab_size) if labels else None,
             )
         ]
 
@@ -76,8 +72,7 @@ def export_bundle(
         task=task,
         labels=list(labels),
         max_length=max_length,
-        vocab_path=vocab_path,
-        lowercase=lowercase,
+        tokenizer=tokenizer,
         fill=fill,
     )
 
@@ -118,8 +113,7 @@ def save_program(network: paddle.nn.Layer, folder: Path) -> None:
     # Names and gradients of the training program: a pickle that nothing here reads.
     (folder / "model.pdiparams.info").unlink()
     program = programs.read(folder / "model.pdmodel")
-    tidy.tidy(program)
-    programs.write(folder / "model.pdmodel", program)
+    programs.write(folder / "model.pdmodel", tidy.tidy(program))
 
 
 def _compare(network: paddle.nn.Layer, folder: Path, max_length: int, vocab_size: int) -> float:
@@ -138,7 +132,7 @@ def _compare(network: paddle.nn.Layer, folder: Path, max_length: int, vocab_size
     return difference
 
 
-def _golden(network: paddle.nn.Layer, max_length: int, vocab_size: int) -> dict:
+def _golden(network: paddle.nn.Layer, max_length: int, vocab_size: int) -> bundle.Golden:
     """Answers of the network itself, for whoever serves the program."""
 
     def run(input_ids: np.ndarray, token_type_ids: np.ndarray) -> np.ndarray:

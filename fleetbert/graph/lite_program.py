@@ -11,27 +11,24 @@ Each rewrite leaves Paddle's own answers as they are, to the bit; `export.lite` 
 
 from __future__ import annotations
 
-import numpy as np
-
-from fleetbert.compress import dynamic
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
-from fleetbert.graph import tidy, weights
-from fleetbert.graph.program import OpDesc, ProgramDesc
+from fleetbert.graph import weights
+from fleetbert.graph.mul import to_mul
+from fleetbert.graph.program import OpDesc, Parameters, ProgramDesc
+from fleetbert.graph.tidy import give_shapes
 
 COLUMN = "@column"
 # What becomes integers, and the slot of its weight.
 QUANTIZED = {"mul": "Y", "lookup_table": "W"}
 
 
-def rewrite(program: ProgramDesc, arrays: dict[str, np.ndarray]) -> None:
-    """Make the three rewrites in a program whose stored tensors are `arrays`."""
-    tidy.give_shapes(program.blocks[0])
-    dynamic.to_mul(program, arrays)
-    _to_lookup_table(program)
+def for_lite(program: ProgramDesc, arrays: Parameters) -> ProgramDesc:
+    """The program after the three rewrites; `arrays`: its stored tensors."""
+    return _to_lookup_table(to_mul(give_shapes(program), arrays))
 
 
-def quantized_weights(program: ProgramDesc, arrays: dict[str, np.ndarray]) -> list[str]:
+def quantized_weights(program: ProgramDesc, arrays: Parameters) -> list[str]:
     """The matrices that `opt` makes integers of in a rewritten program.
 
     UserError if the program reads one of them twice or in a way in which it would not be widened.
@@ -53,16 +50,15 @@ def quantized_weights(program: ProgramDesc, arrays: dict[str, np.ndarray]) -> li
     return names
 
 
-def as_integers(
-    arrays: dict[str, np.ndarray], names: list[str], bits: int
-) -> dict[str, np.ndarray]:
+def as_integers(arrays: Parameters, names: list[str], bits: int) -> Parameters:
     """The tensors with the float32 values that the integers of `names` stand for, a scale for each
     column: what the engine computes with after `opt` has rounded them."""
     rounded = {name: weights.widen(weights.quantize(arrays[name], 1, bits)) for name in names}
     return {**arrays, **rounded}
 
 
-def _to_lookup_table(program: ProgramDesc) -> None:
+def _to_lookup_table(program: ProgramDesc) -> ProgramDesc:
+    program = programs.copy(program)
     block = program.blocks[0]
     ops: list[OpDesc] = []
     columns: set[str] = set()
@@ -73,9 +69,10 @@ def _to_lookup_table(program: ProgramDesc) -> None:
                 columns.add(ids)
                 ops.append(_column(program, ids))
             op.type = "lookup_table"
-            next(slot for slot in op.inputs if slot.parameter == "Ids").arguments[0] = ids + COLUMN
+            programs.set_argument(op.inputs, "Ids", ids + COLUMN)
         ops.append(op)
     programs.replace_ops(block, ops)
+    return program
 
 
 def _column(program: ProgramDesc, ids: str) -> OpDesc:
@@ -83,14 +80,13 @@ def _column(program: ProgramDesc, ids: str) -> OpDesc:
     block = program.blocks[0]
     source = programs.variable(block, ids)
     rank = len(source.type.lod_tensor.tensor.dims)
-    op = OpDesc(type="unsqueeze2")
-    op.inputs.add(parameter="X").arguments.append(ids)
-    for parameter, name in (("Out", ids + COLUMN), ("XShape", ids + COLUMN + "@shape")):
+    outputs = {"Out": ids + COLUMN, "XShape": ids + COLUMN + "@shape"}
+    op = programs.operator("unsqueeze2", {"X": ids}, outputs)
+    for name in outputs.values():
         variable = programs.copy(source)
         variable.name = name
         variable.ClearField("need_check_feed")
         variable.type.lod_tensor.tensor.dims.append(1)
         block.vars.append(variable)
-        op.outputs.add(parameter=parameter).arguments.append(name)
     programs.set_attribute(op, "axes", [rank])
     return op

@@ -1,4 +1,5 @@
-"""A batch whose texts share rows: the program that computes of them, as `packing.Places` describes.
+"""A batch whose texts share rows: the program that computes of them, as `packing.PackedLayout`
+describes.
 
 Only attention has to know which tokens are of one text, which the mask says. The last layer, which
 computes what the first token of each text asks for, collects these from the rows, puts its
@@ -15,13 +16,14 @@ from typing import Sequence
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import OpDesc, ProgramDesc, VarType
 
-# The inputs that a program may have after its state: fields of `packing.Places`, with their types.
+# The inputs that a program may have after its state: fields of `packing.PackedLayout`, with their
+# types and ranks.
 INPUTS = {
     "mask": (VarType.FP32, 4),
-    "opening": (VarType.INT64, 3),
-    "asked": (VarType.INT64, 3),
-    "answered": (VarType.INT64, 3),
-    "asked_mask": (VarType.FP32, 4),
+    "first_tokens": (VarType.INT64, 3),
+    "queries": (VarType.INT64, 3),
+    "answers": (VarType.INT64, 3),
+    "query_mask": (VarType.FP32, 4),
 }
 
 
@@ -30,50 +32,37 @@ def rewrite(program: ProgramDesc, inputs: Sequence[str]) -> tuple[ProgramDesc, l
     INPUTS that it needs, of one that computes from the states [texts, length, width] and the mask,
     `inputs`.
 
-    Attention has to be as `onednn.merge_transposes` leaves it.
+    Attention has to be as `merge_transposes` leaves it.
     """
     program = programs.copy(program)
     block = program.blocks[0]
     for name, (kind, rank) in INPUTS.items():
-        described = block.vars.add(name=name)
-        described.type.type = VarType.LOD_TENSOR
-        described.type.lod_tensor.tensor.data_type = kind
-        described.type.lod_tensor.tensor.dims.extend([-1] * rank)
+        programs.new_variable(block, name, kind, [-1] * rank)
     taken: dict[str, str] = {}  # of a variable: the entries that are read instead of all
     for layer in programs.attentions(block):
-        _replace(layer.scores, inputs[1], "asked_mask" if layer.one_query else "mask")
+        mask = "query_mask" if layer.one_query else "mask"
+        programs.rename_inputs(layer.scores, {inputs[1]: mask})
         if layer.one_query:
-            taken[programs.argument(layer.query.outputs, "Out")] = "asked"
-            taken[programs.argument(layer.mixed.outputs, "Out")] = "answered"
+            taken[programs.argument(layer.query.outputs, "Out")] = "queries"
+            taken[programs.argument(layer.mixed.outputs, "Out")] = "answers"
     # The first one takes first tokens from rows; one after it, from what they have become.
     for op in [op for op in block.ops if op.type == "slice"][:1]:
         source = programs.argument(op.inputs, "Input")
-        op.CopyFrom(_gather(source, "opening", programs.argument(op.outputs, "Out")))
+        op.CopyFrom(_gather(source, "first_tokens", programs.argument(op.outputs, "Out")))
     ops = []
     for op in block.ops:
-        for name, index in taken.items():
-            _replace(op, name, f"{name}@{index}")
+        programs.rename_inputs(op, {name: f"{name}@{index}" for name, index in taken.items()})
         ops.append(op)
         for name in [name for slot in op.outputs for name in slot.arguments if name in taken]:
             target = f"{name}@{taken[name]}"
             programs.add_variable(block, name, target)
             ops.append(_gather(name, taken[name], target))
     programs.replace_ops(block, ops)
-    outputs = [programs.argument(op.inputs, "X") for op in block.ops if op.type == "fetch"]
     read = {name for op in block.ops for slot in op.inputs for name in slot.arguments}
     needed = [name for name in INPUTS if name in read]
-    return programs.cut(program, [inputs[0], *needed], outputs), needed
+    return programs.cut(program, [inputs[0], *needed], programs.output_names(program)), needed
 
 
 def _gather(source: str, index: str, target: str) -> OpDesc:
     """The operator that takes the entries of the first two dimensions that `index` names."""
-    op = OpDesc(type="gather_nd")
-    op.inputs.add(parameter="X").arguments.append(source)
-    op.inputs.add(parameter="Index").arguments.append(index)
-    op.outputs.add(parameter="Out").arguments.append(target)
-    return op
-
-
-def _replace(op: OpDesc, old: str, new: str) -> None:
-    for slot in op.inputs:
-        slot.arguments[:] = [new if name == old else name for name in slot.arguments]
+    return programs.operator("gather_nd", {"X": source, "Index": index}, {"Out": target})

@@ -1,20 +1,25 @@
 """Paddle programs as data: the ProgramDesc in a .pdmodel file, the tensors in a .pdiparams file.
 
-What the rooms that rewrite programs share. Nothing here runs a program.
+Passes over programs are functions in the files beside this one. A pass returns a program of its own
+and leaves what it was given as it was; parameters are shared, and their arrays are never changed.
 """
 
 from __future__ import annotations
 
-import math
 import struct
 from pathlib import Path
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+from typing import Dict, Iterable, Iterator, NamedTuple, Sequence, TypeVar
 
 import numpy as np
-from paddle.base.proto import framework_pb2
-from paddle.base.proto.framework_pb2 import BlockDesc, OpDesc, ProgramDesc, VarType
 
-DTYPES: dict[Any, np.dtype[Any]] = {
+from fleetbert.graph import framework_pb2
+from fleetbert.graph.framework_pb2 import BlockDesc, OpDesc, ProgramDesc, VarDesc, VarType
+
+# Stored tensors by name.
+Parameters = Dict[str, np.ndarray]
+Message = TypeVar("Message", ProgramDesc, BlockDesc, OpDesc, OpDesc.Var, VarDesc)
+
+DTYPES: dict[VarType.Type, np.dtype] = {
     VarType.FP32: np.dtype("float32"),
     VarType.INT8: np.dtype("int8"),
     VarType.INT16: np.dtype("int16"),
@@ -34,7 +39,7 @@ def write(path: Path, program: ProgramDesc) -> None:
     path.write_bytes(program.SerializeToString())
 
 
-def copy(message: Any) -> Any:
+def copy(message: Message) -> Message:
     """A copy of a protobuf message that no longer depends on where it was."""
     return type(message).FromString(message.SerializeToString())
 
@@ -46,17 +51,71 @@ def replace_ops(block: BlockDesc, ops: Iterable[OpDesc]) -> None:
     block.ops.extend(copies)
 
 
-def argument(slots: Iterable[Any], parameter: str) -> str:
+def argument(slots: Iterable[OpDesc.Var], parameter: str) -> str:
     """The first variable of a slot of an operator: argument(op.inputs, "X")."""
     return next(slot.arguments[0] for slot in slots if slot.parameter == parameter)
 
 
-def variable(block: BlockDesc, name: str) -> Any:
+def arguments(op: OpDesc) -> set[str]:
+    """All variables that an operator reads or writes."""
+    return {name for slot in [*op.inputs, *op.outputs] for name in slot.arguments}
+
+
+def rename_inputs(op: OpDesc, names: dict[str, str]) -> None:
+    """Let an operator read others in place of the variables that are keys of `names`."""
+    for slot in op.inputs:
+        slot.arguments[:] = [names.get(name, name) for name in slot.arguments]
+
+
+def set_argument(slots: Iterable[OpDesc.Var], parameter: str, name: str) -> None:
+    """Let a slot have another variable: set_argument(op.inputs, "X", name)."""
+    next(slot for slot in slots if slot.parameter == parameter).arguments[0] = name
+
+
+def operator(kind: str, inputs: dict[str, str], outputs: dict[str, str]) -> OpDesc:
+    """A new operator with a variable for each of these slots."""
+    op = OpDesc(type=kind)
+    for slot, name in inputs.items():
+        op.inputs.add(parameter=slot).arguments.append(name)
+    for slot, name in outputs.items():
+        op.outputs.add(parameter=slot).arguments.append(name)
+    return op
+
+
+def input_names(program: ProgramDesc) -> list[str]:
+    """The variables that a program is given, in their order."""
+    feeds = [op for op in program.blocks[0].ops if op.type == "feed"]
+    feeds.sort(key=lambda op: attribute(op, "col").i)
+    return [argument(op.outputs, "Out") for op in feeds]
+
+
+def output_names(program: ProgramDesc) -> list[str]:
+    """The variables that a program answers with."""
+    return [argument(op.inputs, "X") for op in program.blocks[0].ops if op.type == "fetch"]
+
+
+def variable(block: BlockDesc, name: str) -> VarDesc:
     """The VarDesc of that name."""
-    return next(found for found in block.vars if found.name == name)
+    return next(described for described in block.vars if described.name == name)
 
 
-def add_variable(block: BlockDesc, like: str, name: str) -> Any:
+def new_variable(block: BlockDesc, name: str, data_type: VarType.Type, dims: Sequence[int]) -> None:
+    """Add a tensor to the block; -1 in dims: of any size."""
+    described = block.vars.add(name=name)
+    described.type.type = VarType.LOD_TENSOR
+    described.type.lod_tensor.tensor.data_type = data_type
+    described.type.lod_tensor.tensor.dims.extend(dims)
+
+
+def keep_variables(block: BlockDesc, names: Iterable[str]) -> None:
+    """Leave these variables in the block and no other."""
+    wanted = set(names)
+    kept = [copy(described) for described in block.vars if described.name in wanted]
+    del block.vars[:]
+    block.vars.extend(kept)
+
+
+def add_variable(block: BlockDesc, like: str, name: str) -> VarDesc:
     """A new variable that is like another but for its name: its VarDesc."""
     new = block.vars.add()
     new.CopyFrom(variable(block, like))
@@ -74,9 +133,13 @@ def consumers(block: BlockDesc, name: str) -> list[OpDesc]:
     return [op for op in block.ops if any(name in slot.arguments for slot in op.inputs)]
 
 
-def attribute(op: OpDesc, name: str) -> Any:
-    """The AttrDesc of that name."""
-    return next(found for found in op.attrs if found.name == name)
+def attribute(op: OpDesc, name: str) -> OpDesc.Attr:
+    """The attribute of that name."""
+    return next(one for one in op.attrs if one.name == name)
+
+
+def has_attribute(op: OpDesc, name: str) -> bool:
+    return any(one.name == name for one in op.attrs)
 
 
 class Attention(NamedTuple):
@@ -92,27 +155,29 @@ class Attention(NamedTuple):
 
     @property
     def one_query(self) -> bool:
-        """Whether only [CLS] asks, as in the last layer after `onednn.first_token_only`."""
+        """Whether only [CLS] asks, as in the last layer after `first_token_only`."""
         three = (self.query, self.key, self.value)
         return len({argument(op.inputs, "Input") for op in three}) > 1
 
 
 def attentions(block: BlockDesc) -> list[Attention]:
     """The attention of all layers, where it is two products and a softmax, in their order."""
-    found = []
+    layers = []
     for softmax in [op for op in block.ops if op.type == "softmax"]:
         scores = producer(block, argument(softmax.inputs, "X"))
         (mixed,) = consumers(block, argument(softmax.outputs, "Out"))
         sides = ((scores, "X"), (scores, "Y"), (mixed, "Y"))
         query, key, value = (producer(block, argument(op.inputs, side)) for op, side in sides)
-        found.append(Attention(query, key, value, scores, softmax, mixed))
-    return found
+        layers.append(Attention(query, key, value, scores, softmax, mixed))
+    return layers
 
 
-def set_attribute(op: OpDesc, name: str, value: bool | int | float | str | list) -> None:
+def set_attribute(
+    op: OpDesc, name: str, value: bool | int | float | str | list[int] | list[float]
+) -> None:
     """Give an operator an attribute; a list is of floats or of ints, as its first entry is."""
-    for index, found in enumerate(op.attrs):
-        if found.name == name:
+    for index, one in enumerate(op.attrs):
+        if one.name == name:
             del op.attrs[index]
             break
     new = op.attrs.add()
@@ -133,33 +198,6 @@ def set_attribute(op: OpDesc, name: str, value: bool | int | float | str | list)
         new.ints.extend(value)
 
 
-def count_layers(program: ProgramDesc) -> int:
-    """Encoder layers of a BERT: each has one softmax, over attention."""
-    return sum(op.type == "softmax" for op in program.blocks[0].ops)
-
-
-def layer_outputs(program: ProgramDesc) -> list[str]:
-    """The variables [texts, length, width] that a BERT's encoder layers give, in their order."""
-    norms = [argument(op.outputs, "Y") for op in program.blocks[0].ops if op.type == "layer_norm"]
-    return norms[2::2]  # the first is the embeddings', then there are two a layer
-
-
-def cut_groups(program: ProgramDesc, ends: Sequence[int]) -> Iterator[tuple[int, ProgramDesc]]:
-    """A BERT in groups of layers, each with the number of its last layer, which `ends` are.
-
-    The first takes input_ids and token_type_ids, the others hidden states and input_ids; the last
-    gives logits, the others hidden states.
-    """
-    layers = layer_outputs(program)
-    fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
-    start = None
-    for end in ends:
-        inputs = ("input_ids", "token_type_ids") if start is None else (start, "input_ids")
-        start = layers[end - 1]
-        output = argument(fetch.inputs, "X") if end == len(layers) else start
-        yield end, cut(program, inputs, [output])
-
-
 def cut(program: ProgramDesc, inputs: Sequence[str], outputs: Sequence[str]) -> ProgramDesc:
     """The part of a program that computes the variables `outputs` from the variables `inputs`."""
     block = program.blocks[0]
@@ -175,140 +213,36 @@ def cut(program: ProgramDesc, inputs: Sequence[str], outputs: Sequence[str]) -> 
     feeds = [port("feed", "feed", name, number) for number, name in enumerate(inputs)]
     fetches = [port("fetch", name, "fetch", number) for number, name in enumerate(outputs)]
     replace_ops(part.blocks[0], [*feeds, *reversed(ops), *fetches])
-    used = {"feed", "fetch"}
-    for op in part.blocks[0].ops:
-        used |= {name for slot in (*op.inputs, *op.outputs) for name in slot.arguments}
-    kept = [copy(found) for found in block.vars if found.name in used]
-    del part.blocks[0].vars[:]
-    part.blocks[0].vars.extend(kept)
+    used = {name for op in part.blocks[0].ops for name in arguments(op)}
+    keep_variables(part.blocks[0], used | {"feed", "fetch"})
     return part
-
-
-def add_in_place(program: ProgramDesc) -> None:
-    """Let the sum of two activations take the memory of one that nothing else reads afterwards.
-
-    It is the first term then, which oneDNN's addition may overwrite.
-    """
-    block = program.blocks[0]
-    ops = list(block.ops)
-    described, last, fixed = _lives(block)
-    places: dict[str, str] = {}  # of sums
-    for number, op in enumerate(ops):
-        if op.type == "elementwise_add":
-            terms = [argument(op.inputs, "X"), argument(op.inputs, "Y")]
-            target = argument(op.outputs, "Out")
-            shapes = [described[n].type.lod_tensor.tensor.dims for n in (*terms, target)]
-            free = [name for name in terms if last[name] == number and name not in fixed]
-            if free and target not in fixed and shapes[0] == shapes[1] == shapes[2]:
-                terms.sort(key=lambda name: name != free[-1])
-                for slot in op.inputs:
-                    slot.arguments[:] = terms[:1] if slot.parameter == "X" else terms[1:]
-                places[target] = places.get(free[-1], free[-1])
-                block.vars.remove(described[target])
-        for slot in [*op.inputs, *op.outputs]:
-            slot.arguments[:] = [places.get(name, name) for name in slot.arguments]
-
-
-# oneDNN's operators that say in which layout an output is, whatever was in its variable before.
-LAID_OUT = {
-    "elementwise_add": "Out",
-    "fc": "Out",
-    "fused_matmul": "Out",
-    "layer_norm": "Y",
-    "quantize": "Output",
-    "softmax": "Out",
-}
-OVERWRITES = ("softmax",)  # operators that may write what they read
-
-
-def share_variables(program: ProgramDesc) -> None:
-    """Let a variable that nothing reads any more be written anew by a later operator: the one that
-    was read last, of which most is in the processor's caches still.
-
-    A variable of Paddle remembers in which layout its memory is. LAID_OUT set that, and share what
-    has as many bytes for each token; others share only what the same kind of operator wrote before,
-    with the same attributes set. Feeds, fetches and parameters stay as they are. (Paddle's own pass
-    for this, `memory_optimize`, does nothing to programs that are opened without the other passes.)
-    """
-    block = program.blocks[0]
-    ops = list(block.ops)
-    described, last, fixed = _lives(block)
-    free: dict[Any, list[str]] = {}
-    shared: dict[str, tuple[Any, str]] = {}
-
-    def give_back(slots: Iterable[Any], number: int) -> None:
-        """Of these slots, what operator `number` is the last to use."""
-        for name in dict.fromkeys(name for slot in slots for name in slot.arguments):
-            if name in shared and last[name] == number:
-                kind, place = shared[name]
-                if place not in free[kind]:
-                    free[kind].append(place)
-
-    for number, op in enumerate(ops):
-        before, after = op.inputs, op.outputs
-        if op.type not in OVERWRITES:
-            before, after = [], [*op.inputs, *op.outputs]
-        give_back(before, number)
-        for slot in op.outputs:
-            for name in slot.arguments:
-                if name not in fixed and name not in shared:
-                    kind = _kind(op, slot.parameter, described[name].type.lod_tensor.tensor)
-                    there = free.setdefault(kind, [])
-                    shared[name] = (kind, there.pop() if there else name)
-        give_back(after, number)
-    for op in ops:
-        for slot in [*op.inputs, *op.outputs]:
-            slot.arguments[:] = [shared[n][1] if n in shared else n for n in slot.arguments]
-    kept = {place for _, place in shared.values()}
-    for name in shared.keys() - kept:
-        block.vars.remove(described[name])
-
-
-def _kind(op: OpDesc, parameter: str, tensor: Any) -> tuple[Any, ...]:
-    """What an output has in common with those whose variable it may take."""
-    if LAID_OUT.get(op.type) != parameter or tensor.data_type not in DTYPES:
-        return (tensor.data_type, *tensor.dims, *_signature(op), parameter)
-    known = [size for size in tensor.dims if size > 0]
-    return len(tensor.dims) - len(known), math.prod(known) * DTYPES[tensor.data_type].itemsize
-
-
-def _lives(block: BlockDesc) -> tuple[dict[str, Any], dict[str, int], set[str]]:
-    """The VarDesc of each variable, the number of the last operator that uses it, and those whose
-    memory is not free to use: feeds, fetches and parameters."""
-    described = {found.name: found for found in block.vars}
-    last = {name: number for number, op in enumerate(block.ops) for name in _arguments(op)}
-    fixed = {name for op in block.ops if op.type in ("feed", "fetch") for name in _arguments(op)}
-    return described, last, fixed | {n for n, found in described.items() if found.persistable}
-
-
-def _arguments(op: OpDesc) -> set[str]:
-    return {name for slot in [*op.inputs, *op.outputs] for name in slot.arguments}
-
-
-def _signature(op: OpDesc) -> tuple[str, ...]:
-    given = (slot.parameter for slot in op.inputs if slot.arguments)
-    return (op.type, *given, *sorted(found.name for found in op.attrs))
 
 
 def port(kind: str, source: str, target: str, number: int) -> OpDesc:
     """The operator through which input or output `number` of a program goes."""
-    op = OpDesc(type=kind)
-    op.inputs.add(parameter="X").arguments.append(source)
-    op.outputs.add(parameter="Out").arguments.append(target)
+    op = operator(kind, {"X": source}, {"Out": target})
     set_attribute(op, "col", number)
     return op
+
+
+def embedding_tables(program: ProgramDesc) -> list[str]:
+    """The tables that a program looks up, most rows first."""
+    block = program.blocks[0]
+    tables = {argument(op.inputs, "W") for op in block.ops if op.type == "lookup_table_v2"}
+    rows = {name: variable(block, name).type.lod_tensor.tensor.dims[0] for name in tables}
+    return sorted(tables, key=lambda name: (-rows[name], name))
 
 
 def parameter_names(program: ProgramDesc) -> list[str]:
     """The names of the stored tensors, in the order of a .pdiparams file."""
     return sorted(
-        found.name
-        for found in program.blocks[0].vars
-        if found.persistable and found.name not in ("feed", "fetch")
+        described.name
+        for described in program.blocks[0].vars
+        if described.persistable and described.name not in ("feed", "fetch")
     )
 
 
-def read_parameters(program: ProgramDesc, path: Path) -> dict[str, np.ndarray]:
+def read_parameters(program: ProgramDesc, path: Path) -> Parameters:
     """The tensors of a .pdiparams file (Paddle's save_combine format) by name."""
     data = memoryview(path.read_bytes())
     arrays = {}
@@ -330,12 +264,12 @@ def read_parameters(program: ProgramDesc, path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-def parameter_bytes(arrays: dict[str, np.ndarray]) -> bytes:
+def parameter_bytes(arrays: Parameters) -> bytes:
     """What a .pdiparams file with these tensors holds."""
     return b"".join(parameter_parts(arrays))
 
 
-def parameter_parts(arrays: dict[str, np.ndarray]) -> Iterator[bytes | memoryview]:
+def parameter_parts(arrays: Parameters) -> Iterator[bytes | memoryview]:
     """The same one tensor after the other, whose bytes are not copied."""
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name]).reshape(np.shape(arrays[name]))

@@ -1,4 +1,4 @@
-"""One text alone: a program for batches of one row without padding.
+"""A program for batches of a single row without padding.
 
 Such a batch needs no mask. So the products for query, key and value become one, and what attention
 does with them becomes Paddle's `self_dp_attention`, which knows no mask: 11 operators a layer
@@ -15,7 +15,7 @@ import numpy as np
 
 from fleetbert.compat import environment
 from fleetbert.graph import program as programs
-from fleetbert.graph.program import OpDesc, ProgramDesc
+from fleetbert.graph.program import OpDesc, Parameters, ProgramDesc
 
 # Paddle 2.6.2 compiles `self_dp_attention` for these and does not ask the processor.
 NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
@@ -38,11 +38,11 @@ def width(program: ProgramDesc) -> int:
 
 
 def rewrite(
-    program: ProgramDesc, parameters: dict[str, np.ndarray], state: str
-) -> tuple[ProgramDesc, dict[str, np.ndarray]]:
+    program: ProgramDesc, parameters: Parameters, state: str
+) -> tuple[ProgramDesc, Parameters]:
     """The program for one row, and its parameters, of one that computes from `state` and a mask.
 
-    Attention has to be two products and a softmax, as `onednn.merge_transposes` leaves it.
+    Attention has to be two products and a softmax, as `merge_transposes` leaves it.
     The result computes from `state` only, float32 [1, length, width].
     """
     program = programs.copy(program)
@@ -58,9 +58,8 @@ def rewrite(
         _, _, heads, size = programs.attribute(scores, "fused_reshape_X").ints
         joined = _join(block, three, parameters)
         programs.set_attribute(joined, "fused_reshape2_shape", [1, -1, 3, heads, size])
-        attention = OpDesc(type="self_dp_attention")
-        attention.inputs.add(parameter="X").arguments.extend(joined.outputs[0].arguments)
-        attention.outputs.add(parameter="Out").arguments.extend(mixed.outputs[0].arguments)
+        source, target = (programs.argument(op.outputs, "Out") for op in (joined, mixed))
+        attention = programs.operator("self_dp_attention", {"X": source}, {"Out": target})
         programs.set_attribute(attention, "head_number", heads)
         alpha = programs.attribute(scores, "matmul_alpha").f
         programs.set_attribute(attention, "alpha", alpha)
@@ -68,14 +67,11 @@ def rewrite(
         ops = [op for op in ops if not any(op is one for one in gone)]
         ops = [joined if op is three[0] else attention if op is mixed else op for op in ops]
     programs.replace_ops(block, ops)
-    outputs = [programs.argument(op.inputs, "X") for op in ops if op.type == "fetch"]
-    program = programs.cut(program, [state], outputs)
+    program = programs.cut(program, [state], programs.output_names(program))
     return program, {name: parameters[name] for name in programs.parameter_names(program)}
 
 
-def _join(
-    block: programs.BlockDesc, three: list[OpDesc], parameters: dict[str, np.ndarray]
-) -> OpDesc:
+def _join(block: programs.BlockDesc, three: list[OpDesc], parameters: Parameters) -> OpDesc:
     """One fc for three of the same input, whose outputs lie side by side; its parameters are added
     to `parameters`."""
     joined = programs.copy(three[0])
@@ -90,7 +86,7 @@ def _join(
     output = programs.argument(joined.outputs, "Out")
     programs.add_variable(block, output, output + JOINED)
     joined.outputs[0].arguments[:] = [output + JOINED]
-    if any(found.name == "Scale_weights" for found in joined.attrs):  # in int8
+    if programs.has_attribute(joined, "Scale_weights"):  # in int8
         scales = [programs.attribute(op, "Scale_weights").floats for op in three]
         programs.set_attribute(joined, "Scale_weights", [one for each in scales for one in each])
     return joined

@@ -1,7 +1,4 @@
-"""What the programs that Paddle 2.6.2 writes need before other tools read them.
-
-Everything here edits a ProgramDesc, the protobuf message inside a .pdmodel file.
-"""
+"""What the programs that Paddle 2.6.2 writes need before other tools read them."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ from fleetbert.graph import program as programs
 from fleetbert.graph.program import BlockDesc, OpDesc, ProgramDesc
 
 
-def tidy(program: ProgramDesc, output: str = "logits") -> None:
-    """Make a program saved by paddle.jit.save (2.6.2) what every reader of bundles takes.
+def tidy(program: ProgramDesc, output: str = "logits") -> ProgramDesc:
+    """A program saved by paddle.jit.save (2.6.2) → what every reader of bundles takes.
 
     - `save` ends a program with a no-op scale per output (normalize_program, "will affect the
       inference performance"), named save_infer_model/scale_0.tmp_0: it goes, and the output gets
@@ -20,27 +17,31 @@ def tidy(program: ProgramDesc, output: str = "logits") -> None:
     - `input_ids == 0` becomes a fill_constant of shape [], which Paddle Lite (2.12 to 2.14rc0)
       and the quantization passes refuse: shape [1] computes the same.
     """
+    program = give_shapes(program)
     block = program.blocks[0]
     _remove_identities(block)
-    fetch = next(op for op in block.ops if op.type == "fetch")
-    _rename(block, fetch.inputs[0].arguments[0], output)
-    give_shapes(block)
-    _drop_unused_variables(block)
+    _rename(block, programs.output_names(program)[0], output)
+    used = {name for op in block.ops for name in programs.arguments(op)}
+    stored = {described.name for described in block.vars if described.persistable}
+    programs.keep_variables(block, used | stored)
+    return program
 
 
-def give_shapes(block: BlockDesc) -> None:
-    """Let each fill_constant of shape [] have shape [1]."""
+def give_shapes(program: ProgramDesc) -> ProgramDesc:
+    """The program with shape [1] for each fill_constant of shape []."""
+    program = programs.copy(program)
+    block = program.blocks[0]
     for op in block.ops:
         if op.type == "fill_constant":
             _give_shape(block, op)
+    return program
 
 
 def _remove_identities(block: BlockDesc) -> None:
     same_as: dict[str, str] = {}
     kept = []
     for op in block.ops:
-        for slot in op.inputs:
-            slot.arguments[:] = [same_as.get(name, name) for name in slot.arguments]
+        programs.rename_inputs(op, same_as)
         if _is_identity(op):
             same_as[programs.argument(op.outputs, "Out")] = programs.argument(op.inputs, "X")
         else:
@@ -61,13 +62,12 @@ def _is_identity(op: OpDesc) -> bool:
 
 
 def _give_shape(block: BlockDesc, op: OpDesc) -> None:
-    shape = next(attribute for attribute in op.attrs if attribute.name == "shape")
+    shape = programs.attribute(op, "shape")
     fed = any(slot.arguments for slot in op.inputs)  # a shape that is computed
     if shape.longs or fed:
         return
     shape.longs.append(1)
-    name = programs.argument(op.outputs, "Out")
-    variable = next(variable for variable in block.vars if variable.name == name)
+    variable = programs.variable(block, programs.argument(op.outputs, "Out"))
     variable.type.lod_tensor.tensor.dims[:] = [1]
 
 
@@ -78,16 +78,3 @@ def _rename(block: BlockDesc, old: str, new: str) -> None:
     for variable in block.vars:
         if variable.name == old:
             variable.name = new
-
-
-def _drop_unused_variables(block: BlockDesc) -> None:
-    used = {
-        name for op in block.ops for slot in [*op.inputs, *op.outputs] for name in slot.arguments
-    }
-    kept = [
-        programs.copy(variable)
-        for variable in block.vars
-        if variable.name in used or variable.persistable
-    ]
-    del block.vars[:]
-    block.vars.extend(kept)

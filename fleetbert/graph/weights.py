@@ -16,6 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from fleetbert.graph import program as programs
+from fleetbert.graph.program import Parameters, ProgramDesc
 
 NAME = "weights.safetensors"
 SCALE = "@scale"
@@ -51,17 +52,17 @@ def largest(bits: int) -> int:
     return 2 ** (bits - 1) - 1
 
 
-def save(folder: Path, quantized: dict[str, Quantized], others: dict[str, np.ndarray]) -> None:
+def save(folder: Path, quantized: dict[str, Quantized], others: Parameters) -> None:
     """Write weights.safetensors: quantized tensors and all others by name."""
     tensors = {name: np.ascontiguousarray(array) for name, array in others.items()}
     for name, (integers, scales, _) in quantized.items():
         tensors[name] = np.ascontiguousarray(integers)
         tensors[name + SCALE] = scales
-    axes = {name: found.axis for name, found in quantized.items()}
+    axes = {name: one.axis for name, one in quantized.items()}
     save_file(tensors, folder / NAME, metadata={"axes": json.dumps(axes)})
 
 
-def load(folder: Path) -> tuple[dict[str, Quantized], dict[str, np.ndarray]]:
+def load(folder: Path) -> tuple[dict[str, Quantized], Parameters]:
     """What `save` wrote."""
     with safe_open(folder / NAME, framework="numpy") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -73,7 +74,7 @@ def load(folder: Path) -> tuple[dict[str, Quantized], dict[str, np.ndarray]]:
     return quantized, tensors
 
 
-def parameters(folder: Path, program: programs.ProgramDesc) -> dict[str, np.ndarray]:
+def parameters(folder: Path, program: ProgramDesc) -> Parameters:
     """The tensors that `program` stores, from the folder's weights.safetensors.
 
     A quantized weight comes as the program declares it: as integers, or widened to float32.
@@ -81,17 +82,14 @@ def parameters(folder: Path, program: programs.ProgramDesc) -> dict[str, np.ndar
     return pick(*load(folder), program)
 
 
-def pick(
-    quantized: dict[str, Quantized], others: dict[str, np.ndarray], program: programs.ProgramDesc
-) -> dict[str, np.ndarray]:
+def pick(quantized: dict[str, Quantized], others: Parameters, program: ProgramDesc) -> Parameters:
     """The same of what `load` gave."""
     arrays = {}
     for name in programs.parameter_names(program):
         described = programs.variable(program.blocks[0], name).type.lod_tensor.tensor
         if name in quantized:
-            found = quantized[name]
             is_float = described.data_type == programs.VarType.FP32
-            arrays[name] = widen(found) if is_float else found.integers
+            arrays[name] = widen(quantized[name]) if is_float else quantized[name].integers
         elif name.endswith(SCALE) and name[: -len(SCALE)] in quantized:
             arrays[name] = quantized[name[: -len(SCALE)]].scales.reshape(described.dims)
         else:

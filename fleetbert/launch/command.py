@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.machinery
+import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 from fleetbert.compat import environment
+from fleetbert.config import loading
 from fleetbert.errors import UserError
 from fleetbert.launch import remains
 from fleetbert.launch.job import Job
 from fleetbert.launch.output import Output
+
+log = logging.getLogger(__name__)
 
 HANG_TIMEOUT = 3600.0  # seconds: reading a large table, too, may take long without a word
 
@@ -59,7 +65,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"end a job that shows no progress for so long ({HANG_TIMEOUT:.0f}; 0: never)",
     )
-    parser.add_argument("--log_dir", default="log", metavar="DIR", help="for the logs (log)")
+    parser.add_argument(
+        "--log_dir",
+        metavar="DIR",
+        help="for the logs (OUTPUT_DIR/log of the job's --config; without one a temporary folder)",
+    )
     parser.add_argument("script", nargs="?", help="what each process runs")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="its arguments")
 
@@ -67,9 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the job; returns its exit code."""
     _check(arguments)
+    script = _script(arguments)
+    if arguments.log_dir is None:
+        arguments.log_dir = _log_dir(_words(arguments))
     if arguments.ranks is not None:
-        _become_paddles_launcher(arguments)
-    command = [sys.executable, "-u", *_script(arguments)]
+        _become_paddles_launcher(arguments, script)
+    command = [sys.executable, "-u", *script]
     _fill_standard_streams()
     output = Output(Path(arguments.log_dir))
     try:
@@ -85,6 +98,21 @@ def run(arguments: argparse.Namespace) -> int:
             ).run()
     finally:
         output.close()
+
+
+def _log_dir(words: list[str]) -> str:
+    """Where the logs of a script with these arguments go: into the output_dir of its job, or, where
+    the script is not one of fleetbert's, into a temporary folder that a line names."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    known, others = parser.parse_known_args(words)
+    if known.config is not None:
+        overrides = [word for word in others if "=" in word and not word.startswith("-")]
+        with contextlib.suppress(UserError):  # which the job itself says
+            return str(Path(loading.output_dir(known.config, overrides)) / "log")
+    folder = tempfile.mkdtemp(prefix="fleetbert-log-")
+    log.info(f"logs: {folder}")
+    return folder
 
 
 def _fill_standard_streams() -> None:
@@ -166,11 +194,10 @@ def _words(arguments: argparse.Namespace) -> list[str]:
     return list(arguments.words)
 
 
-def _become_paddles_launcher(arguments: argparse.Namespace) -> None:
+def _become_paddles_launcher(arguments: argparse.Namespace, script: list[str]) -> None:
     environ = dict(os.environ)
     if not environment.started_with("OMP_NUM_THREADS", os.getpid()):
         environ.pop("OMP_NUM_THREADS", None)  # which is for one process: ranks share it out
-    script = _script(arguments)
     if script[0] == "-m":  # what does not end in .py, Paddle's launcher runs as a program
         script = [sys.executable, "-u", *script]
     options = ["--nproc_per_node", str(arguments.ranks), "--log_dir", arguments.log_dir]

@@ -1,3 +1,3 @@
-"""BERT from PaddleNLP, its heads, loading of weights; knows nothing of devices or parallelism."""
+"""The networks: encoders, heads, and loading of weights; no devices, no parallelism."""
 
 from fleetbert.compat import prepared  # noqa: F401  before any `import paddle` in here

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fleetbert import bundle as bundles
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data import tokenizers
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
+from fleetbert.models.encoders import Shape
 from fleetbert.models.weights import Source
 
 # Of one layer, in the order in which its forward uses them.
@@ -50,7 +51,7 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
     norm = next(op for op in block.ops if op.type == "layer_norm")
     words, positions, types = (tensors[f"bert.embeddings.{n}.weight"] for n in EMBEDDINGS)
     kept, width = heads.ints[2:]
-    shape: dict[str, object] = {
+    shape: Shape = {
         "vocab_size": len(words),
         "hidden_size": words.shape[1],
         "num_hidden_layers": (len(found.linear) - 2) // len(LAYER_LINEAR),
@@ -63,11 +64,9 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
         "max_position_embeddings": len(positions),
         "type_vocab_size": len(types),
         "layer_norm_eps": programs.attribute(norm, "epsilon").f,
-        "pad_token_id": Tokenizer(bundle.vocab_path, True).pad_id,
+        "pad_token_id": tokenizers.open(bundle).pad_id,
     }
-    return Source(
-        str(bundle.root), shape, bundle.vocab_path, bundle.manifest.tokenizer.lowercase, tensors
-    )
+    return Source(str(bundle.root), shape, bundle.tokenizer, tensors)
 
 
 def names(program: ProgramDesc, where: str) -> Names:

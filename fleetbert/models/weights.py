@@ -1,71 +1,36 @@
-"""Where a network's weights come from, and saving them in Hugging Face's format.
-
-Tensors are NumPy arrays under PaddleNLP's names (`bert.encoder.layers.0...`). Linear weights are
-(in, out) there and (out, in) in Hugging Face's files, so they are transposed on the way.
-"""
+"""Where a network's weights come from, and saving them as transformers opens them."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence, cast
 
 import numpy as np
 import paddle
 from paddle import nn
+from safetensors.numpy import load_file, save_file
 
 from fleetbert import config as schema
 from fleetbert.compat.paddlenlp import BertConfig, BertModel, BertTokenizer
+from fleetbert.data import tokenizers
+from fleetbert.data.tokenizers import Spec
 from fleetbert.errors import UserError
-
-# The fields of a BERT's config.json that shape the network.
-SHAPE_FIELDS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "hidden_act",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "max_position_embeddings",
-    "type_vocab_size",
-    "initializer_range",
-    "layer_norm_eps",
-    "pad_token_id",
-)
-
-# Hugging Face's piece of a name -> PaddleNLP's. In this order.
-RENAMED = (
-    ("encoder.layer.", "encoder.layers."),
-    ("attention.self.query", "self_attn.q_proj"),
-    ("attention.self.key", "self_attn.k_proj"),
-    ("attention.self.value", "self_attn.v_proj"),
-    ("attention.output.dense", "self_attn.out_proj"),
-    ("attention.output.LayerNorm", "norm1"),
-    ("intermediate.dense", "linear1"),
-    ("predictions.transform.dense", "predictions.transform"),
-    ("predictions.transform.LayerNorm", "predictions.layer_norm"),
-    ("embeddings.LayerNorm", "embeddings.layer_norm"),
-    ("output.LayerNorm", "norm2"),
-    ("output.dense", "linear2"),
-)
-
-# Not part of the encoder: fresh where the weights lack them, left out where the task has no use.
-HEADS = ("bert.pooler.", "classifier.", "cls.", "qa_outputs.")
+from fleetbert.models import encoders
+from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
 
 
 class Source(NamedTuple):
-    """What `model.init` names: the shape, the vocabulary and perhaps the weights."""
+    """What `model.init` names: the shape, the tokenizer and perhaps the weights; and the family
+    that the weights are saved in."""
 
     name: str
-    shape: dict[str, object]  # fields of BertConfig
-    vocab: Path
-    lowercase: bool
-    tensors: dict[str, np.ndarray] | None  # None: fresh weights
+    shape: Shape
+    tokenizer: Spec
+    tensors: Tensors | None  # by the network's names; None: fresh weights
+    family: Family = BERT
 
 
 class LoadReport(NamedTuple):
@@ -76,7 +41,7 @@ class LoadReport(NamedTuple):
 
 
 def open_source(model: schema.Model) -> Source:
-    """Find what `model.init` names. Raises UserError when it is not there or not a BERT."""
+    """Find what `model.init` names. Raises UserError when it is not there or of no family."""
     if model.init == "random":
         source = _random(model)
     elif model.init.startswith("package:"):
@@ -87,26 +52,22 @@ def open_source(model: schema.Model) -> Source:
         raise UserError(f"model.init: the folder {model.init} does not exist")
     else:
         source = _paddlenlp(model.init)
-    if model.vocab is not None:
-        source = source._replace(vocab=Path(model.vocab))
-    if model.lowercase is not None:
-        source = source._replace(lowercase=model.lowercase)
+    tokenizer = tokenizers.changed(source.tokenizer, model.vocab, model.lowercase)
+    shape = source.shape.copy()
     if model.dropout is not None:
-        rates = {
-            "hidden_dropout_prob": model.dropout,
-            "attention_probs_dropout_prob": model.dropout,
-        }
-        source = source._replace(shape={**source.shape, **rates})
-    if not source.vocab.is_file():
-        raise UserError(f"model.vocab: the file {source.vocab} does not exist")
-    return source
+        shape["hidden_dropout_prob"] = shape["attention_probs_dropout_prob"] = model.dropout
+    for path in tokenizer.files.values():
+        if not path.is_file():
+            raise UserError(f"model.vocab: the file {path} does not exist")
+    return source._replace(tokenizer=tokenizer, shape=shape)
 
 
 def bert_config(source: Source, num_labels: int, vocab_size: int) -> BertConfig:
     """PaddleNLP's config for a source. The vocabulary must fit into the word embeddings."""
-    if vocab_size > int(source.shape["vocab_size"]):  # type: ignore[call-overload]
+    if vocab_size > source.shape["vocab_size"]:
+        vocab = next(iter(source.tokenizer.files.values()))
         raise UserError(
-            f"model.vocab: {source.vocab} has {vocab_size} tokens, but the weights of "
+            f"model.vocab: {vocab} has {vocab_size} tokens, but the weights of "
             f"{source.name} have embeddings for {source.shape['vocab_size']}"
         )
     return BertConfig(num_labels=num_labels, **source.shape)
@@ -155,36 +116,23 @@ def load(network: nn.Layer, source: Source) -> LoadReport:
 def save_folder(
     network: nn.Layer, source: Source, folder: Path, labels: Sequence[str] = ()
 ) -> None:
-    """Write the network's weights as a Hugging Face folder that `model.init` and others can read:
-    config.json, vocab.txt, tokenizer_config.json, model.safetensors."""
-    from safetensors.numpy import save_file
-
+    """Write the network's weights as a folder of the source's family that `model.init` and
+    transformers can read: config.json, model.safetensors, and the tokenizer's files."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {n: t.astype("float32").numpy() for n, t in network.network.state_dict().items()}
     for tied in ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"):
         state.pop(tied, None)
-    save_file(
-        {_to_hugging_face(n): _turn(n, a) for n, a in state.items()},
-        folder / "model.safetensors",
-        metadata={"format": "pt"},  # transformers refuses a file without
-    )
-    architecture = (
-        "BertForMaskedLM"
-        if "cls.predictions.decoder_bias" in state
-        else "BertForSequenceClassification"
-    )
-    shape = {**source.shape, "architectures": [architecture], "model_type": "bert"}
+    fields, tensors = encoders.write(source.family, Loaded(state, source.shape), network.head)
+    # transformers refuses a file without `format`
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     if labels:
-        shape["id2label"] = {str(number): label for number, label in enumerate(labels)}
-        shape["label2id"] = {label: number for number, label in enumerate(labels)}
-    (folder / "config.json").write_text(json.dumps(shape, indent=2) + "\n")
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({"do_lower_case": source.lowercase, "tokenizer_class": "BertTokenizer"}) + "\n"
-    )
-    shutil.copyfile(source.vocab, folder / "vocab.txt")
+        fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
+        fields["label2id"] = {label: number for number, label in enumerate(labels)}
+    (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    tokenizers.save(source.tokenizer, folder)
 
 
-def _tied(name: str, tensors: dict[str, np.ndarray]) -> bool:
+def _tied(name: str, tensors: Tensors) -> bool:
     partner = {
         "cls.predictions.decoder.bias": "cls.predictions.decoder_bias",
         "cls.predictions.decoder_bias": "cls.predictions.decoder.bias",
@@ -199,7 +147,7 @@ def _random(model: schema.Model) -> Source:
         raise UserError(f"model.vocab: the file {vocab} does not exist")
     with vocab.open(encoding="utf-8") as lines:
         vocab_size = sum(1 for _ in lines)
-    shape: dict[str, object] = {
+    shape: Shape = {
         "vocab_size": vocab_size,
         "num_hidden_layers": model.num_hidden_layers,
         "hidden_size": model.hidden_size,
@@ -208,7 +156,7 @@ def _random(model: schema.Model) -> Source:
         "type_vocab_size": 2,
         "layer_norm_eps": 1e-12,
     }
-    return Source("random", shape, vocab, True, None)
+    return Source("random", shape, tokenizers.of_vocab(vocab, True), None)
 
 
 def _package_folder(package: str) -> Path:
@@ -224,33 +172,41 @@ def _package_folder(package: str) -> Path:
         )
     for root in spec.submodule_search_locations:
         for found in sorted(Path(root).rglob("config.json")):
-            if json.loads(found.read_text()).get("model_type") == "bert":
+            if json.loads(found.read_text()).get("model_type") in families.names():
                 return found.parent
-    raise UserError(f"model.init: the Python package {package} holds no BERT (no config.json)")
+    raise UserError(f"model.init: the Python package {package} holds no {_titles()}")
+
+
+def _titles() -> str:
+    return " and no ".join(family.title for family in families.values())
 
 
 def _folder(folder: Path, name: str) -> Source:
     fields = _read_json(folder / "config.json", name)
-    if fields.get("model_type", "bert") != "bert":
-        raise UserError(f"model.init {name}: is a {fields['model_type']}, only BERT is supported")
-    if fields.get("position_embedding_type", "absolute") != "absolute":
-        raise UserError(f"model.init {name}: relative position embeddings are not supported")
-    lowercase = True
-    tokenizer = folder / "tokenizer_config.json"
-    if tokenizer.is_file():
-        lowercase = bool(_read_json(tokenizer, name).get("do_lower_case", True))
-    tensors = _read_tensors(folder, name)
-    shape = {field: fields[field] for field in SHAPE_FIELDS if field in fields}
-    words = tensors.get("bert.embeddings.word_embeddings.weight")
-    if words is None:
-        raise UserError(f"model.init {name}: its weights hold no embeddings.word_embeddings.weight")
-    shape.setdefault("vocab_size", words.shape[0])
-    return Source(name, shape, folder / "vocab.txt", lowercase, tensors)
-
-
-def _read_json(path: Path, name: str) -> dict[str, Any]:
+    model_type = fields.get("model_type", BERT.model_type)
+    if model_type not in families.names():
+        known = ", ".join(family.title for family in families.values())
+        raise UserError(f"model.init {name}: is a {model_type}, only {known} is supported")
+    family = families.get(model_type)
+    reason = family.cannot(fields)
+    if reason:
+        raise UserError(f"model.init {name}: {reason}")
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        tokenizer = tokenizers.find(folder)
+    except UserError as error:
+        raise UserError(f"model.init {name}: {error}") from error
+    files = _read_tensors(folder, name)
+    try:
+        tensors, shape = encoders.read(family, fields, files)
+    except KeyError as error:
+        lacking = str(error.args[0])[len(encoders.ENCODER) :]
+        raise UserError(f"model.init {name}: its weights hold no {lacking}") from error
+    return Source(name, shape, tokenizer, tensors, family)
+
+
+def _read_json(path: Path, name: str) -> Fields:
+    try:
+        fields: Fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"model.init {name}: {path} cannot be read: {error}") from error
     if not isinstance(fields, dict):
@@ -258,38 +214,30 @@ def _read_json(path: Path, name: str) -> dict[str, Any]:
     return fields
 
 
-def _read_tensors(folder: Path, name: str) -> dict[str, np.ndarray]:
+def _read_tensors(folder: Path, name: str) -> Tensors:
+    """The weights in a folder, as its file names and lays them out."""
     hugging_face, paddlenlp = folder / "model.safetensors", folder / "model_state.pdparams"
+    if not (hugging_face.is_file() or paddlenlp.is_file()):
+        raise UserError(
+            f"model.init {name}: {folder} holds neither model.safetensors (Hugging Face) "
+            "nor model_state.pdparams (PaddleNLP); save the model in one of these formats"
+        )
     try:
-        if hugging_face.is_file():
-            from safetensors.numpy import load_file
-
-            read = load_file(hugging_face)
-        elif paddlenlp.is_file():
-            read = paddle.load(str(paddlenlp), return_numpy=True)
-        else:
-            raise UserError(
-                f"model.init {name}: {folder} holds neither model.safetensors (Hugging Face) "
-                "nor model_state.pdparams (PaddleNLP); save the model in one of these formats"
-            )
-    except UserError:
-        raise
+        tensors: Tensors = (
+            load_file(hugging_face)
+            if hugging_face.is_file()
+            else paddle.load(str(paddlenlp), return_numpy=True)
+        )
     except Exception as error:  # both libraries raise types of their own
         raise UserError(f"model.init {name}: its weights cannot be read: {error}") from error
-    turned = not any("encoder.layers." in tensor for tensor in read)
-    tensors = {}
-    for old, array in read.items():
-        if old.endswith("position_ids"):  # a buffer of old versions, not a weight
-            continue
+    # position_ids is a buffer of old versions, not a weight.
+    tensors = {n: array for n, array in tensors.items() if not n.endswith("position_ids")}
+    for tensor, array in tensors.items():
         if not np.isfinite(array).all():
             raise UserError(
-                f"model.init {name}: {old} in its weights holds NaN or infinite values; take "
+                f"model.init {name}: {tensor} in its weights holds NaN or infinite values; take "
                 "another copy of them"
             )
-        new = _to_paddlenlp(old) if turned else old
-        if not new.startswith(("bert.", "classifier.", "cls.", "qa_outputs.")):
-            new = "bert." + new
-        tensors[new] = _turn(new, array) if turned else array
     return tensors
 
 
@@ -306,28 +254,7 @@ def _paddlenlp(name: str) -> Source:
         ) from error
     folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
     tokenizer.save_resources(str(folder))
-    shape = {field: getattr(network.config, field) for field in SHAPE_FIELDS}
+    shape = cast(Shape, {field: getattr(network.config, field) for field in encoders.FIELDS})
     tensors = {"bert." + n: t.numpy() for n, t in network.state_dict().items()}
-    return Source(name, shape, folder / "vocab.txt", bool(tokenizer.do_lower_case), tensors)
-
-
-def _to_paddlenlp(name: str) -> str:
-    for hugging_face, paddlenlp in RENAMED:
-        name = name.replace(hugging_face, paddlenlp)
-    # Old checkpoints call LayerNorm's weight and bias gamma and beta.
-    name = name.replace(".gamma", ".weight").replace(".beta", ".bias")
-    return "cls.predictions.decoder_bias" if name == "cls.predictions.bias" else name
-
-
-def _to_hugging_face(name: str) -> str:
-    if name == "cls.predictions.decoder_bias":
-        return "cls.predictions.bias"
-    for hugging_face, paddlenlp in RENAMED:
-        name = name.replace(paddlenlp, hugging_face)
-    return name
-
-
-def _turn(name: str, array: np.ndarray) -> np.ndarray:
-    """Transpose the weight of a Linear layer; embeddings and vectors stay."""
-    tied = "embeddings" in name or name == "cls.predictions.decoder.weight"
-    return np.ascontiguousarray(array.T) if array.ndim == 2 and not tied else array
+    spec = tokenizers.of_vocab(folder / "vocab.txt", bool(tokenizer.do_lower_case))
+    return Source(name, shape, spec, tensors)

@@ -1,1 +1,32 @@
-"""What an answer is: labels, the arrays of a step, figures. No Paddle."""
+"""What a model learns and answers, a file for each kind. No Paddle.
+
+A kind from outside the package is a class below `Task`, of which one is given to `register`, and
+its objective to `fleetbert.train.objectives.register`. Clicks (`ctr`) are not of texts: their task
+stands in `train.ctr` as a whole.
+"""
+
+from __future__ import annotations
+
+from fleetbert import task_names
+from fleetbert.registry import Registry
+from fleetbert.tasks.classification import CLASSIFICATION, PAIR_CLASSIFICATION
+from fleetbert.tasks.masked_words import MASKED_WORDS
+from fleetbert.tasks.task import Answer, Arrays, Criterion, Metrics, Part, Task, Tensor
+
+__all__ = ["Answer", "Arrays", "Criterion", "Metrics", "Part", "Task", "Tensor", "get", "register"]
+
+_tasks: Registry[Task] = Registry(
+    "task.name",
+    {task.name: task for task in (CLASSIFICATION, PAIR_CLASSIFICATION, MASKED_WORDS)},
+)
+
+
+def register(task: Task) -> None:
+    """Add a kind of task: jobs and bundles may name it from now on."""
+    task_names.PAIRS[task.name] = task.pair
+    _tasks.add(task.name, task)
+
+
+def get(name: str) -> Task:
+    """The task of texts that `task.name` of a job or a bundle names."""
+    return _tasks.get(name)

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Dict
+from typing import Any, Dict, Protocol, Sequence
 
 import numpy as np
 
 from fleetbert import config as schema
-from fleetbert.data import batching, cache, masking
+from fleetbert.data import batching, cache
 from fleetbert.data.split import Split
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 
+# A step's arrays by name, see `Labelled`; what a task has besides is its own affair.
 Arrays = Dict[str, Any]
+
+
+class Collector(Protocol):
+    """What makes a step's arrays. It can be sent to another process."""
+
+    def plan(self, epoch: int) -> batching.Plan:
+        """The examples of each optimizer step of an epoch, the same whenever it is called."""
+
+    def micro_batches(
+        self, indices: np.ndarray, epoch: int, parts: int, shard: slice
+    ) -> list[Arrays]:
+        """A rank's `shard` of a step's examples, which are cut into `parts`, in each of which a
+        rank needs something: the losses of all parts add up to the step's mean."""
 
 
 class Labelled:
@@ -29,14 +43,14 @@ class Labelled:
     def lengths(self) -> np.ndarray:
         return self.split.encodings.lengths
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> Arrays:
         """Without a split that is cached: another process maps it itself."""
         split = self.split
         place = None if split.folder is None else (split.name, split.folder)
         state = {"job": self.job, "tokenizer": self.tokenizer, "place": place}
         return state if place else {**state, "split": split}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: Arrays) -> None:
         place = state.pop("place")
         self.__dict__.update(state)
         if place:
@@ -56,20 +70,20 @@ class Labelled:
         )
 
     def micro_batches(
-        self, indices: np.ndarray, epoch: int, parts: int, mine: slice
+        self, indices: np.ndarray, epoch: int, parts: int, shard: slice
     ) -> list[Arrays]:
-        """A rank's share (`mine`) of a step's texts, which are cut into `parts`. The weights in
+        """A rank's `shard` of a step's texts, which are cut into `parts`. The weights in
         it make the losses of all parts add up to the step's mean."""
         shares = batching.share(indices, self.lengths, parts)
         packed = self.job.data.batching == "pack"
-        return [self.arrays(part, weight, indices, epoch, packed) for part, weight in shares[mine]]
+        return [self.arrays(part, weight, indices, epoch, packed) for part, weight in shares[shard]]
 
     def arrays(
         self, part: np.ndarray, weight: np.ndarray, step: np.ndarray, epoch: int, packed: bool
     ) -> Arrays:
         batch = self.collate(self.split.encodings.ids, part, packed)
         return {
-            "inputs": _inputs(batch, "first"),
+            "inputs": network_inputs(batch, first=True),
             "labels": self.split.labels[part][batch.order],
             "weight": weight[batch.order] / np.float32(len(step)),
             "texts": part[batch.order],
@@ -77,7 +91,11 @@ class Labelled:
             "n_tokens": batch.n_tokens,
         }
 
-    def collate(self, ids: Any, part: np.ndarray, packed: bool) -> batching.Batch:
+    def whole(self, part: np.ndarray) -> Arrays:
+        """Of texts of an evaluation, which count alike."""
+        return self.arrays(part, np.ones(len(part), np.float32), part, -1, False)
+
+    def collate(self, ids: Sequence[np.ndarray], part: np.ndarray, packed: bool) -> batching.Batch:
         return batching.collate(
             self.split.encodings._replace(ids=ids),
             part,
@@ -87,47 +105,9 @@ class Labelled:
         )
 
 
-class Masked(Labelled):
-    """Texts with some words hidden. `labels` and `weight` are of the hidden words, whose places
-    are `inputs["positions"]`."""
-
-    def arrays(
-        self, part: np.ndarray, weight: np.ndarray, step: np.ndarray, epoch: int, packed: bool
-    ) -> Arrays:
-        masked = {int(i): self.mask(int(i), epoch) for i in step}
-        batch = self.collate({i: ids for i, (ids, _, _) in masked.items()}, part, packed)
-        texts = part[batch.order]
-        positions = [masked[int(i)][1] + start for i, start in zip(texts, batch.first)]
-        words = [masked[int(i)][2] for i in texts]
-        weights_of = [np.full(len(w), weight[n], np.float32) for n, w in zip(batch.order, words)]
-        if not any(map(len, words)):  # Paddle takes no empty tensors: one word that counts nothing
-            positions, words = [batch.first[:1]], [np.zeros(1, np.int64)]
-            weights_of = [np.zeros(1, np.float32)]
-        total = max(1, sum(len(found) for _, found, _ in masked.values()))
-        inputs = _inputs(batch, None)
-        inputs["positions"] = np.concatenate(positions).astype(np.int64)
-        return {
-            "inputs": inputs,
-            "labels": np.concatenate(words).astype(np.int64),
-            "weight": np.concatenate(weights_of) / np.float32(total),
-            "n_texts": int(np.count_nonzero(weight)),
-            "n_tokens": batch.n_tokens,
-        }
-
-    def mask(self, text: int, epoch: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(ids, positions, words) of a text: a function of seed, epoch and text alone."""
-        rng = np.random.default_rng([self.job.trainer.seed, epoch + 1, text])
-        return masking.mask_tokens(
-            self.split.encodings.ids[text],
-            self.tokenizer,
-            rng,
-            probability=self.job.task.mask_probability,
-            whole_word=self.job.task.whole_word,
-        )
-
-
-def _inputs(batch: batching.Batch, first: str | None) -> dict[str, np.ndarray]:
+def network_inputs(batch: batching.Batch, first: bool = False) -> dict[str, np.ndarray]:
+    """What the network takes of a batch, by name; with `first` where each text begins."""
     names = ["input_ids", "token_type_ids"]
     if batch.segments is not None:
-        names += ["position_ids", "segments"] + ([first] if first else [])
+        names += ["position_ids", "segments"] + ["first"] * first
     return {name: getattr(batch, name) for name in names}

@@ -1,14 +1,17 @@
-"""Figures of a classifier's answers, by scikit-learn's definitions. NumPy only."""
+"""Metrics of a classifier's answers, by scikit-learn's definitions. NumPy only."""
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Dict, Sequence
 
 import numpy as np
 
+# Ready for JSON: numbers by name, and tables of them.
+Metrics = Dict[str, Any]
 
-def judge(truth: np.ndarray, logits: np.ndarray, labels: Sequence[str]) -> dict[str, Any]:
-    """All figures at once: n, accuracy, macro_f1, loss (nats), classes, labels, confusion.
+
+def classification(truth: np.ndarray, logits: np.ndarray, labels: Sequence[str]) -> Metrics:
+    """n, accuracy, macro_f1, loss (nats), classes, labels, confusion.
 
     truth: int64 [texts]; logits: float32 [texts, labels].
     """
@@ -31,13 +34,13 @@ def count_confusion(truth: np.ndarray, predicted: np.ndarray, n_labels: int) -> 
     return flat.reshape(n_labels, n_labels)
 
 
-def per_class(confusion: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+def per_class(confusion: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str, float]]:
     """Precision, recall and F1 of each label, 0 where nothing was predicted or nothing is there."""
-    found = np.diag(confusion)
+    right = np.diag(confusion)
     support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
-    precision = found / np.maximum(predicted, 1)
-    recall = found / np.maximum(support, 1)
-    f1 = 2 * found / np.maximum(support + predicted, 1)
+    precision = right / np.maximum(predicted, 1)
+    recall = right / np.maximum(support, 1)
+    f1 = 2 * right / np.maximum(support + predicted, 1)
     return {
         label: {
             "precision": float(precision[number]),
@@ -60,29 +63,3 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities float64 [texts, labels]."""
     exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
-
-
-def judge_clicks(truth: np.ndarray, logits: np.ndarray) -> dict[str, Any]:
-    """n, auc and loss (nats) of answers to yes or no; truth 0 or 1 [rows], logits float [rows].
-
-    ValueError where all are 0 or all are 1: there is no AUC.
-    """
-    return {"n": len(truth), "auc": auc(truth, logits), "loss": log_loss(truth, logits)}
-
-
-def auc(truth: np.ndarray, scores: np.ndarray) -> float:
-    """Area under the ROC curve: the chance that a 1 has a higher score than a 0; equal scores
-    count half (Mann and Whitney 1947). ValueError where all are 0 or all are 1."""
-    ones = int((truth > 0.5).sum())
-    zeros = len(truth) - ones
-    if not ones or not zeros:
-        raise ValueError("without both a 1 and a 0 there is no AUC")
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2  # mean rank of those with the same score
-    return float((ranks[places][truth > 0.5].sum() - ones * (ones + 1) / 2) / (ones * zeros))
-
-
-def log_loss(truth: np.ndarray, logits: np.ndarray) -> float:
-    """Mean of -log p of what is true, in nats, where p is the logistic function of a logit."""
-    signed = np.where(truth > 0.5, -1.0, 1.0) * logits.astype(np.float64)
-    return float(np.logaddexp(0.0, signed).mean())

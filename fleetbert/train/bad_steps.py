@@ -10,68 +10,68 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, Iterator
+from pathlib import Path
+from typing import Dict, Iterator
 
 import numpy as np
 import paddle
 
 from fleetbert import files
 from fleetbert.errors import UserError
+from fleetbert.train.strategies.single import Single, Tensors
+from fleetbert.train.trainable import Trainable
 
 NAME = "bad_steps.jsonl"
 
+Row = Dict[str, float]
 
-def keep_texts(run: Any, indices: np.ndarray, epoch: int) -> None:
-    """Add the step's texts to bad_steps.jsonl: a row for each, those to blame first.
+
+def keep_texts(
+    path: Path, strategy: Single, task: Trainable, indices: np.ndarray, epoch: int, step: int
+) -> None:
+    """Add the step's texts to `path`, bad_steps.jsonl: a row for each, those to blame first.
 
     A row has step, epoch, loss and what `task.locate` says (file, line, text). The loss is that
     of the text alone, without dropout: a number, "nan" or "inf".
     """
-    strategy, task = run.strategy, run.task
-    mine = []
+    own = []
     for text in indices[strategy.rank :: strategy.world_size]:
         (arrays,) = task.micro_batches(np.array([text]), epoch, 1, slice(0, 1))
-        mine.append((int(text), strategy.loss(arrays)))
+        own.append((int(text), strategy.loss(arrays)))
     strategy.barrier()  # has no time limit, unlike gather
-    losses = dict(pair for rank in strategy.gather(mine) for pair in rank)
+    losses = dict(pair for rank in strategy.gather(own) for pair in rank)
     if strategy.rank:
         return
     texts = sorted(losses, key=lambda text: (math.isfinite(losses[text]), text))
     rows = [
         {
-            "step": run.state.step,
+            "step": step,
             "epoch": epoch,
             "loss": losses[text] if math.isfinite(losses[text]) else str(losses[text]),
             **described,
         }
         for text, described in zip(texts, task.locate(texts))
     ]
-    path = run.folder / NAME
     with files.writing(path), path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def stop_if_many(run: Any, row: dict[str, Any]) -> None:
-    """UserError, on all ranks, at `trainer.max_bad_steps` in a row, and where a whole run had no
-    other; `row` is the last one's."""
-    most, state = run.job.trainer.max_bad_steps, run.state
-    nothing_learned = state.bad_in_a_row == state.step == run.total_steps
-    if state.bad_in_a_row < most and not nothing_learned:
-        return
-    found = "the gradients are not finite"
+def too_many(row: Row, in_a_row: int, remedy: str, path: Path) -> UserError:
+    """The error, on all ranks, at `trainer.max_bad_steps` in a row; `row` is the last one's."""
+    reason = "the gradients are not finite"
     if not math.isfinite(row["loss"]):
-        found = f"the loss is {row['loss']}"
+        reason = f"the loss is {row['loss']}"
     elif row["scale"] != 1:
-        found += f" at a loss scale of {row['scale']:g}"
-    raise UserError(
-        f"step {state.step}: {found}, {state.bad_in_a_row} bad steps in a row at a learning rate "
-        f"of {row['lr']:.3g}, which changed nothing; {run.precision.remedy}; or mend their texts, "
-        f"which are in {run.folder / NAME}; and start anew with trainer.resume=none, or go on with "
+        reason += f" at a loss scale of {row['scale']:g}"
+    return UserError(
+        f"step {row['step']}: {reason}, {in_a_row} bad steps in a row at a learning rate "
+        f"of {row['lr']:.3g}, which changed nothing; {remedy}; or mend their texts, "
+        f"which are in {path}; and start anew with trainer.resume=none, or go on with "
         "a higher trainer.max_bad_steps"
     )
 
 
-def check_weights(step: int, tensors: dict[str, Any]) -> None:
+def check_weights(step: int, tensors: Tensors) -> None:
     """UserError where a tensor of a checkpoint is not finite: it would end every run from it."""
     for name, tensor in _named(tensors):
         if tensor.dtype in FLOATS and not bool(paddle.isfinite(tensor).all()):
@@ -84,7 +84,7 @@ def check_weights(step: int, tensors: dict[str, Any]) -> None:
 FLOATS = (paddle.float32, paddle.float16, paddle.bfloat16, paddle.float64)
 
 
-def _named(tensors: dict[str, Any]) -> Iterator[tuple[str, paddle.Tensor]]:
+def _named(tensors: Tensors) -> Iterator[tuple[str, paddle.Tensor]]:
     for name, value in tensors.items():
         if isinstance(value, dict):
             yield from _named(value)

@@ -2,7 +2,7 @@
 
 checkpoints/step-00000120/
   model.pdparams, optimizer.pdopt   tensors, Paddle's format
-  rows.bin                          a table that is no tensor (`rows.py`), of tasks that have one
+  rows.bin                          `sparse_table.py`, of what has one
   state.json                        where the run stands: step, epoch, position, scaler, best
   manifest.json                     sha256 and size of the others, written last
 """
@@ -14,7 +14,7 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Dict, NamedTuple
 
 from fleetbert import files
 from fleetbert.errors import UserError
@@ -26,24 +26,29 @@ TENSORS = {"model": "model.pdparams", "optimizer": "optimizer.pdopt"}
 WRITING, REMOVING = ".writing-", ".removing-"  # begin the names of what is not yet, or no more
 
 
+State = Dict[str, Any]  # JSON
+Named = Dict[str, Any]
+Tensors = Dict[str, Named]  # of a network and its optimizer, by name
+
+
 class Checkpoint(NamedTuple):
     folder: Path
-    state: dict[str, Any]
-    tensors: dict[str, dict[str, Any]]
+    state: State
+    tensors: Tensors
 
 
 def save(
     folder: Path,
-    state: dict[str, Any],
-    tensors: dict[str, Any],
-    write_more: Callable[[Path], Any] | None = None,
+    state: State,
+    tensors: Tensors,
+    write_more: Callable[[Path], object] | None = None,
 ) -> Path:
     """Write the checkpoint of `state["step"]` into `folder` (…/checkpoints); returns its path.
     `write_more` may write other files into the folder that it is given.
 
     A failure (full disk, unwritable folder) raises UserError and leaves what was there alone.
     """
-    import paddle
+    import paddle  # not at the top: `fleetbert checkpoint` is to answer at once
 
     target = folder / f"step-{state['step']:08d}"
     try:
@@ -60,7 +65,7 @@ def save(
             files.sync_tree(aside)
             files.put_in_place(aside, target)  # of a run that went on from an earlier step, too
     except (OSError, RuntimeError) as error:  # Paddle wraps some write errors in RuntimeError
-        reason = getattr(error, "strerror", None) or str(error)
+        reason = (isinstance(error, OSError) and error.strerror) or str(error)
         raise UserError(
             f"checkpoint of step {state['step']}: cannot be written to {folder}: {reason}; "
             "earlier checkpoints are untouched"
@@ -136,13 +141,13 @@ def load(path: Path) -> Checkpoint:
     problem = "does not exist" if not path.is_dir() else broken(path)
     if problem:
         raise UserError(f"checkpoint {path}: {problem}; choose another with trainer.resume")
-    import paddle
+    import paddle  # not at the top: `fleetbert checkpoint` is to answer at once
 
     state = json.loads((path / "state.json").read_text(encoding="utf-8"))
     return Checkpoint(path, state, {p: paddle.load(str(path / n)) for p, n in TENSORS.items()})
 
 
-def float32_weights(tensors: dict[str, Any]) -> dict[str, Any]:
+def float32_weights(tensors: Tensors) -> Named:
     """A checkpoint's weights in float32; of half ones the optimizer's float32 master weights."""
     weights = {name: tensor.astype("float32") for name, tensor in tensors["model"].items()}
     return {**weights, **tensors["optimizer"].get("master_weights", {})}
@@ -159,5 +164,5 @@ def newest_whole(folder: Path) -> tuple[Path | None, list[str]]:
     return None, passed_over
 
 
-def _describe(path: Path) -> dict[str, Any]:
+def _describe(path: Path) -> dict[str, object]:
     return {"sha256": files.sha256(path), "size": path.stat().st_size}

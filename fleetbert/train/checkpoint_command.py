@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Dict
 
 from fleetbert.errors import UserError
 from fleetbert.train import checkpoint
@@ -27,6 +27,8 @@ OUTPUT_DIR is the job's output_dir. A resumed run goes on from the newest whole 
 best one becomes model/ and bundle/ at the end, so rm leaves these two unless it is told --force.
 It also removes what killed writers left, and nothing that a run is writing just now.
 """
+
+Row = Dict[str, float]  # of metrics.jsonl
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,20 +70,20 @@ def _list(folder: Path) -> int:
     paths = checkpoint.listed(folder)
     problems = {path: checkpoint.broken(path, quick=True) for path in paths}
     newest, best = _marked(problems)
-    judged = _judged(folder.parent / "metrics.jsonl")
+    evaluated = _evaluations(folder.parent / "metrics.jsonl")
     rows = [("step", "epoch", "saved", "size", "dev accuracy", "dev loss", "")]
     for path in paths:
         state, step = _state(path), checkpoint.step_of(path)
         marks = [name for name, it in (("newest", newest), ("best", best)) if it == path]
-        figures = judged.get(step, {})
+        metrics = evaluated.get(step, {})
         rows.append(
             (
                 str(step),
                 str(state.get("epoch", "")),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime)),
                 _megabytes(path),
-                _figure(figures.get("dev.accuracy")),
-                _figure(figures.get("dev.loss")),
+                _figure(metrics.get("dev.accuracy")),
+                _figure(metrics.get("dev.loss")),
                 f"BROKEN: {problems[path]}" if problems[path] else ", ".join(marks),
             )
         )
@@ -151,19 +153,19 @@ def _marked(problems: dict[Path, str | None]) -> tuple[Path | None, Path | None]
     return newest, next((path for path in problems if checkpoint.step_of(path) == best), None)
 
 
-def _state(path: Path) -> dict[str, Any]:
+def _state(path: Path) -> checkpoint.State:
     try:
-        state: dict[str, Any] = json.loads((path / "state.json").read_text(encoding="utf-8"))
+        state: checkpoint.State = json.loads((path / "state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return state if isinstance(state, dict) else {}
 
 
-def _judged(metrics: Path) -> dict[int, dict[str, Any]]:
+def _evaluations(path: Path) -> dict[int, Row]:
     """The rows of evaluations, by step."""
     rows = {}
     try:
-        for line in metrics.read_text(encoding="utf-8").split("\n"):
+        for line in path.read_text(encoding="utf-8").split("\n"):
             if '"dev.loss"' in line:
                 row = json.loads(line)
                 rows[row["step"]] = row

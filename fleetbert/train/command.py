@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from typing import Any, Callable
+from typing import Callable, TypeVar
 
 from fleetbert import config
 from fleetbert.errors import Stopped
 from fleetbert.train import keeper
+
+Job = TypeVar("Job", bound=config.Config)
 
 DESCRIPTION = """\
 Train BERT as a YAML file says: one process, or many under paddle.distributed.launch.
@@ -34,18 +36,18 @@ def add_arguments(
 def run(arguments: argparse.Namespace) -> None:
     """Read the job and train it."""
 
-    def trainer() -> Callable[[Any], Any]:
-        from fleetbert.train.job import train
+    def trainer() -> Callable[[config.Config], object]:
+        from fleetbert.train import job  # with Paddle, which wants its environment first
 
-        return train
+        return job.run
 
     run_kept(arguments, config.Config, trainer)
 
 
 def run_kept(
     arguments: argparse.Namespace,
-    schema: type[config.Config],
-    trainer: Callable[[], Callable[[Any], Any]],
+    schema: type[Job],
+    trainer: Callable[[], Callable[[Job], object]],
 ) -> None:
     """Read the job and call what `trainer` imports with it; of ranks, under a keeper."""
     expect_sigterm()
@@ -65,7 +67,7 @@ def run_kept(
 def expect_sigterm() -> None:
     """What SIGTERM does while nothing is trained: before the first step and after the last one."""
 
-    def stop(*_: Any) -> None:
+    def stop(*_: object) -> None:
         raise Stopped("SIGTERM: no step is lost; the same command goes on from there")
 
     signal.signal(signal.SIGTERM, stop)

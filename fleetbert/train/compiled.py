@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, Callable, List
 
 import paddle
 from paddle import nn
 from paddle.static import BuildStrategy, InputSpec
 
 from fleetbert.errors import UserError
+
+Values = List[Any]  # of the arguments, or what specifies them
+Program = Callable[..., paddle.Tensor]
 
 
 def compile_training(network: nn.Layer, device: str) -> None:
@@ -30,9 +33,9 @@ def compile_training(network: nn.Layer, device: str) -> None:
         )
     python = network.forward
     signature = inspect.signature(python)
-    known: dict[Any, tuple[list[Any], Any]] = {}  # specification and program
+    known: dict[tuple[object, ...], tuple[Values, Program]] = {}  # specification and program
 
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(*args: object, **kwargs: object) -> paddle.Tensor:
         if not network.training:
             return python(*args, **kwargs)
         given = signature.bind(*args, **kwargs).arguments
@@ -49,20 +52,21 @@ def compile_training(network: nn.Layer, device: str) -> None:
     network.forward = forward
 
 
-def _to_static(function: Any, specification: list[Any]) -> Any:
+def _to_static(function: Program, specification: Values) -> Program:
     """The program of `function` for arguments like those specified."""
     build = BuildStrategy()
     build.build_cinn_pass = paddle.is_compiled_with_cinn()
     wanted = None if build.build_cinn_pass else specification
     # full_graph: the whole forward or an error; the other way, SOT, needs Python below 3.12.
-    return paddle.jit.to_static(function, wanted, build, full_graph=True)
+    program: Program = paddle.jit.to_static(function, wanted, build, full_graph=True)
+    return program
 
 
-def _kind(value: Any) -> Any:
+def _kind(value: object) -> object:
     return (value.ndim, value.dtype) if isinstance(value, paddle.Tensor) else value
 
 
-def _specify(value: Any, former: Any) -> Any:
+def _specify(value: Any, former: Any) -> Any:  # an argument, of any type
     """The argument `value` for to_static, its dimensions open where they differ from `former`'s."""
     if not isinstance(value, paddle.Tensor):
         return value
@@ -71,5 +75,5 @@ def _specify(value: Any, former: Any) -> Any:
     return InputSpec(shape, value.dtype, stop_gradient=value.stop_gradient)
 
 
-def _shapes(specification: list[Any] | None) -> list[Any]:
+def _shapes(specification: Values | None) -> list[object]:
     return [getattr(value, "shape", None) for value in specification or ()]

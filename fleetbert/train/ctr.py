@@ -5,36 +5,39 @@ from __future__ import annotations
 import shutil
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Sequence
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F
+from paddle import nn
 
 from fleetbert import config as schema
 from fleetbert import files
-from fleetbert.data import batching, criteo
+from fleetbert.data import criteo
 from fleetbert.data.read import lines_at
 from fleetbert.errors import UserError
 from fleetbert.models.wide_deep import WideDeep
-from fleetbert.tasks import metrics
-from fleetbert.tasks.collect import Arrays
-from fleetbert.train.rows import FILE, Rows
+from fleetbert.tasks import Arrays, Criterion, Metrics, Part
+from fleetbert.tasks import ctr as clicks
+from fleetbert.train.loop import Run
+from fleetbert.train.sparse_table import FILE, SparseTable
+from fleetbert.train.strategies.single import Single, Tensors
+from fleetbert.train.trainable import Described, Trainable
 
 
-class Ctr:
-    """A `Task`. Its `rows` are those of the table that a step needs: strategies have them taken
-    before a step, learned after it, and pushed."""
+class Ctr(Trainable):
+    """Strategies have the rows of its table taken before a step, learned after it, and pushed."""
 
     def __init__(self, job: schema.Config, train: criteo.Clicks, dev: criteo.Clicks | None):
         self.job, self.train, self.dev = job, train, dev
-        self.collector = criteo.Collector(train, job)
+        self.collector = clicks.Collector(train, job)
         paddle.seed(job.trainer.seed)
         shape = job.wide_deep
         self.network = WideDeep(
             2 * criteo.NUMBERS, criteo.CATEGORIES, shape.embedding_size, shape.deep_layers
         )
-        self.rows = Rows(job, np.unique(train.ids))
+        self.table: SparseTable = SparseTable(job, np.unique(train.ids))
 
     @cached_property
     def fingerprint(self) -> str:
@@ -42,36 +45,22 @@ class Ctr:
 
     def notes(self) -> list[str]:
         """What was read, where a user would want to know."""
-        found = []
+        notes = []
         for split in (self.train, self.dev):
             if split is not None:
                 skipped = f", {split.skipped} bad lines skipped" if split.skipped else ""
-                found.append(f"{split.name}: {len(split.labels)} rows{skipped}")
-        return [*found, f"{self.train.name}: {len(self.rows.ids)} ids"]
+                notes.append(f"{split.name}: {len(split.labels)} rows{skipped}")
+        return [*notes, f"{self.train.name}: {len(self.table.ids)} ids"]
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Described:
         splits = {"train": self.train, "dev": self.dev}
         known = {role: split for role, split in splits.items() if split is not None}
         return {
             "data": {role: {"file": s.name, **s.counts()} for role, s in known.items()},
-            "ids": len(self.rows.ids),
+            "ids": len(self.table.ids),
         }
 
-    def plan(self, epoch: int) -> batching.Plan:
-        return self.collector.plan(epoch)
-
-    def micro_batches(
-        self, indices: np.ndarray, epoch: int, parts: int, mine: slice
-    ) -> list[Arrays]:
-        found = self.collector.micro_batches(indices, epoch, parts, mine)
-        return [self.tensors(arrays) for arrays in found]
-
-    def tensors(self, arrays: Arrays) -> Arrays:
-        numbers = paddle.to_tensor(arrays["inputs"]["numbers"])
-        labels, weight = (paddle.to_tensor(arrays[name]) for name in ("labels", "weight"))
-        return {**arrays, "inputs": {"numbers": numbers}, "labels": labels, "weight": weight}
-
-    def loss(self, model: Any, arrays: Arrays) -> paddle.Tensor:
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         """Weighted sum of the rows' log losses, a float32 scalar."""
         logits = model(**arrays["inputs"])
         losses = F.binary_cross_entropy_with_logits(logits, arrays["labels"], reduction="none")
@@ -86,27 +75,30 @@ class Ctr:
     def dev_arrays(self, part: np.ndarray) -> Arrays:
         assert self.dev is not None
         ones = np.ones(len(part), np.float32)
-        return self.tensors(criteo.Collector(self.dev, self.job).arrays(part, ones))
+        return self.tensors(clicks.Collector(self.dev, self.job).arrays(part, ones))
 
-    def predict(self, network: Any, arrays: Arrays) -> dict[str, np.ndarray]:
+    def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
         return {"rows": arrays["texts"], "logits": network(**arrays["inputs"]).numpy()}
 
-    def judge(self, answers: list[dict[str, np.ndarray]]) -> dict[str, Any]:
+    def evaluate(self, parts: Sequence[Part]) -> Metrics:
         """AUC and log loss on the dev rows."""
         assert self.dev is not None
         logits = np.zeros(len(self.dev.labels), np.float32)
-        for answer in answers:
-            logits[answer["rows"]] = answer["logits"]
-        return metrics.judge_clicks(self.dev.labels, logits)
+        for part in parts:
+            logits[part["rows"]] = part["logits"]
+        return clicks.evaluate(self.dev.labels, logits)
 
-    def locate(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+    def criterion(self, metrics: Metrics) -> Criterion:
+        return Criterion("auc", False)
+
+    def locate(self, indices: Sequence[int]) -> list[Described]:
         """Where training rows stand and what they are, as `TextTask.locate`."""
         numbers = [int(self.train.lines[index]) for index in indices]
         texts = lines_at(self.train.name, numbers)
         return [{"file": self.train.name, "line": n, "text": texts.get(n)} for n in numbers]
 
 
-def open_ctr(job: schema.Config, connected: Any = None) -> Ctr:
+def open_ctr(job: schema.Config, connected: Single | None = None) -> Ctr:
     """Read the rows, build the network. UserError where a strategy has no place for the table."""
     ranks = 1 if connected is None else connected.world_size
     if ranks > 1 and job.strategy.name != "parameter_server":
@@ -125,7 +117,7 @@ def open_ctr(job: schema.Config, connected: Any = None) -> Ctr:
     return Ctr(job, splits[0], dev)
 
 
-def write_model(run: Any, tensors: dict[str, Any]) -> None:
+def write_model(run: Run, tensors: Tensors) -> None:
     """`model/` in the run's folder: the network's `tensors` of the best step, as NumPy's .npz,
     and the rows of that step's checkpoint."""
     folder = run.folder

@@ -5,58 +5,108 @@ from __future__ import annotations
 import logging
 import shutil
 from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence, TypeVar
 
 from fleetbert import config as schema
 from fleetbert import files
 from fleetbert.bundle import Accuracy
 from fleetbert.compat import environment
 from fleetbert.errors import Stopped, UserError
+from fleetbert.export.program import export_bundle
+from fleetbert.models import heads, weights
 from fleetbert.train import checkpoint, ctr
-from fleetbert.train.callbacks import Callback
-from fleetbert.train.loop import Run, State
+from fleetbert.train.callbacks import Callback, build
+from fleetbert.train.loop import Metrics, Run, State, Summary
 from fleetbert.train.strategies import connect
 from fleetbert.train.strategies.parameter_server import server
-from fleetbert.train.strategies.single import Single
-from fleetbert.train.task import open_task
+from fleetbert.train.strategies.single import Single, Tensors
+from fleetbert.train.texts import Metric, TextTask, open_task
+from fleetbert.train.trainable import Trainable
 
 log = logging.getLogger(__name__)
 
+Job = TypeVar("Job", bound=schema.Config)
 
-def train(job: schema.Config) -> dict[str, Any]:
-    """Train as `job` says, from its newest checkpoint if it has one; returns the summary.
+
+class Result(NamedTuple):
+    """What a training job leaves, as files and in numbers.
+
+    bundle: None of clicks. report: report.html, if the job asks for it. metrics: of the best step,
+    on the texts of `data.dev`; empty without these. summary: what summary.json holds.
+    """
+
+    output_dir: Path
+    bundle: Path | None
+    report: Path | None
+    metrics: Metrics
+    best_step: int | None
+    summary: Summary
+
+
+def train(
+    job: schema.Config,
+    callbacks: Sequence[Callback] = (),
+    metrics: Mapping[str, Metric] | None = None,
+) -> Result:
+    """Train as `job` says, from its newest checkpoint if it has one.
 
     `job.output_dir` then holds summary.json, metrics.jsonl, profile.json, report.html,
     visualdl/, checkpoints/, model/ (Hugging Face format) and bundle/, of the best step; of clicks
-    no bundle/, and model/ as `train.ctr.write_model` has it.
-    A parameter server serves, and returns nothing.
+    no bundle/, and model/ as `train.ctr.write_model` has it. `callbacks` come after the job's own.
+    `metrics` are computed at each evaluation besides the task's, see `texts.Metric`.
+    UserError for what is wrong with the job or its data; Stopped after SIGTERM, with a checkpoint.
     """
+    strategy = connect(job)
+    if job.task.name == "ctr":
+        if metrics:
+            raise UserError("metrics: task.name: ctr has AUC and log loss; leave them out")
+        summary = train_with(strategy, job, ctr.open_ctr, _write_ctr, last=callbacks)
+    else:
+
+        def open_with_metrics(job: schema.Config, strategy: Single) -> TextTask:
+            task = open_task(job, strategy)
+            task.metrics = metrics or {}
+            return task
+
+        summary = train_with(strategy, job, open_with_metrics, last=callbacks)
+    folder, best = Path(job.output_dir), dict(summary["dev"])
+    return Result(
+        folder,
+        None if job.task.name == "ctr" else folder / "bundle",
+        folder / "report.html" if job.callbacks.report else None,
+        {name: value for name, value in best.items() if name not in ("step", "metric")},
+        best.get("step"),
+        summary,
+    )
+
+
+def run(job: schema.Config) -> None:
+    """What a process of `launch/train.py` does: a parameter server serves, all others train."""
     if job.strategy.name == "parameter_server" and server.is_server():
         server.serve(job)
-        return {}
-    if job.task.name == "ctr":
-        return train_with(connect(job), job, ctr.open_ctr, _write_ctr)
-    return train_with(connect(job), job)
+    else:
+        train(job)
 
 
 def train_with(
     strategy: Single,
-    job: schema.Config,
-    open_task: Callable[..., Any] = open_task,
-    write_results: Callable[[Run, dict[str, Any]], None] | None = None,
+    job: Job,
+    open_trainable: Callable[[Job, Single], Trainable] = open_task,
+    write_results: Callable[[Run, Summary], None] | None = None,
     first: Sequence[Callback] = (),
-) -> dict[str, Any]:
-    """`train` with a strategy that is connected, and perhaps another task, what
-    `open_task(job, strategy)` gives; other results, written on rank 0 when all steps are done; and
-    callbacks that come before all others."""
+    last: Sequence[Callback] = (),
+) -> Summary:
+    """`train` with a strategy that is connected, and perhaps something else to train; other
+    results, written on rank 0 when all steps are done; and callbacks that come before and after
+    all others. Returns the summary."""
     environment.keep_large_blocks()
     strategy.on_first(lambda: _make_folder(Path(job.output_dir)))
-    task = open_task(job, strategy)
+    task = open_trainable(job, strategy)
     if strategy.rank == 0:
         for note in task.notes():
             log.info(note)
     run = Run(job, strategy, task)
-    run.callbacks[:0] = first
+    run.callbacks = [*first, *build(run), *last]
     if strategy.rejoins:
         _rejoin(run)
     else:
@@ -135,13 +185,11 @@ def _check_same_step(run: Run, newest: Path | None) -> None:
         )
 
 
-def _write_results(run: Run, summary: dict[str, Any]) -> None:
-    from fleetbert.export.program import export_bundle
-    from fleetbert.models import bert, weights
-
+def _write_results(run: Run, summary: Summary) -> None:
     task, folder, best = run.task, run.folder, run.state.best
+    assert isinstance(task, TextTask)
     # A network without the training's changes: fast CPU layers, half weights.
-    network = bert.build(run.job.task.name, task.network.network.config)
+    network = heads.build(run.job.task.name, task.network.network.config)
     network.set_state_dict(best_weights(run))
     network.eval()
     with files.writing(folder / "model"), files.temporary_folder(folder, ".model-") as aside:
@@ -149,9 +197,8 @@ def _write_results(run: Run, summary: dict[str, Any]) -> None:
         files.sync_tree(aside)
         files.put_in_place(aside, folder / "model")
     accuracy = []
-    if "accuracy" in best:
-        name = task.dev.name
-        accuracy = [Accuracy(data=name, n=best["n"], accuracy=best["accuracy"])]
+    if "accuracy" in best and task.dev is not None:
+        accuracy = [Accuracy(data=task.dev.name, n=best["n"], accuracy=best["accuracy"])]
     with files.writing(folder / "bundle"):
         export_bundle(
             folder / "bundle",
@@ -159,8 +206,7 @@ def _write_results(run: Run, summary: dict[str, Any]) -> None:
             task=run.job.task.name,
             labels=task.labels,
             max_length=run.job.data.max_length,
-            vocab_path=task.source.vocab,
-            lowercase=task.source.lowercase,
+            tokenizer=task.source.tokenizer,
             accuracy=accuracy,
             made_from=task.source.name,
         )
@@ -168,14 +214,14 @@ def _write_results(run: Run, summary: dict[str, Any]) -> None:
     log.info(f"done: {folder}/summary.json, {folder}/report.html, {folder}/bundle")
 
 
-def _write_ctr(run: Run, summary: dict[str, Any]) -> None:
+def _write_ctr(run: Run, summary: Summary) -> None:
     """A bundle is of texts and has no table, so there is none: `model/` holds both parts."""
     ctr.write_model(run, best_weights(run))
     write_summary(run, summary)
     log.info(f"done: {run.folder}/summary.json, {run.folder}/report.html, {run.folder}/model")
 
 
-def best_weights(run: Run) -> dict[str, Any]:
+def best_weights(run: Run) -> Tensors:
     """The network's tensors in float32, of the best step if texts were evaluated."""
     tensors, best = run.strategy.state(), run.state.best
     if best and best["step"] != run.state.step:
@@ -184,9 +230,9 @@ def best_weights(run: Run) -> dict[str, Any]:
     return checkpoint.float32_weights(tensors)
 
 
-def write_summary(run: Run, summary: dict[str, Any]) -> None:
+def write_summary(run: Run, summary: Summary) -> None:
     """summary.json and report.html."""
-    from fleetbert.train.report import write_report
+    from fleetbert.train.report import write_report  # matplotlib is for whoever writes it only
 
     files.write_json(run.folder / "summary.json", summary)
     if run.job.callbacks.report:

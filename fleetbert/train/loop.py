@@ -1,4 +1,4 @@
-"""The training loop: texts in, steps, figures out. All else hangs on it as callbacks."""
+"""The training loop: texts in, steps, metrics out. All else hangs on it as callbacks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import platform
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import paddle
 
@@ -17,9 +17,9 @@ import fleetbert
 from fleetbert import config as schema
 from fleetbert.errors import UserError
 from fleetbert.models import cpu
+from fleetbert.tasks import Arrays, Metrics
 from fleetbert.train import (
     bad_steps,
-    callbacks,
     checkpoint,
     compiled,
     optimizer,
@@ -27,7 +27,11 @@ from fleetbert.train import (
     random,
     reader,
 )
-from fleetbert.train.task import Task
+from fleetbert.train.strategies.single import Single, Step
+from fleetbert.train.trainable import Described, Trainable
+
+Row = Described  # of metrics.jsonl
+Summary = Described
 
 
 @dataclass
@@ -40,15 +44,43 @@ class State:
     skipped: int = 0  # steps that the GradScaler skipped
     bad_steps: int = 0  # see bad_steps.py
     bad_in_a_row: int = 0
-    best: dict[str, Any] = field(default_factory=dict)  # figures of the best evaluation
+    best: Metrics = field(default_factory=dict)  # of the best evaluation
+
+
+class Callback:
+    """Hooks of the loop, in the order in which they are called. All do nothing by default."""
+
+    def on_start(self, run: Run) -> None:
+        """Before the first step; a resumed run has its state already."""
+
+    def before_reading(self, run: Run) -> None:
+        """Before a step's texts are collected."""
+
+    def after_reading(self, run: Run) -> None:
+        """The step's arrays are there, nothing is computed yet."""
+
+    def on_step(self, run: Run) -> None:
+        """After each optimizer step; `run.state.step` counts it already."""
+
+    def on_log(self, run: Run, row: Row) -> None:
+        """Every `trainer.log_every` steps, on every rank, with the row for metrics.jsonl."""
+
+    def on_evaluation(self, run: Run, metrics: Metrics) -> None:
+        """After an evaluation, on every rank."""
+
+    def on_end(self, run: Run, summary: Summary) -> None:
+        """All steps are done; `summary` is about to be written and may be added to."""
+
+    def close(self, run: Run) -> None:
+        """Always called last, also after an error."""
 
 
 class Run:
-    """A training job in motion: what callbacks see."""
+    """A training job in motion: what callbacks see. `callbacks` are called in their order."""
 
-    def __init__(self, job: schema.Config, connected: Any, task: Task):
-        self.job, self.strategy = job, connected
-        self.task: Any = task  # `train.job`, which knows that it is of texts, asks for more
+    def __init__(self, job: schema.Config, connected: Single, task: Trainable):
+        self.job, self.strategy, self.task = job, connected, task
+        self.callbacks: list[Callback] = []
         self.folder = Path(job.output_dir)
         self.state = State()
         self.total_steps = self._count_steps()
@@ -65,7 +97,6 @@ class Run:
         self.resumed_at = 0  # the step that this process went on from
         self.reading = 0.0  # seconds spent collecting them
         self.seconds = 0.0  # that they took, without evaluation and checkpoints
-        self.callbacks = callbacks.build(self)
 
     def _count_steps(self) -> int:
         settings = self.job.trainer
@@ -76,10 +107,10 @@ class Run:
                 return settings.max_steps
         return steps
 
-    def each(self, hook: str, *arguments: Any) -> None:
+    def each(self, call: Callable[[Callback], None]) -> None:
         """Call a hook of all callbacks."""
         for callback in self.callbacks:
-            getattr(callback, hook)(self, *arguments)
+            call(callback)
 
     def is_due(self, every: int | None) -> bool:
         """Whether it is time for something done every so many steps (None: each epoch)."""
@@ -88,7 +119,7 @@ class Run:
             return at_end or self.state.position == 0
         return at_end or self.state.step % every == 0
 
-    def saved_state(self) -> dict[str, Any]:
+    def saved_state(self) -> checkpoint.State:
         return {
             **asdict(self.state),
             "scaler": self.precision.state(),
@@ -101,33 +132,33 @@ class Run:
         """Go on from a checkpoint; UserError when it belongs to another job."""
         _check_same_job(self, saved)
         self.strategy.set_state(saved.tensors)
-        if getattr(self.task, "rows", None) is not None:
-            self.task.rows.load(saved.folder)
+        if self.task.table is not None:
+            self.task.table.load(saved.folder)
         self.precision.set_state(saved.state["scaler"])
         known = State.__dataclass_fields__
         self.state = State(**{name: saved.state[name] for name in known if name in saved.state})
         self.resumed_at = self.state.step
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> Summary:
         """Run the steps that are left; returns the summary."""
         began = time.perf_counter()
         try:
-            self.each("on_start")
+            self.each(lambda callback: callback.on_start(self))
             self._steps()
             summary = self._summary(time.perf_counter() - began)
-            self.each("on_end", summary)
+            self.each(lambda callback: callback.on_end(self, summary))
         except BaseException:
             with contextlib.suppress(UserError):  # the first error is the one to tell
-                self.each("close")
+                self.each(lambda callback: callback.close(self))
             raise
-        self.each("close")
+        self.each(lambda callback: callback.close(self))
         return summary
 
     def _steps(self) -> None:
         state, settings = self.state, self.job.trainer
         parts = self.strategy.world_size * self.job.optimizer.accumulate_steps
-        share = parts // self.strategy.world_size
-        mine = slice(self.strategy.rank * share, (self.strategy.rank + 1) * share)
+        each = parts // self.strategy.world_size
+        shard = slice(self.strategy.rank * each, (self.strategy.rank + 1) * each)
         since = _Since()
         steps = reader.read(
             self.task,
@@ -135,18 +166,18 @@ class Run:
             (state.epoch, state.position),
             self.total_steps - state.step,
             parts,
-            mine,
+            shard,
         )
         with contextlib.closing(steps):
             while state.step < self.total_steps:
-                self.each("before_reading")
+                self.each(lambda callback: callback.before_reading(self))
                 reading = time.perf_counter()
                 read = next(steps)
                 self.random.generator = random.start_step(
                     settings.seed, self.strategy.rank, state.step
                 )
                 computing = time.perf_counter()
-                self.each("after_reading")
+                self.each(lambda callback: callback.after_reading(self))
                 rate = self.strategy.schedule.last_lr
                 step = self.strategy.step(read.arrays)
                 ended = time.perf_counter()
@@ -155,14 +186,26 @@ class Run:
                 self._advance(read.epoch_steps, read.arrays, ended - reading, step)
                 if self.is_due(settings.log_every) or state.step == 1 or step.bad:
                     row = self._row(step, rate, since)
-                    self.each("on_log", row)
+                    self._log(row)
                     since = _Since()
                     if step.bad:
-                        bad_steps.keep_texts(self, read.indices, read.epoch)
-                        bad_steps.stop_if_many(self, row)
-                self.each("on_step")
+                        self._keep_bad(read, row)
+                self.each(lambda callback: callback.on_step(self))
+                self.strategy.remember(lambda: asdict(state))
 
-    def _advance(self, steps: int, arrays: Any, seconds: float, step: Any) -> None:
+    def _log(self, row: Row) -> None:
+        self.each(lambda callback: callback.on_log(self, row))
+
+    def _keep_bad(self, read: reader.Read, row: Row) -> None:
+        state = self.state
+        path = self.folder / bad_steps.NAME
+        bad_steps.keep_texts(path, self.strategy, self.task, read.indices, read.epoch, state.step)
+        most = self.job.trainer.max_bad_steps
+        # Too many in a row, or a whole run had no other.
+        if state.bad_in_a_row >= most or state.bad_in_a_row == state.step == self.total_steps:
+            raise bad_steps.too_many(row, state.bad_in_a_row, self.precision.remedy, path)
+
+    def _advance(self, steps: int, arrays: list[Arrays], seconds: float, step: Step) -> None:
         self.step_texts = sum(part["n_texts"] for part in arrays)
         self.step_tokens = sum(part["n_tokens"] for part in arrays)
         self.texts += self.step_texts
@@ -177,7 +220,7 @@ class Run:
         if state.position == steps:
             state.epoch, state.position = state.epoch + 1, 0
 
-    def _row(self, step: Any, rate: float, since: _Since) -> dict[str, Any]:
+    def _row(self, step: Step, rate: float, since: _Since) -> Row:
         """A row of metrics.jsonl. Loss and rate are this step's, the loss the
         mean over the texts of all ranks."""
         return {
@@ -195,7 +238,7 @@ class Run:
             **self.strategy.figures(),
         }
 
-    def _summary(self, wall: float) -> dict[str, Any]:
+    def _summary(self, wall: float) -> Summary:
         ranks = self.strategy.gather((self.texts, self.tokens, self.seconds))
         seconds = max(max(rank[2] for rank in ranks), 1e-9)
         return {
@@ -285,7 +328,7 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
         )
 
 
-def _at(config: Any, path: str) -> Any:
+def _at(config: Any, path: str) -> Any:  # of JSON
     for name in path.split("."):
         config = config.get(name)  # some sections are of some jobs only
     return config

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Callable
+from typing import Callable, List, Tuple
 
 import paddle
 from paddle import nn
 
 from fleetbert import config as schema
 from fleetbert.compat import training
+
+# Each parameter and its gradient, if it has one.
+Gradients = List[Tuple[paddle.Tensor, paddle.Tensor]]
 
 
 def rate(settings: schema.Optimizer, total_steps: int) -> Callable[[int], float]:
@@ -42,7 +45,7 @@ class Clip(nn.ClipGradByGlobalNorm):
     finite = True
 
     @paddle.no_grad()
-    def _dygraph_clip(self, params_grads: list[Any]) -> list[Any]:
+    def _dygraph_clip(self, params_grads: Gradients) -> Gradients:
         gradients = [gradient for _, gradient in params_grads if gradient is not None]
         norm = paddle.stack([training.squared_norm(g) for g in gradients]).sum().sqrt()
         self.finite = math.isfinite(float(norm))

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from typing import ContextManager, Dict
 
 import numpy as np
 import paddle
+from paddle import nn
+from paddle.optimizer import Optimizer
 
 from fleetbert import config as schema
 from fleetbert.compat import training
 from fleetbert.errors import UserError
+
+# The scaler's state for JSON.
+Counts = Dict[str, object]
 
 
 def choose(settings: schema.Precision, device: str) -> Precision:
@@ -70,7 +75,7 @@ class Precision:
     def __init__(self, settings: schema.Precision):
         self.settings = settings
         self.mixed = settings.level != "O0"
-        self.half_weights: list[Any] = []  # O2: the parameters to update
+        self.half_weights: list[paddle.Tensor] = []  # O2: the parameters to update
         self.scaler = paddle.amp.GradScaler(
             # bfloat16 has float32's range and needs no scaling.
             enable=self.mixed and settings.dtype == "float16",
@@ -82,7 +87,7 @@ class Precision:
             use_dynamic_loss_scaling=settings.use_dynamic_loss_scaling,
         )
 
-    def decorate(self, network: Any, optimizer: Any) -> tuple[Any, Any]:
+    def decorate(self, network: nn.Layer, optimizer: Optimizer) -> tuple[nn.Layer, Optimizer]:
         """For O2: half weights, with float32 master weights in the optimizer."""
         if self.settings.level != "O2":
             return network, optimizer
@@ -95,15 +100,16 @@ class Precision:
             master_weight=True,
         )
 
-    def forward(self) -> Any:
+    def forward(self) -> ContextManager[object]:
         """The context that the forward pass and the loss run in."""
-        return paddle.amp.auto_cast(
+        context: ContextManager[object] = paddle.amp.auto_cast(
             enable=self.mixed,
             level=self.settings.level if self.mixed else "O1",
             dtype=self.settings.dtype,
             custom_white_list=set(self.settings.custom_white_list) or None,
             custom_black_list=set(self.settings.custom_black_list) or None,
         )
+        return context
 
     def widen_gradients(self) -> None:
         """Before the update, with all micro-batches' gradients there. O2: to float32, so that
@@ -135,13 +141,14 @@ class Precision:
             "precision.custom_black_list, or choose precision.level=O0"
         )
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Counts:
         state = self.scaler.state_dict()
         return {
-            name: getattr(value, "tolist", lambda v=value: v)() for name, value in state.items()
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in state.items()
         }
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Counts) -> None:
         """Go on with a saved scale and counts; the other settings are the job's. So is a fixed
         scale: it may have been lowered because it overflowed."""
         if state and training.scaling(self.scaler) and self.settings.use_dynamic_loss_scaling:

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Generator, Iterator, NamedTuple
+from typing import Generator, Iterator, NamedTuple
 
 import numpy as np
 
 from fleetbert.data import workers
 from fleetbert.errors import UserError
+from fleetbert.tasks import Arrays
+from fleetbert.tasks.collect import Collector
+from fleetbert.train.trainable import Trainable
 
 # Steps that are ready or in work for each worker process, besides the one in training.
 AHEAD = 3
@@ -28,7 +31,7 @@ class Read(NamedTuple):
     epoch: int
     epoch_steps: int  # steps in it
     indices: np.ndarray  # on all ranks
-    arrays: list[dict[str, Any]]  # this rank's micro-batches
+    arrays: list[Arrays]  # this rank's micro-batches
 
 
 class _Wanted(NamedTuple):
@@ -38,22 +41,22 @@ class _Wanted(NamedTuple):
 
 
 def read(
-    task: Any, num_workers: int, start: tuple[int, int], steps: int, parts: int, mine: slice
+    task: Trainable, num_workers: int, start: tuple[int, int], steps: int, parts: int, shard: slice
 ) -> Generator[Read, None, None]:
     """`steps` steps of `task`, from the epoch and the position in it that `start` says.
 
-    The same for any `num_workers`. Each step is cut into `parts`; those in `mine` are this rank's.
+    The same for any `num_workers`. Each step is cut into `parts`; those in `shard` are this rank's.
     To be closed: the worker processes end with it.
     """
 
     def collected_here(wanted: _Wanted) -> Read:
-        arrays = task.micro_batches(wanted.indices, wanted.epoch, parts, mine)
+        arrays = task.micro_batches(wanted.indices, wanted.epoch, parts, shard)
         return Read(*wanted, arrays)
 
     if num_workers == 0:
         yield from map(collected_here, _wanted(task, *start, steps))
         return
-    futures: deque[tuple[_Wanted, Future[Any]]] = deque()
+    futures: deque[tuple[_Wanted, Future[list[Arrays]]]] = deque()
     with workers.start(num_workers, _take, task.collector) as pool:
         try:
             started = pool.submit(_collects)
@@ -61,7 +64,7 @@ def read(
                 if not started.done():  # it takes a second, in which training need not wait
                     yield collected_here(wanted)
                     continue
-                future = pool.submit(_collect, wanted.indices, wanted.epoch, parts, mine)
+                future = pool.submit(_collect, wanted.indices, wanted.epoch, parts, shard)
                 futures.append((wanted, future))
                 if len(futures) > AHEAD * num_workers:
                     yield _received(task, *futures.popleft())
@@ -77,7 +80,7 @@ def read(
                 future.cancel()
 
 
-def _wanted(task: Any, epoch: int, position: int, steps: int) -> Iterator[_Wanted]:
+def _wanted(task: Trainable, epoch: int, position: int, steps: int) -> Iterator[_Wanted]:
     while steps:
         plan = task.plan(epoch)
         for number in range(position, min(len(plan), position + steps)):
@@ -87,15 +90,15 @@ def _wanted(task: Any, epoch: int, position: int, steps: int) -> Iterator[_Wante
         del plan  # before the next one is made
 
 
-def _received(task: Any, wanted: _Wanted, future: Future[Any]) -> Read:
+def _received(task: Trainable, wanted: _Wanted, future: Future[list[Arrays]]) -> Read:
     return Read(*wanted, [task.tensors(part) for part in future.result()])
 
 
 # The task's collector in a worker process.
-_collector: Any
+_collector: Collector
 
 
-def _take(collector: Any) -> None:
+def _take(collector: Collector) -> None:
     global _collector
     _collector = collector
 
@@ -104,5 +107,5 @@ def _collects() -> bool:
     return _collector is not None
 
 
-def _collect(indices: np.ndarray, epoch: int, parts: int, mine: slice) -> Any:
-    return _collector.micro_batches(indices, epoch, parts, mine)
+def _collect(indices: np.ndarray, epoch: int, parts: int, shard: slice) -> list[Arrays]:
+    return _collector.micro_batches(indices, epoch, parts, shard)

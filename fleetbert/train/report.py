@@ -14,6 +14,7 @@ import matplotlib
 import numpy as np
 import yaml
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, ScalarFormatter
 
@@ -41,7 +42,7 @@ def write_report(folder: Path) -> None:
     page.write(path, TEMPLATE, **run, curves=curves, server_curves=server_curves)
 
 
-def collect(folder: Path) -> dict[str, Any]:
+def collect(folder: Path) -> Row:
     """All that the page shows, by the names that the template uses."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     config, dev = summary.get("config", {}), summary.get("dev") or {}
@@ -104,7 +105,7 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
     resumed, bad = summary.get("resumed_at", 0), summary.get("bad_steps", 0)
     since = f", after step {resumed:,}" if resumed else ""
     left_out = [f"{skipped:,} skipped by GradScaler"] * bool(skipped) + [f"{bad:,} bad"] * bool(bad)
-    known: list[tuple[str, str, Callable[[Any], str], str]] = [
+    known: list[tuple[str, str, Callable[[float], str], str]] = [
         ("Texts/s", "texts_per_s", number, ranks + since),
         ("Tokens/s", "tokens_per_s", number, ranks),
         ("Reader ratio", "reader_ratio", percent, "of step time spent on reading"),
@@ -238,7 +239,7 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> Curv
     return steps[keep], values[keep]
 
 
-def _axes(last: int, unit: str = "") -> tuple[Figure, Any]:
+def _axes(last: int, unit: str = "") -> tuple[Figure, Axes]:
     """A figure over the steps up to `last`."""
     figure = Figure(figsize=(5.2, 2.5), layout="constrained")
     axes = figure.add_subplot()
@@ -254,14 +255,14 @@ def _axes(last: int, unit: str = "") -> tuple[Figure, Any]:
     return figure, axes
 
 
-def _line(axes: Any, curve: Curve, colour: str, **style: Any) -> None:
+def _line(axes: Axes, curve: Curve, colour: str, **style: Any) -> None:
     steps, values = thin(*curve)
     if len(steps):
         marker = "o" if len(steps) == 1 else None
         axes.plot(steps, values, color=colour, marker=marker, markersize=3, **style)
 
 
-def _smoothed_line(axes: Any, curve: Curve, **style: Any) -> str:
+def _smoothed_line(axes: Axes, curve: Curve, **style: Any) -> str:
     """The rows faint, their moving mean above; returns a note that says so."""
     steps, values = curve
     half = min(max(2, len(steps) // 100), len(steps) // 10)
@@ -271,10 +272,10 @@ def _smoothed_line(axes: Any, curve: Curve, **style: Any) -> str:
     return f"mean of {2 * half + 1:,} rows; faint: single rows" if half else ""
 
 
-def _dev_line(axes: Any, curve: Curve, best: Row, label: str) -> None:
+def _dev_line(axes: Axes, curve: Curve, best: Row, label: str) -> None:
     """A line of evaluations, the best one marked."""
     steps, values = curve
-    few = {"marker": "o", "markersize": 3} if len(steps) <= 40 else {}
+    few: Row = {"marker": "o", "markersize": 3} if len(steps) <= 40 else {}
     if len(steps):
         axes.plot(*thin(steps, values), color=DEV, label=label, **few)
     at_best = np.flatnonzero(steps == best.get("step", -1))[-1:]

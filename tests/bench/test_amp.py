@@ -11,7 +11,7 @@ import tiny_job
 
 from fleetbert import cli, config
 from fleetbert.bench import amp
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import WordPiece
 from fleetbert.errors import UserError
 
 PNG = b"\x89PNG"
@@ -99,7 +99,7 @@ def test_texts_fill_the_length_and_nothing_more(tiny_data, tmp_path):
     header, *lines = (tmp_path / "texts.tsv").read_text(encoding="utf-8").splitlines()
     assert header == "label\ttext_a" and sorted(line[0] for line in lines) == list("aaabbb")
     texts = [line.split("\t")[1] for line in lines]
-    encodings = Tokenizer(tiny_data / "vocab.txt", True).encode(texts, None, 20)
+    encodings = WordPiece(tiny_data / "vocab.txt", True).encode(texts, None, 20)
     assert encodings.lengths.tolist() == [20] * 6
 
 

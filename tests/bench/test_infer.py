@@ -14,7 +14,7 @@ from fleetbert import bundle as bundles
 from fleetbert import cli
 from fleetbert.bench import infer, measure, models
 from fleetbert.data.batching import SAFE_LENGTHS
-from fleetbert.data.tokenizers.wordpiece import Encodings
+from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.errors import UserError
@@ -117,14 +117,15 @@ def test_plans_cover_all_texts_once():
 
 
 def test_the_sooner_speed_is_the_largest_that_loses_no_more(tiny_bundle):
-    variant = bundles.read(tiny_bundle).variant("float32")
     curve = [(0.1, 0.88), (0.3, 0.87), (0.5, 0.866), (0.8, 0.85)]
-    extra = {"speed": 0.1, "by_speed": [{"speed": s, "accuracy": a} for s, a in curve]}
+    points = [bundles.SpeedPoint(speed=s, accuracy=a, mean_layers=2) for s, a in curve]
     measured = bundles.Accuracy(data="dev.tsv", n=9, accuracy=0.88, float32_accuracy=0.88)
-    variant = variant.model_copy(update={"accuracy": [measured], "extra": extra})
+    variant = bundles.EarlyExitVariant(
+        name="early", ends=[1, 2], speed=0.1, accuracy=[measured], by_speed=points
+    )
     assert infer.sooner(variant, 0.015) == 0.5
-    own = variant.model_copy(update={"extra": {**extra, "speed": 0.5}})
-    assert infer.sooner(own, 0.015) is None
+    assert infer.sooner(variant.model_copy(update={"speed": 0.5}), 0.015) is None
+    assert infer.sooner(bundles.read(tiny_bundle).variant("float32"), 0.015) is None
 
 
 def test_models_that_differ_are_warned_of():

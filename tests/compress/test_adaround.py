@@ -98,16 +98,16 @@ def test_a_bundles_variant_changes_less(trained, tiny_data, tmp_path):
         }
         command.quantize(config.Quantize.model_validate(job))
     found = [bundles.read(bundle).variant(name) for name in ("round", "adaround")]
-    assert [variant.extra["rounding"] for variant in found] == ["round", "adaround"]
-    assert found[0].extra["thresholds"] == found[1].extra["thresholds"]
+    assert [variant.rounding for variant in found] == ["round", "adaround"]
+    assert found[0].thresholds == found[1].thresholds
     stored = [weights.load(bundle / name)[0] for name in ("round", "adaround")]
     moved = [
         np.abs(stored[1][name].integers.astype(int) - stored[0][name].integers)
-        for name in found[0].extra["thresholds"]
+        for name in found[0].thresholds
     ]
     assert max(change.max() for change in moved) == 1
     assert 0.01 < np.mean([change.mean() for change in moved]) < 0.4
     # On texts that were not learned from.
-    errors = [np.mean(list(variant.extra["output_errors"].values())) for variant in found]
+    errors = [np.mean(list(variant.output_errors.values())) for variant in found]
     assert errors[1] < errors[0]
-    assert found[1].extra["max_logit_difference"] < 0.2
+    assert found[1].comparison.max_logit_difference < 0.2

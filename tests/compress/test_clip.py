@@ -121,17 +121,17 @@ def test_the_manifest_and_the_page_say_what_was_cut(trained, tiny_data, tmp_path
             "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.05},
         }
         command.quantize(config.Quantize.model_validate(job))
-    plain, variant = (bundles.read(bundle).variant(name).extra for name in ("none", "auto"))
-    assert "clipped" not in plain
-    cut = variant["clipped"]
+    plain, variant = (bundles.read(bundle).variant(name) for name in ("none", "auto"))
+    assert not plain.clipped
+    cut = variant.clipped
     assert cut
-    for name, threshold in variant["thresholds"].items():
+    for name, threshold in variant.thresholds.items():
         if name in cut:
-            assert cut[name]["former"] == pytest.approx(plain["thresholds"][name])
-            assert threshold == cut[name]["threshold"] < cut[name]["former"]
-            assert cut[name]["error"] < cut[name]["former_error"]
+            assert cut[name].former == pytest.approx(plain.thresholds[name])
+            assert threshold == cut[name].threshold < cut[name].former
+            assert cut[name].error < cut[name].former_error
         else:
-            assert threshold == plain["thresholds"][name]
+            assert threshold == plain.thresholds[name]
     page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
     assert "Inputs of auto that are cut below" in page
     assert all(f"<td>{name}</td>" in page for name in cut)

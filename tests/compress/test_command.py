@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -88,12 +87,12 @@ def test_a_variant_is_added_with_its_evidence(
     assert measured.float32_accuracy == pytest.approx((found[0].argmax(1) == truth).mean())
     assert measured.accuracy == pytest.approx((found[1].argmax(1) == truth).mean())
     difference = float(np.abs(found[0] - found[1]).max())
-    assert variant.extra["max_logit_difference"] == pytest.approx(difference, rel=1e-3)
+    assert variant.comparison.max_logit_difference == pytest.approx(difference, rel=1e-3)
     assert 0 < difference < 0.5
     sizes = {
         n: sum(f.size for f in bundles.read(bundle).variant(n).files) for n in ("float32", name)
     }
-    assert variant.extra["size_ratio"] == pytest.approx(sizes[name] / sizes["float32"], abs=1e-3)
+    assert variant.comparison.size_ratio == pytest.approx(sizes[name] / sizes["float32"], abs=1e-3)
     # What a server will ask it before it lets it answer: like float32, but not the same numbers.
     kept = [golden.read(bundles.read(bundle), which).logits for which in ("float32", name)]
     assert 0 < np.abs(kept[0] - kept[1]).max() < 0.5
@@ -188,4 +187,4 @@ def test_gate_counts_exactly():
     gate.check("v", measured, 0.005, lambda: "")
     with pytest.raises(errors.GateFailed, match=r"falls from 0\.9000 to 0\.8950, by 0\.0050"):
         gate.check("v", measured, 0.004, lambda: "")
-    assert json.dumps(gate.as_extra(measured))
+    assert gate.evidence(measured)["comparison"].size_ratio == 0.25

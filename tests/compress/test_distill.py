@@ -51,7 +51,8 @@ def taught(tiny_data, tmp_path_factory):
     """The run folder of a teacher that is right. Do not change it."""
     output = tmp_path_factory.mktemp("teacher")
     changes = {"model.num_hidden_layers": 4, "trainer.epochs": 3, "trainer.seed": 1}
-    summary = train(config.Config.model_validate(tiny_job.values(tiny_data, output, changes)))
+    job = config.Config.model_validate(tiny_job.values(tiny_data, output, changes))
+    summary = train(job).summary
     assert summary["dev"]["accuracy"] > 0.8
     return output
 

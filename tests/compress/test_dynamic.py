@@ -12,6 +12,7 @@ from fleetbert.engines.alike import random_batch
 from fleetbert.export import program as export
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
+from fleetbert.graph.mul import to_mul
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +28,7 @@ def arrays_of(folder):
 
 
 def test_products_as_mul_give_the_same_logits(folder, tmp_path):
-    program = programs.read(folder / "model.pdmodel")
-    dynamic.to_mul(program, arrays_of(folder))
+    program = to_mul(programs.read(folder / "model.pdmodel"), arrays_of(folder))
     kinds = [op.type for op in program.blocks[0].ops]
     assert kinds.count("mul") == 2 * 6 + 2
     programs.write(tmp_path / "model.pdmodel", program)
@@ -62,7 +62,7 @@ def test_what_is_skipped_stays_float32(folder):
     arrays = arrays_of(folder)
     some = [
         next(n for n in arrays if n.startswith("linear")),
-        dynamic.tables(programs.read(folder / "model.pdmodel"))[0],
+        programs.embedding_tables(programs.read(folder / "model.pdmodel"))[0],
     ]
     found = dynamic.quantize_weights(folder, 8, some)
     for name in some:

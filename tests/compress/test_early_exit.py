@@ -65,7 +65,7 @@ def made(trained, tiny_data, tmp_path_factory):
 def test_its_golden_texts_go_through_all_layers(made):
     bundle = bundles.read(made)
     kept = golden.read(bundle, "early-exit-float32")
-    assert bundle.variant("early-exit-float32").extra["speed"] > 0
+    assert bundle.variant("early-exit-float32").speed > 0
     np.testing.assert_allclose(kept.logits, golden.read(bundle, "float32").logits, atol=1e-4)
 
 
@@ -96,17 +96,15 @@ def test_at_speed_1_all_leave_at_once_and_are_right(made, tiny_data, name):
 def test_the_manifest_says_what_evaluate_finds(made, tiny_data):
     for name in ("early-exit-float32", "early-exit-int8"):
         variant = bundles.read(made).variant(name)
-        by_speed = {point["speed"]: point for point in variant.extra["by_speed"]}
-        assert variant.extra["ends"] == [1, 2]
-        for speed in (0.0, 0.3, variant.extra["speed"]):
+        by_speed = {point.speed: point for point in variant.by_speed}
+        assert variant.ends == [1, 2]
+        for speed in (0.0, 0.3, variant.speed):
             report = evaluate.evaluate(answer.load(made, name, speed=speed), tiny_data / "dev.tsv")
-            assert report["accuracy"] == pytest.approx(by_speed[speed]["accuracy"], abs=1e-4)
-            assert report["mean_layers"] == pytest.approx(by_speed[speed]["mean_layers"], abs=1e-3)
+            assert report["accuracy"] == pytest.approx(by_speed[speed].accuracy, abs=1e-4)
+            assert report["mean_layers"] == pytest.approx(by_speed[speed].mean_layers, abs=1e-3)
         own = evaluate.evaluate(answer.load(made, name), tiny_data / "dev.tsv")
         assert own["accuracy"] == pytest.approx(variant.accuracy[0].accuracy)
-        assert own["accuracy"] == pytest.approx(
-            by_speed[variant.extra["speed"]]["accuracy"], abs=1e-4
-        )
+        assert own["accuracy"] == pytest.approx(by_speed[variant.speed].accuracy, abs=1e-4)
 
 
 def test_predict_says_where_texts_left(made, texts):
@@ -124,9 +122,9 @@ def test_heads_as_in_the_paper_learn_too(bundle, tiny_data):
         job(bundle, tiny_data, head="fastbert", labels_weight=0.5, epochs=8, speed=0.9)
     )
     variant = added.variant("early-exit-float32")
-    assert variant.extra["head"] == "fastbert"
-    assert variant.extra["speed"] == 0.9
-    assert variant.extra["accuracy_by_layer"][0] >= 0.9
+    assert variant.head == "fastbert"
+    assert variant.speed == 0.9
+    assert variant.accuracy_by_layer[0] >= 0.9
 
 
 def test_the_gate_leaves_the_bundle_as_it_was(bundle, tiny_data):
@@ -174,11 +172,11 @@ def test_operations_are_counted_by_hand(made):
 def test_the_report_shows_layers_and_speeds(made):
     for target in ("early-exit-float32", "early-exit-int8"):
         text = (made / f"report-{target}.html").read_text(encoding="utf-8")
-        extra = bundles.read(made).variant(target).extra
+        variant = bundles.read(made).variant(target)
         assert text.count("<svg") == 3
-        assert f"speed {extra['speed']}</b>" in text
+        assert f"speed {variant.speed}</b>" in text
         assert "http:" not in text and "https:" not in text
-        assert f"Groups of layers end after {', '.join(map(str, extra['ends']))}." in text
+        assert f"Groups of layers end after {', '.join(map(str, variant.ends))}." in text
 
 
 def test_the_cheapest_choice_that_keeps_the_accuracy():
@@ -249,7 +247,7 @@ def test_where_leaving_early_does_not_pay_nothing_is_added(
 def test_where_it_pays_the_manifest_says_how_much(bundle, tiny_data, timed):
     timed(1.0, 0.1, 1.5)
     added = job_of_exits.add_variants(job(bundle, tiny_data, layers="auto"))
-    assert added.variant("early-exit-float32").extra["times_faster"] == 1.7
+    assert added.variant("early-exit-float32").times_faster == 1.7
 
 
 def test_layers_may_be_chosen_for_texts_that_come_alone(bundle, tiny_data, monkeypatch):

@@ -20,11 +20,12 @@ from scipy import special, stats
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import command, importance, prune, tuning
+from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed, UserError
 from fleetbert.graph import program as programs
-from fleetbert.models import bert, from_program, weights
+from fleetbert.models import from_program, heads, weights
 
 SCRIPT = processes.ROOT / "launch" / "quantize.py"
 HEADS, UNITS, WIDTH = 4, 128, 16
@@ -80,8 +81,8 @@ def build(tensors: dict[str, np.ndarray], **shape: Any) -> paddle.nn.Layer:
         "type_vocab_size": len(tensors["bert.embeddings.token_type_embeddings.weight"]),
         **shape,
     }
-    source = weights.Source("tiny", wanted, Path("vocab.txt"), True, tensors)
-    network = bert.build("classification", weights.bert_config(source, 3, 1))
+    source = weights.Source("tiny", wanted, tokenizers.of_vocab(Path("vocab.txt"), True), tensors)
+    network = heads.build("classification", weights.bert_config(source, 3, 1))
     weights.load(network, source)
     network.eval()
     return network
@@ -216,13 +217,13 @@ def test_a_pruned_network_answers_like_a_masked_one(whole_program, pruned_progra
 
 def test_shares_become_numbers():
     found = importance.Importance(np.ones((2, 12)), np.ones((2, 1536)))
-    for heads, units, expected in [
+    for shares, units, expected in [
         (0.33, 0.5, (8, 768)),
         (0.99, 0.999, (1, 16)),
         (0.0, 0.33, (12, 1024)),
         (0.5, 0.0, (6, 1536)),
     ]:
-        kept = importance.choose(found, heads, units)
+        kept = importance.choose(found, shares, units)
         assert (kept.heads.shape[1], kept.units.shape[1]) == expected
     with pytest.raises(UserError, match=r"prune\.heads: 0\.02 of 12 heads"):
         importance.choose(found, 0.02, 0.001)
@@ -248,10 +249,10 @@ def test_the_variant_is_smaller_and_what_was_trained(done, trained):
     variant = opened.variant("pruned-float32")
     assert variant.made_from == "float32"
     assert variant.kind == "paddle-inference"
-    assert variant.extra["heads"] == [2, 1]
-    assert variant.extra["feed_forward"] == [128, 48]
-    assert variant.extra["size_ratio"] < 0.8
-    assert variant.extra["max_difference_to_network"] < 1e-4
+    assert variant.pruning.heads == [2, 1]
+    assert variant.pruning.feed_forward == [128, 48]
+    assert variant.comparison.size_ratio < 0.8
+    assert variant.max_difference_to_network < 1e-4
     assert variant.accuracy[0].accuracy > 0.8
     program = programs.read(bundle / "pruned-float32" / "model.pdmodel")
     arrays = programs.read_parameters(program, bundle / "pruned-float32" / "model.pdiparams")
@@ -290,14 +291,14 @@ def test_a_pruned_variant_is_a_source(done, tiny_data, tmp_path, method):
     variant = bundles.read(bundle).variant(f"pruned-{made}")
     assert variant.made_from == "pruned-float32"
     assert (
-        variant.extra["size_ratio"]
-        < bundles.read(bundle).variant("pruned-float32").extra["size_ratio"]
+        variant.comparison.size_ratio
+        < bundles.read(bundle).variant("pruned-float32").comparison.size_ratio
     )
     assert variant.accuracy[0].accuracy > 0.8
     if method == "prune":
-        assert variant.extra["feed_forward"] == [48, 32]
+        assert variant.pruning.feed_forward == [48, 32]
     elif method == "qat":
-        assert variant.extra["max_difference_to_network"] < 0.02
+        assert variant.max_difference_to_network < 0.02
     else:
         # Beside its source, and not only close to float32 by chance.
         ids, types = random_batch(np.random.default_rng(7), (8, 16), 100)
@@ -336,7 +337,7 @@ def test_two_ranks_prune_the_same_and_the_gate_adds_nothing(done, trained, tiny_
     finally:
         processes.kill(process)
     found = bundles.read(bundle).variant("pruned-float32")
-    assert found.extra["kept_heads"] == expected.kept.heads.tolist()
+    assert found.pruning.kept_heads == expected.kept.heads.tolist()
     assert len(tiny_job.losses(output)) == 9
     with pytest.raises(UserError, match=r"trained with prune\.heads: 0\.5, this job has 0\.0"):
         prune.train(read_job(bundle, tiny_data, output, {"prune.heads": 0.0}), bundles.read(bundle))
@@ -361,7 +362,7 @@ def test_bad_input_leaves_the_bundle_as_it_was(
 
     def fill(folder: Path) -> bundles.Variant:
         (folder / "x86.pdmodel").write_bytes(b"0")
-        return bundles.Variant(name="int8", kind="paddle-inference-int8")
+        return bundles.Int8Variant(name="int8")
 
     bundles.add_variant(bundle, "int8", fill)
     before = content(bundle)

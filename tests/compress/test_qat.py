@@ -23,7 +23,7 @@ from fleetbert.compress import command, methods, qat, tuning
 from fleetbert.compress.distill import student
 from fleetbert.engines import engine
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.graph import onednn, weights
+from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.models import cpu, from_program
 
@@ -84,7 +84,7 @@ def test_the_served_program_answers_like_the_trained_network(done, tiny_data):
     assert max(distances) > 0.03  # the comparison can tell models apart
     variant = bundles.read(bundle).variant("int8-qat")
     assert variant.kind == "paddle-inference-int8"
-    assert variant.extra["max_difference_to_network"] < 0.01
+    assert variant.max_difference_to_network < 0.01
     assert variant.accuracy[0].accuracy > 0.8
 
 
@@ -93,21 +93,21 @@ def test_thresholds_and_weights_are_the_trained_ones(done):
     program = programs.read(bundle / "float32" / "model.pdmodel")
     names = from_program.names(program, "bundle").linear
     stored, _ = weights.load(bundle / "int8-qat")
-    found = bundles.read(bundle).variant("int8-qat").extra
+    found = bundles.read(bundle).variant("int8-qat")
     layers = qat.quantized_layers(trained.network)
     assert len(layers) == 2 * 6 + 1  # two layers and the pooler; the classifier stays float32
-    assert found["thresholds"] == pytest.approx(trained.thresholds)
+    assert found.thresholds == pytest.approx(trained.thresholds)
     assert len(trained.thresholds) == len(layers)
     for name, own in names.items():
         layer = layers.get(own[: -len(".weight")])
-        assert (layer is None) == (name in found["float32_layers"])
+        assert (layer is None) == (name in found.float32_layers)
         if layer is not None:
             rounded = layer._fake_quant_weight(layer.weight).numpy()
             off = np.abs(weights.widen(stored[name]) - rounded) * 127 / stored[name].scales
             assert off.max() < 1.01  # a weight that is a half may go to either side
             assert (off > 0.01).mean() < 0.002
-            assert found["thresholds"][name] == pytest.approx(float(layer._fake_quant_input._scale))
-    query, key, value = list(found["thresholds"].values())[:3]
+            assert found.thresholds[name] == pytest.approx(float(layer._fake_quant_input._scale))
+    query, key, value = list(found.thresholds.values())[:3]
     assert query == key == value > 0.1  # one input, quantized once
     # The form for converters says the same.
     converted = programs.read(bundle / "int8-qat" / "model.pdmodel")
@@ -146,7 +146,7 @@ def test_a_layer_computes_the_arithmetic_that_onednn_is_tested_with():
     found = layer(paddle.to_tensor(3 * x)).numpy()  # some are beyond the threshold
     weight, bias = layer.weight.numpy(), layer.bias.numpy()
     cut = np.clip(3 * x, -threshold, threshold)
-    expected = onednn.simulate(cut, threshold, weights.quantize(weight, 1), bias)
+    expected = int8.simulate(cut, threshold, weights.quantize(weight, 1), bias)
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert np.abs(3 * x @ weight + bias - expected).max() > 0.1
 
@@ -228,7 +228,7 @@ def test_two_ranks_train_the_same_and_the_gate_ends_both(done, bundle, tiny_data
     losses = tiny_job.losses(output)
     assert losses == pytest.approx(tiny_job.losses(run), rel=0.02)
     assert len(losses) == 9  # a tenth of the 160 texts is held out
-    found = bundles.read(bundle).variant("int8-qat").extra["thresholds"]
+    found = bundles.read(bundle).variant("int8-qat").thresholds
     assert found == pytest.approx(expected.thresholds, rel=0.03)
 
 
@@ -256,7 +256,7 @@ def test_a_killed_run_goes_on_to_the_same_result(done, bundle, tiny_data, tmp_pa
     finally:
         processes.kill(process)
     assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(run), rel=1e-4)
-    found = bundles.read(bundle).variant("int8-qat").extra["thresholds"]
+    found = bundles.read(bundle).variant("int8-qat").thresholds
     assert found == pytest.approx(expected.thresholds, rel=1e-4)
 
 

@@ -11,10 +11,9 @@ from fleetbert import bundle as bundles
 from fleetbert.compress import report
 
 
-def variant(name, accuracy, speed, size, sha="0", **extra):
-    return bundles.Variant(
+def variant(name, accuracy, speed, size, sha="0", cls=bundles.Int8Variant, **fields):
+    return cls(
         name=name,
-        kind="paddle-inference-int8",
         files=[bundles.File(path=f"{name}/x86.pdmodel", sha256="0", size=1000)],
         accuracy=[
             bundles.Accuracy(
@@ -22,15 +21,14 @@ def variant(name, accuracy, speed, size, sha="0", **extra):
             )
         ],
         versions={"paddlepaddle": "2.6.2"},
-        extra={
-            "method": "static",
-            "speed_ratio": speed,
-            "size_ratio": size,
-            "texts_per_s": 100 * speed,
-            "float32_texts_per_s": 100.0,
-            "max_logit_difference": 0.1,
-            **extra,
-        },
+        comparison=bundles.Comparison(
+            speed_ratio=speed,
+            size_ratio=size,
+            texts_per_s=100 * speed,
+            float32_texts_per_s=100.0,
+            max_logit_difference=0.1,
+        ),
+        **fields,
     )
 
 

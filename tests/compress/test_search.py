@@ -79,7 +79,13 @@ def made_up(harm):
 
     def measure(float32):
         lost = sum(harm[name] for name in harm if name not in float32)
-        return search.Trial(list(float32), 0.9 - lost, lost, 1.0, 1 - len(float32) / len(harm))
+        return bundles.Mix(
+            float32=list(float32),
+            accuracy=0.9 - lost,
+            logit_error=lost,
+            texts_per_s=1.0,
+            int8_share=1 - len(float32) / len(harm),
+        )
 
     return measure
 
@@ -127,8 +133,8 @@ def test_mixes_come_from_one_calibration(trained, prepared, tmp_path):
     (tmp_path / "mix").mkdir()
     whole = variants.write_mix(prepared, tmp_path / "all")
     mix = variants.write_mix(prepared, tmp_path / "mix", left)
-    thresholds = whole.extra["thresholds"]
-    assert mix.extra["thresholds"] == {n: t for n, t in thresholds.items() if n not in left}
+    thresholds = whole.thresholds
+    assert mix.thresholds == {n: t for n, t in thresholds.items() if n not in left}
     quantized, others = weights.load(tmp_path / "mix")
     for name in left:
         assert name not in quantized

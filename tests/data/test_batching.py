@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetbert.data import batching
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_epoch, plan_inference, share
-from fleetbert.data.tokenizers.wordpiece import Encodings
+from fleetbert.data.tokenizers import Encodings
 from fleetbert.errors import UserError
 
 MAX_LENGTH = 128

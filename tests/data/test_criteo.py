@@ -14,6 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from fleetbert import config
 from fleetbert.data import criteo, criteo_made
 from fleetbert.errors import UserError
+from fleetbert.tasks import ctr
 
 NUMBER = st.one_of(st.none(), st.integers(-(10**6), 10**6))
 CATEGORY = st.text(
@@ -123,7 +124,7 @@ def test_each_rank_gets_its_share_of_a_step(rows, size, parts):
     job = config.Config.model_validate(
         {"task": {"name": "ctr"}, "data": {"train": "x", "batch_size": size}}
     )
-    collector = criteo.Collector(clicks, job)
+    collector = ctr.Collector(clicks, job)
     seen: list[int] = []
     for step in collector.plan(0):
         shares = collector.micro_batches(step, 0, parts, slice(0, parts))

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbert.data import cache, read, split
-from fleetbert.data.tokenizers.wordpiece import Encodings, Tokenizer
+from fleetbert.data.tokenizers import Encodings
+from fleetbert.data.tokenizers.wordpiece import WordPiece
 from fleetbert.errors import UserError
 
 
@@ -51,7 +52,7 @@ def test_each_text_is_in_one_of_the_two(texts, share, seed):
 
 def test_of_a_cached_table(tmp_path, tiny_data):
     """The same texts and the same fingerprint; and the part can go to another process."""
-    tokenizer = Tokenizer(tiny_data / "vocab.txt", True)
+    tokenizer = WordPiece(tiny_data / "vocab.txt", True)
     path = str(tiny_data / "train.tsv")
     form = read.table_format(path, pair=False, labelled=True)
     table = read.read_as(path, form, "stop")

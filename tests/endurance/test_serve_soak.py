@@ -23,6 +23,7 @@ import requests
 from served import REAL, serving
 from tiny_bert import LABELS, WORDS, make_network
 
+from fleetbert.data.tokenizers import of_vocab
 from fleetbert.engines import answer as answers
 from fleetbert.export.program import export_bundle
 
@@ -174,7 +175,7 @@ def p99(values):
 def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_path, capfd):
     second = tmp_path / "second"
     export_bundle(second, make_network(seed=2), task="classification", labels=LABELS,
-                  max_length=64, vocab_path=tiny_vocab, lowercase=True)  # fmt: skip
+                  max_length=64, tokenizer=of_vocab(tiny_vocab, True))  # fmt: skip
     bundles = [second, tiny_bundle]  # of even and of odd versions
     chance = random.Random(SEED)
     texts = [" ".join(chance.choices(WORDS, k=chance.randint(1, 40))) for _ in range(200)]

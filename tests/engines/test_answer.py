@@ -66,7 +66,7 @@ def test_no_texts_no_answers(model):
 
 def test_long_texts_are_cut_and_counted(model):
     found = answer.compute_logits(model, ["word1 " * 500, "word1"], None)
-    assert found.cut == 1
+    assert found.truncated == 1
 
 
 def test_windows_change_no_answer(model):

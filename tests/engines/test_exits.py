@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up
-from fleetbert.data.packing import in_line, places
+from fleetbert.data.packing import pack, packed_layout
 from fleetbert.engines import exits, heads
 from fleetbert.engines.exits import EarlyExit, Settings
 
@@ -52,14 +52,14 @@ class Groups:
             np.testing.assert_array_equal(at.real[:, 1:], ids[:, 1:] != 0)
             states = first
             if number == 0:
-                words = in_line(ids, at)[:, None] * np.arange(1, WIDTH + 1)
+                words = pack(ids, at)[:, None] * np.arange(1, WIDTH + 1)
                 states = np.cos(words).astype(np.float32)
-            assert states.shape == (len(at.collect), WIDTH)
-            rows = states[at.spread]
+            assert states.shape == (len(at.pack_index), WIDTH)
+            rows = states[at.unpack_index]
             real = at.real[..., None]
             mean = (rows * real).sum(1, keepdims=True) / real.sum(1, keepdims=True)
             rows = np.tanh((rows + mean) @ MIX[number])
-            return rows[:, 0, :LABELS] if number == len(ENDS) - 1 else in_line(rows, at)
+            return rows[:, 0, :LABELS] if number == len(ENDS) - 1 else pack(rows, at)
 
         return run
 
@@ -111,7 +111,7 @@ def alone(text, speed):
     groups = Groups()
     ids = np.zeros((1, round_up(len(text), SAFE_LENGTHS)), np.int64)
     ids[0, : len(text)] = text
-    at = places(ids != 0)
+    at = packed_layout(ids != 0)
     state = groups.group(0)(ids, np.zeros_like(ids), at)
     for number, end in enumerate(ENDS):
         if number:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
@@ -34,12 +32,12 @@ def answer(ids, _):
 
 def test_the_bound_is_a_share_of_the_largest_logit():
     made = golden.record(answer, 20, 50, 0.1)
-    assert [len(ids) for ids in made["ids"]] == [3, 11, 20]
-    assert all(0 < token < 50 for ids in made["ids"] for token in ids)
-    assert made["logits"] == [[sum(ids), -len(ids)] for ids in made["ids"]]
-    assert made["bound"] == pytest.approx(0.1 * max(map(sum, made["ids"])))
+    assert [len(ids) for ids in made.ids] == [3, 11, 20]
+    assert all(0 < token < 50 for ids in made.ids for token in ids)
+    assert made.logits == [[sum(ids), -len(ids)] for ids in made.ids]
+    assert made.bound == pytest.approx(0.1 * max(map(sum, made.ids)))
     small = golden.record(lambda ids, types: 0 * answer(ids, types) + 0.25, 20, 50, 0.1)
-    assert small["bound"] == pytest.approx(0.1)
+    assert small.bound == pytest.approx(0.1)
 
 
 @pytest.mark.parametrize(
@@ -56,18 +54,12 @@ def test_the_bound_is_a_share_of_the_largest_logit():
         {"bound": "wide"},
     ],
 )
-def test_damaged_golden_texts_are_refused(tiny_bundle, damage):
-    manifest = json.loads((tiny_bundle / "manifest.json").read_text())
-    manifest["variants"][0]["extra"]["golden"].update(damage)
-    found = bundles.read(tiny_bundle)
-    changed = bundles.Bundle(found.root, bundles.Manifest.model_validate(manifest))
-    with pytest.raises(UserError, match="golden of variant float32"):
-        golden.read(changed, "float32")
+def test_damaged_golden_texts_are_refused(edit_manifest, damage):
+    path = edit_manifest(lambda manifest: manifest["variants"][0]["golden"].update(damage))
+    with pytest.raises(UserError, match=r"golden"):
+        bundles.read(path)
 
 
-def test_older_bundles_have_none(tiny_bundle):
-    manifest = json.loads((tiny_bundle / "manifest.json").read_text())
-    del manifest["variants"][0]["extra"]["golden"]
-    found = bundles.read(tiny_bundle)
-    changed = bundles.Bundle(found.root, bundles.Manifest.model_validate(manifest))
-    assert golden.read(changed, "float32") is None
+def test_older_bundles_have_none(edit_manifest):
+    path = edit_manifest(lambda manifest: manifest["variants"][0].pop("golden"))
+    assert golden.read(bundles.read(path), "float32") is None

@@ -8,7 +8,7 @@ import pytest
 
 from fleetbert import config as configs
 from fleetbert.compress.distill import heads as learning
-from fleetbert.data.packing import in_line, places
+from fleetbert.data.packing import pack, packed_layout
 from fleetbert.engines import heads
 
 
@@ -23,9 +23,9 @@ def test_numpy_answers_as_paddle_does(kind):
     read = learning.read_by(kind, hidden, real).astype(np.float32)
     expected = layer(paddle.to_tensor(read), paddle.to_tensor(real)).numpy()
     tensors = {name: value.numpy() for name, value in layer.state_dict().items()}
-    at = places(real)
+    at = packed_layout(real)
     # What fastbert reads is kept in half for training.
-    found = heads.KINDS[kind](tensors, in_line(hidden, at), at)
+    found = heads.KINDS[kind](tensors, pack(hidden, at), at)
     np.testing.assert_allclose(found, expected, atol=2e-3 if kind == "fastbert" else 1e-5)
     assert found.dtype == np.float32
     assert np.ptp(expected, axis=0).max() > 0.05
@@ -36,8 +36,8 @@ def test_pool_is_the_first_token_and_the_mean_of_all():
     hidden = random.normal(size=(9, 12, 8))
     real = random.random((9, 12)) < 0.6  # with padding between tokens
     real[:, 0] = True
-    at = places(real)
-    found = heads.pool(in_line(hidden.astype(np.float32), at), at)
+    at = packed_layout(real)
+    found = heads.pool(pack(hidden.astype(np.float32), at), at)
     means = [row[chosen].mean(0) for row, chosen in zip(hidden, real)]
     np.testing.assert_allclose(found, np.concatenate([hidden[:, 0], means], 1), atol=1e-6)
 
@@ -45,9 +45,9 @@ def test_pool_is_the_first_token_and_the_mean_of_all():
 @pytest.mark.parametrize("length", [1, 12, 131])  # the line of the last has one token more
 def test_pool_of_a_text_alone(length):
     hidden = np.random.default_rng(6).normal(size=(1, length, 8)).astype(np.float32)
-    at = places(np.ones((1, length), bool))
-    assert at.alone
-    found = heads.pool(in_line(hidden, at), at)
+    at = packed_layout(np.ones((1, length), bool))
+    assert at.single_row
+    found = heads.pool(pack(hidden, at), at)
     expected = np.concatenate([hidden[:, 0], hidden.mean(1)], 1)
     np.testing.assert_allclose(found, expected, atol=1e-6)
     assert found.dtype == np.float32
@@ -73,11 +73,11 @@ def test_padding_changes_nothing(kind):
     paddle.seed(4)
     layer = learning.KINDS[kind](64, 32, 2)
     tensors = {name: value.numpy() for name, value in layer.state_dict().items()}
-    at = places(np.ones((3, 8), bool))
-    alone = heads.KINDS[kind](tensors, in_line(hidden, at), at)
+    at = packed_layout(np.ones((3, 8), bool))
+    alone = heads.KINDS[kind](tensors, pack(hidden, at), at)
     padded = np.concatenate([hidden, 9 * np.ones((3, 8, 64), np.float32)], 1)
-    at = places(np.tile(np.arange(16) < 8, (3, 1)))
-    found = heads.KINDS[kind](tensors, in_line(padded, at), at)
+    at = packed_layout(np.tile(np.arange(16) < 8, (3, 1)))
+    found = heads.KINDS[kind](tensors, pack(padded, at), at)
     np.testing.assert_allclose(found, alone, atol=1e-5)
 
 

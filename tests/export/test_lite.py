@@ -50,12 +50,12 @@ def add_static(path: Path) -> None:
     """Add the variant int8-static, calibrated with random texts."""
     from fleetbert.compress import variants
     from fleetbert.compress.calibrate import Batches
-    from fleetbert.data.tokenizers.wordpiece import Tokenizer
+    from fleetbert.data.tokenizers.wordpiece import WordPiece
 
     bundle = bundles.read(path)
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(WORDS, 12)) for _ in range(32)]
-    batches = Batches(Tokenizer(bundle.vocab_path, True), texts, None, bundle.max_length, 512)
+    batches = Batches(WordPiece(bundle.vocab_path, True), texts, None, bundle.max_length, 512)
     prepared = variants.prepare_static(bundle.folder("float32"), batches, algorithm="abs_max")
     bundles.add_variant(path, lite.STATIC, lambda folder: variants.write_mix(prepared, folder))
 
@@ -79,19 +79,19 @@ def test_a_variant_says_what_it_is_for(lite_bundle, target, precision):
     assert variant.made_from == ("int8-static" if precision == "static-int8" else "float32")
     assert variant.versions["opt"].startswith("v2.13")
     assert set(variant.versions) == {"fleetbert", "opt", "paddlelite", "python"}
-    assert variant.extra["precision"] == precision
-    kernels = variant.extra["kernels"]
+    assert variant.precision == precision
+    kernels = variant.kernels
     kind = {"float16": "kFP16", "static-int8": "kInt8"}.get(precision, "kFloat")
     place = "kX86" if target == "x86" else "kARM"
     assert any(kernel.startswith(f"fc,{place},{kind},") for kernel in kernels), kernels
     other = "kARM" if target == "x86" else "kX86"
     assert not any(other in kernel for kernel in kernels)
     run = precision not in ("float16", "static-int8")
-    assert (variant.extra["checked_on"] == "x86") == run
+    assert (variant.checked_on == "x86") == run
     if run:
-        assert 0 <= variant.extra["max_difference_to_paddle"] < 1e-3
+        assert 0 <= variant.max_difference_to_paddle < 1e-3
     # By this key a server knows what needs no gate.
-    assert ("max_difference_to_float32" in variant.extra) == (precision == "float32")
+    assert (variant.max_difference_to_float32 is not None) == (precision == "float32")
 
 
 def test_integers_make_the_file_smaller(lite_bundle):
@@ -214,13 +214,12 @@ def test_early_exit_brings_a_file_for_each_group_and_the_heads(
         assert (bundle.folder(name) / file).read_bytes() == (source / file).read_bytes()
     assert (variant.kind, variant.runs_on) == ("paddle-lite-early-exit", [target])
     assert variant.made_from == "early-exit-float32"
-    assert (variant.extra["ends"], variant.extra["speed"]) == ([1, 2], EARLY_SPEED)
-    assert variant.extra["max_difference_to_paddle"] < 1e-3
-    assert (
-        "max_difference_to_float32" not in variant.extra
-    )  # texts that leave are answered otherwise
+    assert (variant.ends, variant.speed) == ([1, 2], EARLY_SPEED)
+    assert variant.max_difference_to_paddle < 1e-3
+    # Texts that leave are answered otherwise.
+    assert variant.max_difference_to_float32 is None
     place = "kX86" if target == "x86" else "kARM"
-    assert all(place in kernel or "kHost" in kernel for kernel in variant.extra["kernels"])
+    assert all(place in kernel or "kHost" in kernel for kernel in variant.kernels)
     # At the variant's own speed.
     expected = evaluate.evaluate(answer.load(bundle.root, "early-exit-float32"), table)["accuracy"]
     assert variant.accuracy[0].accuracy == pytest.approx(expected, abs=0.051)
@@ -287,14 +286,15 @@ def refused(path: Path, message: str, target: str = "x86", precision: str = "int
 
 @pytest.mark.parametrize("target", ["x86", "armv8"])
 def test_a_rewrite_that_changes_an_answer_is_refused(copied_bundle, monkeypatch, target):
-    rewrite = lite_program.rewrite
+    for_lite = lite_program.for_lite
 
     def changing(program, arrays):
-        rewrite(program, arrays)
+        program = for_lite(program, arrays)
         name = lite_program.quantized_weights(program, arrays)[-1]
         arrays[name] = arrays[name] * np.float32(1 + 1e-6)
+        return program
 
-    monkeypatch.setattr(lite_program, "rewrite", changing)
+    monkeypatch.setattr(lite_program, "for_lite", changing)
     refused(copied_bundle, "changes its answers by", target)
 
 
@@ -312,9 +312,7 @@ def test_a_model_that_answers_otherwise_is_not_added(copied_bundle, monkeypatch,
 
 def test_a_matrix_that_would_not_be_widened_is_refused(copied_bundle, monkeypatch):
     """As where a head multiplies with the embeddings: such a file answers NaN."""
-    from fleetbert.compress import dynamic
-
-    monkeypatch.setattr(dynamic, "to_mul", lambda program, arrays: None)
+    monkeypatch.setattr(lite_program, "to_mul", lambda program, arrays: program)
     refused(copied_bundle, "cannot make integers of")
 
 

@@ -13,8 +13,8 @@ def test_the_variant_says_how_it_was_made(tiny_bundle):
     variant = bundles.read(tiny_bundle).variant("onnx")
     bundles.verify(bundles.read(tiny_bundle), "onnx")
     assert variant.made_from == "float32"
-    assert variant.extra["opset"] == 17
-    assert variant.extra["max_difference_to_float32"] < 1e-4
+    assert variant.opset == 17
+    assert variant.max_difference_to_float32 < 1e-4
     assert set(variant.versions) == {"fleetbert", "paddle2onnx", "onnxruntime"}
 
 

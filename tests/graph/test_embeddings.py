@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fleetbert.data.packing import in_line, places
+from fleetbert.data.packing import pack, packed_layout
 from fleetbert.engines import engine
-from fleetbert.graph import embeddings
-from fleetbert.graph import program as programs
+from fleetbert.graph import embeddings, groups
 
 SHAPES = ((2, 16), (5, 32))  # a row alone has attention of its own
 
@@ -26,16 +25,16 @@ def make_batch(texts, length):
 def test_every_group_of_layers_gives_the_same(fused, shape):
     # With AVX-512 the same bits; kernels for AVX2 add in another order where there are more rows.
     input_ids, types = make_batch(*shape)
-    at = places(input_ids != 0)
+    at = packed_layout(input_ids != 0)
     rows, state, rest = input_ids, input_ids, types
-    for _, group in programs.cut_groups(fused.program, [1, 2]):
+    for _, group in groups.cut_groups(fused.program, [1, 2]):
         rows = engine.open_as_it_is(group, fused.parameters, 1)(rows, rest)
         state = engine.open_fused(group, fused.parameters, 1)[0](state, rest, at)
         rest = input_ids
         assert state.std() > 0.01
         if rows.ndim == 3:  # of all tokens; what lies beside them in the line is padding
             np.testing.assert_allclose(
-                state[at.spread], in_line(rows, at)[at.spread], rtol=1e-6, atol=5e-6
+                state[at.unpack_index], pack(rows, at)[at.unpack_index], rtol=1e-6, atol=5e-6
             )
         else:
             np.testing.assert_allclose(state, rows, rtol=1e-6, atol=5e-6)
@@ -43,14 +42,14 @@ def test_every_group_of_layers_gives_the_same(fused, shape):
 
 def test_states_are_read_where_they_are_and_left_as_they_were(fused):
     """Paddle is lent the array; a later call with a smaller one must not write there."""
-    *_, (_, group) = programs.cut_groups(fused.program, [1, 2])
+    *_, (_, group) = groups.cut_groups(fused.program, [1, 2])
     (run,) = engine.open_fused(group, fused.parameters, 1)
     random = np.random.default_rng(0)
     given = []
     for shape in ((40, 32), (2, 16), (1, 20), (40, 32), (3, 16)):
         input_ids, _ = make_batch(*shape)
-        at = places(input_ids != 0)
-        state = random.normal(size=(len(at.collect), 64)).astype(np.float32)
+        at = packed_layout(input_ids != 0)
+        state = random.normal(size=(len(at.pack_index), 64)).astype(np.float32)
         given.append((input_ids, at, state, state.copy(), run(state, input_ids, at)))
     for input_ids, at, state, before, found in given:
         np.testing.assert_array_equal(state, before)
@@ -60,7 +59,7 @@ def test_states_are_read_where_they_are_and_left_as_they_were(fused):
 
 def test_the_rest_has_no_tables(fused):
     """They would be in memory twice."""
-    first = next(programs.cut_groups(fused.program, [1, 2]))[1]
+    first = next(groups.cut_groups(fused.program, [1, 2]))[1]
     start = embeddings.take_out(first, fused.parameters)
     assert not any(op.type == "lookup_table_v2" for op in start.program.blocks[0].ops)
     assert max(len(array) for array in start.parameters.values()) < 195

@@ -9,8 +9,9 @@ import shapes
 from fleetbert import bundle as bundles
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
-from fleetbert.graph import embeddings, onednn, packed
+from fleetbert.graph import embeddings, groups, packed
 from fleetbert.graph import program as programs
+from fleetbert.graph.first_token import first_token_only
 
 
 @pytest.fixture(scope="module")
@@ -27,12 +28,10 @@ def make_batch(lengths, length):
     return batch
 
 
-@pytest.mark.parametrize("first_token_only", [False, True])
+@pytest.mark.parametrize("first_only", [False, True])
 @pytest.mark.parametrize("lengths", [[5], [16, 3, 9], [16] * 4, [1, 16], list(range(1, 17)) * 9])
-def test_the_answers_in_float32_are_the_same(fused, first_token_only, lengths):
-    program = programs.copy(fused.program)
-    if first_token_only:
-        onednn.first_token_only(program)
+def test_the_answers_in_float32_are_the_same(fused, first_only, lengths):
+    program = first_token_only(fused.program) if first_only else fused.program
     batch = make_batch(lengths, 16)
     whole = engine.open_as_it_is(program, fused.parameters, 1)(*batch)
     found = engine.open_fused(program, fused.parameters, 1)[0](*batch)
@@ -78,9 +77,8 @@ def test_a_text_does_not_see_those_beside_it(int8):
 
 def test_a_program_has_the_inputs_that_it_needs(fused, int8):
     """Groups of layers before the last ask for no text."""
-    groups = [group for _, group in programs.cut_groups(int8[0], [1, 2])]
     found = []
-    for program in groups:
+    for _, program in groups.cut_groups(int8[0], [1, 2]):
         start = embeddings.take_out(program, int8[1])
         rest, needed = packed.rewrite(start.program, start.inputs)
         found.append(needed)
@@ -88,7 +86,7 @@ def test_a_program_has_the_inputs_that_it_needs(fused, int8):
         assert len(feeds) == 1 + len(needed)
         ops = rest.blocks[0].ops
         named = {found.name for found in rest.blocks[0].vars}
-        assert {name for op in ops for name in programs._arguments(op)} <= named
-    assert found == [["mask"], ["opening", "asked", "answered", "asked_mask"]]
+        assert {name for op in ops for name in programs.arguments(op)} <= named
+    assert found == [["mask"], ["first_tokens", "queries", "answers", "query_mask"]]
     start = embeddings.take_out(fused.program, fused.parameters)
-    assert packed.rewrite(start.program, start.inputs)[1] == ["mask", "opening"]
+    assert packed.rewrite(start.program, start.inputs)[1] == ["mask", "first_tokens"]

@@ -8,8 +8,9 @@ import pytest
 from fleetbert.compat import environment
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
-from fleetbert.graph import embeddings, onednn, single_row
+from fleetbert.graph import embeddings, single_row
 from fleetbert.graph import program as programs
+from fleetbert.graph.first_token import first_token_only
 
 
 def rewrite(program, parameters):
@@ -28,19 +29,15 @@ def test_attention_is_one_operator_and_the_mask_is_gone(fused):
 
 
 def test_a_last_layer_for_one_token_keeps_its_products(fused):
-    program = programs.copy(fused.program)
-    onednn.first_token_only(program)
-    rest, _ = rewrite(program, fused.parameters)
+    rest, _ = rewrite(first_token_only(fused.program), fused.parameters)
     kinds = [op.type for op in rest.blocks[0].ops]
     assert (kinds.count("self_dp_attention"), kinds.count("fused_matmul")) == (1, 2)
 
 
-@pytest.mark.parametrize("first_token_only", [False, True])
+@pytest.mark.parametrize("first_only", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 13, 139, 512])
-def test_a_text_without_padding_gets_the_answer_of_all_operators(fused, length, first_token_only):
-    program = programs.copy(fused.program)
-    if first_token_only:
-        onednn.first_token_only(program)
+def test_a_text_without_padding_gets_the_answer_of_all_operators(fused, length, first_only):
+    program = first_token_only(fused.program) if first_only else fused.program
     batch = random_batch(np.random.default_rng(length), (1, length), 195)
     whole = engine.open_as_it_is(program, fused.parameters, 1)(*batch)
     found = engine.open_fused(program, fused.parameters, 1)[0](*batch)

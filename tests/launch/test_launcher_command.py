@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import launched
 import pytest
@@ -68,9 +69,39 @@ def test_a_module_is_run_as_by_python(tmp_path):
     (tmp_path / "kit").mkdir()
     (tmp_path / "kit" / "__init__.py").write_text("print('imported')\n")
     (tmp_path / "kit" / "job.py").write_text("import sys\nprint(__name__, sys.argv[1:])\n")
-    done = run(tmp_path, *ONE, "kit.job", "--config", "c.yaml", "--help")
+    done = run(tmp_path, *ONE, "--log_dir", "log", "kit.job", "--config", "c.yaml", "--help")
     expected = "imported\n__main__ ['--config', 'c.yaml', '--help']\n"
     assert (done.returncode, done.stdout, done.stderr) == (0, expected, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        (("--config", "job.yaml"), "of-yaml/log"),
+        (("--config=job.yaml", "trainer.epochs=1", "output_dir=of-words"), "of-words/log"),
+        (("--config", "without.yaml"), "output/log"),
+    ],
+)
+def test_logs_go_into_the_output_dir_of_the_job(tmp_path, words, folder):
+    (tmp_path / "x.py").write_text("")
+    (tmp_path / "job.yaml").write_text("output_dir: of-yaml\n")
+    (tmp_path / "without.yaml").write_text("trainer: {epochs: 1}\n")
+    before = set(tmp_path.iterdir())
+    done = run(tmp_path, *ONE, "x.py", *words)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / folder / "merged.log").exists()
+    assert set(tmp_path.iterdir()) - before == {tmp_path / folder.split("/")[0]}
+
+
+def test_logs_of_another_script_go_into_a_temporary_folder(tmp_path):
+    (tmp_path / "x.py").write_text("")
+    (tmp_path / "tmp").mkdir()
+    before = set(tmp_path.iterdir())
+    done = run(tmp_path, *ONE, "x.py", "--config", "absent.yaml", TMPDIR=str(tmp_path / "tmp"))
+    folder = Path(done.stderr[len("logs: ") :].strip())
+    assert (done.returncode, done.stderr) == (0, f"logs: {folder}\n")
+    assert folder.parent == tmp_path / "tmp" and (folder / "merged.log").exists()
+    assert set(tmp_path.iterdir()) == before
 
 
 def test_ranks_are_started_by_paddles_launcher(tmp_path, monkeypatch):

@@ -204,7 +204,8 @@ def test_closed_streams_are_no_trouble(tmp_path):
         "time.sleep(0.5)  # for a guard that is wrong\n"
         "print(os.environ['TRAINING_ROLE'], os.path.isdir(os.environ['FLEETBERT_RUN']))\n"
     )
-    command = f"{sys.executable} -m fleetbert.cli launch {' '.join(ONE)} child.py <&- >&- 2>&-"
+    options = f"{' '.join(ONE)} --log_dir log"
+    command = f"{sys.executable} -m fleetbert.cli launch {options} child.py <&- >&- 2>&-"
     assert subprocess.run(["bash", "-c", command], cwd=tmp_path).returncode == 0
     merged = (tmp_path / "log" / "merged.log").read_bytes().splitlines()
     assert sorted(merged[1:]) == [b"[server 0] PSERVER True", b"[trainer 0] TRAINER True"]
@@ -272,7 +273,7 @@ print(os.get_terminal_size(2).columns)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 43, 117, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-m", "fleetbert.cli", "launch", *ONE, "child.py"],
+        [sys.executable, "-m", "fleetbert.cli", "launch", *ONE, "--log_dir", "log", "child.py"],
         cwd=tmp_path,
         env={**os.environ, "TEST_FOLDER": str(tmp_path)},
         stdin=theirs,

@@ -59,10 +59,18 @@ def write(tiny_data, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(start, write):
+def one_process(start, write):
+    """(output folder, Popen) of one process, of which all callbacks are on."""
+    changes = {f"callbacks.{name}": True for name in ("progress", "visualdl", "report")}
+    path, output = write({**JOB, **changes, "callbacks.profiler.enabled": True})
+    return output, start(path)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(one_process):
     """(output folder, what was said) of one process that ran to its end."""
-    path, output = write(JOB)
-    return output, ended(start(path))
+    output, process = one_process
+    return output, ended(process)
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +156,9 @@ class TestOneProcess:
         assert names >= {"summary.json", "metrics.jsonl", "checkpoints", "model", "bundle"}
         assert not [name for name in names if name.startswith(".")]
         assert f"done: {output}/summary.json" in text
+
+    def test_leaves_nothing_in_the_current_folder(self, undisturbed, one_process):
+        assert [path.name for path in one_process[1].folder.iterdir()] == ["output.txt"]
 
     def test_says_what_it_read(self, undisturbed):
         assert "train.tsv: 160 texts" in undisturbed[1]

@@ -11,7 +11,7 @@ from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
-from fleetbert.models import bert, from_program, weights
+from fleetbert.models import from_program, heads, weights
 
 
 def test_the_network_answers_like_the_program(tiny_bundle):
@@ -19,7 +19,7 @@ def test_the_network_answers_like_the_program(tiny_bundle):
     source = from_program.open_bundle(bundle, 0.2)
     paddle.seed(9)
     shape = weights.bert_config(source, len(bundle.task.labels), 1)
-    network = bert.build("classification", shape)
+    network = heads.build("classification", shape)
     report = weights.load(network, source)
     assert report == ([], [])
     assert shape.num_attention_heads == 4

@@ -15,7 +15,8 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from fleetbert.tasks import metrics
+from fleetbert.data import criteo
+from fleetbert.tasks import ctr, metrics
 
 
 def answers(seed: int, texts: int, labels: int, spread: float = 3.0):
@@ -29,7 +30,7 @@ def test_all_figures_are_scikit_learns(seed, texts, n_labels, spread):
     truth, logits = answers(seed, texts, n_labels, spread)
     labels = [f"label {n}" for n in range(n_labels)]
     numbers = np.arange(n_labels)
-    found = metrics.judge(truth, logits, labels)
+    found = metrics.classification(truth, logits, labels)
     guessed = logits.argmax(1)
     exact = logits.astype(np.float64)
     chances = np.exp(exact - exact.max(1, keepdims=True))
@@ -80,7 +81,7 @@ def test_auc_and_log_loss_are_scikit_learns(seed, rows, levels):
     logits = np.where(
         rng.random(rows) < 0.5, rng.integers(0, levels, rows), rng.normal(size=rows) * 3
     ).astype(np.float32)
-    found = metrics.judge_clicks(truth.astype(np.float32), logits)
+    found = ctr.evaluate(truth.astype(np.float32), logits)
     assert found["n"] == rows
     assert found["auc"] == pytest.approx(roc_auc_score(truth, logits), abs=1e-9)
     chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
@@ -89,4 +90,4 @@ def test_auc_and_log_loss_are_scikit_learns(seed, rows, levels):
 
 def test_without_both_answers_there_is_no_auc():
     with pytest.raises(ValueError, match="no AUC"):
-        metrics.auc(np.ones(3), np.arange(3.0))
+        criteo.auc(np.ones(3), np.arange(3.0))

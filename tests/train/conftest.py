@@ -39,7 +39,7 @@ class Trainer:
         with pytest.MonkeyPatch.context() as patch:
             if not results:
                 patch.setattr(training, "_write_results", lambda run, summary: None)
-            summary = training.train(self.job(output, changes))
+            summary = training.train(self.job(output, changes)).summary
         assert paddle.get_device() == "cpu"
         return summary
 

@@ -15,11 +15,11 @@ from safetensors.numpy import load_file
 
 from fleetbert import config
 from fleetbert.errors import UserError
-from fleetbert.models import bert
+from fleetbert.models import heads
 from fleetbert.train import job as training
 from fleetbert.train import loop, precision
+from fleetbert.train.objectives.classification import CrossEntropy
 from fleetbert.train.strategies.single import Single
-from fleetbert.train.task import Classification
 
 SHORT = {
     "model.dropout": 0.0, "trainer.device": "fp16sim", "data.dev": None, "trainer.max_steps": 3,
@@ -152,10 +152,8 @@ class TestGradients:
     @pytest.mark.parametrize("level", ["O1", "O2"])
     def test_too_small_for_half_are_kept_by_scaling(self, train, updates, monkeypatch, level):
         """A loss of 2^-24 times the true one: its gradients in half are zero without scaling."""
-        true = Classification.loss
-        monkeypatch.setattr(
-            Classification, "loss", lambda self, *rest: true(self, *rest) * 2.0**-24
-        )
+        true = CrossEntropy.loss
+        monkeypatch.setattr(CrossEntropy, "loss", lambda self, *rest: true(self, *rest) * 2.0**-24)
         for scale, chosen in ((1.0, "O0"), (1.0, level), (2.0**38, level)):
             changes = {
                 "precision.level": chosen, "precision.init_loss_scaling": scale,
@@ -191,9 +189,9 @@ class TestOverflow:
 
     def test_that_no_scale_answers_says_what_to_set(self, train, monkeypatch):
         """Activations overflow in the forward pass."""
-        forward = bert.TextClassifier.forward
+        forward = heads.TextClassifier.forward
         monkeypatch.setattr(
-            bert.TextClassifier, "forward", lambda *a, **k: forward(*a, **k) * 1e4 * 1e4
+            heads.TextClassifier, "forward", lambda *a, **k: forward(*a, **k) * 1e4 * 1e4
         )
         changes = {
             "precision.level": "O2", "precision.init_loss_scaling": 4.0, "trainer.max_steps": 10,
@@ -330,7 +328,7 @@ class Classifier:
             vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
             intermediate_size=64, num_labels=2, initializer_range=0.2,
         )  # fmt: skip
-        self.exact, self.network = (bert.build("classification", shape) for _ in range(2))
+        self.exact, self.network = (heads.build("classification", shape) for _ in range(2))
         self.network.set_state_dict(self.exact.state_dict())
         for network in (self.exact, self.network):
             network.eval()
@@ -410,7 +408,7 @@ class TestHalfSafe:
             "weight": paddle.to_tensor(np.full(3, 1 / 3, np.float32)),
         }
         with network.precision.forward():
-            loss = Classification.loss(None, network.network, arrays)
+            loss = CrossEntropy().loss(network.network, arrays)
         assert loss.dtype == paddle.float32
         logits = np.array([6e4, -6e4]).astype(np.float16).astype(np.float64)
         right = logits[labels] - logits.max()

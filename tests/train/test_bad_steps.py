@@ -18,7 +18,8 @@ from fleetbert import config
 from fleetbert.data import api_docs, read
 from fleetbert.errors import UserError
 from fleetbert.train import checkpoint, job, optimizer
-from fleetbert.train.task import Classification
+from fleetbert.train.objectives.classification import CrossEntropy
+from fleetbert.train.texts import TextTask
 
 SAVED = {"trainer.checkpoint_every": 1, "trainer.keep_checkpoints": 20, "model.dropout": 0.0}
 DEADLINE = 240
@@ -28,16 +29,16 @@ SCRIPT = """\
 import sys
 import fleetbert
 from fleetbert import config, errors
-from fleetbert.train import task
+from fleetbert.train.objectives.classification import CrossEntropy
 from fleetbert.train.job import train
 
-whole = task.Classification.loss
+whole = CrossEntropy.loss
 
 def spoiled(self, model, arrays):
     loss = whole(self, model, arrays)
     return loss + float("nan") if {text} in arrays["texts"] else loss
 
-task.Classification.loss = spoiled
+CrossEntropy.loss = spoiled
 errors.run(lambda argv: train(config.load(argv[0], argv[1:])) and None)
 """
 
@@ -64,7 +65,7 @@ def saved(output: Path, step: int) -> dict:
 def spoil(monkeypatch, which, loss_too=True):
     """Make NaN of the losses of the batches for which `which(arrays)` holds; or of their
     gradients."""
-    whole = Classification.loss
+    whole = CrossEntropy.loss
 
     def spoiled(self, model, arrays):
         loss = whole(self, model, arrays)
@@ -74,7 +75,7 @@ def spoil(monkeypatch, which, loss_too=True):
             return loss + math.nan  # its gradients are finite
         return loss + ((loss - loss) * 0.0).sqrt()  # 0, with the slope 0 / 0
 
-    monkeypatch.setattr(Classification, "loss", spoiled)
+    monkeypatch.setattr(CrossEntropy, "loss", spoiled)
 
 
 def has_text(arrays) -> bool:
@@ -214,7 +215,7 @@ def test_weights_that_are_not_finite_are_never_saved(trainer, tmp_path):
 
 def test_an_evaluation_without_a_finite_loss_is_not_the_best(trainer, tmp_path, monkeypatch):
     losses = iter([math.nan, 0.5, math.nan])
-    monkeypatch.setattr(Classification, "judge", lambda *_: {"n": 1, "loss": next(losses)})
+    monkeypatch.setattr(TextTask, "evaluate", lambda *_: {"n": 1, "loss": next(losses)})
     changes = {"trainer.eval_every": 4, "trainer.best_metric": "loss"}
     assert trainer(tmp_path, changes)["dev"] == {
         "n": 1, "loss": 0.5, "step": 8, "metric": "loss"

@@ -14,10 +14,9 @@ import paddle
 import pytest
 import tiny_job
 
-from fleetbert import config
+from fleetbert import tasks
 from fleetbert.errors import Stopped, UserError
 from fleetbert.train import checkpoint
-from fleetbert.train.callbacks import evaluation
 from fleetbert.train.callbacks.checkpoint import Checkpoints
 
 # Ten steps an epoch.
@@ -250,7 +249,7 @@ class TestKeeping:
         def judged(task, answers):
             return {"n": 1, "accuracy": next(accuracies), "loss": 1.0}
 
-        monkeypatch.setattr("fleetbert.train.task.Classification.judge", judged)
+        monkeypatch.setattr("fleetbert.train.texts.TextTask.evaluate", judged)
         trainer(
             tmp_path,
             {
@@ -278,19 +277,11 @@ class TestKeeping:
         assert (output / "checkpoints" / "step-mine").is_dir()
 
     def test_the_metric_that_decides_is_one_that_the_task_has(self):
-        assert evaluation.best_metric(config_of("loss"), {"loss": 1, "accuracy": 1}) == "loss"
-        assert evaluation.best_metric(config_of("macro_f1"), {"loss": 1}) == "loss"
-        assert evaluation.best_metric(config_of("accuracy"), {"accuracy": 1}) == "accuracy"
-
-
-def config_of(metric: str) -> config.Config:
-    return config.Config.model_validate(
-        {
-            "data": {"train": "t"},
-            "model": {"vocab": "v"},
-            "trainer": {"best_metric": metric},
-        }
-    )
+        criterion = tasks.get("classification").criterion
+        assert criterion("loss", {"loss": 1, "accuracy": 1}) == ("loss", True)
+        assert criterion("macro_f1", {"loss": 1}) == ("loss", True)
+        assert criterion("accuracy", {"accuracy": 1}) == ("accuracy", False)
+        assert tasks.get("mlm").criterion("accuracy", {"loss": 1, "accuracy": 1})[0] == "loss"
 
 
 TENSORS = {"model": {"w": paddle.ones([64, 64])}, "optimizer": {"m": paddle.ones([64, 64])}}

@@ -14,7 +14,7 @@ from fleetbert import config
 from fleetbert.data import criteo
 from fleetbert.errors import UserError
 from fleetbert.train import job as training
-from fleetbert.train import rows
+from fleetbert.train import sparse_table
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def train(clicks, output, changes=None):
     values = tiny_job.values(
         clicks[0], output, {**clicks_job.changes(clicks[0]), **(changes or {})}
     )
-    return training.train(config.Config.model_validate(values))
+    return training.train(config.Config.model_validate(values)).summary
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +58,12 @@ def test_the_model_folder_answers_as_the_run_did(clicks, output):
     best = json.loads((output / "summary.json").read_text())["dev"]
     weights = np.load(output / "model" / "network.npz")
     values = tiny_job.values(clicks[0], output, clicks_job.changes(clicks[0]))
-    table = rows.Rows(config.Config.model_validate(values), np.zeros(1, np.int64))
-    saved = rows.opened(output / "model" / "rows.bin", table.width)
+    table = sparse_table.SparseTable(config.Config.model_validate(values), np.zeros(1, np.int64))
+    saved = sparse_table.opened(output / "model" / "rows.bin", table.width)
     dev = criteo.read(clicks[0] / "dev.tsv")
     places = np.searchsorted(saved["id"], dev.ids)
     assert (saved["id"][places] == dev.ids).all()  # 20 categories a column: all were seen
-    found = (saved["row"][:, rows.WEIGHTS :] + table.initial(saved["id"]))[places]
+    found = (saved["row"][:, sparse_table.WEIGHTS :] + table.initial(saved["id"]))[places]
     numbers = criteo.features(dev.numbers)
     deep = np.concatenate([found[:, :, 1:].reshape(len(dev.labels), -1), numbers], axis=1)
     deep = np.maximum(deep @ weights["deep.0.weight"] + weights["deep.0.bias"], 0)

@@ -14,7 +14,7 @@ import tiny_job
 
 from fleetbert import config
 from fleetbert.train import job as training
-from fleetbert.train import rows
+from fleetbert.train import sparse_table
 
 SERVERS = {"strategy.name": "parameter_server"}
 
@@ -52,18 +52,18 @@ def test_two_trainers_take_the_steps_of_one_process_also_when_resumed(clicks, tm
         clicks[0], tmp_path / "local",
         {**clicks_job.changes(clicks[0]), **few, "strategy.mode": "async"},
     )  # fmt: skip
-    local = training.train(config.Config.model_validate(values))
+    local = training.train(config.Config.model_validate(values)).summary
     expected = tiny_job.losses(tmp_path / "local")
     assert sorted(expected) == list(range(1, 21))
     assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-5)
     summary = json.loads((output / "summary.json").read_text())
     assert summary["dev"]["auc"] == pytest.approx(local["dev"]["auc"], abs=1e-4)
     tables = [
-        rows.opened(path / "checkpoints" / "step-00000020" / "rows.bin", 7)
+        sparse_table.opened(path / "checkpoints" / "step-00000020" / "rows.bin", 7)
         for path in (output, tmp_path / "local")
     ]
     assert (tables[0]["id"] == tables[1]["id"]).all()
-    weights = [table["row"][:, rows.WEIGHTS :] for table in tables]
+    weights = [table["row"][:, sparse_table.WEIGHTS :] for table in tables]
     np.testing.assert_allclose(*weights, rtol=0, atol=1e-5)
     moved = (weights[1] != 0).any(axis=1)
     assert 0.2 < moved.mean() < 1  # some of the ids had no row yet
@@ -139,12 +139,12 @@ def test_a_killed_server_starts_the_job_again_from_its_checkpoint(launch, clicks
     assert logged(job) == list(range(1, newest + 31))
     # Adagrad's sums only grow: a table that had begun anew would have smaller ones.
     former, last = (
-        rows.opened(output / "checkpoints" / f"step-{step:08d}" / "rows.bin", 7)
+        sparse_table.opened(output / "checkpoints" / f"step-{step:08d}" / "rows.bin", 7)
         for step in (newest, newest + 30)
     )
     again = last[np.isin(last["id"], former["id"])]
     assert (again["id"] == former["id"]).all()
-    sums = [table["row"][:, rows.SQUARES] for table in (former, again)]
+    sums = [table["row"][:, sparse_table.SQUARES] for table in (former, again)]
     assert (sums[1] >= sums[0] * (1 - 1e-6)).all()
     assert sums[1].sum() > sums[0].sum()
     job.wait_until_clean()

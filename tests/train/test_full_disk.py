@@ -15,7 +15,8 @@ import tiny_job
 from fleetbert import bundle
 from fleetbert.errors import UserError
 from fleetbert.train import checkpoint
-from fleetbert.train.loop import Run
+from fleetbert.train import job as training
+from fleetbert.train.callbacks import Callback, build
 
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE = 240
@@ -46,14 +47,14 @@ def fill(folder: Path, left: int) -> None:
 def test_each_file_is_whole_or_absent(trainer, small_disk, monkeypatch, hook, step, left, named):
     """And with room again the same job ends well."""
     disk = small_disk("8m")
-    output, each = disk / "output", Run.each
+    output = disk / "output"
 
-    def filling(run, name, *arguments):
-        if name == hook and run.state.step == step:
+    def filling(_, run, *arguments):
+        if run.state.step == step:
             fill(disk, left)
-        each(run, name, *arguments)
 
-    monkeypatch.setattr(Run, "each", filling)
+    first = type("First", (Callback,), {hook: filling})()
+    monkeypatch.setattr(training, "build", lambda run: [first, *build(run)])
     with pytest.raises(UserError, match=f"({named}).* cannot be written.*No space left on device"):
         trainer(output, ALL, results=True)
     monkeypatch.undo()

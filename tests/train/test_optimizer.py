@@ -9,7 +9,7 @@ import tiny_job
 from paddlenlp.transformers import BertConfig
 
 from fleetbert import config
-from fleetbert.models import bert
+from fleetbert.models import heads
 from fleetbert.train import optimizer
 
 STEPS = 12
@@ -49,7 +49,7 @@ def linear_rate(step, peak, total, warmup):
 
 def network(task: str):
     paddle.seed(0)
-    return bert.build(
+    return heads.build(
         task,
         BertConfig(
             vocab_size=len(tiny_job.VOCAB), hidden_size=8, num_hidden_layers=2,

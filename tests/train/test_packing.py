@@ -10,7 +10,7 @@ import tiny_job
 from fleetbert import config
 from fleetbert.models import cpu
 from fleetbert.tasks import collect
-from fleetbert.train.task import open_task
+from fleetbert.train.texts import open_task
 
 TASKS = {
     "classification": {},
@@ -187,7 +187,7 @@ class TestMaskedWords:
         task.dev = task.train
         answers = [task.predict(task.network, task.dev_arrays(np.array([n]))) for n in step]
         assert [len(answer["losses"]) for answer in answers] == [1, 0, 0]
-        assert task.judge(answers)["n"] == 1
+        assert task.evaluate(answers)["n"] == 1
 
 
 def test_a_loss_that_is_not_used_leaves_no_gradient(opened):

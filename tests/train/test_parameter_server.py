@@ -27,13 +27,16 @@ def lively(tiny_data, tmp_path_factory) -> dict[str, str]:
     """`model` keys of a folder with larger weights than BERT starts with."""
     from paddlenlp.transformers import BertConfig
 
-    from fleetbert.models import bert, weights
+    from fleetbert.data import tokenizers
+    from fleetbert.models import heads, weights
 
     folder = tmp_path_factory.mktemp("lively")
     shape = {**tiny_job.SHAPE, "vocab_size": len(tiny_job.VOCAB), "initializer_range": 0.2}
     paddle.seed(3)
-    network = bert.build("classification", BertConfig(num_labels=2, **shape))
-    source = weights.Source("lively", shape, tiny_data / "vocab.txt", True, None)
+    network = heads.build("classification", BertConfig(num_labels=2, **shape))
+    source = weights.Source(
+        "lively", shape, tokenizers.of_vocab(tiny_data / "vocab.txt", True), None
+    )
     weights.save_folder(network, source, folder, ["bad", "good"])
     return {"model.init": str(folder), "model.vocab": None}
 
@@ -115,7 +118,7 @@ class TestAsync:
         """word140 to word149 are in hardly any text; [MASK] is in none."""
         saved = checkpoint.load(output / "checkpoints" / "step-00000030").tensors["model"]
         job = trainer.job(tmp_path)
-        from fleetbert.train.task import open_task
+        from fleetbert.train.texts import open_task
 
         fresh = open_task(job).network.state_dict()
         (name,) = [name for name in fresh if name.endswith("word_embeddings.weight")]

@@ -164,11 +164,11 @@ class TestRefused:
 
     def test_without_servers(self, tiny_data, tmp_path):
         with pytest.raises(UserError, match="parameter_server needs servers and trainers; start"):
-            training.train(self.job(tiny_data, tmp_path, {}))
+            training.run(self.job(tiny_data, tmp_path, {}))
 
     def test_another_strategy_with_servers(self, tiny_data, tmp_path, launched):
         with pytest.raises(UserError, match=r"strategy\.name: auto cannot run on servers"):
-            training.train(self.job(tiny_data, tmp_path, {"strategy.name": "auto"}))
+            training.run(self.job(tiny_data, tmp_path, {"strategy.name": "auto"}))
 
     @pytest.mark.parametrize(
         ("changes", "part"),
@@ -179,7 +179,7 @@ class TestRefused:
     )
     def test_what_it_cannot_do(self, tiny_data, tmp_path, launched, changes, part):
         with pytest.raises(UserError, match=part):
-            training.train(self.job(tiny_data, tmp_path, changes))
+            training.run(self.job(tiny_data, tmp_path, changes))
 
     def test_another_kind_of_job(self, tiny_data, tmp_path, launched):
         values = tiny_job.values(tiny_data, tmp_path, JOB)
@@ -203,7 +203,7 @@ class TestRefused:
             port = taken.getsockname()[1]
             serving(port)
             with pytest.raises(UserError, match=f"server 127.0.0.1:{port} cannot listen there: A"):
-                training.train(self.job(tiny_data, tmp_path, {}))
+                training.run(self.job(tiny_data, tmp_path, {}))
 
     def test_a_server_of_another_config(self, tiny_data, tmp_path, serving, monkeypatch):
         monkeypatch.setenv("FLEETBERT_RUN", str(tmp_path / "run"))
@@ -213,7 +213,7 @@ class TestRefused:
         meetings.put(tmp_path / "run" / "tables", {"job": theirs.model_dump_json()})
         expected = "server 0: was started with optimizer.learning_rate: 0.002, trainer 0 with 0.1"
         with pytest.raises(UserError, match=expected):
-            training.train(self.job(tiny_data, tmp_path, {}))
+            training.run(self.job(tiny_data, tmp_path, {}))
 
     def test_a_trainer_of_another_config(self, tiny_data, tmp_path):
         jobs = [self.job(tiny_data, tmp_path, {"output_dir": name}) for name in ("here", "there")]
@@ -229,7 +229,7 @@ class TestRefused:
         with pytest.raises(
             UserError, match=r"--servers: none of 127\.0\.0\.1:1234 has the port 4321"
         ):
-            training.train(self.job(tiny_data, tmp_path, {}))
+            training.run(self.job(tiny_data, tmp_path, {}))
 
     def test_too_few_servers_for_the_weights(self, tiny_data, tmp_path, launched, monkeypatch):
         monkeypatch.setenv("FLEETBERT_RUN", str(tmp_path / "run"))
@@ -237,7 +237,7 @@ class TestRefused:
         with pytest.raises(
             UserError, match=r"--servers: 1 are too few for .* weights, .*; start 5"
         ):
-            training.train(self.job(tiny_data, tmp_path, {}))
+            training.run(self.job(tiny_data, tmp_path, {}))
 
     def test_several_machines_without_a_folder(self, tiny_data, tmp_path, launched, monkeypatch):
         monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "10.0.0.1:1,10.0.0.2:1")

@@ -110,7 +110,7 @@ def test_a_run_goes_on_however_it_was_read_before(trainer, tmp_path, read_by_wor
 def test_a_small_table_stays_in_memory_and_a_large_one_does_not(trainer, tmp_path, monkeypatch):
     trainer(tmp_path, {"trainer.max_steps": 1})
     assert not (tmp_path / "cache").exists()
-    monkeypatch.setattr("fleetbert.train.task.LARGE", 5000)  # the dev table is smaller
+    monkeypatch.setattr("fleetbert.train.texts.LARGE", 5000)  # the dev table is smaller
     trainer(tmp_path, {"trainer.max_steps": 1})
     assert len(list((tmp_path / "cache").iterdir())) == 1
     trainer(tmp_path / "none", {"trainer.max_steps": 1, "data.cache": "none"})

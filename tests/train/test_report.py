@@ -83,7 +83,7 @@ def judged(labels) -> dict:
     truth = np.repeat(np.arange(len(labels)), 20)
     logits = random.normal(size=(len(truth), len(labels))).astype(np.float32)
     logits[np.arange(len(truth)), truth] += 2.5
-    return {**metrics.judge(truth, logits, labels), "step": 30, "metric": "accuracy"}
+    return {**metrics.classification(truth, logits, labels), "step": 30, "metric": "accuracy"}
 
 
 def write_run(folder: Path, dev=None, rows=None, profile=None, **changes) -> dict:

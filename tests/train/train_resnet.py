@@ -19,16 +19,19 @@ import paddle  # isort: skip
 import paddle.nn.functional as F
 
 from fleetbert import config
+from fleetbert.tasks import Criterion
+from fleetbert.train.callbacks import build
 from fleetbert.train.loop import Run
 from fleetbert.train.strategies import connect
+from fleetbert.train.trainable import Trainable
 
 CLASSES, IMAGES, DEV, BATCH = 3, 64, 12, 8
 
 
-class Images:
-    """Noise, with more of the colour of its class. A `fleetbert.train.task.Task`."""
+class Images(Trainable):
+    """Noise, with more of the colour of its class. A `Trainable`."""
 
-    fingerprint = "made of noise"
+    fingerprint = "made of noise"  # a class's own value is as good as a property
 
     def __init__(self):
         paddle.seed(1)
@@ -42,8 +45,8 @@ class Images:
         order = np.random.default_rng([3, epoch]).permutation(IMAGES)
         return np.split(order, IMAGES // BATCH)
 
-    def micro_batches(self, indices, epoch, parts, mine):
-        return [self.arrays(part, len(indices)) for part in np.array_split(indices, parts)[mine]]
+    def micro_batches(self, indices, epoch, parts, shard):
+        return [self.arrays(part, len(indices)) for part in np.array_split(indices, parts)[shard]]
 
     def arrays(self, part, step):
         return {
@@ -70,9 +73,12 @@ class Images:
         right = logits.argmax(-1) == arrays["labels"]
         return {"losses": losses.numpy(), "right": right.numpy()}
 
-    def judge(self, answers):
-        means = {n: float(np.mean([a[n] for a in answers])) for n in ("losses", "right")}
+    def evaluate(self, parts):
+        means = {n: float(np.mean([part[n] for part in parts])) for n in ("losses", "right")}
         return {"n": DEV, "loss": means["losses"], "accuracy": means["right"]}
+
+    def criterion(self, metrics):
+        return Criterion("accuracy", False)
 
     def locate(self, indices):
         return [{"image": int(index)} for index in indices]
@@ -106,6 +112,7 @@ def main(output: Path, accumulate: int, names: list[str]) -> None:
     strategy = connect(jobs[0])
     for job in jobs:
         run = Run(job, strategy, Images())
+        run.callbacks = build(run)
         if strategy.rank == 0:
             run.folder.mkdir(parents=True)
         strategy.barrier()

@@ -81,7 +81,7 @@ def _find(path: Path, known: Mapping[Path, Found]) -> Found:
 
 
 def _sign(bundle: bundles.Bundle) -> Signature:
-    files = [bundle.root / bundles.MANIFEST, bundle.vocab_path]
+    files = [bundle.root / bundles.MANIFEST, *bundle.tokenizer.files.values()]
     files += [bundle.root / file.path for v in bundle.manifest.variants for file in v.files]
     states = [file.stat() for file in files]
     return tuple((state.st_ino, state.st_size, state.st_mtime_ns) for state in states)

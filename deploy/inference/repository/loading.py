@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Sequence
 
 from fleetbert import bundle as bundles
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.deploy.inference.messages import State, Version
 from fleetbert.deploy.inference.repository import index, variants
 from fleetbert.deploy.inference.scheduler.scheduler import Serving
@@ -38,7 +39,7 @@ class Loader:
     def __init__(self, settings: Serve):
         self._settings = settings
         self._measured: dict[tuple[str, ...], dict[str, float]] = {}
-        self._tokenizers: weakref.WeakValueDictionary[tuple[str, bool], Tokenizer] = (
+        self._tokenizers: weakref.WeakValueDictionary[str, Tokenizer] = (
             weakref.WeakValueDictionary()
         )
 
@@ -104,14 +105,12 @@ class Loader:
     async def _tokenizer(self, bundle: bundles.Bundle) -> Tokenizer:
         """That of the version in service, if the manifests say that the vocabularies are alike; the
         hash of this one's is checked before the version answers."""
-        says = bundle.manifest.tokenizer
-        tokenizer = self._tokenizers.get((says.sha256, says.lowercase))
+        says = bundle.manifest.tokenizer.model_dump_json()
+        tokenizer = self._tokenizers.get(says)
         if tokenizer is None:
             loop = asyncio.get_running_loop()
-            tokenizer = await loop.run_in_executor(
-                None, Tokenizer, bundle.vocab_path, says.lowercase
-            )
-            self._tokenizers[says.sha256, says.lowercase] = tokenizer
+            tokenizer = await loop.run_in_executor(None, tokenizers.open, bundle)
+            self._tokenizers[says] = tokenizer
         return tokenizer
 
     async def _choose(

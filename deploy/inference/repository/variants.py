@@ -14,6 +14,8 @@ from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
 
+EARLY_EXIT = (bundles.EarlyExitVariant, bundles.LiteEarlyExitVariant)
+
 
 def named(bundle: bundles.Bundle, name: str) -> str:
     """The name of a variant that the server can answer with; UserError if it is none."""
@@ -32,7 +34,7 @@ def candidates(bundle: bundles.Bundle, device: str) -> list[str]:
     names = [
         variant.name
         for variant in bundle.manifest.variants
-        if variant.kind in OPENERS and place in variant.runs_on and _trusted(variant)
+        if variant.kind in OPENERS and place in variant.runs_on and variant.compared
     ]
     if not names:
         raise UserError(
@@ -76,7 +78,7 @@ async def measure(plan: Plan, names: list[str], gently: bool) -> dict[str, float
 def times_faster(variant: bundles.Variant) -> float:
     """Than at speed 0, through all layers, as it was measured where the variant was made; 1.0 where
     no text leaves early, or nothing is known of it."""
-    return float(variant.extra.get("times_faster", 1.0))
+    return variant.times_faster if isinstance(variant, bundles.EarlyExitVariant) else 1.0
 
 
 def describe(bundle: bundles.Bundle, measured: dict[str, float]) -> tuple[dict[str, Any], ...]:
@@ -91,19 +93,11 @@ def describe(bundle: bundles.Bundle, measured: dict[str, float]) -> tuple[dict[s
                 "accuracy": accuracy.accuracy if accuracy else None,
                 "float32_accuracy": accuracy.float32_accuracy if accuracy else None,
                 "texts_per_s": measured.get(variant.name),
-                "speed": variant.extra.get("speed"),
-                "bytes": sum(file.size for file in variant.files),
+                "speed": variant.speed if isinstance(variant, EARLY_EXIT) else None,
+                "bytes": variant.bytes,
             }
         )
     return tuple(described)
-
-
-def _trusted(variant: bundles.Variant) -> bool:
-    return (
-        variant.name == "float32"
-        or "max_difference_to_float32" in variant.extra
-        or any(accuracy.float32_accuracy is not None for accuracy in variant.accuracy)
-    )
 
 
 def _architecture() -> str:

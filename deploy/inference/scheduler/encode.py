@@ -6,7 +6,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.deploy.inference.messages import Failure, Question, Reason
 from fleetbert.errors import UserError
 
@@ -36,7 +36,7 @@ def encode(question: Question, tokenizer: Tokenizer, pair: bool, max_length: int
         found = tokenizer.encode(question.texts, question.texts_b, max_length)
     except UserError as error:
         raise _bad(str(error)) from None
-    return Encoded(found.ids, found.first_lengths.tolist(), found.cut)
+    return Encoded(found.ids, found.first_lengths.tolist(), found.truncated)
 
 
 def check_ids(question: Question, tokenizer: Tokenizer, max_length: int) -> Encoded:

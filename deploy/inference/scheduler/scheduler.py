@@ -13,7 +13,7 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import pack_rows
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, Reply
 from fleetbert.deploy.inference.ops.counts import Counts
 from fleetbert.deploy.inference.scheduler.encode import Encoded, encode

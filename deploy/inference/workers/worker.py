@@ -67,7 +67,7 @@ class Worker:
         import numpy as np
 
         from fleetbert.data.batching import SAFE_LENGTHS, collate
-        from fleetbert.data.tokenizers.wordpiece import Encodings
+        from fleetbert.data.tokenizers import Encodings
         from fleetbert.deploy.inference.workers import frames
 
         ids, lengths, first_lengths = frames.unpack_texts(head, body)
@@ -170,6 +170,7 @@ def _open(head: dict[str, Any]) -> tuple[Engine, int]:
     """The engine, and how many layers the model has."""
     from fleetbert import bundle as bundles
     from fleetbert.engines import engine
+    from fleetbert.graph import groups
     from fleetbert.graph import program as programs
 
     bundle = bundles.read(head["bundle"])
@@ -180,7 +181,7 @@ def _open(head: dict[str, Any]) -> tuple[Engine, int]:
         return opened, opened.early_exit.settings.ends[-1]
     folder = bundle.folder(head["variant"])
     program = next(iter(folder.glob("*.pdmodel")), bundle.folder("float32") / "model.pdmodel")
-    return opened, programs.count_layers(programs.read(program))
+    return opened, groups.count_layers(programs.read(program))
 
 
 def _by_speed(

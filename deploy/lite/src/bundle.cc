@@ -7,11 +7,12 @@
 namespace fleetbert {
 namespace {
 
-constexpr int kFormat = 1;
+// In format 1 what only some kinds of variants say is in `extra`.
+constexpr int kOldestFormat = 1, kFormat = 2;
 constexpr uint64_t kMaxManifest = 64u << 20;
 constexpr size_t kMaxLength = 1u << 20;
 
-// As fleetbert/bundle.py has it: variant/file, with nothing that leads out of the bundle.
+// As fleetbert/bundle/manifest.py has it: variant/file, with nothing that leads out of the bundle.
 bool stays_inside(const std::string& path) {
   if (path.empty() || path.find_first_of(std::string("\\\0", 2)) != std::string::npos) return false;
   size_t parts = 0;
@@ -68,9 +69,10 @@ Bundle read_bundle(const std::filesystem::path& root) {
   const auto manifest = parse_json(read_file(path, kMaxManifest), path);
   const Reader reader(manifest, "", path);
   const auto format = reader.at("format_version").number();
-  if (format != kFormat) {
+  if (format < kOldestFormat || format > kFormat) {
     throw UserError(path.string() + " has format_version " + std::to_string(format) +
-                    " and this program reads " + std::to_string(kFormat) +
+                    " and this program reads " + std::to_string(kOldestFormat) +
+                    " and " + std::to_string(kFormat) +
                     ": take the fleetbert-lite of the fleetbert that wrote it");
   }
   Bundle bundle;
@@ -101,7 +103,8 @@ Bundle read_bundle(const std::filesystem::path& root) {
     const auto targets = entry.at("runs_on").list();
     if (targets.size() != 1) entry.at("runs_on").fail("has to name one processor");
     variant.target = targets[0].text();
-    variant.precision = text_or_nothing(entry, "extra", "precision");
+    variant.precision = format == 1 ? text_or_nothing(entry, "extra", "precision")
+                                    : entry.has("precision") ? entry.at("precision").text() : "";
     variant.converter = text_or_nothing(entry, "versions", "opt");
     variant.files = read_files(entry);
     const auto* needed = variant.early_exit ? "exits.json" : "model.nb";

@@ -226,14 +226,13 @@ def _add(
             job.gate.max_accuracy_drop,
             lambda: "a smaller distill.speed lets fewer texts leave early",
         )
-        extra = {
-            **variant.extra,
-            **gate.as_extra(measured),
-            **evidence(found, choice),
-            "times_faster": round(early, 3),
-        }
-        update = {"accuracy": [measured.as_accuracy()], "extra": extra}
-        return variant.model_copy(update=update)
+        return variant.model_copy(
+            update={
+                **gate.evidence(measured),
+                **evidence(found, choice),
+                "times_faster": round(early, 3),
+            }
+        )
 
     try:
         added = bundles.add_variant(bundle.root, target, fill)
@@ -275,12 +274,12 @@ def evidence(found: Observed, choice: Choice) -> dict[str, object]:
     return {
         "accuracy_by_layer": [round(value, 4) for value in report.by_layer(found)],
         "by_speed": [
-            {
-                "speed": point.speed,
-                "accuracy": round(point.accuracy, 4),
-                "mean_layers": round(point.mean_layers, 3),
-                "mean_flops": round(point.mean_flops),
-            }
+            bundles.SpeedPoint(
+                speed=point.speed,
+                accuracy=round(point.accuracy, 4),
+                mean_layers=round(point.mean_layers, 3),
+                mean_flops=round(point.mean_flops),
+            )
             for point in report.curve(found, choice)
         ],
     }

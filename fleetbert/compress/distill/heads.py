@@ -12,7 +12,7 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert import config as schema
-from fleetbert.data.packing import in_line, places
+from fleetbert.data.packing import pack, packed_layout
 from fleetbert.engines import heads as trained
 from fleetbert.engines.heads import ATTENTION_HEADS
 
@@ -70,8 +70,8 @@ def read_by(kind: str, hidden: np.ndarray, real: np.ndarray) -> np.ndarray:
     """What a head of that kind reads of hidden states [texts, length, width]; kept small."""
     if kind != "pooled":
         return hidden.astype(np.float16)
-    at = places(real)
-    return trained.pool(in_line(hidden, at), at)
+    at = packed_layout(real)
+    return trained.pool(pack(hidden, at), at)
 
 
 def part_of(numbers: np.ndarray, rank: int, ranks: int) -> tuple[np.ndarray, float]:

@@ -12,7 +12,7 @@ from fleetbert.compress.distill.student import Student
 from fleetbert.compress.distill.theseus import Theseus
 from fleetbert.train.job import train_with
 from fleetbert.train.strategies import connect
-from fleetbert.train.task import open_task
+from fleetbert.train.texts import open_task
 
 
 def distill(job: schema.Distill) -> dict[str, Any]:

@@ -12,10 +12,10 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert.compress.distill import teacher as teachers
-from fleetbert.train.task import Arrays, Classification
+from fleetbert.train.texts import Arrays, TextTask
 
 
-class Student(Classification):
+class Student(TextTask):
     """Classification with a loss that asks a teacher as well."""
 
     def __init__(self, teacher: teachers.Teacher, strategy: Any, *arguments: Any):

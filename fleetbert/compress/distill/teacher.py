@@ -14,9 +14,10 @@ from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
 from fleetbert.data.split import Split
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers import Spec, Tokenizer
 from fleetbert.errors import UserError
-from fleetbert.models import bert, weights
+from fleetbert.models import heads, weights
+from fleetbert.models.encoders import Shape
 
 
 class Teacher(NamedTuple):
@@ -24,8 +25,7 @@ class Teacher(NamedTuple):
 
     path: Path
     labels: list[str]
-    vocab: Path
-    lowercase: bool
+    tokenizer: Spec
     source: weights.Source | None
 
 
@@ -51,7 +51,7 @@ def open_teacher(job: schema.Distill) -> Teacher:
             f"distill.teacher: {path} is no trained classifier: its weights and the id2label of "
             "its config.json do not give each label a logit; name the `model` folder of a run"
         )
-    return Teacher(path, labels, source.vocab, source.lowercase, source)
+    return Teacher(path, labels, source.tokenizer, source)
 
 
 def _open_bundle(job: schema.Distill, path: Path) -> Teacher:
@@ -72,8 +72,7 @@ def _open_bundle(job: schema.Distill, path: Path) -> Teacher:
             f"distill.hidden_weight: the program of the bundle {path} gives no hidden states; set "
             "it to 0, or name the run's `model` folder as distill.teacher"
         )
-    lowercase = bundle.manifest.tokenizer.lowercase
-    return Teacher(path, list(bundle.labels), bundle.vocab_path, lowercase, None)
+    return Teacher(path, list(bundle.labels), bundle.tokenizer, None)
 
 
 def evenly(layers: int, teacher_layers: int) -> list[int]:
@@ -86,19 +85,23 @@ def student_source(job: schema.Distill, teacher: Teacher) -> weights.Source:
     if job.model.init == "teacher":
         return _some_layers(job, teacher)
     source = weights.open_source(job.model)
-    words = [path.read_text(encoding="utf-8").split("\n") for path in (source.vocab, teacher.vocab)]
+    (vocab, lowercase), (known, known_lowercase) = (
+        (next(iter(spec.files.values())), spec.settings["lowercase"])
+        for spec in (source.tokenizer, teacher.tokenizer)
+    )
+    words = [path.read_text(encoding="utf-8").split("\n") for path in (vocab, known)]
     if words[0] != words[1]:
         raise UserError(
             f"distill.teacher: {teacher.path} has another vocabulary than the student, "
-            f"{source.vocab}; take {teacher.vocab} as model.vocab, or another teacher"
+            f"{vocab}; take {known} as model.vocab, or another teacher"
         )
-    if source.lowercase != teacher.lowercase:
+    if lowercase != known_lowercase:
         raise UserError(
-            f"model.lowercase: {schema.yaml_word(source.lowercase)}, but the teacher "
-            f"{teacher.path} has {schema.yaml_word(teacher.lowercase)}; set it to that"
+            f"model.lowercase: {schema.yaml_word(lowercase)}, but the teacher "
+            f"{teacher.path} has {schema.yaml_word(known_lowercase)}; set it to that"
         )
     if teacher.source is not None and job.distill.hidden_weight:
-        _check_layers(int(str(source.shape["num_hidden_layers"])), teacher)
+        _check_layers(source.shape["num_hidden_layers"], teacher)
     return source
 
 
@@ -124,14 +127,14 @@ def _some_layers(job: schema.Distill, teacher: Teacher) -> weights.Source:
         for new, old in enumerate(chosen):
             if int(number) + 1 == old:
                 tensors[f"{head}{sign}{new}.{part}"] = tensor
-    shape = {**source.shape, "num_hidden_layers": layers}
+    shape: Shape = {**source.shape, "num_hidden_layers": layers}
     return source._replace(name=str(teacher.path), shape=shape, tensors=tensors)
 
 
 def _check_layers(layers: int, teacher: Teacher) -> int:
     """The number of the teacher's layers; UserError if the student's are more."""
     assert teacher.source is not None
-    total = int(str(teacher.source.shape["num_hidden_layers"]))
+    total = teacher.source.shape["num_hidden_layers"]
     if layers > total:
         raise UserError(
             f"model.num_hidden_layers: the student has {layers} layers, the teacher "
@@ -154,7 +157,7 @@ def build(teacher: Teacher) -> nn.Layer:
     source = teacher.source
     assert source is not None
     config = weights.bert_config(source, len(teacher.labels), 0)
-    network = bert.build("classification", config)
+    network = heads.build("classification", config)
     weights.load(network, source)
     for parameter in network.parameters():
         parameter.stop_gradient = True

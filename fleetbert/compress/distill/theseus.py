@@ -14,10 +14,10 @@ import numpy as np
 import paddle
 
 from fleetbert.compress.distill import teacher as teachers
-from fleetbert.train.task import Arrays, Classification
+from fleetbert.train.texts import Arrays, TextTask
 
 
-class Theseus(Classification):
+class Theseus(TextTask):
     """The first training, of replacing; in evaluation the student's layers are alone."""
 
     def __init__(self, teacher: teachers.Teacher, strategy: Any, *arguments: Any):

@@ -1,1 +1,51 @@
-"""How texts become token ids, a file for each kind."""
+"""How texts become token ids, a file for each kind. The rest of the package opens tokenizers here.
+
+A kind from outside the package is a class below `Tokenizer` that is given to `register`. Processes
+that read for a trainer import what their job needs by themselves: the class has to lie in a module.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fleetbert.bundle import Bundle
+from fleetbert.data.tokenizers.base import Encodings, Spec, Tokenizer
+from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
+from fleetbert.registry import Registry
+
+__all__ = ["Encodings", "Spec", "Tokenizer", "of_vocab"]
+
+_kinds: Registry[type[Tokenizer]] = Registry("tokenizer.kind", {WordPiece.kind: WordPiece})
+
+
+def register(kind: type[Tokenizer]) -> None:
+    """Add a kind of tokenizer. Folders are shown to the newest kind first."""
+    _kinds.add(kind.kind, kind)
+
+
+def find(folder: Path) -> Spec:
+    """That of a model's folder; WordPiece's, whose files may be missing, if no other kind's."""
+    specs = (kind.find(folder) for kind in reversed(list(_kinds.values())))
+    return next((spec for spec in specs if spec is not None), WordPiece.spec_in(folder))
+
+
+def changed(spec: Spec, vocab: str | None, lowercase: bool | None) -> Spec:
+    """As a job's `model.vocab` and `model.lowercase` say."""
+    files, settings = dict(spec.files), dict(spec.settings)
+    if vocab is not None:
+        files[next(iter(files))] = Path(vocab)
+    if lowercase is not None:
+        settings["lowercase"] = lowercase
+    return spec._replace(files=files, settings=settings)
+
+
+def save(spec: Spec, folder: Path) -> None:
+    """Write its files into a model's folder in Hugging Face's layout."""
+    _kinds.get(spec.kind).save(spec, folder)
+
+
+def open(source: Spec | Bundle) -> Tokenizer:  # noqa: A001
+    """The tokenizer of a spec or of a bundle. UserError if its kind is unknown or its files are
+    wrong."""
+    spec = source if isinstance(source, Spec) else source.tokenizer
+    return _kinds.get(spec.kind).open(spec)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 from itertools import chain
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Sequence
+from typing import Dict, List
 
 import numpy as np
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
+from fleetbert.data.tokenizers.base import Encodings, Spec, Tokenizer
 from fleetbert.errors import UserError
 
 # Texts of printable ASCII, Chinese characters and their punctuation, and BERT's words in these.
@@ -22,55 +25,35 @@ WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 MUCH = 4096  # characters of all texts
 LONGEST_REMEMBERED = 30  # characters of a word
 MOST_REMEMBERED = 1 << 14
+VOCAB, CONFIG = "vocab.txt", "tokenizer_config.json"
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
-class Encodings(NamedTuple):
-    """Token ids of texts or pairs.
-
-    ids: one int32 array [length] a text: [CLS] a [SEP], for pairs [CLS] a [SEP] b [SEP].
-    first_lengths: int32 [texts], how many tokens belong to segment 0, its [SEP] included.
-    cut: how many texts were cut to the maximum length.
-    known_lengths: `lengths`, where they are known already.
-    """
-
-    ids: Sequence[np.ndarray]
-    first_lengths: np.ndarray
-    cut: int
-    known_lengths: np.ndarray | None = None
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """int [texts], tokens of each text."""
-        if self.known_lengths is not None:
-            return self.known_lengths
-        return np.fromiter((len(ids) for ids in self.ids), np.int64, len(self.ids))
-
-
-class Tokenizer:
+class WordPiece(Tokenizer):
     """Texts → token ids with BERT's normalization, pre-tokenization and WordPiece vocabulary.
+
+    A text is [CLS] a [SEP], a pair [CLS] a [SEP] b [SEP]; the first [SEP] is of segment 0.
 
     With `lowercase` accents are stripped too, as in the uncased models. Special tokens come from
     the tokenizer only: "[SEP]" written in a text is four ordinary tokens, so no text can pretend
     to be two.
     """
 
+    kind = "wordpiece"
+
     def __init__(self, vocab_path: str | Path, lowercase: bool):
         """Read `vocab_path`: one token a line, its id the line number from 0."""
-        self.vocab_path = Path(vocab_path)
+        self.spec = of_vocab(Path(vocab_path), lowercase)
         self.lowercase = lowercase
-        vocab = _read_vocab(self.vocab_path)
+        vocab = _read_vocab(Path(vocab_path))
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             vocab[token] for token in SPECIAL_TOKENS
         )
         self.special_ids = tuple(vocab[token] for token in SPECIAL_TOKENS)
         self.vocab_size = len(vocab)
-        # True where a token continues a word: what whole-word masking groups by.
-        self.is_subword: np.ndarray = np.array(
+        self.is_subword = np.array(
             [token.startswith("##") and len(token) > 2 for token in vocab], dtype=bool
         )
-        # What a masked token may be replaced by at random.
-        self.ordinary_ids: np.ndarray = np.setdiff1d(np.arange(len(vocab)), self.special_ids)
         model = models.WordPiece(vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=100)
         self._tokenizer = tokenizers.Tokenizer(model)
         self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
@@ -79,12 +62,39 @@ class Tokenizer:
         self._encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
         self._ids_of_words = _IdsOfWords(model)
 
+    @classmethod
+    def find(cls, folder: Path) -> Spec | None:
+        return cls.spec_in(folder) if (folder / VOCAB).is_file() else None
+
+    @classmethod
+    def spec_in(cls, folder: Path) -> Spec:
+        """That of a folder with vocab.txt, whether it is there or not."""
+        try:
+            said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            said = {}
+        except (OSError, ValueError) as error:
+            raise UserError(f"{folder / CONFIG} cannot be read: {error}") from error
+        if not isinstance(said, dict):
+            raise UserError(f"{folder / CONFIG} holds no JSON object")
+        return of_vocab(folder / VOCAB, bool(said.get("do_lower_case", True)))
+
+    @classmethod
+    def open(cls, spec: Spec) -> WordPiece:
+        return cls(spec.files[VOCAB], bool(spec.settings["lowercase"]))
+
+    @classmethod
+    def save(cls, spec: Spec, folder: Path) -> None:
+        shutil.copyfile(spec.files[VOCAB], folder / VOCAB)
+        said = {"do_lower_case": spec.settings["lowercase"], "tokenizer_class": "BertTokenizer"}
+        (folder / CONFIG).write_text(json.dumps(said) + "\n")
+
     def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
         """Encode texts, or pairs if `texts_b` is given, to at most `max_length` tokens each.
 
-        Pairs are cut token by token from the longer text (from the second where both are equally
-        long), as `_truncate_seq_pair` of google-research/bert does. Safe to call from several
-        threads.
+        Pairs are truncated token by token from the longer text (from the second where both are
+        equally long), as `_truncate_seq_pair` of google-research/bert does. Safe to call from
+        several threads.
         """
         special = 2 if texts_b is None else 3
         if max_length < special:
@@ -94,20 +104,20 @@ class Tokenizer:
         room = max_length - special
         firsts = self._word_pieces(texts_a)
         if texts_b is None:
-            cut = sum([len(first) > room for first in firsts])
+            truncated = sum([len(first) > room for first in firsts])
             ids = [np.array([self.cls_id, *one[:room], self.sep_id], np.int32) for one in firsts]
-            return Encodings(ids, np.array([len(one) for one in ids], np.int32), cut)
+            return Encodings(ids, np.array([len(one) for one in ids], np.int32), truncated)
         ids = []
         first_lengths = np.zeros(len(firsts), np.int32)
-        cut = 0
+        truncated = 0
         for number, (first, second) in enumerate(zip(firsts, self._word_pieces(texts_b))):
             if len(first) + len(second) > room:
-                cut += 1
+                truncated += 1
                 keep = min(len(second), max(room - len(first), room // 2))
                 first, second = first[: room - keep], second[:keep]
             ids.append(np.array([self.cls_id, *first, self.sep_id, *second, self.sep_id], np.int32))
             first_lengths[number] = len(first) + 2
-        return Encodings(ids, first_lengths, cut)
+        return Encodings(ids, first_lengths, truncated)
 
     def _word_pieces(self, texts: list[str]) -> list[list[int]]:
         if all(map(_is_plain, texts)) and sum(map(len, texts)) <= MUCH:
@@ -124,6 +134,11 @@ class Tokenizer:
                         "which is no character; remove it"
                     ) from None
             raise
+
+
+def of_vocab(vocab: Path, lowercase: bool) -> Spec:
+    """That of a vocabulary."""
+    return Spec(WordPiece.kind, {VOCAB: vocab}, {"lowercase": lowercase})
 
 
 class _IdsOfWords(Dict[str, List[int]]):

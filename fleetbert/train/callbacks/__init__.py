@@ -7,51 +7,21 @@ any, and add it to `build`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from fleetbert.train import keeper
+from fleetbert.train.callbacks.checkpoint import Checkpoints
+from fleetbert.train.callbacks.evaluation import Evaluation
+from fleetbert.train.callbacks.life import Life
+from fleetbert.train.callbacks.metrics import MetricsFile
+from fleetbert.train.callbacks.profiler import Profiler
+from fleetbert.train.callbacks.progress import Progress
+from fleetbert.train.callbacks.visualdl import VisualDL
+from fleetbert.train.loop import Callback, Run
 
-if TYPE_CHECKING:
-    from fleetbert.train.loop import Run
-
-
-class Callback:
-    """Hooks of the loop, in the order in which they are called. All do nothing by default."""
-
-    def on_start(self, run: Run) -> None:
-        """Before the first step; a resumed run has its state already."""
-
-    def before_reading(self, run: Run) -> None:
-        """Before a step's texts are collected."""
-
-    def after_reading(self, run: Run) -> None:
-        """The step's arrays are there, nothing is computed yet."""
-
-    def on_step(self, run: Run) -> None:
-        """After each optimizer step; `run.state.step` counts it already."""
-
-    def on_log(self, run: Run, row: dict[str, Any]) -> None:
-        """Every `trainer.log_every` steps, on every rank, with the row for metrics.jsonl."""
-
-    def on_evaluation(self, run: Run, figures: dict[str, Any]) -> None:
-        """After an evaluation, on every rank."""
-
-    def on_end(self, run: Run, summary: dict[str, Any]) -> None:
-        """All steps are done; `summary` is about to be written and may be added to."""
-
-    def close(self, run: Run) -> None:
-        """Always called last, also after an error."""
+__all__ = ["Callback", "build"]
 
 
 def build(run: Run) -> list[Callback]:
     """The callbacks of a run, in calling order. Files are written on rank 0 only."""
-    from fleetbert.train import keeper
-    from fleetbert.train.callbacks.checkpoint import Checkpoints
-    from fleetbert.train.callbacks.evaluation import Evaluation
-    from fleetbert.train.callbacks.life import Life
-    from fleetbert.train.callbacks.metrics import Metrics
-    from fleetbert.train.callbacks.profiler import Profiler
-    from fleetbert.train.callbacks.progress import Progress
-    from fleetbert.train.callbacks.visualdl import VisualDL
-
     wanted = run.job.callbacks
     first = run.strategy.rank == 0
     chosen: list[Callback] = []
@@ -60,10 +30,10 @@ def build(run: Run) -> list[Callback]:
     if wanted.profiler.enabled:
         chosen.append(Profiler())
     if first:
-        chosen.append(Metrics())
+        chosen.append(MetricsFile())
     if first and wanted.visualdl:
         chosen.append(VisualDL())
     if first and wanted.progress:
         chosen.append(Progress())
     # Evaluation before checkpoints: a new best is to be saved with the step that reached it.
-    return [*chosen, Evaluation(), Checkpoints(), *run.strategy.callbacks()]
+    return [*chosen, Evaluation(), Checkpoints()]

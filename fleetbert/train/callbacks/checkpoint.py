@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import signal
-from typing import Any
+from types import FrameType
+from typing import Callable, Optional, Union
 
 from fleetbert.errors import Stopped
 from fleetbert.train import checkpoint
 from fleetbert.train.bad_steps import check_weights
-from fleetbert.train.callbacks import Callback
+from fleetbert.train.loop import Callback, Run
+
+Handler = Union[Callable[[int, Optional[FrameType]], object], int, None]
 
 
 class Checkpoints(Callback):
-    def on_start(self, run: Any) -> None:
-        self.asked = False
+    former: Handler = None
+    started = False
+
+    def on_start(self, run: Run) -> None:
+        self.asked, self.started = False, True
         self.former = signal.signal(signal.SIGTERM, self._ask)
 
-    def _ask(self, signum: int, frame: Any) -> None:
+    def _ask(self, *_: object) -> None:
         self.asked = True
 
-    def on_step(self, run: Any) -> None:
+    def on_step(self, run: Run) -> None:
         # Any rank may have been asked; all have to stop after the same step.
         stop = run.strategy.any(self.asked)
         new_best = run.state.best.get("step") == run.state.step
@@ -31,17 +37,17 @@ class Checkpoints(Callback):
                 "the same command goes on from there"
             )
 
-    def save(self, run: Any) -> None:
+    def save(self, run: Run) -> None:
         def write() -> None:
             folder, tensors = run.folder / "checkpoints", run.strategy.state()
             check_weights(run.state.step, tensors)
-            rows = getattr(run.task, "rows", None)
-            checkpoint.save(folder, run.saved_state(), tensors, rows and rows.save)
+            table = run.task.table
+            checkpoint.save(folder, run.saved_state(), tensors, table.save if table else None)
             checkpoint.prune(folder, run.job.trainer.keep_checkpoints, run.state.best.get("step"))
 
         run.strategy.settle(saving=True)
         run.strategy.on_first(write)
 
-    def close(self, run: Any) -> None:
-        if hasattr(self, "former"):
+    def close(self, run: Run) -> None:
+        if self.started:
             signal.signal(signal.SIGTERM, self.former)

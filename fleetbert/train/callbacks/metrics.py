@@ -8,29 +8,28 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
 
 from fleetbert import files
 from fleetbert.train import bad_steps
-from fleetbert.train.callbacks import Callback
+from fleetbert.train.loop import Callback, Row, Run
 
 
-class Metrics(Callback):
-    def on_start(self, run: Any) -> None:
+class MetricsFile(Callback):
+    def on_start(self, run: Run) -> None:
         self.path = run.folder / "metrics.jsonl"
         cut_back(self.path, run.state.step)
         bad = run.folder / bad_steps.NAME
         if bad.exists():
             cut_back(bad, run.state.step)
 
-    def on_log(self, run: Any, row: dict[str, Any]) -> None:
+    def on_log(self, run: Run, row: Row) -> None:
         self._append(row)
 
-    def on_evaluation(self, run: Any, figures: dict[str, Any]) -> None:
-        numbers = {f"dev.{k}": v for k, v in figures.items() if isinstance(v, (int, float))}
+    def on_evaluation(self, run: Run, metrics: Row) -> None:
+        numbers = {f"dev.{k}": v for k, v in metrics.items() if isinstance(v, (int, float))}
         self._append({"step": run.state.step, **numbers})
 
-    def _append(self, row: dict[str, Any]) -> None:
+    def _append(self, row: Row) -> None:
         known = {name: value if _finite(value) else None for name, value in row.items()}
         with files.writing(self.path), self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(known) + "\n")
@@ -53,5 +52,5 @@ def cut_back(path: Path, step: int) -> None:
         stream.write("".join(rows).encode("utf-8"))
 
 
-def _finite(value: Any) -> bool:
+def _finite(value: object) -> bool:
     return not isinstance(value, float) or math.isfinite(value)

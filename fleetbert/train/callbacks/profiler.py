@@ -7,23 +7,28 @@ servers tell of themselves.
 
 from __future__ import annotations
 
-from typing import Any
-
 from paddle import profiler
 
 from fleetbert import files
 from fleetbert.compat import training
-from fleetbert.train.callbacks import Callback
+from fleetbert.train.loop import Callback, Row, Run, Summary
 
 
 class Profiler(Callback):
-    def on_start(self, run: Any) -> None:
+    running = False
+
+    def on_start(self, run: Run) -> None:
         self.texts = self.tokens = 0
-        self.slow: list[dict[str, Any]] = []
+        self.slow: list[Row] = []
         self.trace: str | None = None
         settings = run.job.callbacks.profiler
         if settings.timer_only:
-            self.profiler = profiler.Profiler(targets=training.profiled(), timer_only=True)
+            self.profiler = profiler.Profiler(
+                targets=training.profiled(),
+                timer_only=True,
+                # By default Paddle makes a folder profiler_log/ for timelines in the current one.
+                on_trace_ready=lambda _: None,
+            )
         else:
             start = settings.start_step
             self.profiler = profiler.Profiler(
@@ -34,22 +39,22 @@ class Profiler(Callback):
         self.profiler.start()
         self.running = True
 
-    def before_reading(self, run: Any) -> None:
+    def before_reading(self, run: Run) -> None:
         training.before_reading()
 
-    def after_reading(self, run: Any) -> None:
+    def after_reading(self, run: Run) -> None:
         training.after_reading()
 
-    def on_step(self, run: Any) -> None:
+    def on_step(self, run: Run) -> None:
         self.profiler.step(num_samples=run.step_texts)
         self.texts += run.step_texts
         self.tokens += run.step_tokens
 
-    def on_end(self, run: Any, summary: dict[str, Any]) -> None:
+    def on_end(self, run: Run, summary: Summary) -> None:
         figures = training.timer_summary()
         self._stop()
-        mine = {"rank": run.strategy.rank, **_readable(figures, self.texts, self.tokens)}
-        ranks = run.strategy.gather(mine)
+        own = {"rank": run.strategy.rank, **_readable(figures, self.texts, self.tokens)}
+        ranks = run.strategy.gather(own)
         profile = {"ranks": ranks, "together": together(ranks), "slow_operators": self.slow}
         if self.trace:
             profile["trace"] = self.trace
@@ -59,15 +64,15 @@ class Profiler(Callback):
         if run.strategy.rank == 0:
             files.write_json(run.folder / "profile.json", profile)
 
-    def close(self, run: Any) -> None:
+    def close(self, run: Run) -> None:
         self._stop()
 
     def _stop(self) -> None:
-        if getattr(self, "running", False):
+        if self.running:
             self.running = False
             self.profiler.stop()
 
-    def _keep_timeline(self, run: Any, recorded: Any) -> None:
+    def _keep_timeline(self, run: Run, recorded: profiler.Profiler) -> None:
         self.trace = f"profile/rank-{run.strategy.rank}.trace.json"
         path = run.folder / self.trace
         with files.writing(path):
@@ -76,7 +81,7 @@ class Profiler(Callback):
         self.slow = training.slow_operators(recorded)
 
 
-def _readable(figures: dict[str, Any], texts: int, tokens: int) -> dict[str, Any]:
+def _readable(figures: Row, texts: int, tokens: int) -> Row:
     """Averages in seconds and units a second; empty for a run of under eleven steps."""
     if not figures:
         return {}
@@ -92,7 +97,7 @@ def _readable(figures: dict[str, Any], texts: int, tokens: int) -> dict[str, Any
     }
 
 
-def together(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def together(ranks: list[Row]) -> Row:
     """All ranks as one: a step takes as long as its slowest rank, speeds in texts add up."""
     known = [rank for rank in ranks if "batch_cost" in rank]
     if not known:

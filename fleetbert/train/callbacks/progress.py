@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from tqdm import tqdm
 
-from fleetbert.train.callbacks import Callback
+from fleetbert.train.loop import Callback, Metrics, Row, Run
 
 
 class Progress(Callback):
-    def on_start(self, run: Any) -> None:
+    bar: tqdm
+    started = False
+
+    def on_start(self, run: Run) -> None:
         # paddle.distributed.launch shows rank 0's log file, where each update is a line.
         interval = 0.5 if sys.stderr.isatty() else 10.0
+        self.started = True
         self.bar = tqdm(
             total=run.total_steps,
             initial=run.state.step,
@@ -27,10 +30,10 @@ class Progress(Callback):
         if run.state.step:
             self.bar.write(f"resumed at step {run.state.step}", file=sys.stderr)
 
-    def on_step(self, run: Any) -> None:
+    def on_step(self, run: Run) -> None:
         self.bar.update()
 
-    def on_log(self, run: Any, row: dict[str, Any]) -> None:
+    def on_log(self, run: Run, row: Row) -> None:
         shown = {
             "loss": f"{row['loss']:.4f}",
             "lr": f"{row['lr']:.1e}",
@@ -48,15 +51,15 @@ class Progress(Callback):
             shown["bad"] = str(row["bad_steps"])
         self.bar.set_postfix(shown, refresh=False)
 
-    def on_evaluation(self, run: Any, figures: dict[str, Any]) -> None:
+    def on_evaluation(self, run: Run, metrics: Metrics) -> None:
         numbers = "  ".join(
-            f"{name} {figures[name]:.4f}"
+            f"{name} {metrics[name]:.4f}"
             for name in ("accuracy", "macro_f1", "auc", "loss")
-            if name in figures
+            if name in metrics
         )
         best = "  (best so far)" if run.state.best.get("step") == run.state.step else ""
         self.bar.write(f"step {run.state.step}: dev {numbers}{best}", file=sys.stderr)
 
-    def close(self, run: Any) -> None:
-        if hasattr(self, "bar"):
+    def close(self, run: Run) -> None:
+        if self.started:
             self.bar.close()

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 from fleetbert import files
-from fleetbert.train.callbacks import Callback
+from fleetbert.train.loop import Callback, Metrics, Row, Run
+
+if TYPE_CHECKING:
+    from visualdl import LogWriter
 
 
 class VisualDL(Callback):
-    def on_start(self, run: Any) -> None:
-        from visualdl import LogWriter  # slow to import, and only here
+    writer: LogWriter | None = None
+
+    def on_start(self, run: Run) -> None:
+        from visualdl import LogWriter  # takes a second to import, and is needed only here
 
         self.folder = run.folder / "visualdl"
         with files.writing(self.folder):
             self.writer = LogWriter(logdir=str(self.folder))
 
-    def on_log(self, run: Any, row: dict[str, Any]) -> None:
+    def on_log(self, run: Run, row: Row) -> None:
         self._write("train", run.state.step, row)
 
-    def on_evaluation(self, run: Any, figures: dict[str, Any]) -> None:
-        self._write("dev", run.state.step, figures)
+    def on_evaluation(self, run: Run, metrics: Metrics) -> None:
+        self._write("dev", run.state.step, metrics)
 
-    def close(self, run: Any) -> None:
-        if hasattr(self, "writer"):
+    def close(self, run: Run) -> None:
+        if self.writer is not None:
             with files.writing(self.folder):
                 self.writer.close()
 
-    def _write(self, group: str, step: int, figures: dict[str, Any]) -> None:
-        for name, value in figures.items():
+    def _write(self, group: str, step: int, metrics: Metrics) -> None:
+        assert self.writer is not None
+        for name, value in metrics.items():
             if isinstance(value, (int, float)) and math.isfinite(value) and name != "step":
                 self.writer.add_scalar(tag=f"{group}/{name}", step=step, value=value)

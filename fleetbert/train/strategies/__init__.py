@@ -1,7 +1,7 @@
 """Where the steps run: in one process, in many that share the gradients, or on servers.
 
 `connect` is the one place that turns `strategy.name` into a strategy. A strategy knows tasks only
-through `task.loss`, `task.predict` and `task.rows`.
+through `task.loss`, `task.predict` and `task.table`.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Callable, ContextManager
 
 import paddle
 import paddle.distributed as dist
 from paddle.distributed import fleet
 
 from fleetbert.compat import training
-from fleetbert.train.strategies.single import Single
+from fleetbert.train.strategies.single import Single, T
 
 
 class Collective(Single):
@@ -25,23 +25,24 @@ class Collective(Single):
         self.optimizer = fleet.distributed_optimizer(self.optimizer)
         self.scaler = fleet.distributed_scaler(self.scaler)
 
-    def without_sync(self) -> Any:
-        return self.model.no_sync()
+    def without_sync(self) -> ContextManager[object]:
+        no_sync: ContextManager[object] = self.model.no_sync()
+        return no_sync
 
-    def gather(self, value: Any) -> list[Any]:
-        values: list[Any] = []
+    def gather(self, value: T) -> list[T]:
+        values: list[T] = []
         dist.all_gather_object(values, value)
         return values
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
-        made = make() if self.rank == 0 else None
+    def from_first(self, make: Callable[[], T]) -> T:
+        made = [make()] if self.rank == 0 else []
         self.barrier()  # `gather` does not wait for long
-        return self.gather(made)[0]
+        return self.gather(made)[0][0]
 
     def any(self, flag: bool) -> bool:
-        found = paddle.to_tensor([int(flag)], "int32")
-        dist.all_reduce(found, op=dist.ReduceOp.MAX)
-        return bool(found.item())
+        said = paddle.to_tensor([int(flag)], "int32")
+        dist.all_reduce(said, op=dist.ReduceOp.MAX)
+        return bool(said.item())
 
     def first_failed(self, failed: bool) -> bool:
         return self._wait(failed)

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import math
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, ContextManager, Dict, NamedTuple, TypeVar
 
-import numpy as np
 import paddle
+from paddle import nn
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
 
 from fleetbert.compat import training
 from fleetbert.errors import UserError
+from fleetbert.tasks import Arrays, Part
 from fleetbert.train.precision import Precision
+from fleetbert.train.trainable import Trainable
+
+T = TypeVar("T")
+# Tensors and numbers to save by name, in dicts.
+Tensors = Dict[str, Any]
 
 
 class Step(NamedTuple):
@@ -31,10 +39,12 @@ class Single:
     def __init__(self, device: str):
         self.device = device
 
-    def prepare(self, task: Any, optimizer: Any, schedule: Any, precision: Precision) -> None:
+    def prepare(
+        self, task: Trainable, optimizer: Optimizer, schedule: LRScheduler, precision: Precision
+    ) -> None:
         """Take over what is trained: `task.network`, its optimizer, schedule and precision."""
         self.task = task
-        self.rows = getattr(task, "rows", None)
+        self.table = task.table
         self.schedule = schedule
         self.precision = precision
         task.network, self.optimizer = precision.decorate(task.network, optimizer)
@@ -45,11 +55,11 @@ class Single:
     def wrap(self) -> None:
         """Make model, optimizer and scaler know of other ranks; here there are none."""
 
-    def without_sync(self) -> Any:
+    def without_sync(self) -> ContextManager[object]:
         """The context for all micro-batches of a step but the last."""
         return contextlib.nullcontext()
 
-    def step(self, micro_batches: list[dict[str, Any]]) -> Step:
+    def step(self, micro_batches: list[Arrays]) -> Step:
         """One optimizer step over this rank's micro-batches (arrays of `task.micro_batches`)."""
         self.model.train()
         self.take_rows(micro_batches)
@@ -76,40 +86,40 @@ class Single:
         self.scaler.update()
         self.optimizer.clear_grad()
         if not (bad or skipped):
-            if self.rows is not None:
-                self.rows.learn(self.schedule.last_lr)
+            if self.table is not None:
+                self.table.learn(self.schedule.last_lr)
             self.schedule.step()
         self.push_rows()
         return Step(loss, skipped, bad)
 
-    def take_rows(self, micro_batches: list[dict[str, Any]], learning: bool = True) -> None:
+    def take_rows(self, micro_batches: list[Arrays], learning: bool = True) -> None:
         """Give batches the rows of the task's table that they need, where it has one."""
-        if self.rows is not None:
-            self.rows.take(micro_batches, learning)
+        if self.table is not None:
+            self.table.take(micro_batches, learning)
 
     def push_rows(self) -> None:
         """After a step: the task's table, where it has one, gets what its rows have learned."""
-        if self.rows is not None:
-            self.rows.push(1.0)
+        if self.table is not None:
+            self.table.push(1.0)
 
-    def loss(self, arrays: dict[str, Any]) -> float:
+    def loss(self, arrays: Arrays) -> float:
         """`task.loss` on one batch as it is now, without dropout and gradients."""
         return self._without_gradients(lambda net: float(self.task.loss(net, arrays)), arrays)
 
-    def predict(self, arrays: dict[str, Any]) -> dict[str, np.ndarray]:
+    def predict(self, arrays: Arrays) -> Part:
         """`task.predict` on one evaluation batch, without gradients."""
         return self._without_gradients(lambda net: self.task.predict(net, arrays), arrays)
 
-    def _without_gradients(self, work: Callable[[Any], Any], arrays: dict[str, Any]) -> Any:
+    def _without_gradients(self, work: Callable[[nn.Layer], T], arrays: Arrays) -> T:
         network = self.task.network
         network.eval()
         self.take_rows([arrays], learning=False)
-        if self.rows is not None:
-            self.rows.forget()  # nothing is left to push between steps
+        if self.table is not None:
+            self.table.forget()  # nothing is left to push between steps
         with paddle.no_grad(), self.precision.forward():
             return work(network)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Tensors:
         """Tensors to save: weights, and the optimizer with its schedule.
 
         Both under the weights' names in the network: Paddle's own names for parameters
@@ -120,7 +130,7 @@ class Single:
         optimizer = training.rename_state(self.optimizer.state_dict(), names)
         return {"model": network.state_dict(), "optimizer": optimizer}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Tensors) -> None:
         network = self.task.network
         names = {name: parameter.name for name, parameter in network.named_parameters()}
         network.set_state_dict(state["model"])
@@ -137,11 +147,11 @@ class Single:
         """The mean loss of a step from this rank's share of it (`Step.loss`)."""
         return sum(self.gather(part))
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         """Each rank's value, in rank order, on every rank."""
         return [value]
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
+    def from_first(self, make: Callable[[], T]) -> T:
         """What `make` gives on the first rank, which alone calls it, however long it takes."""
         return make()
 
@@ -173,7 +183,7 @@ class Single:
     def barrier(self) -> None:
         """Wait for the other ranks, however long they take."""
 
-    def rejoin(self) -> dict[str, Any]:
+    def rejoin(self) -> Tensors:
         """Catch up with the others where `rejoins`; returns where this rank stood, `loop.State`."""
         raise NotImplementedError
 
@@ -181,13 +191,12 @@ class Single:
         """The strategy's own figures for a row of metrics.jsonl, on the first rank."""
         return {}
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> dict[str, object]:
         """The strategy's own figures of the whole run, on the first rank."""
         return {}
 
-    def callbacks(self) -> list[Any]:
-        """Callbacks of the strategy's own, to be called after all others."""
-        return []
+    def remember(self, state: Callable[[], dict[str, object]]) -> None:
+        """After a step and all callbacks: where this rank stands, `loop.State`, for `rejoin`."""
 
     def close(self) -> None:
         """The last call, on all ranks: everything is written."""

@@ -92,7 +92,7 @@ def test_answers_are_those_of_the_command_line_in_any_mix_of_batches(both, offli
     replies = both.call(ask_all())
     logits = np.concatenate([reply.logits for reply in replies])
     np.testing.assert_allclose(logits, expected.values, atol=1e-4)
-    assert sum(reply.cut for reply in replies) == expected.cut > 0
+    assert sum(reply.cut for reply in replies) == expected.truncated > 0
     for reply, (start, end) in zip(replies, parts):
         assert reply.labels == [LABELS[best] for best in expected.values[start:end].argmax(1)]
         assert reply.exit_layer.tolist() == [LAYERS] * (end - start)

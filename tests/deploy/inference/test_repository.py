@@ -15,6 +15,7 @@ import pytest
 from running_core import RunningCore, command, gather, gone, wait_for
 from tiny_bert import LABELS, make_network
 
+from fleetbert.data.tokenizers import of_vocab
 from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
 from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.repository import loading
@@ -39,8 +40,7 @@ def other_bundle(tiny_vocab, tmp_path_factory) -> Path:
         task="classification",
         labels=LABELS,
         max_length=64,
-        vocab_path=tiny_vocab,
-        lowercase=True,
+        tokenizer=of_vocab(tiny_vocab, True),
     )
     return path
 
@@ -388,8 +388,10 @@ def test_auto_takes_the_fastest_that_can_be_trusted(tiny_bundle, models, monkeyp
     folder = put(tiny_bundle, models, 1)
     manifest = json.loads((folder / "manifest.json").read_text())
     onnx = next(v for v in manifest["variants"] if v["name"] == "onnx")
-    unknown = {**onnx, "name": "unmeasured", "extra": {}}
-    broken = {**onnx, "name": "broken", "kind": "paddle-inference"}
+    onnx = {name: onnx[name] for name in ("kind", "files", "runs_on")}
+    unknown = {**onnx, "name": "unmeasured"}
+    known = [{"data": "dev.tsv", "n": 9, "accuracy": 1.0, "float32_accuracy": 1.0}]
+    broken = {**onnx, "name": "broken", "kind": "paddle-inference", "accuracy": known}
     manifest["variants"] += [unknown, broken]
     (folder / "manifest.json").write_text(json.dumps(manifest))
     core = RunningCore(

@@ -10,7 +10,7 @@ import subprocess
 import pytest
 from boards import LABELS, MODEL, TARGETS, VOCAB, answer_of, logits_of, write_bundle
 
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import WordPiece
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_texts_are_answered_in_their_order(lite, shared_bundle):
     texts = [" ".join(chance.choices(VOCAB[5:], k=chance.randint(0, 30))) for _ in range(700)]
     done = lite("predict", "--bundle", shared_bundle, "--engine", "fake", text="\n".join(texts))
     assert done.returncode == 0
-    tokenizer = Tokenizer(shared_bundle / "vocab.txt", True)
+    tokenizer = WordPiece(shared_bundle / "vocab.txt", True)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == len(texts)
     for one, text in zip(found, texts):
@@ -74,7 +74,7 @@ def test_pairs(lite, here, tmp_path):
     words = ("--bundle", bundle, "--engine=fake", "--input", tmp_path / "pairs.txt")
     done = lite("predict", *words)
     assert done.returncode == 1
-    tokenizer = Tokenizer(bundle / "vocab.txt", True)
+    tokenizer = WordPiece(bundle / "vocab.txt", True)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     same_answer(found[0], logits_of(tokenizer, "word1 word2", "word3"))
     same_answer(found[2], logits_of(tokenizer, "", ""))
@@ -153,7 +153,7 @@ def test_damaged_bundles(lite, bundle, name, damage, words):
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (["format_version"], 2, ("format_version 2", "reads 1")),
+        (["format_version"], 3, ("format_version 3", "reads 1 and 2")),
         (["task", "name"], "mlm", ("task.name", "classifier")),
         (["task", "labels"], ["a"], ("task.labels", "two")),
         (["task", "labels", 1], 7, ("task.labels.1", "string")),

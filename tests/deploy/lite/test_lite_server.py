@@ -18,7 +18,7 @@ from boards import LABELS, answer_of, fake_logits, logits_of, write_bundle
 from lite_serving import DEADLINE, INFER, serving
 from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
 
-from fleetbert.data.tokenizers.wordpiece import Tokenizer
+from fleetbert.data.tokenizers.wordpiece import WordPiece
 
 LIMITS = ("--max-texts=64", "--max-text-bytes=4096", f"--max-body-bytes={1 << 20}")
 
@@ -44,7 +44,7 @@ def alive(url, bundle):
 
 def right(response, bundle, texts):
     assert response.status_code == 200, response.text
-    tokenizer = Tokenizer(bundle / "vocab.txt", True)
+    tokenizer = WordPiece(bundle / "vocab.txt", True)
     logits = [logits_of(tokenizer, text) for text in texts]
     by_name = {output["name"]: output for output in response.json()["outputs"]}
     assert by_name["label"]["data"] == [answer_of(row)["label"] for row in logits]
@@ -114,7 +114,7 @@ def test_pairs(programs, tmp_path):
     with serving(programs, bundle, *LIMITS) as (url, _):
         refused(requests.post(url + INFER, data=body_of(TEXT)), 400, "'text_pair' is missing")
         found = requests.post(url + INFER, data=body_of(TEXT, second)).json()["outputs"][2]["data"]
-    tokenizer = Tokenizer(bundle / "vocab.txt", True)
+    tokenizer = WordPiece(bundle / "vocab.txt", True)
     wanted = [logits_of(tokenizer, *pair) for pair in zip(TEXT["data"], second["data"])]
     assert found == np.concatenate(wanted).tolist()
 
@@ -130,7 +130,7 @@ def test_binary_tensors(url, bundle):
     sizes = [output["parameters"]["binary_data_size"] for output in outputs]
     assert head + sum(sizes) == len(found.content)
     logits = np.frombuffer(found.content[-sizes[2] :], "<f4").reshape(2, 3)
-    tokenizer = Tokenizer(bundle / "vocab.txt", True)
+    tokenizer = WordPiece(bundle / "vocab.txt", True)
     np.testing.assert_array_equal(logits, [logits_of(tokenizer, text) for text in TEXT["data"]])
     labels = [answer_of(row)["label"] for row in logits]
     assert found.content[head : head + sizes[0]] == raw_texts(labels)

@@ -6,40 +6,40 @@ again in which it was killed. What it had pushed of it stays pushed: the counter
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from paddle.optimizer.lr import LRScheduler
 
 from fleetbert.errors import NotConnected
-from fleetbert.train.callbacks import Callback
 from fleetbert.train.strategies.parameter_server import meeting as meetings
+from fleetbert.train.strategies.parameter_server.arrival import Counted
 
 
 class Standing(NamedTuple):
     """Where a trainer was after its last whole step."""
 
-    state: dict[str, Any]  # `train.loop.State`
-    schedule: dict[str, Any]  # of the learning rate
+    state: dict[str, object]  # `train.loop.State`
+    schedule: dict[str, object]  # of the learning rate
     meetings: int
     begun: int  # steps of this start of the job
     dense: list[int]  # every trainer's pushes that it knew of, see `Counted`
     rows: list[int]
 
 
-class Remember(Callback):
-    """Notes the standing after each step, after all other callbacks."""
-
-    def on_step(self, run: Any) -> None:
-        strategy = run.strategy
-        standing = Standing(
-            asdict(run.state),
-            strategy.schedule.state_dict(),
-            strategy.meeting.count,
-            strategy.meeting.steps,
-            strategy.tables.dense.tolist(),
-            strategy.tables.rows.tolist(),
-        )
-        meetings.put(_file(strategy.meeting), standing)
+def remember(
+    meeting: meetings.Meeting, tables: Counted, schedule: LRScheduler, state: dict[str, object]
+) -> None:
+    """Note the standing after a step."""
+    standing = Standing(
+        state,
+        schedule.state_dict(),
+        meeting.count,
+        meeting.steps,
+        tables.dense.tolist(),
+        tables.rows.tolist(),
+    )
+    meetings.put(_file(meeting), standing)
 
 
 def find(meeting: meetings.Meeting) -> Standing:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from fleetbert.train.rows import AT_ONCE, SEEN, opened
+from fleetbert.train.sparse_table import AT_ONCE, SEEN, opened
 
 WORDS = "word_embeddings.weight"  # ends the word table's name
 ROWS_AT_ONCE = 8192  # in one message when the whole table is moved
@@ -154,7 +154,7 @@ class Mirror:
 
 
 class IdStore:
-    """The servers as the store of a table of ids: see `train.rows.Store`."""
+    """The servers as the store of a table of ids: see `train.sparse_table.Store`."""
 
     def __init__(self, tables: Any, width: int):
         self.tables, self.width = tables, width

@@ -8,18 +8,22 @@ from pathlib import Path
 from typing import Any, Callable
 
 import paddle
+from paddle.optimizer import Optimizer
+from paddle.optimizer.lr import LRScheduler
 
 from fleetbert import config as schema
 from fleetbert.compat import environment
 from fleetbert.data.criteo import ALL_IDS
 from fleetbert.errors import UserError
+from fleetbert.tasks import Arrays, Part
 from fleetbert.train.precision import Precision
 from fleetbert.train.strategies.parameter_server import meeting as meetings
 from fleetbert.train.strategies.parameter_server import rejoin as rejoining
 from fleetbert.train.strategies.parameter_server.figures import Handled, Servers
 from fleetbert.train.strategies.parameter_server.server import check
 from fleetbert.train.strategies.parameter_server.watch import Watch, wait_until_listening
-from fleetbert.train.strategies.single import Single, Step
+from fleetbert.train.strategies.single import Single, Step, T, Tensors
+from fleetbert.train.trainable import Trainable
 
 SERVER_LIMIT = 120.0  # seconds for a server to listen
 
@@ -48,7 +52,9 @@ class ParameterServer(Single):
         self.bad_in_a_row = 0
         self.servers: Servers | None = None  # whom trainer 0 asks for their figures
 
-    def prepare(self, task: Any, optimizer: Any, schedule: Any, precision: Precision) -> None:
+    def prepare(
+        self, task: Trainable, optimizer: Optimizer, schedule: LRScheduler, precision: Precision
+    ) -> None:
         from fleetbert.compat.parameter_server import LARGEST_MESSAGE, Fleet
         from fleetbert.train.strategies.parameter_server.arrival import Counted, Layout
         from fleetbert.train.strategies.parameter_server.tables import IdStore, Mirror, Weights
@@ -56,8 +62,8 @@ class ParameterServer(Single):
         super().prepare(task, optimizer, schedule, precision)
         weights = Weights(task.network)
         rows, width, entry = weights.rows, weights.width, 0
-        if self.rows is not None:
-            rows, width, entry = ALL_IDS, self.rows.width, self.rows.needed
+        if self.table is not None:
+            rows, width, entry = ALL_IDS, self.table.width, self.table.needed
         servers = len(self.place.servers)
         if weights.dense * 4 / servers > LARGEST_MESSAGE:
             needed = math.ceil(weights.dense * 4 / LARGEST_MESSAGE)
@@ -77,13 +83,13 @@ class ParameterServer(Single):
         tables = Fleet(*shape)
         tables.connect()
         self.tables = Counted(tables, layout, self.rank, Handled(self.place.servers))
-        self.mirror = Mirror(self.tables, weights, self.rows)
-        if self.rows is not None:
-            self.rows.store = IdStore(self.tables, width)
+        self.mirror = Mirror(self.tables, weights, self.table)
+        if self.table is not None:
+            self.table.store = IdStore(self.tables, width)
         if self.rank == 0:
             self.servers = Servers(self.place.servers, self.tables.count_rows)
 
-    def step(self, micro_batches: list[dict[str, Any]]) -> Step:
+    def step(self, micro_batches: list[Arrays]) -> Step:
         self._start()
         self.settled = False
         self.meeting.steps += 1
@@ -104,7 +110,7 @@ class ParameterServer(Single):
             self.mirror.pull_latest()
         return self._alone(step)
 
-    def predict(self, arrays: dict[str, Any]) -> dict[str, Any]:
+    def predict(self, arrays: Arrays) -> Part:
         self.meeting.show_life()
         return super().predict(arrays)
 
@@ -169,8 +175,8 @@ class ParameterServer(Single):
     def _standing_pushed(self) -> tuple[int, int]:
         return self.standing.dense[self.rank], self.standing.rows[self.rank]
 
-    def callbacks(self) -> list[Any]:
-        return [rejoining.Remember()]
+    def remember(self, state: Callable[[], dict[str, object]]) -> None:
+        rejoining.remember(self.meeting, self.tables, self.schedule, state())
 
     def figures(self) -> dict[str, float]:
         return self.servers.row() if self.servers is not None else {}
@@ -193,7 +199,7 @@ class ParameterServer(Single):
     def _optimizer_file(self, rank: int) -> Path:
         return self.meeting.folder / f"optimizer.{rank}"
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Tensors:
         """After `settle(saving=True)`, on trainer 0. Every trainer has an optimizer: those of the
         others are below `optimizer.trainers`."""
         state = super().state()
@@ -201,7 +207,7 @@ class ParameterServer(Single):
         saved = {rank: paddle.load(str(path)) for rank, path in others.items() if path.exists()}
         return {**state, "optimizer": {**state["optimizer"], "trainers": saved}}
 
-    def set_state(self, state: dict[str, Any]) -> None:
+    def set_state(self, state: Tensors) -> None:
         """Trainers that the former run did not have go on with the first one's optimizer."""
         mine = state["optimizer"].get("trainers", {}).get(str(self.rank), state["optimizer"])
         super().set_state({**state, "optimizer": mine})
@@ -218,10 +224,10 @@ class ParameterServer(Single):
         latest = self.meeting.latest("loss", part)
         return sum(latest) / len(latest) * self.world_size
 
-    def gather(self, value: Any) -> list[Any]:
+    def gather(self, value: T) -> list[T]:
         return self.meeting.gather(value)
 
-    def from_first(self, make: Callable[[], Any]) -> Any:
+    def from_first(self, make: Callable[[], T]) -> T:
         return self.meeting.gather(make() if self.rank == 0 or self.meeting.alone else None)[0]
 
     def any(self, flag: bool) -> bool:

@@ -1,4 +1,4 @@
-"""The networks: PaddleNLP's BERT under a head for each task.
+"""The networks: PaddleNLP's BERT under a head. A task names its head (`tasks.Task.head`).
 
 All take the arrays of a `fleetbert.data.batching.Batch`. Shapes: rows x length token arrays; a
 packed row holds several texts, told apart by `segments`.
@@ -9,7 +9,9 @@ from __future__ import annotations
 import paddle
 from paddle import nn
 
+from fleetbert import tasks
 from fleetbert.compat.paddlenlp import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from fleetbert.registry import Registry
 
 # Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
 MASKED_SCORE = -1e4
@@ -41,8 +43,18 @@ def encode(
     return bert(input_ids, token_type_ids, position_ids, mask)
 
 
-class TextClassifier(nn.Layer):
+class Headed(nn.Layer):
+    """BERT under a head. `network` has `bert` and the head's layers, under the names that files
+    have; `head` is the name that it is registered by."""
+
+    head: str
+    network: nn.Layer
+
+
+class TextClassifier(Headed):
     """BERT with dropout and a linear layer on the pooled [CLS] (Devlin et al. 2019, section 4)."""
+
+    head = "classifier"
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -66,8 +78,10 @@ class TextClassifier(nn.Layer):
         return self.network.classifier(self.network.dropout(pooled))
 
 
-class MaskedLanguageModel(nn.Layer):
+class MaskedLanguageModel(Headed):
     """BERT with the masked-word head, its output tied to the word embeddings."""
+
+    head = "masked_words"
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -86,13 +100,18 @@ class MaskedLanguageModel(nn.Layer):
         return self.network.cls.predictions(hidden, positions)
 
 
-def build(task: str, config: BertConfig) -> nn.Layer:
+heads: Registry[type[Headed]] = Registry(
+    "head", {head.head: head for head in (TextClassifier, MaskedLanguageModel)}
+)
+
+
+def build(task: str, config: BertConfig) -> Headed:
     """The network for `task.name`, with fresh weights.
 
     `config.kept_heads` (no field of PaddleNLP's): as many attention heads in each layer, of the
     width that they have in all `num_attention_heads`.
     """
-    network = MaskedLanguageModel(config) if task == "mlm" else TextClassifier(config)
+    network = heads.get(tasks.get(task).head)(config)
     kept = getattr(config, "kept_heads", config.num_attention_heads)
     if kept != config.num_attention_heads:
         for layer in network.network.bert.encoder.layers:

@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from fleetbert import bundle as bundles
-from fleetbert.bundle import Accuracy, Variant
+from fleetbert import files
+from fleetbert.bundle import Accuracy, OnnxVariant, ProgramVariant, Variant
+from fleetbert.data.tokenizers import of_vocab
 from fleetbert.errors import UserError
 
 
@@ -26,7 +28,7 @@ def fill_with(content: str, names=("float32",)):
             (folder / name / "model.pdmodel").write_text(content)
             (folder / name / "model.pdiparams").write_text(content * 100)
         accuracy = [Accuracy(data="dev", n=10, accuracy=0.9)]
-        return [Variant(name=name, kind="paddle-inference", accuracy=accuracy) for name in names]
+        return [ProgramVariant(name=name, accuracy=accuracy) for name in names]
 
     return fill
 
@@ -34,7 +36,7 @@ def fill_with(content: str, names=("float32",)):
 def fill_one(name: str, content: str):
     def fill(folder: Path) -> Variant:
         (folder / "model.onnx").write_text(content)
-        return Variant(name=name, kind="onnx", made_from="float32", runs_on=["x86"])
+        return OnnxVariant(name=name, made_from="float32", runs_on=["x86"])
 
     return fill
 
@@ -47,8 +49,7 @@ def create(path: Path, fill=None, **changes) -> bundles.Bundle:
         "task": "classification",
         "labels": ["no", "是"],
         "max_length": 64,
-        "vocab_path": vocab,
-        "lowercase": True,
+        "tokenizer": of_vocab(vocab, True),
         **changes,
     }
     return bundles.create(path, fill=fill or fill_with("one"), **arguments)
@@ -129,7 +130,10 @@ def test_not_a_bundle(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(format_version=2), "has format_version 2 and this fleetbert reads 1"),
+        (
+            lambda m: m.update(format_version=3),
+            "format_version 3 and this fleetbert reads 1, 2:",
+        ),
         (lambda m: m.pop("format_version"), "has format_version None"),
         (lambda m: m.update(colour="red"), "colour: Extra inputs are not permitted"),
         (lambda m: m["task"].update(name="translation"), "task.name: Input should be"),
@@ -138,6 +142,9 @@ def test_not_a_bundle(tmp_path):
         (lambda m: m.update(max_length="many"), "max_length"),
         (lambda m: m["variants"].append(m["variants"][0]), "two variants have the same name"),
         (lambda m: m["variants"][0].update(name="../x"), "variants.0.name"),
+        (lambda m: m["variants"][0].update(colour="red"), "variants.0.colour: Extra inputs"),
+        (lambda m: m["variants"][0].update(thresholds={}), "variants.0.thresholds: Extra inputs"),
+        (lambda m: m["variants"].append("onnx"), "variants.1"),
         (
             lambda m: m["variants"][0]["files"][0].update(path="../secret/x"),
             "variants.0.files.0.path",
@@ -180,7 +187,7 @@ def test_a_bundle_is_replaced_whole(tmp_path):
 
 
 def test_a_bundle_is_replaced_where_folders_cannot_be_swapped(tmp_path, monkeypatch):
-    monkeypatch.setattr(bundles.files, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(files, "_exchange", lambda first, second: False)
     create(tmp_path / "bundle", fill_with("old"))
     create(tmp_path / "bundle", fill_with("new"))
     assert content(tmp_path / "bundle") == "new"
@@ -201,7 +208,7 @@ def test_what_cannot_be_a_bundle_is_refused_before_anything_is_written(tmp_path)
     with pytest.raises(UserError, match="needs two labels"):
         create(tmp_path / "bundle", labels=["one"])
     with pytest.raises(UserError, match="vocabulary"):
-        create(tmp_path / "bundle", vocab_path=tmp_path / "none.txt")
+        create(tmp_path / "bundle", tokenizer=of_vocab(tmp_path / "none.txt", True))
     assert not (tmp_path / "bundle").exists()
 
 
@@ -229,8 +236,6 @@ def test_variants_are_added_and_replaced(tmp_path):
         assert content(root) == "one"
     folders = [found for found in root.iterdir() if found.is_dir()]
     assert len(folders) == 2  # old ones are gone
-    with pytest.raises(UserError, match="has a variant onnx already"):
-        bundles.add_variant(root, "onnx", fill_one("onnx", "x"), replace=False)
 
 
 def test_folders_of_like_named_variants_and_of_users_stay(tmp_path):
@@ -243,13 +248,18 @@ def test_folders_of_like_named_variants_and_of_users_stay(tmp_path):
     assert (root / "notes").is_dir()
 
 
-def test_what_is_said_of_a_variant_can_change(tmp_path):
-    root = create(tmp_path / "bundle").root
-    variant = bundles.read(root).variant("float32")
-    better = variant.model_copy(update={"accuracy": [Accuracy(data="x", n=1, accuracy=1.0)]})
-    bundle = bundles.update_variant(root, better)
-    assert bundle.variant("float32").accuracy[0].accuracy == 1.0
-    assert content(root) == "one"
+def test_a_kind_that_is_not_known_stays_as_it_is(tmp_path):
+    """Of a newer fleetbert, or of a user's own engine: another variant is added beside it."""
+    path = create(tmp_path / "bundle").root / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    other = {**manifest["variants"][0], "name": "mine", "kind": "my-engine", "deep": {"a": [1]}}
+    manifest["variants"].append(other)
+    path.write_text(json.dumps(manifest))
+    bundle = bundles.add_variant(path.parent, "onnx", fill_one("onnx", "x"))
+    assert isinstance(bundle.variant("mine"), bundles.OtherVariant)
+    assert not bundle.variant("mine").compared
+    stored = json.loads(path.read_text(encoding="utf-8"))["variants"]
+    assert next(variant for variant in stored if variant["name"] == "mine") == other
 
 
 def test_two_writers_at_once_lose_nothing(tmp_path):
@@ -274,6 +284,8 @@ import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from fleetbert import bundle as bundles, files
+from fleetbert.bundle import write
+from fleetbert.data.tokenizers import of_vocab
 import test_bundle
 
 def die(*arguments, **keywords):
@@ -294,15 +306,15 @@ def run_writer(root: Path, body: str) -> subprocess.Popen:
     [
         # while the files are written
         "bundles.create(root, task='classification', labels=['a', 'b'], max_length=64,"
-        " vocab_path=root / 'vocab.txt', lowercase=True, fill=die)",
+        " tokenizer=of_vocab(root / 'vocab.txt', True), fill=die)",
         "bundles.add_variant(root, 'onnx', die)",
         # when they are complete but not in place
-        "bundles.files.put_in_place = die; test_bundle.create(root)",
-        "bundles._replace_manifest = die\n"
+        "files.put_in_place = die; test_bundle.create(root)",
+        "write._replace_manifest = die\n"
         "bundles.add_variant(root, 'onnx', test_bundle.fill_one('onnx', 'new'))",
         # with the new manifest half written
-        "bundles.files.sync = die; os.fsync = die\n"
-        "bundles.files.sync_tree = lambda folder: None\n"
+        "files.sync = die; os.fsync = die\n"
+        "files.sync_tree = lambda folder: None\n"
         "bundles.add_variant(root, 'onnx', test_bundle.fill_one('onnx', 'new'))",
     ],
 )

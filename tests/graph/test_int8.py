@@ -9,11 +9,14 @@ from scipy import special
 from fleetbert.compat import environment
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
-from fleetbert.graph import onednn, weights
+from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
+from fleetbert.graph.first_token import first_token_only
+from fleetbert.graph.fuse import fuse
+from fleetbert.graph.transposes import merge_transposes
 
 SHAPES = ((3, 32), (1, 128))
-STEPS = onednn.weight_steps(environment.cpuinfo())
+STEPS = int8.weight_steps(environment.cpuinfo())
 
 
 def gelu(x):
@@ -50,11 +53,11 @@ def saved(folder, program, quantized, parameters):
 
 def run_layer(folder, tmp_path, outputs, thresholds, quantized, batch):
     """The named variables of the int8 program, for a batch."""
-    fused = onednn.fused(folder)
-    onednn.to_int8(fused.program, thresholds, quantized)
+    fused = fuse(folder)
+    int8_program = int8.to_int8(fused.program, thresholds, quantized)
     found = []
     for output in outputs:
-        program = programs.copy(fused.program)
+        program = programs.copy(int8_program)
         fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
         fetch.inputs[0].arguments[0] = output
         found.append(saved(tmp_path, program, quantized, fused.parameters)(*batch))
@@ -65,11 +68,11 @@ def run_layer(folder, tmp_path, outputs, thresholds, quantized, batch):
 def test_each_layer_computes_the_quantized_arithmetic(program, tmp_path, shape):
     """Every layer of the program, square and not, beside `simulate` on the same input."""
     folder, shapes = program
-    fused = onednn.fused(folder)
+    fused = fuse(folder)
     random = np.random.default_rng(1)
     batch = random_batch(random, shape, 100)
     checked = set()
-    for layer in onednn.layers(fused.program)[:-1]:
+    for layer in int8.linear_layers(fused.program)[:-1]:
         source = programs.argument(layer.inputs, "Input")
         weight = programs.argument(layer.inputs, "W")
         target = programs.argument(layer.outputs, "Out")
@@ -78,7 +81,7 @@ def test_each_layer_computes_the_quantized_arithmetic(program, tmp_path, shape):
         quantized = {weight: weights.quantize(fused.parameters[weight], 1)}
         x, y = run_layer(folder, tmp_path, [source, target], {source: 2.5}, quantized, batch)
         bias = fused.parameters[programs.argument(layer.inputs, "Bias")]
-        expected = activation(onednn.simulate(x, 2.5, quantized[weight], bias, STEPS))
+        expected = activation(int8.simulate(x, 2.5, quantized[weight], bias, STEPS))
         np.testing.assert_allclose(y, expected, atol=2e-5 * np.abs(expected).max())
         # The reference is no copy of float32: rounding shows.
         exact = activation(x @ fused.parameters[weight] + bias)
@@ -89,11 +92,11 @@ def test_each_layer_computes_the_quantized_arithmetic(program, tmp_path, shape):
 
 def test_layers_that_hand_on_integers_compute_the_same(folder, tmp_path):
     """GELU's output goes to the next layer as int8: the pair beside the two simulated."""
-    fused = onednn.fused(folder)
+    fused = fuse(folder)
     batch = random_batch(np.random.default_rng(2), (4, 32), 100)
     first, second = next(
         (layer, reader)
-        for layer in onednn.layers(fused.program)
+        for layer in int8.linear_layers(fused.program)
         for reader in programs.consumers(
             fused.program.blocks[0], programs.argument(layer.outputs, "Out")
         )
@@ -107,20 +110,21 @@ def test_layers_that_hand_on_integers_compute_the_same(folder, tmp_path):
     x, y = run_layer(
         folder, tmp_path, [source, target], {source: 3.0, between: 4.0}, quantized, batch
     )
-    inner = gelu(onednn.simulate(x, 3.0, quantized[names[0]], biases[0], STEPS))
-    expected = onednn.simulate(inner, 4.0, quantized[names[1]], biases[1], STEPS)
+    inner = gelu(int8.simulate(x, 3.0, quantized[names[0]], biases[0], STEPS))
+    expected = int8.simulate(inner, 4.0, quantized[names[1]], biases[1], STEPS)
     # A value of the first layer may round to its neighbour: one step of 4 / 127 in a few of 128.
     assert np.abs(y - expected).max() < 0.02 * np.abs(expected).max()
     assert np.median(np.abs(y - expected)) < 1e-4 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("rewrite", [onednn.merge_transposes, onednn.first_token_only])
+@pytest.mark.parametrize("rewrite", [merge_transposes, first_token_only])
 def test_rewrites_leave_the_logits_alone(folder, tmp_path, rewrite):
     batch = random_batch(np.random.default_rng(3), (5, 48), 100)
-    fused = onednn.fused(folder)
-    before = len(fused.program.blocks[0].ops)
-    rewrite(fused.program)
-    assert len(fused.program.blocks[0].ops) != before
-    found = saved(tmp_path, fused.program, {}, fused.parameters)(*batch)
+    fused = fuse(folder)
+    before = fused.program.SerializeToString()
+    program = rewrite(fused.program)
+    assert len(program.blocks[0].ops) != len(fused.program.blocks[0].ops)
+    assert fused.program.SerializeToString() == before
+    found = saved(tmp_path, program, {}, fused.parameters)(*batch)
     expected = engine.open_program(folder, "cpu", 1)(*batch)
     np.testing.assert_allclose(found, expected, atol=1e-5)

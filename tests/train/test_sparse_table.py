@@ -1,4 +1,4 @@
-"""Rows of a table of ids, beside a table that is a dict and knows nothing of arrays."""
+"""SparseTable of a table of ids, beside a table that is a dict and knows nothing of arrays."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetbert import config
-from fleetbert.train.rows import SEEN, WEIGHTS, LocalStore, Rows, opened
+from fleetbert.train.sparse_table import SEEN, WEIGHTS, LocalStore, SparseTable, opened
 
 WIDE = 3  # weights of a row: one of the linear model, an embedding of two
 
 
-def make(entry="none", optimizer="adagrad", ids=range(40), seed=0, **more) -> Rows:
+def make(entry="none", optimizer="adagrad", ids=range(40), seed=0, **more) -> SparseTable:
     job = config.Config.model_validate(
         {
             "task": {"name": "ctr"}, "data": {"train": "x"},
@@ -25,14 +25,16 @@ def make(entry="none", optimizer="adagrad", ids=range(40), seed=0, **more) -> Ro
             },
         }
     )  # fmt: skip
-    return Rows(job, np.array(sorted(ids), np.int64))
+    return SparseTable(job, np.array(sorted(ids), np.int64))
 
 
 def batch(ids) -> dict:
     return {"ids": np.array(ids, np.int64).reshape(-1, 2), "inputs": {}}
 
 
-def step(rows: Rows, batches: list[dict], factors: np.ndarray, rate: float = 0.1) -> np.ndarray:
+def step(
+    rows: SparseTable, batches: list[dict], factors: np.ndarray, rate: float = 0.1
+) -> np.ndarray:
     """One with the loss sum(factor of the id * its weights); returns the weights of each id."""
     rows.take(batches)
     taken = [arrays["inputs"] for arrays in batches]

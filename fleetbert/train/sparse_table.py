@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import paddle
 
 from fleetbert import config as schema
 from fleetbert.data.criteo import mixed
+from fleetbert.tasks import Arrays
 
 SEEN = 0  # until the id has a row: how often it was seen; then that it has one
 SQUARES = 1  # Adagrad's sum of mean squared gradients
@@ -36,7 +37,7 @@ class Store(Protocol):
         """Add to rows. A row's weights may only be added to where `pull` has shown it entered."""
 
     def load(self, path: Path) -> None:
-        """Take all rows from a file of `Rows.save`."""
+        """Take all rows from a file of `SparseTable.save`."""
 
 
 class LocalStore:
@@ -65,7 +66,7 @@ class LocalStore:
             self.rows[np.searchsorted(self.ids, part["id"])] = part["row"]
 
 
-class Rows:
+class SparseTable:
     """The rows that a rank holds: what it pulled since it last pushed, and what has changed.
 
     ids: those of the training data, in order: no others get a row.
@@ -87,7 +88,7 @@ class Rows:
         self.pulled = np.empty((0, self.width), np.float32)
         self.change = np.empty((0, self.width), np.float32)
 
-    def take(self, micro_batches: list[dict[str, Any]], learning: bool = True) -> None:
+    def take(self, micro_batches: list[Arrays], learning: bool = True) -> None:
         """Give the inputs of batches their `rows` and `places`, from their `ids`."""
         ids, counts = np.unique(
             np.concatenate([arrays["ids"].reshape(-1) for arrays in micro_batches]),
@@ -178,7 +179,7 @@ class Rows:
         self.store.load(folder / FILE)
 
 
-def record(width: int) -> np.dtype[Any]:
+def record(width: int) -> np.dtype:
     """One row of rows.bin."""
     return np.dtype([("id", "<i8"), ("row", "<f4", (width,))])
 

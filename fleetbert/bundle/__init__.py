@@ -1,0 +1,74 @@
+"""The bundle: the folder that training hands over and that everything after it reads.
+
+    manifest.json     format version; task, labels, max length; tokenizer; the list of variants
+    vocab.txt
+    float32/ ...      one folder for each variant: the same model in another form
+
+Whoever reads sees a complete bundle, the old or the new one, whatever happens to the writer:
+files are written to a temporary folder, forced to disk, and come into place by one rename.
+"""
+
+from fleetbert.bundle.manifest import (
+    FORMAT_VERSION,
+    MANIFEST,
+    VOCAB,
+    Accuracy,
+    Clipped,
+    Comparison,
+    EarlyExitVariant,
+    File,
+    Golden,
+    Int8Variant,
+    LiteEarlyExitVariant,
+    LiteVariant,
+    Manifest,
+    Mix,
+    OnnxVariant,
+    OtherVariant,
+    ProgramVariant,
+    Pruning,
+    SearchResult,
+    SpeedPoint,
+    Task,
+    TokenizerInfo,
+    TokenizerSpec,
+    Variant,
+    WeightOnlyVariant,
+)
+from fleetbert.bundle.read import Bundle, PathLike, read, verify
+from fleetbert.bundle.write import add_variant, adding, create
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST",
+    "VOCAB",
+    "Accuracy",
+    "Bundle",
+    "Clipped",
+    "Comparison",
+    "EarlyExitVariant",
+    "File",
+    "Golden",
+    "Int8Variant",
+    "LiteEarlyExitVariant",
+    "LiteVariant",
+    "Manifest",
+    "Mix",
+    "OnnxVariant",
+    "OtherVariant",
+    "PathLike",
+    "ProgramVariant",
+    "Pruning",
+    "SearchResult",
+    "SpeedPoint",
+    "Task",
+    "TokenizerInfo",
+    "TokenizerSpec",
+    "Variant",
+    "WeightOnlyVariant",
+    "add_variant",
+    "adding",
+    "create",
+    "read",
+    "verify",
+]

@@ -1,0 +1,477 @@
+# ruff: noqa: FA100  pydantic evaluates these annotations at run time, also on Python 3.8
+"""What manifest.json says: the schema of format 2, and how format 1 is read as it.
+
+A variant is one of a union that its `kind` tells apart; each kind has its own fields. A kind that
+is not known here (of a newer fleetbert, or of an engine of the user's own) keeps its fields as
+they are. Format 1 had them all in a dict, `extra`.
+"""
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Dict, List, Literal, NamedTuple, Optional, Tuple, Type, Union
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    SerializerFunctionWrapHandler,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+from typing_extensions import Annotated
+
+from fleetbert import task_names
+from fleetbert.errors import UserError
+
+FORMAT_VERSION = 2
+READABLE = (1, 2)
+MANIFEST = "manifest.json"
+VOCAB: Literal["vocab.txt"] = "vocab.txt"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Task(_Strict):
+    """What the model answers. `labels` are in the order of the logits; none for `mlm`."""
+
+    name: str
+    labels: List[str] = Field(default_factory=list)
+
+    @property
+    def pair(self) -> bool:
+        return task_names.PAIRS[self.name]
+
+    _is_known = field_validator("name")(task_names.check)
+
+    @model_validator(mode="after")
+    def _labels_fit(self) -> "Task":
+        if self.name != "mlm" and len(self.labels) < 2:
+            raise ValueError(f"task {self.name} needs two labels or more, got {self.labels}")
+        if len(set(self.labels)) != len(self.labels):
+            raise ValueError(f"labels appear twice in {self.labels}")
+        return self
+
+
+Setting = Union[bool, int, float, str]
+
+
+class TokenizerSpec(NamedTuple):
+    """What a tokenizer is opened from: its kind, its files by the names that they have in a
+    bundle, and its settings. Nothing is read yet."""
+
+    kind: str
+    files: Dict[str, Path]
+    settings: Dict[str, Setting]
+
+
+class TokenizerInfo(_Strict):
+    """How texts become token ids; `sha256` is that of the vocabulary file.
+
+    more_files: hashes of a kind's other files, by name. settings: of kinds other than WordPiece,
+    which has `lowercase`.
+    """
+
+    kind: str = "wordpiece"
+    vocab: str = Field(VOCAB, pattern=r"^[^/\\]+$")
+    lowercase: Optional[bool] = None
+    sha256: str
+    more_files: Dict[str, str] = Field(default_factory=dict)
+    settings: Dict[str, Setting] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _has_settings(self) -> "TokenizerInfo":
+        if self.kind == "wordpiece" and (self.lowercase is None or self.vocab != VOCAB):
+            raise ValueError(f"wordpiece needs lowercase, and {VOCAB} as vocab")
+        return self
+
+    @property
+    def hashes(self) -> Dict[str, str]:
+        """Of all files, by name."""
+        return {self.vocab: self.sha256, **self.more_files}
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> Dict[str, object]:
+        return {name: value for name, value in dump(self).items() if value not in (None, {})}
+
+
+class File(_Strict):
+    """A file of a variant: `path` from the bundle's root with forward slashes, `size` in bytes."""
+
+    path: str
+    sha256: str
+    size: int
+
+    @field_validator("path")
+    @classmethod
+    def _stays_inside(cls, path: str) -> str:
+        parts = PurePosixPath(path).parts
+        if len(parts) < 2 or ".." in parts or path.startswith("/") or "\\" in path:
+            raise ValueError(f"{path!r} is not a path of the form variant/file inside the bundle")
+        return path
+
+
+class Accuracy(_Strict):
+    """Accuracy (0 to 1) of a variant on `n` examples of named data, beside float32's."""
+
+    data: str
+    data_sha256: Optional[str] = None
+    n: int
+    accuracy: float
+    float32_accuracy: Optional[float] = None
+
+
+class Comparison(_Strict):
+    """A variant beside float32 on the first table of `accuracy`, by turns on one machine: texts a
+    second of both, the ratio of their speeds, the largest difference of a logit, and the ratio of
+    their sizes in bytes."""
+
+    texts_per_s: float
+    float32_texts_per_s: float
+    speed_ratio: float
+    max_logit_difference: float
+    size_ratio: float
+
+
+class Golden(_Strict):
+    """What a variant answered where it was made, to be asked again where it is served.
+
+    ids: token ids of each text; logits: [texts, labels]; bound: the largest difference of a logit
+    that is not another model's.
+    """
+
+    ids: List[List[int]]
+    logits: List[List[FiniteFloat]]
+    bound: FiniteFloat
+
+    @model_validator(mode="after")
+    def _whole(self) -> "Golden":
+        widths = {len(row) for row in self.logits}
+        if len(self.logits) != len(self.ids) or len(widths) != 1 or not all(self.ids):
+            raise ValueError("golden is no list of texts and their logits")
+        return self
+
+
+class Pruning(_Strict):
+    """What `prune` removed. heads, feed_forward: of each layer, [before, after]; kept_heads: their
+    numbers, by layer; importance_of_heads: [layers, heads]; lost_importance: by part."""
+
+    heads: Tuple[int, int]
+    feed_forward: Tuple[int, int]
+    kept_heads: List[List[int]]
+    importance_of_heads: List[List[float]]
+    lost_importance: Dict[str, float]
+
+
+class Clipped(_Strict):
+    """The threshold of a layer's input and the relative error of the layer's outputs, before it was
+    lowered (`former`) and after; see `compress.clip`."""
+
+    former: float
+    threshold: float
+    former_error: float
+    error: float
+
+
+class Mix(_Strict):
+    """A mix that `search` measured. float32: the groups of layers left in it; accuracy: 0 to 1;
+    logit_error: root of the mean square of the logits' change; int8_share: of the multiplications
+    (0 to 1)."""
+
+    float32: List[str]
+    accuracy: float
+    logit_error: float
+    texts_per_s: float
+    int8_share: float
+
+
+class SearchResult(_Strict):
+    """alone: each group as the only one in int8; mixes: all others that were measured."""
+
+    float32_accuracy: float
+    least_accuracy: float
+    alone: Dict[str, Mix]
+    mixes: List[Mix]
+    chosen: Mix
+
+
+class SpeedPoint(_Strict):
+    """What another `speed` gives with a variant's groups of layers: accuracy (0 to 1), and the
+    layers and operations that a text takes in the mean."""
+
+    speed: float
+    accuracy: float
+    mean_layers: float
+    mean_flops: Optional[float] = None
+
+
+class _Variant(_Strict):
+    """The model in one form. `files` is filled in by the writer.
+
+    made_from names the variant or the run that it was made from, versions the packages that made
+    it.
+    """
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
+    kind: str
+    files: List[File] = Field(default_factory=list)
+    made_from: Optional[str] = None
+    accuracy: List[Accuracy] = Field(default_factory=list)
+    runs_on: List[Literal["x86", "gpu", "armv8", "armv7"]] = Field(default_factory=list)
+    versions: Dict[str, str] = Field(default_factory=dict)
+    comparison: Optional[Comparison] = None
+    golden: Optional[Golden] = None
+
+    @property
+    def compressed_by(self) -> str:
+        """The method of compression; "" if the model is as it was trained."""
+        return ""
+
+    @property
+    def compared(self) -> bool:
+        """Whether its accuracy was measured beside float32's, or its answers found the same."""
+        return any(accuracy.float32_accuracy is not None for accuracy in self.accuracy)
+
+    @property
+    def bytes(self) -> int:
+        """The size of all its files."""
+        return sum(file.size for file in self.files)
+
+
+class ProgramVariant(_Variant):
+    """float32, as trained or pruned, for Paddle Inference. max_difference_to_network: of logits,
+    between the program and the trained network."""
+
+    kind: Literal["paddle-inference"] = "paddle-inference"
+    max_difference_to_network: Optional[float] = None
+    pruning: Optional[Pruning] = None
+
+    @property
+    def compressed_by(self) -> str:
+        return "prune" if self.pruning else ""
+
+    @property
+    def compared(self) -> bool:
+        return self.name == "float32" or super().compared
+
+
+class OnnxVariant(_Variant):
+    """For ONNX Runtime; max_difference_to_float32: of logits, as Paddle Inference gives them."""
+
+    kind: Literal["onnx"] = "onnx"
+    opset: Optional[int] = None
+    max_difference_to_float32: Optional[float] = None
+
+    @property
+    def compared(self) -> bool:
+        return self.max_difference_to_float32 is not None or super().compared
+
+
+class WeightOnlyVariant(_Variant):
+    """Integers on disk, float32 in arithmetic. weight_errors, output_errors: relative error
+    (Frobenius norm) of each weight and of its layer's output."""
+
+    kind: Literal["paddle-inference-weight-only"] = "paddle-inference-weight-only"
+    bits: int = 8
+    weight_errors: Dict[str, float] = Field(default_factory=dict)
+    output_errors: Dict[str, float] = Field(default_factory=dict)
+
+    @property
+    def compressed_by(self) -> str:
+        return "dynamic"
+
+
+class Int8Variant(_Variant):
+    """Whole layers in int8, through oneDNN.
+
+    algorithm: of calibration; rounding: of weights. float32_layers: weights of the layers that are
+    not int8. thresholds: by weight, the magnitude of its layer's input that becomes 127.
+    weight_errors, output_errors: as of `WeightOnlyVariant`. max_difference_to_network: of logits,
+    between what is served and the network that was trained with the rounding in it.
+    """
+
+    kind: Literal["paddle-inference-int8"] = "paddle-inference-int8"
+    method: Literal["static", "search", "qat"] = "static"
+    algorithm: Optional[str] = None
+    rounding: Optional[str] = None
+    float32_layers: List[str] = Field(default_factory=list)
+    thresholds: Dict[str, float] = Field(default_factory=dict)
+    clipped: Dict[str, Clipped] = Field(default_factory=dict)
+    weight_errors: Dict[str, float] = Field(default_factory=dict)
+    output_errors: Dict[str, float] = Field(default_factory=dict)
+    search: Optional[SearchResult] = None
+    max_difference_to_network: Optional[float] = None
+
+    @property
+    def compressed_by(self) -> str:
+        return self.method
+
+
+class _EarlyExit(_Variant):
+    """ends: the last layer of each group; head: what decides after it; speed: a text leaves whose
+    uncertainty is under it, 0 to 1; pad_id: the token that is padding."""
+
+    ends: List[int]
+    head: str = "pooled"
+    speed: float
+    pad_id: int = 0
+
+    @property
+    def compressed_by(self) -> str:
+        return "early exit"
+
+
+class EarlyExitVariant(_EarlyExit):
+    """Texts leave after inner layers. accuracy_by_layer: if all left there; times_faster: than at
+    speed 0."""
+
+    kind: Literal["paddle-inference-early-exit"] = "paddle-inference-early-exit"
+    accuracy_by_layer: List[float] = Field(default_factory=list)
+    by_speed: List[SpeedPoint] = Field(default_factory=list)
+    times_faster: float = 1.0
+
+
+class _Lite(_Variant):
+    """precision: of weights and arithmetic; kernels: what the model needs of an engine; checked_on:
+    where it was run, if it was; the differences are of logits."""
+
+    precision: str
+    kernels: List[str] = Field(default_factory=list)
+    rewrites_change_answers: Optional[bool] = None
+    checked_on: Optional[str] = None
+    max_difference_to_paddle: Optional[float] = None
+    max_difference_to_float32: Optional[float] = None
+    rounding_changes_logits_by: Optional[float] = None
+
+    @property
+    def compared(self) -> bool:
+        return self.max_difference_to_float32 is not None or super().compared
+
+
+class LiteVariant(_Lite):
+    """model.nb, for Paddle Lite."""
+
+    kind: Literal["paddle-lite"] = "paddle-lite"
+
+
+class LiteEarlyExitVariant(_Lite, _EarlyExit):
+    """Groups of layers for Paddle Lite, with the heads of an `EarlyExitVariant`."""
+
+    kind: Literal["paddle-lite-early-exit"] = "paddle-lite-early-exit"
+
+
+class OtherVariant(_Variant):
+    """A kind that this fleetbert does not know; what else it says is in `model_extra`."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+KINDS: Dict[str, Type[_Variant]] = {
+    cls.model_fields["kind"].default: cls
+    for cls in (
+        ProgramVariant,
+        OnnxVariant,
+        WeightOnlyVariant,
+        Int8Variant,
+        EarlyExitVariant,
+        LiteVariant,
+        LiteEarlyExitVariant,
+    )
+}
+
+
+def _kind(variant: object) -> str:
+    kind = variant.get("kind") if isinstance(variant, dict) else getattr(variant, "kind", None)
+    return kind if kind in KINDS else "other"
+
+
+Variant = Annotated[
+    Union[
+        Annotated[ProgramVariant, Tag("paddle-inference")],
+        Annotated[OnnxVariant, Tag("onnx")],
+        Annotated[WeightOnlyVariant, Tag("paddle-inference-weight-only")],
+        Annotated[Int8Variant, Tag("paddle-inference-int8")],
+        Annotated[EarlyExitVariant, Tag("paddle-inference-early-exit")],
+        Annotated[LiteVariant, Tag("paddle-lite")],
+        Annotated[LiteEarlyExitVariant, Tag("paddle-lite-early-exit")],
+        Annotated[OtherVariant, Tag("other")],
+    ],
+    Discriminator(_kind),
+]
+
+
+class Manifest(_Strict):
+    format_version: Literal[2] = 2
+    task: Task
+    max_length: int = Field(ge=3)
+    tokenizer: TokenizerInfo
+    variants: List[Variant] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _fits(self) -> "Manifest":
+        names = [variant.name for variant in self.variants]
+        if len(set(names)) != len(names):
+            raise ValueError(f"two variants have the same name: {names}")
+        for variant in self.variants:
+            if variant.golden and max(map(len, variant.golden.ids)) > self.max_length:
+                raise ValueError(
+                    f"golden of variant {variant.name} has more than max_length tokens"
+                )
+        return self
+
+
+def parse(path: Path, text: bytes) -> Manifest:
+    """The manifest that the file at `path` holds; UserError says what is wrong and where."""
+    try:
+        raw = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error}): copy the bundle again") from None
+    version = raw.get("format_version") if isinstance(raw, dict) else None
+    if version not in READABLE:
+        raise UserError(
+            f"{path} has format_version {version!r} and this fleetbert reads "
+            f"{', '.join(map(str, READABLE))}: install the fleetbert that wrote it or export again"
+        )
+    try:
+        return Manifest.model_validate(_from_format_1(raw) if version == 1 else raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"] if part not in (*KINDS, "other"))
+        raise UserError(
+            f"{path}: {where or 'manifest'}: {first['msg']}; restore the file or export again"
+        ) from None
+
+
+def to_json(manifest: Manifest) -> str:
+    """What the file holds; fields that say nothing are left out."""
+    found = manifest.model_dump(exclude_none=True)
+    return json.dumps(found, ensure_ascii=False, indent=2) + "\n"
+
+
+def _from_format_1(raw: Dict[str, object]) -> Dict[str, object]:
+    variants = raw.get("variants")
+    if isinstance(variants, list):
+        variants = [_variant_from_format_1(v) if isinstance(v, dict) else v for v in variants]
+    return {**raw, "format_version": FORMAT_VERSION, "variants": variants}
+
+
+def _variant_from_format_1(variant: Dict[str, object]) -> Dict[str, object]:
+    """The fields of `extra` where format 2 has them; what a known kind never had is left out."""
+    extra = variant.get("extra", {})
+    found = {name: value for name, value in variant.items() if name != "extra"}
+    if not isinstance(extra, dict):
+        return variant
+    comparison = {name: extra.pop(name) for name in Comparison.model_fields if name in extra}
+    if len(comparison) == len(Comparison.model_fields):
+        found["comparison"] = comparison
+    cls = KINDS.get(str(variant.get("kind")))
+    if cls is ProgramVariant and "lost_importance" in extra:
+        found["pruning"] = {name: extra[name] for name in Pruning.model_fields if name in extra}
+    known = extra if cls is None else cls.model_fields
+    return {**found, **{name: value for name, value in extra.items() if name in known}}

@@ -1,0 +1,186 @@
+"""Writing a bundle: a new one whole, or a variant more, each put in place by one rename."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Callable, Iterator
+
+from pydantic import ValidationError
+
+from fleetbert import files
+from fleetbert.bundle.manifest import (
+    MANIFEST,
+    File,
+    Manifest,
+    Task,
+    TokenizerInfo,
+    TokenizerSpec,
+    Variant,
+    to_json,
+)
+from fleetbert.bundle.read import Bundle, PathLike, read
+from fleetbert.errors import UserError
+
+TEMPORARY = ".tmp-"
+
+
+def create(
+    path: PathLike,
+    *,
+    task: str,
+    labels: list[str],
+    max_length: int,
+    tokenizer: TokenizerSpec,
+    fill: Callable[[Path], list[Variant]],
+) -> Bundle:
+    """Write a new bundle at `path`; a bundle that is there is replaced in one step.
+
+    `fill(folder)` writes each variant's files into `folder/<variant name>/` and returns the
+    variants; their `files` are filled in here. UserError for a folder that is not a bundle, which
+    is never replaced.
+    """
+    final = Path(path).resolve()
+    if (
+        final.exists()
+        and not (final / MANIFEST).is_file()
+        and (not final.is_dir() or any(final.iterdir()))
+    ):
+        raise UserError(
+            f"{final} exists and is not a bundle, so it is not replaced: name a new folder"
+        )
+    contents = {name: _read_vocab(path) for name, path in tokenizer.files.items()}
+    try:
+        task_info = Task.model_validate({"name": task, "labels": labels})
+    except ValidationError as error:
+        raise UserError(f"bundle {final}: {error.errors()[0]['msg']}") from None
+    final.parent.mkdir(parents=True, exist_ok=True)
+    with files.temporary_folder(final.parent, f".{final.name}{TEMPORARY}") as temporary:
+        for name, content in contents.items():
+            (temporary / name).write_bytes(content)
+        variants = [_with_files(temporary / v.name, v, v.name) for v in fill(temporary)]
+        manifest = Manifest(
+            task=task_info,
+            max_length=max_length,
+            tokenizer=_describe(tokenizer, contents),
+            variants=variants,
+        )
+        (temporary / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+        files.sync_tree(temporary)
+        files.put_in_place(temporary, final)
+    return read(final)
+
+
+def _describe(tokenizer: TokenizerSpec, contents: dict[str, bytes]) -> TokenizerInfo:
+    (vocab, sha256), *more = (
+        (name, hashlib.sha256(content).hexdigest()) for name, content in contents.items()
+    )
+    settings = dict(tokenizer.settings)
+    lowercase = settings.pop("lowercase", None)
+    return TokenizerInfo(
+        kind=tokenizer.kind,
+        vocab=vocab,
+        lowercase=None if lowercase is None else bool(lowercase),
+        sha256=sha256,
+        more_files=dict(more),
+        settings=settings,
+    )
+
+
+@dataclass(frozen=True)
+class Adding:
+    """A variant on its way into the bundle at `root`: its files go into `folder`, then `add`."""
+
+    root: Path
+    folder: Path
+
+    def add(self, variant: Variant) -> Bundle:
+        """Put the variant in place; one of the same name is replaced. Until the new manifest takes
+        the old one's place, in one rename, the bundle reads as before."""
+        with files.locked(self.root):
+            manifest = read(self.root).manifest
+            used = {PurePosixPath(f.path).parts[0] for v in manifest.variants for f in v.files}
+            # Left by a writer that was killed between its two renames.
+            for left in _generations(self.root, variant.name):
+                if left.name not in used:
+                    shutil.rmtree(left)
+            taken = {former.name for former in _generations(self.root, variant.name)}
+            name = next(name for name in _folder_names(variant.name) if name not in taken)
+            variant = _with_files(self.folder, variant, name)
+            files.sync_tree(self.folder)
+            files.put_in_place(self.folder, self.root / name)
+            variants = [v for v in manifest.variants if v.name != variant.name] + [variant]
+            _replace_manifest(self.root, manifest.model_copy(update={"variants": variants}))
+            for former_name in taken:
+                shutil.rmtree(self.root / former_name)
+        return read(self.root)
+
+
+@contextlib.contextmanager
+def adding(path: PathLike) -> Iterator[Adding]:
+    """A new variant of the bundle at `path`. Without a call of its `add` the bundle stays as it
+    is."""
+    root = Path(path).resolve()
+    with files.temporary_folder(root, TEMPORARY) as temporary:
+        yield Adding(root, temporary)
+
+
+def add_variant(path: PathLike, name: str, fill: Callable[[Path], Variant]) -> Bundle:
+    """Add a variant, or replace the one of that name; see `adding`.
+
+    `fill(folder)` writes the variant's files into `folder` and returns the variant.
+    """
+    read(path)
+    with adding(path) as new:
+        variant = fill(new.folder)
+        if variant.name != name:
+            raise ValueError(f"fill returned variant {variant.name!r} for {name!r}")
+        return new.add(variant)
+
+
+def _read_vocab(path: PathLike) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UserError(f"vocabulary {path} cannot be read: {error.strerror}") from None
+
+
+def _with_files(folder: Path, variant: Variant, name: str) -> Variant:
+    """The variant with the files that are in `folder`, which will be `name` in the bundle."""
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    if not paths:
+        raise ValueError(f"variant {variant.name} was filled with no files")
+    listed = [
+        File(
+            path=f"{name}/{path.relative_to(folder).as_posix()}",
+            sha256=files.sha256(path),
+            size=path.stat().st_size,
+        )
+        for path in paths
+    ]
+    return variant.model_copy(update={"files": listed})
+
+
+def _folder_names(name: str) -> Iterator[str]:
+    """The folders a variant may have: `onnx`, or `onnx.2`, ... while the old one is in use."""
+    yield name
+    number = 2
+    while True:
+        yield f"{name}.{number}"
+        number += 1
+
+
+def _generations(root: Path, name: str) -> list[Path]:
+    pattern = re.compile(re.escape(name) + r"(\.\d+)?$")
+    return [path for path in root.iterdir() if path.is_dir() and pattern.match(path.name)]
+
+
+def _replace_manifest(root: Path, manifest: Manifest) -> None:
+    for left in root.glob(f".{MANIFEST}.tmp-*"):  # by a killed writer: we have the lock
+        left.unlink()
+    with files.replacing(root / MANIFEST) as stream:
+        stream.write(to_json(manifest).encode())

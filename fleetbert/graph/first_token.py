@@ -1,0 +1,43 @@
+"""The last layer computes [CLS] only, where the program reads nothing else of it."""
+
+from __future__ import annotations
+
+from fleetbert.graph import program as programs
+from fleetbert.graph.program import ProgramDesc
+
+FIRST = "@first"  # after the name of a state: that of the first token alone
+
+
+def first_token_only(program: ProgramDesc) -> ProgramDesc:
+    """The program with one query in its last layer; as it is where more of that layer is read.
+
+    Its keys and values still come from all tokens, so that the logits stay the same.
+    """
+    program = programs.copy(program)
+    block = program.blocks[0]
+    slices = [op for op in block.ops if op.type == "slice"]
+    products = [op for op in block.ops if op.type == "fused_matmul"]
+    if len(slices) != 1 or len(products) < 2:
+        return program  # not a classifier: every token's state is an answer
+    taken = slices[0]
+    if len(programs.consumers(block, programs.argument(taken.inputs, "Input"))) != 1:
+        return program
+    scores, mixed = products[-2:]
+    query = programs.producer(block, programs.argument(scores.inputs, "X"))
+    keys = programs.producer(block, programs.argument(scores.inputs, "Y"))
+    values = programs.producer(block, programs.argument(mixed.inputs, "Y"))
+    state = programs.argument(query.inputs, "Input")
+    first = programs.copy(taken)
+    programs.set_argument(first.inputs, "Input", state)
+    programs.set_argument(first.outputs, "Out", state + FIRST)
+    del programs.attribute(first, "decrease_axis").ints[:]
+    ops = []
+    for op in block.ops:
+        if op is not keys and op is not values:
+            programs.rename_inputs(op, {state: state + FIRST})
+        ops.append(op)
+        if any(state in slot.arguments for slot in op.outputs):
+            ops.append(first)
+    programs.add_variable(block, state, state + FIRST)
+    programs.replace_ops(block, ops)
+    return program

@@ -1,0 +1,72 @@
+"""Clicks: a step's rows as arrays, and metrics. NumPy only."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from fleetbert import config as schema
+from fleetbert.data import batching, criteo
+from fleetbert.tasks.collect import Arrays
+from fleetbert.tasks.task import Metrics
+
+
+class Collector:
+    """A step's rows as arrays: `inputs`, `ids`, `labels`, `weight`, `texts`, which rows they are;
+    `n_texts`, `n_tokens`."""
+
+    def __init__(self, clicks: criteo.Clicks, job: schema.Config):
+        self.clicks, self.job = clicks, job
+
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        return np.ones(len(self.clicks.labels), np.int8)
+
+    def plan(self, epoch: int) -> batching.Plan:
+        """The rows of each optimizer step of an epoch, in shuffled order."""
+        return batching.plan_epoch(
+            self._lengths,
+            batching="pad",
+            batch_size=self.job.data.batch_size,
+            batch_tokens=None,
+            max_length=1,
+            seed=self.job.trainer.seed,
+            epoch=epoch,
+        )
+
+    def micro_batches(
+        self,
+        indices: np.ndarray,
+        epoch: int,  # noqa: ARG002
+        parts: int,
+        shard: slice,
+    ) -> list[Arrays]:
+        """A rank's `shard` of a step's rows, which are cut into `parts`. The weights in it
+        make the losses of all parts add up to the step's mean; a part left over repeats a row
+        with weight 0, because every rank takes part in a step."""
+        shares = []
+        for part in np.array_split(indices, parts)[shard]:
+            weight = np.full(max(1, len(part)), (len(part) > 0) / len(indices), np.float32)
+            shares.append(self.arrays(part if len(part) else indices[:1], weight))
+        return shares
+
+    def arrays(self, part: np.ndarray, weight: np.ndarray) -> Arrays:
+        return {
+            "inputs": {"numbers": criteo.features(self.clicks.numbers[part])},
+            "ids": self.clicks.ids[part],
+            "labels": self.clicks.labels[part],
+            "weight": weight,
+            "texts": part,
+            "n_texts": int(np.count_nonzero(weight)),
+            "n_tokens": 0,
+        }
+
+
+def evaluate(truth: np.ndarray, logits: np.ndarray) -> Metrics:
+    """n, auc and loss (nats) of answers to yes or no; truth 0 or 1 [rows], logits float [rows].
+
+    ValueError where all are 0 or all are 1: there is no AUC.
+    """
+    auc, loss = criteo.auc(truth, logits), criteo.log_loss(truth, logits)
+    return {"n": len(truth), "auc": auc, "loss": loss}

@@ -1,0 +1,24 @@
+"""What is minimized: the loss of each kind of task, and what an evaluation takes of the network.
+
+A task from outside the package gives its own to `register`, under its name.
+"""
+
+from __future__ import annotations
+
+from fleetbert.registry import Registry
+from fleetbert.train.objectives.classification import CrossEntropy
+from fleetbert.train.objectives.masked_words import MaskedWords
+from fleetbert.train.objectives.objective import Objective
+
+__all__ = ["Objective", "get", "register"]
+
+_objectives: Registry[Objective] = Registry(
+    "task.name",
+    {
+        "classification": CrossEntropy(),
+        "pair_classification": CrossEntropy(),
+        "mlm": MaskedWords(),
+    },
+)
+register = _objectives.add
+get = _objectives.get

@@ -1,0 +1,26 @@
+"""What every objective offers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import paddle
+from paddle import nn
+
+from fleetbert.models.heads import Headed
+from fleetbert.tasks import Arrays, Part
+
+
+class Objective(ABC):
+    """The network is the one of the task's head."""
+
+    def prepare(self, network: Headed) -> None:  # noqa: B027  most change nothing
+        """Change a network before its weights are given to an optimizer."""
+
+    @abstractmethod
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        """A float32 scalar: the sum over the examples, each with its `weight`."""
+
+    @abstractmethod
+    def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
+        """What `tasks.Task.evaluate_parts` needs of one batch."""

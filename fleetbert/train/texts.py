@@ -1,0 +1,204 @@
+"""Training on texts: a table's texts, tokenized and collected; the network; a task's objective."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Callable, Mapping, Sequence
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from fleetbert import config as schema
+from fleetbert import tasks
+from fleetbert.data import api_docs, batching, cache, read, tokenizers
+from fleetbert.data.split import Split, fingerprint, renumbered, tokenize
+from fleetbert.data.tokenizers import Tokenizer
+from fleetbert.errors import UserError
+from fleetbert.models import heads, weights
+from fleetbert.tasks import Arrays, Criterion, Metrics, Part
+from fleetbert.tasks.collect import Labelled
+from fleetbert.tasks.task import together
+from fleetbert.train import objectives
+from fleetbert.train.strategies.single import Single
+from fleetbert.train.trainable import Described, Trainable
+
+# `data.cache: auto` caches tables of more bytes; 32 MiB are about 300,000 sentences.
+LARGE = 32 << 20
+
+# Of the texts' true labels, int64 [texts], and the network's outputs, float32 [texts, outputs].
+Metric = Callable[[np.ndarray, np.ndarray], float]
+
+
+def open_task(
+    job: schema.Config,
+    connected: Single | None = None,
+    source: weights.Source | None = None,
+    kind: Callable[..., TextTask] | None = None,
+    labels: list[str] | None = None,
+) -> TextTask:
+    """Read and tokenize the texts, build the network, load its weights. Where there are ranks
+    (`connected`) they share what is cached of the texts. `source`, `kind` and `labels` take the
+    places of what `job.model`, `TextTask` and the training texts say."""
+    source = weights.open_source(job.model) if source is None else source
+    tokenizer = tokenizers.open(source.tokenizer)
+    longest = source.shape.get("max_position_embeddings", 512)
+    if job.data.max_length > longest:
+        raise UserError(
+            f"data.max_length: {job.data.max_length} is more than the positions that "
+            f"{source.name} has ({longest})"
+        )
+    opened = open_splits(job, tokenizer, connected)
+    if labels is None:
+        labels = opened[0][1]
+        tasks.get(job.task.name).check_labels(labels)
+    splits = [renumbered(split, own, labels) for split, own in opened]
+    return (kind or TextTask)(job, source, tokenizer, labels, *splits)
+
+
+def open_splits(
+    job: schema.Config, tokenizer: Tokenizer, connected: Single | None = None
+) -> list[tuple[Split, list[str]]]:
+    """The training texts, and the dev texts if there are any, each with the labels in it."""
+    data, task = job.data, tasks.get(job.task.name)
+
+    def tokenized(name: str, table: read.Table) -> tuple[Split, list[str]]:
+        return tokenize(name, table, tokenizer, task.pair, task.labelled, data.max_length)
+
+    if data.builtin:
+        tables = [read.Table(examples, []) for examples in api_docs.load()]
+        names = ("api_docs train", "api_docs dev")
+        return [tokenized(name, table) for name, table in zip(names, tables)]
+    splits = []
+    for path in (path for path in (data.train, data.dev) if path is not None):
+        form = task.table_format(path)
+        folder = cache_folder(job, path)
+        if folder is None:
+            splits.append(tokenized(path, read.read_as(path, form, data.on_bad_line)))
+            continue
+        recipe = cache.Recipe(form, data.on_bad_line, tokenizer.spec, task.pair, data.max_length)
+        make = partial(cache.prepare, path, folder, recipe)
+        splits.append(cache.load(path, make() if connected is None else connected.from_first(make)))
+    return splits
+
+
+def cache_folder(job: schema.Config, path: str) -> Path | None:
+    """Where the tokens of a table are kept; None: in memory."""
+    wanted = job.data.cache
+    if wanted == "none":
+        return None
+    if wanted != "auto":
+        return Path(wanted)
+    with read.opened(path) as file:
+        is_large = os.fstat(file.fileno()).st_size > LARGE
+    return Path(job.output_dir) / "cache" if is_large else None
+
+
+class TextTask(Trainable):
+    """Any task on texts. `metrics` are of the user's own, by name, of tasks that give each text
+    outputs."""
+
+    def __init__(
+        self,
+        job: schema.Config,
+        source: weights.Source,
+        tokenizer: Tokenizer,
+        labels: list[str],
+        train: Split,
+        dev: Split | None = None,
+    ):
+        self.job, self.source, self.tokenizer, self.labels = job, source, tokenizer, labels
+        self.train, self.dev = train, dev
+        self.task, self.objective = tasks.get(job.task.name), objectives.get(job.task.name)
+        self.metrics: Mapping[str, Metric] = {}
+        self.collector: Labelled = self.task.collector(train, job, tokenizer)
+        paddle.seed(job.trainer.seed)
+        outputs = self.task.outputs(labels)
+        shape = weights.bert_config(source, outputs, tokenizer.vocab_size)
+        self.network = heads.build(job.task.name, shape)
+        self.loaded = weights.load(self.network, source)
+        self.objective.prepare(self.network)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the training texts and labels as tokens: what data a run has seen."""
+        return fingerprint(self.train)
+
+    def notes(self) -> list[str]:
+        """What was read and loaded, where a user would want to know."""
+        notes = []
+        for split in (self.train, self.dev):
+            if split is not None:
+                counts = split.counts()
+                counted = [f"{counts['texts']} texts"]
+                if counts["cut"]:
+                    counted.append(f"{counts['cut']} cut to {self.job.data.max_length} tokens")
+                if counts["skipped_lines"]:
+                    counted.append(f"{counts['skipped_lines']} bad lines skipped")
+                notes.append(f"{split.name}: {', '.join(counted)}")
+        name, loaded = self.source.name, self.loaded
+        if loaded.fresh and self.source.tensors is not None:
+            notes.append(f"{name}: no weights for {', '.join(loaded.fresh)}; they start fresh")
+        if loaded.unused:
+            notes.append(f"{name}: not needed: {', '.join(loaded.unused)}")
+        return notes
+
+    def describe(self) -> Described:
+        splits = {"train": self.train, "dev": self.dev}
+        return {
+            "data": {
+                role: {"file": split.name, **split.counts()}
+                for role, split in splits.items()
+                if split is not None
+            },
+            "fresh_weights": self.loaded.fresh,
+            "unused_weights": self.loaded.unused,
+        }
+
+    def locate(self, indices: Sequence[int]) -> list[Described]:
+        """Where training texts stand and what they are: file, line (from 1) and the line's text.
+
+        The text is None where the file cannot be read any more.
+        """
+        numbers = [int(self.train.lines[index]) for index in indices]
+        if self.job.data.train is None:
+            builtin = api_docs.load()[0]
+            texts = {number: builtin[i].text_a for number, i in zip(numbers, indices)}
+        else:
+            texts = read.lines_at(self.job.data.train, numbers)
+        return [{"file": self.train.name, "line": n, "text": texts.get(n)} for n in numbers]
+
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        return self.objective.loss(model, arrays)
+
+    def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
+        return self.objective.predict(network, arrays)
+
+    def evaluate(self, parts: Sequence[Part]) -> Metrics:
+        assert self.dev is not None
+        truth = self.dev.labels
+        metrics = self.task.evaluate_parts(parts, truth, self.labels)
+        if self.metrics:
+            outputs = together(parts, truth, self.task.outputs(self.labels))
+            metrics.update({name: float(of(truth, outputs)) for name, of in self.metrics.items()})
+        return metrics
+
+    def criterion(self, metrics: Metrics) -> Criterion:
+        return self.task.criterion(self.job.trainer.best_metric, metrics)
+
+    def dev_batches(self) -> list[np.ndarray]:
+        """The dev texts in batches of like length."""
+        if self.dev is None:
+            return []
+        return batching.plan_inference(
+            self.dev.encodings.lengths,
+            self.job.data.eval_batch_tokens,
+            tuple(range(1, self.job.data.max_length + 1)),
+        )
+
+    def dev_arrays(self, part: np.ndarray) -> Arrays:
+        assert self.dev is not None
+        collector = self.task.collector(self.dev, self.job, self.tokenizer)
+        return self.tensors(collector.whole(part))
