@@ -7,12 +7,12 @@ SHELL := /bin/bash
 unexport PYTHONPATH PYTHONHOME
 
 PYTHON := .venv/bin/python
-TESTS := tests --ignore tests/endurance --durations 15
+TESTS := tests --ignore tests/endurance --ignore tests/benchmarks --durations 15
 KILLS := 50
 SEED := 0
-SOURCES := $(wildcard setup.py fleetbert launch deploy tests)
+SOURCES := $(wildcard setup.py fleetbert launch deploy tests docs/examples)
 
-.PHONY: help quickstart test endurance lint format bench venv venv-clients venv-bench packages lock clean
+.PHONY: help quickstart test endurance lint api-page format bench venv venv-clients venv-bench packages lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -41,14 +41,25 @@ lint: venv ## Check style and types
 	$(PYTHON) -m ruff check $(SOURCES)
 	$(PYTHON) -m ruff format --check $(SOURCES)
 	@.ci/types
+	$(PYTHON) .ci/api-page --check
+
+api-page: venv ## Write docs/api.md from the docstrings
+	$(PYTHON) .ci/api-page
 
 format: venv ## Rewrite the code in the project's style
 	$(PYTHON) -m ruff check --fix $(SOURCES)
 	$(PYTHON) -m ruff format $(SOURCES)
 
-bench: venv venv-bench ## Measure training and inference beside other engines
-	.venv/bin/fleetbert bench train --full
-	.venv/bin/fleetbert bench infer
+# With BUNDLE=output/sst2/bundle DATA=dev.tsv answering and serving as well; with PUBLISH=--publish
+# the results go to docs/benchmarks/.
+bench: venv venv-bench ## Measure this project beside others: make bench BUNDLE=... DATA=...
+	$(PYTHON) -m pytest -q tests/benchmarks
+	$(PYTHON) tests/benchmarks train --full $(PUBLISH)
+	$(PYTHON) tests/benchmarks distribute $(PUBLISH)
+ifdef BUNDLE
+	$(PYTHON) tests/benchmarks infer --bundle $(BUNDLE) --data $(DATA) $(PUBLISH)
+	$(PYTHON) tests/benchmarks serve --bundle $(BUNDLE) --data $(DATA) $(PUBLISH)
+endif
 
 venv: ## Make .venv from requirements.lock
 	@.ci/setup .venv requirements.lock 3.10 3.8 3.9 3.11 3.12 -e

@@ -337,7 +337,7 @@ COMMANDS: dict[str, Command] = {
         serve_command.run,
     ),
     "bench": Command(
-        "measure beside other engines",
+        "measure your own bundle, server or training",
         bench_command.DESCRIPTION,
         bench_command.add_arguments,
         bench_command.run,

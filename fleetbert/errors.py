@@ -11,7 +11,11 @@ from fleetbert import log
 NOT_CONNECTED = 75  # EX_TEMPFAIL of sysexits.h
 
 
-class UserError(Exception):
+class Error(Exception):
+    """What a caller or a user of fleetbert may want to catch: the family of all below."""
+
+
+class UserError(Error):
     """Something the user can mend: one sentence that says what, where and what to do."""
 
     code = 2  # exit status
@@ -23,11 +27,11 @@ class GateFailed(UserError):
     code = 3
 
 
-class Stopped(Exception):
+class Stopped(Error):
     """The run was asked to stop (SIGTERM) and has saved what it had."""
 
 
-class NotConnected(Exception):
+class NotConnected(Error):
     """The ranks did not find each other; the same command may work when run again."""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.data.tokenizers import of_vocab
-from fleetbert.engines import exits, heads
+from fleetbert.engines import early_exit, exits, heads
 from fleetbert.tasks.metrics import softmax
 
 TARGETS = {"x86_64": "x86", "aarch64": "armv8", "armv7l": "armv7"}
@@ -101,7 +101,7 @@ def add_early_exit(path: Path, target: str, kind: str = "pooled", change=None) -
     return name
 
 
-def open_early_exit(folder: Path) -> exits.EarlyExit:
+def open_early_exit(folder: Path) -> early_exit.EarlyExitEngine:
     """Such a variant with the groups of layers that engine.cc's fake has."""
 
     def first(ids, types):
@@ -115,8 +115,8 @@ def open_early_exit(folder: Path) -> exits.EarlyExit:
         weights = (np.arange(1, ids.shape[1] + 1) / 16 * (ids != 0)).astype(np.float32)
         return (state * weights[..., None]).sum(1)[:, np.arange(len(LABELS)) % WIDTH]
 
-    groups = list(map(exits.of_rows, (first, inner, last)))
-    return exits.EarlyExit(exits.load_settings(folder), [groups], folder)
+    groups = list(map(early_exit.of_rows, (first, inner, last)))
+    return early_exit.EarlyExitEngine(exits.load_settings(folder), [groups], folder)
 
 
 def fake_logits(ids, types=None, labels: int = len(LABELS)) -> np.ndarray:

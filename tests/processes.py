@@ -107,8 +107,8 @@ def rank(process: Any, number: int) -> psutil.Process | None:
         for child in psutil.Process(process.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 environ = child.environ()
-                keeper, _, _ = environ.get("FLEETBERT_KEEPER", "").partition(",")
-                if keeper == str(child.ppid()) and environ["PADDLE_TRAINER_ID"] == str(number):
+                supervisor, _, _ = environ.get("FLEETBERT_SUPERVISOR", "").partition(",")
+                if supervisor == str(child.ppid()) and environ["PADDLE_TRAINER_ID"] == str(number):
                     return child
     except psutil.NoSuchProcess:
         pass

@@ -10,8 +10,8 @@ import numpy as np
 from tiny_bert import LABELS
 
 from fleetbert import bundle as bundles
-from fleetbert.bench import models
-from fleetbert.compress import early_exit
+from fleetbert import config
+from fleetbert.compress import command, early_exit
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.engines import engine, exits
 from fleetbert.engines.alike import random_batch
@@ -26,7 +26,14 @@ def add_int8_and_early_exit(source: Path, folder: Path) -> bundles.Bundle:
     table = folder / "texts.tsv"
     rows = [f"{LABELS[number % 3]}\tword{number} word{number + 1}" for number in range(32)]
     table.write_text("\n".join(["label\ttext_a", *rows]) + "\n", encoding="utf-8")
-    bundle = models.add_variant(bundles.read(root), "static", str(table), str(table))
+    job = {
+        "bundle": str(root),
+        "method": "static",
+        "calibration": {"data": str(table)},
+        "gate": {"data": str(table), "max_accuracy_drop": 1},
+    }
+    command.quantize(config.Quantize.model_validate(job))
+    bundle = bundles.read(root)
     cut = early_exit.open_source(bundle, "int8-static")
     norms = (name for name in cut.others if name.startswith("layer_norm") and name.endswith(".w_0"))
     (width,) = cut.others[next(norms)].shape
@@ -53,12 +60,15 @@ def random_shapes(count: int, most_tokens: int, seed: int) -> list[tuple[int, in
 
 def check(bundle: bundles.Bundle, variant: str, shapes: list[tuple[int, int]]) -> None:
     """Every answer of one engine to all shapes is that of an engine opened for that shape alone."""
-    opener, folder = engine.OPENERS[bundle.variant(variant).kind], bundle.folder(variant)
-    used = opener(folder, "cpu", THREADS)
+    kind, folder = bundle.variant(variant).kind, bundle.folder(variant)
+    used = engine.open_folder(kind, folder, "cpu", THREADS)
     batches = {shape: _batch(shape) for shape in dict.fromkeys(shapes)}
     # All of them first: a predictor that is freed empties the cache of the others.
     answers = [used(*batches[shape]) for shape in shapes]
-    expected = {shape: opener(folder, "cpu", THREADS)(*batch) for shape, batch in batches.items()}
+    expected = {
+        shape: engine.open_folder(kind, folder, "cpu", THREADS)(*batch)
+        for shape, batch in batches.items()
+    }
     for shape, found in zip(shapes, answers):
         np.testing.assert_allclose(found, expected[shape], atol=1e-5, err_msg=str(shape))
 

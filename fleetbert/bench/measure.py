@@ -1,11 +1,12 @@
-"""What both benchmarks share: workers that take turns, medians, tables.
+"""What every benchmark shares: measured processes, turns, medians, tables.
 
-Machines are shared and noisy. So both sides run in one go and by turns, in an order that rotates
-every round, and what is compared is the ratio within a round; its median counts.
+Machines are shared and noisy. So all that is compared runs in one go and by turns, in an order that
+rotates every round. What counts is the ratio within a round, and its median over the rounds.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import logging
@@ -14,10 +15,14 @@ import statistics
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 from fleetbert import files
+from fleetbert.bench.worker import Json
+from fleetbert.compat import environment
+from fleetbert.engines.engine import default_threads
 from fleetbert.engines.evaluate import align
 from fleetbert.errors import UserError
 
@@ -25,8 +30,6 @@ log = logging.getLogger(__name__)
 
 # Idle thread pools spin before they sleep: Intel's OpenMP, inside Paddle, for 0.2 s.
 PAUSE = 0.5
-PEERS = Path(__file__).parent
-DEFAULT_PEER = ".venv-bench/bin/python"
 
 
 class Segment(NamedTuple):
@@ -46,10 +49,40 @@ class Segment(NamedTuple):
         return self.texts / max(self.seconds, 1e-9)
 
 
+class Figures(NamedTuple):
+    """An engine's turns together: medians of speeds, sums of the rest, CPU time of all threads."""
+
+    texts_per_s: float
+    lowest: float
+    highest: float
+    tokens_per_s: float
+    texts: int
+    tokens: int
+    seconds: float
+    cpu_ms_per_text: float
+    peak_mb: float
+
+
+class Ratio(NamedTuple):
+    """How many times the texts/s of `reference`: in each round, and the median of these."""
+
+    engine: str
+    reference: str
+    median: float
+    rounds: list[float]
+
+    def __str__(self) -> str:
+        rounds = " ".join(f"{value:.2f}" for value in self.rounds)
+        return (
+            f"{self.engine}: {self.median:.2f} times the texts/s of {self.reference} "
+            f"(rounds: {rounds})"
+        )
+
+
 class Worker:
     """A measured process: `hello` is what it says when it is ready, `ask` makes it work."""
 
-    def __init__(self, command: list[str], environ: dict[str, str], log: Path):
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path):
         self._log = log
         with log.open("wb") as stderr:
             self._process = subprocess.Popen(
@@ -76,7 +109,7 @@ class Worker:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def ask(self, **command: Any) -> dict[str, Any]:
+    def ask(self, **command: object) -> Json:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # _receive says why
             self._process.stdin.write(json.dumps(command) + "\n")
@@ -99,7 +132,7 @@ class Worker:
         """End the process at once; a thread that asks it gets a UserError."""
         self._process.kill()
 
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self) -> Json:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -108,63 +141,35 @@ class Worker:
                 f"a measured process ended with exit code {self._process.wait()}: "
                 + ("\n".join(said[-15:]) or "it said nothing")
             )
-        message = json.loads(line)
+        message: Json = json.loads(line)
         if "error" in message:
             raise UserError(message["error"])
         return message
 
 
-def our_worker(
-    module: str, job: Path, threads: int, variables: dict[str, str] | None = None
+def start(
+    program: Sequence[str], job: Path, values: Json, threads: int, **variables: str
 ) -> Worker:
-    """A worker in this environment: fleetbert.bench.`module` on the file `job`."""
-    environ = {**os.environ, "OMP_NUM_THREADS": str(threads), **(variables or {})}
-    command = [sys.executable, "-m", f"fleetbert.bench.{module}", str(job)]
-    return Worker(command, environ, job.with_suffix(".log"))
+    """A worker of this environment on the file `job`, which is written with `values`.
+
+    program: what comes after `python`: `-m` and a module, or a script.
+    """
+    job.write_text(json.dumps(values), encoding="utf-8")
+    environ = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
+    return Worker([sys.executable, *program, str(job)], environ, job.with_suffix(".log"))
 
 
-def peer_worker(python: str, script: str, job: Path, threads: int) -> Worker:
-    """A worker in the peers' environment, without what is set for Paddle's sake."""
-    return Worker(
-        [python, str(PEERS / script), str(job)], _peer_environ(threads), job.with_suffix(".log")
-    )
-
-
-def check_peer(python: str, command: str, modules: Sequence[str]) -> None:
-    """UserError if the interpreter `python` is not there or lacks one of `modules`."""
-    look = (
-        "import importlib.util as u, sys; print(*(m for m in sys.argv[1:] if not u.find_spec(m)))"
-    )
-    try:
-        done = subprocess.run(
-            [python, "-c", look, *modules],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=_peer_environ(1),
-            encoding="utf-8",
-        )
-        problem = f"lacks {', '.join(done.stdout.split())}" if done.stdout.split() else ""
-        if done.returncode:
-            problem = f"ends with exit code {done.returncode}"
-    except OSError as error:
-        problem = f"cannot be run: {error.strerror}"
-    if problem:
-        raise UserError(
-            f"{command} needs a Python with {', '.join(modules)}, but {python} {problem}; "
-            f"`make venv-bench` makes one in {Path(DEFAULT_PEER).parts[0]}, or name another with "
-            "--peer-python"
-        )
-
-
-def _peer_environ(threads: int) -> dict[str, str]:
-    """Ours without Python's and MKL's variables: `fleetbert.compat.environment` sets the latter."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("MKL_", "KMP_"))
-        and name not in ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
-    }
-    return {**kept, "OMP_NUM_THREADS": str(threads)}
+def together(workers: Sequence[Worker], **command: object) -> list[Json]:
+    """Ask all at once; when one fails the others are ended, who would wait for it."""
+    with ThreadPoolExecutor(len(workers)) as pool:
+        replies = [pool.submit(worker.ask, **command) for worker in workers]
+        for reply in as_completed(replies):
+            error = reply.exception()
+            if error is not None:
+                for worker in workers:
+                    worker.kill()
+                raise error
+    return [reply.result() for reply in replies]
 
 
 def take_turns(
@@ -173,8 +178,8 @@ def take_turns(
     """`run(round, engine)` for all engines in every round, the first one rotating; says each."""
     segments = []
     for number in range(rounds):
-        start = number % len(engines)
-        for engine in [*engines[start:], *engines[:start]]:
+        first = number % len(engines)
+        for engine in [*engines[first:], *engines[:first]]:
             time.sleep(PAUSE)
             segment = run(number, engine)
             segments.append(segment)
@@ -185,56 +190,34 @@ def take_turns(
     return segments
 
 
-def rested(worker: Worker, **command: Any) -> dict[str, Any]:
-    """The worker's answer to the command, given when other workers' thread pools sleep."""
-    time.sleep(PAUSE)
-    return worker.ask(**command)
-
-
 def load() -> float:
     """The machine's 1-minute load."""
     return os.getloadavg()[0]
 
 
-def summarize(segments: Sequence[Segment], engine: str) -> dict[str, Any]:
-    """An engine's figures: medians of speeds over its segments; sums; CPU time of all threads."""
-    mine = [segment for segment in segments if segment.engine == engine]
-    speeds = [segment.texts_per_s for segment in mine]
-    seconds = max(sum(segment.seconds for segment in mine), 1e-9)
-    return {
-        "texts_per_s": statistics.median(speeds),
-        "lowest": min(speeds),
-        "highest": max(speeds),
-        "tokens_per_s": statistics.median(s.tokens / max(s.seconds, 1e-9) for s in mine),
-        "texts": sum(segment.texts for segment in mine),
-        "seconds": seconds,
-        "cpu_seconds": sum(segment.cpu_seconds for segment in mine),
-        "cpu_ms_per_text": 1000
-        * sum(segment.cpu_seconds for segment in mine)
-        / max(1, sum(segment.texts for segment in mine)),
-        "peak_mb": max(segment.peak_mb for segment in mine),
-    }
+def summarize(segments: Sequence[Segment], engine: str) -> Figures:
+    turns = [segment for segment in segments if segment.engine == engine]
+    speeds = [turn.texts_per_s for turn in turns]
+    texts = sum(turn.texts for turn in turns)
+    cpu = sum(turn.cpu_seconds for turn in turns)
+    return Figures(
+        statistics.median(speeds),
+        min(speeds),
+        max(speeds),
+        statistics.median(turn.tokens / max(turn.seconds, 1e-9) for turn in turns),
+        texts,
+        sum(turn.tokens for turn in turns),
+        sum(turn.seconds for turn in turns),
+        1000 * cpu / max(1, texts),
+        max(turn.peak_mb for turn in turns),
+    )
 
 
-def ratio(segments: Sequence[Segment], engine: str, reference: str) -> dict[str, Any]:
-    """How many times the texts/s of `reference`: in each round, and the median of these."""
+def ratio(segments: Sequence[Segment], engine: str, reference: str) -> Ratio:
     speeds = {(segment.round, segment.engine): segment.texts_per_s for segment in segments}
     rounds = sorted({segment.round for segment in segments})
     ratios = [speeds[number, engine] / speeds[number, reference] for number in rounds]
-    return {
-        "engine": engine,
-        "reference": reference,
-        "median": statistics.median(ratios),
-        "rounds": ratios,
-    }
-
-
-def ratio_line(found: dict[str, Any]) -> str:
-    rounds = " ".join(f"{value:.2f}" for value in found["rounds"])
-    return (
-        f"{found['engine']}: {found['median']:.2f} times the texts/s of {found['reference']} "
-        f"(rounds: {rounds})"
-    )
+    return Ratio(engine, reference, statistics.median(ratios), ratios)
 
 
 def busy_note(segments: Sequence[Segment], threads: int) -> str | None:
@@ -256,21 +239,65 @@ def table(rows: Sequence[Sequence[str]], markdown: bool) -> str:
     return "\n".join(align(rows))
 
 
-def check_output(path: str | None, option: str = "--json") -> None:
-    """UserError before the work rather than after it, if the file cannot be written."""
-    if path is not None and (not Path(path).resolve().parent.is_dir() or Path(path).is_dir()):
-        raise UserError(
-            f"{option} {path}: cannot be written there; name a file in an existing folder"
+def add_numbers(parser: argparse.ArgumentParser, **options: tuple[float, str]) -> None:
+    """Options that take a number from 1 on: their defaults and what they are; and those of all
+    benchmarks, --rounds and --threads."""
+    threads = "CPU threads of each engine"
+    for name, (default, text) in {
+        **options,
+        "rounds": (3, "turns of each engine"),
+        "threads": (default_threads(), threads),
+    }.items():
+        parser.add_argument(
+            f"--{name}", type=at_least_one, default=default, metavar="N", help=f"{text} ({default})"
         )
 
 
-def write_json(path: str, report: dict[str, Any]) -> None:
+def at_least_one(text: str) -> int:
+    """The type of such an option."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
+    return int(text)
+
+
+def words(text: str) -> list[str]:
+    """The type of an option with several values: A,B."""
+    return text.split(",")
+
+
+def output(path: str) -> str:
+    """The type of --json: refused before the work rather than after it."""
+    if not Path(path).resolve().parent.is_dir() or Path(path).is_dir():
+        raise argparse.ArgumentTypeError(f"{path}: cannot be written there")
+    return path
+
+
+def finish(
+    arguments: argparse.Namespace,
+    rows: Sequence[Sequence[str]],
+    notes: Sequence[str],
+    segments: Sequence[Segment],
+    **figures: object,
+) -> None:
+    """Print the table and what it means, and write --json."""
+    busy = busy_note(segments, arguments.threads)
+    notes = [*notes, *([busy] if busy else [])]
+    print("\n".join([table(rows, arguments.markdown), "", *notes]))
+    if arguments.json is None:
+        return
+    report = {
+        "arguments": vars(arguments),
+        "machine": environment.machine(arguments.threads),
+        **figures,
+        "segments": [segment._asdict() for segment in segments],
+        "notes": notes,
+    }
     try:
-        with files.replacing(Path(path).resolve()) as stream:
+        with files.replacing(Path(arguments.json).resolve()) as stream:
             stream.write(json.dumps(report, indent=1, ensure_ascii=False).encode() + b"\n")
     except OSError as error:
         raise UserError(
-            f"--json {path}: {error.strerror}; name a file that can be written"
+            f"--json {arguments.json}: {error.strerror}; name a file that can be written"
         ) from None
 
 

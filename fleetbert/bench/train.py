@@ -1,111 +1,117 @@
-"""`fleetbert bench train`: the same fine-tuning here and in PyTorch + transformers, by turns."""
+"""`fleetbert bench train`: the steps of a training job, beside the same job with other settings."""
 
 from __future__ import annotations
 
+import argparse
 import json
-import math
 import tempfile
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Mapping, Sequence
 
 from fleetbert.bench import measure
 from fleetbert.bench.measure import Segment, Worker
+from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
 
+DESCRIPTION = """\
+The steps of a training job in one process: texts/s, tokens/s, ms per step, memory.
+
+  fleetbert bench train --config configs/sst2.yaml data.train=train.tsv data.dev=dev.tsv
+  fleetbert bench train --config configs/sst2.yaml --beside data.batching=pack \\
+      --beside data.batching=pad,data.batch_size=16
+
+Each --beside is the same job with these keys changed as well; all take turns. The first 5 steps,
+start-up, evaluation and checkpoints are not timed. Nothing is kept: output goes to a temporary
+folder. --full trains all epochs, cut into --rounds parts, and shows the accuracy on the dev texts.
+"""
 # Steps of each side that are not timed: memory is taken, threads are started.
 WARM_UP = 5
+AS_IT_IS = "the job"
+WORKER = ("-m", "fleetbert.bench.train_worker")
+# What a measured training does not need.
+QUIET = (
+    "trainer.resume=none",
+    "callbacks.progress=false",
+    "callbacks.visualdl=false",
+    "callbacks.report=false",
+    "callbacks.profiler.enabled=false",
+)
 
 
-def bench(
-    config: str,
-    overrides: list[str],
-    *,
-    steps: int,
-    rounds: int,
-    full: bool,
-    threads: int,
-    peer_python: str,
-) -> dict[str, Any]:
-    """Train by turns and return the report, ready for JSON.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_job(parser)
+    parser.add_argument(
+        "--beside",
+        action="append",
+        default=[],
+        metavar="K=V,K=V",
+        help="keys of another side; may be given several times",
+    )
+    parser.add_argument("--full", action="store_true", help="train all epochs on every side")
 
-    Both sides train the same token ids from the same initial weights. Every round each side does
-    `steps` steps; with `full` the rounds together are the whole training, and the report has the
-    dev accuracy of both after each epoch.
-    """
-    for name, value in (("steps", steps), ("rounds", rounds), ("threads", threads)):
-        if value < 1:
-            raise UserError(f"--{name} is {value}; it has to be at least 1")
-    measure.check_peer(peer_python, "bench train", ("torch", "transformers", "numpy"))
+
+def add_job(
+    parser: argparse.ArgumentParser, steps: int = 100, **numbers: tuple[float, str]
+) -> None:
+    """The options of every benchmark of training."""
+    parser.add_argument(
+        "--config",
+        default="configs/bench.yaml",
+        metavar="FILE",
+        help="YAML file of the job (configs/bench.yaml)",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
+    measure.add_numbers(parser, steps=(steps, "of each side in a round"), **numbers)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    sides = {AS_IT_IS: [], **{words: words.split(",") for words in arguments.beside}}
     with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
-        folder = Path(name)
-        ours, peer = _start(stack, folder, config, overrides, threads, peer_python)
-        workers = {worker.hello["engine"]: worker for worker in (peer, ours)}
-        plans = _plan(workers, steps, rounds, full)
-        replies: dict[str, dict[str, Any]] = {}
-
-        def run(number: int, engine: str) -> Segment:
-            load = measure.load()
-            untimed = 0 if number else WARM_UP
-            reply = workers[engine].ask(steps=plans[engine][number], untimed=untimed)
-            replies[engine] = reply
-            figures = ("texts", "tokens", "seconds", "cpu_seconds", "peak_mb")
-            return Segment(number, engine, load, *(reply[figure] for figure in figures))
-
-        segments = measure.take_turns(rounds, list(workers), run)
-    hello = ours.hello
-    reference, engine = workers
-    return {
-        "bench": "train",
-        "config": config,
-        "overrides": overrides,
-        "machine": environment.machine(threads),
-        "versions": {name: worker.hello["versions"] for name, worker in workers.items()},
-        "data": {key: hello[key] for key in ("texts", "dev_texts", "mean_tokens")},
-        "full": full,
-        "steps": plans,
-        "engines": {
-            name: {
-                **measure.summarize(segments, name),
-                "dev_accuracy": replies[name]["dev"] if full else None,
-            }
-            for name in workers
-        },
-        "ratio": measure.ratio(segments, engine, reference),
-        "busy": measure.busy_note(segments, threads),
-        "segments": [segment._asdict() for segment in segments],
-    }
+        workers, facts = {}, {}
+        for number, (side, more) in enumerate(sides.items()):
+            measure.say(f"starting {side}")
+            overrides = [*arguments.overrides, "strategy.name=single", *more]
+            folder = Path(name) / str(number)
+            workers[side] = stack.enter_context(
+                open_training(arguments.config, overrides, folder, arguments.threads)
+            )
+            facts[side] = workers[side].ask(start=True)
+        totals = {side: fact["total_steps"] for side, fact in facts.items()}
+        plans = plan(totals, arguments.steps, arguments.rounds, arguments.full)
+        replies, segments = train(workers, plans, arguments.rounds)
+    data, on = facts[AS_IT_IS], environment.machine(arguments.threads)
+    notes = [
+        f"Trained on {data['device_name']}, {on['threads']} threads of {on['processor']}: "
+        f"{data['texts']} texts of {data['mean_tokens']:.1f} tokens.",
+        *(str(measure.ratio(segments, side, AS_IT_IS)) for side in sides if side != AS_IT_IS),
+    ]
+    rows, last = table_rows(replies, segments), report(replies, segments)
+    measure.finish(arguments, rows, notes, segments, facts=facts, steps=plans, engines=last)
 
 
-def _start(
-    stack: ExitStack, folder: Path, config: str, overrides: list[str], threads: int, python: str
-) -> tuple[Worker, Worker]:
-    """Ours, which writes what the peer begins with, then the peer."""
-    job = {
-        "config": config,
-        "threads": threads,
-        "overrides": [
-            *overrides,
-            "trainer.device=cpu",
-            "trainer.resume=none",
-            "strategy.name=single",
-            "precision.level=O0",
-            "callbacks.progress=false",
-            f"output_dir={json.dumps(str(folder / 'output'))}",
-        ],
-    }
-    (folder / "ours.json").write_text(json.dumps(job), encoding="utf-8")
-    measure.say(f"reading {config}, its texts and weights")
-    ours = stack.enter_context(measure.our_worker("ours_train", folder / "ours.json", threads))
-    measure.say(f"starting the peer in {python}")
-    peer = measure.peer_worker(python, "peer_train.py", folder / "peer.json", threads)
-    return ours, stack.enter_context(peer)
+def open_training(
+    config: str,
+    overrides: Sequence[str],
+    folder: Path,
+    threads: int,
+    program: Sequence[str] = WORKER,
+    name: str = "job",
+    **variables: str,
+) -> Worker:
+    """A process that trains this job in segments; program: another worker than `train_worker`.
+
+    name: of its files in `folder`, where several ranks share one; variables: of its environment.
+    """
+    folder.mkdir(exist_ok=True)
+    output = f"output_dir={json.dumps(str(folder / 'output'))}"
+    job = {"config": config, "overrides": [*overrides, *QUIET, output]}
+    return measure.start(program, folder / f"{name}.json", job, threads, **variables)
 
 
-def _plan(workers: dict[str, Worker], steps: int, rounds: int, full: bool) -> dict[str, list[int]]:
+def plan(totals: Mapping[str, int], steps: int, rounds: int, full: bool) -> dict[str, list[int]]:
     """Each side's steps in each round; the first holds the warm-up too."""
-    totals = {name: worker.hello["total_steps"] for name, worker in workers.items()}
     shortest = min(totals.values())
     most = (shortest - WARM_UP) // rounds
     if most < 1:
@@ -114,11 +120,11 @@ def _plan(workers: dict[str, Worker], steps: int, rounds: int, full: bool) -> di
             "give more texts, more trainer.epochs or fewer --rounds"
         )
     if full:
-        return {name: split(total, rounds) for name, total in totals.items()}
+        return {side: split(total, rounds) for side, total in totals.items()}
     if most < steps:
         measure.say(f"{most} steps a round instead of {steps}: the training has {shortest}")
     steps = min(steps, most)
-    return {name: [steps + WARM_UP, *[steps] * (rounds - 1)] for name in totals}
+    return {side: [steps + WARM_UP, *[steps] * (rounds - 1)] for side in totals}
 
 
 def split(total: int, parts: int) -> list[int]:
@@ -126,58 +132,50 @@ def split(total: int, parts: int) -> list[int]:
     return [total * (part + 1) // parts - total * part // parts for part in range(parts)]
 
 
-def format_report(report: dict[str, Any], markdown: bool = False) -> str:
-    """The table and what it means."""
-    header = [
-        "",
-        "texts/s",
-        "lowest",
-        "highest",
-        "tokens/s",
-        "tokens/text",
-        "CPU ms/text",
-        "peak MB",
-    ]
-    rows = [[*header, "dev accuracy"] if report["full"] else header]
-    for name, found in report["engines"].items():
-        tokens = [s["tokens"] for s in report["segments"] if s["engine"] == name]
-        row = [
-            name,
-            *(f"{found[key]:.1f}" for key in ("texts_per_s", "lowest", "highest")),
-            f"{found['tokens_per_s']:.0f}",
-            f"{sum(tokens) / found['texts']:.1f}",
-            f"{found['cpu_ms_per_text']:.1f}",
-            f"{found['peak_mb']:.0f}",
-        ]
-        if report["full"]:
-            row.append(f"{found['dev_accuracy'][-1]:.4f}" if found["dev_accuracy"] else "-")
-        rows.append(row)
-    data, on = report["data"], report["machine"]
-    lines = [
-        f"Fine-tuning in float32, {on['threads']} threads of {on['processor']}; "
-        f"{data['texts']} texts of {data['mean_tokens']:.1f} tokens",
-        "",
-        measure.table(rows, markdown),
-        "",
-        measure.ratio_line(report["ratio"]),
-        _accuracy_line(report),
-    ]
-    return "\n".join([*lines, *([report["busy"]] if report["busy"] else [])])
+def train(
+    workers: Mapping[str, Worker], plans: Mapping[str, Sequence[int]], rounds: int
+) -> tuple[dict[str, Json], list[Segment]]:
+    """Each side's last report, and all segments."""
+    replies: dict[str, Json] = {}
+
+    def turn(number: int, side: str) -> Segment:
+        load = measure.load()
+        untimed = 0 if number else WARM_UP
+        reply = workers[side].ask(steps=plans[side][number], untimed=untimed)
+        replies[side] = reply
+        figures = ("texts", "tokens", "seconds", "cpu_seconds", "peak_mb")
+        return Segment(number, side, load, *(reply[figure] for figure in figures))
+
+    return replies, measure.take_turns(rounds, list(workers), turn)
 
 
-def _accuracy_line(report: dict[str, Any]) -> str:
-    if not report["full"]:
-        return "Accuracy was not compared; --full trains all epochs on both sides and does."
-    epochs = {name: found["dev_accuracy"] for name, found in report["engines"].items()}
-    if not all(epochs.values()):
-        return "Accuracy was not compared: the config names no dev texts."
-    last = [values[-1] for values in epochs.values()]
-    n = report["data"]["dev_texts"]
-    error = math.sqrt(max(value * (1 - value) for value in last) / n)
-    each = "; ".join(
-        f"{name} {' '.join(f'{value:.4f}' for value in values)}" for name, values in epochs.items()
-    )
-    return (
-        f"Accuracy on {n} dev texts after each epoch: {each}. The last differ by "
-        f"{abs(last[0] - last[1]):.4f}; the standard error of one is {error:.4f}."
-    )
+def report(replies: Mapping[str, Json], segments: Sequence[Segment]) -> Json:
+    """The figures of each side, ready for JSON."""
+    return {
+        side: {**measure.summarize(segments, side)._asdict(), "last": reply}
+        for side, reply in replies.items()
+    }
+
+
+def table_rows(replies: Mapping[str, Json], segments: Sequence[Segment]) -> list[list[str]]:
+    """A header and a row for each side."""
+    header = ["", "texts/s", "lowest", "highest", "tokens/s", "tokens/text", "ms/step"]
+    rows = [[*header, "CPU ms/text", "peak MB", "GPU MB", "loss", "dev accuracy"]]
+    for side, reply in replies.items():
+        found = measure.summarize(segments, side)
+        gpu, loss, dev = reply.get("device_mb"), reply.get("losses"), reply["dev"]
+        rows.append(
+            [
+                side,
+                *(f"{value:.1f}" for value in found[:3]),
+                f"{found.tokens_per_s:.0f}",
+                f"{found.tokens / found.texts:.1f}",
+                f"{1000 * reply['seconds'] / max(1, reply['steps']):.0f}",
+                f"{found.cpu_ms_per_text:.1f}",
+                f"{found.peak_mb:.0f}",
+                "-" if gpu is None else f"{gpu:.0f}",
+                f"{loss[-1]:.4f}" if loss else "-",
+                " ".join(f"{value:.4f}" for value in dev) or "-",
+            ]
+        )
+    return rows

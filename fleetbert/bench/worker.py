@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 import time
-from typing import Any
+from typing import Any, Dict
+
+# A command or report: JSON has no types of its own.
+Json = Dict[str, Any]
 
 
 class Stop(Exception):
@@ -26,15 +28,16 @@ class Channel:
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
 
-    def send(self, **message: Any) -> None:
+    def send(self, **message: object) -> None:
         self._out.write(json.dumps(message) + "\n")
         self._out.flush()
 
-    def receive(self) -> dict[str, Any]:
+    def receive(self) -> Json:
         line = sys.stdin.readline()
         if not line:
             raise Stop
-        return json.loads(line)
+        command: Json = json.loads(line)
+        return command
 
 
 class Clock:
@@ -63,7 +66,7 @@ class Segments:
         self.channel = channel
         self.left = 0
         self.dev: list[float] = []
-        self.report: dict[str, Any] | None = None
+        self.report: Json | None = None
 
     def before_step(self) -> None:
         if self.left == 0:
@@ -97,25 +100,6 @@ class Segments:
                 dev=self.dev,
             )
             self.report = None
-
-
-def time_shapes(run: Any, rows: Any, command: dict[str, Any], zeros_like: Any) -> list[float]:
-    """Seconds of a batch of the first n of `rows` (int64 [rows, longest]) cut to the command's
-    length, for each n of its `batches`: the median of calls that take about `seconds` together.
-
-    run: input_ids, token_type_ids → logits. zeros_like: NumPy's, which is not imported here.
-    """
-    found = []
-    for batch in command["batches"]:
-        ids = rows[:batch, : command["length"]].copy()
-        types = zeros_like(ids)
-        times: list[float] = []
-        while not times or (sum(times) < command["seconds"] and len(times) < 50):
-            started = time.perf_counter()
-            run(ids, types)
-            times.append(time.perf_counter() - started)
-        found.append(statistics.median(times))
-    return found
 
 
 def peak_mb() -> float:

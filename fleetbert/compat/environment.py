@@ -15,6 +15,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 import warnings
 import zlib  # noqa: F401  libpaddle 2.6.2 exports its own zlib symbols: Python's must load first
 from pathlib import Path
@@ -97,6 +98,14 @@ def keep_large_blocks(largest: int = 1 << 30, free: int = (1 << 31) - 1) -> None
     mallopt(trim_threshold, free)
 
 
+def restore_sigterm() -> None:
+    """Give SIGTERM back to whom Python knows as its handler: Paddle's import has one of its own put
+    there, which shows a stack, and `paddle.disable_signal_handler()` takes every one away."""
+    former = signal.getsignal(signal.SIGTERM)
+    if former is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, former)
+
+
 # Since 2.6 a transpose is a view, and whoever uses it copies element by element: 2.4 ms for the
 # heads of 768 tokens, where a real transpose takes 0.15 ms. Training on the CPU gains 15 %.
 CONTIGUOUS = {"FLAGS_use_stride_kernel": "0"}
@@ -166,7 +175,8 @@ def import_paddle() -> None:
     said = io.StringIO()
     with contextlib.redirect_stderr(said), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a missing ccache
-        import paddle  # noqa: F401
+        import paddle  # noqa: F401  here alone, after `prepare`
+    restore_sigterm()
     for line in said.getvalue().splitlines():
         if "OMP_NUM_THREADS" not in line:
             print(line, file=sys.stderr)

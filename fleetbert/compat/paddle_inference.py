@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Callable, Protocol
 
 import numpy as np
 import threadpoolctl
@@ -15,15 +15,63 @@ from fleetbert.compat.lengths import SAFE_LENGTHS
 PRIMITIVES = 16384
 
 
-def import_inference() -> Any:
+class Tensor(Protocol):
+    """An input or output of a predictor."""
+
+    def copy_from_cpu(self, array: np.ndarray) -> None: ...
+    def copy_to_cpu(self) -> np.ndarray: ...
+    def share_external_data(self, tensor: object) -> None: ...
+
+
+class Predictor(Protocol):
+    def get_input_handle(self, name: str) -> Tensor: ...
+    def get_output_handle(self, name: str) -> Tensor: ...
+    def get_output_names(self) -> list[str]: ...
+    def run(self) -> None: ...
+    def clone(self) -> Predictor: ...
+
+
+class PredictorConfig(Protocol):
+    """What fleetbert uses of paddle.inference.Config, which has no types."""
+
+    def set_model(self, program: str, parameters: str) -> None: ...
+    def set_model_buffer(self, program: bytes, size: int, data: bytes, data_size: int) -> None: ...
+    def switch_ir_optim(self, on: bool) -> None: ...
+    def enable_memory_optim(self) -> None: ...
+    def enable_save_optim_model(self, on: bool) -> None: ...
+    def set_optim_cache_dir(self, folder: str) -> None: ...
+    def enable_mkldnn(self) -> None: ...
+    def set_mkldnn_cache_capacity(self, shapes: int) -> None: ...
+    def enable_use_gpu(self, megabytes: int, device: int) -> None: ...
+    def disable_gpu(self) -> None: ...
+    def disable_glog_info(self) -> None: ...
+    def set_cpu_math_library_num_threads(self, threads: int) -> None: ...
+
+
+class Inference(Protocol):
     """The module paddle.inference."""
+
+    @property
+    def Config(self) -> Callable[..., PredictorConfig]: ...  # noqa: N802
+    def create_predictor(self, config: PredictorConfig) -> Predictor: ...
+
+
+def import_inference() -> Inference:
+    """The module paddle.inference, imported when it is needed: Paddle takes seconds."""
     environment.import_paddle()
     from paddle import inference
 
     return inference
 
 
-def use_onednn(config: Any) -> None:
+def has_cuda() -> bool:
+    """Whether the installed Paddle is the build for GPUs."""
+    from paddle import device  # import_inference has loaded it
+
+    return device.is_compiled_with_cuda()
+
+
+def use_onednn(config: PredictorConfig) -> None:
     """oneDNN with one primitive cache for all shapes, never emptied.
 
     With the default (the last 10 input shapes have a cache each) every new shape reorders and
@@ -55,7 +103,7 @@ def ease_numpy() -> None:
     environment.keep_large_blocks(1 << 25, 1 << 28)
 
 
-def lend(handle: Any, array: np.ndarray) -> None:
+def lend(handle: Tensor, array: np.ndarray) -> None:
     """Let a predictor's input be the array itself, which it keeps until it gets another. Hidden
     states of 2,000 tokens take MiniLM's first layer 4 % of its time to copy. Nothing may be copied
     to that input later: `copy_from_cpu` would write into the array.
@@ -74,7 +122,7 @@ def check_length(length: int) -> None:
 
     The keys join a shape's digits with nothing between: after (11, 39), (1, 139) fails or is
     answered wrong. No two shapes with a length of SAFE_LENGTHS have the same key, and no two of one
-    row, which `alone` runs with any length in a program of its own.
+    row, which `graph.single_row` runs with any length in a program of its own.
     """
     if length not in SAFE_LENGTHS:
         raise ValueError(

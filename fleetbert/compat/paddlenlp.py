@@ -9,6 +9,8 @@ import sys
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 
+from fleetbert.compat import environment
+
 
 def _import_transformers() -> None:
     """Import paddlenlp.transformers without the rest of PaddleNLP, whose `__init__` imports all
@@ -30,6 +32,7 @@ def _import_transformers() -> None:
     finally:
         del sys.modules["paddlenlp"]
     paddle.disable_signal_handler()  # as PaddleNLP does
+    environment.restore_sigterm()
 
 
 _import_transformers()

@@ -6,7 +6,7 @@ the program that Fleet is given computes nothing: it holds one vector (all dense
 operators are left, each run alone: pull rows, push rows, push the vector.
 
 The servers' optimizer is SGD at a rate of 1: they add what trainers push, and trainers compute the
-steps with the job's own optimizer. Paddle's server-side Adam cannot be had right: its dense table
+steps with the job's own optimizer. Paddle's server-side Adam is wrong: its dense table
 multiplies the beta powers once for each of 10 pool threads (`memory_dense_table.cc`), so that
 after n steps the bias correction is that of 10 n and early steps are up to 2.6 times too long;
 its betas and epsilon are compiled in (`depends/dense.h`); and a table's rate cannot change.
@@ -91,7 +91,7 @@ class Fleet:
             fleet.init(fleet.PaddleCloudRoleMaker(is_collective=False))
             self.main = self._program(shards)
 
-    def _program(self, shards: int) -> Any:
+    def _program(self, shards: int) -> paddle.static.Program:
         self.startup = paddle.static.Program()
         with paddle.static.program_guard(paddle.static.Program(), self.startup):
             zero = paddle.nn.initializer.Constant(0.0)
@@ -146,7 +146,7 @@ class Fleet:
                 self._push_rows = self._alone("distributed_push_sparse")
         self.vector = paddle.static.global_scope().find_var(DENSE).get_tensor()
 
-    def _alone(self, kind: str) -> tuple[Any, Any]:
+    def _alone(self, kind: str) -> tuple[paddle.static.Program, Any]:
         """A program with nothing but the one operator of that kind; and the operator."""
         former = self.main.global_block()
         (found,) = [op for op in former.ops if op.type == kind]

@@ -50,10 +50,11 @@ def run(arguments: argparse.Namespace) -> None:
     """Read the job, quantize, measure, and add the variant."""
     job = config.load_as(config.Quantize, arguments.config, arguments.overrides)
     if job.method in config.TRAINED:
-        from fleetbert.train.command import expect_sigterm, keep_rank
+        from fleetbert.train import stopping
+        from fleetbert.train.command import supervise
 
-        expect_sigterm()
-        keep_rank(job)
+        stopping.expect()
+        supervise(job)
     elif int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError(
             f"method: {job.method} is for one process; start it without paddle.distributed.launch"

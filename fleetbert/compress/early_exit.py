@@ -9,7 +9,7 @@ import itertools
 import statistics
 import time
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
@@ -17,7 +17,8 @@ from fleetbert import bundle as bundles
 from fleetbert.compress import variants
 from fleetbert.data.batching import Batch
 from fleetbert.data.packing import packed_layout
-from fleetbert.engines import engine, exits, heads
+from fleetbert.engines import engine, exits, golden, heads, predictor
+from fleetbert.engines.early_exit import EarlyExitEngine, open_variant
 from fleetbert.engines.exits import Settings
 from fleetbert.errors import UserError
 from fleetbert.graph import groups, int8, weights
@@ -125,23 +126,23 @@ def variant_name(source: str) -> str:
     return "early-exit-" + ("int8" if source == "int8-static" else source)
 
 
-def open_teacher(source: Source, threads: int) -> Any:
+def open_teacher(source: Source, threads: int) -> predictor.Predict:
     """What gives of token ids and types every inner layer's output, and at last the logits."""
     outputs = [*source.layers[:-1], source.logits]
     program = programs.cut(source.program, engine.INPUTS, outputs)
-    return engine.open_as_it_is(program, source.others, threads)
+    return predictor.open_as_it_is(program, source.others, threads)
 
 
-def open_layers(source: Source, folder: Path, pad_id: int, threads: int) -> exits.EarlyExit:
+def open_layers(source: Source, folder: Path, pad_id: int, threads: int) -> EarlyExitEngine:
     """The source with every layer a group of its own and no heads, written to `folder`."""
     ends = list(range(1, len(source.layers) + 1))
     write(source, folder, Settings(ends, "pooled", 0.0, pad_id), {end: {} for end in ends})
-    return engine.open_early_exit(folder, "cpu", threads)
+    return open_variant(folder, engine.Options(threads=threads))
 
 
 def observe(
-    opened: exits.EarlyExit,
-    whole: engine.Run,
+    opened: EarlyExitEngine,
+    whole: engine.Engine,
     batches: Sequence[tuple[np.ndarray, Batch]],
     truth: np.ndarray,
     kind: str,
@@ -155,7 +156,7 @@ def observe(
     count = len(opened.groups)
     tokens = np.zeros(len(truth), np.int64)
     for numbers, batch in batches:
-        tokens[numbers] = (batch.input_ids != opened.settings.pad_id).sum(1)
+        tokens[numbers] = (batch.input_ids != opened.early_exit.pad_id).sum(1)
     predicted = np.zeros((count, len(truth)), np.int64)
     doubt = np.zeros((count, len(truth)))
     times = []
@@ -166,7 +167,7 @@ def observe(
             whole(batch.input_ids, batch.token_type_ids)
             alone += time.perf_counter() - started
             started = time.perf_counter()
-            at = packed_layout(batch.input_ids != opened.settings.pad_id)
+            at = packed_layout(batch.input_ids != opened.early_exit.pad_id)
             state = opened.groups[0](batch.input_ids, batch.token_type_ids, at)
             for layer in range(1, count + 1):
                 if layer > 1:
@@ -242,8 +243,8 @@ def saves(found: Observed, choice: Choice) -> bool:
 
 
 def times_faster(
-    opened: exits.EarlyExit,
-    other: engine.Run,
+    opened: engine.Engine,
+    other: golden.Run,
     batches: Sequence[tuple[np.ndarray, Batch]],
     batch_tokens: int,
 ) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import files
-from fleetbert.engines import answer, engine, evaluate, exits, golden
+from fleetbert.engines import answer, engine, evaluate, golden
 from fleetbert.errors import GateFailed
 
 # Rounds of both models in turn, for the ratio of their speeds.
@@ -56,8 +56,8 @@ def measure(
 ) -> Measured:
     """Measure the variant whose files are in `folder`, not in the bundle yet, beside float32."""
     float32 = answer.load(bundle.root, "float32", "cpu", threads)
-    opened = engine.OPENERS[kind](folder, "cpu", threads or engine.default_threads())
-    variant = float32._replace(engine=engine.Engine(opened))
+    opened = engine.open_folder(kind, folder, "cpu", threads)
+    variant = float32._replace(engine=opened)
     table = evaluate.read_known(float32, data)
     times: dict[str, list[float]] = {"variant": [], "float32": []}
     logits: dict[str, np.ndarray] = {}
@@ -83,18 +83,14 @@ def measure(
         size=size(folder),
         float32_size=size(bundle.folder("float32")),
         golden=golden.record(
-            _all_layers(opened),
+            # all layers: which texts near the limit leave is a matter of rounding, which differs
+            # between processors
+            functools.partial(opened, speed=0.0),
             bundle.max_length,
             float32.tokenizer.vocab_size,
             golden.INTEGER_SHARE,
         ),
     )
-
-
-def _all_layers(run: engine.Run) -> engine.Run:
-    """An early-exit variant with no text leaving: which texts near the limit leave is a matter of
-    rounding, which differs between processors."""
-    return functools.partial(run, speed=0.0) if isinstance(run, exits.EarlyExit) else run
 
 
 def check(name: str, measured: Measured, max_drop: float, hurt: Callable[[], str]) -> None:

@@ -127,9 +127,7 @@ def _prune(job: config.Quantize, bundle: bundles.Bundle) -> Write | None:
 def _before_training(job: config.Quantize, bundle: bundles.Bundle) -> Batches:
     """A few batches of gate.data; UserError for what would only be found after the training."""
     from fleetbert.engines import answer, evaluate
-    from fleetbert.train.command import expect_sigterm
 
-    expect_sigterm()  # the imports took its handler away
     if bundle.task.name == "mlm":
         raise UserError(
             f"method: {job.method}: {bundle.root} predicts masked words; it takes classifiers"
@@ -145,7 +143,7 @@ def _beside_network(
     from fleetbert.compress import tuning
     from fleetbert.engines import engine
 
-    served = engine.OPENERS[variant.kind](folder, "cpu", threads or engine.default_threads())
+    served = engine.open_folder(variant.kind, folder, "cpu", threads)
     differences = [
         abs(served(*batch.values()) - tuning.answers(network, batch)).max() for batch in batches
     ]

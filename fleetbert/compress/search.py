@@ -90,7 +90,7 @@ class Measure:
         with tempfile.TemporaryDirectory() as temporary:
             folder = Path(temporary)
             variants.write_mix(self.prepared, folder, names, converter=False)
-            opened = engine.Engine(engine.open_int8(folder, "cpu", self.threads))
+            opened = engine.open_folder(engine.INT8, folder, "cpu", self.threads)
             logits, seconds = self._logits(self.model._replace(engine=opened))
         trial = bundles.Mix(
             float32=list(float32),

@@ -128,7 +128,7 @@ def open_tuned(
 
 def check(network: paddle.nn.Layer, bundle: bundles.Bundle, variant: str) -> None:
     """UserError unless the network, not changed yet, answers like the bundle's program."""
-    program = engine.open_program(bundle.folder(variant), "cpu", 1)
+    program = engine.open_folder(engine.FLOAT32, bundle.folder(variant), "cpu", 1)
     ids, types = random_batch(np.random.default_rng(0), (4, 16), 100)
     found = answers(network, {"input_ids": ids, "token_type_ids": types})
     difference = float(np.abs(found - program(ids, types)).max())

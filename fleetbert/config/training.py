@@ -126,7 +126,7 @@ class Strategy(Section):
     )
     hang_timeout: float = key(
         300.0,
-        "under paddle.distributed.launch: seconds without a sign of life of a rank's process "
+        "under paddle.distributed.launch: seconds without a heartbeat of a rank's process "
         "after which all ranks are ended, and started again if --max_restart allows",
         gt=0,
     )

@@ -1,3 +1,29 @@
 """From a bundle to answers. Never imports train, model, PaddleNLP or PaddleSlim."""
 
 from fleetbert.compat import prepared  # noqa: F401  before any `import paddle` in here
+from fleetbert.engines import early_exit, int8, lite, onnx, paddle
+from fleetbert.engines.engine import (
+    EARLY_EXIT,
+    FLOAT32,
+    INT8,
+    LITE,
+    LITE_EARLY_EXIT,
+    ONNX,
+    WEIGHT_ONLY,
+    Engine,
+    Options,
+    Result,
+    open,  # noqa: A004
+    open_folder,
+    register,
+)
+
+__all__ = ["Engine", "Options", "Result", "open", "open_folder", "register"]
+
+register(FLOAT32, paddle.open_variant)
+register(WEIGHT_ONLY, paddle.open_weight_only)
+register(INT8, int8.open_variant)
+register(EARLY_EXIT, early_exit.open_variant)
+register(ONNX, onnx.open_variant)
+register(LITE, lite.open_variant)
+register(LITE_EARLY_EXIT, lite.open_early_exit)

@@ -113,7 +113,7 @@ def compute_logits(
     layers = np.zeros(len(texts_a), np.int64)
     batches = in_batches(model, encodings)
     for part in model.engine.run_all(batches, model.speed, model.batch_tokens):
-        values[part.numbers], layers[part.numbers] = part.logits, part.layer
+        values[part.numbers], layers[part.numbers] = part.outputs, part.layer
         if on_done is not None:
             on_done(len(part.numbers))
     if not np.isfinite(values).all():

@@ -3,18 +3,20 @@ where it is served."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.engines.engine import Run
 
 LONGEST = 32  # tokens
 # How far answers may part from those, of the largest golden logit (of 1, where all are smaller).
 # Kernels for other processors round otherwise; in integers a rounding decides more.
 FLOAT_SHARE, INTEGER_SHARE = 0.01, 0.1
+
+# (input_ids, token_type_ids) int64 [texts, length] → logits float32 [texts, labels]
+Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class Golden(NamedTuple):

@@ -1,8 +1,8 @@
 """The classifiers after inner layers of an early-exit variant, in NumPy.
 
 `heads.safetensors` has the tensors of each as `<layer>.<name>`, layers counted from 1.
-Shapes: states float32 [tokens, width], what the layer gives of the tokens of all texts, in a line
-that `packing.PackedLayout` describes.
+Shapes: states float32 [tokens, width], what the layer gives of the tokens of all texts in packed
+rows, which `packing.PackedLayout` describes.
 """
 
 from __future__ import annotations
@@ -20,44 +20,44 @@ NAME = "heads.safetensors"
 Tensors = Mapping[str, np.ndarray]
 
 
-def pool(states: np.ndarray, places: PackedLayout) -> np.ndarray:
+def pool(states: np.ndarray, layout: PackedLayout) -> np.ndarray:
     """[CLS] and the mean over a text's tokens side by side: float32 [texts, 2 * width]."""
-    if places.single_row:  # one product instead of eight small operations
-        return (_first_and_mean(len(states), places.real.shape[1]) @ states).reshape(1, -1)
+    if layout.single_row:  # one product instead of eight small operations
+        return (_first_and_mean(len(states), layout.real.shape[1]) @ states).reshape(1, -1)
     width = states.shape[1]
-    both = np.empty((len(places.counts), 2 * width), np.float32)
+    both = np.empty((len(layout.counts), 2 * width), np.float32)
     # np.add.reduceat goes down each column by itself and takes four times as long
-    for row, (begin,), count in zip(both, places.first.tolist(), places.counts.tolist()):
+    for row, (begin,), count in zip(both, layout.first.tolist(), layout.counts.tolist()):
         row[:width] = states[begin]
         np.add.reduce(states[begin : begin + count], 0, out=row[width:])
-    both[:, width:] /= places.counts[:, None]
+    both[:, width:] /= layout.counts[:, None]
     return both
 
 
 @functools.lru_cache(maxsize=512)  # as many tokens as BERT takes
-def _first_and_mean(line: int, count: int) -> np.ndarray:
-    """What to multiply a line by that has a text of `count` tokens: float32 [2, line]."""
-    factors = np.zeros((2, line), np.float32)
+def _first_and_mean(length: int, count: int) -> np.ndarray:
+    """What to multiply a row by that has a text of `count` tokens: float32 [2, length]."""
+    factors = np.zeros((2, length), np.float32)
     factors[0, 0] = 1
     factors[1, :count] = 1 / count
     return factors
 
 
-def pooled(tensors: Tensors, states: np.ndarray, places: PackedLayout) -> np.ndarray:
+def pooled(tensors: Tensors, states: np.ndarray, layout: PackedLayout) -> np.ndarray:
     """Logits [texts, labels] of two linear layers, tanh between them, on `pool`."""
-    inner = np.tanh(pool(states, places) @ tensors["inner.weight"] + tensors["inner.bias"])
+    inner = np.tanh(pool(states, layout) @ tensors["inner.weight"] + tensors["inner.bias"])
     return inner @ tensors["out.weight"] + tensors["out.bias"]
 
 
-def fastbert(tensors: Tensors, states: np.ndarray, places: PackedLayout) -> np.ndarray:
+def fastbert(tensors: Tensors, states: np.ndarray, layout: PackedLayout) -> np.ndarray:
     """Logits [texts, labels] of FastBERT's student classifier (Liu et al. 2020, section 3.1):
     narrow, attend, and classify [CLS], whose answer alone is computed."""
     x = np.tanh(states @ tensors["narrow.weight"] + tensors["narrow.bias"])
-    keys = _split((x @ tensors["key.weight"] + tensors["key.bias"])[places.unpack_index])
-    values = _split((x @ tensors["value.weight"] + tensors["value.bias"])[places.unpack_index])
-    query = _split(x[places.first] @ tensors["query.weight"] + tensors["query.bias"])
+    keys = _split((x @ tensors["key.weight"] + tensors["key.bias"])[layout.unpack_index])
+    values = _split((x @ tensors["value.weight"] + tensors["value.bias"])[layout.unpack_index])
+    query = _split(x[layout.first] @ tensors["query.weight"] + tensors["query.bias"])
     scores = np.matmul(query, keys.transpose(0, 1, 3, 2)) / np.sqrt(query.shape[-1])
-    scores = np.where(places.real[:, None, None], scores, -np.inf)
+    scores = np.where(layout.real[:, None, None], scores, -np.inf)
     scores = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = np.matmul(scores / scores.sum(-1, keepdims=True), values)[:, :, 0]
     inner = mixed.reshape(len(mixed), -1) @ tensors["mix.weight"] + tensors["mix.bias"]
@@ -94,8 +94,8 @@ def save(folder: Path, heads: Mapping[int, Tensors]) -> None:
 
 def load(folder: Path) -> dict[int, dict[str, np.ndarray]]:
     """What `save` wrote."""
-    found: dict[int, dict[str, np.ndarray]] = {}
+    loaded: dict[int, dict[str, np.ndarray]] = {}
     for full, array in load_file(folder / NAME).items():
         layer, _, name = full.partition(".")
-        found.setdefault(int(layer), {})[name] = array
-    return found
+        loaded.setdefault(int(layer), {})[name] = array
+    return loaded

@@ -5,50 +5,62 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from types import ModuleType
+from typing import Callable, Sequence
 
 import numpy as np
 
 from fleetbert.engines import exits
+from fleetbert.engines.early_exit import EarlyExitEngine, of_rows
+from fleetbert.engines.engine import INPUTS, Engine, Inputs, Options
 from fleetbert.errors import UserError
 
-if TYPE_CHECKING:
-    from fleetbert.engines.engine import Run
-
-INPUTS = ["input_ids", "token_type_ids"]
+# A program's two inputs → its output.
+Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def open_model(folder: Path, device: str, threads: int) -> Run:
+class LiteEngine(Engine):
+    """A whole program, opened."""
+
+    def __init__(self, run: Run):
+        super().__init__()
+        self._run = run
+
+    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
+        return self._run(inputs["input_ids"], inputs["token_type_ids"])
+
+
+def open_variant(folder: Path, options: Options) -> LiteEngine:
     """Open model.nb in `folder`; UserError where there is no Paddle Lite.
 
     A program for another processor answers nonsense or ends the process: `engine.open` checks the
     manifest before it comes here.
     """
-    return _open(_import_lite(device, threads), folder / "model.nb", INPUTS, threads)
+    lite = _import_lite(options)
+    return LiteEngine(_open(lite, folder / "model.nb", INPUTS, options.threads))
 
 
-def open_groups(folder: Path, device: str, threads: int) -> exits.EarlyExit:
-    """Open the groups of layers in `folder`, as `open_model` does the whole."""
-    lite = _import_lite(device, threads)
+def open_early_exit(folder: Path, options: Options) -> EarlyExitEngine:
+    """Open the groups of layers in `folder`, as `open_variant` does the whole."""
+    lite = _import_lite(options)
     settings = exits.load_settings(folder)
-    groups = [
-        _open(
-            lite, folder / exits.program_name(end, "nb"), INPUTS if not n else INPUTS[:1], threads
-        )
-        for n, end in enumerate(settings.ends)
-    ]
-    return exits.EarlyExit(settings, [list(map(exits.of_rows, groups))], folder)
+    groups = []
+    for number, end in enumerate(settings.ends):
+        inputs = INPUTS[:1] if number else INPUTS
+        path = folder / exits.program_name(end, "nb")
+        groups.append(of_rows(_open(lite, path, inputs, options.threads)))
+    return EarlyExitEngine(settings, [groups], folder)
 
 
-def _open(lite: Any, path: Path, inputs: list[str], threads: int) -> Run:
+def _open(lite: ModuleType, path: Path, inputs: Sequence[str], threads: int) -> Run:
     """Open a program of two inputs, whose last names have to be `inputs`."""
     config = lite.MobileConfig()
     config.set_model_from_file(str(path))
     predictor = lite.create_paddle_predictor(config)
     names = predictor.get_input_names()
-    if len(names) != 2 or names[-len(inputs) :] != inputs:
+    if len(names) != 2 or names[-len(inputs) :] != list(inputs):
         raise UserError(
-            f"{path} has the inputs {names} instead of {inputs}; export the variant again"
+            f"{path} has the inputs {names} instead of {list(inputs)}; export the variant again"
         )
     tensors = [predictor.get_input(number) for number in range(2)]
     set_threads = _thread_setter()
@@ -64,13 +76,13 @@ def _open(lite: Any, path: Path, inputs: list[str], threads: int) -> Run:
     return run
 
 
-def _import_lite(device: str, threads: int) -> Any:
-    if device != "cpu":
+def _import_lite(options: Options) -> ModuleType:
+    if options.device != "cpu":
         raise UserError("Paddle Lite runs on CPUs here: use --device cpu")
-    if threads < 1:
-        raise UserError(f"threads is {threads}; it has to be at least 1")
+    if options.threads < 1:
+        raise UserError(f"threads is {options.threads}; it has to be at least 1")
     try:
-        from paddlelite import lite
+        from paddlelite import lite  # optional; it has wheels for few Pythons
     except ImportError as error:
         raise UserError(
             f"Paddle Lite cannot be imported ({error}): run this command with Python 3.8 to 3.10 "
@@ -79,7 +91,7 @@ def _import_lite(device: str, threads: int) -> Any:
     return lite
 
 
-def _thread_setter() -> Callable[[int], Any]:
+def _thread_setter() -> Callable[[int], object]:
     """A function that sets how many threads Paddle Lite's matrix products use.
 
     Paddle Lite 2.13 sets MKL to one thread whenever it opens a model, and its Python package has

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Callable, Generic, Iterator, Sequence, TypeVar
+from typing import Callable, Generic, Iterator, Sequence, TypeVar
 
 import numpy as np
 
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 class Streams(Generic[Own]):
     """What each of several threads has, to do work with; the caller's thread where it is one."""
 
-    def __init__(self, owned: Sequence[Own], warm_up: Callable[[Own], Any]):
+    def __init__(self, owned: Sequence[Own], warm_up: Callable[[Own], object]):
         """owned: what the threads take, one each, and keep to, for oneDNN keeps integers by thread.
         warm_up: makes the first runs of all programs of one. These have to be over in one thread
         before the next begins, because the first changes the parameters of all."""
@@ -38,19 +38,19 @@ class Streams(Generic[Own]):
             self._own = threading.local()
             self._taking = threading.Lock()
 
-    def start(self, work: Callable[..., Result], *arguments: Any) -> Callable[[], Result]:
+    def start(self, work: Callable[..., Result], *arguments: object) -> Callable[[], Result]:
         """Have a thread do work(what it has, *arguments); what this gives waits for the result. The
         caller's thread does it then."""
         if self._threads is None:
             return functools.partial(work, self._first, *arguments)
         return self._threads.submit(self._do, work, arguments).result
 
-    def _take(self, owned: Iterator[Own], warm_up: Callable[[Own], Any]) -> None:
+    def _take(self, owned: Iterator[Own], warm_up: Callable[[Own], object]) -> None:
         with self._taking:
             self._own.taken = next(owned)
             warm_up(self._own.taken)
 
-    def _do(self, work: Callable[..., Result], arguments: tuple[Any, ...]) -> Result:
+    def _do(self, work: Callable[..., Result], arguments: tuple[object, ...]) -> Result:
         return work(self._own.taken, *arguments)
 
 

@@ -294,8 +294,8 @@ def _measure(
     """The accuracy of the files in `folder` beside float32's; GateFailed if too much is lost."""
     threads = accuracy.threads or engine.default_threads()
     float32 = answer.load(bundle.root, "float32", "cpu", threads)
-    opener = engine.open_lite_early_exit if early_exit else engine.open_lite
-    lite = float32._replace(engine=engine.Engine(opener(folder, "cpu", threads)))
+    kind = engine.LITE_EARLY_EXIT if early_exit else engine.LITE
+    lite = float32._replace(engine=engine.open_folder(kind, folder, "cpu", threads))
     table = evaluate.read_known(float32, accuracy.data)
     right = []
     for model in (lite, float32):
@@ -328,7 +328,7 @@ def _random_batches(bundle: bundles.Bundle) -> list[lite_opt.Batch]:
 
 
 def _answers(folder: Path, batches: Sequence[lite_opt.Batch]) -> list[np.ndarray]:
-    run = engine.open_program(folder, "cpu", engine.default_threads())
+    run = engine.open_folder(engine.FLOAT32, folder)
     return [run(*batch) for batch in batches]
 
 

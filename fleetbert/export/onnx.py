@@ -89,8 +89,8 @@ def _convert(source: Path, target: Path, opset: int) -> None:
 
 def _compare(bundle: bundles.Bundle, source: Path, folder: Path) -> float:
     threads = engine.default_threads()
-    expected = engine.open_program(source, "cpu", threads)
-    found = engine.open_onnx(folder, "cpu", threads)
+    expected = engine.open_folder(engine.FLOAT32, source, "cpu", threads)
+    found = engine.open_folder(engine.ONNX, folder, "cpu", threads)
     vocab_size = tokenizers.open(bundle).vocab_size
     longest = round_up(bundle.max_length, SAFE_LENGTHS)
     random = np.random.default_rng(0)

@@ -118,7 +118,7 @@ def save_program(network: paddle.nn.Layer, folder: Path) -> None:
 
 def _compare(network: paddle.nn.Layer, folder: Path, max_length: int, vocab_size: int) -> float:
     """The largest difference of logits between the network and its program, over some shapes."""
-    run = engine.open_program(folder, "cpu", engine.default_threads())
+    run = engine.open_folder(engine.FLOAT32, folder)
     random = np.random.default_rng(0)
     longest = round_up(max_length, SAFE_LENGTHS)
     shapes = {(texts, min(length, longest)) for texts, length in CHECKED_SHAPES} | {(2, longest)}

@@ -1,5 +1,5 @@
-"""`fleetbert launch`: the processes of a parameter-server job on this machine, started and watched.
+"""Starts the processes of a job and supervises them; nothing here imports Paddle.
 
-Paddle's stock launcher starts nothing again, leaves ports and the shared folder to its user, and
-keeps trainers waiting for 300 s when a server dies. Nothing here imports Paddle.
+`policy` says what the end of a process means and whether the job starts again. Two adapters follow
+it: `ranks` below Paddle's collective launcher, `servers` for parameter-server jobs.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
-from fleetbert.launch import remains
+from fleetbert.launch import heartbeat, reaper
 
 HOST = "127.0.0.1"
 
@@ -19,7 +19,7 @@ _FOREIGN = (
     "PADDLE_LOCAL_SIZE",
     "PADDLE_MASTER",
     "PADDLE_BACKUP_ENV_PATH",
-    "FLEETBERT_KEEPER",
+    heartbeat.VARIABLE,
 )
 
 
@@ -85,7 +85,7 @@ class Cluster:
             PADDLE_GLOO_HTTP_ENDPOINT=f"{HOST}:6767",
             FLEETBERT_RESTARTED=str(restarted),
         )
-        environ[remains.VARIABLE] = str(run)
+        environ[reaper.VARIABLE] = str(run)
         if not is_server:
             environ["PADDLE_TRAINER_ID"] = str(number)
         if not environment.started_with("OMP_NUM_THREADS", os.getpid()):

@@ -14,9 +14,9 @@ from pathlib import Path
 from fleetbert.compat import environment
 from fleetbert.config import loading
 from fleetbert.errors import UserError
-from fleetbert.launch import remains
-from fleetbert.launch.job import Job
+from fleetbert.launch import reaper
 from fleetbert.launch.output import Output
+from fleetbert.launch.servers import Job
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
     _fill_standard_streams()
     output = Output(Path(arguments.log_dir))
     try:
-        with remains.guarded() as folder:
+        with reaper.reaping() as folder:
             return Job(
                 command,
                 arguments.servers,

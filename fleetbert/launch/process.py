@@ -1,4 +1,4 @@
-"""One server or trainer."""
+"""One process of a job: a rank, a server or a trainer."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ import os
 import signal
 import subprocess
 from pathlib import Path
+from typing import Sequence
 
 from fleetbert.compat import environment
-from fleetbert.errors import NOT_CONNECTED, GateFailed, UserError
-
-FINAL = (UserError.code, GateFailed.code)  # no reason to start again
-STOPPED = (143, 130, -signal.SIGTERM, -signal.SIGINT)  # someone asked it to
+from fleetbert.launch.policy import Cause, cause_of
 
 
 class Process:
-    """A server or trainer: leader of a group of its own that ends with it, and with us."""
+    """Leader of a group of its own that ends with it."""
 
     def __init__(self, role: str, number: int):
         self.role, self.number, self.name = role, number, f"{role} {number}"
@@ -28,17 +26,27 @@ class Process:
     def running(self) -> bool:
         return self.popen is not None and self.code is None
 
-    def start(self, command: list[str], environ: dict[str, str], out: int, err: int) -> None:
-        """OSError when the system has no room for another process."""
+    def start(
+        self,
+        command: list[str],
+        environ: dict[str, str],
+        output: tuple[int, int] | None = None,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """With `output` (stdout, stderr) it reads nothing, and dies with us; without, it has our
+        streams, and sees to its end itself (`heartbeat.start`): a process with threads must not
+        run Python between fork and exec. OSError when the system has no room for it."""
         self.code, parent = None, os.getpid()
+        out, err = output or (None, None)
         self.popen = subprocess.Popen(
             command,
             env=environ,
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL if output else None,
             stdout=out,
             stderr=err,
+            pass_fds=descriptors,
             start_new_session=True,
-            preexec_fn=lambda: environment.die_with_parent(parent),
+            preexec_fn=(lambda: environment.die_with_parent(parent)) if output else None,
         )
 
     def has_ended(self) -> bool:
@@ -61,7 +69,8 @@ class Process:
     def ask(self, signum: int) -> None:
         """Send it, and nothing that it started, a signal."""
         if self.running and self.popen is not None:
-            self.popen.send_signal(signum)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.popen.pid, signum)
 
     def kill(self) -> None:
         """Kill it and its group."""
@@ -75,27 +84,6 @@ class Process:
             self.kill()
             self.code = self.popen.wait()
 
-    def status(self) -> int:
-        """Its end as an exit status, as shells count it."""
-        code = self.code or 0
-        return code if code >= 0 else 128 - code
-
-    def describe(self) -> str:
-        """How it ended."""
-        code = self.code or 0
-        if code == -signal.SIGKILL:
-            return f"{self.name} was killed (SIGKILL, by someone or for want of memory)"
-        if code < 0:
-            try:
-                name = signal.Signals(-code).name
-            except ValueError:  # a real-time signal
-                name = f"signal {-code}"
-            verb = "was stopped" if code in STOPPED else "crashed"
-            return f"{self.name} {verb} ({name})"
-        if code in STOPPED:
-            return f"{self.name} was asked to stop (exit code {code})"
-        if code == NOT_CONNECTED:
-            return f"{self.name} could not connect to the others"
-        if code in FINAL:
-            return f"{self.name} ended with an error (exit code {code})"
-        return f"{self.name} failed with exit code {code}"
+    def cause(self) -> Cause:
+        """What its end means, which was not a good one."""
+        return cause_of(self.name, self.code or 0, is_server=self.role == "server")

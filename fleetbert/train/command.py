@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
 from typing import Callable, TypeVar
 
 from fleetbert import config
-from fleetbert.errors import Stopped
-from fleetbert.train import keeper
+from fleetbert.compat import environment
+from fleetbert.launch import ranks
+from fleetbert.train import stopping
 
 Job = TypeVar("Job", bound=config.Config)
 
@@ -49,38 +48,18 @@ def run_kept(
     schema: type[Job],
     trainer: Callable[[], Callable[[Job], object]],
 ) -> None:
-    """Read the job and call what `trainer` imports with it; of ranks, under a keeper."""
-    expect_sigterm()
+    """Read the job and call what `trainer` imports with it; of ranks, under a supervisor."""
+    stopping.expect()
     job = config.load_as(schema, arguments.config, arguments.overrides)
-    keep_rank(job)
-
-    from fleetbert.compat import environment
+    supervise(job)
 
     environment.import_paddle()
-    expect_sigterm()  # Paddle's import put a handler of its own there, which shows a stack
-
-    train = trainer()
-    expect_sigterm()  # and PaddleNLP's took it away
-    train(job)
+    trainer()(job)
 
 
-def expect_sigterm() -> None:
-    """What SIGTERM does while nothing is trained: before the first step and after the last one."""
-
-    def stop(*_: object) -> None:
-        raise Stopped("SIGTERM: no step is lost; the same command goes on from there")
-
-    signal.signal(signal.SIGTERM, stop)
-
-
-def keep_rank(job: config.Config | config.Quantize) -> None:
-    """Under paddle.distributed.launch: become the keeper of a rank, and in the rank itself, which
-    runs the same command again, give signs of life."""
-    if keeper.is_needed():
-        restarts = keeper.max_restart() if job.trainer.resume == "auto" else 0
-        sys.exit(keeper.keep(job.strategy.hang_timeout, restarts))
-    if keeper.is_kept():
-        keeper.give_signs_of_life()
+def supervise(job: config.Config | config.Quantize) -> None:
+    """See `ranks.supervised`."""
+    ranks.supervised(job.strategy.hang_timeout, resumes=job.trainer.resume == "auto")
 
 
 def main(argv: list[str]) -> None:

@@ -47,13 +47,15 @@ def train(
     job: schema.Config,
     callbacks: Sequence[Callback] = (),
     metrics: Mapping[str, Metric] | None = None,
+    labels: Sequence[str] | None = None,
 ) -> Result:
     """Train as `job` says, from its newest checkpoint if it has one.
 
     `job.output_dir` then holds summary.json, metrics.jsonl, profile.json, report.html,
     visualdl/, checkpoints/, model/ (Hugging Face format) and bundle/, of the best step; of clicks
     no bundle/, and model/ as `train.ctr.write_model` has it. `callbacks` come after the job's own.
-    `metrics` are computed at each evaluation besides the task's, see `texts.Metric`.
+    `metrics` are computed at each evaluation besides the task's, see `texts.Metric`. `labels`: all
+    of them, in the order of the logits; None: those of the training texts, sorted.
     UserError for what is wrong with the job or its data; Stopped after SIGTERM, with a checkpoint.
     """
     strategy = connect(job)
@@ -64,11 +66,16 @@ def train(
     else:
 
         def open_with_metrics(job: schema.Config, strategy: Single) -> TextTask:
-            task = open_task(job, strategy)
+            task = open_task(job, strategy, labels=list(labels) if labels else None)
             task.metrics = metrics or {}
             return task
 
         summary = train_with(strategy, job, open_with_metrics, last=callbacks)
+    return result(job, summary)
+
+
+def result(job: schema.Config, summary: Summary) -> Result:
+    """What a job that has run leaves."""
     folder, best = Path(job.output_dir), dict(summary["dev"])
     return Result(
         folder,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import sys
+from pathlib import Path
 
 import pytest
 
-from fleetbert.bench import measure, train, worker
+from fleetbert.bench import measure, worker
 from fleetbert.bench.measure import Segment
 from fleetbert.errors import UserError
 
@@ -30,22 +33,20 @@ SEGMENTS = [
 
 def test_an_engines_figures_are_medians_over_its_segments():
     found = measure.summarize(SEGMENTS, "peer")
-    assert found["texts_per_s"] == pytest.approx(20)
-    assert found["tokens_per_s"] == pytest.approx(200)
-    assert (found["lowest"], found["highest"]) == (pytest.approx(10), pytest.approx(30))
-    assert found["texts"] == 300
-    assert found["cpu_seconds"] == pytest.approx(2 * found["seconds"])
-    assert found["cpu_ms_per_text"] == pytest.approx(1000 * found["cpu_seconds"] / 300)
-    assert found["peak_mb"] == 12
+    assert found.texts_per_s == pytest.approx(20)
+    assert found.tokens_per_s == pytest.approx(200)
+    assert (found.lowest, found.highest) == (pytest.approx(10), pytest.approx(30))
+    assert (found.texts, found.tokens) == (300, 3000)
+    assert found.seconds == pytest.approx(100 / 10 + 100 / 30 + 100 / 20)
+    assert found.cpu_ms_per_text == pytest.approx(2 * 1000 * found.seconds / 300)
+    assert found.peak_mb == 12
 
 
 def test_ratios_are_taken_within_a_round():
     found = measure.ratio(SEGMENTS, "ours", "peer")
-    assert found["rounds"] == pytest.approx([1.5, 2.0, 1.3])
-    assert found["median"] == pytest.approx(1.5)
-    assert "ours: 1.50 times the texts/s of peer (rounds: 1.50 2.00 1.30)" in measure.ratio_line(
-        found
-    )
+    assert found.rounds == pytest.approx([1.5, 2.0, 1.3])
+    assert found.median == pytest.approx(1.5)
+    assert str(found) == "ours: 1.50 times the texts/s of peer (rounds: 1.50 2.00 1.30)"
 
 
 def test_a_busy_machine_is_noted():
@@ -59,11 +60,6 @@ def test_engines_take_turns_and_each_begins_a_round(monkeypatch, capsys):
     order = ["".join(s.engine for s in segments if s.round == number) for number in range(3)]
     assert order == ["abc", "bca", "cab"]
     assert "round 2 of 3: c: 5.0 texts/s" in capsys.readouterr().err
-
-
-def test_a_training_is_cut_into_even_parts():
-    assert train.split(651, 3) == [217, 217, 217]
-    assert train.split(10, 4) == [2, 3, 2, 3]
 
 
 def test_tables_are_aligned_or_markdown():
@@ -81,7 +77,7 @@ def test_tables_are_aligned_or_markdown():
 def test_a_worker_answers_and_keeps_its_chatter_off_the_reports(tmp_path):
     code = (
         "import os, sys\n"
-        f"sys.path.insert(0, {str(measure.PEERS)!r})\n"
+        f"sys.path.insert(0, {str(Path(worker.__file__).parent)!r})\n"
         "import worker\n"
         "channel = worker.Channel()\n"
         "print('chatter'); os.write(1, b'from C')\n"
@@ -90,7 +86,7 @@ def test_a_worker_answers_and_keeps_its_chatter_off_the_reports(tmp_path):
         "os._exit(3)\n"
     )
     log = tmp_path / "log"
-    with measure.Worker([sys.executable, "-c", code], measure._peer_environ(1), log) as process:
+    with measure.Worker([sys.executable, "-c", code], os.environ, log) as process:
         assert process.hello == {"engine": "x"}
         assert process.ask(number=21) == {"twice": 42}
         with pytest.raises(UserError, match=r"exit code 3: .*(\n.*)*from C"):
@@ -100,32 +96,32 @@ def test_a_worker_answers_and_keeps_its_chatter_off_the_reports(tmp_path):
 def test_a_workers_error_becomes_ours(tmp_path):
     code = "import json; print(json.dumps({'error': 'config x: no such file'}))"
     with pytest.raises(UserError, match="config x: no such file"):
-        measure.Worker([sys.executable, "-c", code], measure._peer_environ(1), tmp_path / "log")
+        measure.Worker([sys.executable, "-c", code], os.environ, tmp_path / "log")
 
 
-def test_peers_do_not_get_what_is_set_for_paddle(monkeypatch):
-    monkeypatch.setenv("MKL_DEBUG_CPU_TYPE", "7")
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    environ = measure._peer_environ(3)
-    assert environ["OMP_NUM_THREADS"] == "3"
-    assert "MKL_DEBUG_CPU_TYPE" not in environ and "PYTHONPATH" not in environ
+def test_a_worker_that_fails_ends_those_that_wait_for_it(tmp_path):
+    code = (
+        "import sys; print('{}', flush=True); sys.stdin.readline()\n"
+        "print('{\"error\": \"out of texts\"}') if sys.argv[1] == '1' else input()"
+    )
+    workers = [
+        measure.Worker([sys.executable, "-c", code, str(rank)], {}, tmp_path / str(rank))
+        for rank in range(2)
+    ]
+    with workers[0], workers[1], pytest.raises(UserError, match="out of texts"):
+        measure.together(workers, start=True)
 
 
-def test_peers_that_lack_something_are_explained():
-    with pytest.raises(UserError, match=r"lacks no_such_module; `make venv-bench` makes one"):
-        measure.check_peer(sys.executable, "bench train", ["json", "no_such_module"])
-    with pytest.raises(UserError, match="/no/python cannot be run: No such file"):
-        measure.check_peer("/no/python", "bench train", ["json"])
-    measure.check_peer(sys.executable, "bench train", ["json"])
-
-
-def test_json_is_refused_before_the_work_where_it_cannot_be_written(tmp_path):
+def test_json_is_refused_before_the_work_where_it_cannot_be_written(tmp_path, capsys):
     for path in (tmp_path, tmp_path / "missing" / "report.json"):
-        with pytest.raises(UserError, match="--json"):
-            measure.check_output(str(path))
-    measure.check_output(None)
-    measure.write_json(str(tmp_path / "report.json"), {"text": "字"})
-    assert json.loads((tmp_path / "report.json").read_text(encoding="utf-8")) == {"text": "字"}
+        with pytest.raises(argparse.ArgumentTypeError, match="cannot be written there"):
+            measure.output(str(path))
+    arguments = argparse.Namespace(json=str(tmp_path / "a.json"), threads=1, markdown=False)
+    measure.finish(arguments, [["", "texts/s"]], ["字"], SEGMENTS)
+    written = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    assert written["notes"][0] == "字" and "busy" in written["notes"][1]
+    assert len(written["segments"]) == len(SEGMENTS)
+    assert "字" in capsys.readouterr().out
 
 
 def test_segments_leave_the_warm_up_out_and_wait_for_commands():

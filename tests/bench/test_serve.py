@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
 import time
 
 import fake_core
@@ -30,39 +29,45 @@ def texts(tmp_path_factory):
     return path
 
 
-@pytest.mark.slow
-def test_all_ways_are_measured_and_answer_alike(tiny_bundle, texts, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(serve, "SIZES", (1, 8))
-    words = ["--bundle", tiny_bundle, "--data", texts, "--variant", "float32", "--rounds", 1]
-    words += ["--seconds", 1, "--warm", 1, "--connections", 4, "--threads", 1, "--markdown"]
-    words += ["--json", tmp_path / "report.json", "--peer-python", sys.executable]
+def run(*words):
     with pytest.raises(SystemExit) as caught:
         cli.main(["bench", "serve", *map(str, words)])
+    return caught.value.code
+
+
+@pytest.mark.slow
+def test_all_ways_are_measured_and_answer_alike(tiny_bundle, texts, tmp_path, capsys):
+    words = ["--bundle", tiny_bundle, "--data", texts, "--variant", "float32", "--rounds", 1]
+    words += ["--seconds", 1, "--warm", 1, "--connections", 4, "--threads", 1, "--markdown"]
+    code = run(*words, "--sizes", "1,8", "--json", tmp_path / "report.json")
     out, err = capsys.readouterr()
-    assert caught.value.code == 0, err
+    assert code == 0, err
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
-    assert next(iter(report["engines"])) == serve.OFFLINE and len(report["engines"]) == 7
-    peer = report["versions"]["FastAPI + ONNX Runtime dynamic int8"]
-    assert peer.startswith("ONNX Runtime ") and peer in out
-    assert len(report["missing"]) == 1 and report["missing"][0].startswith("OpenVINO int8 (")
-    assert report["variant"] == "float32" and report["connections"] == 4
+    assert next(iter(report["engines"])) == serve.OFFLINE and len(report["engines"]) == 5
+    assert report["variant"] == "float32" and report["arguments"]["connections"] == 4
     for name, found in report["engines"].items():
         assert f"| {name} | " in out
         assert found["texts_per_s"] > 0
+        assert found["cpu_ms_per_text"] > 0 and found["peak_mb"] > 0
         if name != serve.OFFLINE:
             assert found["failed"] == 0 and found["client_processors"] > 0
             assert 0 < found["full_p50_ms"] <= found["full_p99_ms"]
-            assert found["cpu_ms_per_text"] > 0 and found["peak_mb"] > 0
-    answers = report["answers"]
-    assert len(answers) == 4
-    for name, found in answers.items():
-        ours = not name.startswith("FastAPI")
-        assert found["difference"] < (1e-4 if ours else 0.5), name  # the peer computes in int8
-    assert len(report["beside_peer"]) == len(report["at_equal_p99"]) == 4
-    assert out.count(" | FastAPI + ONNX Runtime dynamic int8 | ") == 4
-    for found in report["at_equal_p99"]:
-        assert found["times"] > 0 and 1 <= found["connections"] <= 16
-        assert found["connections"] == 4 or found["p99_ms"] <= found["reference_p99_ms"]
+    differences = [note for note in report["notes"] if "probabilities within" in note]
+    assert len(differences) == 2
+    for note in differences:
+        assert float(note.split()[-3]) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--connections", "0"], "argument --connections: 0 is no whole number from 1 on"),
+        (["--sizes", "8,0"], "argument --sizes: 0 is no whole number from 1 on"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(words, said, tiny_bundle, texts, capsys):
+    assert run("--bundle", tiny_bundle, "--data", texts, *words) == 2
+    assert said in capsys.readouterr().err
 
 
 def load(server, **command):
@@ -81,10 +86,13 @@ def model(monkeypatch):
     monkeypatch.setattr(serve_client, "MODEL", "sst")
 
 
-def test_the_clients_read_scores(server, model, tmp_path):
-    load(server, connections=1, save=str(tmp_path / "scores.npy"))
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_clients_read_scores(server, model, tmp_path, protocol):
+    address = getattr(server, protocol)
+    path = tmp_path / "scores.npy"
+    load(server, connections=1, save=str(path), protocol=protocol, address=address)
     expected = softmax(fake_core.logits_of(TEXTS))
-    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, atol=1e-6)
+    np.testing.assert_allclose(np.load(path), expected, atol=1e-6)
 
 
 def test_closed_loop_and_paced(server, model):
@@ -104,43 +112,43 @@ def test_closed_loop_and_paced(server, model):
 class Slow:
     """A server that takes 0.2 s for each answer, one connection's after another's."""
 
-    answer = b""
     free = 0.0
 
-    def ask(self, request, done):
-        loop = asyncio.get_running_loop()
-        Slow.free = max(Slow.free, loop.time()) + 0.2
-        loop.call_at(Slow.free, done, True)
+    async def ask(self, request):
+        now = time.perf_counter()
+        Slow.free = max(Slow.free, now) + 0.2
+        await asyncio.sleep(Slow.free - now)
+        return b""
 
 
 def test_answers_that_come_late_count_and_so_does_the_time_until_then():
     async def ask():
-        run = serve_client.Run([b""], 0.5, None)
-        await run.go([Slow() for _ in range(4)])
+        run = serve_client.Load([b""], 0.5, None)
+        await run.run([Slow() for _ in range(4)])
         return run
 
     run = asyncio.run(ask())
     assert len(run.latencies) == len(run.answered) == 6  # 2 within 0.5 s, and the 4 on their way
-    assert len(run.answered) / run.seconds == pytest.approx(5, rel=0.05)
+    # No upper bound: the machine may be busy.
+    assert run.seconds >= 6 * 0.2 - 0.01
 
 
 class Busy:
     """A server that is asked in the clients' own process, and takes 2.5 ms for an answer."""
 
-    answer = b""
-
-    def ask(self, request, done):
+    async def ask(self, request):
         until = time.perf_counter() + 0.0025
         while time.perf_counter() < until:
             pass
-        asyncio.get_running_loop().call_soon(done, True)
+        await asyncio.sleep(0)
+        return b""
 
 
 @pytest.mark.parametrize("rate", [None, 100.0])
 def test_latencies_are_finer_than_the_loops_milliseconds(rate):
     async def ask():
-        run = serve_client.Run([b""], 0.5, rate)
-        await run.go([Busy()])
+        run = serve_client.Load([b""], 0.5, rate)
+        await run.run([Busy()])
         return run
 
     run = uvloop.run(ask())
@@ -152,10 +160,10 @@ def test_a_connection_that_was_closed_is_a_failure():
     async def run():
         served = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
         port = served.sockets[0].getsockname()[1]
-        asker = await serve_client._connect_http(f"127.0.0.1:{port}")
+        connection = await serve_client._connect_http(f"127.0.0.1:{port}")
         for _ in range(2):  # while it is closed, and afterwards
-            run = serve_client.Run([b"GET / HTTP/1.1\r\n\r\n"], 0.5, None)
-            await asyncio.wait_for(run.go([asker]), 10)
+            run = serve_client.Load([b"GET / HTTP/1.1\r\n\r\n"], 0.5, None)
+            await asyncio.wait_for(run.run([connection]), 10)
             assert (run.failed, run.failure) == (1, "the connection was closed")
             await asyncio.sleep(0.2)
         served.close()
@@ -169,8 +177,8 @@ def test_failures_are_counted_and_end_their_connection(server, monkeypatch):
     assert (found["requests"], found["failed"]) == (0, 3)
     assert found["failure"] == '{"error":"the queue of model full is full"}'
     found = load(server, connections=3, seconds=1.0, protocol="grpc", address=server.grpc)
-    assert found["failed"] == 3 and found["failure"].startswith("UNAVAILABLE: ")
-    assert found["failure"].endswith(": the queue of model full is full")
+    assert (found["requests"], found["failed"]) == (0, 3)
+    assert found["failure"] == "UNAVAILABLE: the queue of model full is full"
     with pytest.raises(UserError, match="did not answer"):
         load(server, connections=1, save="unused")
 
@@ -180,41 +188,3 @@ def test_percentiles():
     assert serve_client.percentile(range(1, 101), 0.99) == 99
     assert serve_client.percentile([7], 0.01) == 7
     assert math.isnan(serve_client.percentile([], 0.5))
-
-
-def test_what_cannot_be_measured_is_said(tiny_bundle, texts):
-    same = {"variant": "float32", "texts": 9, "connections": 1, "seconds": 1, "warm": 1,
-            "rounds": 1, "threads": 1, "peer_python": sys.executable,
-            "peers": ["ort-int8"]}  # fmt: skip
-    with pytest.raises(UserError, match="--connections is 0"):
-        serve.bench(str(tiny_bundle), str(texts), **{**same, "connections": 0})
-    with pytest.raises(UserError, match="cannot be run"):
-        serve.bench(str(tiny_bundle), str(texts), **{**same, "peer_python": "no-python"})
-    with pytest.raises(UserError, match="--peers: triton is none of torch, "):
-        serve.bench(str(tiny_bundle), str(texts), **{**same, "peers": ["ort-int8", "triton"]})
-    with pytest.raises(UserError, match="no peer to measure: OpenVINO int8 "):
-        serve.bench(str(tiny_bundle), str(texts), **{**same, "peers": ["openvino-int8"]})
-
-
-def test_texts_per_second_are_compared_at_the_same_p99():
-    ways = {way.name: way for way in serve._ways([serve.OURS, "peer"])}
-    asked = []
-
-    def ask(way, connections):
-        """Ours is saturated: latency grows with the connections, and texts/s hardly."""
-        asked.append((way, connections))
-        if way.server == "peer":
-            return {"texts": 100, "seconds": 1.0, "p99_ms": 50.0 * way.size, "failed": 0}
-        p99 = 0.1 * way.size * connections + 10
-        failed = int(way.protocol == "grpc" and connections > 64)
-        return {"texts": 200 + connections, "seconds": 1.0, "p99_ms": p99, "failed": failed}
-
-    found = serve._at_equal_p99(ask, ways, 64)
-    assert len(asked) == len(set(asked))
-    assert [(one["engine"], one["reference"]) for one in found] == [
-        (ours.name, peer.name) for ours, peer in serve._pairs(ways)
-    ]
-    http = found[0]  # 64 connections: 16.4 ms of 50; 195: 29.5; 256 (331 would be more than 4 x 64)
-    assert (http["connections"], http["p99_ms"], http["times"]) == (256, pytest.approx(35.6), 4.56)
-    grpc = found[3]  # more connections are refused
-    assert (grpc["connections"], grpc["times"]) == (64, 2.64)

@@ -1,73 +1,65 @@
-"""A real run of `bench train`, where PyTorch is installed."""
+"""A real run of `bench train` on a tiny job."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import tiny_job
 
 from fleetbert import cli
-from fleetbert.bench import measure, train
+from fleetbert.bench import train
 from fleetbert.errors import UserError
 
-PEER = Path(__file__).parents[2] / measure.DEFAULT_PEER
 
-
-def has_torch(python: Path | str) -> bool:
-    try:
-        measure.check_peer(str(python), "bench train", ("torch", "transformers", "numpy"))
-    except UserError:
-        return False
-    return True
-
-
-@pytest.mark.skipif(not has_torch(PEER), reason=f"no {PEER}; `make venv-bench` makes it")
 @pytest.mark.slow
-def test_both_sides_train_from_the_same_start(tiny_data, tmp_path, capsys):
+def test_a_job_is_measured_beside_its_changes(tiny_data, tmp_path, capsys):
     config = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, tmp_path / "output")
-    words = ["--config", config, "--full", "--rounds", 2, "--threads", 1, "--peer-python", PEER]
-    words += ["--json", tmp_path / "report.json", "trainer.epochs=4"]
+    words = ["--config", config, "--full", "--rounds", 2, "--threads", 1, "trainer.epochs=4"]
+    words += ["--json", tmp_path / "report.json", "--beside", "data.batching=pad,data.batch_size=8"]
     with pytest.raises(SystemExit) as caught:
         cli.main(["bench", "train", *map(str, words)])
     out, err = capsys.readouterr()
     assert caught.value.code == 0, err
     report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    beside = "data.batching=pad,data.batch_size=8"
+    assert list(report["engines"]) == [train.AS_IT_IS, beside]
     assert len(report["segments"]) == 4
-    for found in report["engines"].values():
-        assert found["texts"] == 4 * 160 - train.WARM_UP * 16
-        assert len(found["dev_accuracy"]) == 4
-        assert found["dev_accuracy"][-1] > 0.7  # both learn
-    assert "Accuracy on 60 dev texts after each epoch: PyTorch" in out
+    for side, batch in ((train.AS_IT_IS, 16), (beside, 8)):
+        found = report["engines"][side]
+        assert found["texts"] == 4 * 160 - train.WARM_UP * batch
+        assert len(found["last"]["dev"]) == 4
+        assert found["last"]["dev"][-1] > 0.7  # it learns
+        assert 0 < found["last"]["reading"] < found["last"]["seconds"]
+    assert f"{beside}: " in out and "times the texts/s of the job" in out
     assert not (tmp_path / "output").exists()
 
 
-@pytest.mark.skipif(has_torch(sys.executable), reason="PyTorch is in this environment")
-def test_a_peer_without_torch_is_one_clear_sentence(tmp_path):
-    command = [sys.executable, "-m", "fleetbert.cli", "bench", "train"]
-    done = subprocess.run(
-        [*command, "--peer-python", sys.executable],
-        capture_output=True,
-        encoding="utf-8",
-        cwd=tmp_path,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: bench train needs a Python with torch, transformers")
-    assert done.stderr.count("\n") == 1 and "`make venv-bench` makes one" in done.stderr
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--steps", "0"], "argument --steps: 0 is no whole number from 1 on"),
+        (["--config", "none.yaml"], "config none.yaml: cannot be read"),
+        (["--config", "configs/ps/wide_deep.yaml"], "task.name is ctr"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(words, said, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["bench", "train", *words])
+    assert caught.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 def test_rounds_get_as_many_steps_as_there_are(capsys):
-    class Fake:
-        def __init__(self, total: int):
-            self.hello = {"total_steps": total}
-
-    workers: dict = {"peer": Fake(160), "ours": Fake(161)}
-    assert train._plan(workers, 40, 3, False) == {"peer": [45, 40, 40], "ours": [45, 40, 40]}
-    assert train._plan(workers, 100, 3, False) == {"peer": [56, 51, 51], "ours": [56, 51, 51]}
+    totals = {"peer": 160, "ours": 161}
+    assert train.plan(totals, 40, 3, False) == {"peer": [45, 40, 40], "ours": [45, 40, 40]}
+    assert train.plan(totals, 100, 3, False) == {"peer": [56, 51, 51], "ours": [56, 51, 51]}
     assert "51 steps a round instead of 100" in capsys.readouterr().err
-    assert train._plan(workers, 100, 2, True) == {"peer": [80, 80], "ours": [80, 81]}
+    assert train.plan(totals, 100, 2, True) == {"peer": [80, 80], "ours": [80, 81]}
     with pytest.raises(UserError, match="too few for 200 rounds"):
-        train._plan(workers, 100, 200, False)
+        train.plan(totals, 100, 200, False)
+
+
+def test_a_training_is_cut_into_even_parts():
+    assert train.split(651, 3) == [217, 217, 217]
+    assert train.split(10, 4) == [2, 3, 2, 3]

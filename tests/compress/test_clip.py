@@ -100,7 +100,7 @@ def test_clipping_takes_planted_outliers_back(planted, tiny_data, tmp_path):
         folder = tmp_path / case
         folder.mkdir()
         variants.write_mix(mix, folder)
-        served = model._replace(engine=engine.Engine(engine.open_int8(folder, "cpu", 2)))
+        served = model._replace(engine=engine.open_folder(engine.INT8, folder, "cpu", 2))
         found = answer.compute_logits(served, table.texts_a, table.texts_b).values
         changes[case] = np.square(found - exact).mean()
     assert changes["clipped"] < 0.5 * changes["outliers"]

@@ -34,8 +34,10 @@ def test_products_as_mul_give_the_same_logits(folder, tmp_path):
     programs.write(tmp_path / "model.pdmodel", program)
     (tmp_path / "model.pdiparams").write_bytes((folder / "model.pdiparams").read_bytes())
     batch = random_batch(np.random.default_rng(0), (3, 32), 100)
-    expected = engine.open_program(folder, "cpu", 1)(*batch)
-    np.testing.assert_allclose(engine.open_program(tmp_path, "cpu", 1)(*batch), expected, atol=1e-6)
+    expected = engine.open_folder(engine.FLOAT32, folder, "cpu", 1)(*batch)
+    np.testing.assert_allclose(
+        engine.open_folder(engine.FLOAT32, tmp_path, "cpu", 1)(*batch), expected, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("bits", [8, 16])

@@ -198,8 +198,8 @@ def test_a_pruned_network_answers_like_a_masked_one(whole_program, pruned_progra
         tensors = scaled(tensors, layer, "units", np.isin(np.arange(UNITS), kept.units[layer]))
     masked = build(tensors)
     narrow = build(tensors_of(pruned_program), kept_heads=2, intermediate_size=48)
-    served = engine.open_program(pruned_program, "cpu", 1)
-    whole = engine.open_program(whole_program, "cpu", 1)
+    served = engine.open_folder(engine.FLOAT32, pruned_program, "cpu", 1)
+    whole = engine.open_folder(engine.FLOAT32, whole_program, "cpu", 1)
     random = np.random.default_rng(6)
     for shape in ((3, 32), (1, 128), (8, 16)):
         ids, types = random_batch(random, shape, 190)
@@ -302,8 +302,8 @@ def test_a_pruned_variant_is_a_source(done, tiny_data, tmp_path, method):
     else:
         # Beside its source, and not only close to float32 by chance.
         ids, types = random_batch(np.random.default_rng(7), (8, 16), 100)
-        source = engine.open_program(bundle / "pruned-float32", "cpu", 1)(ids, types)
-        found = engine.OPENERS[variant.kind](bundle / variant.name, "cpu", 1)(ids, types)
+        source = engine.open_folder(engine.FLOAT32, bundle / "pruned-float32", "cpu", 1)(ids, types)
+        found = engine.open_folder(variant.kind, bundle / variant.name, "cpu", 1)(ids, types)
         assert np.abs(found - source).max() < 0.1
 
 

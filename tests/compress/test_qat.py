@@ -70,8 +70,8 @@ def dev_batches(bundle: Path, data: Path) -> Any:
 
 def test_the_served_program_answers_like_the_trained_network(done, tiny_data):
     bundle, trained, _ = done
-    served = engine.open_int8(bundle / "int8-qat", "cpu", 1)
-    float32 = engine.open_program(bundle / "float32", "cpu", 1)
+    served = engine.open_folder(engine.INT8, bundle / "int8-qat", "cpu", 1)
+    float32 = engine.open_folder(engine.FLOAT32, bundle / "float32", "cpu", 1)
     differences, distances = [], []
     for batch in dev_batches(bundle, tiny_data):
         inputs = batch.input_ids, batch.token_type_ids

@@ -50,7 +50,7 @@ def test_inputs_of_layers_are_what_float32_computes(folder):
     layers = sensitivity.Layers(folder)
     last = list(layers.inputs)[-1]
     bias = layers.parameters[last.replace(".w_", ".b_")]
-    opened = engine.open_program(folder, "cpu", 1)
+    opened = engine.open_folder(engine.FLOAT32, folder, "cpu", 1)
     for batch, inputs in zip(feeds(), layers.run(feeds())):
         assert len(inputs) == 2 * 6 + 2
         logits = inputs[last] @ layers.parameters[last] + bias
@@ -148,8 +148,8 @@ def test_mixes_come_from_one_calibration(trained, prepared, tmp_path):
     assert {name for name, int8 in kinds.items() if not int8} == {*left, prepared.left[0]}
 
     batch = feeds(count=1)[0]
-    exact = engine.open_program(source, "cpu", 1)(*batch.values())
-    served = engine.open_int8(tmp_path / "mix", "cpu", 1)(*batch.values())
+    exact = engine.open_folder(engine.FLOAT32, source, "cpu", 1)(*batch.values())
+    served = engine.open_folder(engine.INT8, tmp_path / "mix", "cpu", 1)(*batch.values())
     assert 0 < np.abs(served - exact).max() < 0.2
 
     program = programs.read(tmp_path / "mix" / "model.pdmodel")

@@ -133,9 +133,12 @@ def test_a_budget_of_nothing_is_refused(tiny_bundle):
 
 
 def test_a_model_that_answers_nan_says_so(model):
-    broken = engine.Engine(lambda ids, _: np.full((len(ids), 3), np.nan, np.float32))
+    class Broken(engine.Engine):
+        def compute(self, inputs, speed=None):
+            return np.full((len(inputs["input_ids"]), 3), np.nan, np.float32)
+
     with pytest.raises(UserError, match="NaN or infinity"):
-        answer.answer(model._replace(engine=broken), ["word1"])
+        answer.answer(model._replace(engine=Broken()), ["word1"])
 
 
 LINES = st.one_of(

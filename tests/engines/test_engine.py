@@ -48,8 +48,9 @@ def test_any_sequence_of_shapes_is_answered_as_by_a_fresh_predictor(tiny_bundle)
     answers = [used.run(make_batch(*shape)) for shape in order]
     for shape, found in zip(order, answers):
         batch = make_batch(*shape)
-        fresh = engine.open_program(folder, "cpu", 2)(batch.input_ids, batch.token_type_ids)
-        np.testing.assert_allclose(found, fresh, atol=1e-5, err_msg=str(shape))
+        fresh = engine.open_folder(engine.FLOAT32, folder, "cpu", 2)
+        expected = fresh(batch.input_ids, batch.token_type_ids)
+        np.testing.assert_allclose(found, expected, atol=1e-5, err_msg=str(shape))
 
 
 def test_numpy_takes_one_thread_beside_early_exit(tiny_bundle, tmp_path):
@@ -72,7 +73,7 @@ def test_int8_and_early_exit_do_not_depend_on_what_was_asked_before(tiny_bundle,
 
 def test_the_bug_that_safe_lengths_avoid_is_still_there(tiny_bundle):
     """When this fails the workaround may go: Paddle's keys no longer meet."""
-    run = engine.open_program(bundles.read(tiny_bundle).folder("float32"), "cpu", 2)
+    run = engine.open_folder(engine.FLOAT32, bundles.read(tiny_bundle).folder("float32"), "cpu", 2)
     one, other = make_batch(11, 39), make_batch(1, 139)
     run(one.input_ids, one.token_type_ids)
     with pytest.raises(RuntimeError, match="could not reshape a memory descriptor"):
@@ -84,7 +85,7 @@ def test_models_in_one_process_do_not_share_weights(tiny_bundle, tmp_path):
 
     save_program(make_network(seed=2), tmp_path)
     runs = [
-        engine.open_program(folder, "cpu", 2)
+        engine.open_folder(engine.FLOAT32, folder, "cpu", 2)
         for folder in (bundles.read(tiny_bundle).folder("float32"), tmp_path)
     ]
     batches = [make_batch(texts, length) for texts in (1, 5) for length in (16, 64)]
@@ -223,7 +224,7 @@ for turn in range(2):
     for length in SAFE_LENGTHS[:15]:
         for texts in range(1, 21):
             ids = np.ones((texts, length), np.int64)
-            opened._run(ids, 0 * ids)
+            opened(ids, 0 * ids)
 """
     environ = {**os.environ, "ONEDNN_VERBOSE": "2"}
     command = [sys.executable, "-c", script, str(tiny_bundle)]

@@ -42,7 +42,7 @@ def test_texts_get_the_answers_of_paddle_whatever_the_threads(lite_bundle):
 
 
 def test_answers_stay_when_the_next_is_asked(lite_bundle):
-    opened = engine.OPENERS["paddle-lite"](lite_bundle / "lite-x86-float32", "cpu", 1)
+    opened = engine.open_folder("paddle-lite", lite_bundle / "lite-x86-float32", "cpu", 1)
     first = opened(np.full((2, 16), 7), np.zeros((2, 16), np.int64))
     kept = first.copy()
     opened(np.full((2, 16), 9), np.zeros((2, 16), np.int64))

@@ -114,9 +114,9 @@ def test_x86_answers_like_paddle_with_the_same_weights(lite_bundle, tmp_path, pr
     source = bundle.folder("float32")
     if precision != "float32":
         source = round_weights(source, tmp_path, 127 if precision == "int8" else 32767)
-    paddle = engine.open_program(source, "cpu", 2)
-    float32 = engine.open_program(bundle.folder("float32"), "cpu", 2)
-    opened = engine.OPENERS["paddle-lite"](bundle.folder(f"lite-x86-{precision}"), "cpu", 2)
+    paddle = engine.open_folder(engine.FLOAT32, source, "cpu", 2)
+    float32 = engine.open_folder(engine.FLOAT32, bundle.folder("float32"), "cpu", 2)
+    opened = engine.open_folder("paddle-lite", bundle.folder(f"lite-x86-{precision}"), "cpu", 2)
     random = np.random.default_rng(1)
     rounding = []
     for shape in [*SHAPES, *SHAPES[::-1]]:
@@ -164,8 +164,8 @@ def test_the_static_program_for_converters_answers_like_the_one_that_is_served(l
     arrays = weights.parameters(folder, program)
     assert sum(array.dtype == np.int8 for array in arrays.values()) == 2 * 6 + 1
     batch = random_batch(np.random.default_rng(2), (4, 32), 195)
-    exact = engine.open_program(bundle.folder("float32"), "cpu", 1)(*batch)
-    served = engine.open_int8(folder, "cpu", 1)(*batch)
+    exact = engine.open_folder(engine.FLOAT32, bundle.folder("float32"), "cpu", 1)(*batch)
+    served = engine.open_folder(engine.INT8, folder, "cpu", 1)(*batch)
     with static_graph(), paddle.static.scope_guard(paddle.static.Scope()):
         runner = paddle.static.Executor(paddle.CPUPlace())
         loaded = paddle.static.deserialize_program(program.SerializeToString())

@@ -42,7 +42,7 @@ def test_the_program_answers_like_the_network(tmp_path, tiny_vocab):
         "float32/model.pdmodel",
     ]
     network.eval()
-    run = engine.open_program(bundle.folder("float32"), "cpu", 2)
+    run = engine.open_folder(engine.FLOAT32, bundle.folder("float32"), "cpu", 2)
     random = np.random.default_rng(5)
     for shape in [(1, 16), (7, 48), (2, 512)]:
         input_ids, token_type_ids = random_batch(random, shape, len(VOCAB))

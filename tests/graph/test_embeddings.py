@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from fleetbert.data.packing import pack, packed_layout
-from fleetbert.engines import engine
+from fleetbert.engines import predictor
+from fleetbert.engines.packed import open_group
 from fleetbert.graph import embeddings, groups
 
 SHAPES = ((2, 16), (5, 32))  # a row alone has attention of its own
@@ -28,8 +29,8 @@ def test_every_group_of_layers_gives_the_same(fused, shape):
     at = packed_layout(input_ids != 0)
     rows, state, rest = input_ids, input_ids, types
     for _, group in groups.cut_groups(fused.program, [1, 2]):
-        rows = engine.open_as_it_is(group, fused.parameters, 1)(rows, rest)
-        state = engine.open_fused(group, fused.parameters, 1)[0](state, rest, at)
+        (rows,) = predictor.open_as_it_is(group, fused.parameters, 1)(rows, rest)
+        state = open_group(group, fused.parameters, 1)[0](state, rest, at)
         rest = input_ids
         assert state.std() > 0.01
         if rows.ndim == 3:  # of all tokens; what lies beside them in the line is padding
@@ -43,7 +44,7 @@ def test_every_group_of_layers_gives_the_same(fused, shape):
 def test_states_are_read_where_they_are_and_left_as_they_were(fused):
     """Paddle is lent the array; a later call with a smaller one must not write there."""
     *_, (_, group) = groups.cut_groups(fused.program, [1, 2])
-    (run,) = engine.open_fused(group, fused.parameters, 1)
+    (run,) = open_group(group, fused.parameters, 1)
     random = np.random.default_rng(0)
     given = []
     for shape in ((40, 32), (2, 16), (1, 20), (40, 32), (3, 16)):
@@ -53,7 +54,7 @@ def test_states_are_read_where_they_are_and_left_as_they_were(fused):
         given.append((input_ids, at, state, state.copy(), run(state, input_ids, at)))
     for input_ids, at, state, before, found in given:
         np.testing.assert_array_equal(state, before)
-        again = engine.open_fused(group, fused.parameters, 1)[0](before, input_ids, at)
+        again = open_group(group, fused.parameters, 1)[0](before, input_ids, at)
         np.testing.assert_array_equal(found, again)
 
 
@@ -67,8 +68,8 @@ def test_the_rest_has_no_tables(fused):
 
 @pytest.mark.parametrize(("token", "kind"), [(195, 0), (-1, 0), (5, 99), (5, -1)])
 def test_ids_that_no_table_has_are_refused(fused, token, kind):
-    (run,) = engine.open_fused(fused.program, fused.parameters, 1)
+    (run,) = open_group(fused.program, fused.parameters, 1)
     input_ids, types = make_batch(1, 16)
     input_ids[0, 3], types[0, 3] = token, kind
     with pytest.raises(IndexError):
-        run(input_ids, types)
+        run(input_ids, types, packed_layout(input_ids != 0))

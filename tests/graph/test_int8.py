@@ -7,7 +7,7 @@ import pytest
 from scipy import special
 
 from fleetbert.compat import environment
-from fleetbert.engines import engine
+from fleetbert.engines import engine, predictor
 from fleetbert.engines.alike import random_batch
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
@@ -48,7 +48,8 @@ def saved(folder, program, quantized, parameters):
     programs.write(folder / "x86.pdmodel", program)
     others = {name: array for name, array in parameters.items() if name not in quantized}
     weights.save(folder, quantized, others)
-    return engine.open_as_it_is(*engine._from_integers(folder), 1)
+    predict = predictor.open_as_it_is(*predictor.read_integers(folder), 1)
+    return lambda *batch: predict(*batch)[0]
 
 
 def run_layer(folder, tmp_path, outputs, thresholds, quantized, batch):
@@ -126,5 +127,5 @@ def test_rewrites_leave_the_logits_alone(folder, tmp_path, rewrite):
     assert len(program.blocks[0].ops) != len(fused.program.blocks[0].ops)
     assert fused.program.SerializeToString() == before
     found = saved(tmp_path, program, {}, fused.parameters)(*batch)
-    expected = engine.open_program(folder, "cpu", 1)(*batch)
+    expected = engine.open_folder(engine.FLOAT32, folder, "cpu", 1)(*batch)
     np.testing.assert_allclose(found, expected, atol=1e-5)

@@ -23,7 +23,7 @@ from fleetbert.engines import engine
 
 inference = paddle_inference.import_inference()
 inference.Config.disable_glog_info = lambda config: None
-run = engine.open_int8(Path(sys.argv[1]), "cpu", 1)
+run = engine.open_folder(engine.INT8, Path(sys.argv[1]), "cpu", 1)
 ids = np.ones((2, 16), np.int64)
 for number in range(3):
     print(f"RUN {number}", file=sys.stderr, flush=True)

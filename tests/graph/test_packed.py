@@ -7,8 +7,10 @@ import pytest
 import shapes
 
 from fleetbert import bundle as bundles
-from fleetbert.engines import engine
+from fleetbert.data.packing import packed_layout
+from fleetbert.engines import predictor
 from fleetbert.engines.alike import random_batch
+from fleetbert.engines.packed import open_group
 from fleetbert.graph import embeddings, groups, packed
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
@@ -18,7 +20,7 @@ from fleetbert.graph.first_token import first_token_only
 def int8(tiny_bundle, tmp_path_factory):
     folder = tmp_path_factory.mktemp("int8")
     bundle = bundles.read(shapes.add_int8_and_early_exit(tiny_bundle, folder).root)
-    return engine._from_integers(bundle.folder("int8-static"))
+    return predictor.read_integers(bundle.folder("int8-static"))
 
 
 def make_batch(lengths, length):
@@ -28,13 +30,18 @@ def make_batch(lengths, length):
     return batch
 
 
+def answer(program, parameters, ids, types):
+    """That of a program whose texts share rows."""
+    return open_group(program, parameters, 1)[0](ids, types, packed_layout(ids != 0))
+
+
 @pytest.mark.parametrize("first_only", [False, True])
 @pytest.mark.parametrize("lengths", [[5], [16, 3, 9], [16] * 4, [1, 16], list(range(1, 17)) * 9])
 def test_the_answers_in_float32_are_the_same(fused, first_only, lengths):
     program = first_token_only(fused.program) if first_only else fused.program
     batch = make_batch(lengths, 16)
-    whole = engine.open_as_it_is(program, fused.parameters, 1)(*batch)
-    found = engine.open_fused(program, fused.parameters, 1)[0](*batch)
+    (whole,) = predictor.open_as_it_is(program, fused.parameters, 1)(*batch)
+    found = answer(program, fused.parameters, *batch)
     assert whole.std() > 0.01
     # Kernels for AVX2 add in another order where there are more rows.
     np.testing.assert_allclose(found, whole, atol=1e-5)
@@ -43,34 +50,34 @@ def test_the_answers_in_float32_are_the_same(fused, first_only, lengths):
 @pytest.mark.parametrize("lengths", [[16, 3, 9], [16] * 4, [1, 16], list(range(1, 17)) * 9])
 def test_the_answers_in_int8_are_the_same_bits(int8, lengths):
     batch = make_batch(lengths, 16)
-    whole = engine.open_as_it_is(*int8, 1)(*batch)
+    (whole,) = predictor.open_as_it_is(*int8, 1)(*batch)
     assert whole.std() > 0.01
-    np.testing.assert_array_equal(engine.open_fused(*int8, 1)[0](*batch), whole)
+    np.testing.assert_array_equal(answer(*int8, *batch), whole)
 
 
 def test_padding_between_tokens_and_in_the_first_place(int8):
     ids, types = make_batch([16, 7, 12], 16)
     ids[0, 4], ids[2, 0] = 0, 0
-    whole = engine.open_as_it_is(*int8, 1)(ids, types)
-    np.testing.assert_array_equal(engine.open_fused(*int8, 1)[0](ids, types), whole)
+    (whole,) = predictor.open_as_it_is(*int8, 1)(ids, types)
+    np.testing.assert_array_equal(answer(*int8, ids, types), whole)
 
 
 def test_a_row_of_padding_says_the_same_beside_any_other(int8):
-    (run,) = engine.open_fused(*int8, 1)
+    (run,) = open_group(*int8, 1)
     found = []
     for others in ([16, 5], [3, 11]):
         ids, types = make_batch([*others, 1], 16)
         ids[2], types[2] = 0, 0
-        found.append(run(ids, types)[2])
+        found.append(run(ids, types, packed_layout(ids != 0))[2])
     np.testing.assert_array_equal(*found)
 
 
 def test_a_text_does_not_see_those_beside_it(int8):
-    (run,) = engine.open_fused(*int8, 1)
+    (run,) = open_group(*int8, 1)
     ids, types = make_batch([10, 12, 9], 16)  # one row of 32
-    before = run(ids, types)
+    before = run(ids, types, packed_layout(ids != 0))
     ids[1, :12] = ids[1, 11::-1].copy()
-    after = run(ids, types)
+    after = run(ids, types, packed_layout(ids != 0))
     np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
     assert np.abs(after[1] - before[1]).max() > 1e-3
 

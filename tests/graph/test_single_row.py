@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from fleetbert.compat import environment
-from fleetbert.engines import engine
+from fleetbert.data.packing import packed_layout
+from fleetbert.engines import predictor
 from fleetbert.engines.alike import random_batch
+from fleetbert.engines.packed import open_group
 from fleetbert.graph import embeddings, single_row
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
@@ -39,18 +41,19 @@ def test_a_last_layer_for_one_token_keeps_its_products(fused):
 def test_a_text_without_padding_gets_the_answer_of_all_operators(fused, length, first_only):
     program = first_token_only(fused.program) if first_only else fused.program
     batch = random_batch(np.random.default_rng(length), (1, length), 195)
-    whole = engine.open_as_it_is(program, fused.parameters, 1)(*batch)
-    found = engine.open_fused(program, fused.parameters, 1)[0](*batch)
+    (whole,) = predictor.open_as_it_is(program, fused.parameters, 1)(*batch)
+    found = open_group(program, fused.parameters, 1)[0](*batch, packed_layout(batch[0] != 0))
     np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
 @pytest.mark.parametrize("padding", [slice(0, 1), slice(5, 9)])
 def test_rows_with_padding_are_answered_by_the_program_that_knows_a_mask(fused, padding):
-    (run,) = engine.open_fused(fused.program, fused.parameters, 1)
+    (run,) = open_group(fused.program, fused.parameters, 1)
     input_ids, types = random_batch(np.random.default_rng(0), (1, 32), 195)
     input_ids[0, padding] = 0
-    whole = engine.open_as_it_is(fused.program, fused.parameters, 1)(input_ids, types)
-    np.testing.assert_allclose(run(input_ids, types), whole, atol=1e-5)
+    (whole,) = predictor.open_as_it_is(fused.program, fused.parameters, 1)(input_ids, types)
+    found = run(input_ids, types, packed_layout(input_ids != 0))
+    np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
 def test_it_is_for_processors_that_can_and_for_models_that_are_not_wide(fused, monkeypatch):

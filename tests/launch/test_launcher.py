@@ -145,8 +145,8 @@ def test_a_killed_trainer_is_started_again_alone(launch):
     assert [row[1:] for row in job.starts("trainer.0")] == [["0", "1"], ["1", "1"]]
     assert [row[1:] for row in job.starts("trainer.1")] == [["0", "1"], ["1", "1"], ["2", "1"]]
     assert len(job.starts("server.0")) == len(job.starts("server.1")) == 1
-    assert re.findall(r"restart \d of \d, of it alone", job.stderr) == [
-        f"restart {number} of 3, of it alone" for number in (1, 2, 3)
+    assert re.findall(r"it alone again, restart \d of \d", job.stderr) == [
+        f"it alone again, restart {number} of 3" for number in (1, 2, 3)
     ]
     assert job.stderr.endswith("launch: done after restarts: 3\n")
     assert job.is_clean()
@@ -297,7 +297,7 @@ for more in ({}, {"start_new_session": True}):  # in the child's group, and on i
 def test_no_process_outlives_the_launcher(launch, how):
     job = launch(GRANDCHILDREN + RUN, *TWO)
     job.wait_until_all_run()
-    assert len(job.left()) == 2 + 4 * 3  # the launcher and its guard; four with two each
+    assert len(job.left()) == 2 + 4 * 3  # the launcher and its orphan reaper; four with two each
     if how == "end":
         (job.folder / "go").touch()
     elif how == "whole group":
@@ -308,28 +308,28 @@ def test_no_process_outlives_the_launcher(launch, how):
     job.wait_until_clean()
 
 
-def kill_guard(job):
+def kill_reaper(job):
     """The fork of the launcher that cleans up after it."""
     names = ("server.0", "server.1", "trainer.0", "trainer.1")
     known = {job.popen.pid, *(int(job.starts(name)[0][0]) for name in names)}
     own = [process for process in job.left() if process.ppid() == job.popen.pid]
-    (guard,) = (process for process in own if process.pid not in known)
-    guard.kill()
+    (reaper,) = (process for process in own if process.pid not in known)
+    reaper.kill()
 
 
-def test_the_launcher_cleans_up_when_its_guard_is_killed(launch):
+def test_the_launcher_cleans_up_when_its_reaper_is_killed(launch):
     job = launch(GRANDCHILDREN + RUN, *TWO)
     job.wait_until_all_run()
-    kill_guard(job)
+    kill_reaper(job)
     (job.folder / "go").touch()
     assert job.ended() == 0, job.stderr
     assert job.is_clean()
 
 
-def test_servers_and_trainers_die_even_without_launcher_and_guard(launch):
+def test_servers_and_trainers_die_even_without_launcher_and_reaper(launch):
     job = launch(RUN, *TWO)
     job.wait_until_all_run()
-    kill_guard(job)
+    kill_reaper(job)
     job.popen.kill()
     until = time.monotonic() + launched.DEADLINE
     while job.left():

@@ -111,7 +111,7 @@ print("kept", environ["OMP_NUM_THREADS"])
 
 
 def test_what_an_enclosing_launcher_said_does_not_reach_the_processes(launch):
-    foreign = {"PADDLE_CURRENT_ENDPOINT": "x:1", "FLEETBERT_KEEPER": "1,2"}
+    foreign = {"PADDLE_CURRENT_ENDPOINT": "x:1", "FLEETBERT_SUPERVISOR": "1,2"}
     job = launch(
         DUMP + WAIT,
         "--servers",

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetbert.launch import signs
-from fleetbert.launch.signs import Signs
+from fleetbert.launch import progress
+from fleetbert.launch.progress import Progress
 
 TWO = ("--servers", "2", "--trainers", "2")
 # Long enough for all processes to have started and said so.
@@ -29,10 +29,10 @@ def test_a_job_that_hangs_is_ended(launch):
     job = launch("print(f'last words of {name}', flush=True)\n" + HANG, *TWO, *LIMIT)
     job.wait_until_all_run()
     job.kill("trainer.1", signal.SIGSTOP)
-    assert job.ended() == 1, job.stderr
+    assert job.ended() == 124, job.stderr
     assert re.search(
         rf"launch: {SAID}; trainer 1 is stopped \(SIGSTOP\); --max_restart 0 allows no more: the "
-        r"job ends with exit code 1\n",
+        r"job ends with exit code 124\n",
         job.stderr,
     )
     assert job.is_clean()
@@ -46,13 +46,13 @@ def test_a_job_that_hangs_is_started_again(launch):
     assert job.is_clean()
 
 
-class TestSigns:
+class TestProgress:
     """By a clock that stands still."""
 
     @pytest.fixture
     def clock(self, monkeypatch):
         now = [1000.0]
-        monkeypatch.setattr(signs.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
         return now
 
     @pytest.fixture
@@ -62,13 +62,13 @@ class TestSigns:
     @pytest.fixture
     def watched(self, tmp_path, clock, output):
         (tmp_path / "standing.0").write_text("1")
-        return Signs(tmp_path, output, 60.0)
+        return Progress(tmp_path, output, 60.0)
 
     def test_without_any_it_hangs(self, clock, watched):
         clock[0] += 60
-        assert not watched.missing()
+        assert not watched.is_missing()
         clock[0] += 1
-        assert watched.missing()
+        assert watched.is_missing()
 
     @pytest.mark.parametrize("sign", ["line", "new file", "same file", "file gone", "terminal"])
     def test_each_sign_counts_once(self, clock, watched, output, tmp_path, sign):
@@ -76,29 +76,29 @@ class TestSigns:
         if sign == "line":
             output.heard += 1
         elif sign == "new file":
-            (tmp_path / "meeting-00000001.0").touch()
+            (tmp_path / "barrier-00000001.0").touch()
         elif sign == "same file":  # even by a clock that was set back
             os.utime(tmp_path / "standing.0", (1, 1))
         elif sign == "file gone":
             (tmp_path / "standing.0").unlink()
         else:
             output.is_behind = lambda: True
-        assert not watched.missing()
+        assert not watched.is_missing()
         output.is_behind = lambda: False
         clock[0] += 60
-        assert not watched.missing()
+        assert not watched.is_missing()
         clock[0] += 1
-        assert watched.missing()
+        assert watched.is_missing()
 
     def test_a_folder_that_was_cleared_up_is_no_error(self, clock, watched, tmp_path):
         (tmp_path / "standing.0").unlink()
         tmp_path.rmdir()
         clock[0] += 1
-        assert not watched.missing()
+        assert not watched.is_missing()
         clock[0] += 61
-        assert watched.missing()
+        assert watched.is_missing()
 
     def test_no_limit(self, tmp_path, clock, output):
-        watched = Signs(tmp_path, output, 0.0)
+        watched = Progress(tmp_path, output, 0.0)
         clock[0] += 1e9
-        assert not watched.missing()
+        assert not watched.is_missing()

@@ -198,10 +198,10 @@ def test_a_reader_that_goes_away_does_not_end_the_job(launch):
 
 
 def test_closed_streams_are_no_trouble(tmp_path):
-    """The launcher's own pipes do not take their places, nor its guard one for its launcher."""
+    """The launcher's own pipes do not take their places, nor its orphan reaper one for it."""
     (tmp_path / "child.py").write_text(
         "import os, time\n"
-        "time.sleep(0.5)  # for a guard that is wrong\n"
+        "time.sleep(0.5)  # for a reaper that is wrong\n"
         "print(os.environ['TRAINING_ROLE'], os.path.isdir(os.environ['FLEETBERT_RUN']))\n"
     )
     options = f"{' '.join(ONE)} --log_dir log"

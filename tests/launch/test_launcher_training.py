@@ -31,7 +31,8 @@ def test_training_goes_on_with_a_trainer_that_was_killed(launch, tiny_data, tmp_
     assert json.loads((output / "summary.json").read_text())["steps"] == 60
     # Alone; or all, if the others were waiting for it just then (tests/train has each case).
     starts = {name: len(job.starts(name)) for name in ("trainer.0", "trainer.1")}
-    alone, together = "restart 1 of 1, of it alone", "trying all again, which is no restart"
+    alone = "starting it alone again, restart 1 of 1"
+    together = "trying all again, which is no restart"
     assert alone in job.stderr
     assert starts == (
         {"trainer.0": 2, "trainer.1": 3}

@@ -114,7 +114,7 @@ def test_two_nodes_train_as_one_lose_a_node_and_a_rank_and_go_on(
     wait_for_loss(both[0], output, 10)
     kill(both[1])
     assert both[0].wait(timeout=processes.DEADLINE) != 0
-    assert "lost the keeper of rank 1" in said(both[0])
+    assert "lost the supervisor of rank 1" in said(both[0])
 
     both = start(config, [], [])
     wait_for_loss(both[0], output, 18)

@@ -27,7 +27,7 @@ def test_the_network_answers_like_the_program(tiny_bundle):
     network.eval()
     ids, types = random_batch(np.random.default_rng(1), (3, 32), 100)
     found = network(paddle.to_tensor(ids), paddle.to_tensor(types)).numpy()
-    expected = engine.open_program(bundle.folder("float32"), "cpu", 1)(ids, types)
+    expected = engine.open_folder(engine.FLOAT32, bundle.folder("float32"), "cpu", 1)(ids, types)
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 

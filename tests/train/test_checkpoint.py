@@ -16,7 +16,7 @@ import tiny_job
 
 from fleetbert import tasks
 from fleetbert.errors import Stopped, UserError
-from fleetbert.train import checkpoint
+from fleetbert.train import checkpoint, stopping
 from fleetbert.train.callbacks.checkpoint import Checkpoints
 
 # Ten steps an epoch.
@@ -367,10 +367,17 @@ class TestStopping:
 
         monkeypatch.setattr(Checkpoints, "on_step", stopped_at_seven)
         before = signal.getsignal(signal.SIGTERM)
-        with pytest.raises(Stopped, match=r"SIGTERM: saved step 7 of 20; the same command goes on"):
-            trainer(tmp_path, JOB)
+        stopping.expect()
+        expected = signal.getsignal(signal.SIGTERM)
+        try:
+            with pytest.raises(Stopped, match=r"SIGTERM: saved step 7 of 20; the same command"):
+                trainer(tmp_path, JOB)
+            assert signal.getsignal(signal.SIGTERM) == expected
+            with pytest.raises(Stopped, match="no step is lost"):
+                os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            signal.signal(signal.SIGTERM, before)
         monkeypatch.undo()
-        assert signal.getsignal(signal.SIGTERM) == before
         assert steps(tmp_path)[-1] == 7
         trainer(tmp_path, JOB)
         assert tiny_job.losses(tmp_path) == tiny_job.losses(whole)

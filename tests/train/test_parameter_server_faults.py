@@ -22,7 +22,7 @@ from fleetbert.compat import environment, parameter_server
 from fleetbert.errors import UserError
 from fleetbert.train import job as training
 from fleetbert.train.strategies import connect
-from fleetbert.train.strategies.parameter_server import meeting as meetings
+from fleetbert.train.strategies.parameter_server import rendezvous
 from fleetbert.train.strategies.parameter_server.figures import Servers
 
 JOB = {"strategy.name": "parameter_server", "model.dropout": 0.0}
@@ -81,17 +81,17 @@ def test_asked_to_stop_and_started_again_it_loses_no_step(start):
 
 
 def test_who_has_gone_on_after_a_step_does_not_stop_after_it(tmp_path):
-    """One trainer is asked after the other has looked, and is in a meeting after the same step."""
-    first, second = (meetings.Meeting(tmp_path / "run", rank, 2) for rank in range(2))
+    """One trainer is asked after the other has looked, and is at a barrier after the same step."""
+    first, second = (rendezvous.Rendezvous(tmp_path / "run", rank, 2) for rank in range(2))
     looked = threading.Event()
 
-    def steps(meeting: meetings.Meeting, asked: bool) -> list[bool]:
-        meeting.steps = 3
-        stopped = [meeting.stops(asked)]
+    def steps(own: rendezvous.Rendezvous, asked: bool) -> list[bool]:
+        own.steps = 3
+        stopped = [own.stops(asked)]
         looked.set()
-        meeting.gather()
-        meeting.steps = 4
-        return [*stopped, meeting.stops(False)]
+        own.barrier()
+        own.steps = 4
+        return [*stopped, own.stops(False)]
 
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(steps, first, False)
@@ -210,7 +210,7 @@ class TestRefused:
         serving(int(servers.free_addresses(1)[0].rpartition(":")[2]))
         theirs = self.job(tiny_data, tmp_path, {"optimizer.learning_rate": 0.1})
         (tmp_path / "run").mkdir()
-        meetings.put(tmp_path / "run" / "tables", {"job": theirs.model_dump_json()})
+        rendezvous.put(tmp_path / "run" / "tables", {"job": theirs.model_dump_json()})
         expected = "server 0: was started with optimizer.learning_rate: 0.002, trainer 0 with 0.1"
         with pytest.raises(UserError, match=expected):
             training.run(self.job(tiny_data, tmp_path, {}))
@@ -218,10 +218,10 @@ class TestRefused:
     def test_a_trainer_of_another_config(self, tiny_data, tmp_path):
         jobs = [self.job(tiny_data, tmp_path, {"output_dir": name}) for name in ("here", "there")]
         place = SimpleNamespace(name="trainer 1")
-        meetings.check_same_job(jobs[0], jobs[0].model_dump_json(), place)
+        rendezvous.check_same_job(jobs[0], jobs[0].model_dump_json(), place)
         expected = "trainer 1: was started with output_dir: here, trainer 0 with there; start all"
         with pytest.raises(UserError, match=expected):
-            meetings.check_same_job(jobs[0], jobs[1].model_dump_json(), place)
+            rendezvous.check_same_job(jobs[0], jobs[1].model_dump_json(), place)
 
     def test_a_server_that_is_not_listed(self, tiny_data, tmp_path, serving, monkeypatch):
         serving(1234)

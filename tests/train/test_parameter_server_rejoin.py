@@ -14,8 +14,8 @@ import tiny_job
 from processes import SCRIPT, wait_for_loss
 
 from fleetbert.errors import NotConnected
-from fleetbert.train.strategies.parameter_server import meeting as meetings
 from fleetbert.train.strategies.parameter_server.rejoin import Standing, find
+from fleetbert.train.strategies.parameter_server.rendezvous import Rendezvous, put
 
 
 @pytest.fixture
@@ -89,24 +89,24 @@ class TestFind:
     """Where the killed one stood, from the files that it left."""
 
     @pytest.fixture
-    def meeting(self, tmp_path):
-        return meetings.Meeting(tmp_path, 1, 2)
+    def rendezvous(self, tmp_path):
+        return Rendezvous(tmp_path, 1, 2)
 
     @pytest.mark.parametrize(("last", "joins"), [(4, True), (5, True), (6, False)])
-    def test_only_the_next_meeting_can_be_joined(self, meeting, last, joins):
+    def test_only_the_next_barrier_can_be_joined(self, rendezvous, last, joins):
         standing = Standing({"step": 7}, {}, 4, 7, [7, 7], [8, 7])
-        meetings.put(meeting.folder / "standing.1", standing)
-        meetings.put(meeting.folder / f"meeting-{last:08d}.1", None)
-        meetings.put(meeting.folder / "meeting-00000009.0", None)  # another's
+        put(rendezvous.folder / "standing.1", standing)
+        put(rendezvous.folder / f"barrier-{last:08d}.1", None)
+        put(rendezvous.folder / "barrier-00000009.0", None)  # another's
         if joins:
-            assert find(meeting) == standing
+            assert find(rendezvous) == standing
         else:
             with pytest.raises(NotConnected, match="trainer 1: was killed while the others"):
-                find(meeting)
+                find(rendezvous)
 
-    def test_one_that_never_took_a_step_cannot(self, meeting):
-        assert not meeting.alone
-        again = meetings.Meeting(meeting.folder, 1, 2)
+    def test_one_that_never_took_a_step_cannot(self, rendezvous):
+        assert not rendezvous.alone
+        again = Rendezvous(rendezvous.folder, 1, 2)
         assert again.alone
         with pytest.raises(NotConnected, match="the whole job has to start again"):
             find(again)

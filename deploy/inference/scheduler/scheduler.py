@@ -21,7 +21,7 @@ from fleetbert.deploy.inference.scheduler.queue import Queue, Text, Ticket
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.deploy.inference.workers.pool import Lost, Plan, Pool, Worker, go_to
 from fleetbert.engines import golden as goldens
-from fleetbert.engines.engine import EARLY_EXIT, FUSED, LITE_EARLY_EXIT
+from fleetbert.engines.engine import EARLY_EXIT, LITE_EARLY_EXIT, PACKED
 from fleetbert.engines.golden import Golden
 from fleetbert.tasks.metrics import softmax
 
@@ -112,7 +112,7 @@ class Serving:
             batching.queue_tokens,
             batching.max_wait_ms / 1000,
             batching.max_age_ms / 1000,
-            kind in FUSED,
+            kind in PACKED,
             self.pool.size,
         )
         self.counts.queued(lambda: self.queue.tokens)

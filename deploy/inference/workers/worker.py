@@ -56,9 +56,7 @@ class Worker:
 
     def warm(self, head: dict[str, Any]) -> dict[str, Any]:
         """Run each of the batches (texts, length) once."""
-        for texts, length in head["batches"]:
-            batch = _uniform_batch(texts, length)
-            self.engines[head["variant"]].run(batch, speed=0.0)  # all layers
+        self.engines[head["variant"]].warm_up(head["batches"])
         return {}
 
     def run(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[np.ndarray]]:
@@ -94,8 +92,8 @@ class Worker:
             seconds += time.monotonic() - begin
             for part in parts:
                 if not logits.size:
-                    logits = np.empty((len(texts), part.logits.shape[1]), frames.FLOAT)
-                logits[part.numbers] = part.logits
+                    logits = np.empty((len(texts), part.outputs.shape[1]), frames.FLOAT)
+                logits[part.numbers] = part.outputs
                 # 0: this engine's texts go through all layers
                 layers[part.numbers] = part.layer or self.layers[head["variant"]]
         return {"seconds": seconds}, [logits, layers]
@@ -178,7 +176,7 @@ def _open(head: dict[str, Any]) -> tuple[Engine, int]:
         bundle, head["variant"], device=head["device"], threads=head["threads"], verify=False
     )
     if opened.early_exit is not None:
-        return opened, opened.early_exit.settings.ends[-1]
+        return opened, opened.early_exit.ends[-1]
     folder = bundle.folder(head["variant"])
     program = next(iter(folder.glob("*.pdmodel")), bundle.folder("float32") / "model.pdmodel")
     return opened, groups.count_layers(programs.read(program))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any, Callable
 
 from fleetbert import config
-from fleetbert.train import command, keeper
+from fleetbert.launch import ranks
+from fleetbert.train import command
 
 DESCRIPTION = """\
 Train a smaller model to do what a trained one does; one process, or many as in training.
@@ -51,10 +51,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _run_self(job: config.SelfDistill) -> None:
-    if keeper.is_needed():
-        sys.exit(keeper.keep(config.Strategy().hang_timeout, 0))
-    if keeper.is_kept():
-        keeper.give_signs_of_life()
+    ranks.supervised(config.Strategy().hang_timeout, resumes=False)
     from fleetbert.compat import environment
 
     environment.import_paddle()

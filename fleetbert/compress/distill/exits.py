@@ -184,8 +184,8 @@ def _add(
     log.info(f"{target}: measuring layers and heads on {job.gate.data}")
     with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as folder:
         opened = early_exit.open_layers(source, Path(folder), known.pad_id, THREADS)
-        opener = engine.OPENERS[bundle.variant(source.name).kind]
-        whole = opener(bundle.folder(source.name), "cpu", THREADS)
+        kind = bundle.variant(source.name).kind
+        whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS)
         found = early_exit.observe(
             opened, whole, known.batches, known.truth, job.distill.head, trained, source
         )
@@ -197,7 +197,7 @@ def _add(
         )
         settings = Settings(choice.ends, job.distill.head, choice.speed, known.pad_id)
         early_exit.write(source, Path(folder), settings, trained)
-        chosen = engine.open_early_exit(Path(folder), "cpu", THREADS)
+        chosen = engine.open_folder(engine.EARLY_EXIT, Path(folder), "cpu", THREADS)
         of_batches = (known.batches, job.distill.batch_tokens)
         faster = early_exit.times_faster(chosen, whole, *of_batches)
         at_speed_0 = functools.partial(chosen, speed=0.0)

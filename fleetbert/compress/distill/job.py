@@ -10,20 +10,21 @@ from fleetbert import config as schema
 from fleetbert.compress.distill import teacher as teachers
 from fleetbert.compress.distill.student import Student
 from fleetbert.compress.distill.theseus import Theseus
-from fleetbert.train.job import train_with
+from fleetbert.train.job import Result, result, train_with
 from fleetbert.train.strategies import connect
 from fleetbert.train.texts import open_task
 
 
-def distill(job: schema.Distill) -> dict[str, Any]:
-    """Distill as `job` says, from where a former run of it was; returns the summary of the run
-    whose results are in `job.output_dir`."""
+def distill(job: schema.Distill) -> Result:
+    """Distill as `job` says, from where a former run of it was; returns the results of the
+    run whose files are in `job.output_dir`."""
     strategy = connect(job)
     if job.distill.kind == "student":
-        return train_with(strategy, job, partial(_open, Student))
+        return result(job, train_with(strategy, job, partial(_open, Student)))
     first = replacing(job)
     train_with(strategy, first, partial(_open, Theseus))
-    return train_with(strategy, alone(job, Path(first.output_dir) / "model"))
+    last = alone(job, Path(first.output_dir) / "model")
+    return result(last, train_with(strategy, last))
 
 
 def replacing(job: schema.Distill) -> schema.Distill:

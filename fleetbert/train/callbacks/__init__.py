@@ -7,13 +7,13 @@ any, and add it to `build`.
 
 from __future__ import annotations
 
-from fleetbert.train import keeper
+from fleetbert.launch import heartbeat
 from fleetbert.train.callbacks.checkpoint import Checkpoints
 from fleetbert.train.callbacks.evaluation import Evaluation
-from fleetbert.train.callbacks.life import Life
 from fleetbert.train.callbacks.metrics import MetricsFile
 from fleetbert.train.callbacks.profiler import Profiler
 from fleetbert.train.callbacks.progress import Progress
+from fleetbert.train.callbacks.supervised import Supervised
 from fleetbert.train.callbacks.visualdl import VisualDL
 from fleetbert.train.loop import Callback, Run
 
@@ -25,8 +25,8 @@ def build(run: Run) -> list[Callback]:
     wanted = run.job.callbacks
     first = run.strategy.rank == 0
     chosen: list[Callback] = []
-    if keeper.is_kept():
-        chosen.append(Life())
+    if heartbeat.is_supervised():
+        chosen.append(Supervised())
     if wanted.profiler.enabled:
         chosen.append(Profiler())
     if first:

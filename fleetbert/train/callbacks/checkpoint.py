@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import signal
-from types import FrameType
-from typing import Callable, Optional, Union
-
 from fleetbert.errors import Stopped
-from fleetbert.train import checkpoint
+from fleetbert.train import checkpoint, stopping
 from fleetbert.train.bad_steps import check_weights
 from fleetbert.train.loop import Callback, Run
 
-Handler = Union[Callable[[int, Optional[FrameType]], object], int, None]
-
 
 class Checkpoints(Callback):
-    former: Handler = None
-    started = False
-
     def on_start(self, run: Run) -> None:
-        self.asked, self.started = False, True
-        self.former = signal.signal(signal.SIGTERM, self._ask)
-
-    def _ask(self, *_: object) -> None:
-        self.asked = True
+        stopping.steps_run(True)
 
     def on_step(self, run: Run) -> None:
         # Any rank may have been asked; all have to stop after the same step.
-        stop = run.strategy.any(self.asked)
+        stop = run.strategy.any(stopping.is_asked())
         new_best = run.state.best.get("step") == run.state.step
         if stop or new_best or run.is_due(run.job.trainer.checkpoint_every):
             self.save(run)
@@ -49,5 +36,4 @@ class Checkpoints(Callback):
         run.strategy.on_first(write)
 
     def close(self, run: Run) -> None:
-        if self.started:
-            signal.signal(signal.SIGTERM, self.former)
+        stopping.steps_run(False)

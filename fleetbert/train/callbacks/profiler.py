@@ -7,11 +7,17 @@ servers tell of themselves.
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+
 from paddle import profiler
 
 from fleetbert import files
 from fleetbert.compat import training
 from fleetbert.train.loop import Callback, Row, Run, Summary
+
+log = logging.getLogger(__name__)
 
 
 class Profiler(Callback):
@@ -70,7 +76,9 @@ class Profiler(Callback):
     def _stop(self) -> None:
         if self.running:
             self.running = False
-            self.profiler.stop()
+            with contextlib.redirect_stdout(io.StringIO()) as summary:  # Paddle prints it
+                self.profiler.stop()
+            log.debug(summary.getvalue())
 
     def _keep_timeline(self, run: Run, recorded: profiler.Profiler) -> None:
         self.trace = f"profile/rank-{run.strategy.rank}.trace.json"

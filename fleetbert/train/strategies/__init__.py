@@ -13,7 +13,7 @@ import paddle
 from fleetbert import config as schema
 from fleetbert.errors import UserError
 from fleetbert.train.strategies.collective import Collective
-from fleetbert.train.strategies.parameter_server import meeting
+from fleetbert.train.strategies.parameter_server import rendezvous
 from fleetbert.train.strategies.parameter_server.trainer import ParameterServer
 from fleetbert.train.strategies.single import Single
 
@@ -22,7 +22,7 @@ def connect(job: schema.Config) -> Single:
     """Take the device, join the other ranks if there are any, and return the strategy."""
     if job.strategy.name == "parameter_server":
         return ParameterServer(set_device("cpu"), job)
-    if meeting.is_job():
+    if rendezvous.is_job():
         raise UserError(
             f"strategy.name: {job.strategy.name} cannot run on servers and trainers; set it to "
             "parameter_server, or start the script without --servers and --trainers"

@@ -9,13 +9,16 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 
 from fleetbert.compat import training
+from fleetbert.launch import heartbeat
 from fleetbert.train.strategies.single import Single, T
 
 
 class Collective(Single):
     def __init__(self, device: str):
         super().__init__(device)
+        heartbeat.note_phase(heartbeat.JOINING)
         training.join_ranks()
+        heartbeat.note_phase(heartbeat.JOINED)
         self.rank = dist.get_rank()
         self.world_size = dist.get_world_size()
         self.barriers = 0

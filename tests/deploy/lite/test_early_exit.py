@@ -65,7 +65,7 @@ def expect(bundle, name, texts, speed):
     logits = np.zeros((len(texts), len(LABELS)), np.float32)
     layers = np.zeros(len(texts), np.int64)
     for part in opened.run_all([(np.arange(len(texts)), batch)], speed, 4096):
-        logits[part.numbers], layers[part.numbers] = part.logits, part.layer
+        logits[part.numbers], layers[part.numbers] = part.outputs, part.layer
     return logits, layers
 
 

@@ -15,7 +15,7 @@ pushes they have handled.
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Iterator
+from typing import Callable, Iterator, Protocol
 
 import numpy as np
 
@@ -61,8 +61,22 @@ class Layout:
         self.all_rows = int(self.counter_rows[-1, -1]) + 1 if rows else 0
 
 
+class Tables(Protocol):
+    """The servers' vector and table, as `compat.parameter_server.Fleet` has them."""
+
+    width: int  # of the table
+
+    def set_dense(self, values: np.ndarray) -> None: ...
+    def push_dense(self, gradient: np.ndarray) -> None: ...
+    def pull_dense(self) -> np.ndarray: ...
+    def push_rows(self, ids: np.ndarray, gradient: np.ndarray) -> None: ...
+    def pull_rows(self, ids: np.ndarray) -> np.ndarray: ...
+    def count_rows(self) -> int | None: ...
+    def stop_servers(self) -> None: ...
+
+
 class Counted:
-    """`tables` (`private.Fleet`, or what has its methods) with counters.
+    """`tables` with counters.
 
     `dense` and `rows` are how many pushes each trainer is known to have made. `handled()` is how
     many pushes of the vector each server has handled, by whomever, or None if they do not say.
@@ -70,7 +84,7 @@ class Counted:
 
     def __init__(
         self,
-        tables: Any,
+        tables: Tables,
         layout: Layout,
         rank: int,
         handled: Callable[[], np.ndarray | None] = lambda: None,
@@ -202,8 +216,8 @@ class Counted:
         """Rows (ids, width), with all pushes in them that are expected."""
         counters = self.layout.counter_rows
         for _ in _looks():
-            found = self.tables.pull_rows(counters.reshape(-1))[:, 0].reshape(counters.shape)
-            if (found >= self.rows).all():
+            arrived = self.tables.pull_rows(counters.reshape(-1))[:, 0].reshape(counters.shape)
+            if (arrived >= self.rows).all():
                 break
         return self.tables.pull_rows(ids)
 

@@ -7,9 +7,10 @@ tell Paddle's client. Trainer 0 asks when it logs, once a second at most.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import time
-from typing import Callable
+from typing import Callable, Dict, List, Tuple
 
 import numpy as np
 
@@ -33,6 +34,9 @@ _TOGETHER: dict[str, Callable[[list[float]], float]] = {
 }
 
 
+Look = Tuple[float, List[Dict[str, float]]]  # when, and each server's counters
+
+
 def ask(endpoint: str, seconds: float = LIMIT) -> dict[str, float]:
     """A server's counters by name. OSError or HTTPException if it does not answer in time."""
     connection = http.client.HTTPConnection(endpoint, timeout=seconds)
@@ -44,14 +48,12 @@ def ask(endpoint: str, seconds: float = LIMIT) -> dict[str, float]:
             raise http.client.HTTPException(f"{endpoint}: status {answer.status}")
     finally:
         connection.close()
-    found = {}
+    counters = {}
     for line in text.splitlines():
         name, _, value = line.partition(" : ")
-        try:
-            found[name] = float(value)
-        except ValueError:  # a text
-            continue
-    return found
+        with contextlib.suppress(ValueError):  # a text
+            counters[name] = float(value)
+    return counters
 
 
 class Handled:
@@ -90,7 +92,7 @@ class Servers:
             return {}
         before, self.last = self.last, self._look()
         self.asked = time.monotonic()
-        each = self._between(before, self.last)
+        each = _between(before, self.last)
         if not each:
             return {}
         rows = self.count_rows()
@@ -105,38 +107,35 @@ class Servers:
 
     def since_start(self) -> list[dict[str, float]]:
         """Each server's figures over the whole run of this trainer."""
-        return self._between(self.first, self._look())
+        return _between(self.first, self._look())
 
-    def _look(self) -> tuple[float, list[dict[str, float]]]:
-        """When, and each server's counters; none of any if one does not answer."""
+    def _look(self) -> Look:
+        """None of any if one does not answer."""
         try:
             return time.monotonic(), [ask(endpoint) for endpoint in self.endpoints]
         except (OSError, http.client.HTTPException):
             return time.monotonic(), []
 
-    def _between(
-        self,
-        before: tuple[float, list[dict[str, float]]],
-        after: tuple[float, list[dict[str, float]]],
-    ) -> list[dict[str, float]]:
-        seconds = max(after[0] - before[0], 1e-9)
-        # Without a look before, there are no speeds.
-        earlier = before[1] or [{} for _ in after[1]]
-        return [_figures(old, new, seconds) for old, new in zip(earlier, after[1])]
+
+def _between(before: Look, after: Look) -> list[dict[str, float]]:
+    seconds = max(after[0] - before[0], 1e-9)
+    # Without a look before, there are no speeds.
+    earlier = before[1] or [{} for _ in after[1]]
+    return [_figures(old, new, seconds) for old, new in zip(earlier, after[1])]
 
 
 def _figures(old: dict[str, float], new: dict[str, float], seconds: float) -> dict[str, float]:
-    found = {}
+    figures = {}
     if MEMORY in new:
-        found["memory_mb"] = new[MEMORY] / 1e6
+        figures["memory_mb"] = new[MEMORY] / 1e6
     for kind, names in _KINDS.items():
         counters = [_REQUESTS.format(name) for name in names]
         if all(counter in old and counter in new for counter in counters):
             handled = sum(new[counter] - old[counter] for counter in counters)
-            found[f"{kind}_per_s"] = handled / seconds
+            figures[f"{kind}_per_s"] = handled / seconds
     # Of brpc's last ten seconds, in microseconds; 0 where it has none yet.
     for name, value in new.items():
         for ending, figure in (("latency", "latency_ms"), ("latency_99", "latency_99_ms")):
             if name.endswith(_SERVICE + ending) and value:
-                found[figure] = value / 1000
-    return found
+                figures[figure] = value / 1000
+    return figures

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from paddle.optimizer.lr import LRScheduler
 
 from fleetbert.errors import NotConnected
-from fleetbert.train.strategies.parameter_server import meeting as meetings
 from fleetbert.train.strategies.parameter_server.arrival import Counted
+from fleetbert.train.strategies.parameter_server.rendezvous import Rendezvous, get, put
 
 
 class Standing(NamedTuple):
@@ -21,41 +21,41 @@ class Standing(NamedTuple):
 
     state: dict[str, object]  # `train.loop.State`
     schedule: dict[str, object]  # of the learning rate
-    meetings: int
+    barriers: int
     begun: int  # steps of this start of the job
     dense: list[int]  # every trainer's pushes that it knew of, see `Counted`
     rows: list[int]
 
 
 def remember(
-    meeting: meetings.Meeting, tables: Counted, schedule: LRScheduler, state: dict[str, object]
+    rendezvous: Rendezvous, tables: Counted, schedule: LRScheduler, state: dict[str, object]
 ) -> None:
     """Note the standing after a step."""
     standing = Standing(
         state,
         schedule.state_dict(),
-        meeting.count,
-        meeting.steps,
+        rendezvous.count,
+        rendezvous.steps,
         tables.dense.tolist(),
         tables.rows.tolist(),
     )
-    meetings.put(_file(meeting), standing)
+    put(_file(rendezvous), standing)
 
 
-def find(meeting: meetings.Meeting) -> Standing:
+def find(rendezvous: Rendezvous) -> Standing:
     """Where the killed trainer stood. NotConnected where the others cannot be joined: they have
-    seen it in a meeting whose part they no longer keep."""
-    entered = [path.name for path in meeting.folder.glob(f"meeting-*.{meeting.rank}")]
+    seen it at a barrier whose part they no longer keep."""
+    entered = [path.name for path in rendezvous.folder.glob(f"barrier-*.{rendezvous.rank}")]
     last = max((int(Path(name).stem.split("-")[1]) for name in entered), default=0)
-    if _file(meeting).exists():
-        standing: Standing = meetings.get(_file(meeting))
-        if last <= standing.meetings + 1:
+    if _file(rendezvous).exists():
+        standing: Standing = get(_file(rendezvous))
+        if last <= standing.barriers + 1:
             return standing
     raise NotConnected(
-        f"trainer {meeting.rank}: was killed while the others waited for it, and cannot go on "
+        f"trainer {rendezvous.rank}: was killed while the others waited for it, and cannot go on "
         "alone; the whole job has to start again, and goes on from its newest checkpoint"
     )
 
 
-def _file(meeting: meetings.Meeting) -> Path:
-    return meeting.folder / f"standing.{meeting.rank}"
+def _file(rendezvous: Rendezvous) -> Path:
+    return rendezvous.folder / f"standing.{rendezvous.rank}"

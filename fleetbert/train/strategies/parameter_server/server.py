@@ -8,8 +8,9 @@ import socket
 
 from fleetbert import config as schema
 from fleetbert.compat import environment
+from fleetbert.compat.parameter_server import Fleet
 from fleetbert.errors import UserError
-from fleetbert.train.strategies.parameter_server import meeting as meetings
+from fleetbert.train.strategies.parameter_server import rendezvous
 
 
 def is_server() -> bool:
@@ -18,7 +19,7 @@ def is_server() -> bool:
 
 def check(job: schema.Config) -> None:
     """UserError where a job cannot run on servers or was not started so."""
-    if not meetings.is_job():
+    if not rendezvous.is_job():
         raise UserError(
             "strategy.name: parameter_server needs servers and trainers; start the job with "
             "`fleetbert launch --servers 2 --trainers 2 ...`, or with "
@@ -41,15 +42,13 @@ def check(job: schema.Config) -> None:
 def serve(job: schema.Config) -> None:
     """Be one of the servers until trainer 0 stops it."""
     check(job)
-    place = meetings.Place()
+    place = rendezvous.Place()
     environment.die_with_parent(os.getppid())
     _check_port(place.endpoint)
-    folder = meetings.run_folder(job, place)
+    folder = rendezvous.run_folder(job, place)
     folder.mkdir(parents=True, exist_ok=True)
-    told = meetings.get(folder / "tables")
-    meetings.check_same_job(job, told["job"], place)
-
-    from fleetbert.compat.parameter_server import Fleet
+    told = rendezvous.get(folder / "tables")
+    rendezvous.check_same_job(job, told["job"], place)
 
     tables = Fleet(*told["shape"])
     # Asked to stop, the trainers save, for which they need the servers, and then stop these.

@@ -7,12 +7,14 @@ those of its own words only. Arrays are NumPy, float32.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Sequence
 
 import numpy as np
 import paddle
 
-from fleetbert.train.sparse_table import AT_ONCE, SEEN, opened
+from fleetbert.tasks import Arrays
+from fleetbert.train.sparse_table import AT_ONCE, SEEN, SparseTable, opened
+from fleetbert.train.strategies.parameter_server.arrival import Counted
 
 WORDS = "word_embeddings.weight"  # ends the word table's name
 ROWS_AT_ONCE = 8192  # in one message when the whole table is moved
@@ -22,9 +24,9 @@ TINY = 1e-30  # below it a number may lose digits on its way
 class Weights:
     """The trainable weights of a network, as the vector and the word table."""
 
-    def __init__(self, network: Any):
+    def __init__(self, network: paddle.nn.Layer):
         named = [(name, p) for name, p in network.named_parameters() if not p.stop_gradient]
-        self.table: Any = next(
+        self.table = next(
             (p for name, p in named if name.endswith(WORDS) and not _is_tied(network, p)), None
         )
         self.parts = [p for _, p in named if p is not self.table]
@@ -52,18 +54,19 @@ class Weights:
             return paddle.gather(self.table, paddle.to_tensor(ids)).numpy()
 
     def write_rows(self, ids: np.ndarray, rows: np.ndarray) -> None:
+        assert self.table is not None
         with paddle.no_grad():
             self.table.scatter_(paddle.to_tensor(ids), paddle.to_tensor(rows))
 
 
-def _is_tied(network: Any, parameter: Any) -> bool:
+def _is_tied(network: paddle.nn.Layer, parameter: paddle.Tensor) -> bool:
     """Whether a second layer computes with it, and so with all of its rows (masked words)."""
     layers = network.sublayers(include_self=True)
     holders = [layer for layer in layers for p in layer._parameters.values() if p is parameter]
     return len(holders) > 1
 
 
-def words_of(micro_batches: list[dict[str, Any]]) -> np.ndarray:
+def words_of(micro_batches: Sequence[Arrays]) -> np.ndarray:
     """The rows of the word table that a step needs, each once."""
     ids = [arrays["inputs"]["input_ids"].numpy().reshape(-1) for arrays in micro_batches]
     return np.unique(np.concatenate(ids))
@@ -72,10 +75,10 @@ def words_of(micro_batches: list[dict[str, Any]]) -> np.ndarray:
 class Mirror:
     """A trainer's copy of the servers' weights: remembers what it pulled, pushes what has changed.
 
-    `tables` is `arrival.Counted`. `id_rows` are the task's rows of a table of ids, if it has one.
+    id_rows: the task's rows of a sparse embedding table, if it has one.
     """
 
-    def __init__(self, tables: Any, weights: Weights, id_rows: Any = None):
+    def __init__(self, tables: Counted, weights: Weights, id_rows: SparseTable | None = None):
         self.tables, self.weights, self.id_rows = tables, weights, id_rows
         self.base = np.empty(0, np.float32)  # the vector as it was pulled or last pushed
         self.held = np.empty(0, np.int64)  # the rows that were pulled since the last push
@@ -97,7 +100,9 @@ class Mirror:
             for ids in self._all_rows():
                 _same("word embeddings", tables.pull_rows(ids), weights.read_rows(ids))
         if self.id_rows is not None:
-            self.id_rows.store.start()
+            store = self.id_rows.store
+            assert isinstance(store, IdStore)
+            store.start()
         _same("dense weights", tables.pull_whole(), vector)
 
     def pull_all(self) -> None:
@@ -128,16 +133,16 @@ class Mirror:
             self.held = np.concatenate([self.held, fresh])
             self.base_rows = np.concatenate([self.base_rows, rows])
 
-    def push(self, share: float) -> None:
-        """Add to the servers `share` of what has changed here."""
+    def push(self, scale: float) -> None:
+        """Add to the servers what has changed here, times `scale`."""
         vector = self.weights.read_dense()
-        self.tables.push_dense((self.base - vector) * np.float32(share))
+        self.tables.push_dense((self.base - vector) * np.float32(scale))
         self.base = vector
         if len(self.held):
             rows = self.weights.read_rows(self.held)
-            self.tables.push_rows(self.held, (self.base_rows - rows) * np.float32(share))
+            self.tables.push_rows(self.held, (self.base_rows - rows) * np.float32(scale))
         if self.id_rows is not None:
-            self.id_rows.push(share)
+            self.id_rows.push(scale)
         self.forget_rows()
 
     def forget_rows(self) -> None:
@@ -154,15 +159,14 @@ class Mirror:
 
 
 class IdStore:
-    """The servers as the store of a table of ids: see `train.sparse_table.Store`."""
+    """The servers as the store of a sparse embedding table: see `train.sparse_table.Store`."""
 
-    def __init__(self, tables: Any, width: int):
+    def __init__(self, tables: Counted, width: int):
         self.tables, self.width = tables, width
         self.path: Path | None = None  # of the rows to start with
 
     def pull(self, ids: np.ndarray) -> np.ndarray:
-        found: np.ndarray = self.tables.pull_rows(ids)
-        return found
+        return self.tables.pull_rows(ids)
 
     def push(self, ids: np.ndarray, change: np.ndarray) -> None:
         self.tables.push_rows(ids, -change)
@@ -185,9 +189,9 @@ class IdStore:
             _same("rows", self.pull(ids), rows)
 
 
-def _same(what: str, found: np.ndarray, sent: np.ndarray) -> None:
-    if not np.allclose(found, sent, rtol=0, atol=TINY):
+def _same(what: str, pulled: np.ndarray, sent: np.ndarray) -> None:
+    if not np.allclose(pulled, sent, rtol=0, atol=TINY):
         raise RuntimeError(
             f"the servers' {what} are not those that were sent: "
-            f"{int((found != sent).sum())} of {sent.size} numbers differ"
+            f"{int((pulled != sent).sum())} of {sent.size} numbers differ"
         )

@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
 import paddle
 from paddle.optimizer import Optimizer
 from paddle.optimizer.lr import LRScheduler
 
 from fleetbert import config as schema
-from fleetbert.compat import environment
+from fleetbert.compat import environment, parameter_server
 from fleetbert.data.criteo import ALL_IDS
 from fleetbert.errors import UserError
 from fleetbert.tasks import Arrays, Part
 from fleetbert.train.precision import Precision
-from fleetbert.train.strategies.parameter_server import meeting as meetings
-from fleetbert.train.strategies.parameter_server import rejoin as rejoining
+from fleetbert.train.strategies.parameter_server import rejoin, rendezvous
+from fleetbert.train.strategies.parameter_server.arrival import Counted, Layout
 from fleetbert.train.strategies.parameter_server.figures import Handled, Servers
+from fleetbert.train.strategies.parameter_server.rendezvous import Rendezvous
 from fleetbert.train.strategies.parameter_server.server import check
+from fleetbert.train.strategies.parameter_server.tables import IdStore, Mirror, Weights, words_of
 from fleetbert.train.strategies.parameter_server.watch import Watch, wait_until_listening
 from fleetbert.train.strategies.single import Single, Step, T, Tensors
 from fleetbert.train.trainable import Trainable
@@ -37,14 +39,14 @@ class ParameterServer(Single):
         super().__init__(device)
         check(job)
         environment.die_with_parent(os.getppid())
-        self.place = meetings.Place()
+        self.place = rendezvous.Place()
         self.job, self.settings = job, job.strategy
         self.rank, self.world_size = self.place.rank, len(self.place.trainers)
-        folder = meetings.run_folder(job, self.place)
-        self.meeting = meetings.Meeting(folder, self.rank, self.world_size)
-        self.rejoins = self.meeting.alone
+        folder = rendezvous.run_folder(job, self.place)
+        self.rendezvous = Rendezvous(folder, self.rank, self.world_size)
+        self.rejoins = self.rendezvous.alone
         if self.rejoins:
-            self.standing = rejoining.find(self.meeting)
+            self.standing = rejoin.find(self.rendezvous)
         self.is_pushed = False  # the step that is done again after this trainer was killed
         self.started = False  # the servers have the weights
         self.settled = False  # and all trainers have what the servers have
@@ -55,32 +57,29 @@ class ParameterServer(Single):
     def prepare(
         self, task: Trainable, optimizer: Optimizer, schedule: LRScheduler, precision: Precision
     ) -> None:
-        from fleetbert.compat.parameter_server import LARGEST_MESSAGE, Fleet
-        from fleetbert.train.strategies.parameter_server.arrival import Counted, Layout
-        from fleetbert.train.strategies.parameter_server.tables import IdStore, Mirror, Weights
-
         super().prepare(task, optimizer, schedule, precision)
         weights = Weights(task.network)
         rows, width, entry = weights.rows, weights.width, 0
         if self.table is not None:
             rows, width, entry = ALL_IDS, self.table.width, self.table.needed
         servers = len(self.place.servers)
-        if weights.dense * 4 / servers > LARGEST_MESSAGE:
-            needed = math.ceil(weights.dense * 4 / LARGEST_MESSAGE)
+        largest = parameter_server.LARGEST_MESSAGE
+        if weights.dense * 4 / servers > largest:
+            needed = math.ceil(weights.dense * 4 / largest)
             raise UserError(
                 f"--servers: {servers} are too few for {weights.dense:,} weights, of which each "
-                f"can take {LARGEST_MESSAGE // 4:,} (Paddle's largest message); start {needed}"
+                f"can take {largest // 4:,} (Paddle's largest message); start {needed}"
             )
         layout = Layout(weights.dense, rows, self.settings.table_shards, servers, self.world_size)
         shape = (layout.all_dense, layout.all_rows, width, layout.shards, entry)
-        path = self.meeting.folder / "tables"
+        path = self.rendezvous.folder / "tables"
         if self.rank == 0:
-            meetings.put(path, {"shape": shape, "job": self.job.model_dump_json()})
-        meetings.check_same_job(self.job, self.meeting.wait_for(path)["job"], self.place)
+            rendezvous.put(path, {"shape": shape, "job": self.job.model_dump_json()})
+        rendezvous.check_same_job(self.job, self.rendezvous.wait_for(path)["job"], self.place)
         for endpoint in self.place.servers:
             wait_until_listening(endpoint, SERVER_LIMIT)
         self.watch = Watch(self.place.servers)
-        tables = Fleet(*shape)
+        tables = parameter_server.Fleet(*shape)
         tables.connect()
         self.tables = Counted(tables, layout, self.rank, Handled(self.place.servers))
         self.mirror = Mirror(self.tables, weights, self.table)
@@ -92,10 +91,8 @@ class ParameterServer(Single):
     def step(self, micro_batches: list[Arrays]) -> Step:
         self._start()
         self.settled = False
-        self.meeting.steps += 1
+        self.rendezvous.steps += 1
         if self.mirror.weights.rows:
-            from fleetbert.train.strategies.parameter_server.tables import words_of
-
             self.mirror.pull_rows(words_of(micro_batches))
         step = super().step(micro_batches)
         self.steps += 1
@@ -106,27 +103,27 @@ class ParameterServer(Single):
             if self.steps % self.settings.pull_every == 0:
                 self.mirror.pull_latest()
         elif self.steps >= self.settings.k_steps:
-            self._push_share()
+            self._push_scaled()
             self.mirror.pull_latest()
         return self._alone(step)
 
     def predict(self, arrays: Arrays) -> Part:
-        self.meeting.show_life()
+        self.rendezvous.beat()
         return super().predict(arrays)
 
     def push_rows(self) -> None:
         """They are pushed together with the weights."""
 
-    def _push_share(self) -> None:
+    def _push_scaled(self) -> None:
         self.mirror.push(1.0 / self.world_size)
         self.steps = 0
 
     def _push_together(self, step: Step) -> Step:
-        # Before the meeting nobody pushes, and all that was pushed before has been pulled. (Only
+        # Before the barrier nobody pushes, and all that was pushed before has been pulled. (Only
         # a trainer that comes back may push besides, and the counters tell if this was too early.)
         handled, arrived = self.tables.handled(), False
-        # The first meeting: nobody pushes before all have pulled their rows.
-        bad = any(self.meeting.gather(step.bad))
+        # The first barrier: nobody pushes before all have pulled their rows.
+        bad = any(self.rendezvous.gather(step.bad))
         if bad:
             self.mirror.forget_rows()
             arrived = True
@@ -135,7 +132,7 @@ class ParameterServer(Single):
             self.tables.expect_of_all(self._standing_pushed())
         else:
             before = self.tables.pushed
-            self._push_share()
+            self._push_scaled()
             self.tables.expect_of_all(before)
             arrived = self.tables.wait(handled, self.world_size)
         self.is_pushed = False
@@ -164,8 +161,8 @@ class ParameterServer(Single):
             self._pull_all()
 
     def rejoin(self) -> dict[str, Any]:
-        standing, meeting = self.standing, self.meeting
-        meeting.count, meeting.steps, meeting.alone = standing.meetings, standing.begun, False
+        standing, own = self.standing, self.rendezvous
+        own.count, own.steps, own.alone = standing.barriers, standing.begun, False
         self.schedule.set_state_dict(standing.schedule)
         self.is_pushed = self.tables.catch_up(standing.dense, standing.rows)
         self.started = True
@@ -176,7 +173,7 @@ class ParameterServer(Single):
         return self.standing.dense[self.rank], self.standing.rows[self.rank]
 
     def remember(self, state: Callable[[], dict[str, object]]) -> None:
-        rejoining.remember(self.meeting, self.tables, self.schedule, state())
+        rejoin.remember(self.rendezvous, self.tables, self.schedule, state())
 
     def figures(self) -> dict[str, float]:
         return self.servers.row() if self.servers is not None else {}
@@ -188,16 +185,16 @@ class ParameterServer(Single):
         self._start()
         if not self.settled:
             if self.settings.mode == "geo" and self.steps:
-                self._push_share()
+                self._push_scaled()
             self.mirror.forget_rows()
             self._pull_all()
         if saving:
             if self.rank:
                 paddle.save(super().state()["optimizer"], str(self._optimizer_file(self.rank)))
-            self.meeting.gather()
+            self.rendezvous.barrier()
 
     def _optimizer_file(self, rank: int) -> Path:
-        return self.meeting.folder / f"optimizer.{rank}"
+        return self.rendezvous.folder / f"optimizer.{rank}"
 
     def state(self) -> Tensors:
         """After `settle(saving=True)`, on trainer 0. Every trainer has an optimizer: those of the
@@ -209,40 +206,41 @@ class ParameterServer(Single):
 
     def set_state(self, state: Tensors) -> None:
         """Trainers that the former run did not have go on with the first one's optimizer."""
-        mine = state["optimizer"].get("trainers", {}).get(str(self.rank), state["optimizer"])
-        super().set_state({**state, "optimizer": mine})
+        own = state["optimizer"].get("trainers", {}).get(str(self.rank), state["optimizer"])
+        super().set_state({**state, "optimizer": own})
 
     def _pull_all(self) -> None:
-        self.tables.expect(self.meeting.gather(self.tables.pushed))
+        self.tables.expect(self.rendezvous.gather(self.tables.pushed))
         self.mirror.pull_all()
-        self.meeting.gather()  # before anyone pushes again
+        self.rendezvous.barrier()  # before anyone pushes again
         self.settled = True
 
     def share_loss(self, part: float) -> float:
         if self.settings.mode == "sync":
             return super().share_loss(part)
-        latest = self.meeting.latest("loss", part)
+        latest = self.rendezvous.latest("loss", part)
         return sum(latest) / len(latest) * self.world_size
 
     def gather(self, value: T) -> list[T]:
-        return self.meeting.gather(value)
+        return self.rendezvous.gather(value)
 
     def from_first(self, make: Callable[[], T]) -> T:
-        return self.meeting.gather(make() if self.rank == 0 or self.meeting.alone else None)[0]
+        makes = self.rank == 0 or self.rendezvous.alone
+        return cast(T, self.rendezvous.gather(make() if makes else None)[0])
 
     def any(self, flag: bool) -> bool:
-        return self.meeting.stops(flag)
+        return self.rendezvous.stops(flag)
 
     def first_failed(self, failed: bool) -> bool:
-        return self.meeting.gather(failed)[0]
+        return self.rendezvous.gather(failed)[0]
 
     def barrier(self) -> None:
-        self.meeting.gather()
+        self.rendezvous.barrier()
 
     def close(self) -> None:
         """End the servers: all trainers are done."""
         self.watch.end()
-        self.meeting.gather()
+        self.rendezvous.barrier()
         if self.rank == 0:
             self.tables.tables.stop_servers()
-        self.meeting.leave()
+        self.rendezvous.leave()

@@ -1,0 +1,88 @@
+"""A caller's arguments → a job: names for keys of the config, tables, and where all goes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from typing import Mapping, TypeVar, Union
+
+from fleetbert import config as configs
+from fleetbert.data import in_memory
+from fleetbert.data.in_memory import Table
+from fleetbert.errors import UserError
+
+PathLike = Union[str, "os.PathLike[str]"]
+Job = TypeVar("Job", bound=configs.Section)
+
+# Names of arguments for keys of the config.
+SHORT = {
+    "init": "model.init",
+    "task": "task.name",
+    "epochs": "trainer.epochs",
+    "batch_size": "data.batch_size",
+    "learning_rate": "optimizer.learning_rate",
+    "max_length": "data.max_length",
+    "seed": "trainer.seed",
+    "device": "trainer.device",
+    "resume": "trainer.resume",
+}
+
+
+def keys_of(given: Mapping[str, object]) -> dict[str, object]:
+    """Arguments as keys of the config. `task={...}` is the section of that name."""
+    keys: dict[str, object] = {}
+    for name, value in given.items():
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        keys[name if isinstance(value, Mapping) else SHORT.get(name, name)] = value
+    return keys
+
+
+def job_of(
+    schema: type[Job],
+    given: Mapping[str, object],
+    tables: Mapping[str, Table | None],
+    config: PathLike | None,
+    output_dir: PathLike | None,
+    kind: str = "",
+    unlabelled: str = "",
+) -> Job:
+    """The job of keys and tables; what is not a file is written when all else is known to fit.
+
+    output_dir: None: the config's, or output/`kind`-N. unlabelled: the table without labels.
+    """
+    path = None if config is None else os.fspath(config)
+    keys, in_memory_only = dict(given), {}
+    for key, table in tables.items():
+        if isinstance(table, (str, os.PathLike)):
+            keys[key] = os.fspath(table)
+        elif table is not None:
+            keys[key], in_memory_only[key] = key, table  # until its folder is known
+    if output_dir is not None and "output_dir" in schema.model_fields:
+        keys["output_dir"] = os.fspath(output_dir)
+    job = configs.from_keys(schema, keys, path)
+    if output_dir is None:
+        assert isinstance(job, configs.Config)
+        is_named = path is not None or "output_dir" in keys
+        output_dir = keys["output_dir"] = job.output_dir if is_named else str(numbered(kind))
+    for key, table in in_memory_only.items():
+        name = ".".join(part for part in key.split(".") if part != "data")
+        folder = Path(output_dir) / "data"
+        keys[key] = str(in_memory.as_file(name, table, folder, key != unlabelled))
+    return configs.from_keys(schema, keys, path)
+
+
+def numbered(kind: str) -> Path:
+    """A new folder output/`kind`-N."""
+    if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
+        raise UserError("output_dir: name one, which all ranks share")
+    for number in itertools.count(1):
+        folder = Path("output") / f"{kind}-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"output_dir: cannot make {folder}: {error.strerror}") from error
+        return folder
+    raise AssertionError

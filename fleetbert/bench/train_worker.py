@@ -1,0 +1,120 @@
+# ruff: noqa: ARG002  a callback's methods have the arguments of the interface, used or not
+"""A training job, measured: `python -m fleetbert.bench.train_worker job.json`.
+
+The real training loop, in segments. It says hello before it meets other ranks and starts when told
+to; then it says what it trains, and does steps when told to (`worker.Segments`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import paddle
+
+from fleetbert import config as schema
+from fleetbert.bench import worker
+from fleetbert.bench.worker import Json
+from fleetbert.errors import UserError
+from fleetbert.train.callbacks import Callback
+from fleetbert.train.job import train_with
+from fleetbert.train.loop import Run, versions
+from fleetbert.train.strategies import connect
+from fleetbert.train.texts import TextTask
+
+
+class Pacer(Callback):
+    """Goes on only while a segment lasts, and times its steps: reading, computing, logging."""
+
+    def __init__(self, channel: worker.Channel):
+        self.segments = worker.Segments(channel)
+        self.losses: list[float] = []
+
+    def facts(self, run: Run) -> Json:
+        """What is trained, before the first step."""
+        assert isinstance(run.task, TextTask)
+        lengths, dev = run.task.train.encodings.lengths, run.task.dev
+        return {
+            "total_steps": run.total_steps,
+            "versions": versions(),
+            "device_name": _device_name(run),
+            "texts": len(lengths),
+            "dev_texts": 0 if dev is None else len(dev.encodings.lengths),
+            "mean_tokens": float(lengths.mean()),
+        }
+
+    def on_start(self, run: Run) -> None:
+        self.segments.channel.send(**self.facts(run))
+
+    def before_reading(self, run: Run) -> None:
+        _finish(run)
+        self.segments.before_step()
+        if self.report["steps"] == 0:
+            self.report["reading"] = 0.0
+        self._began = time.perf_counter()
+
+    def after_reading(self, run: Run) -> None:
+        if not self.segments.untimed:
+            self.report["reading"] += time.perf_counter() - self._began
+
+    def on_log(self, run: Run, row: Json) -> None:
+        self.losses.append(row["loss"])
+
+    def on_step(self, run: Run) -> None:
+        _finish(run)
+        self.segments.after_step(run.step_texts, run.step_tokens)
+        if self.segments.left == 0:
+            gpu = run.strategy.device == "gpu"
+            self.report.update(
+                losses=self.losses,
+                skipped=run.state.skipped,
+                device_mb=paddle.device.cuda.max_memory_allocated() / 1e6 if gpu else None,
+            )
+
+    def on_evaluation(self, run: Run, metrics: Json) -> None:
+        if "accuracy" in metrics:
+            self.segments.dev.append(metrics["accuracy"])
+
+    def on_end(self, run: Run, summary: Json) -> None:
+        self.segments.send_report()
+        raise worker.Stop  # no results are written
+
+    @property
+    def report(self) -> Json:
+        """Of the segment that is going on."""
+        assert self.segments.report is not None
+        return self.segments.report
+
+
+def _finish(run: Run) -> None:
+    """Wait for what a GPU still computes."""
+    if run.strategy.device == "gpu":
+        paddle.device.cuda.synchronize()
+
+
+def _device_name(run: Run) -> str:
+    on_gpu = run.strategy.device == "gpu"
+    return str(paddle.device.cuda.get_device_name() if on_gpu else run.strategy.device)
+
+
+def main(pacer: type[Pacer] = Pacer) -> None:
+    """pacer: which one paces; others measure more."""
+    channel = worker.Channel()
+    said: Json = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    try:
+        job = schema.load(said["config"], said["overrides"])
+        if job.task.name == "ctr":
+            raise UserError("bench measures trainings of texts; task.name is ctr")
+        channel.send(versions=versions())
+        channel.receive()
+        train_with(connect(job), job, first=(pacer(channel),))
+    except UserError as error:
+        channel.send(error=str(error))
+    except worker.Stop:
+        pass
+
+
+if __name__ == "__main__":
+    main()

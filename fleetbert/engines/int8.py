@@ -1,0 +1,106 @@
+"""Programs that compute in int8 through oneDNN, as `graph.int8` wrote them.
+
+A batch is answered in parts of like length: where lengths differ much, a call for the short texts
+and one for the long ones cost less than having them share long rows. Parts of several batches are
+answered side by side (`engines.streams`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Callable, Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert.compat import paddle_inference
+from fleetbert.data.batching import (
+    CALL_TOKENS,
+    SAFE_LENGTHS,
+    cut_by_length,
+    needed_length,
+    round_up,
+    row_lengths,
+)
+from fleetbert.data.packing import packed_layout
+from fleetbert.engines import predictor
+from fleetbert.engines.engine import Batches, Engine, Inputs, Options, Result
+from fleetbert.engines.packed import Group, open_group
+from fleetbert.engines.streams import Streams, first_batches
+from fleetbert.errors import UserError
+from fleetbert.graph import embeddings, single_row
+
+
+class Pending(NamedTuple):
+    """A batch under way: which rows its parts have, and what waits for the outputs of each."""
+
+    rows: list[np.ndarray]
+    outputs: list[Callable[[], np.ndarray]]
+
+
+class Int8Engine(Engine):
+    """An opened program."""
+
+    def __init__(self, groups: Sequence[Group], pad_id: int, any_length: bool):
+        """groups: the whole program, once or a stream for each thread (`packed.open_group`).
+        any_length: a single row needs no padding."""
+        super().__init__()
+        self._pad_id = pad_id
+        self._any_length = any_length
+        self._streams = Streams(groups, self._first_runs)
+
+    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
+        return _end(self._begin(inputs["input_ids"], inputs["token_type_ids"]))
+
+    def run_all(
+        self, batches: Batches, speed: float | None = None, batch_tokens: int = 0
+    ) -> Iterator[Result]:
+        """Results of batches, in their order."""
+        pending: deque[tuple[np.ndarray, Pending]] = deque()
+        with self._lock:
+            for numbers, batch in batches:
+                pending.append((numbers, self._begin(batch.input_ids, batch.token_type_ids)))
+                if len(pending) > self._streams.count:
+                    numbers, begun = pending.popleft()
+                    yield Result(numbers, _end(begun), 0)
+            for numbers, begun in pending:
+                yield Result(numbers, _end(begun), 0)
+
+    def _begin(self, input_ids: np.ndarray, token_type_ids: np.ndarray) -> Pending:
+        paddle_inference.check_length(input_ids.shape[1])
+        real = input_ids != self._pad_id
+        lengths = row_lengths(real)
+        rows = cut_by_length(lengths, CALL_TOKENS)
+        parts = []
+        for part in rows:
+            length = round_up(int(lengths[part].max()), SAFE_LENGTHS)
+            if self._any_length:
+                length = needed_length(real[part, :length])
+            parts.append((input_ids[part, :length], token_type_ids[part, :length]))
+        return Pending(rows, [self._streams.start(self._answer, *part) for part in parts])
+
+    def _answer(self, group: Group, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
+        return group(ids, types, packed_layout(ids != self._pad_id))
+
+    def _first_runs(self, group: Group) -> None:
+        for ids, types in first_batches(self._pad_id):
+            self._answer(group, ids, types)
+
+
+def open_variant(folder: Path, options: Options) -> Int8Engine:
+    """Open x86.pdmodel and weights.safetensors in `folder`.
+
+    oneDNN wants float32 weights and makes integers of them: the very ones that are on disk.
+    """
+    if options.device != "cpu":
+        raise UserError("an int8 variant of this kind runs on CPUs (oneDNN); use --device cpu")
+    program, parameters = predictor.read_integers(folder)
+    pad_id = embeddings.pad_id(program, parameters)
+    groups = open_group(program, parameters, options.threads, options.streams)
+    return Int8Engine(groups, pad_id, any_length=single_row.fits(program))
+
+
+def _end(pending: Pending) -> np.ndarray:
+    """The outputs in the order of the batch's rows."""
+    outputs = np.concatenate([wait() for wait in pending.outputs])
+    return outputs[np.argsort(np.concatenate(pending.rows))]

@@ -1,0 +1,96 @@
+"""A program whose passes have been run, or a group of its layers, on packed rows.
+
+It is opened twice: for texts that share rows (`graph.packed`), and, where the processor can, for a
+single row without padding (`graph.single_row`). Embeddings are added up in NumPy.
+"""
+
+from __future__ import annotations
+
+from typing import Callable, Sequence
+
+import numpy as np
+
+from fleetbert.data.packing import PackedLayout, pack
+from fleetbert.engines import predictor
+from fleetbert.engines.predictor import Predict
+from fleetbert.graph import embeddings, layouts, packed, single_row
+from fleetbert.graph.program import Parameters, ProgramDesc
+from fleetbert.graph.reuse import add_in_place, share_variables
+
+# (input_ids, token_type_ids, layout) of a batch → states of a group of layers that begins with the
+# embeddings, (states, input_ids, layout) → states of any other; the last group gives the outputs
+# [texts, ...]. States are float32 [tokens, width], those of the layout's rows.
+Group = Callable[[np.ndarray, np.ndarray, PackedLayout], np.ndarray]
+
+
+def open_group(
+    program: ProgramDesc, parameters: Parameters, threads: int, streams: bool = False
+) -> list[Group]:
+    """Open a BERT for CPUs whose passes have been run, or a group of its layers.
+
+    streams: one for each of the threads instead of one for them all. They share their parameters,
+    which the first run of the first changes: it has to be over before the others begin.
+    """
+    start = embeddings.take_out(program, parameters)
+    split = (1, threads) if streams else (threads, 1)
+    single: Sequence[Predict | None] = [None] * split[1]
+    if single_row.fits(start.program):
+        rest, joined = single_row.rewrite(start.program, start.parameters, start.inputs[0])
+        single = _open(rest, joined, start.inputs[:1], *split, lend=False)
+    rest, needed = packed.rewrite(start.program, start.inputs)
+    rows = _open(rest, start.parameters, (start.inputs[0], *needed), *split)
+    tables = start.tables  # without the parameters: Paddle has copied them
+    return [_group(tables, needed, *pair) for pair in zip(single, rows)]
+
+
+def _group(
+    tables: list[np.ndarray], needed: Sequence[str], single: Predict | None, rows: Predict
+) -> Group:
+    """single: for a single row; rows: for rows that texts share, with the fields of the layout
+    `needed`."""
+
+    def run(first: np.ndarray, second: np.ndarray, layout: PackedLayout) -> np.ndarray:
+        length = layout.real.shape[1]
+        if single is not None and layout.single_row:
+            if tables:
+                positions = layout.pack_index[:length]
+                first = embeddings.add_up(tables, first[0], second[0], positions)
+            (states,) = single(first[None, :length])
+            return states.reshape(-1, states.shape[-1])
+        if tables:
+            ids, types = pack(first, layout), pack(second, layout)
+            first = embeddings.add_up(tables, ids, types, layout.pack_index % length)
+        fields = (getattr(layout, name) for name in needed)
+        (states,) = rows(first.reshape(*layout.shape, -1), *fields)
+        return states.reshape(-1, states.shape[-1])
+
+    return run
+
+
+def _open(
+    program: ProgramDesc,
+    parameters: Parameters,
+    inputs: Sequence[str],
+    threads: int,
+    streams: int,
+    lend: bool = True,
+) -> list[Predict]:
+    """Open a program that computes from `inputs`; lend: see `predictor.bind`."""
+    program = layouts.convert_layouts_once(share_variables(add_in_place(program)))
+    first = predictor.create_from_memory(program, parameters, "cpu", threads, optimize=False)
+    names = (*inputs, layouts.FIRST_RUN)
+    clones = [first.clone() for _ in range(1, streams)]
+    return [
+        _after_first_run(predictor.bind(first, names, lend), True, False),
+        *(_after_first_run(predictor.bind(clone, names, lend), False) for clone in clones),
+    ]
+
+
+def _after_first_run(predict: Predict, *first_runs: bool) -> Predict:
+    """What gives the input `layouts.FIRST_RUN` these values in turn; it stays at the last."""
+    coming = [np.array([value]) for value in first_runs]
+
+    def run(*arrays: np.ndarray) -> list[np.ndarray]:
+        return predict(*arrays, coming.pop(0)) if coming else predict(*arrays)
+
+    return run

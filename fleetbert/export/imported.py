@@ -1,0 +1,78 @@
+"""A finished model in Hugging Face's format → a bundle, without training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Sequence
+
+from fleetbert import bundle as bundles
+from fleetbert import config, files
+from fleetbert.data import tokenizers
+from fleetbert.errors import UserError
+from fleetbert.export.program import export_bundle
+from fleetbert.models import heads, weights
+
+
+def import_model(
+    model: config.Model,
+    path: Path,
+    labels: Sequence[str] | None,
+    pair: bool = False,
+    max_length: int = 128,
+) -> bundles.Bundle:
+    """Write the model that `model.init` names as a bundle at `path`, with the variant float32.
+
+    labels: in the order of the logits; None: `id2label` of its config.json. UserError if it has no
+    head, if the labels are not as many as the head has, or if it has no positions for `max_length`.
+    """
+    source = weights.open_source(model)
+    tensors = source.tensors or {}
+    if "classifier.weight" in tensors:
+        labels = _labels(source.name, model.init, tensors["classifier.weight"].shape[1], labels)
+        task = "pair_classification" if pair else "classification"
+    elif any(name.startswith("cls.predictions.") for name in tensors):
+        labels, task = [], "mlm"
+    else:
+        raise UserError(
+            f"{source.name}: has no classifier, so it answers nothing; train one from it, with init"
+        )
+    positions = source.shape.get("max_position_embeddings", 512)
+    if max_length > int(positions):
+        raise UserError(f"max_length: {max_length} is more than {source.name}'s {positions}")
+    size = tokenizers.open(source.tokenizer).vocab_size
+    network = heads.build(task, weights.bert_config(source, max(2, len(labels)), size))
+    report = weights.load(network, source)
+    if report.fresh and task != "mlm":
+        raise UserError(f"{source.name}: has no weights for {', '.join(report.fresh)}")
+    network.eval()
+    with files.writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return export_bundle(
+            path,
+            network,
+            task=task,
+            labels=labels,
+            max_length=max_length,
+            tokenizer=source.tokenizer,
+            made_from=source.name,
+        )
+
+
+def _labels(name: str, init: str, count: int, given: Sequence[str] | None) -> list[str]:
+    """The labels of a classifier with `count` logits."""
+    labels = list(given) if given is not None else _of_config(Path(init) / "config.json", count)
+    if len(labels) != count:
+        raise UserError(
+            f"labels: {name} has {count} logits, and the labels {', '.join(labels) or 'none'}; "
+            "give as many, in their order"
+        )
+    return labels
+
+
+def _of_config(path: Path, count: int) -> list[str]:
+    """`id2label`; LABEL_0, ... where there is none, as in transformers."""
+    by_number: dict[str, object] = {}
+    if path.is_file():
+        by_number = json.loads(path.read_text(encoding="utf-8")).get("id2label") or {}
+    return [str(by_number.get(str(number), f"LABEL_{number}")) for number in range(count)]

@@ -1,0 +1,92 @@
+"""A rank's heartbeat: a small file that its supervisor opens for it, and reads.
+
+Its process writes there twice a second, from a thread: a long evaluation or export is no silence.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+import threading
+import time
+
+from fleetbert.compat import environment
+
+VARIABLE = "FLEETBERT_SUPERVISOR"  # "process,descriptor"
+INTERVAL = 0.5  # seconds between beats
+
+
+_RECORD = struct.Struct("qqqq")  # beats, the job's step, steps of this process, phase
+JOINING, JOINED = 1, 2  # the other ranks; before it 0
+
+
+def is_supervised() -> bool:
+    """Whether this process is a rank that has a supervisor."""
+    return VARIABLE in os.environ
+
+
+class _Heart:
+    """In the rank."""
+
+    def __init__(self, file: int):
+        self.file = file
+        self.count = self.step = self.done = self.phase = 0
+
+    def write(self) -> None:
+        os.pwrite(self.file, _RECORD.pack(self.count, self.step, self.done, self.phase), 0)
+
+    def beat(self) -> None:
+        while True:
+            self.count += 1
+            self.write()
+            time.sleep(INTERVAL)
+
+
+_heart: _Heart | None = None
+
+
+def start() -> None:
+    """In a rank: beat from now on, and die with the supervisor."""
+    global _heart
+    supervisor, file = os.environ[VARIABLE].split(",")
+    environment.die_with_parent(int(supervisor))
+    _heart = _Heart(int(file))
+    threading.Thread(target=_heart.beat, daemon=True).start()
+
+
+def note_step(step: int, done: int) -> None:
+    """In a rank: tell the job's step, and how many steps this process did."""
+    if _heart is not None:
+        _heart.step, _heart.done = step, done
+        _heart.write()
+
+
+def note_phase(phase: int) -> None:
+    """In a rank: tell that it begins to join the others, or has joined them."""
+    if _heart is not None:
+        _heart.phase = phase
+        _heart.write()
+
+
+class Monitor:
+    """In the supervisor: hears the heartbeat of one process."""
+
+    def __init__(self) -> None:
+        self.file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.file.write(_RECORD.pack(0, 0, 0, 0))
+        self.file.flush()
+        self.count = self.step = self.done = self.phase = 0
+        self.quiet = 0.0  # seconds without a beat
+
+    @property
+    def descriptor(self) -> int:
+        """For the process to inherit."""
+        return self.file.fileno()
+
+    def look(self, passed: float) -> None:
+        """Read it; `passed`: seconds since the look before."""
+        record = os.pread(self.descriptor, _RECORD.size, 0)
+        count, self.step, self.done, self.phase = _RECORD.unpack(record)
+        self.quiet = 0.0 if count != self.count else self.quiet + passed
+        self.count = count

@@ -1,0 +1,270 @@
+"""Supervises the servers and trainers of a parameter-server job.
+
+Paddle's stock launcher starts nothing again, leaves ports and the shared folder to its user, and
+keeps trainers waiting for 300 s when a server dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Iterator
+
+from fleetbert.errors import UserError
+from fleetbert.launch import reaper
+from fleetbert.launch.cluster import Cluster
+from fleetbert.launch.output import Output
+from fleetbert.launch.policy import HUNG, STOP_LIMIT, STOPPED, Cause, Kind, Patience, Restarts
+from fleetbert.launch.process import Process
+from fleetbert.launch.progress import Progress
+
+# Seconds.
+LEAVE_LIMIT = 5.0  # for servers to end by themselves after the last trainer
+TERM_LIMIT = 2.0  # for servers to end when asked to
+ORPHAN_LIMIT = 300.0  # for trainers to end after a server left: as long as Paddle waits for one
+TOGETHER = "together"  # a file in FLEETBERT_RUN: no trainer can be started again alone
+
+
+class Job:
+    """Servers and trainers that run `command`; `run` returns the job's exit code."""
+
+    def __init__(
+        self,
+        command: list[str],
+        servers: int,
+        trainers: int,
+        restarts: int,
+        hang_timeout: float,
+        folder: Path,
+        output: Output,
+    ):
+        self.command, self.folder, self.output = command, folder, output
+        limit = f"--max_restart {restarts} allows no more"
+        self.restarts = Restarts(restarts, limit, output.say)
+        self.hang_timeout = hang_timeout  # seconds without progress, or 0: no limit
+        self.counts = {"server": servers, "trainer": trainers}
+        self.asked: list[int] = []  # signals that want an end
+
+    def run(self) -> int:
+        with self._hearing():
+            for start in itertools.count(1):
+                cause = self._start_once(self.folder / str(start))
+                if cause is None:
+                    self.restarts.say_done()
+                    return 0
+                if not self.restarts.start_again(cause):
+                    return cause.code
+        raise AssertionError  # the count has no end
+
+    @contextlib.contextmanager
+    def _hearing(self) -> Iterator[None]:
+        """Signals are noted, and interrupt the wait for output. Once the job has ended, those that
+        want an end are ignored: it is there, and its exit code is known."""
+        self.wakeup, write = os.pipe()
+        os.set_blocking(write, False)
+        wanted = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
+            wanted.append(signal.SIGHUP)
+        for number in wanted:
+            signal.signal(number, lambda number, _: self.asked.append(number))
+        for number in (signal.SIGCHLD, signal.SIGWINCH):
+            signal.signal(number, lambda *_: None)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            for number in wanted:
+                signal.signal(number, signal.SIG_IGN)
+            signal.set_wakeup_fd(-1)
+            os.close(self.wakeup)
+            os.close(write)
+
+    def _start_once(self, run: Path) -> Cause | None:
+        """All processes, from their start to the end of the last one; None: it was a good one."""
+        run.mkdir()
+        self.run_folder = run
+        self.processes = [
+            Process(role, number) for role, count in self.counts.items() for number in range(count)
+        ]
+        self.servers = [process for process in self.processes if process.role == "server"]
+        self.trainers = [process for process in self.processes if process.role == "trainer"]
+        self.cluster = Cluster(len(self.servers), len(self.trainers))
+        self.output.note(
+            f"{time.strftime('%Y-%m-%d %H:%M:%S')} servers {','.join(self.cluster.servers)} "
+            f"trainers {','.join(self.cluster.trainers)}: {' '.join(self.command)}"
+        )
+        try:
+            for process in self.processes:
+                self._start(process)
+            return self._watch()
+        finally:
+            for process in self.processes:
+                process.kill()
+            for process in self.processes:
+                self._finish(process)
+            self.cluster.close()
+            reaper.kill(run)
+            shutil.rmtree(run, ignore_errors=True)
+
+    def _start(self, process: Process) -> None:
+        environ = self.cluster.environ(
+            process.role,
+            process.number,
+            process.restarted,
+            self.run_folder,
+            self.output.folder.resolve(),
+        )
+        try:
+            descriptors = self.output.open(process.name, process is self.trainers[0])
+            try:
+                process.start(self.command, environ, descriptors)
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        except OSError as error:
+            raise UserError(f"{process.name} cannot be started: {error.strerror}") from None
+
+    def _finish(self, process: Process) -> None:
+        process.finish()
+        self.output.drain(process.name)
+
+    def _look(self) -> None:
+        """Pass output on, for a moment, and note who has ended."""
+        self.output.pump(0.1, self.wakeup)
+        for process in self.processes:
+            if process.has_ended():
+                self._finish(process)
+
+    def _watch(self) -> Cause | None:
+        patience = Patience()
+        left: float | None = None  # since when a server is gone in peace
+        progress = Progress(self.run_folder, self.output, self.hang_timeout)
+        while True:
+            self._look()
+            if self.asked:
+                return self._stop(self.asked[0])
+            failed = [process for process in self.processes if process.code]
+            if failed:
+                all_ended = not any(process.running for process in self.processes)
+                cause = patience.real([process.cause() for process in failed], all_ended)
+                if cause is None:
+                    continue
+                if not self._restart_alone(failed, cause):
+                    return self._end(cause)
+                patience = Patience()
+            elif all(trainer.code == 0 for trainer in self.trainers):
+                return self._leave()
+            gone = [server.name for server in self.servers if server.code == 0]
+            left = (left or time.monotonic()) if gone else None
+            if left is not None and time.monotonic() - left > ORPHAN_LIMIT:
+                text = f"{gone[0]} ended {ORPHAN_LIMIT:.0f} s ago, and trainers still run"
+                return Cause(Kind.SERVER, text, 1)
+            if progress.is_missing():
+                return self._hung()
+
+    def _hung(self) -> Cause:
+        """No process goes on."""
+        names = [process.name for process in self.processes if process.is_stopped()]
+        why = f"; {' and '.join(names)} {'are' if len(names) > 1 else 'is'} stopped (SIGSTOP)"
+        text = (
+            f"no process has written a line or done a step for {self.hang_timeout:g} s "
+            f"(--hang_timeout): the job hangs{why if names else ''}"
+        )
+        return Cause(Kind.HUNG, text, HUNG)
+
+    def _restart_alone(self, failed: list[Process], cause: Cause) -> bool:
+        """Start trainers that failed again, where the others can go on meanwhile."""
+        if not (
+            cause.kind in (Kind.KILLED, Kind.CRASHED, Kind.FAILED)
+            and self.restarts.are_left(len(failed))
+            and not any(server.code == 0 for server in self.servers)
+            and self.run_folder.is_dir()  # which its processes may clear up at their end
+            and not (self.run_folder / TOGETHER).exists()
+        ):
+            return False
+        for process in failed:
+            process.restarted += 1
+            port = self.cluster.port(process.role, process.number)
+            reaper.kill(self.run_folder, f"PADDLE_PORT={port}")  # what it started elsewhere
+            self._show_tail(process.name)
+            self.restarts.take(process.cause().text, "it alone")
+            self._start(process)
+        return True
+
+    def _end(self, cause: Cause) -> Cause | None:
+        """The end of this start, because of a failure."""
+        if cause.kind == Kind.ASKED:
+            if not any(trainer.running for trainer in self.trainers):
+                return cause
+            self.output.say(f"{cause.text}: asking the other trainers to stop")
+            return self._stop(signal.SIGTERM)
+        self._show_tail(cause.process)
+        if cause.kind == Kind.ERROR:
+            return cause._replace(text=f"{cause.text}, see {self.output.path(cause.process)}")
+        if all(trainer.code == 0 for trainer in self.trainers):
+            text = f"{cause.text}, after all trainers had ended well"
+            return cause._replace(text=text, mendable=False)
+        return cause
+
+    def _show_tail(self, name: str) -> None:
+        if name != self.trainers[0].name:  # whose lines are there already
+            self.output.show_tail(name)
+
+    def _leave(self) -> Cause | None:
+        """All trainers have ended well: the servers' work is done."""
+        self._wait(self.servers, LEAVE_LIMIT)
+        crashed = [server.cause() for server in self.servers if server.code]
+        if crashed:
+            return self._end(min(crashed))
+        self._dismiss()
+        return None
+
+    def _dismiss(self) -> None:
+        """Have the servers end."""
+        for server in self.servers:
+            server.ask(signal.SIGTERM)
+        self._wait(self.servers, TERM_LIMIT)
+
+    def _stop(self, signum: int) -> Cause | None:
+        """Have the trainers end, which may take a while: they save what they have."""
+        name = signal.Signals(signum).name
+        again = "; Ctrl-C again ends them now" if signum == signal.SIGINT else ""
+        self.output.say(f"{name}: waiting {STOP_LIMIT:.0f} s at most for the trainers{again}")
+        for trainer in self.trainers:
+            trainer.ask(signum)
+        heard = time.monotonic()
+        while any(trainer.running for trainer in self.trainers):
+            self._look()
+            now = time.monotonic()
+            if now - heard < 1.0:  # a key pressed twice, a signal to the group and to us
+                self.asked = []
+            if now - heard > STOP_LIMIT or signal.SIGINT in self.asked:
+                break
+        late = [trainer.name for trainer in self.trainers if trainer.running]
+        stopped = Cause(Kind.ASKED, f"stopped by {name}", 128 + signum, False)
+        if late:
+            self.output.say(f"{' and '.join(late)} did not end: killed")
+            return stopped
+        self._dismiss()
+        if all(trainer.code == 0 for trainer in self.trainers):
+            return None
+        well = (0, -signum, 128 + signum, *STOPPED)
+        failed = [trainer.cause() for trainer in self.trainers if trainer.code not in well]
+        if not failed:
+            return stopped
+        cause = min(failed)
+        self._show_tail(cause.process)
+        return cause._replace(text=f"stopped by {name}, when {cause.text}", mendable=False)
+
+    def _wait(self, processes: list[Process], limit: float) -> None:
+        """For processes to end, unless a signal comes."""
+        until = time.monotonic() + limit
+        while any(process.running for process in processes) and time.monotonic() < until:
+            self._look()
+            if self.asked:
+                return

@@ -1,0 +1,124 @@
+"""What `fleetbert.train`, `quantize` and `load` give."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Dict, Literal, Mapping, Sequence, cast
+
+from fleetbert.data import in_memory
+from fleetbert.data.in_memory import Table
+from fleetbert.errors import UserError
+
+if TYPE_CHECKING:
+    from fleetbert.engines import answer
+    from fleetbert.tasks.classification import LabelAnswer
+
+Metrics = Dict[str, Any]  # numbers by name, and tables of them by label
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training leaves.
+
+    folder: its `output_dir`, with metrics.jsonl, summary.json, checkpoints/ and what is below.
+    bundle: for `load`, `quantize` and `fleetbert serve`.
+    model: the weights in Hugging Face's format, for `init` and `distill`.
+    report: an HTML page; None where the key `callbacks.report` is false.
+    metrics: of the best step, on `dev`: accuracy, macro_f1, loss (nats), n (texts), your own, and
+        tables by label. Empty without `dev`.
+    summary: what summary.json holds: steps, texts_per_s, wall_s, versions, config, ...
+    """
+
+    folder: Path
+    bundle: Path
+    model: Path
+    report: Path | None
+    metrics: Metrics = field(repr=False)
+    summary: Mapping[str, object] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A form of the model in a bundle, measured beside float32 on the texts of `gate`.
+
+    accuracy, float32_accuracy: 0 to 1, of n texts.
+    speed_ratio: its texts/s by float32's, on this machine.
+    size, float32_size: of their files, in bytes.
+    report: an HTML page with the evidence.
+    """
+
+    bundle: Path
+    name: str
+    accuracy: float
+    float32_accuracy: float
+    n: int
+    speed_ratio: float
+    size: int
+    float32_size: int
+    report: Path
+
+
+class Model:
+    """A variant of a bundle, ready to answer; `load` makes it. For one thread at a time."""
+
+    def __init__(self, opened: answer.Model):
+        self._opened = opened
+
+    @property
+    def labels(self) -> list[str]:
+        """In the order of the logits."""
+        return list(self._opened.labels)
+
+    @property
+    def max_length(self) -> int:
+        """Tokens of a text, special ones included; what is longer is cut."""
+        return self._opened.max_length
+
+    def predict(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        speed: float | None = None,
+    ) -> list[LabelAnswer]:
+        """The answers, in the order of the texts: label, scores (probabilities by label), logits
+        float32 [labels], and exit_layer, after which the text left (None: it could not leave).
+
+        pairs: the second texts, as many as `texts`, of a model of pairs.
+        speed: of early-exit variants: a text leaves when its uncertainty is under this, 0 (none
+            does) to 1; None: the variant's own. Others answer as always.
+        """
+        from fleetbert.engines import answer  # loads Paddle
+
+        model = self._opened
+        if isinstance(texts, str):
+            raise UserError("texts: is one text; give a list of texts")
+        if model.pair != (pairs is not None):
+            raise UserError(
+                f"pairs: the model answers {'pairs of texts' if model.pair else 'single texts'}; "
+                + ("give the second texts" if model.pair else "leave pairs out")
+            )
+        if pairs is not None and len(pairs) != len(texts):
+            raise UserError(f"pairs: has {len(pairs)} texts for the {len(texts)} of texts")
+        if speed is not None and not 0 <= speed <= 1:
+            raise UserError(f"speed is {speed}; it has to be from 0 (none leaves early) to 1")
+        if speed is not None and model.engine.early_exit:
+            model = model._replace(speed=speed)
+        if not len(texts):
+            return []
+        answers = answer.answer(model, list(texts), None if pairs is None else list(pairs))
+        # A task from outside the package may answer with a class of its own.
+        return cast("list[LabelAnswer]", list(answers))
+
+    __call__ = predict
+
+    def evaluate(self, data: Table, on_bad_line: Literal["stop", "skip"] = "stop") -> Metrics:
+        """Metrics on a labelled table (see `train`): accuracy, macro_f1, loss (nats), n,
+        texts_per_s and tables by label. UserError at a bad line, unless `on_bad_line` is skip."""
+        from fleetbert.engines import evaluate  # loads Paddle
+
+        with tempfile.TemporaryDirectory() as folder:
+            path = in_memory.as_file("data", data, Path(folder))
+            return evaluate.evaluate(self._opened, path, on_bad_line)

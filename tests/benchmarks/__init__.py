@@ -1,0 +1,1 @@
+"""This project beside others; `python tests/benchmarks --help`."""

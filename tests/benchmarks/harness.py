@@ -1,0 +1,186 @@
+"""One harness for all benchmarks of this project beside others.
+
+Each benchmark is a file with `add_arguments(parser)` and `run(arguments) → Result`. What is
+compared takes turns (`fleetbert.bench.measure`). Results go to output/benchmarks/ as JSON and
+Markdown, and with --publish to docs/benchmarks/<date>-<name>.md as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib
+import json
+import os
+import platform
+import shlex
+import subprocess
+from pathlib import Path
+from typing import NamedTuple, Sequence
+
+import psutil
+
+from fleetbert.bench import measure
+from fleetbert.bench.measure import Segment, Worker
+from fleetbert.bench.worker import Json
+from fleetbert.compat import environment
+from fleetbert.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+PEERS = Path(__file__).with_name("peers")
+PEER_PYTHON = ".venv-bench/bin/python"
+BENCHMARKS = {
+    "infer": "a bundle's variants beside PyTorch, ONNX Runtime and OpenVINO",
+    "serve": "the server beside FastAPI and BentoML over the same model",
+    "train": "fine-tuning beside PyTorch + transformers",
+    "distribute": "training in one process, in ranks and on parameter servers",
+    "cost": "a model of 8 to 1,024 GPUs; measures nothing",
+}
+
+
+class Target(NamedTuple):
+    """What this project wants to reach: `value` has to be at least (or at most) `limit`."""
+
+    what: str
+    value: float
+    limit: float
+    at_most: bool = False
+
+    def row(self) -> list[str]:
+        met = self.value <= self.limit + 1e-9 if self.at_most else self.value >= self.limit
+        bound = f"{'at most' if self.at_most else 'at least'} {self.limit:g}"
+        return [self.what, f"{self.value:.3f}", bound, "met" if met else "missed"]
+
+
+class Result(NamedTuple):
+    """tables: rows of cells, each with its header first. data: all figures, ready for JSON."""
+
+    title: str
+    tables: Sequence[Sequence[Sequence[str]]]
+    notes: Sequence[str]
+    data: Json
+    targets: Sequence[Target] = ()
+
+
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("python tests/benchmarks", description=__doc__)
+    subparsers = parser.add_subparsers(dest="name", metavar="NAME", required=True)
+    modules = {name: importlib.import_module(f"benchmarks.{name}") for name in BENCHMARKS}
+    for name, summary in BENCHMARKS.items():
+        subparser = subparsers.add_parser(
+            name,
+            help=summary,
+            description=modules[name].__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        modules[name].add_arguments(subparser)
+        subparser.add_argument(
+            "--publish", action="store_true", help="write docs/benchmarks/<date>-<name>.md too"
+        )
+    arguments = parser.parse_args(argv)
+    started = datetime.date.today().isoformat()
+    result: Result = modules[arguments.name].run(arguments)
+    text = markdown(result, started, f"python tests/benchmarks {shlex.join(argv)}")
+    stem = f"{started}-{arguments.name}"
+    folder = Path("output/benchmarks")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{stem}.md").write_text(text, encoding="utf-8")
+    data = {"date": started, "argv": list(argv), "machine": machine(), **result.data}
+    (folder / f"{stem}.json").write_text(json.dumps(data, indent=1), encoding="utf-8")
+    print(text)
+    if arguments.publish:
+        (ROOT / "docs" / "benchmarks" / f"{stem}.md").write_text(text, encoding="utf-8")
+
+
+def markdown(result: Result, date: str, command: str) -> str:
+    """The page of a result."""
+    tables = [measure.table(rows, markdown=True) for rows in result.tables]
+    if result.targets:
+        rows = [["target", "value", "wanted", ""], *(target.row() for target in result.targets)]
+        tables.append(measure.table(rows, markdown=True))
+    described = "; ".join(f"{key}: {value}" for key, value in machine().items())
+    head = [f"# {result.title}", f"{date}, `{command}`.", f"Machine: {described}."]
+    return "\n\n".join([*head, *tables, *result.notes]) + "\n"
+
+
+def machine() -> dict[str, str]:
+    """What measured figures depend on besides the engines."""
+    flags = ("avx2", "avx512_vnni", "avx512_bf16", "amx_int8")
+    known = set(environment.cpuinfo().split())
+    told = environment.machine(environment.processors())
+    git = ["git", "-C", str(ROOT), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "processor": told["processor"],
+        "processors": str(told["threads"]),
+        "has": " ".join(flag for flag in flags if flag in known) or "-",
+        "memory": f"{psutil.virtual_memory().total / 1e9:.0f} GB",
+        "load": f"{measure.load():.1f}",
+        "system": platform.platform(terse=True),
+        "python": told["python"],
+        "commit": commit or "-",
+    }
+
+
+def busy(segments: Sequence[Segment], threads: int) -> list[str]:
+    note = measure.busy_note(segments, threads)
+    return [note] if note else []
+
+
+def add_peer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--peer-python",
+        default=PEER_PYTHON,
+        metavar="FILE",
+        help=f"the interpreter that has the other engines ({PEER_PYTHON})",
+    )
+
+
+def start_peer(python: str, script: str, job: Path, values: Json, threads: int) -> Worker:
+    """A worker in the peers' environment, without what is set for Paddle's sake."""
+    job.write_text(json.dumps(values), encoding="utf-8")
+    command = [python, str(PEERS / script), str(job)]
+    return Worker(command, peer_environ(threads), job.with_suffix(".log"))
+
+
+def check_peer(python: str, modules: Sequence[str]) -> None:
+    """UserError if the interpreter `python` is not there or lacks one of `modules`."""
+    missing = missing_modules(python, modules)
+    if missing:
+        raise UserError(
+            f"this needs a Python with {', '.join(modules)}, but {python} {missing}; "
+            f"`make venv-bench` makes one in {Path(PEER_PYTHON).parts[0]}, or name another with "
+            "--peer-python"
+        )
+
+
+def missing_modules(python: str, modules: Sequence[str]) -> str:
+    """What keeps an interpreter from importing `modules`, in words; empty if nothing does."""
+    look = (
+        "import importlib.util as u, sys; print(*(m for m in sys.argv[1:] if not u.find_spec(m)))"
+    )
+    try:
+        done = subprocess.run(
+            [python, "-c", look, *modules],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=peer_environ(1),
+            encoding="utf-8",
+            check=False,
+        )
+    except OSError as error:
+        return f"cannot be run: {error.strerror}"
+    if done.returncode:
+        return f"ends with exit code {done.returncode}"
+    return f"lacks {', '.join(done.stdout.split())}" if done.stdout.split() else ""
+
+
+def peer_environ(threads: int) -> dict[str, str]:
+    """Ours without Python's and MKL's variables: `fleetbert.compat.environment` sets the latter."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MKL_", "KMP_"))
+        and name not in ("PYTHONPATH", "PYTHONHOME", "PYTHONSAFEPATH")
+    }
+    return {**kept, "OMP_NUM_THREADS": str(threads)}

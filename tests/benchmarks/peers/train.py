@@ -1,0 +1,151 @@
+"""PyTorch and transformers, as articles fine-tune BERT with them.
+
+Float32, random order, padded to the longest of the batch, AdamW with warm-up and linear decay.
+Runs in the peers' environment, without fleetbert: `train.py job.json`. The token ids and the
+initial weights are those of the other side.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from torch.utils.data import DataLoader
+from transformers import BertForSequenceClassification
+
+# Python's standard library only, so that this environment can import it.
+sys.path.append(str(Path(__file__).resolve().parents[3] / "fleetbert" / "bench"))
+import worker
+
+
+class Texts(torch.utils.data.Dataset):
+    """The texts of a .npz file that `benchmarks/train.py` wrote."""
+
+    def __init__(self, path: Path):
+        with np.load(path) as file:
+            ids, self.first_lengths = file["ids"], file["first_lengths"]
+            self.ids = np.split(ids, np.cumsum(file["lengths"])[:-1])
+            self.labels = file["labels"]
+
+    def __len__(self):
+        return len(self.labels)
+
+    def __getitem__(self, number):
+        return self.ids[number], self.first_lengths[number], self.labels[number]
+
+
+def collate(texts, pad_id):
+    """Texts → tensors padded to the longest of them."""
+    shape = len(texts), max(len(ids) for ids, _, _ in texts)
+    input_ids = torch.full(shape, pad_id)
+    attention_mask, token_type_ids = (
+        torch.zeros(shape, dtype=torch.long),
+        torch.zeros_like(input_ids),
+    )
+    for row, (ids, first_length, _) in enumerate(texts):
+        input_ids[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
+        attention_mask[row, : len(ids)] = 1
+        token_type_ids[row, first_length : len(ids)] = 1
+    return {
+        "input_ids": input_ids,
+        "attention_mask": attention_mask,
+        "token_type_ids": token_type_ids,
+        "labels": torch.tensor([int(label) for _, _, label in texts]),
+    }
+
+
+def build_optimizer(model, job):
+    """AdamW that spares biases and LayerNorm, and its schedule."""
+    spared = [p for n, p in model.named_parameters() if n.endswith("bias") or "LayerNorm" in n]
+    names = {id(parameter) for parameter in spared}
+    decayed = [p for p in model.parameters() if id(p) not in names]
+    settings = job["optimizer"]
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": decayed, "weight_decay": settings["weight_decay"]},
+            {"params": spared, "weight_decay": 0.0},
+        ],
+        lr=settings["learning_rate"],
+        betas=(settings["beta1"], settings["beta2"]),
+        eps=settings["epsilon"],
+    )
+    warmup = round(settings["warmup_ratio"] * job["total_steps"])
+    if settings["schedule"] == "constant":
+        return optimizer, transformers.get_constant_schedule_with_warmup(optimizer, warmup)
+    schedule = transformers.get_linear_schedule_with_warmup(optimizer, warmup, job["total_steps"])
+    return optimizer, schedule
+
+
+def evaluate(model, loader):
+    """Accuracy on the dev texts."""
+    model.eval()
+    right = total = 0
+    with torch.inference_mode():
+        for batch in loader:
+            labels = batch.pop("labels")
+            right += int((model(**batch).logits.argmax(-1) == labels).sum())
+            total += len(labels)
+    model.train()
+    return right / total
+
+
+def main() -> None:
+    channel = worker.Channel()
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    folder = Path(job["folder"])
+    torch.set_num_threads(job["threads"])
+    torch.manual_seed(job["seed"])
+    transformers.logging.set_verbosity_error()
+
+    train, dev = Texts(folder / "train.npz"), None
+    loader = DataLoader(
+        train,
+        batch_size=job["batch_size"],
+        shuffle=True,
+        collate_fn=lambda texts: collate(texts, job["pad_id"]),
+    )
+    if (folder / "dev.npz").is_file():
+        dev = DataLoader(Texts(folder / "dev.npz"), batch_size=64, collate_fn=loader.collate_fn)
+    model = BertForSequenceClassification.from_pretrained(
+        folder / "initial", num_labels=job["labels"], dtype=torch.float32
+    )
+    model.train()
+    job["total_steps"] = min(job["max_steps"] or sys.maxsize, job["epochs"] * len(loader))
+    optimizer, schedule = build_optimizer(model, job)
+    segments = worker.Segments(channel)
+    channel.send(
+        total_steps=job["total_steps"],
+        engine=f"PyTorch {torch.__version__.split('+')[0]}",
+        versions={"torch": torch.__version__, "transformers": transformers.__version__},
+    )
+    step = 0
+    while step < job["total_steps"]:
+        batches = iter(loader)
+        for _ in range(min(len(loader), job["total_steps"] - step)):
+            segments.before_step()
+            batch = next(batches)
+            loss = model(**batch).loss
+            loss.backward()
+            if job["optimizer"]["max_grad_norm"]:
+                torch.nn.utils.clip_grad_norm_(
+                    model.parameters(), job["optimizer"]["max_grad_norm"]
+                )
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            loss.item()
+            segments.after_step(len(batch["labels"]), int(batch["attention_mask"].sum()))
+            step += 1
+        if dev is not None:
+            segments.dev.append(evaluate(model, dev))
+    segments.send_report()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(worker.Stop):
+        main()

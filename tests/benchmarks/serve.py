@@ -1,0 +1,245 @@
+"""The server beside plain FastAPI servers and BentoML over the same model, by turns.
+
+  python tests/benchmarks serve --bundle output/sst2/bundle --data dev.tsv --variant int8-static
+
+As `fleetbert bench serve`. The peers get JSON. FastAPI runs each request by itself, as a server
+that is written soon does; BentoML batches across requests, as this one does. Compared through the
+same number of connections, and at the peer's p99: this server is then asked through as many
+connections as bring its p99 there, because in a closed loop latency grows with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import socket
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Callable, Iterator, NamedTuple, Sequence
+
+from benchmarks import harness, infer, models
+from benchmarks.harness import PEERS, Result, Target
+from fleetbert import bundle as bundles
+from fleetbert.bench import infer as own_infer
+from fleetbert.bench import measure, serve
+from fleetbert.bench.infer import Texts
+from fleetbert.bench.serve import OURS, Server, Way
+from fleetbert.bench.worker import Json
+from fleetbert.errors import UserError
+
+FRONTS = {"fastapi": ("fastapi", "uvicorn", "tokenizers"), "bentoml": ("bentoml", "tokenizers")}
+NAMES = {"fastapi": "FastAPI", "bentoml": "BentoML"}
+# How many times as many connections may be opened to bring p99 to a peer's, and how often to try.
+MOST_CONNECTIONS = 4
+TRIES = 2
+# Throughput at equal p99 beside FastAPI + ONNX Runtime's dynamic int8.
+TARGET = 2.3
+
+
+class Equal(NamedTuple):
+    """Texts/s of ours beside a peer's at its p99, with as many connections as keep within it."""
+
+    engine: str
+    reference: str
+    times: float
+    connections: int
+    p99_ms: float
+    reference_p99_ms: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    serve.add_arguments(parser)
+    parser.add_argument(
+        "--peers",
+        type=measure.words,
+        default=["fastapi+ort-int8", "bentoml+ort-int8"],
+        metavar="A,B",
+        help="a front (fastapi, bentoml) + an engine (fastapi+ort-int8,bentoml+ort-int8)",
+    )
+    harness.add_peer(parser)
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    peers = choose(arguments.peers, arguments.peer_python)
+    with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
+        folder = Path(name)
+        bundle = models.with_onnx(bundles.read(arguments.bundle), folder / "bundle")
+        servers = {}
+        for front, engine in peers:
+            label = f"{NAMES[front]} + {infer.PEERS[engine].label}"
+            measure.say(f"starting {label}")
+            place = folder / f"{front}-{engine}"
+            place.mkdir()
+            texts = own_infer.tokenize(bundle, arguments.data, arguments.texts, ["sorted"], place)
+            job = peer_job(engine, bundle, texts, arguments.threads)
+            opener = open_fastapi if front == "fastapi" else open_bentoml
+            servers[label] = stack.enter_context(
+                opener(arguments.peer_python, place, job, arguments.threads)
+            )
+        bench, variant = serve.start(arguments, bundle, folder, stack, servers)
+        answers = bench.first_answers(folder)
+        bench.warm_up(arguments.connections, arguments.warm)
+        alone = bench.press(bench.ways()[0], 1, arguments.seconds)
+        segments, details = bench.take_turns(
+            arguments.rounds, arguments.connections, arguments.seconds
+        )
+        measure.say("this server at the peers' p99")
+        pairs = pair_ways(bench.ways())
+        equal = at_equal_p99(
+            lambda way, count: bench.press(way, count, arguments.seconds),
+            pairs,
+            arguments.connections,
+        )
+    same = [measure.ratio(segments, ours.name, peer.name) for ours, peer in pairs]
+    return Result(
+        f"Serving variant {variant}",
+        [
+            serve.table_rows(segments, details, arguments.threads),
+            peer_rows(same, equal),
+        ],
+        [
+            "Beside peers: how many times their texts/s, through as many connections, and through "
+            "as many as keep p99 within theirs (both asked once more).",
+            *serve.describe(arguments, variant, bench.texts, alone),
+            *serve.answer_notes(answers),
+            *harness.busy(segments, arguments.threads + 1),
+        ],
+        {
+            "variant": variant,
+            **serve.report(segments, details),
+            "beside_peer": [ratio._asdict() for ratio in same],
+            "at_equal_p99": [row._asdict() for row in equal],
+        },
+        [
+            Target(f"{row.engine}: at equal p99, beside {row.reference}", row.times, TARGET)
+            for row in equal
+            if row.reference.startswith(f"{NAMES['fastapi']} + {infer.ORT8}")
+        ],
+    )
+
+
+def choose(words: Sequence[str], python: str) -> list[tuple[str, str]]:
+    """Front and engine of each peer."""
+    peers = []
+    for word in words:
+        front, _, engine = word.partition("+")
+        if front not in FRONTS or engine not in infer.PEERS:
+            raise UserError(
+                f"--peers: {word} is no front ({', '.join(FRONTS)}) + engine "
+                f"({', '.join(infer.PEERS)})"
+            )
+        harness.check_peer(python, (*FRONTS[front], *infer.PEERS[engine].needs))
+        peers.append((front, engine))
+    return peers
+
+
+def peer_job(engine: str, bundle: bundles.Bundle, texts: Texts, threads: int) -> Json:
+    return {
+        **infer.peer_model(engine, bundle, texts, texts.path.parent),
+        "vocab": str(bundle.vocab_path),
+        "lowercase": bundle.manifest.tokenizer.lowercase,
+        "max_length": bundle.max_length,
+        "labels": bundle.labels,
+        "threads": threads,
+        "streams": threads,
+    }
+
+
+@contextlib.contextmanager
+def open_fastapi(python: str, folder: Path, job: Json, threads: int) -> Iterator[Server]:
+    path = folder / "job.json"
+    with harness.start_peer(python, "fastapi_server.py", path, job, threads) as worker:
+        yield Server({"json": worker.hello["address"]}, worker.pid)
+
+
+@contextlib.contextmanager
+def open_bentoml(python: str, folder: Path, job: Json, threads: int) -> Iterator[Server]:
+    """`bentoml serve` on a free port; it reads the job's file."""
+    path = folder / "job.json"
+    path.write_text(json.dumps(job), encoding="utf-8")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    python = str(Path(python).absolute())  # not resolved: it is a link into its environment
+    command = [python, "-m", "bentoml", "serve", "bento_service:Bench", "--host", "127.0.0.1"]
+    environ = {
+        **harness.peer_environ(threads),
+        "FLEETBERT_JOB": str(path),
+        "BENTOML_HOME": str(folder / "home"),
+        "BENTOML_DO_NOT_TRACK": "True",
+    }
+    log = folder / "bentoml.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, "--port", str(port)], cwd=PEERS, env=environ, stdout=out, stderr=out
+        )
+        try:
+            wait_for_port(process, port, log)
+            yield Server({"json": f"127.0.0.1:{port}"}, process.pid)
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    until = time.monotonic() + serve.START_SECONDS
+    while process.poll() is None and time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        time.sleep(0.1)
+    raise UserError(f"BentoML did not start: {log.read_text(errors='replace')[-500:]}")
+
+
+def pair_ways(ways: Sequence[Way]) -> list[tuple[Way, Way]]:
+    """Each of ours with each of the peers' that has as many texts a request."""
+    return [
+        (ours, peer)
+        for ours in ways
+        if ours.server == OURS
+        for peer in ways
+        if peer.server != OURS and peer.size == ours.size
+    ]
+
+
+def at_equal_p99(
+    ask: Callable[[Way, int], Json], pairs: Sequence[tuple[Way, Way]], connections: int
+) -> list[Equal]:
+    """Texts/s of ours beside the peer's, with as many connections as keep p99 within the peer's."""
+    ask = functools.lru_cache(None)(ask)
+    found = []
+    for ours, other in pairs:
+        peer = ask(other, connections)
+        limit = peer["p99_ms"]
+        counts = [connections]
+        for _ in range(TRIES):
+            count = round(counts[-1] * limit / ask(ours, counts[-1])["p99_ms"])
+            counts.append(max(1, min(count, MOST_CONNECTIONS * connections)))
+        tried = {count: ask(ours, count) for count in counts}
+        within = [n for n, one in tried.items() if one["p99_ms"] <= limit and not one["failed"]]
+        best = max(within or [connections], key=lambda count: rate(tried[count]))
+        times = rate(tried[best]) / rate(peer)
+        found.append(Equal(ours.name, other.name, times, best, tried[best]["p99_ms"], limit))
+    return found
+
+
+def rate(reply: Json) -> float:
+    return reply["texts"] / reply["seconds"]
+
+
+def peer_rows(same: Sequence[measure.Ratio], equal: Sequence[Equal]) -> list[list[str]]:
+    rows = [["", "beside", "times texts/s", "at its p99", "connections", "p99 ms", "its p99 ms"]]
+    for ratio, row in zip(same, equal):
+        peer = ratio.reference.partition(",")[0]
+        cells = [ratio.engine, peer, f"{ratio.median:.2f}", f"{row.times:.2f}"]
+        cells += [str(row.connections), f"{row.p99_ms:.0f}", f"{row.reference_p99_ms:.0f}"]
+        rows.append(cells)
+    return rows

@@ -1,0 +1,119 @@
+"""The parts of the benchmarks that compute; `make bench` runs these before it measures."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from benchmarks import distribute, harness, serve
+from fleetbert.bench import measure
+from fleetbert.errors import UserError
+
+
+def test_efficiency_is_of_the_processors_used():
+    sides = {side.name: side for side in distribute.all_sides("ranks", 2, 2)}
+    assert list(sides) == ["1 rank of 1 thread", "1 rank of 2 threads", "2 ranks of 1 thread"]
+    segments, turns = [], {name: [] for name in sides}
+    for number in range(3):
+        for name, speed in zip(sides, (10, 12, 16)):
+            segments.append(measure.Segment(number, name, 0.0, speed, 0, 1.0, 1.0, 1.0))
+            turns[name].append([{"reading": 0.1, "seconds": 1.0, "moved": [0, 0]}])
+    rows = distribute.table_rows(sides, segments, turns, 4)
+    assert [row[5:8] for row in rows[1:]] == [
+        ["1.00", "100%", "10.00%"], ["1.20", "60%", "10.00%"], ["1.60", "80%", "10.00%"],
+    ]  # fmt: skip
+
+
+def test_texts_per_second_are_compared_at_the_same_p99():
+    ways = [
+        serve.Way(server, protocol, size)
+        for server, protocol in ((serve.OURS, "http"), (serve.OURS, "grpc"), ("peer", "json"))
+        for size in (1, 8, 32)
+    ]
+    pairs, asked = serve.pair_ways(ways), []
+    assert len(pairs) == 6
+
+    def ask(way, connections):
+        """Ours is saturated: latency grows with the connections, and texts/s hardly."""
+        asked.append((way, connections))
+        if way.server == "peer":
+            return {"texts": 100, "seconds": 1.0, "p99_ms": 50.0 * way.size, "failed": 0}
+        p99 = 0.1 * way.size * connections + 10
+        failed = int(way.protocol == "grpc" and connections > 64)
+        return {"texts": 200 + connections, "seconds": 1.0, "p99_ms": p99, "failed": failed}
+
+    found = serve.at_equal_p99(ask, pairs, 64)
+    assert len(asked) == len(set(asked))
+    http = found[0]  # 64 connections: 16.4 ms of 50; 195: 29.5; 256 (331 would be more than 4 x 64)
+    assert (http.connections, http.p99_ms, http.times) == (256, pytest.approx(35.6), 4.56)
+    grpc = found[3]  # more connections are refused
+    assert (grpc.connections, grpc.times) == (64, 2.64)
+
+
+def test_targets_are_met_at_their_value_and_missed_beyond():
+    assert harness.Target("speed", 2.8, 2.8).row()[-1] == "met"
+    assert harness.Target("speed", 2.79, 2.8).row()[-1] == "missed"
+    assert harness.Target("drop", 0.005, 0.005, at_most=True).row()[-1] == "met"
+    assert harness.Target("drop", 0.006, 0.005, at_most=True).row()[-1] == "missed"
+
+
+def test_peers_do_not_get_what_is_set_for_paddle(monkeypatch):
+    monkeypatch.setenv("MKL_DEBUG_CPU_TYPE", "7")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    environ = harness.peer_environ(3)
+    assert environ["OMP_NUM_THREADS"] == "3"
+    assert "MKL_DEBUG_CPU_TYPE" not in environ and "PYTHONPATH" not in environ
+
+
+def test_peers_that_lack_something_are_explained():
+    with pytest.raises(UserError, match=r"lacks no_such_module; `make venv-bench` makes one"):
+        harness.check_peer(sys.executable, ["json", "no_such_module"])
+    with pytest.raises(UserError, match="/no/python cannot be run: No such file"):
+        harness.check_peer("/no/python", ["json"])
+    harness.check_peer(sys.executable, ["json"])
+
+
+@pytest.mark.slow
+def test_a_result_is_written_as_json_and_markdown(tiny_bundle, tmp_path, monkeypatch, capsys):
+    """The peer is ONNX Runtime in this environment."""
+    monkeypatch.chdir(tmp_path)
+    texts = tmp_path / "texts.tsv"
+    rows = [
+        f"{('bad', '好')[n % 2]}\t{' '.join(f'word{n + k}' for k in range(n))}"
+        for n in range(1, 40)
+    ]
+    texts.write_text("\n".join(["label\ttext_a", *rows]) + "\n", encoding="utf-8")
+    words = [
+        "infer",
+        "--targets",
+        "sst2",
+        "--bundle",
+        tiny_bundle,
+        "--data",
+        texts,
+        "--rounds",
+        1,
+        "--threads",
+        1,
+    ]
+    words += [
+        "--peer-python",
+        sys.executable,
+        "--engines",
+        "float32,int8-static,ort,ort-int8,torch",
+    ]
+    harness.main([*map(str, words), "--add", "static", "--orders", "sorted"])
+    (page,) = (tmp_path / "output" / "benchmarks").glob("*-infer.md")
+    (data,) = (tmp_path / "output" / "benchmarks").glob("*-infer.json")
+    text = page.read_text(encoding="utf-8")
+    assert text in capsys.readouterr().out
+    assert "| ONNX Runtime dynamic int8, sorted | " in text and "PyTorch eager (" in text
+    assert "int8-static, sorted: texts/s, beside ONNX Runtime dynamic int8, sorted" in text
+    engines = json.loads(data.read_text(encoding="utf-8"))["engines"]
+    assert list(engines) == [
+        f"{name}, sorted"
+        for name in ("float32", "int8-static", "ONNX Runtime float32", "ONNX Runtime dynamic int8")
+    ]
+    assert engines["ONNX Runtime float32, sorted"]["difference"] < 1e-4

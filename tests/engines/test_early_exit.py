@@ -1,0 +1,300 @@
+"""The scheduler of early exit with groups of layers that a test can follow."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up
+from fleetbert.data.packing import pack, packed_layout
+from fleetbert.engines import exits, heads
+from fleetbert.engines.early_exit import EarlyExitEngine
+from fleetbert.engines.exits import Settings
+
+ENDS = [1, 2, 4]
+WIDTH, LABELS = 4, 3
+RANDOM = np.random.default_rng(0)
+MIX = RANDOM.normal(size=(3, WIDTH, WIDTH)).astype(np.float32)
+HEADS = {
+    end: {
+        "inner.weight": RANDOM.normal(size=(2 * WIDTH, 6)).astype(np.float32) * 3,
+        "inner.bias": np.zeros(6, np.float32),
+        "out.weight": RANDOM.normal(size=(6, LABELS)).astype(np.float32),
+        "out.bias": np.zeros(LABELS, np.float32),
+    }
+    for end in ENDS[:-1]
+}
+
+
+class Groups:
+    """Each mixes a token's state with the mean of its text; `calls` are the shapes that came, and
+    `threads` who called.
+
+    any_length: of rows alone, which have no padding then."""
+
+    def __init__(self, any_length=False):
+        self.any_length = any_length
+        self.calls: list[list[tuple[int, int]]] = [[] for _ in ENDS]
+        self.threads: set[int] = set()
+
+    def group(self, number):
+        def run(first, ids_or_types, at):
+            ids = first if number == 0 else ids_or_types
+            if self.any_length and len(ids) == 1:
+                assert ids.all()
+            else:
+                assert ids.shape[1] in SAFE_LENGTHS
+            self.calls[number].append(ids.shape)
+            self.threads.add(threading.get_ident())
+            np.testing.assert_array_equal(at.real[:, 1:], ids[:, 1:] != 0)
+            states = first
+            if number == 0:
+                words = pack(ids, at)[:, None] * np.arange(1, WIDTH + 1)
+                states = np.cos(words).astype(np.float32)
+            assert states.shape == (len(at.pack_index), WIDTH)
+            rows = states[at.unpack_index]
+            real = at.real[..., None]
+            mean = (rows * real).sum(1, keepdims=True) / real.sum(1, keepdims=True)
+            rows = np.tanh((rows + mean) @ MIX[number])
+            return rows[:, 0, :LABELS] if number == len(ENDS) - 1 else pack(rows, at)
+
+        return run
+
+    def chain(self):
+        return [self.group(number) for number in range(len(ENDS))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    path = tmp_path_factory.mktemp("exits")
+    heads.save(path, HEADS)
+    return path
+
+
+def open_fake(folder, speed=0.5, any_length=False):
+    groups = Groups(any_length)
+    return groups, EarlyExitEngine(
+        Settings(ENDS, "pooled", speed, 0), [groups.chain()], folder, any_length
+    )
+
+
+def make_texts(lengths, seed=1):
+    random = np.random.default_rng(seed)
+    return [random.integers(1, 99, length) for length in lengths]
+
+
+def in_batches(texts, budget):
+    for numbers in plan_inference([len(text) for text in texts], budget):
+        length = round_up(max(len(texts[number]) for number in numbers), SAFE_LENGTHS)
+        ids = np.zeros((len(numbers), length), np.int64)
+        for row, number in enumerate(numbers):
+            ids[row, : len(texts[number])] = texts[number]
+        none = np.zeros(0, np.int64)
+        yield numbers, Batch(ids, np.zeros_like(ids), None, None, none, none, 0)
+
+
+def answer(texts, speed, folder, budget=64, any_length=False):
+    groups, opened = open_fake(folder, any_length=any_length)
+    logits = np.full((len(texts), LABELS), np.nan, np.float32)
+    layers = np.zeros(len(texts), int)
+    for part in opened.run_all(in_batches(texts, budget), speed, budget):
+        assert np.isnan(logits[part.numbers]).all()  # each text leaves once
+        logits[part.numbers], layers[part.numbers] = part.outputs, part.layer
+    return logits, layers, groups
+
+
+def alone(text, speed):
+    """A text's answer, layer by layer and by itself."""
+    groups = Groups()
+    ids = np.zeros((1, round_up(len(text), SAFE_LENGTHS)), np.int64)
+    ids[0, : len(text)] = text
+    at = packed_layout(ids != 0)
+    state = groups.group(0)(ids, np.zeros_like(ids), at)
+    for number, end in enumerate(ENDS):
+        if number:
+            state = groups.group(number)(state, ids, at)
+        if end == ENDS[-1]:
+            return state[0], end
+        logits = heads.pooled(HEADS[end], state, at)
+        chances = np.exp(logits[0] - logits[0].max())
+        chances /= chances.sum()
+        if -(chances * np.log(chances)).sum() / np.log(LABELS) < speed:
+            return logits[0], end
+    raise AssertionError
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(1, 60), max_size=40),
+    st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]),
+    st.sampled_from([16, 64, 512]),
+    st.booleans(),
+)
+def test_a_text_is_answered_as_if_it_were_alone(folder, lengths, speed, budget, any_length):
+    check_as_alone(make_texts(lengths), speed, folder, budget, any_length)
+
+
+@pytest.mark.parametrize("budget", [64, 256, 2048])
+def test_many_texts_that_fill_their_rows_or_do_not(folder, budget):
+    lengths = np.random.default_rng(5).choice([3, 9, 15, 16, 17, 23, 24, 32, 33, 48, 60], 400)
+    layers = check_as_alone(make_texts(lengths), 0.6, folder, budget)
+    assert {*layers} == {*ENDS}
+
+
+def check_as_alone(texts, speed, folder, budget, any_length=False):
+    """Every text's answer and layer are those that it has by itself; the layers."""
+    logits, layers, _ = answer(texts, speed, folder, budget, any_length)
+    for number, text in enumerate(texts):
+        expected, layer = alone(text, speed)
+        np.testing.assert_allclose(logits[number], expected, atol=1e-4)
+        assert layers[number] == layer
+    return layers
+
+
+@pytest.mark.parametrize("any_length", [False, True])
+def test_one_text_that_is_asked_by_itself_leaves_where_its_head_is_certain(folder, any_length):
+    left = set()
+    for text in make_texts([3, 11, 25, 47] * 20):
+        groups, opened = open_fake(folder, any_length=any_length)
+        ids = np.zeros((1, round_up(len(text), SAFE_LENGTHS)), np.int64)
+        ids[0, : len(text)] = text
+        found = opened(ids, np.zeros_like(ids), speed=0.6)
+        expected, layer = alone(text, 0.6)
+        np.testing.assert_allclose(found, expected[None], atol=1e-4)
+        left.add(layer)
+        assert [len(calls) for calls in groups.calls] == [int(end <= layer) for end in ENDS]
+    assert left == {*ENDS}
+
+
+def test_a_row_alone_goes_without_its_padding_where_it_may_have_any_length(folder):
+    texts = make_texts([3, 11, 25, 47] * 20)
+    _, layers, groups = answer(texts, 0.6, folder, budget=1, any_length=True)
+    assert {*layers} == {*ENDS}
+    assert {*groups.calls[0]} == {(1, 3), (1, 11), (1, 25), (1, 47)}
+
+
+def test_tokens_behind_padding_between_others_are_not_lost(folder):
+    """Whoever sends ids may send such."""
+    texts = make_texts([60] * 40)
+    for text in texts[::2]:
+        text[5:40] = 0
+    check_as_alone(texts, 0.6, folder, 256)
+
+
+def test_texts_leave_after_different_layers(folder):
+    _, layers, _ = answer(make_texts([10] * 200), 0.6, folder)
+    assert {*layers} == {*ENDS}
+
+
+def test_speed_0_lets_none_leave(folder):
+    _, layers, _ = answer(make_texts([10] * 50), 0.0, folder)
+    assert {*layers} == {ENDS[-1]}
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_batches_are_filled_up_again(folder, streams):
+    texts = make_texts([10] * 16 * 40)
+    _, layers, _ = answer(texts, 0.6, folder, budget=16 * 16)
+    groups = Groups()
+    opened = EarlyExitEngine(Settings(ENDS, "pooled", 0.6, 0), [groups.chain()] * streams, folder)
+    list(opened.run_all(in_batches(texts, 256), None, 256))
+    windows = -(-len(texts) // 25 // exits.WINDOW_BATCHES)
+    for number, end in enumerate(ENDS[:-1], 1):
+        came = int((layers > end).sum())
+        assert 0 < came < len(texts)
+        calls = [shape for shape in groups.calls[number] if shape[1] == 10]
+        assert sum(rows for rows, _ in calls) == came
+        # 25 rows of ten tokens are a full batch; the rest of a window is shared out
+        assert sum(shape != (25, 10) for shape in calls) <= windows * streams
+
+
+@pytest.mark.parametrize("speed", [0.0, 0.6])
+def test_a_window_of_batches_goes_through_all_groups_before_the_next_is_taken(folder, speed):
+    texts = make_texts([10] * 25 * 100)
+    _, opened = open_fake(folder)
+    taken = 0
+
+    def batches():
+        nonlocal taken
+        for numbers, batch in in_batches(texts, 25 * 10):
+            taken += 1
+            yield numbers, batch
+
+    left, most = 0, 0
+    for part in opened.run_all(batches(), speed, 25 * 10):
+        most = max(most, taken - left // 25)
+        left += len(part.numbers)
+    assert taken == 100 and left == len(texts)
+    assert most <= exits.WINDOW_BATCHES + 1
+
+
+@pytest.mark.parametrize("speed", [0.0, 0.6])
+def test_streams_answer_the_same_side_by_side(folder, speed):
+    texts = make_texts(np.random.default_rng(3).integers(1, 60, 400))
+    expected, layers, alone = answer(texts, speed, folder, 256)
+    streams = [Groups() for _ in range(3)]
+    chains = [groups.chain() for groups in streams]
+    found = []
+    # both kept: the number of a thread that has ended may be another's
+    twice = [EarlyExitEngine(Settings(ENDS, "pooled", 0.5, 0), chains, folder) for _ in range(2)]
+    for opened in twice:
+        order = []
+        logits = np.full_like(expected, np.nan)
+        for part in opened.run_all(in_batches(texts, 256), speed, 256):
+            assert np.isnan(logits[part.numbers]).all()
+            logits[part.numbers] = part.outputs
+            assert (layers[part.numbers] == part.layer).all()
+            order.append(part.numbers.tolist())
+        np.testing.assert_allclose(logits, expected, atol=1e-5)
+        found.append(order)
+    assert found[0] == found[1]  # batches do not depend on which stream was faster
+    assert len(set.union(*(groups.threads for groups in streams))) == 3 * 2
+    for groups in streams:
+        assert [calls[:2] for calls in groups.calls] == [[(1, 7), (2, 7)]] * len(ENDS)
+    assert threading.get_ident() not in set.union(*(groups.threads for groups in streams))
+    assert alone.threads == {threading.get_ident()}
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_what_a_group_raises_is_raised(folder, streams):
+    def fail(input_ids, types, at):
+        if len(input_ids) > 2:  # more than a stream begins with
+            raise IndexError("a token id or type is negative")
+        return np.zeros((len(input_ids), LABELS), np.float32)
+
+    opened = EarlyExitEngine(Settings([1], "pooled", 0.5, 0), [[fail]] * streams, folder)
+    with pytest.raises(IndexError, match="negative"):
+        list(opened.run_all(in_batches(make_texts([5] * 99), 64), 0.0, 64))
+
+
+def test_one_batch_is_answered_at_the_variants_own_speed(folder):
+    texts = make_texts([12] * 30)
+    expected, layers, _ = answer(texts, 0.6, folder, budget=16 * 30)
+    assert {*layers} == {*ENDS}
+    _, opened = open_fake(folder, speed=0.6)
+    (_, batch), *rest = in_batches(texts, 16 * 30)
+    assert not rest
+    np.testing.assert_allclose(opened(batch.input_ids, batch.token_type_ids), expected, atol=1e-5)
+
+
+def test_uncertainty_is_normalized_entropy():
+    found = exits.uncertainty(np.array([[0.0, 0.0, 0.0], [99.0, 0.0, 0.0], [1.0, 2.0, 0.5]]))
+    chances = np.exp([1.0, 2.0, 0.5]) / np.exp([1.0, 2.0, 0.5]).sum()
+    expected = -(chances * np.log(chances)).sum() / np.log(3)
+    np.testing.assert_allclose(found, [1.0, 0.0, expected], atol=1e-6)
+
+
+def test_a_batch_that_none_leaves_goes_on_as_it_is(folder):
+    groups, opened = open_fake(folder)
+    texts = make_texts([9, 20, 60])  # of so different lengths that they would not be put together
+    ids = np.zeros((3, 64), np.int64)
+    for row, text in enumerate(texts):
+        ids[row, : len(text)] = text
+    found = opened(ids, np.zeros_like(ids), speed=1e-9)
+    assert groups.calls == [[(3, 64)]] * len(ENDS)
+    for logits, text in zip(found, texts):
+        np.testing.assert_allclose(logits, alone(text, 0.0)[0], atol=1e-5)

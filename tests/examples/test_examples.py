@@ -1,0 +1,83 @@
+"""The scripts of docs/examples, as a reader starts them, on little data."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fleetbert
+
+EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
+DEADLINE = 600
+TEXTS = ["word1 word2 word3 word4", "word21 word22 word23 word24"]
+ANSWERED = ["bad", "good"]
+
+
+def run(folder: Path, name: str, *words: object) -> str:
+    """What the script prints."""
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *map(str, words)],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=DEADLINE,
+        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("examples")
+
+
+@pytest.fixture(scope="module")
+def start(tiny_data, folder):
+    """A tiny encoder in Hugging Face's format to start from."""
+    keys = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2}
+    trained = fleetbert.train(
+        tiny_data / "train.tsv",
+        init="random",
+        model={"vocab": str(tiny_data / "vocab.txt"), "intermediate_size": 128, **keys},
+        max_length=16,
+        learning_rate=2e-3,
+        epochs=8,
+        output_dir=folder / "start",
+        **{"callbacks.report": False, "callbacks.progress": False},
+    )
+    return trained.model
+
+
+@pytest.fixture(scope="module")
+def classified(start, tiny_data, folder):
+    return run(
+        folder, "classify.py", tiny_data / "train.tsv", tiny_data / "dev.tsv", "--init", start,
+        "--max-length", 16, "--ask", *TEXTS,
+    )  # fmt: skip
+
+
+def test_classify(classified, folder):
+    lines = classified.splitlines()
+    assert lines[0].startswith("accuracy ")
+    assert float(lines[0].split()[1]) > 0.8
+    assert [line.split(" → ")[1].split()[0] for line in lines[-2:]] == ANSWERED
+    assert (folder / "output/classify/bundle/manifest.json").is_file()
+
+
+def test_compress(classified, tiny_data, folder):
+    said = run(
+        folder, "compress.py", "output/classify/bundle", tiny_data / "train.tsv",
+        tiny_data / "dev.tsv", "--max-drop", 0.5,
+    )  # fmt: skip
+    names = [line.split()[0] for line in said.splitlines()]
+    assert names == ["variant", "float32", "int8-dynamic", "int8-static"]
+
+
+def test_serve(classified, folder):
+    said = run(folder, "serve.py", "output/classify/bundle", *TEXTS)
+    assert [line.split(" → ")[1].split()[0] for line in said.splitlines()] == ANSWERED
