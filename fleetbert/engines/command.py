@@ -1,0 +1,230 @@
+"""The commands that ask a bundle: `fleetbert evaluate`, `predict` and `ask`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import logging
+import os
+import re
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Iterator
+
+from fleetbert import files
+from fleetbert.errors import UserError
+
+if TYPE_CHECKING:
+    from fleetbert.engines import answer
+
+log = logging.getLogger(__name__)
+
+EVALUATE = """\
+Measure a bundle on a labelled table: accuracy, loss, speed, and each class's precision, recall
+and F1.
+
+  fleetbert evaluate --bundle output/quickstart/bundle --data dev.tsv
+
+The table is TSV with a header (columns text_a, label, for pairs text_b) or JSONL with such fields.
+"""
+
+
+def add_evaluate(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--data", required=True, metavar="FILE", help="labelled .tsv or .jsonl")
+    parser.add_argument(
+        "--on-bad-line",
+        choices=("stop", "skip"),
+        default="stop",
+        help="a line that is malformed or has a label that the model does not know: stop with "
+        "its number (default), or leave it out and count it",
+    )
+    parser.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
+
+
+def run_evaluate(arguments: argparse.Namespace) -> None:
+    from fleetbert.engines import evaluate
+
+    model = _load(arguments)
+    report = evaluate.evaluate(model, arguments.data, arguments.on_bad_line)
+    if arguments.json:
+        where = {key: getattr(arguments, key) for key in ("bundle", "variant", "data")}
+        print(json.dumps({**where, **report}, ensure_ascii=False))
+    else:
+        print(evaluate.format_report(report))
+
+
+PREDICT = """\
+Answer texts: one line of JSON for each line of input, in its order.
+
+  echo "what a lovely film" | fleetbert predict --bundle output/quickstart/bundle --input -
+  {"label": "positive", "scores": {"negative": 0.004, "positive": 0.996}}
+
+Input is JSONL ({"text_a": ...} or {"text": ...}, for pairs with "text_b"; an "id" is passed on),
+TSV with a header that has text_a, or one text a line (pairs: two texts with a tab between). A file
+ending in .jsonl, .tsv or .txt is taken as that; otherwise the first line tells. A line that cannot
+be answered becomes {"error": ...}; the others go on, and the exit code is 0.
+"""
+
+
+def add_predict(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--input", required=True, metavar="FILE", help="texts; - is stdin")
+    parser.add_argument(
+        "--output",
+        default="-",
+        metavar="FILE",
+        help="where the answers go; - is stdout (default). A file appears when it is complete",
+    )
+
+
+def run_predict(arguments: argparse.Namespace) -> None:
+    from fleetbert.engines import answer
+
+    if arguments.output != "-" and _same_file(arguments.input, arguments.output):
+        raise UserError(f"--input and --output are the same file, {arguments.output}: name another")
+    lines = failed = cut = 0
+    with _open_input(arguments.input) as stream:
+        model = _load(arguments)
+        with _open_output(arguments.output) as output, answer.progress() as bar:
+            jsonl = _JSONL.get(Path(arguments.input).suffix.lower())
+            for objects, counts in answer.answer_lines(model, stream, jsonl):
+                for line in objects:
+                    output.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+                output.flush()
+                bar.update(counts.lines)
+                lines, failed, cut = (
+                    lines + counts.lines,
+                    failed + counts.errors,
+                    cut + counts.truncated,
+                )
+    if failed:
+        log.warning(f"{failed} of {lines} lines could not be answered: see their error")
+    if cut:
+        log.warning(f"{cut} texts were truncated to {model.max_length} tokens")
+
+
+# What a file's ending says; None: its first line tells.
+_JSONL = {".jsonl": True, ".json": True, ".txt": False}
+
+
+ASK = """\
+Answer a few texts for reading: the label and its probability.
+
+  fleetbert ask --bundle output/quickstart/bundle "Draw a histogram with a legend"
+"""
+
+
+def add_ask(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--file", metavar="FILE", help="more texts, one a line")
+    parser.add_argument("text", nargs="*", help="texts (pairs: two texts with a tab between)")
+
+
+def run_ask(arguments: argparse.Namespace) -> None:
+    from fleetbert.engines import answer
+
+    texts = list(arguments.text)
+    if arguments.file:
+        with _open_input(arguments.file) as stream:
+            texts += stream.read().decode("utf-8", "replace").splitlines()
+    if not texts:
+        raise UserError("ask: give at least one text, or --file")
+    lines = [text.replace("\n", " ").encode() + b"\n" for text in texts]
+    for objects, _ in answer.answer_lines(_load(arguments), io.BytesIO(b"".join(lines)), False):
+        for text, found in zip(texts, objects):
+            print(text)
+            if "error" in found:
+                print(f"  error: {found['error']}")
+            else:
+                print(f"  → {found['label']} ({found['scores'][found['label']]:.1%})")
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    """What every command needs that opens a bundle; `_load` reads it."""
+    parser.add_argument("--bundle", required=True, metavar="DIR", help="the bundle to open")
+    parser.add_argument(
+        "--variant", default="float32", metavar="NAME", help="which of its variants (float32)"
+    )
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="(cpu)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads (OMP_NUM_THREADS, or else the processors this process may use)",
+    )
+    parser.add_argument(
+        "--batch-tokens",
+        type=int,
+        metavar="N",
+        help="tokens in a batch, padding included (2048); more is hardly faster on CPUs",
+    )
+    parser.add_argument(
+        "--speed",
+        type=float,
+        metavar="S",
+        help="early-exit variants: a text leaves when its uncertainty is under this, 0 to 1 (the "
+        "variant's own)",
+    )
+
+
+def _load(arguments: argparse.Namespace) -> answer.Model:
+    from fleetbert.engines import answer
+
+    return answer.load(
+        arguments.bundle,
+        arguments.variant,
+        arguments.device,
+        arguments.threads,
+        arguments.batch_tokens,
+        arguments.speed,
+        streams=True,
+    )
+
+
+def _same_file(first: str, second: str) -> bool:
+    return first != "-" and os.path.realpath(first) == os.path.realpath(second)
+
+
+@contextmanager
+def _open_input(name: str) -> Iterator[BinaryIO]:
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    with ExitStack() as stack:
+        try:
+            stream = stack.enter_context(Path(name).open("rb"))
+            header = stream.readline() if Path(name).suffix.lower() == ".tsv" else None
+            if header is not None:
+                stream.seek(0)
+        except OSError as error:
+            raise UserError(
+                f"--input {name}: {error.strerror}; name a file, or - for stdin"
+            ) from None
+        if header is not None and not re.search(rb"(^|\t|\xbf) *text_a *[\t\r\n]", header):
+            raise UserError(
+                f"{name}:1: the header has no column 'text_a'; name the tab-separated columns "
+                "in the first line, or give one text a line in a file that ends in .txt"
+            )
+        yield stream
+
+
+@contextmanager
+def _open_output(name: str) -> Iterator[BinaryIO]:
+    """A stream for answers; a regular file appears when it is complete."""
+    if name == "-":
+        yield sys.stdout.buffer
+        return
+    final = Path(os.path.realpath(name))
+    special = final.exists() and not final.is_file() and not final.is_dir()  # /dev/null, a pipe
+    with ExitStack() as stack:
+        try:
+            opened = final.open("wb") if special else files.replacing(final)
+            stream = stack.enter_context(opened)
+        except OSError as error:
+            raise UserError(
+                f"--output {name}: {error.strerror}; name a file that can be written"
+            ) from None
+        yield stream
