@@ -97,10 +97,10 @@ def load(
     cached = _read_cache(cache)
     if cached is not None:
         return cached
-    found: list[Document] = []
+    collected: list[Document] = []
     for label, root in roots.items():
-        found += documents(label, root, train_per_label, dev_per_label)
-    train, dev = split(found)
+        collected += documents(label, root, train_per_label, dev_per_label)
+    train, dev = split(collected)
     chosen = _choose(train, train_per_label), _choose(dev, dev_per_label)
     _write_cache(cache, chosen)
     return chosen

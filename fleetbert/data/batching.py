@@ -317,7 +317,7 @@ def pack_rows(lengths: Sequence[int]) -> tuple[int, list[list[int]]]:
     SHARED_LENGTHS, unless no two texts go into the shortest row that holds the longest.
     """
     count, total, shortest = len(lengths), sum(lengths), min(lengths)
-    best, found = math.inf, (0, [[0]])
+    best, packed = math.inf, (0, [[0]])
     own = round_up(max(lengths), SAFE_LENGTHS)
     shared = SHARED_LENGTHS[bisect_left(SHARED_LENGTHS, own) :]
     for length in shared if 2 * shortest <= own else (own, *shared):
@@ -328,8 +328,8 @@ def pack_rows(lengths: Sequence[int]) -> tuple[int, list[list[int]]]:
             continue
         rows = _best_fit(lengths, length) if 2 * shortest <= length else [[n] for n in range(count)]
         if len(rows) * length * each < best:
-            best, found = len(rows) * length * each, (length, rows)
-    return found
+            best, packed = len(rows) * length * each, (length, rows)
+    return packed
 
 
 def row_lengths(real: np.ndarray) -> np.ndarray:

@@ -190,7 +190,7 @@ def _key(pieces: Sequence[Piece], recipe: Recipe) -> str:
 
 def _whole_pieces(own: Path, count: int) -> dict[int, Path]:
     """The finished pieces whose bytes are as they were written; others are removed and named."""
-    found: dict[int, Path] = {}
+    whole: dict[int, Path] = {}
     paths = sorted(own.glob("*.arrow"))
     with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing lets other threads run
         for path, sha256 in zip(paths, pool.map(files.sha256, paths)):
@@ -201,8 +201,8 @@ def _whole_pieces(own: Path, count: int) -> dict[int, Path]:
                 )
                 path.unlink()
             elif number.isdigit() and int(number) < count:
-                found[int(number)] = path
-    return found
+                whole[int(number)] = path
+    return whole
 
 
 def _make(

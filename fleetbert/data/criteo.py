@@ -63,19 +63,19 @@ def read(path: str | Path, on_bad_line: str = "stop") -> Clicks:
                 break
             if block[0][0] == 1 and block[0][1].startswith(BOM):
                 block[0] = 1, block[0][1][len(BOM) :]
-            found = [(n, line.rstrip(b"\r\n").split(b"\t")) for n, line in block if line.strip()]
+            rows = [(n, line.rstrip(b"\r\n").split(b"\t")) for n, line in block if line.strip()]
             try:
-                arrays = _parse([fields for _, fields in found])
+                arrays = _parse([fields for _, fields in rows])
             except LineError:
-                wrong = {n: reason for n, fields in found if (reason := _problem(fields))}
+                wrong = {n: reason for n, fields in rows if (reason := _problem(fields))}
                 if on_bad_line == "stop":
                     number, reason = next(iter(wrong.items()))
                     raise UserError(f"{path}:{number}: {reason}") from None
                 bad = bad or list(wrong.items())[:1]
                 skipped += len(wrong)
-                found = [(n, fields) for n, fields in found if n not in wrong]
-                arrays = _parse([fields for _, fields in found])
-            parts.append((*arrays, np.array([n for n, _ in found], np.int64)))
+                rows = [(n, fields) for n, fields in rows if n not in wrong]
+                arrays = _parse([fields for _, fields in rows])
+            parts.append((*arrays, np.array([n for n, _ in rows], np.int64)))
     check_not_empty(path, sum(len(part[0]) for part in parts), skipped, bad)
     labels, numbers, ids, lines = (np.concatenate(column) for column in zip(*parts))
     return Clicks(str(path), labels, numbers, ids, lines, skipped)
@@ -141,12 +141,12 @@ def hashed(categories: np.ndarray) -> np.ndarray:
     width = categories.dtype.itemsize
     texts = np.ascontiguousarray(categories).view(np.uint8).reshape(rows, columns, width)
     prime = np.uint64(0x100000001B3)
-    found = np.full((rows, columns), 0xCBF29CE484222325, np.uint64)
-    found = (found ^ np.arange(1, columns + 1, dtype=np.uint64)) * prime
+    hashes = np.full((rows, columns), 0xCBF29CE484222325, np.uint64)
+    hashes = (hashes ^ np.arange(1, columns + 1, dtype=np.uint64)) * prime
     for place in range(width):
         byte = texts[:, :, place].astype(np.uint64)
-        found = np.where(byte == 0, found, (found ^ byte) * prime)
-    return (mixed(found) >> np.uint64(4)).astype(np.int64)
+        hashes = np.where(byte == 0, hashes, (hashes ^ byte) * prime)
+    return (mixed(hashes) >> np.uint64(4)).astype(np.int64)
 
 
 def mixed(numbers: np.ndarray) -> np.ndarray:

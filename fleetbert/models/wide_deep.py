@@ -29,8 +29,8 @@ class WideDeep(nn.Layer):
     ) -> paddle.Tensor:
         """float32 (batch,). numbers (batch, numbers); rows (ids, 1 + embedding_size); places
         (batch, categories), int64, which of the rows is a category's."""
-        found = F.embedding(places, rows)  # (batch, categories, 1 + embedding_size)
-        wide = found[:, :, 0].sum(axis=1) + self.wide(numbers).flatten()
-        embedded = found[:, :, 1:].reshape([places.shape[0], -1])
+        chosen = F.embedding(places, rows)  # (batch, categories, 1 + embedding_size)
+        wide = chosen[:, :, 0].sum(axis=1) + self.wide(numbers).flatten()
+        embedded = chosen[:, :, 1:].reshape([places.shape[0], -1])
         deep = self.deep(paddle.concat([embedded, numbers], axis=1))
         return wide + deep.flatten()

@@ -10,8 +10,10 @@ from __future__ import annotations
 from fleetbert import task_names
 from fleetbert.registry import Registry
 from fleetbert.tasks.classification import CLASSIFICATION, PAIR_CLASSIFICATION
+from fleetbert.tasks.collect import Arrays
 from fleetbert.tasks.masked_words import MASKED_WORDS
-from fleetbert.tasks.task import Answer, Arrays, Criterion, Metrics, Part, Task, Tensor
+from fleetbert.tasks.metrics import Metrics
+from fleetbert.tasks.task import Answer, Criterion, Part, Task, Tensor
 
 __all__ = ["Answer", "Arrays", "Criterion", "Metrics", "Part", "Task", "Tensor", "get", "register"]
 

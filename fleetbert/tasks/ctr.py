@@ -38,7 +38,7 @@ class Collector:
     def micro_batches(
         self,
         indices: np.ndarray,
-        epoch: int,  # noqa: ARG002
+        epoch: int,
         parts: int,
         shard: slice,
     ) -> list[Arrays]:

@@ -64,7 +64,7 @@ class MaskedWords(Task):
     def table_format(self, path: str | Path) -> read.Format:
         return read.texts_format(path)
 
-    def outputs(self, labels: Sequence[str]) -> int:  # noqa: ARG002  the vocabulary's size
+    def outputs(self, labels: Sequence[str]) -> int:
         return 2  # PaddleNLP's config knows no fewer labels
 
     def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
@@ -73,8 +73,8 @@ class MaskedWords(Task):
     def evaluate_parts(
         self,
         parts: Sequence[Part],
-        truth: np.ndarray,  # noqa: ARG002  texts have no labels
-        labels: Sequence[str],  # noqa: ARG002
+        truth: np.ndarray,
+        labels: Sequence[str],
     ) -> Metrics:
         """Mean loss and accuracy over the dev texts' masked words; `n` counts the words."""
         losses = np.concatenate([part["losses"] for part in parts])
@@ -83,7 +83,7 @@ class MaskedWords(Task):
             raise UserError("data.dev: no text of it has a word to mask")
         return {"n": len(losses), "loss": float(losses.mean()), "accuracy": float(right.mean())}
 
-    def criterion(self, wanted: str, metrics: Metrics) -> Criterion:  # noqa: ARG002
+    def criterion(self, wanted: str, metrics: Metrics) -> Criterion:
         return Criterion("loss", True)
 
     def to_answers(
@@ -91,7 +91,7 @@ class MaskedWords(Task):
     ) -> list[Answer]:
         raise NotImplementedError
 
-    def tensors(self, labels: Sequence[str]) -> list[Tensor]:  # noqa: ARG002
+    def tensors(self, labels: Sequence[str]) -> list[Tensor]:
         return []
 
 

@@ -13,7 +13,7 @@ from fleetbert.data import read
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
-from fleetbert.tasks.collect import Arrays, Labelled
+from fleetbert.tasks.collect import Labelled
 from fleetbert.tasks.metrics import Metrics
 
 # What one batch of an evaluation gave, by name; sent between ranks.
@@ -124,6 +124,3 @@ def together(parts: Sequence[Part], truth: np.ndarray, outputs: int) -> np.ndarr
     for part in parts:
         values[part["texts"]] = part["logits"]
     return values
-
-
-__all__ = ["Answer", "Arrays", "Criterion", "Metrics", "Part", "Task", "Tensor"]

@@ -101,8 +101,8 @@ def remove_leftovers(folder: Path) -> list[Path]:
 
 def listed(folder: Path) -> list[Path]:
     """The checkpoints in `folder`, oldest first. Other names that a user gave are left alone."""
-    found = folder.iterdir() if folder.is_dir() else ()
-    return sorted((path for path in found if NAME.fullmatch(path.name)), key=step_of)
+    paths = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in paths if NAME.fullmatch(path.name)), key=step_of)
 
 
 def step_of(path: Path) -> int:

@@ -102,14 +102,14 @@ def _list(folder: Path) -> int:
 
 
 def _verify(folder: Path) -> int:
-    found = 0
+    broken = 0
     for path in checkpoint.listed(folder):
         problem = checkpoint.broken(path)
-        found += problem is not None
+        broken += problem is not None
         print(f"{path.name}: {problem or 'whole'}", flush=True)
-    if found:
-        print(f"error: {found} broken; `fleetbert checkpoint rm` removes them", file=sys.stderr)
-    return 2 if found else 0
+    if broken:
+        print(f"error: {broken} broken; `fleetbert checkpoint rm` removes them", file=sys.stderr)
+    return 2 if broken else 0
 
 
 def _remove(folder: Path, steps: list[int], keep: int | None, force: bool) -> int:

@@ -58,10 +58,10 @@ def train(
     of them, in the order of the logits; None: those of the training texts, sorted.
     UserError for what is wrong with the job or its data; Stopped after SIGTERM, with a checkpoint.
     """
+    if metrics and job.task.name in ("mlm", "ctr"):
+        raise UserError(f"metrics: task.name: {job.task.name} takes none besides its own")
     strategy = connect(job)
     if job.task.name == "ctr":
-        if metrics:
-            raise UserError("metrics: task.name: ctr has AUC and log loss; leave them out")
         summary = train_with(strategy, job, ctr.open_ctr, _write_ctr, last=callbacks)
     else:
 

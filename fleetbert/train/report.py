@@ -221,8 +221,8 @@ def smooth(values: np.ndarray, half: int) -> np.ndarray:
     counts = np.concatenate([[0], np.cumsum(known)])
     places = np.arange(len(values))
     low, high = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
-    found = counts[high] - counts[low]
-    return np.where(found > 0, (sums[high] - sums[low]) / np.maximum(found, 1), np.nan)
+    known = counts[high] - counts[low]
+    return np.where(known > 0, (sums[high] - sums[low]) / np.maximum(known, 1), np.nan)
 
 
 def thin(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> Curve:

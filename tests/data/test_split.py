@@ -57,7 +57,7 @@ def test_of_a_cached_table(tmp_path, tiny_data):
     form = read.table_format(path, pair=False, labelled=True)
     table = read.read_as(path, form, "stop")
     expected, _ = split.tokenize(path, table, tokenizer, False, True, 16)
-    recipe = cache.Recipe(form, "stop", str(tiny_data / "vocab.txt"), True, False, 16)
+    recipe = cache.Recipe(form, "stop", tokenizer.spec, False, 16)
     cached, _ = cache.load(path, cache.prepare(path, tmp_path, recipe))
     kept, _ = split.hold_out(cached, 0.1, 3)
     other, _ = split.hold_out(expected, 0.1, 3)

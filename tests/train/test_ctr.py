@@ -124,3 +124,10 @@ def test_dev_rows_of_one_kind_are_refused_before_the_first_step(clicks, tmp_path
     path.write_text("1" + "\t" * 39 + "\n")
     with pytest.raises(UserError, match=r"data\.dev: all rows of .*ones\.tsv have the label 1"):
         train(clicks, tmp_path / "output", {"data.dev": str(path)})
+
+
+def test_metrics_of_the_users_own_are_refused(clicks, tmp_path):
+    values = tiny_job.values(clicks[0], tmp_path, clicks_job.changes(clicks[0]))
+    job = config.Config.model_validate(values)
+    with pytest.raises(UserError, match=r"metrics: task\.name: ctr takes none besides its own"):
+        training.train(job, metrics={"mean": lambda truth, _: truth.mean()})

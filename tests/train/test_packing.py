@@ -9,7 +9,7 @@ import tiny_job
 
 from fleetbert import config
 from fleetbert.models import cpu
-from fleetbert.tasks import collect
+from fleetbert.tasks import masked_words
 from fleetbert.train.texts import open_task
 
 TASKS = {
@@ -156,7 +156,7 @@ class TestMaskedWords:
         job = task.job.model_copy(
             update={"task": task.job.task.model_copy(update={"whole_word": True})}
         )
-        collector = collect.Masked(task.train, job, task.tokenizer)
+        collector = masked_words.Masked(task.train, job, task.tokenizer)
         pieces = task.tokenizer.vocab_size - 1  # "##s"
         for text in range(20):
             _, positions, labels = collector.mask(text, 0)

@@ -1,0 +1,62 @@
+"""What a kind of task says of itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fleetbert import tasks
+from fleetbert.errors import UserError
+from fleetbert.tasks.classification import LabelAnswer
+
+LABELS = ["bad", "好"]
+
+
+def test_a_classifier_tells_labels_scores_logits_and_layers():
+    task = tasks.get("pair_classification")
+    assert task.pair
+    assert [tuple(tensor) for tensor in task.tensors(LABELS)] == [
+        ("label", "BYTES", (-1,)),
+        ("scores", "FP32", (-1, 2)),
+        ("logits", "FP32", (-1, 2)),
+        ("exit_layer", "INT32", (-1,)),
+    ]
+    outputs = np.array([[0.0, 2.0], [1.0, 1.0]], np.float32)
+    one, other = task.to_answers(LABELS, outputs, np.array([3, 6]))
+    assert (one.label, other.label) == ("好", "bad")  # of equal ones the first
+    assert one.scores["好"] == pytest.approx(1 / (1 + np.exp(-2)))
+    assert one.as_json() == {"label": "好", "scores": {"bad": 0.119203, "好": 0.880797},
+                             "exit_layer": 3}  # fmt: skip
+    (whole,) = task.to_answers(LABELS, outputs[1:], None)
+    assert whole.exit_layer is None
+    assert whole.as_json() == {"label": "bad", "scores": {"bad": 0.5, "好": 0.5}}
+    assert isinstance(whole, LabelAnswer)
+
+
+def test_answers_of_all_ranks_are_put_in_order():
+    task, truth = tasks.get("classification"), np.array([0, 1, 1])
+    parts = [
+        {"texts": np.array([2]), "logits": np.array([[3.0, 0.0]], np.float32)},
+        {"texts": np.array([1, 0]), "logits": np.array([[0.0, 3.0], [3.0, 0.0]], np.float32)},
+    ]
+    assert task.evaluate_parts(parts, truth, LABELS)["accuracy"] == pytest.approx(2 / 3)
+
+
+def test_one_label_teaches_nothing():
+    with pytest.raises(UserError, match="has the label 'bad' only; at least two are needed"):
+        tasks.get("classification").check_labels(["bad"])
+    tasks.get("mlm").check_labels([])
+
+
+def test_a_pretrained_encoder_answers_nothing():
+    tasks.get("classification").check_answers("here")
+    with pytest.raises(UserError, match="bundle here is a pretrained encoder"):
+        tasks.get("mlm").check_answers("here")
+
+
+def test_the_best_step_is_told_by_what_there_is():
+    criterion = tasks.get("classification").criterion("accuracy", {"loss": 1.0})
+    assert criterion == ("loss", True)
+    assert criterion.is_better({"loss": 1.0}, {})
+    assert criterion.is_better({"loss": 1.0}, {"loss": 2.0})
+    assert not criterion.is_better({"loss": 2.0}, {"loss": 2.0})
