@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 from paddle import nn
@@ -15,9 +15,11 @@ from fleetbert import config as schema
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
+from fleetbert.engines import answer, engine
 from fleetbert.errors import UserError
 from fleetbert.models import heads, weights
 from fleetbert.models.encoders import Shape
+from fleetbert.train.strategies.single import Single
 
 
 class Teacher(NamedTuple):
@@ -166,14 +168,12 @@ def build(teacher: Teacher) -> nn.Layer:
 
 
 def bundle_logits(
-    teacher: Teacher, split: Split, tokenizer: Tokenizer, strategy: Any
+    teacher: Teacher, split: Split, tokenizer: Tokenizer, strategy: Single
 ) -> np.ndarray:
     """Logits float32 [texts, labels] that the bundle's program gives, shared out over the ranks.
 
     All are computed before the first step, so that a resumed run learns from the same ones.
     """
-    from fleetbert.engines import answer, engine
-
     bundle = bundles.read(teacher.path)
     opened = engine.open(bundle, "float32", "gpu" if strategy.device == "gpu" else "cpu")
     batches = plan_inference(split.encodings.lengths, answer.BATCH_TOKENS)
