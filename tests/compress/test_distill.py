@@ -18,7 +18,7 @@ from safetensors.numpy import load_file, save_file
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import command as quantize_command
+from fleetbert.compress import pipeline
 from fleetbert.compress.distill import job as distilling
 from fleetbert.compress.distill import student, teacher
 from fleetbert.compress.distill.theseus import Theseus
@@ -245,7 +245,7 @@ class TestStudent:
             "bundle": str(bundle), "method": "dynamic",
             "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.1},
         }  # fmt: skip
-        quantize_command.quantize(config.Quantize.model_validate(values))
+        pipeline.quantize(config.Quantize.model_validate(values))
         assert bundles.read(bundle).variant("int8-dynamic")
 
     def test_resumes_only_with_the_same_teacher_and_loss(self, learned, make, tmp_path):

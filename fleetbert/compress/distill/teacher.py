@@ -4,7 +4,7 @@ student takes over from it before the first step."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 from paddle import nn
@@ -14,9 +14,11 @@ from fleetbert import config as schema
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
+from fleetbert.engines import answer, engine
 from fleetbert.errors import UserError
 from fleetbert.models import heads, weights
 from fleetbert.models.encoders import Shape
+from fleetbert.train.strategies.single import Single
 
 
 class Teacher(NamedTuple):
@@ -175,15 +177,13 @@ def build(teacher: Teacher, labels: Sequence[str]) -> nn.Layer:
 
 
 def bundle_logits(
-    teacher: Teacher, split: Split, tokenizer: Tokenizer, strategy: Any, labels: Sequence[str]
+    teacher: Teacher, split: Split, tokenizer: Tokenizer, strategy: Single, labels: Sequence[str]
 ) -> np.ndarray:
     """Logits float32 [texts, labels] that the bundle's program gives, in the order of `labels`,
     shared out over the ranks.
 
     All are computed before the first step, so that a resumed run learns from the same ones.
     """
-    from fleetbert.engines import answer, engine
-
     bundle = bundles.read(teacher.path)
     columns = places(teacher, labels)
     opened = engine.open(bundle, "float32", "gpu" if strategy.device == "gpu" else "cpu")

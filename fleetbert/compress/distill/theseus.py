@@ -12,15 +12,17 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle import nn
 
 from fleetbert.compress.distill import teacher as teachers
+from fleetbert.train.strategies.single import Single
 from fleetbert.train.texts import Arrays, TextTask
 
 
 class Theseus(TextTask):
     """The first training, of replacing; in evaluation the student's layers are alone."""
 
-    def __init__(self, teacher: teachers.Teacher, strategy: Any, *arguments: Any):
+    def __init__(self, teacher: teachers.Teacher, strategy: Single, *arguments: Any):
         super().__init__(*arguments)
         self.teacher_notes = teachers.notes(teacher, self.labels)
         self.strategy = strategy
@@ -45,7 +47,7 @@ class Theseus(TextTask):
         steps = sum(len(self.plan(epoch)) for epoch in range(settings.epochs))
         return min(steps, settings.max_steps or steps)
 
-    def loss(self, model: Any, arrays: Arrays) -> paddle.Tensor:
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         if self.network.training:
             # Seeded with seed, rank and step (train/random.py). The schedule's count of steps is in
             # every checkpoint.
@@ -62,7 +64,7 @@ class Theseus(TextTask):
         return settings.replacing_rate + (1 - settings.replacing_rate) * step / rise
 
 
-def _put_in_place(layer: Any, group: list[Any], drawn: list[bool], number: int) -> None:
+def _put_in_place(layer: nn.Layer, group: list[nn.Layer], drawn: list[bool], number: int) -> None:
     """Have `layer` ask, in training, whether it or the teacher's `group` computes."""
     own = layer.forward
 

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from boards import LABELS, MODEL, TARGETS, VOCAB, answer_of, logits_of, write_bundle
@@ -103,6 +104,15 @@ def test_bench(lite, shared_bundle, name):
     assert 0 < found["texts_per_second"] <= 4000
     assert found["peak_memory_mb"] > 1
     assert b"p99_ms" in lite("bench", "--bundle", shared_bundle, *words).stdout
+
+
+def test_a_bundle_of_format_1_is_read_as_before(lite, tmp_path):
+    """Made at 0d8f5a1; what its variants say is in `extra`."""
+    archive = Path(__file__).parents[2] / "bundle" / "format-1.zip"
+    shutil.unpack_archive(archive, tmp_path)
+    told = lite("info", "--bundle", tmp_path / "format-1").stdout.decode()
+    assert "lite-x86-int8: int8 for x86, " in told
+    assert "lite-armv8-static-int8: static-int8 for armv8, " in told
 
 
 def test_info(lite, bundle, name, here):
