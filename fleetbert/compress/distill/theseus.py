@@ -24,20 +24,23 @@ class Theseus(TextTask):
 
     def __init__(self, teacher: teachers.Teacher, strategy: Single, *arguments: Any):
         super().__init__(*arguments)
-        teachers.check_labels(teacher, self.labels)
+        self.teacher_notes = teachers.notes(teacher, self.labels)
         self.strategy = strategy
         bert = self.network.network.bert
         for parameter in self.network.parameters():
             parameter.stop_gradient = True
         for parameter in bert.encoder.parameters():
             parameter.stop_gradient = False
-        known = list(teachers.build(teacher).network.bert.encoder.layers)
+        known = list(teachers.build(teacher, self.labels).network.bert.encoder.layers)
         bounds = [0, *teachers.evenly(len(bert.encoder.layers), len(known))]
         self.drawn = [True] * len(bert.encoder.layers)
         for number, layer in enumerate(bert.encoder.layers):
             group = known[bounds[number] : bounds[number + 1]]
             _put_in_place(layer, group, self.drawn, number)
         self.steps = self._count_steps()
+
+    def notes(self) -> list[str]:
+        return [*super().notes(), *self.teacher_notes]
 
     def _count_steps(self) -> int:
         settings = self.job.trainer
