@@ -226,7 +226,7 @@ class TestStudent:
     @pytest.fixture(scope="class")
     def learned(self, make, tmp_path_factory):
         output = tmp_path_factory.mktemp("student")
-        return output, distilling.distill(make(output, {"trainer.epochs": 2}))
+        return output, distilling.distill(make(output, {"trainer.epochs": 2})).summary
 
     def test_learns_and_leaves_a_run_folder(self, learned, taught):
         output, summary = learned
@@ -290,7 +290,7 @@ class TestBundle:
 
     def test_teaches(self, make, taught, tmp_path):
         changes = {"distill.teacher": str(taught / "bundle"), "trainer.epochs": 3}
-        summary = distilling.distill(make(tmp_path, {**LOGITS_ONLY, **changes}))
+        summary = distilling.distill(make(tmp_path, {**LOGITS_ONLY, **changes})).summary
         assert summary["dev"]["accuracy"] > 0.75
 
 
@@ -362,7 +362,7 @@ class TestTheseus:
             "distill.kind": "theseus", "distill.replacing_epochs": 2, "trainer.epochs": 1,
             "model.num_hidden_layers": 1,
         }  # fmt: skip
-        summary = distilling.distill(make(tmp_path, changes))
+        summary = distilling.distill(make(tmp_path, changes)).summary
         assert summary["dev"]["accuracy"] > 0.8
         assert max(tiny_job.losses(tmp_path / "replacing")) == 20
         assert max(tiny_job.losses(tmp_path)) == 10

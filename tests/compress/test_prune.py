@@ -249,8 +249,8 @@ def test_the_variant_is_smaller_and_what_was_trained(done, trained):
     variant = opened.variant("pruned-float32")
     assert variant.made_from == "float32"
     assert variant.kind == "paddle-inference"
-    assert variant.pruning.heads == [2, 1]
-    assert variant.pruning.feed_forward == [128, 48]
+    assert variant.pruning.heads == (2, 1)
+    assert variant.pruning.feed_forward == (128, 48)
     assert variant.comparison.size_ratio < 0.8
     assert variant.max_difference_to_network < 1e-4
     assert variant.accuracy[0].accuracy > 0.8
@@ -296,7 +296,7 @@ def test_a_pruned_variant_is_a_source(done, tiny_data, tmp_path, method):
     )
     assert variant.accuracy[0].accuracy > 0.8
     if method == "prune":
-        assert variant.pruning.feed_forward == [48, 32]
+        assert variant.pruning.feed_forward == (48, 32)
     elif method == "qat":
         assert variant.max_difference_to_network < 0.02
     else:
