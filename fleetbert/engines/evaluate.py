@@ -18,7 +18,7 @@ from fleetbert.tasks import Metrics
 WIDEST_CONFUSION = 12
 MOST_CLASSES = 50  # shown, the worst
 MOST_CONFUSIONS = 30
-NOT_IN_THE_HEADLINE = ("macro_f1", "texts_per_s", "mean_layers")
+NOT_IN_THE_HEADLINE = ("macro_f1", "macro_f1_all", "texts_per_s", "mean_layers")
 
 
 class Known(NamedTuple):
@@ -91,6 +91,7 @@ def _tables(report: Metrics) -> list[str]:
     lines = align(rows)
     if len(classes) > MOST_CLASSES:
         lines.append(f"the {MOST_CLASSES} worst of {len(classes)} classes; --json has all")
+    lines += ["", _macro_f1(report)]
     if len(labels) <= WIDEST_CONFUSION:
         counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
         lines += ["", *align([["true \\ answered", *labels], *counts])]
@@ -100,6 +101,17 @@ def _tables(report: Metrics) -> list[str]:
         if report["confused_pairs"] > len(shown):
             lines.append(f"the most frequent of {report['confused_pairs']} pairs")
     return lines
+
+
+def _macro_f1(report: Metrics) -> str:
+    """The figure, and over which classes it is the mean."""
+    occurring, total = report["macro_f1_classes"], len(report["labels"])
+    if occurring == total:
+        return f"macro F1 {report['macro_f1']:.4f}, the mean over all {total} classes"
+    return (
+        f"macro F1 {report['macro_f1']:.4f}, the mean over the {occurring} classes that occur in "
+        f"the table or the answers; {report['macro_f1_all']:.4f} over all {total}"
+    )
 
 
 def _known(table: Table, labels: Sequence[str], path: str | Path, on_bad_line: str) -> Table:

@@ -22,16 +22,24 @@ def classification(truth: np.ndarray, logits: np.ndarray, labels: Sequence[str])
     """n, accuracy, macro_f1, loss (nats), classes, labels, confusion.
 
     truth: int64 [texts]; logits: float32 [texts, labels].
+    macro_f1 is the mean F1 over the labels that occur in truth or answers, of which there are
+    macro_f1_classes: scikit-learn's f1_score(truth, answers, average="macro"). macro_f1_all is
+    that over all labels, where one that does not occur counts 0.
     Above MOST_LABELS labels the classes come worst first, and instead of `confusion` there are
     `confusions`: [true label, answer, texts] of the most frequent mistakes, MOST_CONFUSIONS at
     most, and `confused_pairs`, how many there are. No matrix of the labels is made.
     """
     predicted = logits.argmax(axis=1)
     classes = per_class(truth, predicted, labels)
+    f1 = np.array([scores["f1"] for scores in classes.values()])
+    occurs = np.zeros(len(labels), bool)
+    occurs[truth] = occurs[predicted] = True
     measures: Metrics = {
         "n": len(truth),
         "accuracy": float((truth == predicted).mean()),
-        "macro_f1": float(np.mean([scores["f1"] for scores in classes.values()])),
+        "macro_f1": float(f1[occurs].mean()),
+        "macro_f1_classes": int(occurs.sum()),
+        "macro_f1_all": float(f1.mean()),
         "loss": cross_entropy(truth, logits),
         "classes": classes,
         "labels": list(labels),

@@ -99,7 +99,12 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
         if "auc" in dev:
             tiles.append(("Dev AUC", f"{dev['auc']:.4f}", place))
         if "macro_f1" in dev:
-            tiles.append(("Dev macro F1", f"{dev['macro_f1']:.4f}", place))
+            labels = len(dev.get("labels", []))
+            occurring = dev.get("macro_f1_classes", labels)
+            mean = f"of the {occurring:,} of {labels:,} classes that occur, step {dev['step']:,}"
+            tiles.append(
+                ("Dev macro F1", f"{dev['macro_f1']:.4f}", mean if occurring < labels else place)
+            )
         tiles.append(("Dev loss", f"{dev['loss']:.4f}", place))
     skipped = summary.get("skipped_steps", 0)
     world = summary.get("world_size", 1)

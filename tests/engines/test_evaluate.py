@@ -46,6 +46,22 @@ def test_a_table_is_measured(model, tmp_path):
     assert len(ends) == 1
 
 
+def test_it_says_over_which_classes_macro_f1_is():
+    truth = np.array([0, 1, 1, 0])
+    more = {"texts_per_s": 1.0, "skipped": 0, "cut": 0, "mean_layers": None}
+    for labels, said in [
+        ("ab", "macro F1 1.0000, the mean over all 2 classes"),
+        (
+            "abc",
+            "macro F1 1.0000, the mean over the 2 classes that occur in the table or the answers; "
+            "0.6667 over all 3",
+        ),
+    ]:
+        logits = np.eye(len(labels), dtype=np.float32)[truth]
+        measures = classification.CLASSIFICATION.evaluate(truth, logits, list(labels))
+        assert said in evaluate.format_report({**measures, **more}).splitlines()
+
+
 def test_of_many_labels_the_worst_and_most_confused_are_printed():
     labels = [f"label {number}" for number in range(7051)]
     truth = np.repeat(np.arange(200), 2)

@@ -44,6 +44,10 @@ def test_all_figures_are_scikit_learns(seed, texts, n_labels, spread):
     assert found["accuracy"] == pytest.approx(accuracy_score(truth, guessed))
     assert found["confusion"] == confusion_matrix(truth, guessed, labels=numbers).tolist()
     assert found["macro_f1"] == pytest.approx(
+        f1_score(truth, guessed, average="macro", zero_division=0)
+    )
+    assert found["macro_f1_classes"] == len({*truth.tolist(), *guessed.tolist()})
+    assert found["macro_f1_all"] == pytest.approx(
         f1_score(truth, guessed, labels=numbers, average="macro", zero_division=0)
     )
     if chances.min() > 1e-15:  # scikit-learn clips smaller ones
@@ -52,6 +56,21 @@ def test_all_figures_are_scikit_learns(seed, texts, n_labels, spread):
     for label, *row in zip(labels, *rows):
         scores = found["classes"][label]
         assert [scores[k] for k in ("precision", "recall", "f1", "support")] == pytest.approx(row)
+
+
+def test_a_class_that_the_table_lacks_does_not_lower_macro_f1():
+    truth = np.array([0, 1, 1, 0])
+    logits = np.eye(3, dtype=np.float32)[truth]
+    measures = metrics.classification(truth, logits, ["a", "b", "c"])
+    assert measures["accuracy"] == measures["macro_f1"] == f1_score(truth, truth, average="macro")
+    assert measures["macro_f1_classes"] == 2
+    assert measures["macro_f1_all"] == pytest.approx(2 / 3)
+    logits[0] = [0, 0, 1]  # an answer makes it occur
+    measures = metrics.classification(truth, logits, ["a", "b", "c"])
+    assert measures["macro_f1"] == pytest.approx(
+        f1_score(truth, logits.argmax(1), average="macro", zero_division=0)
+    )
+    assert measures["macro_f1_classes"] == 3
 
 
 def test_loss_of_large_logits_is_finite():

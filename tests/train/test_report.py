@@ -323,6 +323,15 @@ def test_many_classes_list_what_is_most_confused(tmp_path):
     assert len(page.html) < 60_000
 
 
+def test_macro_f1_names_its_classes_where_some_do_not_occur(tmp_path):
+    truth = np.array([0, 1])
+    logits = np.eye(3, dtype=np.float32)[truth]
+    dev = metrics.classification(truth, logits, ["a", "b", "c"])
+    write_run(tmp_path, {**dev, "step": 30, "metric": "accuracy"})
+    text = read_page(tmp_path).text()
+    assert "Dev macro F1\n1.0000\nof the 2 of 3 classes that occur, step 30" in text
+
+
 def test_thirty_classes_have_a_heat_map(tmp_path):
     write_run(tmp_path, judged([f"class {number}" for number in range(30)]), rows=[])
     assert read_page(tmp_path).html.count('style="--s:') == 900
