@@ -109,9 +109,20 @@ def compute_logits(
 ) -> Logits:
     """Logits of texts (or pairs) in their order; `on_done(n)` is called after n more texts."""
     encodings = model.tokenizer.encode(texts_a, texts_b, model.max_length)
-    values = np.empty((len(texts_a), model.task.outputs(model.labels)), np.float32)
-    layers = np.zeros(len(texts_a), np.int64)
-    batches = in_batches(model, encodings)
+    values, layers = run_batches(model, in_batches(model, encodings), len(texts_a), on_done)
+    return Logits(values, encodings.truncated, layers if model.engine.early_exit else None)
+
+
+def run_batches(
+    model: Model,
+    batches: Iterable[tuple[np.ndarray, Batch]],
+    texts: int,
+    on_done: Callable[[int], object] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Logits [texts, labels] and the layers [texts] after which texts left, of what `in_batches`
+    gives; UserError where they are not finite."""
+    values = np.empty((texts, model.task.outputs(model.labels)), np.float32)
+    layers = np.zeros(texts, np.int64)
     for part in model.engine.run_all(batches, model.speed, model.batch_tokens):
         values[part.numbers], layers[part.numbers] = part.outputs, part.layer
         if on_done is not None:
@@ -121,7 +132,7 @@ def compute_logits(
             "the model answers NaN or infinity: its weights were damaged in training or "
             "compression; export an earlier checkpoint"
         )
-    return Logits(values, encodings.truncated, layers if model.engine.early_exit else None)
+    return values, layers
 
 
 def in_batches(model: Model, encodings: Encodings) -> Iterator[tuple[np.ndarray, Batch]]:

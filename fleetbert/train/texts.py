@@ -118,7 +118,7 @@ class TextTask(Trainable):
         outputs = self.task.outputs(labels)
         shape = weights.bert_config(source, outputs, tokenizer.vocab_size)
         self.network = heads.build(job.task.name, shape)
-        self.loaded = weights.load(self.network, source)
+        self.loaded = weights.load(self.network, source, labels)
         self.objective.prepare(self.network)
 
     @cached_property
@@ -143,6 +143,8 @@ class TextTask(Trainable):
             notes.append(f"{name}: no weights for {', '.join(loaded.fresh)}; they start fresh")
         if loaded.unused:
             notes.append(f"{name}: not needed: {', '.join(loaded.unused)}")
+        if head := weights.describe_head(self.source, self.labels):
+            notes.append(f"{name}: {head}")
         return notes
 
     def describe(self) -> Described:

@@ -12,6 +12,7 @@ import pytest
 from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
 
 from fleetbert import bundle as bundles
+from fleetbert import config
 from fleetbert.engines import answer, engine, evaluate, exits
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed, UserError
@@ -19,7 +20,7 @@ from fleetbert.graph import program as programs
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
 
-from fleetbert.export import lite, lite_opt
+from fleetbert.compress import lite, lite_opt
 from fleetbert.graph import lite_program
 
 SHAPES = [(1, 16), (2, 32), (5, 64), (3, 128), (1, 512), (17, 48)]
@@ -48,16 +49,19 @@ def lite_bundle(tiny_bundle, tmp_path_factory) -> Path:
 
 def add_static(path: Path) -> None:
     """Add the variant int8-static, calibrated with random texts."""
-    from fleetbert.compress import variants
-    from fleetbert.compress.calibrate import Batches
-    from fleetbert.data.tokenizers.wordpiece import WordPiece
+    from fleetbert.compress import static
+    from fleetbert.compress.texts import Batches
+    from fleetbert.compress.work import Source
+    from fleetbert.data import tokenizers
 
     bundle = bundles.read(path)
     random = np.random.default_rng(0)
     texts = [" ".join(random.choice(WORDS, 12)) for _ in range(32)]
-    batches = Batches(WordPiece(bundle.vocab_path, True), texts, None, bundle.max_length, 512)
-    prepared = variants.prepare_static(bundle.folder("float32"), batches, algorithm="abs_max")
-    bundles.add_variant(path, lite.STATIC, lambda folder: variants.write_mix(prepared, folder))
+    tokenizer = tokenizers.open(bundle)
+    encodings = tokenizer.encode(texts, None, bundle.max_length)
+    batches = Batches(encodings, range(32), bundle.max_length, 512, tokenizer.pad_id)
+    prepared = static.of_texts(Source(bundle.folder("float32")), batches, "abs_max")
+    bundles.add_variant(path, lite.STATIC, lambda folder: static.write_mix(prepared, folder))
 
 
 @pytest.fixture
@@ -202,8 +206,8 @@ def early_bundle(copied_bundle) -> Path:
 def test_early_exit_brings_a_file_for_each_group_and_the_heads(
     early_bundle, table, target, precision
 ):
-    gate = lite.Gate(str(table), 1.0, 1)
-    bundle = lite.export_lite(early_bundle, target, precision, gate, early_exit=True)
+    gate = config.Gate(data=str(table), max_accuracy_drop=1.0)
+    bundle = lite.export_lite(early_bundle, target, precision, gate, True, 1).bundle
     name = f"lite-{target}-{precision}-early-exit"
     variant = bundle.variant(name)
     bundles.verify(bundle, name)
@@ -254,7 +258,9 @@ def test_early_exit_needs_heads_of_the_same_model(copied_bundle):
 @pytest.mark.parametrize("precision", ["float16", "static-int8"])
 def test_no_accuracy_is_claimed_for_what_runs_on_boards_only(tiny_bundle, table, precision):
     with pytest.raises(UserError, match=f"the accuracy of {precision} cannot be measured here"):
-        lite.export_lite(tiny_bundle, "armv8", precision, lite.Gate(str(table), 0.01))
+        lite.export_lite(
+            tiny_bundle, "armv8", precision, config.Gate(data=str(table), max_accuracy_drop=0.01)
+        )
 
 
 def test_a_static_variant_whose_weights_would_be_scaled_twice_is_refused(lite_bundle, tmp_path):
@@ -341,13 +347,17 @@ def test_an_encoder_without_labels_is_refused(edit_manifest):
 def test_the_gate_measures_what_the_engine_answers(copied_bundle, table, target):
     before = bundles.read(copied_bundle).manifest
     with pytest.raises(GateFailed, match="--max-accuracy-drop allows -1"):
-        lite.export_lite(copied_bundle, target, "int8", lite.Gate(str(table), -1.0))
+        lite.export_lite(
+            copied_bundle, target, "int8", config.Gate(data=str(table), max_accuracy_drop=-1.0)
+        )
     assert bundles.read(copied_bundle).manifest == before
-    added = lite.export_lite(copied_bundle, target, "int8", lite.Gate(str(table), 1.0, 1))
-    found = added.variant(f"lite-{target}-int8").accuracy[0]
+    gate = config.Gate(data=str(table), max_accuracy_drop=1.0)
+    result = lite.export_lite(copied_bundle, target, "int8", gate, threads=1)
+    found = result.bundle.variant(f"lite-{target}-int8").accuracy[0]
+    assert (result.accuracy, result.float32_accuracy) == (found.accuracy, found.float32_accuracy)
     assert found.n == 40
     assert found.data == str(table)
-    twin = lite.export_lite(copied_bundle, "x86", "int8").root
+    twin = lite.export_lite(copied_bundle, "x86", "int8").bundle.root
     for variant, measured in (
         ("float32", found.float32_accuracy),
         ("lite-x86-int8", found.accuracy),

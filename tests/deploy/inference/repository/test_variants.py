@@ -28,7 +28,7 @@ def with_early(edit_manifest):
 def test_early_exit_is_served_where_its_accuracy_is_known(with_early):
     assert variants.candidates(with_early, "cpu") == ["float32", "onnx", "early"]
     assert variants.named(with_early, "early") == "early"
-    assert variants.describe(with_early, {})[-1]["speed"] == 0.4
+    assert variants.describe(with_early, {})[-1].speed == 0.4
 
 
 def test_what_leaving_early_saves_counts_where_variants_are_chosen(with_early):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import re
@@ -17,16 +16,14 @@ import numpy as np
 import psutil
 import pytest
 import uvloop
-from running_core import RunningCore, gather, gone, wait_for
+from running_core import RunningCore, gather, gone, sample, wait_for
 from tiny_bert import LABELS, WORDS
 
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
-from fleetbert.deploy.inference.ops import metrics
-from fleetbert.deploy.inference.scheduler.scheduler import Answer, Asked
+from fleetbert.deploy.inference.messages import Failure, Reason, Request, State
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.deploy.inference.workers.frames import INT, take
-from fleetbert.deploy.inference.workers.pool import COMPUTING, Worker
+from fleetbert.deploy.inference.workers.pool import Worker
 from fleetbert.engines import answer as answers
 
 MODEL = "tiny"
@@ -60,7 +57,7 @@ def core(tiny_bundle, tmp_path_factory):
 def both(core):
     """The core when both workers can answer, and are warm."""
     wait_for(lambda: len(core.workers(MODEL)) == 2, "two workers")
-    wait_for(lambda: not core.repository._models[MODEL].held[1].serving.pool._warmers, "warmth")
+    wait_for(lambda: core.scheduler(MODEL).pool.warm, "warmth")
     return core
 
 
@@ -75,7 +72,7 @@ def make_texts(count: int, seed: int, longest: int = 100) -> list[str]:
 
 
 def restarts(cause: str) -> float:
-    return metrics.WORKER_RESTARTS.labels(MODEL, cause)._value.get()
+    return sample("fleetbert_worker_restarts_total", model=MODEL, cause=cause)
 
 
 def test_answers_are_those_of_the_command_line_in_any_mix_of_batches(both, offline):
@@ -86,8 +83,8 @@ def test_answers_are_those_of_the_command_line_in_any_mix_of_batches(both, offli
     parts = list(zip([0, *bounds], [*bounds, 150]))
 
     async def ask_all():
-        questions = [Question(MODEL, texts=texts[start:end]) for start, end in parts]
-        return await asyncio.gather(*map(both.answer, questions))
+        requests = [Request(MODEL, texts=texts[start:end]) for start, end in parts]
+        return await asyncio.gather(*map(both.answer, requests))
 
     replies = both.call(ask_all())
     logits = np.concatenate([reply.logits for reply in replies])
@@ -107,38 +104,17 @@ def test_answers_are_those_of_the_command_line_in_any_mix_of_batches(both, offli
 def test_token_ids_are_answered_like_their_texts(both, offline):
     texts = make_texts(5, seed=2, longest=50)
     encodings = offline.tokenizer.encode(texts, None, offline.max_length)
-    ids = np.zeros((5, 70), np.int64)
-    for row, found in zip(ids, encodings.ids):
-        row[: len(found)] = found
-    reply = both.ask(model=MODEL, input_ids=ids)
+    firsts = encodings.first_lengths.tolist()
+    reply = both.ask(model=MODEL, ids=encodings.ids, first_lengths=firsts)
     np.testing.assert_allclose(reply.logits, both.ask(model=MODEL, texts=texts).logits, atol=1e-5)
-    types = np.where(np.arange(70) >= 3, 1, 0) * np.ones((5, 1), np.int64)
-    other = both.ask(model=MODEL, input_ids=ids, token_type_ids=types)
+    other = both.ask(model=MODEL, ids=encodings.ids, first_lengths=[2] * 5)
     assert np.abs(other.logits - reply.logits).max() > 0.01
 
 
 @pytest.mark.parametrize(
     ("words", "reason", "message"),
     [
-        ({"texts": []}, Reason.BAD_REQUEST, "no texts"),
-        ({"texts": ["a"], "texts_b": ["b"]}, Reason.BAD_REQUEST, "leave text_pair out"),
         ({"texts": ["\ud800"]}, Reason.BAD_REQUEST, "surrogate"),
-        ({"input_ids": np.array([[2, 195, 3]])}, Reason.BAD_REQUEST, "vocabulary has 0 to 194"),
-        ({"input_ids": np.array([[2, -1, 3]])}, Reason.BAD_REQUEST, "values from -1"),
-        ({"input_ids": np.array([[2, 3], [0, 0]])}, Reason.BAD_REQUEST, "text 1 of input_ids hol"),
-        ({"input_ids": np.ones((1, 65), int)}, Reason.BAD_REQUEST, "has 65 tokens and this mo"),
-        ({"input_ids": np.ones((2, 0), int)}, Reason.BAD_REQUEST, "holds only padding"),
-        ({"input_ids": np.ones(3, int)}, Reason.BAD_REQUEST, r"shape \[3\]"),
-        (
-            {"input_ids": np.ones((1, 3), int), "token_type_ids": np.array([[0, 1, 0]])},
-            Reason.BAD_REQUEST,
-            "zeros followed by ones",
-        ),
-        (
-            {"input_ids": np.ones((1, 3), int), "token_type_ids": np.ones((1, 4), int)},
-            Reason.BAD_REQUEST,
-            "token_type_ids has the shape",
-        ),
         ({"texts": ["a"] * 10_000}, Reason.TOO_LARGE, "send fewer texts"),
         ({"texts": ["a"], "version": "2"}, Reason.NOT_FOUND, "no version '2'; it has: 1"),
         ({"texts": ["a"], "version": "canary"}, Reason.NOT_FOUND, "no version 'canary'"),
@@ -160,62 +136,35 @@ def test_versions_are_found_by_number_and_alias(both):
     assert version.aliases == ("stable",)
     assert version.layers == LAYERS
     assert version.variant == "float32"
-    assert both.repository._models[MODEL].held[1].serving.queue.packed is False
-    assert [variant["name"] for variant in version.variants] == ["float32", "onnx"]
+    assert [variant.name for variant in version.variants] == ["float32", "onnx"]
     assert both.ask(model=MODEL, version="stable", texts=["word1"]).version == "1"
 
 
 def test_a_cancelled_question_costs_nothing_any_more(both):
-    queue = both.repository._models[MODEL].held[1].serving.queue
+    queue = both.scheduler(MODEL).queue
     texts = make_texts(200, seed=3, longest=60)
 
     async def ask_and_go():
-        before = metrics.TOKENS.labels(MODEL, "1")._value.get()
-        task = asyncio.ensure_future(both.answer(Question(MODEL, texts=texts)))
+        before = sample("fleetbert_tokens_total", model=MODEL, version="1")
+        task = asyncio.ensure_future(both.answer(Request(MODEL, texts=texts)))
         while not queue.tokens:
             await asyncio.sleep(0)
         task.cancel()
         [result] = await gather(task)
         assert isinstance(result, asyncio.CancelledError)
         assert queue.tokens == len(queue) == 0
-        await both.answer(Question(MODEL, texts=["word1"]))
-        return metrics.TOKENS.labels(MODEL, "1")._value.get() - before
+        await both.answer(Request(MODEL, texts=["word1"]))
+        return sample("fleetbert_tokens_total", model=MODEL, version="1") - before
 
     assert both.call(ask_and_go()) < 60 * 200 / 4
-
-
-def test_questions_leave_no_cycles_behind(both):
-    """The listening process hardly ever looks for them."""
-    question = Question(MODEL, texts=["word1"])
-    rounds = 30
-
-    def count():
-        return sum(isinstance(found, (Answer, Asked)) for found in gc.get_objects())
-
-    async def ask():
-        await both.answer(question)
-        gc.collect()
-        gc.disable()
-        try:
-            before = count()
-            for _ in range(rounds):
-                await both.answer(question)
-                both.repository.answer(question).cancel()
-                [failure] = await gather(both.answer(question._replace(timeout=1e-6)))
-                assert failure.reason is Reason.DEADLINE
-            return count() - before
-        finally:
-            gc.enable()
-
-    assert both.call(ask()) < rounds
 
 
 def test_a_full_queue_refuses_and_then_answers(both):
     texts = make_texts(300, seed=4, longest=60)
 
     async def ask_many():
-        questions = [Question(MODEL, texts=texts) for _ in range(10)]
-        return await gather(*map(both.answer, questions))
+        requests = [Request(MODEL, texts=texts) for _ in range(10)]
+        return await gather(*map(both.answer, requests))
 
     results = both.call(ask_many())
     refused = [result for result in results if isinstance(result, Failure)]
@@ -229,9 +178,10 @@ def test_questions_in_a_killed_worker_are_answered_by_another(both, offline):
     before = restarts("crash")
     busy = both.workers(MODEL)
 
+    pool = both.scheduler(MODEL).pool
+
     async def ask_and_kill():
-        task = asyncio.ensure_future(both.answer(Question(MODEL, texts=texts)))
-        pool = both.repository._models[MODEL].held[1].serving.pool
+        task = asyncio.ensure_future(both.answer(Request(MODEL, texts=texts)))
         while pool.free:  # until both work
             await asyncio.sleep(0)
         os.kill(busy[0], signal.SIGKILL)
@@ -255,7 +205,7 @@ def test_a_worker_that_is_killed_while_it_is_idle_is_replaced(both):
 
 
 def test_new_workers_are_warmed_one_at_a_time_while_the_others_answer(both, monkeypatch):
-    pool = both.repository._models[MODEL].held[1].serving.pool
+    pool = both.scheduler(MODEL).pool
     warmed, now, most = {}, set(), 0
 
     async def note(self, frame, timeout, ask=Worker.ask):
@@ -280,70 +230,10 @@ def test_new_workers_are_warmed_one_at_a_time_while_the_others_answer(both, monk
     wait_for(lambda: len(set(both.workers(MODEL)) - old) == 2, "new workers")
     for _ in range(20):
         assert both.ask(model=MODEL, texts=["word1"]).labels[0] in LABELS
-    wait_for(lambda: not pool._warmers, "warmth")
+    wait_for(lambda: pool.warm, "warmth")
     assert warmed == {pid: list(pool.plan.lengths) for pid in both.workers(MODEL)}
     assert most == 1
     assert both.ask(model=MODEL, texts=["word1"]).labels[0] in LABELS
-
-
-def test_the_thread_that_listens_goes_where_a_worker_has_become_free(both, monkeypatch):
-    went: list[tuple[int, ...]] = []
-    monkeypatch.setattr("fleetbert.deploy.inference.scheduler.scheduler.go_to", went.append)
-    both.ask(model=MODEL, texts=["a"])
-    places = [tuple(psutil.Process(pid).cpu_affinity()) for pid in both.workers(MODEL)]
-    assert len(went) == 1
-    assert tuple(went[0]) in places
-
-
-def test_the_queue_is_told_when_the_answers_of_a_worker_that_is_free_are_out(both, monkeypatch):
-    serving = both.repository._models[MODEL].held[1].serving
-    events: list[str] = []
-    monkeypatch.setattr(serving.queue, "max_wait", 0.0)  # else it has to do with tests before this
-    monkeypatch.setattr(serving.queue, "freed", lambda *_: events.append("freed"))
-    monkeypatch.setattr(
-        serving.queue, "answered", lambda _, alone: events.append("alone" if alone else "both")
-    )
-
-    async def ask(times=1):
-        await gather(*(ask_one() for _ in range(times)))
-        await asyncio.sleep(0)
-
-    async def ask_one():
-        await both.answer(Question(MODEL, texts=["word1"]))
-        await asyncio.sleep(0)  # as gRPC sends what it has made
-        events.append("told")
-
-    async def ask_with_one_worker():
-        other = serving.pool.free.pop()
-        await ask(5)
-        serving.pool.free.append(other)
-
-    both.call(ask_with_one_worker())
-    batches = "".join(word[0] for word in events)  # freed, told, alone
-    assert re.fullmatch("(ft*)*ft+a", batches), events
-    assert batches.count("t") == 5
-    events.clear()
-    both.call(ask())  # the other worker is free as well, and has waited longer
-    assert events == ["freed", "told", "both"]
-
-
-def test_where_workers_compute_is_known_to_all_models(both):
-    pids = both.workers(MODEL)
-    places = {number for pid in pids for number in psutil.Process(pid).cpu_affinity()}
-
-    async def ask():
-        task = asyncio.ensure_future(both.answer(Question(MODEL, texts=["a"] * 50)))
-        seen = set()
-        while not task.done():
-            seen |= {number for number, workers in COMPUTING.items() if workers}
-            await asyncio.sleep(0)
-        await task
-        return seen
-
-    seen = both.call(ask())
-    assert seen
-    assert seen <= places
-    assert not any(COMPUTING.values())
 
 
 def test_workers_leave_signals_to_the_server(both):
@@ -392,7 +282,7 @@ def test_a_timeout_counts_while_every_worker_computes(both):
     pids = both.workers(MODEL)
 
     async def ask(timeout):
-        return await both.answer(Question(MODEL, texts=["word1"], timeout=timeout))
+        return await both.answer(Request(MODEL, texts=["word1"], timeout=timeout))
 
     async def ask_all():
         patient = []
@@ -418,23 +308,24 @@ def test_a_timeout_counts_while_every_worker_computes(both):
 
 
 def test_a_worker_of_a_slow_model_is_given_three_times_what_its_batches_take(both, monkeypatch):
-    serving = both.repository._models[MODEL].held[1].serving
+    scheduler = both.scheduler(MODEL)
     both.ask(model=MODEL, texts=["word1"])  # a first batch, which is measured
-    monkeypatch.setattr(serving.pool, "plan", replace(serving.pool.plan, hang_seconds=1e-6))
-    monkeypatch.setattr(serving.queue, "speed", 1e-3)
+    monkeypatch.setattr(scheduler.pool, "plan", replace(scheduler.pool.plan, hang_seconds=1e-6))
+    monkeypatch.setattr(scheduler.queue, "speed", 1e-3)
     pids = both.workers(MODEL)
     assert both.ask(model=MODEL, texts=["word1"]).labels[0] in LABELS
     assert both.workers(MODEL) == pids
-    monkeypatch.setattr(serving.queue, "speed", 1e9)
+    monkeypatch.setattr(scheduler.queue, "speed", 1e9)
     for pid in pids:  # or it may answer before the loop looks at its clock
         os.kill(pid, signal.SIGSTOP)
     with pytest.raises(Failure, match=r"lost \(hang"):
         both.ask(model=MODEL, texts=["word1"])
 
 
-def test_a_text_that_kills_workers_is_given_up_and_its_neighbours_are_answered(both, monkeypatch):
-    tokenizer = both.repository._models[MODEL].held[1].serving.tokenizer
-    ids = tokenizer.encode(["word77 word78 word79"], None, 64).ids[0]
+def test_a_text_that_kills_workers_is_given_up_and_its_neighbours_are_answered(
+    both, offline, monkeypatch
+):
+    ids = offline.tokenizer.encode(["word77 word78 word79"], None, 64).ids[0]
     poison = ids[1:4].astype(INT).tobytes()
     ask, killed = Worker.ask, []
 
@@ -448,9 +339,9 @@ def test_a_text_that_kills_workers_is_given_up_and_its_neighbours_are_answered(b
     good = [f"word{number} word1" for number in range(20)]
 
     async def ask_all():
-        questions = [Question(MODEL, texts=[text]) for text in good]
-        questions.insert(10, Question(MODEL, texts=["word77 word78 word79"]))
-        return await gather(*map(both.answer, questions))
+        requests = [Request(MODEL, texts=[text]) for text in good]
+        requests.insert(10, Request(MODEL, texts=["word77 word78 word79"]))
+        return await gather(*map(both.answer, requests))
 
     results = both.call(ask_all())
     failure = results.pop(10)
@@ -465,7 +356,7 @@ def test_nothing_is_left_of_a_server_and_it_never_imports_paddle(tiny_bundle, tm
     shutil.copytree(tiny_bundle, tmp_path / MODEL / "1" / "bundle")
     code = """
 import asyncio, json, sys
-from fleetbert.deploy.inference.messages import Question
+from fleetbert.deploy.inference.messages import Request
 from fleetbert.deploy.inference.repository.repository import Repository
 from fleetbert.deploy.inference.settings import Serve
 
@@ -475,7 +366,7 @@ async def main():
     repository.start()
     while not repository.ready():
         await asyncio.sleep(0.01)
-    await repository.answer(Question("tiny", texts=["word1"]))
+    await repository.answer(Request("tiny", texts=["word1"]))
     print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})), flush=True)
     await asyncio.sleep(1000)
 
@@ -498,15 +389,17 @@ asyncio.run(main())
         process.stdout.close()
 
 
-def test_tokens_are_counted_with_their_padding(both):
+def test_tokens_are_counted_with_their_padding(both, offline):
     texts = make_texts(20, seed=8, longest=30)
-    tokens, padding = (
-        series.labels(MODEL, "1")._value for series in (metrics.TOKENS, metrics.PADDING)
-    )
-    before = tokens.get(), padding.get()
-    tokenizer = both.repository._models[MODEL].held[1].serving.tokenizer
-    lengths = tokenizer.encode(texts, None, 64).lengths
+
+    def counts():
+        names = "fleetbert_tokens_total", "fleetbert_padding_tokens_total"
+        return [sample(name, model=MODEL, version="1") for name in names]
+
+    before = counts()
+    lengths = offline.tokenizer.encode(texts, None, 64).lengths
     both.ask(model=MODEL, texts=texts)
-    assert tokens.get() - before[0] == lengths.sum()
+    tokens, padding = (now - then for now, then in zip(counts(), before))
+    assert tokens == lengths.sum()
     least = sum(round_up(int(length), SAFE_LENGTHS) - int(length) for length in lengths)
-    assert padding.get() - before[1] >= least
+    assert padding >= least

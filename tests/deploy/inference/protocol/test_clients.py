@@ -13,7 +13,7 @@ import pytest
 
 from fleetbert.tasks.metrics import softmax
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 BIN = ROOT / ".venv-clients" / "bin"
 CLIENTS = Path(__file__).parent / "clients"
 TEXTS = ["good good", "bad", "坏", "a text of more than sixteen characters"]  # as the clients have
@@ -72,7 +72,7 @@ def without(found, *keys):
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_tritonclient(server, protocol):
-    before = len(server.core.questions)
+    before = len(server.core.requests)
     saw = client("triton", protocol, server.http if protocol == "http" else server.grpc)
     assert [saw[key] for key in ("live", "ready", "model_ready", "loading")] == [
         *(True, True, True, False),
@@ -103,7 +103,7 @@ def test_tritonclient(server, protocol):
     for name, (http, grpc, words) in codes.items():
         assert saw[name]["status"] == (http if protocol == "http" else grpc)
         assert words in saw[name]["message"]
-    asked = server.core.questions[before:]
+    asked = server.core.requests[before:]
     assert asked[0].id == "7"
     assert [(q.timeout, q.speed) for q in asked if q.speed is not None] == [(60.0, 0.25)]
     assert [q.version for q in asked if q.version is not None] == ["stable"]

@@ -17,19 +17,22 @@ import numpy as np
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert import files
+from fleetbert import config
+from fleetbert.compress import lite_opt
+from fleetbert.compress.gate import Gate
+from fleetbert.compress.pipeline import Result, result_of
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.engines import answer, engine, evaluate, exits, heads
+from fleetbert.engines import engine, exits, heads
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.export import lite_opt
 from fleetbert.export.program import CHECKED_SHAPES
 from fleetbert.graph import groups, lite_program, weights
 from fleetbert.graph import program as programs
 
 TARGETS = ("armv8", "armv7", "x86")
 PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
+KINDS = {False: bundles.LiteVariant, True: bundles.LiteEarlyExitVariant}
 STATIC = "int8-static"
 EARLY_EXIT = "early-exit-float32"
 MODEL = "model.nb"
@@ -38,21 +41,14 @@ BITS = {"int16": 16, "int8": 8}
 LARGEST_DIFFERENCES = {"float32": LARGEST_DIFFERENCE, "int16": LARGEST_DIFFERENCE, "int8": 3e-2}
 
 
-class Gate(NamedTuple):
-    """A labelled table, and how much accuracy (0 to 1) may be lost on it."""
-
-    data: str
-    max_drop: float
-    threads: int | None = None
-
-
 def export_lite(
     path: str | Path,
     target: str,
     precision: str,
-    accuracy: Gate | None = None,
+    gate: config.Gate | None = None,
     early_exit: bool = False,
-) -> bundles.Bundle:
+    threads: int | None = None,
+) -> Result:
     """Add the variant `lite-<target>-<precision>` (model.nb) to the bundle at `path`.
 
     early_exit: `lite-<target>-<precision>-early-exit` instead, see `engines.exits` for its files.
@@ -62,36 +58,36 @@ def export_lite(
     of Paddle with the same rounded weights (`LARGEST_DIFFERENCES`). For an ARM target that is
     done with the model's twin for x86, but for float16 and static-int8, which have none.
     UserError, and nothing is added, where that fails or the combination cannot work; GateFailed
-    where more accuracy is lost than `accuracy` allows.
+    where more accuracy is lost than `gate` allows. threads: for measuring; None: all processors.
     """
-    _check_choice(target, precision, accuracy, early_exit)
+    _check_choice(target, precision, gate, early_exit)
     bundle = bundles.read(path)
     made_from = STATIC if precision == "static-int8" else "float32"
     source = _source(bundle, made_from)
     name = variant_name(target, precision, early_exit)
     early = _source(bundle, EARLY_EXIT) if early_exit else None
-
-    def fill(folder: Path) -> bundles.Variant:
-        # On the bundle's disk: it holds the model up to five times.
-        with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            if precision == "static-int8":
-                made = _convert_static(source, Path(temporary))
-            else:
-                made = _convert(bundle, source, Path(temporary), target, precision, accuracy, early)
-            for file in made.converted.folder.iterdir():
-                file.rename(folder / file.name)
-        return made.cls(
+    # On the bundle's disk: it holds the model up to five times.
+    with bundles.adding(path) as new, tempfile.TemporaryDirectory(dir=bundle.root) as temporary:
+        if precision == "static-int8":
+            made = _convert_static(source, Path(temporary))
+        else:
+            made = _convert(bundle, source, Path(temporary), target, precision, early)
+        accuracy = []
+        if gate is not None:
+            accuracy = [_measure(bundle, name, made, gate, threads)]
+        for file in made.converted.folder.iterdir():
+            file.rename(new.folder / file.name)
+        variant = KINDS[early_exit](
             name=name,
             made_from=EARLY_EXIT if early_exit else made_from,
-            accuracy=made.accuracy,
+            accuracy=accuracy,
             runs_on=[target],
             versions={"fleetbert": fleetbert.__version__, **made.converted.versions},
             precision=precision,
             kernels=made.converted.kernels,
             **made.fields,
         )
-
-    return bundles.add_variant(path, name, fill)
+        return result_of(new.add(variant), name)
 
 
 def variant_name(target: str, precision: str, early_exit: bool = False) -> str:
@@ -109,13 +105,14 @@ class _Converted(NamedTuple):
 
 
 class _Made(NamedTuple):
+    """converted: what goes into the bundle; twin: what of it runs here, if anything does."""
+
     converted: _Converted
-    accuracy: list[bundles.Accuracy]
+    twin: Path | None
     fields: dict[str, Any]
-    cls: type[bundles.LiteVariant] | type[bundles.LiteEarlyExitVariant] = bundles.LiteVariant
 
 
-def _check_choice(target: str, precision: str, accuracy: Gate | None, early_exit: bool) -> None:
+def _check_choice(target: str, precision: str, gate: config.Gate | None, early_exit: bool) -> None:
     for name, value, values in (
         ("target", target, TARGETS),
         ("precision", precision, PRECISIONS),
@@ -137,7 +134,7 @@ def _check_choice(target: str, precision: str, accuracy: Gate | None, early_exit
             f"early exit cannot be had in {precision}, whose answers cannot be checked here: use "
             "--precision float32, int16 or int8"
         )
-    if accuracy is not None and precision in ("float16", "static-int8"):
+    if gate is not None and precision in ("float16", "static-int8"):
         raise UserError(
             f"the accuracy of {precision} cannot be measured here, for it runs on ARM processors "
             "only: leave --data out, and measure it on the board"
@@ -172,7 +169,6 @@ def _convert(
     temporary: Path,
     target: str,
     precision: str,
-    accuracy: Gate | None,
     early: Path | None,
 ) -> _Made:
     """early: the folder with settings and heads, where texts may leave early."""
@@ -196,7 +192,7 @@ def _convert(
         float16 = precision == "float16"
         converted = _run_opt(parts, temporary / "arm", "arm", bits, (), float16)
     if precision == "float16":
-        return _Made(converted, [], {**extra, "checked_on": None})
+        return _Made(converted, None, extra)
     twin = converted
     if target != "x86":
         twin = _run_opt(parts, temporary / "x86", "x86", bits, batches)
@@ -216,16 +212,12 @@ def _convert(
         for folder in {converted.folder, twin.folder}:
             for name in (exits.NAME, heads.NAME):
                 shutil.copyfile(early / name, folder / name)
-    measured = []
-    if accuracy is not None:
-        measured = [_measure(bundle, twin.folder, accuracy, early is not None)]
     extra.update({"checked_on": "x86", "max_difference_to_paddle": difference})
     if bits is not None:
         extra["rounding_changes_logits_by"] = _difference(twin.answers, expected)
     elif early is None:  # a server takes what has this key for float32 in another form
         extra["max_difference_to_float32"] = _difference(twin.answers, expected)
-    cls = bundles.LiteVariant if early is None else bundles.LiteEarlyExitVariant
-    return _Made(converted, measured, extra, cls)
+    return _Made(converted, twin.folder, extra)
 
 
 def _cut(
@@ -259,7 +251,7 @@ def _convert_static(source: Path, temporary: Path) -> _Made:
             )
     folder = _write(temporary / "static", program, arrays)
     converted = _run_opt({MODEL: folder}, temporary / "arm", "arm", None, ())
-    return _Made(converted, [], {"checked_on": None})
+    return _Made(converted, None, {})
 
 
 def _run_opt(
@@ -289,31 +281,19 @@ def _run_opt(
 
 
 def _measure(
-    bundle: bundles.Bundle, folder: Path, accuracy: Gate, early_exit: bool
+    bundle: bundles.Bundle, name: str, made: _Made, settings: config.Gate, threads: int | None
 ) -> bundles.Accuracy:
-    """The accuracy of the files in `folder` beside float32's; GateFailed if too much is lost."""
-    threads = accuracy.threads or engine.default_threads()
-    float32 = answer.load(bundle.root, "float32", "cpu", threads)
-    kind = engine.LITE_EARLY_EXIT if early_exit else engine.LITE
-    lite = float32._replace(engine=engine.open_folder(kind, folder, "cpu", threads))
-    table = evaluate.read_known(float32, accuracy.data)
-    right = []
-    for model in (lite, float32):
-        logits = answer.compute_logits(model, table.texts_a, table.texts_b).values
-        right.append(float((logits.argmax(1) == table.truth).mean()))
-    if right[1] - right[0] > accuracy.max_drop + 1e-9:
-        raise GateFailed(
-            f"accuracy on {accuracy.data} falls from {right[1]:.4f} to {right[0]:.4f}; "
-            f"--max-accuracy-drop allows {accuracy.max_drop}: the bundle stays as it was; try "
-            "another --precision"
-        )
-    return bundles.Accuracy(
-        data=accuracy.data,
-        data_sha256=files.sha256(accuracy.data),
-        n=len(table.truth),
-        accuracy=right[0],
-        float32_accuracy=right[1],
-    )
+    """The accuracy of what runs here beside float32's; GateFailed if too much is lost."""
+    assert made.twin is not None, "_check_choice refuses a gate where there is none"
+    drop = settings.max_accuracy_drop
+    gate = Gate(bundle, str(settings.data), drop, threads, key="--max-accuracy-drop")
+    kind = engine.LITE_EARLY_EXIT if "ends" in made.fields else engine.LITE
+    opened = engine.open_folder(kind, made.twin, "cpu", gate.threads)
+    accuracy = gate.accuracy(gate.logits(opened))
+    refused = gate.refusal(name, accuracy, "try another --precision")
+    if refused is not None:
+        raise GateFailed(refused)
+    return accuracy
 
 
 def _random_batches(bundle: bundles.Bundle) -> list[lite_opt.Batch]:

@@ -69,10 +69,17 @@ def test_status_has_models_and_totals(server):
     assert versions["sst"][0]["aliases"] == ["stable"]
 
 
+@pytest.mark.parametrize("path", ["/", "/docs", "/docs/swagger-ui.css"])
+def test_each_answer_with_a_page_has_its_own_number(server, path):
+    numbers = [requests.get(server.http + path).headers["x-request-id"] for _ in range(3)]
+    assert len(set(numbers)) == 3 and not any("," in number for number in numbers)
+
+
 @pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/docs"])
 def test_pages_are_for_reading(server, path):
     reply = requests.post(server.http + path)
-    assert reply.status_code == 405 and reply.headers["allow"] == "GET"
+    assert reply.status_code == 405
+    assert set(reply.headers["allow"].split(", ")) == {"GET", "HEAD"}
     assert "use GET" in reply.json()["error"]
     head = requests.head(server.http + path)
     assert head.status_code == 200 and head.content == b""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fleetbert import bundle as bundles
+from fleetbert.compress import onnx
 from fleetbert.errors import UserError
-from fleetbert.export import onnx
 
 
 def test_the_variant_says_how_it_was_made(tiny_bundle):
@@ -22,7 +22,7 @@ def test_the_variant_says_how_it_was_made(tiny_bundle):
 def test_the_operator_set_is_the_one_asked_for(copied_bundle, opset):
     import onnx as onnx_format
 
-    bundle = onnx.export_onnx(copied_bundle, opset)
+    bundle = onnx.export_onnx(copied_bundle, opset).bundle
     model = onnx_format.load(str(bundle.folder("onnx") / "model.onnx"))
     assert [found.version for found in model.opset_import] == [opset]
     assert [found.name for found in model.graph.input] == ["input_ids", "token_type_ids"]

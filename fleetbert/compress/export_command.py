@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fleetbert import bundle as bundles
+from fleetbert import config
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
 
@@ -67,11 +68,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _export_onnx(arguments: argparse.Namespace) -> None:
-    from fleetbert.export import onnx
+    from fleetbert.compress import onnx  # loads Paddle
 
     opset = onnx.OPSET if arguments.opset is None else arguments.opset
-    bundle = onnx.export_onnx(arguments.bundle, opset)
-    variant = bundle.variant("onnx")
+    variant = onnx.export_onnx(arguments.bundle, opset).bundle.variant("onnx")
     assert isinstance(variant, bundles.OnnxVariant)
     megabytes = variant.bytes / 1e6
     print(
@@ -82,18 +82,19 @@ def _export_onnx(arguments: argparse.Namespace) -> None:
 
 
 def _export_lite(arguments: argparse.Namespace) -> None:
-    from fleetbert.export import lite
+    from fleetbert.compress import lite  # loads Paddle
 
     if arguments.target is None:
         raise UserError("--format lite needs --target: armv8, armv7 or x86")
     if arguments.max_accuracy_drop is not None and arguments.data is None:
         raise UserError("--max-accuracy-drop needs --data, a labelled table to measure on")
     drop = 0.01 if arguments.max_accuracy_drop is None else arguments.max_accuracy_drop
-    gate = None if arguments.data is None else lite.Gate(arguments.data, drop)
+    data = arguments.data
+    gate = None if data is None else config.Gate(data=data, max_accuracy_drop=drop)
     precision = arguments.precision or "float32"
     early_exit = bool(arguments.early_exit)
-    bundle = lite.export_lite(arguments.bundle, arguments.target, precision, gate, early_exit)
-    variant = bundle.variant(lite.variant_name(arguments.target, precision, early_exit))
+    result = lite.export_lite(arguments.bundle, arguments.target, precision, gate, early_exit)
+    variant = result.bundle.variant(result.variant)
     assert isinstance(variant, (bundles.LiteVariant, bundles.LiteEarlyExitVariant))
     megabytes = variant.bytes / 1e6
     told = [f"added variant {variant.name} to {arguments.bundle}: {megabytes:.1f} MB"]

@@ -193,7 +193,7 @@ def test_what_is_no_http(server, sent):
 @pytest.mark.parametrize("part", [0, 20])
 @pytest.mark.parametrize("abrupt", [False, True])
 def test_a_client_that_leaves_in_the_middle_of_its_body(server, part, abrupt):
-    asked, done = len(server.core.questions), len(server.done)
+    asked, done = len(server.core.requests), len(server.done)
     body = body_of(TEXT)
     host, port = server.http.split(":")
     with socket.create_connection((host, int(port)), timeout=60) as client:
@@ -205,7 +205,7 @@ def test_a_client_that_leaves_in_the_middle_of_its_body(server, part, abrupt):
         assert time.monotonic() < until
         time.sleep(0.005)
     assert server.done[-1].code == "499"
-    assert len(server.core.questions) == asked
+    assert len(server.core.requests) == asked
 
 
 def test_a_full_queue(server):
@@ -384,10 +384,10 @@ def test_messages_over_the_limit(server, compression):
 def test_ids_of_another_vocabulary_and_length(server, infer):
     """The one kind of wrong request that would reach native code."""
     for shape, data in (([1, 1], [fake_core.VOCAB]), ([1, fake_core.MAX_LENGTH + 1], [1] * 17)):
-        asked = len(server.core.questions)
+        asked = len(server.core.requests)
         entry = {**IDS, "shape": shape, "data": data}
         url = f"http://{server.http}{INFER}"
         refused(requests.post(url, data=body_of(entry), timeout=60), 400, "input 'input_ids'")
         with pytest.raises(grpc.RpcError):
             infer(grpc_request(inputs=[typed(entry)]), timeout=60)
-        assert len(server.core.questions) == asked
+        assert len(server.core.requests) == asked

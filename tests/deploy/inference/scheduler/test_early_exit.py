@@ -16,7 +16,7 @@ from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
 
 from fleetbert import client
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
-from fleetbert.deploy.inference.scheduler.queue import Text, Ticket
+from fleetbert.deploy.inference.scheduler.queue import PendingRequest, Text
 from fleetbert.engines import answer as answers
 
 MODEL, NAME = "tiny", "early-exit-float32"
@@ -74,22 +74,23 @@ def test_a_text_leaves_at_the_speed_it_asks_for_whoever_shares_its_batch(
         core.wait_until_ready()
         version = core.do(core.repository.find, MODEL)
         assert (version.variant, version.layers) == (NAME, LAYERS)
-        assert version.variants[-1]["speed"] == EARLY_SPEED
+        assert version.variants[-1].speed == EARLY_SPEED
         for speed, wanted in expected.items():
             reply = core.ask(model=MODEL, texts=texts, speed=speed)
             assert reply.exit_layer.tolist() == wanted.exit_layers.tolist()
             np.testing.assert_allclose(reply.logits, wanted.values, atol=1e-4)
 
-        serving = core.repository._models[MODEL].held[1].serving
-        assert serving.queue.packed
-        wait_for(lambda: not serving.pool._warmers, "warmth")  # the worker is free then
-        encoded = serving.tokenizer.encode(texts, None, 64)
+        pool = core.scheduler(MODEL).pool
+        wait_for(lambda: pool.warm, "warmth")  # the worker is free then
+        encoded = answers.load(early_bundle).tokenizer.encode(texts, None, 64)
         speeds = [[*expected][number % len(expected)] for number in range(len(texts))]
 
         async def in_one_batch():
             ids = zip(encoded.ids, encoded.first_lengths, speeds)
-            batch = [Text(Ticket(math.inf), 0, one, first, speed) for one, first, speed in ids]
-            return await serving.pool.run(serving.pool.take_free(), batch, 1.0)
+            batch = [
+                Text(PendingRequest(1, math.inf), 0, one, first, speed) for one, first, speed in ids
+            ]
+            return await pool.run(pool.take_free(), batch, 1.0)
 
         found = core.call(in_one_batch())
         for number, speed in enumerate(speeds):

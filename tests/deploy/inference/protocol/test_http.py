@@ -15,7 +15,8 @@ import requests
 from starlette.testclient import TestClient
 
 import fleetbert
-from fleetbert.deploy.inference.protocol import http
+from fleetbert.deploy.inference.protocol import auth, http
+from fleetbert.deploy.inference.protocol.middleware import Middleware
 from fleetbert.tasks.metrics import softmax
 
 TEXTS = ["good good", "bad", "a text of more than sixteen characters"]
@@ -144,7 +145,7 @@ def test_inference(post, path, version):
 
 
 def test_inference_on_ids(post):
-    ids, types = np.array([[2, 7, 3], [2, 3, 0]]), np.array([[0, 0, 1], [0, 1, 1]])
+    ids, types = np.array([[2, 7, 3], [2, 3, 0]]), np.array([[0, 0, 1], [0, 1, 0]])
     inputs = [
         {"name": "input_ids", "shape": [2, 3], "datatype": "INT64", "data": ids.tolist()},
         {
@@ -297,7 +298,8 @@ def test_openapi_tells_names_of_models_only_where_no_key_is_needed(get):
     assert "sst" in names_in(document)
     assert "loading" not in names_in(document)
     assert "security" not in document
-    application = http.app(fake_core.FakeCore(), fake_core.SAFETY, api_key=True)
+    middleware = Middleware(auth.Keys(["a key of the test"]))
+    application = http.app(fake_core.FakeCore(), fake_core.SAFETY, middleware=middleware)
     document = TestClient(application).get("/openapi.json").json()
     assert names_in(document) == []
     assert document["security"] == [{"key": []}]
@@ -343,11 +345,11 @@ def test_statistics(get):
 def test_parameters_and_ids_reach_the_core(server, post):
     message = request_of(["good"], id="a", parameters={"timeout": 1500000, "speed": 0.25})
     post("/v2/models/sst/versions/stable/infer", message)
-    question = server.core.questions[-1]
-    assert (question.version, question.timeout, question.speed) == ("stable", 1.5, 0.25)
-    assert question.id == "a"
+    request = server.core.requests[-1]
+    assert (request.version, request.timeout, request.speed) == ("stable", 1.5, 0.25)
+    assert request.id == "a"
     post("/v2/models/sst/infer", request_of(["good"]), headers={"X-Request-ID": "from a proxy"})
-    assert server.core.questions[-1].id == "from a proxy"
+    assert server.core.requests[-1].id == "from a proxy"
     assert server.done[-1].id == "from a proxy"
     assert server.done[-1][:4] == ("http", "sst", "2", "200")
     assert server.done[-1].texts == 1
@@ -358,15 +360,15 @@ def head_of(path, length, *lines):
     return "\r\n".join(head).encode()
 
 
-def test_a_client_that_goes_away_cancels_its_question(server, get):
+def test_a_client_that_goes_away_cancels_its_request(server, get):
     host, port = server.http.split(":")
     body = json.dumps(request_of(["good"])).encode()
     before = server.core.cancelled
     with socket.create_connection((host, int(port))) as client:
         client.sendall(head_of("/v2/models/slow/infer", len(body)) + body)
-        asked = len(server.core.questions)
+        asked = len(server.core.requests)
         fake_core.wait_for(
-            lambda: any(q.model == "slow" for q in server.core.questions[asked - 1 :])
+            lambda: any(q.model == "slow" for q in server.core.requests[asked - 1 :])
         )
         assert server.core.cancelled == before
     fake_core.wait_for(lambda: server.core.cancelled == before + 1)

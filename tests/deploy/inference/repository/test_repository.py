@@ -12,12 +12,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from running_core import RunningCore, command, gather, gone, wait_for
+from running_core import RunningCore, command, gather, gone, sample, wait_for
 from tiny_bert import LABELS, make_network
 
 from fleetbert.data.tokenizers import of_vocab
-from fleetbert.deploy.inference.messages import Failure, Question, Reason, State
-from fleetbert.deploy.inference.ops import metrics
+from fleetbert.deploy.inference.messages import Failure, Reason, Request, State
 from fleetbert.deploy.inference.repository import loading
 from fleetbert.deploy.inference.repository.repository import select
 from fleetbert.deploy.inference.settings import Policy
@@ -106,7 +105,7 @@ def reason(core: RunningCore, version: str) -> str:
 
 
 def refused() -> float:
-    return metrics.LOADS.labels(MODEL, "refused")._value.get()
+    return sample("fleetbert_loads_total", model=MODEL, outcome="refused")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +133,7 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
 
     async def keep_asking():
         while len(seen) < 20 or [v for v, _ in seen[-20:]].count("2") < 20:
-            reply = await core.answer(Question(MODEL, texts=TEXTS))
+            reply = await core.answer(Request(MODEL, texts=TEXTS))
             seen.append((reply.version, reply.logits))
             await asyncio.sleep(0.01)  # the processors are needed for loading, too
 
@@ -222,13 +221,13 @@ def test_a_new_version_has_run_the_batches_that_are_usual_before_it_is_asked(
 
 
 def test_versions_of_one_vocabulary_share_a_tokenizer(tiny_bundle, models, start, monkeypatch):
-    real, made = loading.Tokenizer, []
+    real, made = loading.tokenizers.open, []
 
-    def make(path, lowercase):
-        made.append(path.parent.name)
-        return real(path, lowercase)
+    def make(bundle):
+        made.append(bundle.root.name)
+        return real(bundle)
 
-    monkeypatch.setattr(loading, "Tokenizer", make)
+    monkeypatch.setattr(loading.tokenizers, "open", make)
     put(tiny_bundle, models, 1)
     core = start()
     put(tiny_bundle, models, 2)
@@ -403,7 +402,7 @@ def test_auto_takes_the_fastest_that_can_be_trusted(tiny_bundle, models, monkeyp
     try:
         core.wait_until_ready()
         version = core.do(core.repository.find, MODEL)
-        speeds = {v["name"]: v["texts_per_s"] for v in version.variants}
+        speeds = {v.name: v.texts_per_s for v in version.variants}
         assert speeds["unmeasured"] is speeds["broken"] is None
         assert version.variant == max(("float32", "onnx"), key=lambda name: speeds[name])
         assert core.ask(model=MODEL, texts=TEXTS).logits.shape == (12, 3)

@@ -1,4 +1,4 @@
-"""Bodies to questions and replies to bodies, whatever is sent."""
+"""Bodies to requests and responseies to bodies, whatever is sent."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
 
-from fleetbert.deploy.inference.messages import Failure, Reason, Reply
-from fleetbert.deploy.inference.protocol import http_body, http_json, oip
+from fleetbert.deploy.inference.messages import Failure, Reason, Response
+from fleetbert.deploy.inference.protocol import http_body, http_json, tensors
+from fleetbert.deploy.inference.protocol.validation import validate
 from fleetbert.tasks.metrics import softmax
 
 SST, PAIRS = fake_core.version("sst", "2"), fake_core.version("pairs", "1", pair=True)
@@ -53,13 +54,11 @@ values = st.recursive(
 
 
 def ask(body, header=None, found=SST):
-    return oip.read_question(
-        http_json.parse(body, header).request, found, "stable", fake_core.SAFETY
-    )
+    return validate(http_json.parse(body, header).request, found, "stable", fake_core.SAFETY)
 
 
 @given(texts, texts)
-def test_texts_in_json_and_in_binary_are_the_same_question(first, second):
+def test_texts_in_json_and_in_binary_are_the_same_request(first, second):
     count = min(len(first), len(second))
     first, second = first[:count], second[:count]
     entry = {"name": "text", "shape": [count], "datatype": "BYTES"}
@@ -67,35 +66,42 @@ def test_texts_in_json_and_in_binary_are_the_same_question(first, second):
     by_json = ask(body_of({**other, "data": second}, {**entry, "data": first}), found=PAIRS)
     body, header = with_binary((entry, raw_texts(first)), (other, raw_texts(second)))
     assert ask(body, header, PAIRS) == by_json
-    assert (by_json.texts, by_json.texts_b, by_json.input_ids) == (first, second, None)
+    assert (by_json.texts, by_json.texts_b, by_json.ids) == (first, second, ())
     assert (by_json.model, by_json.version) == ("pairs", "stable")
 
 
-@given(ids, st.sampled_from(["INT64", "INT32"]))
-def test_ids_nested_flat_and_binary_are_the_same_question(rows, datatype):
+@given(ids, st.sampled_from(["INT64", "INT32"]), st.data())
+def test_ids_nested_flat_and_binary_are_the_same_request(rows, datatype, data):
     array = np.array(rows)
+    array[:, 0] = 1  # no text of padding only
+    ends = data.draw(st.lists(st.integers(1, array.shape[1]), min_size=len(array)))
+    for row, end in zip(array, ends):
+        row[end:] = 0
+    lengths = [np.flatnonzero(row)[-1] + 1 for row in array]
+    firsts = [data.draw(st.integers(0, length)) for length in lengths]
+    types = np.array([np.arange(array.shape[1]) >= first for first in firsts]).astype(int)
     entry = {"name": "input_ids", "shape": list(array.shape), "datatype": datatype}
-    types = {**entry, "name": "token_type_ids", "data": (array % 2).tolist()}
+    second = {**entry, "name": "token_type_ids"}
     dtype = "<i8" if datatype == "INT64" else "<i4"
-    body, header = with_binary((entry, array.astype(dtype).tobytes()))
-    for question in (
-        ask(body_of({**entry, "data": rows}, types)),
-        ask(body_of({**entry, "data": array.ravel().tolist()}, types)),
-        ask(body, header),
-    ):
-        assert question.input_ids.dtype == np.int64
-        np.testing.assert_array_equal(question.input_ids, array)
-    np.testing.assert_array_equal(
-        ask(body_of(types, {**entry, "data": rows})).token_type_ids, array % 2
+    binary = with_binary(
+        (entry, array.astype(dtype).tobytes()), (second, types.astype(dtype).tobytes())
     )
-    assert ask(body, header).token_type_ids is None
+    nested = {**entry, "data": array.tolist()}, {**second, "data": types.tolist()}
+    flat = {**entry, "data": array.ravel().tolist()}, {**second, "data": types.ravel().tolist()}
+    for request in (ask(body_of(*nested)), ask(body_of(*reversed(flat))), ask(*binary)):
+        assert [ids.dtype for ids in request.ids] == [np.int32] * len(array)
+        assert [ids.tolist() for ids in request.ids] == [
+            row[:length].tolist() for row, length in zip(array, lengths)
+        ]
+        assert list(request.first_lengths) == firsts
+    assert list(ask(body_of(nested[0])).first_lengths) == lengths
 
 
 def test_parameters_and_id():
-    question = ask(body_of(TEXT, id="七" * 200, parameters={"timeout": 2500, "speed": 0.5}))
-    assert (question.timeout, question.speed, question.id) == (0.0025, 0.5, "七" * 128)
-    question = ask(body_of(TEXT, id=None, parameters={"timeout": 0, "speed": "1", "other": True}))
-    assert (question.timeout, question.speed, question.id) == (None, 1.0, "")
+    request = ask(body_of(TEXT, id="七" * 200, parameters={"timeout": 2500, "speed": 0.5}))
+    assert (request.timeout, request.speed, request.id) == (0.0025, 0.5, "七" * 128)
+    request = ask(body_of(TEXT, id=None, parameters={"timeout": 0, "speed": "1", "other": True}))
+    assert (request.timeout, request.speed, request.id) == (None, 1.0, "")
     assert ask(body_of(TEXT, parameters={"timeout": 2**63 - 1})).timeout == 86400
 
 
@@ -201,12 +207,12 @@ def test_requests_with_wrong_bytes_raise_nothing_but_failures(data, length):
     only_failures(ask, body, str(length))
 
 
-def make_reply(count=3):
+def make_response(count=3):
     logits = np.random.default_rng(0).normal(size=(count, 3)).astype(np.float32)
     labels = ["positive", "无", ""][:count]
     scores = softmax(logits).astype(np.float32)
     layers = np.arange(count, dtype=np.int32)
-    return Reply("sst", "2", labels, logits, scores, layers, 0.001, 0.002, 1)
+    return Response("sst", "2", labels, logits, scores, layers, 0.001, 0.002, 1)
 
 
 def decode_raw(output, raw):
@@ -221,9 +227,9 @@ def decode_raw(output, raw):
     return np.frombuffer(raw, dtype).tolist()
 
 
-@given(st.lists(st.sampled_from(oip.OUTPUTS), unique=True), st.booleans(), st.data())
+@given(st.lists(st.sampled_from(tensors.OUTPUTS), unique=True), st.booleans(), st.data())
 def test_answers_are_the_same_in_json_and_in_binary(names, all_binary, data):
-    reply = make_reply()
+    response = make_response()
     wanted = []
     for name in names:
         flag = data.draw(st.none() | st.booleans())
@@ -233,7 +239,7 @@ def test_answers_are_the_same_in_json_and_in_binary(names, all_binary, data):
     body = http_json.parse(
         body_of(TEXT, id="a", outputs=wanted, parameters={"binary_data_output": all_binary})
     )
-    content, head = http_json.render(reply, body)
+    content, head = http_json.render(response, body)
     message = json.loads(content[:head])
     assert {key: message[key] for key in ("model_name", "model_version", "id", "parameters")} == {
         "model_name": "sst",
@@ -241,14 +247,14 @@ def test_answers_are_the_same_in_json_and_in_binary(names, all_binary, data):
         "id": "a",
         "parameters": {"cut": 1},
     }
-    scores = softmax(reply.logits)
+    scores = softmax(response.logits)
     expected = {
         "label": ["positive", "无", ""],
         "scores": scores.astype(np.float32).ravel().tolist(),
-        "logits": reply.logits.ravel().tolist(),
+        "logits": response.logits.ravel().tolist(),
         "exit_layer": [0, 1, 2],
     }
-    assert [output["name"] for output in message["outputs"]] == (names or list(oip.OUTPUTS))
+    assert [output["name"] for output in message["outputs"]] == (names or list(tensors.OUTPUTS))
     position = head
     flags = {entry["name"]: entry.get("parameters", {}).get("binary_data") for entry in wanted}
     for output in message["outputs"]:
@@ -271,7 +277,7 @@ def test_answers_are_the_same_in_json_and_in_binary(names, all_binary, data):
 
 
 def test_an_answer_without_id_has_none():
-    content, head = http_json.render(make_reply(), http_json.parse(body_of(TEXT)))
+    content, head = http_json.render(make_response(), http_json.parse(body_of(TEXT)))
     assert head is None
     assert "id" not in json.loads(content)
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 FOLDER = ROOT / "deploy/inference/protocol"
 PACKAGE = "fleetbert/deploy/inference/protocol"
 

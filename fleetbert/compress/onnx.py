@@ -11,6 +11,7 @@ import numpy as np
 
 import fleetbert
 from fleetbert import bundle as bundles
+from fleetbert.compress.pipeline import Result, result_of
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.engines import engine
@@ -24,7 +25,7 @@ OPSET = 17
 OPSETS = range(11, 20)
 
 
-def export_onnx(path: str | Path, opset: int = OPSET) -> bundles.Bundle:
+def export_onnx(path: str | Path, opset: int = OPSET) -> Result:
     """Add the variant `onnx` (model.onnx, batch and length free) to the bundle at `path`.
 
     Nothing is added (UserError) if ONNX Runtime's logits differ from Paddle Inference's by more
@@ -36,28 +37,25 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> bundles.Bundle:
     source = bundle.folder("float32")
     bundles.verify(bundle, "float32")
 
-    def fill(folder: Path) -> bundles.Variant:
-        _convert(source, folder / "model.onnx", opset)
-        difference = _compare(bundle, source, folder)
+    with bundles.adding(path) as new:
+        _convert(source, new.folder / "model.onnx", opset)
+        difference = _compare(bundle, source, new.folder)
         if not difference <= LARGEST_DIFFERENCE:
             raise UserError(
                 f"the ONNX model's logits differ from float32's by {difference:.3g} (at most "
                 f"{LARGEST_DIFFERENCE} is allowed), so it was not added to {bundle.root}; "
                 "try another --opset"
             )
-        return bundles.OnnxVariant(
+        packages = {name: version(name) for name in ("paddle2onnx", "onnxruntime")}
+        variant = bundles.OnnxVariant(
             name="onnx",
             made_from="float32",
             runs_on=["x86", "gpu", "armv8"],
-            versions={
-                "fleetbert": fleetbert.__version__,
-                **{name: version(name) for name in ("paddle2onnx", "onnxruntime")},
-            },
+            versions={"fleetbert": fleetbert.__version__, **packages},
             opset=opset,
             max_difference_to_float32=difference,
         )
-
-    return bundles.add_variant(path, "onnx", fill)
+        return result_of(new.add(variant), "onnx")
 
 
 # In a process of its own: paddle2onnx writes to stdout from C++, and some errors abort.
