@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import Callable, NoReturn
@@ -42,6 +43,9 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
     A UserError is printed as one line; `--debug` anywhere on the command line shows the stack.
     """
     log.start()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What a terminal or a pipe cannot show is escaped: no result is lost after the work.
+        sys.stdout.reconfigure(errors="backslashreplace")
     argv = sys.argv[1:] if argv is None else argv
     debug = "--debug" in argv
     argv = [word for word in argv if word != "--debug"]

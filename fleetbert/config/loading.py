@@ -9,6 +9,7 @@ from typing import Dict, Iterator, Mapping, NamedTuple, Sequence, Tuple, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from fleetbert import encodings
 from fleetbert.config.help import fields, yaml_word
 from fleetbert.config.section import Section
 from fleetbert.config.training import Config
@@ -98,12 +99,13 @@ def _flat(prefix: Names, keys: Mapping[str, object]) -> Iterator[tuple[Names, ob
 
 def _read_yaml(path: str) -> Document:
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        data = Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else str(error)
         if "\0" in path:
             reason = "its name holds a NUL character"
         raise UserError(f"config {path}: cannot be read: {reason}") from error
+    text = encodings.decode(data, lambda line: f"config {path}, line {line}: the config")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)

@@ -22,6 +22,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Dict, Iterable, Iterator, Literal, NamedTuple, Sequence, Tuple
 
+from fleetbert import encodings
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -525,13 +526,11 @@ def _from_plain(line: bytes, number: int, pair: bool) -> Example:
 
 
 def _decode(line: bytes) -> str:
-    try:
-        text = line.rstrip(b"\r\n").decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise LineError(f"is not valid UTF-8 at byte {error.start + 1}; convert the file") from None
-    if "\0" in text:
-        raise LineError("holds a NUL character; is the file text?")
-    return text
+    line = line.rstrip(b"\r\n")
+    said = encodings.problem(line)
+    if said is not None:
+        raise LineError(said)
+    return line.decode("utf-8")
 
 
 def _example(row: Row, number: int, pair: bool | None, labelled: bool) -> Example:

@@ -55,7 +55,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     report = evaluate.evaluate(model, arguments.data, arguments.on_bad_line, arguments.quoting)
     if arguments.json:
         where = {key: getattr(arguments, key) for key in ("bundle", "variant", "data")}
-        print(json.dumps({**where, **report}, ensure_ascii=False))
+        print(json.dumps({**where, **report}, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"))
     else:
         print(evaluate.format_report(report))
 
@@ -147,13 +147,15 @@ def add_ask(parser: argparse.ArgumentParser) -> None:
 def run_ask(arguments: argparse.Namespace) -> None:
     from fleetbert.engines import answer
 
-    texts = list(arguments.text)
+    # What the system's encoding does not know came in as surrogates: these are its bytes again.
+    given = [text.encode("utf-8", "surrogateescape") for text in arguments.text]
+    lines = [text.replace(b"\n", b" ") + b"\n" for text in given]
     if arguments.file:
         with _open_input(arguments.file) as stream:
-            texts += stream.read().decode("utf-8", "replace").splitlines()
-    if not texts:
+            lines += [line.rstrip(b"\r\n") + b"\n" for line in stream]
+    if not lines:
         raise UserError("ask: give at least one text, or --file")
-    lines = [text.replace("\n", " ").encode() + b"\n" for text in texts]
+    texts = [line[:-1].decode("utf-8", "backslashreplace") for line in lines]
     for objects, _ in answer.answer_lines(_load(arguments), io.BytesIO(b"".join(lines)), False):
         for text, found in zip(texts, objects):
             print(text)

@@ -14,6 +14,7 @@ from paddle import nn
 from safetensors.numpy import load_file, save_file
 
 from fleetbert import config as schema
+from fleetbert import encodings
 from fleetbert.compat.paddlenlp import BertConfig, BertModel, BertTokenizer
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
@@ -227,8 +228,8 @@ def _random(model: schema.Model) -> Source:
     vocab = Path(str(model.vocab))
     if not vocab.is_file():
         raise UserError(f"model.vocab: the file {vocab} does not exist")
-    with vocab.open(encoding="utf-8") as lines:
-        vocab_size = sum(1 for _ in lines)
+    words = encodings.read_text(vocab, "vocabulary")
+    vocab_size = words.count("\n") + (not words.endswith("\n"))
     shape: Shape = {
         "vocab_size": vocab_size,
         "num_hidden_layers": model.num_hidden_layers,

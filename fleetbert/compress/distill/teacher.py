@@ -11,6 +11,7 @@ from paddle import nn
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
+from fleetbert import encodings
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
 from fleetbert.data.split import Split
@@ -85,7 +86,7 @@ def student_source(job: schema.Distill, teacher: Teacher) -> weights.Source:
         return _some_layers(job, teacher)
     source = weights.open_source(job.model)
     vocab, known = (next(iter(s.tokenizer.files.values())) for s in (source, teacher))
-    words = [path.read_text(encoding="utf-8").split("\n") for path in (vocab, known)]
+    words = [encodings.read_text(path, "vocabulary").split("\n") for path in (vocab, known)]
     if words[0] != words[1]:
         raise UserError(
             f"distill.teacher: {teacher.path} has another vocabulary than the student, "

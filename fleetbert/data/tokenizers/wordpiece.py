@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
+from fleetbert import encodings
 from fleetbert.bundle import Setting
 from fleetbert.data.tokenizers import folder as folders
 from fleetbert.data.tokenizers.base import Encodings, Spec, Tokenizer
@@ -224,16 +225,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _read_vocab(path: Path, special: Sequence[str]) -> dict[str, int]:
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such vocabulary file; give BERT's vocab.txt") from None
-    except OSError as error:
-        raise UserError(f"{path}: the vocabulary cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise UserError(
-            f"{path}: the vocabulary is not UTF-8 text; give BERT's vocab.txt"
-        ) from None
+    text = encodings.read_text(path, "vocabulary")
     vocab: dict[str, int] = {}
     # Not splitlines(): vocabularies hold U+2028 and the like as tokens.
     for number, token in enumerate(text.rstrip("\r\n").split("\n")):

@@ -1,0 +1,98 @@
+"""The one reader of text files that a user gives, and the one sentence where they are not UTF-8."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+from pathlib import Path
+from typing import Callable, NamedTuple
+
+from fleetbert.errors import UserError
+
+
+class Guess(NamedTuple):
+    """An encoding: what people call it, and what iconv does."""
+
+    title: str
+    iconv: str
+
+
+UTF_16, UTF_16_LE, UTF_16_BE, UTF_32 = (
+    Guess("UTF-16", "utf-16"),
+    Guess("UTF-16 without a byte order mark", "utf-16le"),
+    Guess("UTF-16 without a byte order mark", "utf-16be"),
+    Guess("UTF-32", "utf-32"),
+)
+GBK, LATIN_1 = Guess("GBK", "gbk"), Guess("Latin-1", "latin1")
+
+MARKS = (
+    (codecs.BOM_UTF32_LE, UTF_32),  # begins as UTF-16's does
+    (codecs.BOM_UTF32_BE, UTF_32),
+    (codecs.BOM_UTF16_LE, UTF_16),
+    (codecs.BOM_UTF16_BE, UTF_16),
+)
+HIGH = re.compile(rb"[\x80-\xff]+")
+
+
+def guess(data: bytes) -> Guess | None:
+    """What bytes that are no text in UTF-8 probably are; None: no text at all."""
+    for mark, found in MARKS:
+        if data.startswith(mark):
+            return found
+    if b"\0" in data:
+        # Of UTF-16 every other byte is NUL where the text is ASCII, as tabs and labels mostly are.
+        even, odd = data[::2].count(0), data[1::2].count(0)
+        if max(even, odd) * 8 < len(data) or min(even, odd) * 4 > max(even, odd):
+            return None
+        return UTF_16_LE if odd > even else UTF_16_BE
+    runs = HIGH.findall(data)
+    alone = sum(len(run) == 1 for run in runs)
+    try:
+        data.rstrip(b"\r\n").decode("gbk")
+    except UnicodeDecodeError:
+        return LATIN_1
+    return LATIN_1 if alone * 2 > len(runs) else GBK
+
+
+def problem(data: bytes, sample: bytes | None = None) -> str | None:
+    """Why `data` is no text, as the end of a sentence, or None. The guess is of `sample`, if that
+    tells more than `data`."""
+    try:
+        text = data.decode("utf-8")
+        if "\0" not in text:
+            return None
+        said = "holds a NUL character"
+    except UnicodeDecodeError as error:
+        said = f"is not UTF-8 at byte {error.start + 1}"
+    found = guess(data if sample is None else sample)
+    if found is None:
+        return f"{said}; is the file text?"
+    return (
+        f"{said}, and looks like {found.title}; convert the file: `iconv -f {found.iconv} -t utf-8`"
+    )
+
+
+def read_text(path: str | os.PathLike[str], what: str) -> str:
+    """All of a text file, without a byte order mark; what: e.g. "vocabulary", for the UserError of
+    a file that cannot be read or is no text, which names the line."""
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such {what} file") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{str(path)!r}: the {what} cannot be read ({reason})") from None
+    return decode(data, lambda line: f"{path}:{line}: the {what}")
+
+
+def decode(data: bytes, where: Callable[[int], str]) -> str:
+    """A whole file's text; the UserError begins with `where` of the line."""
+    data = data[3:] if data.startswith(codecs.BOM_UTF8) else data
+    if problem(data) is None:
+        return data.decode("utf-8")
+    lines = data.split(b"\n")
+    number, said = next(
+        (n, said) for n, line in enumerate(lines, 1) if (said := problem(line, data))
+    )
+    raise UserError(f"{where(number)} {said}")

@@ -1,0 +1,64 @@
+"""Text files in other encodings are told by name, with the line and what converts them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetbert import config, encodings
+from fleetbert.data import read, tokenizers
+from fleetbert.errors import UserError
+
+CHINESE = "label\ttext_a\n好\t今天天气很好，我们去公园散步\n坏\t这个电影太无聊了\n"
+GERMAN = "label\ttext_a\ngut\tEin schöner Abend für alle\nschlecht\tgrößer, aber müde\n"
+CASES = [
+    (CHINESE, "gbk", "GBK", "gbk"),
+    (GERMAN, "latin1", "Latin-1", "latin1"),
+    (GERMAN, "utf-16", "UTF-16", "utf-16"),
+    (CHINESE, "utf-16", "UTF-16", "utf-16"),
+    (GERMAN, "utf-16-le", "UTF-16 without", "utf-16le"),
+    (GERMAN, "utf-16-be", "UTF-16 without", "utf-16be"),
+    (GERMAN, "utf-32", "UTF-32", "utf-32"),
+]
+
+
+@pytest.mark.parametrize("text, codec, title, iconv", CASES)
+def test_every_reader_says_the_same(tmp_path, text, codec, title, iconv):
+    path = tmp_path / "given.tsv"
+    path.write_bytes(text.encode(codec))
+    wanted = f"looks like {title}"
+    command = f"`iconv -f {iconv} -t utf-8`"
+    readers = {
+        "vocabulary": lambda: tokenizers.open(tokenizers.of_vocab(path, True)),
+        "table": lambda: read.read(path, pair=False, labelled=True),
+        "texts": lambda: read.read_texts(path),
+        "config": lambda: config.load(str(path), []),
+    }
+    for name, reader in readers.items():
+        with pytest.raises(UserError) as caught:
+            reader()
+        message = str(caught.value)
+        assert wanted in message, (name, message)
+        assert command in message, (name, message)
+        line = 2 if codec in ("gbk", "latin1") else 1
+        assert f"{path}:{line}:" in message or f"{path}, line {line}:" in message
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
+def test_utf8_has_no_problem(text):
+    assert encodings.problem(text.encode()) is None
+
+
+@given(data=st.binary())
+def test_any_bytes_are_text_or_have_a_problem(data):
+    said = encodings.problem(data)
+    try:
+        sound = "\0" not in data.decode("utf-8")
+    except UnicodeDecodeError:
+        sound = False
+    assert (said is None) == sound
+
+
+def test_bytes_that_are_no_text_are_not_called_one():
+    assert "is the file text?" in str(encodings.problem(bytes(range(256)) * 4))
