@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -80,12 +81,20 @@ def quantize(job: config.Quantize) -> bundles.Bundle:
     """Add the variant that `job` describes to its bundle; GateFailed leaves the bundle alone.
 
     Both write a report; see `config.Quantize.report`.
-    Of several ranks the first adds it; the others return the bundle as they found it.
+    Of several ranks the first adds it; the others return the bundle as they found it. UserError
+    while another process writes the same variant.
     """
-    from fleetbert.compress import gate
-
     bundle = bundles.read(job.bundle)
     bundles.verify(bundle, "float32")
+    rank = int(os.environ.get("PADDLE_TRAINER_ID", "0"))
+    name = methods.variant_name(job)
+    with contextlib.nullcontext() if rank else bundles.writing(bundle.root, name):
+        return _quantize(job, bundle)
+
+
+def _quantize(job: config.Quantize, bundle: bundles.Bundle) -> bundles.Bundle:
+    from fleetbert.compress import gate
+
     write = methods.open_method(job, bundle)
     if write is None:
         return bundle

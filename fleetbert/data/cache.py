@@ -14,7 +14,6 @@ and of its cache, and makes again what is not as it was written.
 from __future__ import annotations
 
 import bisect
-import fcntl
 import hashlib
 import json
 import logging
@@ -22,7 +21,6 @@ import os
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Dict, Iterator, NamedTuple, Sequence, overload
 
@@ -31,7 +29,7 @@ import pyarrow as pa
 from tokenizers import __version__ as library_version
 from tqdm import tqdm
 
-from fleetbert import files
+from fleetbert import files, locks
 from fleetbert.data import read, tokenizers, workers
 from fleetbert.data.split import Fingerprint, Split, tokenize
 from fleetbert.data.tokenizers import Encodings, Spec, Tokenizer
@@ -105,7 +103,8 @@ def prepare(name: str, folder: Path, recipe: Recipe) -> Path:
         pieces = list(_pieces(name))
         own = folder / _key(pieces, recipe)
         own.mkdir(parents=True, exist_ok=True)
-        with _locked(own):
+        # Another job that wants the same tokens waits, and then has them.
+        with locks.only_writer(own / "lock", f"data.cache: {own}", "", wait=True):
             done = _whole_pieces(own, len(pieces))
             missing = [number for number in range(len(pieces)) if number not in done]
             if missing:
@@ -147,14 +146,6 @@ def load(name: str, own: Path) -> tuple[Split, list[str]]:
         own,
     )
     return split, manifest["labels"]
-
-
-@contextmanager
-def _locked(own: Path) -> Iterator[None]:
-    """One job at a time; another that wants the same tokens waits, and then has them."""
-    with (own / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _pieces(name: str) -> Iterator[Piece]:

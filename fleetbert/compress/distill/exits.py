@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -51,6 +52,15 @@ def add_variants(job: schema.SelfDistill) -> bundles.Bundle:
     for name in {"float32", *names}:
         bundle.variant(name)
         bundles.verify(bundle, name)
+    with contextlib.ExitStack() as stack:
+        for name in names if ranks.number == 0 else ():
+            stack.enter_context(bundles.writing(bundle.root, early_exit.variant_name(name)))
+        return _add_variants(job, bundle, names, ranks)
+
+
+def _add_variants(
+    job: schema.SelfDistill, bundle: bundles.Bundle, names: list[str], ranks: Ranks
+) -> bundles.Bundle:
     threads = job.threads or engine.default_threads()
     model = answer.load(bundle.root, "float32", "cpu", threads, BATCH_TOKENS)
     table = evaluate.read_known(model, str(job.gate.data))
