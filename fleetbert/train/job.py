@@ -212,11 +212,13 @@ def _check_same_step(run: Run, newest: Path | None) -> None:
 
 
 def _write_results(run: Run, summary: Summary) -> None:
-    task, folder, best = run.task, run.folder, run.state.best
+    task, folder = run.task, run.folder
     assert isinstance(task, TextTask)
     # A network without the training's changes: fast CPU layers, half weights.
     network = heads.build(run.job.task.name, task.network.network.config)
     network.set_state_dict(best_weights(run))
+    best = run.state.best
+    summary["dev"] = dict(best)
     network.eval()
     with files.writing(folder / "model"), files.temporary_folder(folder, ".model-") as aside:
         weights.save_folder(network, task.source, aside, task.labels)
@@ -248,11 +250,18 @@ def _write_ctr(run: Run, summary: Summary) -> None:
 
 
 def best_weights(run: Run) -> Tensors:
-    """The network's tensors in float32, of the best step if texts were evaluated."""
+    """The network's tensors in float32, of the best step if texts were evaluated.
+
+    Those of the last step where the best ones have been lost since `Run.check_best`.
+    """
     tensors, best = run.strategy.state(), run.state.best
     if best and best["step"] != run.state.step:
-        path = run.folder / "checkpoints" / f"step-{best['step']:08d}"
-        tensors = checkpoint.load(path).tensors
+        try:
+            path = checkpoint.of_step(run.folder / "checkpoints", best["step"])
+            tensors = checkpoint.load(path).tensors
+        except UserError as error:
+            log.warning(f"{error}; model/ and bundle/ hold the weights of step {run.state.step}")
+            run.state.best = {}
     return checkpoint.float32_weights(tensors)
 
 

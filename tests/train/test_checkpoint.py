@@ -5,19 +5,24 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
 
 import numpy as np
 import paddle
+import processes
 import pytest
 import tiny_job
 
-from fleetbert import tasks
+from fleetbert import bundle, tasks
 from fleetbert.errors import Stopped, UserError
 from fleetbert.train import checkpoint, stopping
+from fleetbert.train import job as training
+from fleetbert.train.callbacks import Callback
 from fleetbert.train.callbacks.checkpoint import Checkpoints
+from fleetbert.train.texts import TextTask
 
 # Ten steps an epoch.
 JOB = {"trainer.epochs": 2, "trainer.checkpoint_every": 6, "trainer.keep_checkpoints": 5}
@@ -186,6 +191,54 @@ def test_a_finished_run_has_nothing_left_to_do(output, whole, trainer):
     assert summary["steps"] == 20
     assert summary["dev"]["n"] == 60
     assert tiny_job.losses(output) == tiny_job.losses(whole)
+
+
+@pytest.mark.parametrize("how", ["removed", "damaged"])
+def test_the_best_checkpoint_is_gone(output, tiny_data, tmp_path, how):
+    """The newest whole one takes its place, is measured, and the job ends with results."""
+    shutil.rmtree(step(output, 20))
+    state = json.loads((step(output, 18) / "state.json").read_text())
+    assert state["best"]["step"] == 10
+    shutil.rmtree(step(output, 10)) if how == "removed" else flip(
+        step(output, 10) / "model.pdparams"
+    )
+    path = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, output, JOB)
+    process = processes.start(tmp_path, path)
+    said = processes.ended(process)
+    assert re.search(
+        "the best checkpoint cannot be had any more: .*step-00000010: .*; the weights of step 18 ",
+        said,
+    )
+    evaluated = [row["step"] for row in tiny_job.rows(output) if "dev.loss" in row]
+    assert evaluated == [10, 18, 20]
+    assert json.loads((output / "summary.json").read_text())["dev"]["step"] in (18, 20)
+    bundle.read(output / "bundle")
+
+
+@pytest.mark.parametrize(("hook", "best"), [("on_step", 20), ("on_end", None)])
+def test_the_best_checkpoint_goes_while_the_job_runs(
+    trainer, tmp_path, caplog, monkeypatch, hook, best
+):
+    """By a metric of which the first evaluation is the best."""
+    output, calls = tmp_path / "output", []
+
+    def remove(_, run, *__) -> None:
+        if run.state.step in (15, 20):
+            shutil.rmtree(step(output, 10), ignore_errors=True)
+
+    monkeypatch.setattr(TextTask, "criterion", lambda *_: tasks.Criterion("falls", False))
+    job = trainer.job(output, JOB)
+    remover = type("Remover", (Callback,), {hook: remove})()
+    falls = {"falls": lambda truth, outputs: -len(calls.append(1) or calls)}
+    result = training.train(job, [remover], falls)
+    assert result.best_step == best
+    assert "step-00000010: does not exist" in caplog.text
+    assert result.summary["dev"].get("step") == best
+    last = paddle.load(str(step(output, 20) / "model.pdparams"))
+    exported = paddle.load(str(output / "model" / "model_state.pdparams"))
+    name = next(name for name in exported if name in last)
+    np.testing.assert_array_equal(exported[name].numpy(), last[name].numpy())
+    bundle.read(result.bundle)
 
 
 def test_explicit_path(output, whole, trainer):
