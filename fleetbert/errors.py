@@ -30,6 +30,14 @@ class GateFailed(UserError):
 class Stopped(Error):
     """The run was asked to stop (SIGTERM) and has saved what it had."""
 
+    code = 143
+
+
+class Interrupted(Stopped):
+    """The same, by Ctrl-C (SIGINT)."""
+
+    code = 130
+
 
 class NotConnected(Error):
     """The ranks did not find each other; the same command may work when run again."""
@@ -59,7 +67,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         _leave(NOT_CONNECTED)
     except Stopped as error:
         print(f"stopped: {error}", file=sys.stderr)
-        _leave(143)
+        _leave(error.code)
     except KeyboardInterrupt:
         if debug:
             raise

@@ -68,7 +68,8 @@ def test_of_a_process_that_ended_nothing_is_left(hold, tmp_path):
         "pass",
         # A child that lives on, started anew or forked, does not keep it.
         "__import__('subprocess').Popen(['sleep', '20'], stdout=2)",
-        "r, w = os.pipe(); os.fork() or (os.write(w, b'x'), os.close(1), time.sleep(20), os._exit(0)); "
+        "r, w = os.pipe(); "
+        "os.fork() or (os.write(w, b'x'), os.close(1), time.sleep(20), os._exit(0)); "
         "os.read(r, 1)",
     ],
 )

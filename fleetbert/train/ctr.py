@@ -44,6 +44,10 @@ class Ctr(Trainable):
     def fingerprint(self) -> str:
         return self.train.fingerprint()
 
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        return {} if self.dev is None else {"data.dev": self.dev.fingerprint()}
+
     def notes(self) -> list[str]:
         """What was read, where a user would want to know."""
         notes = []

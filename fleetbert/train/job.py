@@ -183,6 +183,13 @@ def _resume(run: Run) -> None:
             )
     else:
         run.restore(checkpoint.load(Path(wanted)))
+    done, total = run.state.step, run.total_steps
+    if done >= total and run.strategy.rank == 0:
+        what = f"step {done} is done" + (f", more than this job's {total}" if done > total else "")
+        log.warning(
+            f"nothing is left to train: {what}; for more set trainer.epochs or trainer.max_steps "
+            "higher, to start anew trainer.resume=none"
+        )
     run.strategy.barrier()
 
 

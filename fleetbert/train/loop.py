@@ -128,6 +128,7 @@ class Run:
             **asdict(self.state),
             "scaler": self.precision.state(),
             "data": self.task.fingerprint,
+            "origins": self.task.origins,
             "config": json.loads(self.job.model_dump_json()),
             "world_size": self.strategy.world_size,
         }
@@ -336,6 +337,13 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
         section, name = path.split(".")
         before[section].pop(name, None)
         now[section].pop(name)
+    # What a path names counts, not the path.
+    own = {**run.task.origins, "data.train": run.task.fingerprint}
+    former = {**saved.state.get("origins", {}), "data.train": saved.state["data"]}
+    for path, digest in former.items():
+        section, name = path.split(".")
+        if own.get(path) == digest:
+            before[section][name] = now[section][name]
     for path in SAME:
         old, new = _at(before, path), _at(now, path)
         if old != new:

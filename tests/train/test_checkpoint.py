@@ -282,6 +282,28 @@ def test_another_job_is_refused_with_the_key(output, trainer, changes, key):
         trainer(output, {**JOB, **changes})
 
 
+def test_the_same_data_at_another_path_are_the_same(output, trainer, tiny_data, tmp_path):
+    shutil.rmtree(step(output, 20))
+    shutil.copytree(tiny_data, tmp_path / "moved")
+    moved = type(trainer)(tmp_path / "moved")
+    moved(output, JOB)
+    assert steps(output)[-1] == 20
+    for name in ("dev.tsv", "train.tsv", "vocab.txt"):
+        path = tmp_path / "moved" / name
+        whole = path.read_text()
+        path.write_text(whole.replace("word1", "word2", 1))
+        with pytest.raises(UserError, match=rf"was trained with [a-z.]+: {tiny_data}/{name}, this"):
+            moved(output, JOB)
+        path.write_text(whole)
+
+
+@pytest.mark.parametrize(("changes", "said"), [({}, ""), ({"trainer.epochs": 1}, "more than")])
+def test_a_job_that_asks_for_no_more_than_is_done_says_so(output, trainer, caplog, changes, said):
+    trainer(output, {**JOB, **changes})
+    assert "nothing is left to train: step 20 is done" in caplog.text
+    assert (f"{said} this job's 10;" in caplog.text) == bool(said)
+
+
 def test_other_texts_in_the_same_file_are_refused(trainer, tiny_data, tmp_path):
     table = tmp_path / "train.tsv"
     shutil.copyfile(tiny_data / "train.tsv", table)
@@ -420,6 +442,7 @@ class TestStopping:
 
         monkeypatch.setattr(Checkpoints, "on_step", stopped_at_seven)
         before = signal.getsignal(signal.SIGTERM)
+        interrupt = signal.getsignal(signal.SIGINT)
         stopping.expect()
         expected = signal.getsignal(signal.SIGTERM)
         try:
@@ -430,10 +453,48 @@ class TestStopping:
                 os.kill(os.getpid(), signal.SIGTERM)
         finally:
             signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGINT, interrupt)
         monkeypatch.undo()
         assert steps(tmp_path)[-1] == 7
         trainer(tmp_path, JOB)
         assert tiny_job.losses(tmp_path) == tiny_job.losses(whole)
+
+    @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_a_signal_saves_the_step_that_runs(self, tiny_data, tmp_path, signum, code):
+        """A real process, without a checkpoint but this one."""
+        changes = {"trainer.epochs": 100_000, "data.dev": None, "trainer.checkpoint_every": 10**6}
+        output = tmp_path / "output"
+        path = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, output, changes)
+        process = processes.start(tmp_path, path)
+        try:
+            processes.wait_for_loss(process, output, 3)
+            process.send_signal(signum)
+            assert process.wait(processes.DEADLINE) == code
+        finally:
+            processes.kill(process)
+        said = processes.said(process)
+        (saved,) = steps(output)
+        name = {130: "Ctrl-C", 143: "SIGTERM"}[code]
+        assert f"stopped: {name}: saved step {saved} of" in said
+        assert "Traceback" not in said
+        assert max(tiny_job.losses(output)) == saved
+
+    def test_a_second_ctrl_c_does_not_wait(self, trainer, tmp_path):
+        class Twice(Callback):
+            def after_reading(self, run):
+                os.kill(os.getpid(), signal.SIGINT)
+                if run.state.step == 0:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        stopping.expect()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                training.train(trainer.job(tmp_path, JOB), [Twice()])
+        finally:
+            signal.signal(signal.SIGTERM, before[0])
+            signal.signal(signal.SIGINT, before[1])
+        assert steps(tmp_path) == []
 
     def test_rows_after_the_checkpoint_are_done_again(self, output, whole, trainer):
         """A killed run's metrics.jsonl: rows of lost steps, and half a row."""
