@@ -96,7 +96,7 @@ def test_a_proxy_is_not_asked_for_this_machine(server, monkeypatch, host):
     monkeypatch.delenv("NO_PROXY", raising=False)
     with Client(f"{host}:{server.http.rpartition(':')[2]}") as opened:
         assert opened.infer("sst", ["good"])[0].label
-    with Client("fleetbert.invalid:80") as opened, pytest.raises(Unreachable, match="[Pp]roxy"):
+    with Client("fleetbert.invalid:80") as opened, pytest.raises(Unreachable, match=r"[Pp]roxy"):
         opened.metadata("sst")
 
 

@@ -15,6 +15,7 @@ import paddle
 import processes
 import pytest
 import tiny_job
+from safetensors.numpy import load_file
 
 from fleetbert import bundle, tasks
 from fleetbert.errors import Stopped, UserError
@@ -235,9 +236,10 @@ def test_the_best_checkpoint_goes_while_the_job_runs(
     assert "step-00000010: does not exist" in caplog.text
     assert result.summary["dev"].get("step") == best
     last = paddle.load(str(step(output, 20) / "model.pdparams"))
-    exported = paddle.load(str(output / "model" / "model_state.pdparams"))
-    name = next(name for name in exported if name in last)
-    np.testing.assert_array_equal(exported[name].numpy(), last[name].numpy())
+    exported = load_file(output / "model" / "model.safetensors")
+    np.testing.assert_array_equal(
+        exported["classifier.bias"], last["network.classifier.bias"].numpy()
+    )
     bundle.read(result.bundle)
 
 
@@ -286,15 +288,15 @@ def test_the_same_data_at_another_path_are_the_same(output, trainer, tiny_data, 
     shutil.rmtree(step(output, 20))
     shutil.copytree(tiny_data, tmp_path / "moved")
     moved = type(trainer)(tmp_path / "moved")
-    moved(output, JOB)
-    assert steps(output)[-1] == 20
     for name in ("dev.tsv", "train.tsv", "vocab.txt"):
         path = tmp_path / "moved" / name
-        whole = path.read_text()
-        path.write_text(whole.replace("word1", "word2", 1))
+        before = path.read_text()
+        path.write_text(before + ("more\n" if name == "vocab.txt" else "good\tword1 word7\n"))
         with pytest.raises(UserError, match=rf"was trained with [a-z.]+: {tiny_data}/{name}, this"):
             moved(output, JOB)
-        path.write_text(whole)
+        path.write_text(before)
+    moved(output, JOB)
+    assert steps(output)[-1] == 20
 
 
 @pytest.mark.parametrize(("changes", "said"), [({}, ""), ({"trainer.epochs": 1}, "more than")])

@@ -47,7 +47,7 @@ def test_the_second_is_refused_until_the_first_is_gone(job, tmp_path):
     assert f"process {first.pid} " in exporting[1]
     assert first.poll() is None
     kill(first)
-    ended(job("third", {}))
+    ended(job("third", {**LONG, "trainer.max_steps": 1}))
     assert not list(output.glob(".*"))
 
 
