@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict, cast
+from typing import Dict
 
 import numpy as np
 import paddle
@@ -76,7 +76,7 @@ def _read_safetensors(path: Path) -> Tensors:
                 "the model as it was before it was quantized"
             )
     if "BF16" not in types.values():
-        return cast(Tensors, load_file(path))
+        return load_file(path)
     # NumPy has no bfloat16. It is the upper half of a float32.
     tensors: Tensors = {}
     for name, tensor in deserialize(path.read_bytes()):
