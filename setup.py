@@ -86,7 +86,7 @@ setup(
         "gpu": ["paddlepaddle-gpu>=2.6.2,<2.7"],
         "serve": [
             "starlette>=0.40",
-            "uvicorn>=0.30",
+            "uvicorn>=0.30,<0.55",  # connections.py limits its private HttpToolsProtocol
             "httptools",
             "uvloop",
             "orjson>=3.10",

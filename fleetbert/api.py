@@ -13,7 +13,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Mapping, Sequence
 
-from fleetbert import bundle as bundles
 from fleetbert import config as configs
 from fleetbert.arguments import PathLike, job_of, keys_of, numbered
 from fleetbert.compat import environment
@@ -25,6 +24,7 @@ from fleetbert.results import Model, Run, Variant
 if TYPE_CHECKING:
     import numpy as np
 
+    from fleetbert.compress import pipeline
     from fleetbert.train.job import Result
     from fleetbert.train.loop import Callback
 
@@ -178,11 +178,9 @@ def quantize(
     if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError("quantize: is for one process; ranks are for launch/quantize.py")
     environment.import_paddle()
-    from fleetbert.compress import command, methods, report  # load Paddle
+    from fleetbert.compress import pipeline  # loads Paddle
 
-    added = command.quantize(job)
-    path = added.root / report.NAME if job.report is None else Path(job.report)
-    return _variant(added, methods.variant_name(job), path)
+    return _variant(pipeline.quantize(job))
 
 
 def distill(
@@ -245,12 +243,9 @@ def early_exit(
     folder = Path(bundle).parent / "early-exit"
     job = job_of(configs.SelfDistill, given, tables, config, folder, unlabelled="data.train")
     environment.import_paddle()
-    from fleetbert.compress.distill import exits, report  # load Paddle
+    from fleetbert.compress.distill import exits  # loads Paddle
 
-    former = bundles.read(job.bundle).manifest.variants
-    added = exits.add_variants(job)
-    names = [variant.name for variant in added.manifest.variants if variant not in former]
-    return [_variant(added, name, added.root / report.name(name)) for name in names]
+    return [_variant(result) for result in exits.add_variants(job)]
 
 
 def load(
@@ -301,12 +296,14 @@ def _run(result: Result) -> Run:
     )
 
 
-def _variant(bundle: bundles.Bundle, name: str, report: Path) -> Variant:
+def _variant(result: pipeline.Result) -> Variant:
+    bundle, name = result.bundle, result.variant
     variant = bundle.variant(name)
     measured = variant.accuracy[0]
     # The gate has measured both.
     assert measured.float32_accuracy is not None
     assert variant.comparison is not None
+    assert result.report is not None
     return Variant(
         bundle.root,
         name,
@@ -314,7 +311,7 @@ def _variant(bundle: bundles.Bundle, name: str, report: Path) -> Variant:
         measured.float32_accuracy,
         measured.n,
         variant.comparison.speed_ratio,
-        sum(file.size for file in variant.files),
-        sum(file.size for file in bundle.variant("float32").files),
-        report,
+        variant.bytes,
+        bundle.variant("float32").bytes,
+        result.report,
     )

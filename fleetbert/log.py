@@ -2,7 +2,7 @@
 
 Every module logs to its own `logging.getLogger(__name__)`. Importing fleetbert configures nothing:
 a program that uses it decides where these lines go. `errors.run` calls `start` for the commands,
-and `fleetbert serve` replaces that by its own format (deploy/inference/logs.py).
+and `fleetbert serve` replaces that by its own format (deploy/inference/ops/logs.py).
 """
 
 from __future__ import annotations

@@ -26,8 +26,10 @@ class Run:
     bundle: for `load`, `quantize` and `fleetbert serve`.
     model: the weights in Hugging Face's format, for `init` and `distill`.
     report: an HTML page; None where the key `callbacks.report` is false.
-    metrics: of the best step, on `dev`: accuracy, macro_f1, loss (nats), n (texts), your own, and
-        tables by label. Empty without `dev`.
+    metrics: of the best step, on `dev`: accuracy, macro_f1 (over the macro_f1_classes labels that
+        occur, as scikit-learn's; macro_f1_all is over all), loss (nats), n (texts), your own, and
+        tables by label: classes, confusion; above 50 labels the most frequent confusions instead.
+        Empty without `dev`.
     summary: what summary.json holds: steps, texts_per_s, wall_s, versions, config, ...
     """
 
@@ -114,11 +116,17 @@ class Model:
 
     __call__ = predict
 
-    def evaluate(self, data: Table, on_bad_line: Literal["stop", "skip"] = "stop") -> Metrics:
+    def evaluate(
+        self,
+        data: Table,
+        on_bad_line: Literal["stop", "skip"] = "stop",
+        quoting: Literal["auto", "none", "minimal"] = "auto",
+    ) -> Metrics:
         """Metrics on a labelled table (see `train`): accuracy, macro_f1, loss (nats), n,
-        texts_per_s and tables by label. UserError at a bad line, unless `on_bad_line` is skip."""
+        texts_per_s and tables by label. UserError at a bad line, unless `on_bad_line` is skip.
+        quoting: of a file, as the key data.quoting."""
         from fleetbert.engines import evaluate  # loads Paddle
 
         with tempfile.TemporaryDirectory() as folder:
             path = in_memory.as_file("data", data, Path(folder))
-            return evaluate.evaluate(self._opened, path, on_bad_line)
+            return evaluate.evaluate(self._opened, path, on_bad_line, quoting)

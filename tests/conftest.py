@@ -100,8 +100,8 @@ def tiny_data(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
     """A bundle of a tiny random classifier with the variants float32 and onnx. Do not change it."""
+    from fleetbert.compress.onnx import export_onnx
     from fleetbert.data.tokenizers import of_vocab
-    from fleetbert.export.onnx import export_onnx
     from fleetbert.export.program import export_bundle
 
     path = tmp_path_factory.mktemp("tiny") / "bundle"

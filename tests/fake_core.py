@@ -8,16 +8,16 @@ import queue
 import socket
 import threading
 import time
-from typing import Any, Callable, Iterator, NamedTuple
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import uvicorn
 
 from fleetbert.deploy.inference.messages import (
     Failure,
-    Question,
     Reason,
-    Reply,
+    Request,
+    Response,
     State,
     Statistics,
     Version,
@@ -39,10 +39,17 @@ def logits_of(texts: list[str]) -> np.ndarray:
     return np.array(rows, np.float32)
 
 
-def logits_of_ids(ids: np.ndarray, types: np.ndarray | None) -> np.ndarray:
+def logits_of_rows(ids: Sequence[np.ndarray], first_lengths: Sequence[int]) -> np.ndarray:
     """float32 [texts, 3], from the sums of ids and token types."""
-    sums = np.zeros(len(ids)) if types is None else types.sum(axis=1)
-    return np.stack([ids.sum(axis=1) / 100, sums, ids[:, 0]], axis=1).astype(np.float32)
+    rows = [(row.sum() / 100, len(row) - first, row[0]) for row, first in zip(ids, first_lengths)]
+    return np.array(rows, np.float32)
+
+
+def logits_of_ids(ids: np.ndarray, types: np.ndarray | None) -> np.ndarray:
+    """The same of padded rows whose padding is of type 0."""
+    rows = [row[: np.flatnonzero(row)[-1] + 1] for row in ids]
+    sums = np.zeros(len(ids), int) if types is None else types.sum(axis=1)
+    return logits_of_rows(rows, [len(row) - ones for row, ones in zip(rows, sums)])
 
 
 class FakeCore:
@@ -51,7 +58,7 @@ class FakeCore:
 
     def __init__(self) -> None:
         self.is_ready = True
-        self.questions: list[Question] = []
+        self.requests: list[Request] = []
         self.cancelled = 0
         self.calls: list[tuple[str, str]] = []
         self.looked_for: list[str] = []  # models that were to be loaded, known or not
@@ -65,36 +72,37 @@ class FakeCore:
             version("gone", "1", State.UNAVAILABLE, reason="its golden batch was wrong"),
         ]
 
-    async def answer(self, question: Question) -> Reply:
-        self.questions.append(question)
-        if question.model == "slow":
+    async def answer(self, request: Request) -> Response:
+        self.requests.append(request)
+        if request.model == "slow":
             try:
                 await asyncio.sleep(DEADLINE)
             except asyncio.CancelledError:
                 self.cancelled += 1
                 raise
         await asyncio.sleep(0)
-        if question.model == "full":
+        if request.model == "full":
             raise Failure(Reason.UNAVAILABLE, "the queue of model full is full", retry_after=2.5)
-        if question.model == "lost":
+        if request.model == "lost":
             raise Failure(Reason.UNAVAILABLE, "a worker was lost")
-        if question.model == "late":
+        if request.model == "late":
             raise Failure(Reason.DEADLINE, "the timeout of 10 ms has passed")
-        if question.model == "broken":
+        if request.model == "broken":
             raise RuntimeError("a secret of the inside")
-        if question.texts is not None:
-            pairs = zip(question.texts, question.texts_b or [""] * question.size)
+        if request.texts is not None:
+            pairs = zip(request.texts, request.texts_b or [""] * request.size)
             logits = logits_of([first + second for first, second in pairs])
-            cut = sum(len(text) > MAX_LENGTH for text in question.texts)
+            cut = sum(len(text) > MAX_LENGTH for text in request.texts)
         else:
-            assert question.input_ids is not None
-            logits = logits_of_ids(question.input_ids, question.token_type_ids)
+            logits = logits_of_rows(request.ids, request.first_lengths)
             cut = 0
-        found = self.find(question.model, question.version)
+        found = self.find(request.model, request.version)
         labels = [LABELS[row] for row in logits.argmax(axis=1)]
         scores = softmax(logits).astype(np.float32)
-        layers = np.arange(1, question.size + 1, dtype=np.int32)
-        return Reply(found.model, found.version, labels, logits, scores, layers, 0.0125, 0.25, cut)
+        layers = np.arange(1, request.size + 1, dtype=np.int32)
+        return Response(
+            found.model, found.version, labels, logits, scores, layers, 0.0125, 0.25, cut
+        )
 
     def ready(self) -> bool:
         return self.is_ready
@@ -189,7 +197,7 @@ def serve(safety: Safety = SAFETY, admin: bool = True) -> Iterator[Server]:
     started: queue.Queue[int] = queue.Queue()
 
     async def run() -> None:
-        calls = grpc_service.server(core, safety, admin=admin, observers=(done.append,))
+        calls = grpc_service.Server(core, safety, admin=admin, observers=(done.append,))
         grpc_port = calls.add_insecure_port("127.0.0.1:0")
         await calls.start()
         serving = asyncio.ensure_future(http.serve(sockets=[listening]))

@@ -88,6 +88,18 @@ REFUSED = {
         body_of(IDS, {**IDS, "name": "token_type_ids", "shape": [3, 2], "data": [0] * 6}),
         "shape of input 'token_type_ids'",
     ),
+    "types mixed": (
+        body_of(IDS, {**IDS, "name": "token_type_ids", "data": [0, 0, 0, 0, 1, 0]}).replace(
+            b"[1, 2, 3, 4, 5, 0]", b"[1, 2, 3, 4, 5, 6]"
+        ),
+        "text 1 of input 'token_type_ids' is not zeros followed by ones",
+    ),
+    "only padding": (
+        body_of({**IDS, "data": [1, 2, 3, 0, 0, 0]}),
+        "text 1 of input 'input_ids' holds only padding",
+    ),
+    "ids of rank 1": (body_of({**IDS, "shape": [6]}), "shape of input 'input_ids'"),
+    "ids of no length": (body_of({**IDS, "shape": [2, 0], "data": []}), "shape of input"),
     "types alone": (body_of({**IDS, "name": "token_type_ids"}), "'input_ids'"),
     "texts and ids": (body_of(TEXT, IDS), "'input_ids'"),
     "pair for a model of texts": (body_of(TEXT, {**TEXT, "name": "text_pair"}), "'text_pair'"),

@@ -10,8 +10,10 @@ from typing import Any, Awaitable, Callable, Coroutine
 
 import psutil
 
-from fleetbert.deploy.inference.messages import Failure, Question, Reply
+from fleetbert.deploy.inference.messages import Failure, Request, Response
+from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.repository.repository import Repository
+from fleetbert.deploy.inference.scheduler.scheduler import Scheduler
 from fleetbert.deploy.inference.settings import Serve
 
 DEADLINE = 120.0  # against hanging only
@@ -66,15 +68,15 @@ class RunningCore:
 
         return self.call(call())
 
-    async def answer(self, question: Question) -> Reply:
+    async def answer(self, request: Request) -> Response:
         """In the loop."""
-        return await self.repository.answer(question)
+        return await self.repository.answer(request)
 
-    def ask(self, **words: Any) -> Reply:
-        return self.call(self.answer(Question(**words)))
+    def ask(self, **words: Any) -> Response:
+        return self.call(self.answer(Request(**words)))
 
     def failure(self, **words: Any) -> Failure:
-        """The Failure that a question gets."""
+        """The Failure that a request gets."""
         try:
             self.ask(**words)
         except Failure as failure:
@@ -87,12 +89,12 @@ class RunningCore:
     def workers(self, model: str) -> list[int]:
         """The process ids of a model's workers that can answer."""
 
-        def pids() -> list[int]:
-            helds = self.repository._models[model].held.values()
-            pools = [held.serving.pool for held in helds]
-            return [worker.process.pid for pool in pools for worker in pool._workers.values()]
+        loaded = self.do(self.repository.loaded, model)
+        return [pid for one in loaded for pid in one.scheduler.pool.pids]
 
-        return self.do(pids)
+    def scheduler(self, model: str) -> Scheduler:
+        """That of the model's newest version."""
+        return self.do(self.repository.loaded, model)[-1].scheduler
 
     def close(self) -> None:
         children = psutil.Process(os.getpid()).children()
@@ -118,3 +120,8 @@ def command(process: psutil.Process) -> list[str]:
 async def gather(*awaitables: Awaitable[Any]) -> list[Any]:
     """Results and exceptions of all."""
     return list(await asyncio.gather(*awaitables, return_exceptions=True))
+
+
+def sample(name: str, **labels: str) -> float:
+    """The value of one of the server's series; 0 if there is none yet."""
+    return metrics.REGISTRY.get_sample_value(name, labels) or 0.0

@@ -15,7 +15,7 @@ from fake_core import FakeCore
 
 from fleetbert import config, errors
 from fleetbert.deploy.inference import server, settings
-from fleetbert.deploy.inference.messages import Failure, Question, Reason, Reply
+from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response
 
 
 class Fake(FakeCore):
@@ -30,8 +30,8 @@ class Fake(FakeCore):
     def ready(self) -> bool:
         return self.file is None or Path(self.file).exists()
 
-    async def answer(self, question: Question) -> Reply:
-        text = question.texts[0] if question.texts else ""
+    async def answer(self, request: Request) -> Response:
+        text = request.texts[0] if request.texts else ""
         if text.startswith("sleep "):
             logging.getLogger("fake").info("asleep")
             sleep = asyncio.ensure_future(asyncio.sleep(float(text.split()[1])))
@@ -39,7 +39,7 @@ class Fake(FakeCore):
             await asyncio.wait([sleep])
             if sleep.cancelled():
                 raise Failure(Reason.UNAVAILABLE, "the grace is over")
-        return await super().answer(question)
+        return await super().answer(request)
 
     async def close(self, grace: float) -> None:
         if self.asleep:

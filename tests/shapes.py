@@ -11,7 +11,7 @@ from tiny_bert import LABELS
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import command, early_exit
+from fleetbert.compress import early_exit, pipeline
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.engines import engine, exits
 from fleetbert.engines.alike import random_batch
@@ -32,7 +32,7 @@ def add_int8_and_early_exit(source: Path, folder: Path) -> bundles.Bundle:
         "calibration": {"data": str(table)},
         "gate": {"data": str(table), "max_accuracy_drop": 1},
     }
-    command.quantize(config.Quantize.model_validate(job))
+    pipeline.quantize(config.Quantize.model_validate(job))
     bundle = bundles.read(root)
     cut = early_exit.open_source(bundle, "int8-static")
     norms = (name for name in cut.others if name.startswith("layer_norm") and name.endswith(".w_0"))

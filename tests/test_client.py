@@ -43,10 +43,10 @@ def test_answers_come_in_the_order_of_the_texts(client):
 
 def test_what_is_asked_for_reaches_the_core(client, server):
     client.infer("sst", ["a"], version="stable", speed=0.5, server_timeout=1.5)
-    asked = server.core.questions[-1]
+    asked = server.core.requests[-1]
     assert (asked.version, asked.speed, asked.timeout) == ("stable", 0.5, 1.5)
     client.infer("pairs", ["first"], ["第二"])
-    assert server.core.questions[-1].texts_b == ["第二"]
+    assert server.core.requests[-1].texts_b == ["第二"]
     assert client.metadata("sst", "1")["name"] == "sst"
     assert client.ready()
 

@@ -1,21 +1,19 @@
-"""The core as the protocols see it: from SIGTERM on it is not ready and takes no questions."""
+"""The core as the protocols see it: from SIGTERM on it is not ready and takes no requests."""
 
 from __future__ import annotations
-
-from typing import Awaitable
 
 from fleetbert.deploy.inference.messages import (
     Core,
     Failure,
-    Question,
     Reason,
-    Reply,
+    Request,
+    Response,
     Statistics,
     Version,
 )
 
 
-class Watched:
+class Draining:
     """Passes everything on to `core`, a `messages.Core`, until `leaving` is set; what was taken
     before is answered."""
 
@@ -23,9 +21,9 @@ class Watched:
         self._core = core
         self.leaving = False
 
-    def answer(self, question: Question) -> Awaitable[Reply]:
+    async def answer(self, request: Request) -> Response:
         self._check()
-        return self._core.answer(question)
+        return await self._core.answer(request)
 
     def ready(self) -> bool:
         return not self.leaving and self._core.ready()

@@ -1,24 +1,25 @@
 """What is asked and answered: the words that protocols, repository, queue and workers share.
 
-A protocol (rest, grpc) turns bytes into a `Question`, hands it to a `Core`, and turns the `Reply`
-or the `Failure` into bytes. None of these words knows of HTTP or gRPC.
+A protocol turns bytes into a checked `Request`, hands it to a `Core`, and turns the `Response` or
+the `Failure` into bytes. None of these words knows of HTTP or gRPC.
 """
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
-from typing import Any, Awaitable, NamedTuple, Protocol, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Sequence
 
 import numpy as np
 
 
 class Reason(enum.Enum):
-    """Why a question was not answered."""
+    """Why a request was not answered."""
 
-    BAD_REQUEST = "bad_request"  # the question itself cannot be answered
+    BAD_REQUEST = "bad_request"  # the request itself cannot be answered
     NOT_FOUND = "not_found"  # no such model or version
     TOO_LARGE = "too_large"  # more than this server would ever take at once
+    UNAUTHENTICATED = "unauthenticated"  # no key, or a wrong one
     UNAVAILABLE = "unavailable"  # queue full, not ready, worker lost: worth another try
     DEADLINE = "deadline"  # its own time limit passed
     CANCELLED = "cancelled"  # the client went away
@@ -26,7 +27,7 @@ class Reason(enum.Enum):
 
 
 class Failure(Exception):
-    """A question that is not answered: one sentence that names the field, and its `reason`."""
+    """A request that is not answered: one sentence that names the field, and its `reason`."""
 
     def __init__(self, reason: Reason, message: str, retry_after: float | None = None):
         super().__init__(message)
@@ -34,15 +35,15 @@ class Failure(Exception):
         self.retry_after = retry_after  # seconds, where another try may help
 
 
-class Question(NamedTuple):
-    """Texts (or pairs of texts), or token ids in their place, for one model."""
+class Request(NamedTuple):
+    """Texts (or pairs of texts), or token ids in their place, for one model: all checked."""
 
     model: str
     version: str | None = None  # a number or a label ("stable"); None: the newest that is ready
     texts: list[str] | None = None
     texts_b: list[str] | None = None  # as many, for models of pairs
-    input_ids: np.ndarray | None = None  # int64 [texts, length], padded with the pad id
-    token_type_ids: np.ndarray | None = None  # int64 [texts, length]; None: all 0
+    ids: Sequence[np.ndarray] = ()  # in place of texts: int32 [tokens] of each
+    first_lengths: Sequence[int] = ()  # beside `ids`: tokens of segment 0 of each
     speed: float | None = None  # early exit's threshold; None: the bundle's default
     timeout: float | None = None  # seconds from now; None: the server's default
     id: str = ""  # for logs
@@ -50,7 +51,7 @@ class Question(NamedTuple):
     @property
     def size(self) -> int:
         """How many texts."""
-        return len(self.texts) if self.texts is not None else len(self.input_ids)  # type: ignore[arg-type]
+        return len(self.ids if self.texts is None else self.texts)
 
     @property
     def characters(self) -> int:
@@ -58,8 +59,8 @@ class Question(NamedTuple):
         return sum(map(len, self.texts or ())) + sum(map(len, self.texts_b or ()))
 
 
-class Reply(NamedTuple):
-    """Answers in the order of the question's texts."""
+class Response(NamedTuple):
+    """Answers in the order of the request's texts."""
 
     model: str
     version: str
@@ -81,6 +82,18 @@ class State(enum.Enum):
     UNAVAILABLE = "UNAVAILABLE"  # refused or unloaded; `reason` says why
 
 
+class Variant(NamedTuple):
+    """What people want to know of a bundle's variant; None where it was not measured."""
+
+    name: str
+    kind: str
+    accuracy: float | None
+    float32_accuracy: float | None
+    texts_per_s: float | None
+    speed: float | None  # early exit's threshold, unless a request names one
+    bytes: int
+
+
 @dataclass(frozen=True)
 class Version:
     """A version of a model as it stands."""
@@ -94,10 +107,10 @@ class Version:
     pair: bool = False
     max_length: int = 0  # tokens of a text: longer texts are cut, longer input_ids refused
     vocab_size: int = 0  # input_ids are below it
+    pad_id: int = 0  # of input_ids
     layers: int = 0
     variant: str = ""  # which of the bundle's variants answers
-    variants: tuple[dict[str, Any], ...] = ()  # all: name, kind, accuracy, texts/s as known
-    extra: dict[str, Any] = field(default_factory=dict)
+    variants: tuple[Variant, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -119,9 +132,8 @@ class Statistics:
 class Core(Protocol):
     """What stands behind the protocols. All methods are called in the server's event loop."""
 
-    def answer(self, question: Question) -> Awaitable[Reply]:
-        """What is to be awaited for the reply. Failure, at once or then. Cancelling it drops what
-        has not been computed yet."""
+    async def answer(self, request: Request) -> Response:
+        """Failure if there is no answer. Cancelling it drops what has not been computed yet."""
 
     def ready(self) -> bool:
         """Whether every model that is to be served has a version that answers."""
@@ -130,7 +142,7 @@ class Core(Protocol):
         """Of one model (Failure NOT_FOUND if unknown) or of all, in the order of their numbers."""
 
     def find(self, model: str, version: str | None = None) -> Version:
-        """The version that a question with these words would go to. Failure NOT_FOUND if there is
+        """The version that a request with these words would go to. Failure NOT_FOUND if there is
         no such model or version, UNAVAILABLE if it is not ready."""
 
     def statistics(self, model: str | None = None, version: str | None = None) -> list[Statistics]:

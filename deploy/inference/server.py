@@ -1,7 +1,7 @@
 """The listening process: HTTP, gRPC and the core in one event loop, from start to end.
 
 It opens its ports first and answers "not ready" while models load. SIGTERM: not ready at once, new
-questions get 503, those that were taken are answered, then it leaves. Engines run in processes of
+requests get 503, those that were taken are answered, then it leaves. Engines run in processes of
 the core's; this one imports no Paddle.
 """
 
@@ -14,22 +14,21 @@ import os
 import signal
 import socket
 import sys
-from typing import Any, Awaitable, Callable, Iterator, NoReturn, Protocol
+from typing import Awaitable, Callable, Iterator, NamedTuple, NoReturn, Protocol
 
 import psutil
 import uvicorn
+from starlette.types import ASGIApp
 
 from fleetbert.deploy.inference import settings
-from fleetbert.deploy.inference.draining import Watched
+from fleetbert.deploy.inference.draining import Draining
 from fleetbert.deploy.inference.messages import Core, State
 from fleetbert.deploy.inference.ops import logs, metrics, observe, pages
 from fleetbert.deploy.inference.protocol import auth, connections, grpc_service, http
-from fleetbert.deploy.inference.protocol.middleware import Front, RpcFront
+from fleetbert.deploy.inference.protocol.middleware import Middleware
 from fleetbert.errors import UserError
 
 WRITE_SECONDS = 2.0  # for the last answers, to clients that read
-# Requests leave hardly any cycles behind, and looking for them took 3 % of this process's time.
-COLLECT_AFTER = (10_000, 20, 20)
 KEEP_ALIVE = 75  # seconds; longer than the pools of usual clients and balancers
 
 
@@ -40,7 +39,7 @@ class Startable(Core, Protocol):
         """Begin to load what is to be served."""
 
     async def close(self, grace: float) -> None:
-        """End all; questions that were taken are answered first, for at most `grace` seconds."""
+        """End all; requests that were taken are answered first, for at most `grace` seconds."""
 
 
 class _Http(uvicorn.Server):
@@ -86,76 +85,70 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
     async with contextlib.AsyncExitStack() as stack:
         tracer = None
         if section.logs.otlp_endpoint is not None:
-            from fleetbert.deploy.inference.ops import tracing
+            # Its packages are installed only where they are asked for.
+            from fleetbert.deploy.inference.ops.tracing import Tracer
 
-            tracer = tracing.Tracer(section.logs.otlp_endpoint)
+            tracer = Tracer(section.logs.otlp_endpoint)
             stack.callback(tracer.close)
         core = make_core(section)
-        watched = Watched(core)
-        observers = [observe.count, *([logs.note] if section.logs.requests else [])]
+        draining = Draining(core)
+        observers: list[observe.Observer] = [observe.count]
+        if section.logs.requests:
+            observers.append(logs.note)
         if tracer is not None:
             observers.append(tracer.note)
-        common: dict[str, Any] = {
-            "keys": keys,
-            "write_requests": section.logs.requests,
-            "tracer": tracer,
-        }
-        listen = section.listen
+        middleware = Middleware(keys, section.logs.requests, tracer)
+        listen, safety = section.listen, section.safety
         apart = listen.admin_port is not None
-        doors: list[_Door] = []
+        listeners: list[Listener] = []
         for port, admin in ((listen.http_port, not apart), (listen.admin_port, True)):
             if port is not None:
                 app = http.app(
-                    watched,
-                    section.safety,
+                    draining,
+                    safety,
                     admin=admin,
-                    api_key=keys is not None,
+                    middleware=middleware,
+                    pages=pages.routes(draining, admin),
                     observers=observers,
                 )
-                front = Front(app, pages=pages.build(watched, admin), **common)
-                doors.append(await _open_http(front, listen, section.safety, port, tls))
+                listeners.append(await _open_http(app, listen.host, port, safety, tls))
         if listen.grpc_port is not None:
-            server = grpc_service.server(
-                watched,
-                section.safety,
-                admin=not apart,
-                observers=observers,
-                before=RpcFront(**common).before,
+            server = grpc_service.Server(
+                draining, safety, admin=not apart, middleware=middleware, observers=observers
             )
-            doors.append(await _open_grpc(server, listen, tls))
-        if not doors:
+            listeners.append(await _open_grpc(server, listen.host, listen.grpc_port, tls))
+        if not listeners:
             raise UserError("listen.http_port and listen.grpc_port are both null: name a port")
         gc.freeze()  # what was imported stays: collections need not look at it
-        gc.set_threshold(*COLLECT_AFTER)
         core.start()
         try:
             await _first(_ready(core), signals.first)
             if core.ready():
-                where = ", ".join(door.address for door in doors)
+                where = ", ".join(listener.address for listener in listeners)
                 print(f"serving {_models(core)} on {where}", flush=True)
             await signals.first.wait()
             logs.log.info("leaving", extra={"fields": {"grace_seconds": listen.grace_seconds}})
-            watched.leaving = True
-            await _first(_end(doors, core, listen.grace_seconds), signals.second)
+            draining.leaving = True
+            await _first(_end(listeners, core, listen.grace_seconds), signals.second)
         except BaseException:
-            await _end(doors, core, 0.0)
+            await _end(listeners, core, 0.0)
             raise
         if signals.second.is_set():
             signals.leave_at_once()
         signals.leave()
 
 
-class _Door:
+class Listener(NamedTuple):
     """A port: its address for people, and how it is closed within so many seconds."""
 
-    def __init__(self, address: str, close: Callable[[float], Awaitable[Any]]):
-        self.address, self.close = address, close
+    address: str
+    close: Callable[[float], Awaitable[None]]
 
 
 async def _open_http(
-    app: Front, listen: settings.Listen, safety: settings.Safety, port: int, tls: auth.Tls | None
-) -> _Door:
-    opened = _bind(listen.host, port)
+    app: ASGIApp, host: str, port: int, safety: settings.Safety, tls: auth.Tls | None
+) -> Listener:
+    opened = _bind(host, port)
     config = uvicorn.Config(
         app,
         http=connections.protocol(safety),
@@ -167,7 +160,8 @@ async def _open_http(
         proxy_headers=False,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE,
-        **(tls.for_uvicorn() if tls else {}),
+        ssl_certfile=tls.certificate if tls else None,
+        ssl_keyfile=tls.key if tls else None,
     )
     server = _Http(config)
     task = asyncio.create_task(server.serve(sockets=[opened]))
@@ -183,17 +177,16 @@ async def _open_http(
         if task.done():
             task.result()
         await asyncio.sleep(0.005)
-    host, number = opened.getsockname()[:2]
-    return _Door(f"http{'s' if tls else ''}://{_join(host, number)}", close)
+    return Listener(f"http{'s' if tls else ''}://{_join(*opened.getsockname()[:2])}", close)
 
 
-async def _open_grpc(server: Any, listen: settings.Listen, tls: auth.Tls | None) -> _Door:
-    assert listen.grpc_port is not None
+async def _open_grpc(
+    server: grpc_service.Server, host: str, port: int, tls: auth.Tls | None
+) -> Listener:
     # gRPC's own message of a port in use says little; bound here first it is known to be free.
-    probe = _bind(listen.host, listen.grpc_port)
-    host, number = probe.getsockname()[:2]
+    probe = _bind(host, port)
+    address = _join(*probe.getsockname()[:2])
     probe.close()
-    address = _join(host, number)
     try:
         if tls:
             bound = server.add_secure_port(address, tls.for_grpc())
@@ -204,7 +197,7 @@ async def _open_grpc(server: Any, listen: settings.Listen, tls: auth.Tls | None)
     if not bound:
         raise UserError(f"listen.grpc_port: {address} cannot be listened on; name another port")
     await server.start()
-    return _Door(f"grpc{'s' if tls else ''}://{address}", server.stop)
+    return Listener(f"grpc{'s' if tls else ''}://{address}", server.stop)
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -260,10 +253,10 @@ async def _first(work: Awaitable[None], event: asyncio.Event) -> None:
             one.cancel()
 
 
-async def _end(doors: list[_Door], core: Startable, grace: float) -> None:
+async def _end(listeners: list[Listener], core: Startable, grace: float) -> None:
     """Have the core answer what it took, then close the ports, when all is written."""
     await core.close(grace)
-    await asyncio.gather(*(door.close(WRITE_SECONDS) for door in doors))
+    await asyncio.gather(*(listener.close(WRITE_SECONDS) for listener in listeners))
 
 
 metrics.REGISTRY.register(pages.Processes())

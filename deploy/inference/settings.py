@@ -54,16 +54,11 @@ class Repository(Section):
 
 
 class Batching(Section):
-    batch_tokens: int = key(2048, "tokens of a batch, padding included", ge=16)
+    batch_tokens: int = key(2048, "tokens of a batch", ge=16)
     max_wait_ms: float = key(
-        4.0, "how long a worker that is free waits for more texts, if they come so often", ge=0
+        4.0, "how long a worker that is free waits for its share of the texts", ge=0
     )
-    max_age_ms: float = key(
-        200.0,
-        "a text that has waited so long goes first, whatever its length; int8 and early exit on "
-        "x86: who came first goes first, always",
-        ge=0,
-    )
+    max_age_ms: float = key(200.0, "no longer used: who came first goes first, always", ge=0)
     queue_tokens: int = key(131072, "a full queue answers 503", ge=16)
     timeout_ms: float = key(30000.0, "of requests that name no timeout", gt=0)
 

@@ -141,7 +141,7 @@ def writing(path: PathLike, name: str) -> Iterator[None]:
 
     UserError that names the process which writes it, or which replaces the whole bundle.
     """
-    root = Path(path).resolve()
+    root = read(path).root.resolve()
     with locks.only_writer(root / f"{WRITING}{name}", f"bundle {root}: variant {name}", REMEDY):
         locks.check_free(_lock_of(root), f"bundle {root}", REMEDY)
         yield

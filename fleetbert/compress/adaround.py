@@ -11,13 +11,16 @@ about the texts, and every step is of all of them.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+import logging
+from typing import Sequence
 
 import numpy as np
 
 from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers
 from fleetbert.graph.weights import Quantized, largest, widen
+
+log = logging.getLogger(__name__)
 
 STEPS = 300
 RATE = 0.05
@@ -35,7 +38,6 @@ def learn(
     layers: Layers,
     batches: Sequence[dict[str, np.ndarray]],
     thresholds: dict[str, float],
-    said: Callable[[str], Any] = lambda _: None,
 ) -> Calibration:
     """The calibration with other integers for the weights that have a threshold, by the inputs
     that their layers get for `batches`."""
@@ -55,7 +57,7 @@ def learn(
         weights[name] = round_weight(weight, nearest, texts)
         parameters[name] = weights[name].integers.astype(parameters[name].dtype)
         before, after = (float(errors(weight, w, texts).sum()) for w in (nearest, weights[name]))
-        said(f"adaround: {name}: {after / max(before, 1e-30):.2f} of the error of rounding")
+        log.info(f"adaround: {name}: {after / max(before, 1e-30):.2f} of the error of rounding")
     return found._replace(weights=weights, parameters=parameters)
 
 

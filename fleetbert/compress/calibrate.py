@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 import paddle
 from paddle.static.quantization import PostTrainingQuantization
 
 from fleetbert.compat.static_graph import static_graph
-from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
-from fleetbert.data.tokenizers import Tokenizer
+from fleetbert.compress.texts import Batches
 from fleetbert.graph import program as programs
 from fleetbert.graph.weights import Quantized
 
@@ -29,37 +28,6 @@ class Calibration(NamedTuple):
     weights: dict[str, Quantized]
     program: programs.ProgramDesc
     parameters: dict[str, np.ndarray]
-
-
-class Batches(paddle.io.IterableDataset):
-    """Texts as feeds of a program, sorted by length so that padding does not set the scales."""
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        texts_a: list[str],
-        texts_b: list[str] | None,
-        max_length: int,
-        batch_tokens: int,
-    ):
-        super().__init__()
-        self.pad_id = tokenizer.pad_id
-        encodings = tokenizer.encode(texts_a, texts_b, max_length)
-        self.batches = [
-            collate(
-                encodings,
-                indices,
-                packed=False,
-                max_length=max_length,
-                pad_id=tokenizer.pad_id,
-                round_to=SAFE_LENGTHS,
-            )
-            for indices in plan_inference(encodings.lengths, batch_tokens)
-        ]
-
-    def __iter__(self) -> Iterator[dict[str, np.ndarray]]:
-        for batch in self.batches:
-            yield {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
 
 
 def calibrate(
@@ -139,11 +107,13 @@ def in_float32(found: Calibration, names: Sequence[str]) -> programs.ProgramDesc
     return program
 
 
-def with_thresholds(found: Calibration, folder: Path, thresholds: dict[str, float]) -> Calibration:
-    """The calibration of the program in `folder` with other thresholds for inputs of layers, given
+def with_thresholds(
+    found: Calibration, source: programs.ProgramDesc, thresholds: dict[str, float]
+) -> Calibration:
+    """The calibration of the program `source` with other thresholds for inputs of layers, given
     by the weight that each is multiplied with."""
     changed, parameters = dict(found.thresholds), dict(found.parameters)
-    for op in programs.read(folder / "model.pdmodel").blocks[0].ops:
+    for op in source.blocks[0].ops:
         if op.type == LINEAR and programs.argument(op.inputs, "Y") in thresholds:
             threshold = thresholds[programs.argument(op.inputs, "Y")]
             changed[programs.argument(op.inputs, "X")] = threshold

@@ -11,15 +11,13 @@ improves the half it was made on.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any, Callable, Sequence
+from typing import Sequence
 
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import calibrate, variants
 from fleetbert.compress.adaround import as_int8
-from fleetbert.compress.calibrate import Batches, Calibration
+from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers
 from fleetbert.graph.weights import widen
 
@@ -27,32 +25,6 @@ from fleetbert.graph.weights import widen
 TEXTS = 80
 # What a calibrated threshold is multiplied with.
 FACTORS = (1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)
-
-
-def clip(
-    prepared: variants.Prepared,
-    folder: Path,
-    batches: Batches,
-    said: Callable[[str], Any] = lambda _: None,
-) -> variants.Prepared:
-    """The calibrated float32 program in `folder` with lower thresholds where texts want them."""
-    layers = Layers(folder)
-    thresholds = variants.input_thresholds(prepared)
-    clipped = choose(prepared.found, layers, list(iter(batches)), thresholds, batches.pad_id)
-    for name, found in clipped.items():
-        said(
-            f"clip: {name}: inputs cut at {found.threshold:.3g} instead of {found.former:.3g}, "
-            f"error of its outputs {found.error:.2%} instead of {found.former_error:.2%}"
-        )
-    said(f"clip: the inputs of {len(clipped)} of {len(thresholds)} layers")
-    lower = {name: found.threshold for name, found in clipped.items()}
-    return prepared._replace(
-        found=calibrate.with_thresholds(prepared.found, folder, lower),
-        method={
-            **prepared.method,
-            "clipped": clipped,
-        },
-    )
 
 
 def choose(

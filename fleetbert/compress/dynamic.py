@@ -14,11 +14,34 @@ from typing import NamedTuple, Sequence
 import numpy as np
 from paddle.static.quantization import WeightQuantization
 
+from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
+from fleetbert.compress.work import Source, Work, matching, versions, weight_errors
 from fleetbert.graph import program as programs
+from fleetbert.graph import weights
 from fleetbert.graph.mul import to_mul
 from fleetbert.graph.program import OpDesc, ProgramDesc
 from fleetbert.graph.weights import Quantized, largest, quantize
+
+
+def prepare(work: Work) -> Dynamic:
+    """Make integers of the source's weights but those that `skip` names."""
+    skip = matching(work.job.skip, work.source.arrays)
+    return quantize_weights(work.source, work.job.bits, skip)
+
+
+def write(work: Work, prepared: Dynamic, folder: Path) -> bundles.Variant:
+    """model.pdmodel has the integers; x86.pdmodel wants the weights widened to float32."""
+    programs.write(folder / "model.pdmodel", prepared.program)
+    programs.write(folder / "x86.pdmodel", work.source.program)
+    weights.save(folder, prepared.weights, prepared.others)
+    return bundles.WeightOnlyVariant(
+        name=f"int{work.job.bits}-dynamic",
+        runs_on=["x86", "gpu", "armv8"],
+        versions=versions(),
+        bits=work.job.bits,
+        weight_errors=weight_errors(prepared.weights, work.source.arrays),
+    )
 
 
 class Dynamic(NamedTuple):
@@ -30,19 +53,17 @@ class Dynamic(NamedTuple):
     others: dict[str, np.ndarray]
 
 
-def quantize_weights(folder: Path, bits: int = 8, skip: Sequence[str] = ()) -> Dynamic:
-    """Make integers of the Linear weights and of the embedding tables of the program in `folder`.
+def quantize_weights(origin: Source, bits: int = 8, skip: Sequence[str] = ()) -> Dynamic:
+    """Make integers of the Linear weights and of the embedding tables of a float32 program.
 
     A Linear has a scale for each output, a table for each row. `skip` names weights to leave out.
     """
-    program = programs.read(folder / "model.pdmodel")
-    arrays = programs.read_parameters(program, folder / "model.pdiparams")
-    program = to_mul(program, arrays, skip)
+    program = to_mul(origin.program, origin.arrays, skip)
     with tempfile.TemporaryDirectory() as temporary:
         source, target = Path(temporary) / "mul", Path(temporary) / "integers"
         source.mkdir()
         programs.write(source / "model.pdmodel", program)
-        (source / "model.pdiparams").write_bytes(programs.parameter_bytes(arrays))
+        (source / "model.pdiparams").write_bytes(programs.parameter_bytes(origin.arrays))
         # It prints each operator's name.
         with static_graph(), contextlib.redirect_stdout(io.StringIO()):
             WeightQuantization(
@@ -58,16 +79,16 @@ def quantize_weights(folder: Path, bits: int = 8, skip: Sequence[str] = ()) -> D
         saved = target / "quantized_model" / "model.pdmodel"
         program = programs.read(saved)
         arrays = programs.read_parameters(program, saved.with_suffix(".pdiparams"))
-    weights = {}
+    integers = {}
     for op in program.blocks[0].ops:
         name = _weight(op)
         if op.type == "mul" and name in arrays and arrays[name].dtype != np.float32:
             step = np.array(programs.attribute(op, f"{name}_quant_scale").floats, np.float32)
-            weights[name] = Quantized(arrays.pop(name), step * np.float32(largest(bits)), 1)
+            integers[name] = Quantized(arrays.pop(name), step * np.float32(largest(bits)), 1)
     for name in programs.embedding_tables(program):
         if name not in skip:
-            weights[name] = quantize(arrays.pop(name), 0, bits)
-    return Dynamic(program, weights, arrays)
+            integers[name] = quantize(arrays.pop(name), 0, bits)
+    return Dynamic(program, integers, arrays)
 
 
 def _weight(op: OpDesc) -> str:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import variants
+from fleetbert.compress.work import versions
 from fleetbert.data.batching import Batch
 from fleetbert.data.packing import packed_layout
 from fleetbert.engines import engine, exits, golden, heads, predictor
@@ -116,7 +116,7 @@ def write(
         name=variant_name(source.name),
         made_from=source.name,
         runs_on=["x86"],
-        versions=variants.versions(),
+        versions=versions(),
         **settings._asdict(),
     )
 

@@ -8,13 +8,14 @@ al. 2019, "Are Sixteen Heads Really Better than One?", section 4.1), and in the 
 
 from __future__ import annotations
 
-from typing import Any, Iterable, NamedTuple
+from typing import Callable, Iterable, NamedTuple
 
 import numpy as np
 import paddle
 import paddle.nn.functional as F
 
 from fleetbert.errors import UserError
+from fleetbert.train.texts import Arrays
 
 # What oneDNN's kernels compute at once; another number of units is not faster than the next such.
 UNITS = 16
@@ -35,7 +36,7 @@ class Kept(NamedTuple):
     units: np.ndarray
 
 
-def measure(network: paddle.nn.Layer, batches: Iterable[dict[str, Any]]) -> Importance:
+def measure(network: paddle.nn.Layer, batches: Iterable[Arrays]) -> Importance:
     """Of a `TextClassifier` over labelled texts; batches are arrays of `task.dev_arrays`' kind.
 
     The network is left in evaluation mode, as it was otherwise.
@@ -44,8 +45,8 @@ def measure(network: paddle.nn.Layer, batches: Iterable[dict[str, Any]]) -> Impo
     network.eval()
     masks: list[paddle.Tensor] = []  # of one batch, [texts, heads] or [texts, units]
 
-    def masked(groups: int) -> Any:
-        def hook(_: Any, inputs: tuple) -> paddle.Tensor:
+    def masked(groups: int) -> Callable[[paddle.nn.Layer, tuple], paddle.Tensor]:
+        def hook(_: paddle.nn.Layer, inputs: tuple) -> paddle.Tensor:
             (x,) = inputs  # [texts, length, width]
             mask = paddle.ones([x.shape[0], groups])
             mask.stop_gradient = False
@@ -60,7 +61,7 @@ def measure(network: paddle.nn.Layer, batches: Iterable[dict[str, Any]]) -> Impo
         heads, units = layer.self_attn.num_heads, layer.linear2.weight.shape[0]
         hooks.append(layer.self_attn.out_proj.register_forward_pre_hook(masked(heads)))
         hooks.append(layer.linear2.register_forward_pre_hook(masked(units)))
-    totals: list[Any] = [0.0] * len(hooks)
+    totals = [np.float32(0)] * len(hooks)
     texts = 0
     try:
         for arrays in batches:

@@ -13,24 +13,23 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence, cast
+from typing import NamedTuple, Sequence, cast
 
 import numpy as np
 import paddle
 
 from fleetbert import bundle as bundles
-from fleetbert import config
 from fleetbert.compat.static_graph import static_graph
-from fleetbert.compress import importance, tuning, variants
+from fleetbert.compress import importance, tuning
 from fleetbert.compress.importance import Importance, Kept
+from fleetbert.compress.work import Work, beside_network, versions
 from fleetbert.data.batching import plan_inference
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
 from fleetbert.models import encoders, from_program, heads, weights
 from fleetbert.models.encoders import Shape
-from fleetbert.train import job as training
-from fleetbert.train.strategies import connect
 from fleetbert.train.strategies.single import Single
+from fleetbert.train.texts import Arrays
 
 log = logging.getLogger(__name__)
 
@@ -45,38 +44,37 @@ class Pruned(NamedTuple):
     kept: Kept
 
 
-def train(job: config.Quantize, bundle: bundles.Bundle) -> Pruned | None:
-    """Prune the bundle's `job.source` and train it on, or go on from the newest checkpoint.
+def prepare(work: Work) -> Pruned | None:
+    """Prune the job's source and train it on, or go on from the newest checkpoint.
 
     `job.output_dir` then holds what a training run leaves but model/ and bundle/. None on ranks
     other than the first. UserError for what training or the bundle's program does not take.
     """
-    program = programs.read(bundle.folder(job.source) / "model.pdmodel")
-    names = from_program.names(program, f"{bundle.root}: {job.source}")
-    removed: list[tuple[Importance, Kept]] = []
-    found: list[Pruned] = []
+    names = from_program.names(work.source.program, f"{work.bundle.root}: {work.job.source}")
+    narrowing = Narrowing(work)
+    network = tuning.train(work, narrowing)
+    if network is None:
+        return None
+    parameters = tuning.parameters(network, names)
+    return Pruned(parameters, network, narrowing.importance, narrowing.kept)
 
-    def make_task(settings: config.Config, connected: Single) -> tuning.Tuned:
-        def change(task: tuning.Tuned, whole: paddle.nn.Layer) -> None:
-            measured = connected.from_first(lambda: importance.measure(whole, _batches(task)))
-            kept = importance.choose(measured, job.prune.heads, job.prune.feed_forward)
-            task.network = narrow(whole, kept, bundle)
-            if connected.rank == 0:
-                log.info(describe(measured, kept))
-            removed.append((measured, kept))
 
-        return tuning.open_tuned(settings, connected, bundle, job.source, change)
+class Narrowing:
+    """Makes a task's network narrow, and knows then what was removed."""
 
-    def keep(run: Any, summary: dict[str, Any]) -> None:
-        network = run.task.network
-        network.set_state_dict(training.best_weights(run))
-        training.write_summary(run, summary)
-        network.eval()
-        found.append(Pruned(tuning.parameters(network, names), network, *removed[0]))
+    importance: Importance
+    kept: Kept
 
-    settings = tuning.training_job(job, bundle)
-    training.train_with(connect(settings), settings, make_task, keep)
-    return found[0] if found else None
+    def __init__(self, work: Work):
+        self.work = work
+
+    def __call__(self, task: tuning.Tuned, whole: paddle.nn.Layer, connected: Single) -> None:
+        settings = self.work.job.prune
+        self.importance = connected.from_first(lambda: importance.measure(whole, _batches(task)))
+        self.kept = importance.choose(self.importance, settings.heads, settings.feed_forward)
+        task.network = narrow(whole, self.kept, self.work.bundle)
+        if connected.rank == 0:
+            log.info(describe(self.importance, self.kept))
 
 
 def describe(measured: Importance, kept: Kept) -> str:
@@ -122,17 +120,18 @@ def narrow_tensors(tensors: dict[str, np.ndarray], kept: Kept, width: int) -> di
     return found
 
 
-def write(pruned: Pruned, source: Path, folder: Path) -> bundles.Variant:
-    """The float32 program in `source`, narrowed and with the trained parameters, into `folder`."""
-    program = programs.read(source / "model.pdmodel")
+def write(work: Work, pruned: Pruned, folder: Path) -> bundles.Variant:
+    """The source's program, narrowed and with the trained parameters; its logits are compared with
+    the network's."""
+    program = programs.copy(work.source.program)
     narrow_program(program, pruned.arrays, pruned.kept.heads.shape[1])
     programs.write(folder / "model.pdmodel", program)
     (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(pruned.arrays))
     measured, kept = pruned.importance, pruned.kept
-    return bundles.ProgramVariant(
+    variant = bundles.ProgramVariant(
         name="pruned-float32",
         runs_on=["x86", "gpu", "armv8"],
-        versions=variants.versions(),
+        versions=versions(),
         pruning=bundles.Pruning(
             heads=(measured.heads.shape[1], kept.heads.shape[1]),
             feed_forward=(measured.feed_forward.shape[1], kept.units.shape[1]),
@@ -141,6 +140,7 @@ def write(pruned: Pruned, source: Path, folder: Path) -> bundles.Variant:
             lost_importance=importance.lost(measured, kept),
         ),
     )
+    return beside_network(variant, folder, pruned.network, work)
 
 
 def narrow_program(program: ProgramDesc, arrays: dict[str, np.ndarray], heads: int) -> None:
@@ -183,7 +183,7 @@ def _infer_shapes(program: ProgramDesc) -> None:
             found.type.lod_tensor.tensor.dims[:] = shapes[found.name]
 
 
-def _batches(task: tuning.Tuned) -> Sequence[dict[str, Any]]:
+def _batches(task: tuning.Tuned) -> Sequence[Arrays]:
     """Labelled training texts as arrays, `prune.texts` of them."""
     train = task.train
     random = np.random.default_rng(task.job.trainer.seed)

@@ -14,8 +14,9 @@ too, for scales that no int8 program here reads.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 import paddle
@@ -23,15 +24,13 @@ from paddle.nn.quant.quant_layers import QuantizedLinear
 from paddle.quantization.imperative.qat import ImperativeQuantizeInputs
 
 from fleetbert import bundle as bundles
-from fleetbert import config
-from fleetbert.compress import tuning, variants
+from fleetbert.compress import calibrate, static, tuning
+from fleetbert.compress.work import Source, Work, beside_network
 from fleetbert.graph import program as programs
 from fleetbert.graph.weights import largest
 from fleetbert.models import from_program
-from fleetbert.train import job as training
 from fleetbert.train.callbacks import Callback
-from fleetbert.train.strategies import connect
-from fleetbert.train.strategies.single import Single
+from fleetbert.train.loop import Run
 
 # Of the moving average of thresholds: the last hundred steps count.
 MOVING_RATE = 0.99
@@ -52,7 +51,7 @@ class Thresholds(Callback):
     It has to come before what evaluates and saves.
     """
 
-    def on_step(self, run: Any) -> None:
+    def on_step(self, run: Run) -> None:
         if run.strategy.world_size == 1:
             return
         found = [layer._fake_quant_input for layer in quantized_layers(run.task.network).values()]
@@ -64,32 +63,36 @@ class Thresholds(Callback):
             layer._scale.set_value(total / layer._state.numpy())
 
 
-def train(job: config.Quantize, bundle: bundles.Bundle) -> Trained | None:
-    """Train as `job` says, from the bundle's `job.source` or the newest checkpoint.
+def prepare(work: Work) -> Trained | None:
+    """Train as the job says, from its source or the newest checkpoint.
 
     `job.output_dir` then holds what a training run leaves but model/ and bundle/. None on ranks
     other than the first. UserError for what training or the bundle's program does not take.
     """
-    program = programs.read(bundle.folder(job.source) / "model.pdmodel")
-    names = from_program.names(program, f"{bundle.root}: {job.source}")
-    left = [names.linear[name] for name in variants.float32_layers(program, job.skip)]
-    found: list[Trained] = []
+    names = from_program.names(work.source.program, f"{work.bundle.root}: {work.job.source}")
+    left = [names.linear[name] for name in work.source.float32_layers(work.job.skip)]
 
-    def make_task(settings: config.Config, connected: Single) -> tuning.Tuned:
-        def change(task: tuning.Tuned, _: Any) -> None:
-            quantize_network(task.network, left)
+    def change(task: tuning.Tuned, *_: object) -> None:
+        quantize_network(task.network, left)
 
-        return tuning.open_tuned(settings, connected, bundle, job.source, change)
+    network = tuning.train(work, change, [Thresholds()])
+    return None if network is None else _trained(network, names)
 
-    def keep(run: Any, summary: dict[str, Any]) -> None:
-        network = run.task.network
-        network.set_state_dict(training.best_weights(run))
-        training.write_summary(run, summary)
-        found.append(_trained(network, names))
 
-    settings = tuning.training_job(job, bundle)
-    training.train_with(connect(settings), settings, make_task, keep, [Thresholds()])
-    return found[0] if found else None
+def write(work: Work, trained: Trained, folder: Path) -> bundles.Variant:
+    """The trained program as an int8 one; its logits are compared with the network's."""
+    with tempfile.TemporaryDirectory() as temporary:
+        source = Source(Path(temporary))
+        programs.write(source.folder / "model.pdmodel", work.source.program)
+        parameters = programs.parameter_bytes(trained.arrays)
+        (source.folder / "model.pdiparams").write_bytes(parameters)
+        left = source.float32_layers(work.job.skip)
+        # Paddle's calibration makes the program for converters around the trained thresholds.
+        found = calibrate.calibrate(source.folder, work.gate.few(16), "abs_max", left)
+        found = calibrate.with_thresholds(found, source.program, trained.thresholds)
+        int8 = bundles.Int8Variant(name="int8-qat", method="qat")
+        variant = static.write_mix(static.of_calibration(source, left, found, int8), folder)
+    return beside_network(variant, folder, trained.network, work)
 
 
 def quantize_network(network: paddle.nn.Layer, left: Sequence[str]) -> None:
@@ -145,10 +148,3 @@ def _trained(network: paddle.nn.Layer, names: from_program.Names) -> Trained:
         },
         network,
     )
-
-
-def write_program(trained: Trained, source: Path, folder: Path) -> None:
-    """The float32 program in `source` with the trained parameters, into `folder`."""
-    program = programs.read(source / "model.pdmodel")
-    programs.write(folder / "model.pdmodel", program)
-    (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(trained.arrays))

@@ -4,12 +4,13 @@ quantization does to the layers of the one that was just made, or what pruning t
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 import matplotlib
 import numpy as np
 import yaml
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -97,6 +98,17 @@ def output_errors(variant: bundles.Variant) -> dict[str, float]:
     return {}
 
 
+def most_changed(variant: bundles.Variant, most: int) -> list[str]:
+    """The weights of the layers whose outputs change most, the worst first."""
+    errors = output_errors(variant)
+    return sorted(errors, key=lambda name: -errors[name])[:most]
+
+
+def thresholds(variant: bundles.Variant) -> dict[str, float]:
+    """Of the layers' inputs, by weight; none where activations stay float32."""
+    return variant.thresholds if isinstance(variant, bundles.Int8Variant) else {}
+
+
 def weight_errors(variant: bundles.Variant) -> dict[str, float]:
     """The relative error of each quantized weight."""
     if isinstance(variant, (bundles.Int8Variant, bundles.WeightOnlyVariant)):
@@ -132,13 +144,12 @@ def write(
     data: str,
     parts: Mapping[str, str],
     drawn: Mapping[str, Histogram],
-    job: dict[str, Any],
-    machine: dict[str, Any],
+    job: Mapping[str, object],
+    machine: Mapping[str, object],
 ) -> None:
     """Write the page. failed: what the gate said of `made`, None if it was added; parts: where
     each layer's weight belongs ("layer 0 attention")."""
     errors = output_errors(made)
-    worst = sorted(errors, key=lambda name: -errors[name])[:MOST_LISTED]
     int8 = made if isinstance(made, bundles.Int8Variant) else bundles.Int8Variant(name="none")
     search = int8.search
     pruning = made.pruning if isinstance(made, bundles.ProgramVariant) else None
@@ -174,7 +185,7 @@ def write(
         clipped=[(parts.get(name, ""), name, found) for name, found in int8.clipped.items()],
         worst=[
             (parts.get(n, ""), n, errors[n], weight_errors(made).get(n), int8.thresholds.get(n))
-            for n in worst
+            for n in most_changed(made, MOST_LISTED)
         ],
         job=yaml.safe_dump(job, sort_keys=False, allow_unicode=True),
         # The machine's figures name fleetbert and Python themselves.
@@ -183,12 +194,12 @@ def write(
     )
 
 
-def _figure(height: float = 3.0) -> tuple[Figure, Any]:
+def _figure(height: float = 3.0) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(5.2, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
-def _gate(axes: Any, least: float) -> None:
+def _gate(axes: Axes, least: float) -> None:
     axes.axhline(least, color=DEV, linewidth=1, linestyle="--")
     axes.annotate(
         "gate",

@@ -8,17 +8,23 @@ multiplications in int8 wins.
 
 from __future__ import annotations
 
+import functools
+import logging
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import variants
-from fleetbert.engines import answer, engine, evaluate
+from fleetbert.compress import sensitivity, static
+from fleetbert.compress.gate import Gate
+from fleetbert.compress.work import Work
+from fleetbert.engines import engine
 from fleetbert.errors import GateFailed
+
+log = logging.getLogger(__name__)
 
 
 class Result(NamedTuple):
@@ -66,85 +72,88 @@ def search(
     return Result(alone, mixes, chosen)
 
 
-class Measure:
-    """Measures mixes of a prepared program on a labelled table, against float32's answers."""
+class Prepared(NamedTuple):
+    """The calibrated source; groups: weights by part of the model; result: what was measured."""
 
-    def __init__(
-        self,
-        bundle: bundles.Bundle,
-        data: str,
-        prepared: variants.Prepared,
-        groups: Mapping[str, Sequence[str]],
-        threads: int | None,
-        said: Callable[[str], Any] = lambda _: None,
-    ):
-        self.prepared, self.groups, self.said = prepared, groups, said
-        self.threads = threads or engine.default_threads()
-        self.model = answer.load(bundle.root, "float32", "cpu", self.threads)
-        self.table = evaluate.read_known(self.model, data)
-        self.exact = self._logits(self.model)[0]
-        self.float32_accuracy = self._accuracy(self.exact)
-
-    def __call__(self, float32: Sequence[str]) -> bundles.Mix:
-        names = [name for group in float32 for name in self.groups[group]]
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            variants.write_mix(self.prepared, folder, names, converter=False)
-            opened = engine.open_folder(engine.INT8, folder, "cpu", self.threads)
-            logits, seconds = self._logits(self.model._replace(engine=opened))
-        trial = bundles.Mix(
-            float32=list(float32),
-            accuracy=self._accuracy(logits),
-            logit_error=float(np.sqrt(np.square(logits - self.exact).mean())),
-            texts_per_s=round(len(logits) / seconds, 1),
-            int8_share=self._share(names),
-        )
-        self.said(
-            f"{len(self.groups) - len(float32)} of {len(self.groups)} groups in int8: accuracy "
-            f"{trial.accuracy:.4f}, logits change by {trial.logit_error:.4f}"
-        )
-        return trial
-
-    def _logits(self, model: answer.Model) -> tuple[np.ndarray, float]:
-        started = time.perf_counter()
-        values = answer.compute_logits(model, self.table.texts_a, self.table.texts_b).values
-        return values, time.perf_counter() - started
-
-    def _accuracy(self, logits: np.ndarray) -> float:
-        return float((logits.argmax(1) == self.table.truth).mean())
-
-    def _share(self, float32: Sequence[str]) -> float:
-        sizes = {
-            name: self.prepared.arrays[name].size
-            for names in self.groups.values()
-            for name in names
-        }
-        return 1 - sum(sizes[name] for name in float32) / sum(sizes.values())
+    calibrated: static.Prepared
+    groups: dict[str, list[str]]
+    result: Result
 
 
-def write_best(
-    measure: Measure, folder: Path, max_drop: float, whole_curve: bool = True
-) -> bundles.Variant:
-    """Search, and write the best mix into `folder`; GateFailed if none keeps the accuracy."""
-    groups = list(measure.groups)
-    least = measure.float32_accuracy - max_drop
-    result = search(groups, measure, least, whole_curve)
-    if result.chosen is None:
-        best = max(result.mixes, key=lambda trial: trial.accuracy)
-        harmful = sorted(groups, key=lambda name: -result.alone[name].logit_error)[:3]
-        raise GateFailed(
-            f"search: no mix of float32 and int8 keeps the accuracy {least:.4f} that "
-            f"gate.max_accuracy_drop allows; the best of {len(result.mixes)} has "
-            f"{best.accuracy:.4f}: the bundle stays as it was; the groups of layers that harm most "
-            f"are {', '.join(harmful)}"
-        )
-    names = [name for group in result.chosen.float32 for name in measure.groups[group]]
-    variant = variants.write_mix(measure.prepared, folder, names)
+def prepare(work: Work) -> Prepared:
+    """Calibrate, then measure mixes on gate.data; GateFailed if none keeps the accuracy."""
+    calibrated = static.prepare(work)
+    parts = sensitivity.groups(work.source.program)
+    groups = {part: [n for n in names if n not in calibrated.left] for part, names in parts.items()}
+    groups = {part: names for part, names in groups.items() if names}
+    log.info(f"measuring {len(groups)} groups of layers alone, then mixes, on {work.job.gate.data}")
+    measure = functools.partial(measure_mix, calibrated, groups, work.gate)
+    least = least_accuracy(work.gate)
+    result = search(list(groups), measure, least, work.job.search.whole_curve)
+    check(result, least)
+    return Prepared(calibrated, groups, result)
+
+
+def write(work: Work, prepared: Prepared, folder: Path) -> bundles.Variant:
+    """Write the best mix."""
+    result = prepared.result
+    assert result.chosen is not None, "prepare checks it"
+    names = [name for group in result.chosen.float32 for name in prepared.groups[group]]
+    variant = static.write_mix(prepared.calibrated, folder, names)
     found = bundles.SearchResult(
-        float32_accuracy=measure.float32_accuracy,
-        least_accuracy=least,
+        float32_accuracy=work.gate.float32_accuracy,
+        least_accuracy=least_accuracy(work.gate),
         alone=result.alone,
         mixes=result.mixes,
         chosen=result.chosen,
     )
     return variant.model_copy(update={"method": "search", "search": found})
+
+
+def least_accuracy(gate: Gate) -> float:
+    """That a variant must have."""
+    return gate.float32_accuracy - gate.max_drop
+
+
+def measure_mix(
+    calibrated: static.Prepared,
+    groups: Mapping[str, Sequence[str]],
+    gate: Gate,
+    float32: Sequence[str],
+) -> bundles.Mix:
+    """Answer gate.data by the mix that leaves the groups `float32` in float32."""
+    names = [name for group in float32 for name in groups[group]]
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        static.write_mix(calibrated, folder, names, converter=False)
+        opened = engine.open_folder(engine.INT8, folder, "cpu", gate.threads)
+        started = time.perf_counter()
+        logits = gate.logits(opened)
+        seconds = time.perf_counter() - started
+    sizes = {n: calibrated.arrays[n].size for part in groups.values() for n in part}
+    mix = bundles.Mix(
+        float32=list(float32),
+        accuracy=gate.accuracy(logits).accuracy,
+        logit_error=float(np.sqrt(np.square(logits - gate.float32).mean())),
+        texts_per_s=round(len(logits) / seconds, 1),
+        int8_share=1 - sum(sizes[name] for name in names) / sum(sizes.values()),
+    )
+    log.info(
+        f"{len(groups) - len(float32)} of {len(groups)} groups in int8: accuracy "
+        f"{mix.accuracy:.4f}, logits change by {mix.logit_error:.4f}"
+    )
+    return mix
+
+
+def check(result: Result, least: float) -> None:
+    """GateFailed if no mix keeps the accuracy."""
+    if result.chosen is not None:
+        return
+    best = max(result.mixes, key=lambda mix: mix.accuracy)
+    harmful = sorted(result.alone, key=lambda name: -result.alone[name].logit_error)[:3]
+    raise GateFailed(
+        f"search: no mix of float32 and int8 keeps the accuracy {least:.4f} that "
+        f"gate.max_accuracy_drop allows; the best of {len(result.mixes)} has "
+        f"{best.accuracy:.4f}: the bundle stays as it was; the groups of layers that harm most "
+        f"are {', '.join(harmful)}"
+    )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from fleetbert.compat import paddle_inference
-from fleetbert.compress import variants
+from fleetbert.compress.calibrate import LINEAR
 from fleetbert.graph import groups as layer_groups
 from fleetbert.graph import int8
 from fleetbert.graph import program as programs
-from fleetbert.graph.fuse import fuse
+from fleetbert.graph.fuse import Fused
 from fleetbert.graph.weights import Quantized, widen
 
 # Batches of texts that errors and histograms come from.
@@ -22,7 +21,7 @@ BATCHES = 3
 def groups(program: programs.ProgramDesc) -> dict[str, list[str]]:
     """The Linear weights of an unfused BERT by part: attention and feed-forward of each encoder
     layer, and what comes after the encoder."""
-    linear = variants.linear_weights(program)
+    linear = linear_weights(program)
     layers = layer_groups.count_layers(program)
     found = {}
     for layer in range(layers):
@@ -33,6 +32,14 @@ def groups(program: programs.ProgramDesc) -> dict[str, list[str]]:
     return found
 
 
+def linear_weights(program: programs.ProgramDesc) -> list[str]:
+    """The weights of an unfused program's Linear layers, in the order in which they are used."""
+    stored = set(programs.parameter_names(program))
+    products = [op for op in program.blocks[0].ops if op.type in (LINEAR, "mul")]
+    names = [programs.argument(op.inputs, "Y") for op in products]
+    return [name for name in names if name in stored]
+
+
 def spread(batches: Sequence[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
     """A few of the batches, from the shortest texts to the longest."""
     places = np.linspace(0, len(batches) - 1, min(BATCHES, len(batches)))
@@ -40,10 +47,10 @@ def spread(batches: Sequence[dict[str, np.ndarray]]) -> list[dict[str, np.ndarra
 
 
 class Layers:
-    """The Linear layers of the float32 program in a folder, and what goes into them."""
+    """The Linear layers of a fused float32 program, and what goes into them."""
 
-    def __init__(self, folder: Path):
-        self.program, self.parameters = fuse(folder)
+    def __init__(self, fused: Fused):
+        self.program, self.parameters = fused
         self.inputs = {
             programs.argument(op.inputs, "W"): programs.argument(op.inputs, "Input")
             for op in int8.linear_layers(self.program)

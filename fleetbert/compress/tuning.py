@@ -3,7 +3,7 @@ with the trainer of any job, and gives its parameters back under the program's n
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Callable, Sequence
 
 import numpy as np
 import paddle
@@ -12,12 +12,18 @@ import paddle.nn.functional as F
 from fleetbert import bundle as bundles
 from fleetbert import config, files
 from fleetbert.compress.distill.student import soft_cross_entropy
+from fleetbert.compress.work import Work
 from fleetbert.data import split as splits
 from fleetbert.data.split import Split
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
 from fleetbert.models import from_program, heads, weights
+from fleetbert.train import job as training
+from fleetbert.train.callbacks import Callback
+from fleetbert.train.loop import Run
+from fleetbert.train.strategies import connect
 from fleetbert.train.strategies.single import Single
 from fleetbert.train.texts import Arrays, TextTask, open_task
 
@@ -35,7 +41,7 @@ class Tuned(TextTask):
         self,
         job: config.Tuning,
         source: weights.Source,
-        tokenizer: Any,
+        tokenizer: Tokenizer,
         labels: list[str],
         train: Split,
         dev: Split | None = None,
@@ -44,7 +50,7 @@ class Tuned(TextTask):
             train, dev = splits.hold_out(train, job.held_out, job.trainer.seed)
         super().__init__(job, source, tokenizer, labels, train, dev)
 
-    def loss(self, model: Any, arrays: Arrays) -> paddle.Tensor:
+    def loss(self, model: paddle.nn.Layer, arrays: Arrays) -> paddle.Tensor:
         """(1 - weight) * cross entropy + weight * cross entropy on the teacher's answers, a
         float32 scalar; see `soft_cross_entropy`."""
         logits = model(**arrays["inputs"]).astype("float32")
@@ -108,19 +114,51 @@ def _judges_for_the_gate(job: config.Quantize) -> bool:
         return False  # whoever reads them says what is wrong
 
 
+# Makes of a task's network what is to be trained: (task, the network as it was, the strategy).
+Change = Callable[[Tuned, paddle.nn.Layer, Single], None]
+
+
+def train(work: Work, change: Change, first: Sequence[Callback] = ()) -> paddle.nn.Layer | None:
+    """Train the work's source after `change`; the network of the best step, in evaluation mode.
+
+    None on ranks other than the first. first: callbacks that come before all others.
+    """
+    job = training_job(work.job, work.bundle)
+    best = _Best()
+
+    def open_trainable(settings: config.Tuning, connected: Single) -> Tuned:
+        return open_tuned(settings, connected, work.bundle, work.job.source, change)
+
+    training.train_with(connect(job), job, open_trainable, best, first)
+    return best.network
+
+
+class _Best:
+    """Takes the network of the best step where a run's results would be written."""
+
+    network: paddle.nn.Layer | None = None
+
+    def __call__(self, run: Run, summary: training.Summary) -> None:
+        network = run.task.network
+        network.set_state_dict(training.best_weights(run))
+        training.write_summary(run, summary)
+        network.eval()
+        self.network = network
+
+
 def open_tuned(
-    job: Any, connected: Single, bundle: bundles.Bundle, variant: str, change: Callable[..., None]
+    job: config.Tuning, connected: Single, bundle: bundles.Bundle, variant: str, change: Change
 ) -> Tuned:
-    """The task of a bundle's float32 variant, after `change(task, teacher)` made of its network
-    what is to be trained; the teacher is the network as it was, in evaluation mode."""
-    source = from_program.open_bundle(bundle, job.model.dropout, variant)
+    """The task of a bundle's float32 variant, after `change` made of its network what is to be
+    trained; the teacher is the network as it was, in evaluation mode."""
+    source = from_program.open_bundle(bundle, job.model.dropout or 0.0, variant)
     task = open_task(job, connected, source, Tuned, list(bundle.task.labels))
     assert isinstance(task, Tuned)
     check(task.network, bundle, variant)
     teacher = heads.build(job.task.name, task.network.network.config)
     weights.load(teacher, source)
     teacher.eval()
-    change(task, teacher)
+    change(task, teacher, connected)
     if job.distill.weight:
         task.teacher = teacher
     return task
@@ -129,7 +167,8 @@ def open_tuned(
 def check(network: paddle.nn.Layer, bundle: bundles.Bundle, variant: str) -> None:
     """UserError unless the network, not changed yet, answers like the bundle's program."""
     program = engine.open_folder(engine.FLOAT32, bundle.folder(variant), "cpu", 1)
-    ids, types = random_batch(np.random.default_rng(0), (4, 16), 100)
+    vocab_size = min(100, network.network.config.vocab_size)
+    ids, types = random_batch(np.random.default_rng(0), (4, 16), vocab_size)
     found = answers(network, {"input_ids": ids, "token_type_ids": types})
     difference = float(np.abs(found - program(ids, types)).max())
     if not difference <= LARGEST_DIFFERENCE:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import io
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Dict, Iterator, NamedTuple, Sequence, overload
+from typing import BinaryIO, Dict, Iterator, NamedTuple, Sequence, overload
 
 import numpy as np
 import pyarrow as pa
@@ -100,7 +101,7 @@ def prepare(name: str, folder: Path, recipe: Recipe) -> Path:
     when the cache cannot be written.
     """
     try:
-        pieces = list(_pieces(name))
+        pieces = list(_pieces(name, recipe.form))
         own = folder / _key(pieces, recipe)
         own.mkdir(parents=True, exist_ok=True)
         # Another job that wants the same tokens waits, and then has them.
@@ -148,24 +149,40 @@ def load(name: str, own: Path) -> tuple[Split, list[str]]:
     return split, manifest["labels"]
 
 
-def _pieces(name: str) -> Iterator[Piece]:
-    """The table in pieces of whole lines, hashed."""
-    start, line = 0, 1
+def _pieces(name: str, form: read.Format) -> Iterator[Piece]:
+    """The table in pieces of whole records, hashed."""
     with read.opened(name) as file:
-        while True:
-            block = file.read(PIECE)
-            if not block:
-                return
-            digest = hashlib.sha256(block)
-            size, count = len(block), block.count(b"\n")
-            while not block.endswith(b"\n"):
-                block = file.readline(PIECE)
-                if not block:
-                    break
-                digest.update(block)
-                size, count = size + len(block), count + block.endswith(b"\n")
+        yield from _of_records(form.records(enumerate(file, 1))) if form.quoted else _of_lines(file)
+
+
+def _of_records(records: Iterator[tuple[int, bytes]]) -> Iterator[Piece]:
+    start, line, size, digest = 0, 1, 0, hashlib.sha256()
+    for number, record in records:
+        if size >= PIECE:
             yield Piece(start, size, line, digest.hexdigest())
-            start, line = start + size, line + count
+            start, line, size, digest = start + size, number, 0, hashlib.sha256()
+        digest.update(record)
+        size += len(record)
+    if size:
+        yield Piece(start, size, line, digest.hexdigest())
+
+
+def _of_lines(file: BinaryIO) -> Iterator[Piece]:
+    start, line = 0, 1
+    while True:
+        block = file.read(PIECE)
+        if not block:
+            return
+        digest = hashlib.sha256(block)
+        size, count = len(block), block.count(b"\n")
+        while not block.endswith(b"\n"):
+            block = file.readline(PIECE)
+            if not block:
+                break
+            digest.update(block)
+            size, count = size + len(block), count + block.endswith(b"\n")
+        yield Piece(start, size, line, digest.hexdigest())
+        start, line = start + size, line + count
 
 
 def _key(pieces: Sequence[Piece], recipe: Recipe) -> str:
@@ -244,7 +261,7 @@ def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
         content = file.read(piece.size)
     if hashlib.sha256(content).hexdigest() != piece.sha256:
         raise UserError(f"{name}: was changed while it was read; start again when it is complete")
-    numbered = enumerate(content.split(b"\n"), piece.line)
+    numbered = enumerate(io.BytesIO(content), piece.line)
     table = read.parse_lines(name, numbered, recipe.form, recipe.on_bad_line)
     split, labels = tokenize(
         name, table, tokenizer, recipe.pair, recipe.form.labelled, recipe.max_length
@@ -289,6 +306,7 @@ def _finish(name: str, own: Path, paths: Sequence[Path]) -> None:
     bad = [line for piece in known for line in piece["first_skipped"]]
     read.check_not_empty(name, texts, skipped, bad)
     labels = sorted({label for piece in known for label in piece["labels"]})
+    places = {label: number for number, label in enumerate(labels)}
     for column, kind in COLUMNS.items():
         with files.replacing(own / f"{column}.npy") as file:
             header = {"descr": kind, "fortran_order": False, "shape": (texts,)}
@@ -296,7 +314,7 @@ def _finish(name: str, own: Path, paths: Sequence[Path]) -> None:
             for path, piece in zip(paths, known):
                 values = _open(path).column(column).to_numpy()
                 if column == "labels" and labels:
-                    values = np.array([labels.index(n) for n in piece["labels"]], "i8")[values]
+                    values = np.array([places[label] for label in piece["labels"]], "i8")[values]
                 file.write(values.astype(kind).tobytes())
     fingerprint = Fingerprint()
     all_labels = np.load(own / "labels.npy", mmap_mode="r")

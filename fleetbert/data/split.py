@@ -8,6 +8,7 @@ from typing import NamedTuple, Sequence, overload
 
 import numpy as np
 
+from fleetbert.data.labels import alike
 from fleetbert.data.read import Table
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.errors import UserError
@@ -57,13 +58,15 @@ def renumbered(split: Split, own: list[str], labels: list[str]) -> Split:
     """
     if own == labels:
         return split
-    numbers = np.array([labels.index(name) if name in labels else -1 for name in own], np.int64)
+    places = {name: number for number, name in enumerate(labels)}
+    numbers = np.array([places.get(name, -1) for name in own], np.int64)
     targets = numbers[split.labels]
     if (targets < 0).any():
         text = int(np.argmax(targets < 0))
+        label = own[split.labels[text]]
         raise UserError(
-            f"{split.name}:{split.lines[text]}: label {own[split.labels[text]]!r} is not among the "
-            f"training labels {', '.join(labels[:20])}"
+            f"{split.name}:{split.lines[text]}: label {label!r}{alike(label, labels)} is not among "
+            f"the training labels {', '.join(labels[:20])}"
         )
     return split._replace(labels=targets)
 

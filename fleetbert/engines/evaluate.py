@@ -9,14 +9,17 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.data.read import Table, read
+from fleetbert.data.labels import alike
+from fleetbert.data.read import Quoting, Table, read
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
 from fleetbert.tasks import Metrics
 
 # A confusion matrix of more classes does not fit a terminal.
 WIDEST_CONFUSION = 12
-NOT_IN_THE_HEADLINE = ("macro_f1", "texts_per_s", "mean_layers")
+MOST_CLASSES = 50  # shown, the worst
+MOST_CONFUSIONS = 30
+NOT_IN_THE_HEADLINE = ("macro_f1", "macro_f1_all", "texts_per_s", "mean_layers")
 
 
 class Known(NamedTuple):
@@ -29,9 +32,11 @@ class Known(NamedTuple):
     skipped: int
 
 
-def read_known(model: answer.Model, path: str | Path, on_bad_line: str = "stop") -> Known:
+def read_known(
+    model: answer.Model, path: str | Path, on_bad_line: str = "stop", quoting: Quoting = "auto"
+) -> Known:
     """Read the labelled table at `path`; a label that the model does not know is a bad line."""
-    table = read(path, pair=model.pair, labelled=True, on_bad_line=on_bad_line)
+    table = read(path, pair=model.pair, labelled=True, on_bad_line=on_bad_line, quoting=quoting)
     table = _known(table, model.labels, path, on_bad_line)
     examples = table.examples
     index = {label: number for number, label in enumerate(model.labels)}
@@ -40,14 +45,16 @@ def read_known(model: answer.Model, path: str | Path, on_bad_line: str = "stop")
     return Known([example.text_a for example in examples], texts_b, truth, len(table.skipped))
 
 
-def evaluate(model: answer.Model, path: str | Path, on_bad_line: str = "stop") -> Metrics:
+def evaluate(
+    model: answer.Model, path: str | Path, on_bad_line: str = "stop", quoting: Quoting = "auto"
+) -> Metrics:
     """Measures of the model on the table at `path`, ready for JSON.
 
     Those of the task, and texts_per_s (tokenization to logits), skipped (bad lines), cut
     (texts longer than max_length) and mean_layers (that a text went through; None where all do).
     A line whose label the model does not know is a bad line.
     """
-    table = read_known(model, path, on_bad_line)
+    table = read_known(model, path, on_bad_line, quoting)
     with answer.progress(len(table.truth)) as bar:
         start = time.perf_counter()
         logits = answer.compute_logits(model, table.texts_a, table.texts_b, bar.update)
@@ -80,16 +87,36 @@ def format_report(report: Metrics) -> str:
 
 
 def _tables(report: Metrics) -> list[str]:
-    """A classifier's table by class, and its confusion matrix."""
+    """A classifier's table by class, and its confusion matrix or most frequent mistakes."""
     rows = [["", "precision", "recall", "f1", "texts"]]
-    for label, scores in report["classes"].items():
+    classes, labels = report["classes"], report["labels"]
+    for label, scores in list(classes.items())[:MOST_CLASSES]:
         numbers = [f"{scores[name]:.4f}" for name in ("precision", "recall", "f1")]
         rows.append([label, *numbers, str(scores["support"])])
-    labels = report["labels"]
-    if len(labels) > WIDEST_CONFUSION:
-        return align(rows)
-    counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
-    return [*align(rows), "", *align([["true \\ answered", *labels], *counts])]
+    lines = align(rows)
+    if len(classes) > MOST_CLASSES:
+        lines.append(f"the {MOST_CLASSES} worst of {len(classes)} classes; --json has all")
+    lines += ["", _macro_f1(report)]
+    if len(labels) <= WIDEST_CONFUSION:
+        counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
+        lines += ["", *align([["true \\ answered", *labels], *counts])]
+    if confusions := report.get("confusions"):
+        shown = [[*pair, str(texts)] for *pair, texts in confusions[:MOST_CONFUSIONS]]
+        lines += ["", *align([["most confused: true", "answered", "texts"], *shown])]
+        if report["confused_pairs"] > len(shown):
+            lines.append(f"the most frequent of {report['confused_pairs']} pairs")
+    return lines
+
+
+def _macro_f1(report: Metrics) -> str:
+    """The figure, and over which classes it is the mean."""
+    occurring, total = report["macro_f1_classes"], len(report["labels"])
+    if occurring == total:
+        return f"macro F1 {report['macro_f1']:.4f}, the mean over all {total} classes"
+    return (
+        f"macro F1 {report['macro_f1']:.4f}, the mean over the {occurring} classes that occur in "
+        f"the table or the answers; {report['macro_f1_all']:.4f} over all {total}"
+    )
 
 
 def _known(table: Table, labels: Sequence[str], path: str | Path, on_bad_line: str) -> Table:
@@ -100,8 +127,9 @@ def _known(table: Table, labels: Sequence[str], path: str | Path, on_bad_line: s
     if unknown and (on_bad_line == "stop" or not examples):
         shown = ", ".join(map(repr, labels[:12])) + (", ..." if len(labels) > 12 else "")
         raise UserError(
-            f"{path}:{unknown[0].line}: the model does not know the label {unknown[0].label!r}; "
-            f"it knows {shown}; correct the line, or leave such lines out with --on-bad-line skip"
+            f"{path}:{unknown[0].line}: the model does not know the label {unknown[0].label!r}"
+            f"{alike(unknown[0].label or '', labels)}; it knows {shown}; correct "
+            "the line, or leave such lines out with --on-bad-line skip"
         )
     reasons = [(example.line, f"unknown label {example.label!r}") for example in unknown]
     return Table(examples, sorted(table.skipped + reasons))

@@ -1,3 +1,3 @@
-"""Fills bundles: Paddle Inference programs, ONNX."""
+"""A trained network → a program → a bundle."""
 
 from fleetbert.compat import prepared  # noqa: F401  before any `import paddle` in here

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Sequence
 
@@ -24,12 +23,13 @@ def import_model(
     """Write the model that `model.init` names as a bundle at `path`, with the variant float32.
 
     labels: in the order of the logits; None: `id2label` of its config.json. UserError if it has no
-    head, if the labels are not as many as the head has, or if it has no positions for `max_length`.
+    head, if the labels are not as many as the head has or are its own in another order, or if it
+    has no positions for `max_length`.
     """
     source = weights.open_source(model)
     tensors = source.tensors or {}
     if "classifier.weight" in tensors:
-        labels = _labels(source.name, model.init, tensors["classifier.weight"].shape[1], labels)
+        labels = _labels(source, tensors["classifier.weight"].shape[1], labels)
         task = "pair_classification" if pair else "classification"
     elif any(name.startswith("cls.predictions.") for name in tensors):
         labels, task = [], "mlm"
@@ -59,20 +59,20 @@ def import_model(
         )
 
 
-def _labels(name: str, init: str, count: int, given: Sequence[str] | None) -> list[str]:
-    """The labels of a classifier with `count` logits."""
-    labels = list(given) if given is not None else _of_config(Path(init) / "config.json", count)
-    if len(labels) != count:
+def _labels(source: weights.Source, count: int, given: Sequence[str] | None) -> list[str]:
+    """The labels of a classifier with `count` logits; LABEL_0, ... where none are known, as in
+    transformers."""
+    known = list(source.head_labels) or [f"LABEL_{number}" for number in range(count)]
+    if given is None:
+        return known
+    if len(given) != count:
         raise UserError(
-            f"labels: {name} has {count} logits, and the labels {', '.join(labels) or 'none'}; "
-            "give as many, in their order"
+            f"labels: {source.name} has {count} logits, and the labels "
+            f"{weights.few(given) or 'none'}; give as many, in their order"
         )
-    return labels
-
-
-def _of_config(path: Path, count: int) -> list[str]:
-    """`id2label`; LABEL_0, ... where there is none, as in transformers."""
-    by_number: dict[str, object] = {}
-    if path.is_file():
-        by_number = json.loads(path.read_text(encoding="utf-8")).get("id2label") or {}
-    return [str(by_number.get(str(number), f"LABEL_{number}")) for number in range(count)]
+    if list(given) != known and set(given) == set(known):
+        raise UserError(
+            f"labels: {weights.few(given)} is another order than that of {source.name}'s "
+            f"id2label, {weights.few(known)}; leave labels out, or correct id2label"
+        )
+    return list(given)

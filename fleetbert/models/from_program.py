@@ -66,7 +66,8 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
         "layer_norm_eps": programs.attribute(norm, "epsilon").f,
         "pad_token_id": tokenizers.open(bundle).pad_id,
     }
-    return Source(str(bundle.root), shape, bundle.tokenizer, tensors)
+    labels = tuple(bundle.task.labels)
+    return Source(str(bundle.root), shape, bundle.tokenizer, tensors, head_labels=labels)
 
 
 def names(program: ProgramDesc, where: str) -> Names:

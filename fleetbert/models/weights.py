@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import NamedTuple, Sequence, cast
 
 import numpy as np
-import paddle
 from paddle import nn
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from fleetbert import config as schema
 from fleetbert import files
@@ -20,19 +19,20 @@ from fleetbert.compat.paddlenlp import BertConfig, BertModel, BertTokenizer
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.errors import UserError
-from fleetbert.models import encoders
+from fleetbert.models import encoders, weight_files
 from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
 
 
 class Source(NamedTuple):
-    """What `model.init` names: the shape, the tokenizer and perhaps the weights; and the family
-    that the weights are saved in."""
+    """What `model.init` names: the shape, the tokenizer and perhaps the weights; the family that
+    the weights are saved in; and the labels of its classifier's logits, () where unknown."""
 
     name: str
     shape: Shape
     tokenizer: Spec
     tensors: Tensors | None  # by the network's names; None: fresh weights
     family: Family = BERT
+    head_labels: tuple[str, ...] = ()
 
 
 def digest(tokenizer: Spec, tensors: Tensors | None = None) -> str:
@@ -71,7 +71,7 @@ def open_source(model: schema.Model) -> Source:
         shape["hidden_dropout_prob"] = shape["attention_probs_dropout_prob"] = model.dropout
     for path in tokenizer.files.values():
         if not path.is_file():
-            raise UserError(f"model.vocab: the file {path} does not exist")
+            raise UserError(f"model.vocab: the file {path} does not exist{_from_whole(path)}")
     return source._replace(tokenizer=tokenizer, shape=shape)
 
 
@@ -86,11 +86,13 @@ def bert_config(source: Source, num_labels: int, vocab_size: int) -> BertConfig:
     return BertConfig(num_labels=num_labels, **source.shape)
 
 
-def load(network: nn.Layer, source: Source) -> LoadReport:
+def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadReport:
     """Put the source's tensors into the network's PaddleNLP part.
 
     Every tensor is accounted for: one of the encoder that is missing, of another shape, or one
-    that no BERT has raises UserError with its name; heads are reported.
+    that no BERT has raises UserError with its name; heads are reported. `labels` are those of the
+    network's logits: each gets what the source's classifier has for it, wherever that stands, and
+    one that the classifier lacks starts fresh (see `describe_head`).
     """
     if source.tensors is None:
         return LoadReport([], [])
@@ -108,8 +110,19 @@ def load(network: nn.Layer, source: Source) -> LoadReport:
                 if names
             )
         )
+    rows = match_labels(source.head_labels, labels)
     for name, array in source.tensors.items():
         if name not in wanted:
+            continue
+        if name.startswith("classifier.") and rows is not None:
+            known = rows >= 0
+            if known.any():
+                own = wanted[name].numpy()  # (hidden, labels) or (labels)
+                own[..., known] = array[..., rows[known]]
+                wanted[name].set_value(own)
+            else:  # a head of other labels
+                missing.append(name)
+                unexpected.append(name)
             continue
         if list(array.shape) != list(wanted[name].shape):
             if name.startswith(HEADS):  # a head for another number of labels
@@ -124,6 +137,62 @@ def load(network: nn.Layer, source: Source) -> LoadReport:
     # The bias of the masked-word head stands under two names, tied.
     fresh = [n for n in missing if not _tied(n, source.tensors)]
     return LoadReport(sorted(fresh), sorted(unexpected))
+
+
+def match_labels(known: Sequence[str], labels: Sequence[str]) -> np.ndarray | None:
+    """int64 [labels]: the place of each label among the `known` ones, -1 where it is not there.
+
+    None where names tell nothing: one side has none, or `known` are transformers' LABEL_0, ...
+    These do stand for labels that are numbers.
+    """
+    if not known or not labels:
+        return None
+    if _are_placeholders(known):
+        if not all(label.isdecimal() for label in labels):
+            return None
+        known = [name[len("LABEL_") :] for name in known]
+    places = {name: place for place, name in enumerate(known)}
+    return np.array([places.get(label, -1) for label in labels], np.int64)
+
+
+def describe_head(source: Source, labels: Sequence[str]) -> str | None:
+    """What became of a source's classifier in a network with `labels`; None: it was kept as it
+    is, or there was none."""
+    head, known = (source.tensors or {}).get("classifier.weight"), source.head_labels
+    if head is None or not labels:
+        return None
+    rows = match_labels(known, labels)
+    if rows is None:
+        if head.shape[1] != len(labels):
+            return None  # `load` reports it
+        return (
+            "config.json does not name the classifier's labels; its logits are taken in the order "
+            f"{few(labels)}; if that is wrong, name them in id2label"
+        )
+    fresh = [label for label, row in zip(labels, rows) if row < 0]
+    if len(fresh) == len(labels):
+        return (
+            f"the classifier is of other labels ({few(known)}); it starts fresh for {few(labels)}"
+        )
+    if fresh:
+        return (
+            f"the classifier knows {len(labels) - len(fresh)} of the {len(labels)} labels; it "
+            f"starts fresh for {few(fresh)}"
+        )
+    if len(known) > len(labels):
+        return f"the classifier keeps {len(labels)} of its {len(known)} labels: {few(labels)}"
+    if (rows != np.arange(len(labels))).any():
+        return f"the classifier's labels, {few(known)}, are put in the order {few(labels)}"
+    return None
+
+
+def few(labels: Sequence[str], most: int = 12) -> str:
+    """Labels as words of a message."""
+    return ", ".join(labels[:most]) + (f" and {len(labels) - most} more" if labels[most:] else "")
+
+
+def _are_placeholders(labels: Sequence[str]) -> bool:
+    return list(labels) == [f"LABEL_{number}" for number in range(len(labels))]
 
 
 def save_folder(
@@ -143,6 +212,18 @@ def save_folder(
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     tokenizers.save(source.tokenizer, folder)
+
+
+def _from_whole(vocab: Path) -> str:
+    """How to make a vocab.txt that is missing beside tokenizer.json, if it is."""
+    whole = vocab.with_name("tokenizer.json")
+    if not whole.is_file():
+        return ""
+    return (
+        '; write it with `python -c "import json; '
+        f"vocab = json.load(open('{whole}', encoding='utf-8'))['model']['vocab']; "
+        f"open('{vocab}', 'w', encoding='utf-8').write('\\n'.join(sorted(vocab, key=vocab.get)))\"`"
+    )
 
 
 def _tied(name: str, tensors: Tensors) -> bool:
@@ -195,6 +276,8 @@ def _titles() -> str:
 
 
 def _folder(folder: Path, name: str) -> Source:
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model.init {name}: {weight_files.without_config(folder)}")
     fields = _read_json(folder / "config.json", name)
     model_type = fields.get("model_type", BERT.model_type)
     if model_type not in families.names():
@@ -206,15 +289,29 @@ def _folder(folder: Path, name: str) -> Source:
         raise UserError(f"model.init {name}: {reason}")
     try:
         tokenizer = tokenizers.find(folder)
+        files = weight_files.read(folder)
     except UserError as error:
         raise UserError(f"model.init {name}: {error}") from error
-    files = _read_tensors(folder, name)
     try:
         tensors, shape = encoders.read(family, fields, files)
     except KeyError as error:
         lacking = str(error.args[0])[len(encoders.ENCODER) :]
         raise UserError(f"model.init {name}: its weights hold no {lacking}") from error
-    return Source(name, shape, tokenizer, tensors, family)
+    return Source(name, shape, tokenizer, tensors, family, _head_labels(fields, tensors))
+
+
+def _head_labels(fields: Fields, tensors: Tensors) -> tuple[str, ...]:
+    """The labels of the classifier's logits, by `id2label` or else `label2id` of a config.json;
+    () if it names none, or not one for each."""
+    by_number, by_label = fields.get("id2label"), fields.get("label2id")
+    if not by_number and isinstance(by_label, dict):
+        by_number = {number: label for label, number in by_label.items()}
+    head = tensors.get("classifier.weight")
+    if head is None or not isinstance(by_number, dict):
+        return ()
+    names = {str(number): str(label).strip() for number, label in by_number.items()}
+    labels = tuple(names.get(str(number), "") for number in range(head.shape[1]))
+    return labels if len(names) == len(set(labels)) == len(labels) and all(labels) else ()
 
 
 def _read_json(path: Path, name: str) -> Fields:
@@ -225,33 +322,6 @@ def _read_json(path: Path, name: str) -> Fields:
     if not isinstance(fields, dict):
         raise UserError(f"model.init {name}: {path} holds no JSON object")
     return fields
-
-
-def _read_tensors(folder: Path, name: str) -> Tensors:
-    """The weights in a folder, as its file names and lays them out."""
-    hugging_face, paddlenlp = folder / "model.safetensors", folder / "model_state.pdparams"
-    if not (hugging_face.is_file() or paddlenlp.is_file()):
-        raise UserError(
-            f"model.init {name}: {folder} holds neither model.safetensors (Hugging Face) "
-            "nor model_state.pdparams (PaddleNLP); save the model in one of these formats"
-        )
-    try:
-        tensors: Tensors = (
-            load_file(hugging_face)
-            if hugging_face.is_file()
-            else paddle.load(str(paddlenlp), return_numpy=True)
-        )
-    except Exception as error:  # both libraries raise types of their own
-        raise UserError(f"model.init {name}: its weights cannot be read: {error}") from error
-    # position_ids is a buffer of old versions, not a weight.
-    tensors = {n: array for n, array in tensors.items() if not n.endswith("position_ids")}
-    for tensor, array in tensors.items():
-        if not np.isfinite(array).all():
-            raise UserError(
-                f"model.init {name}: {tensor} in its weights holds NaN or infinite values; take "
-                "another copy of them"
-            )
-    return tensors
 
 
 def _paddlenlp(name: str) -> Source:
@@ -266,8 +336,7 @@ def _paddlenlp(name: str) -> Source:
             f"({reason})"
         ) from error
     folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
-    tokenizer.save_resources(str(folder))
+    tokenizer.save_pretrained(str(folder))
     shape = cast(Shape, {field: getattr(network.config, field) for field in encoders.FIELDS})
     tensors = {"bert." + n: t.numpy() for n, t in network.state_dict().items()}
-    spec = tokenizers.of_vocab(folder / "vocab.txt", bool(tokenizer.do_lower_case))
-    return Source(name, shape, spec, tensors)
+    return Source(name, shape, tokenizers.find(folder), tensors)

@@ -14,6 +14,7 @@ from paddle import nn
 from fleetbert import config as schema
 from fleetbert import tasks
 from fleetbert.data import api_docs, batching, cache, read, tokenizers
+from fleetbert.data import labels as labels_of
 from fleetbert.data.split import Split, fingerprint, renumbered, tokenize
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
@@ -73,7 +74,7 @@ def open_splits(
         return [tokenized(name, table) for name, table in zip(names, tables)]
     splits = []
     for path in (path for path in (data.train, data.dev) if path is not None):
-        form = task.table_format(path)
+        form = task.table_format(path, data.quoting)
         folder = cache_folder(job, path)
         if folder is None:
             splits.append(tokenized(path, read.read_as(path, form, data.on_bad_line)))
@@ -118,7 +119,7 @@ class TextTask(Trainable):
         outputs = self.task.outputs(labels)
         shape = weights.bert_config(source, outputs, tokenizer.vocab_size)
         self.network = heads.build(job.task.name, shape)
-        self.loaded = weights.load(self.network, source)
+        self.loaded = weights.load(self.network, source, labels)
         self.objective.prepare(self.network)
 
     @cached_property
@@ -147,12 +148,34 @@ class TextTask(Trainable):
                 if counts["skipped_lines"]:
                     counted.append(f"{counts['skipped_lines']} bad lines skipped")
                 notes.append(f"{split.name}: {', '.join(counted)}")
+        if self.labels:
+            notes.append(labels_of.describe(self.labels, self._counts(self.train)))
         name, loaded = self.source.name, self.loaded
         if loaded.fresh and self.source.tensors is not None:
             notes.append(f"{name}: no weights for {', '.join(loaded.fresh)}; they start fresh")
         if loaded.unused:
             notes.append(f"{name}: not needed: {', '.join(loaded.unused)}")
+        if head := weights.describe_head(self.source, self.labels):
+            notes.append(f"{name}: {head}")
         return notes
+
+    def warnings(self) -> list[str]:
+        if not self.labels:
+            return []
+        found = labels_of.warnings(self.labels, self._counts(self.train))
+        warnings = [f"{self.train.name}: {warning}" for warning in found]
+        if self.dev is not None:
+            lacking = [self.labels[n] for n in np.flatnonzero(self._counts(self.dev) == 0)]
+            if lacking:
+                warnings.append(
+                    f"{self.dev.name}: has no text of {len(lacking)} of the {len(self.labels)} "
+                    f"labels: {weights.few(lacking)}; nothing is measured of them"
+                )
+        return warnings
+
+    def _counts(self, split: Split) -> np.ndarray:
+        """Texts of each label, int64 [labels]."""
+        return np.bincount(split.labels, minlength=len(self.labels))
 
     def describe(self) -> Described:
         splits = {"train": self.train, "dev": self.dev}
@@ -176,8 +199,15 @@ class TextTask(Trainable):
             builtin = api_docs.load()[0]
             texts = {number: builtin[i].text_a for number, i in zip(numbers, indices)}
         else:
-            texts = read.lines_at(self.job.data.train, numbers)
+            texts = self._lines_at(self.job.data.train, numbers)
         return [{"file": self.train.name, "line": n, "text": texts.get(n)} for n in numbers]
+
+    def _lines_at(self, path: str, numbers: Sequence[int]) -> dict[int, str]:
+        try:
+            form = self.task.table_format(path, self.job.data.quoting)
+        except UserError:  # it is gone, or another
+            return {}
+        return read.lines_at(path, numbers, form)
 
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         return self.objective.loss(model, arrays)

@@ -196,7 +196,6 @@ def test_a_run_without_a_folder_gets_a_new_one(tiny, tiny_data, tmp_path, monkey
         ({"train": []}, "train: has no rows"),
         ({"train": [("a", None), ("b", "c")]}, r"train\.jsonl:1: has no 'label'"),
         ({"train": 3}, "not a int"),
-        ({"labels": ["good"]}, "at least two"),
         ({"labels": ["good", "so so"]}, "is not among"),
         ({"strategy.name": "parameter_server"}, "servers"),
     ],
@@ -306,6 +305,13 @@ class TestImport:
         with pytest.raises(fleetbert.UserError, match="2 logits"):
             fleetbert.import_model(run.model, tmp_path / "c", labels=["no", "yes", "?"])
         assert not (tmp_path / "c").exists()
+
+    def test_its_own_labels_are_not_taken_in_another_order(self, run, tmp_path):
+        with pytest.raises(
+            fleetbert.UserError, match=r"good, bad is another order than .* bad, go"
+        ):
+            fleetbert.import_model(run.model, tmp_path / "b", labels=["good", "bad"])
+        assert not (tmp_path / "b").exists()
 
     def test_an_encoder_without_a_head_answers_nothing(self, tmp_path):
         with pytest.raises(fleetbert.UserError, match="has no classifier"):

@@ -12,10 +12,10 @@ from tiny_bert import LABELS
 from fleetbert import bundle as bundles
 from fleetbert import cli
 from fleetbert.bench import infer, measure
+from fleetbert.compress.onnx import export_onnx
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
-from fleetbert.export.onnx import export_onnx
 
 
 @pytest.fixture

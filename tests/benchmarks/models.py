@@ -12,7 +12,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config as configs
 from fleetbert.bench import measure
 from fleetbert.compat import environment
-from fleetbert.compress import command
+from fleetbert.compress import pipeline
 from fleetbert.errors import UserError
 
 ORT = "ONNX Runtime"
@@ -23,12 +23,12 @@ def with_onnx(bundle: bundles.Bundle, copy: Path) -> bundles.Bundle:
     if any(variant.name == "onnx" for variant in bundle.manifest.variants):
         bundles.verify(bundle, "onnx")
         return bundle
-    from fleetbert.export.onnx import export_onnx
+    from fleetbert.compress.onnx import export_onnx
 
     measure.say("exporting to ONNX")
     if bundle.root != copy:
         shutil.copytree(bundle.root, copy)
-    return export_onnx(copy)
+    return export_onnx(copy).bundle
 
 
 def add_variant(bundle: bundles.Bundle, method: str, calibration: str, data: str) -> bundles.Bundle:
@@ -42,7 +42,7 @@ def add_variant(bundle: bundles.Bundle, method: str, calibration: str, data: str
         values = {"bundle": str(bundle.root), "method": method, "gate": gate}
         values["calibration"] = {"data": calibration}
         job = configs.Quantize.model_validate(values)
-    return command.quantize(job)
+    return pipeline.quantize(job).bundle
 
 
 def _folded(model: Path, target: Path) -> str:

@@ -12,7 +12,7 @@ import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import command
+from fleetbert.compress import pipeline
 from fleetbert.engines import answer, golden
 
 HERE = Path(__file__).parent
@@ -89,7 +89,7 @@ def test_a_variant_more_makes_it_format_2(old):
         "bits": 16,
         "gate": {"data": str(table)},
     }
-    command.quantize(config.Quantize.model_validate(job))
+    pipeline.quantize(config.Quantize.model_validate(job))
     assert json.loads((old / "manifest.json").read_text(encoding="utf-8"))["format_version"] == 2
     after = bundles.read(old)
     assert after.manifest.variants[:-1] == before.manifest.variants

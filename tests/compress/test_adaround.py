@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import adaround, command
+from fleetbert.compress import adaround, pipeline
 from fleetbert.graph import weights
 
 
@@ -96,7 +96,7 @@ def test_a_bundles_variant_changes_less(trained, tiny_data, tmp_path):
             "calibration": {"data": str(tiny_data / "train.tsv"), "rounding": rounding},
             "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.05},
         }
-        command.quantize(config.Quantize.model_validate(job))
+        pipeline.quantize(config.Quantize.model_validate(job))
     found = [bundles.read(bundle).variant(name) for name in ("round", "adaround")]
     assert [variant.rounding for variant in found] == ["round", "adaround"]
     assert found[0].thresholds == found[1].thresholds

@@ -11,7 +11,9 @@ import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import calibrate, clip, command, methods, variants
+from fleetbert.compress import calibrate, clip, pipeline, static
+from fleetbert.compress.texts import read_batches
+from fleetbert.compress.work import Source
 from fleetbert.engines import answer, engine, evaluate
 from fleetbert.graph import weights
 
@@ -68,30 +70,30 @@ def test_a_token_of_large_values_counts_as_one_token():
 def planted(trained, tiny_data):
     """The tiny classifier, calibrated as if one value in each layer were 8 times the largest."""
     bundle = bundles.read(trained)
-    source = bundle.folder("float32")
+    source = Source(bundle.folder("float32"))
     settings = config.Calibration(data=str(tiny_data / "train.tsv"), texts=64)
-    prepared = variants.prepare_static(
-        source, methods.read_batches(settings, bundle), algorithm="abs_max"
-    )
-    thresholds = variants.input_thresholds(prepared)
+    prepared = static.of_texts(source, read_batches(settings, bundle), "abs_max")
+    thresholds = static.input_thresholds(prepared)
     wide = {name: 8 * threshold for name, threshold in thresholds.items()}
     return (
         bundle,
-        prepared._replace(found=calibrate.with_thresholds(prepared.found, source, wide)),
+        prepared._replace(
+            calibration=calibrate.with_thresholds(prepared.calibration, source.program, wide)
+        ),
         wide,
     )
 
 
-def test_clipping_takes_planted_outliers_back(planted, tiny_data, tmp_path):
+def test_clipping_takes_planted_outliers_back(planted, tiny_data, tmp_path, caplog):
     bundle, prepared, wide = planted
     texts = config.Calibration(data=str(tiny_data / "dev.tsv"), texts=clip.TEXTS)
-    said: list[str] = []
-    clipped = clip.clip(
-        prepared, bundle.folder("float32"), methods.read_batches(texts, bundle), said.append
+    caplog.set_level("INFO", "fleetbert")
+    clipped = static.clipped(
+        prepared, Source(bundle.folder("float32")), read_batches(texts, bundle)
     )
-    for name, threshold in variants.input_thresholds(clipped).items():
+    for name, threshold in static.input_thresholds(clipped).items():
         assert threshold < 0.5 * wide[name]
-        assert any(f"clip: {name}: inputs cut at" in line for line in said)
+        assert any(f"clip: {name}: inputs cut at" in line for line in caplog.messages)
     model = answer.load(bundle.root, "float32")
     table = evaluate.read_known(model, tiny_data / "dev.tsv")
     exact = answer.compute_logits(model, table.texts_a, table.texts_b).values
@@ -99,7 +101,7 @@ def test_clipping_takes_planted_outliers_back(planted, tiny_data, tmp_path):
     for case, mix in (("outliers", prepared), ("clipped", clipped)):
         folder = tmp_path / case
         folder.mkdir()
-        variants.write_mix(mix, folder)
+        static.write_mix(mix, folder)
         served = model._replace(engine=engine.open_folder(engine.INT8, folder, "cpu", 2))
         found = answer.compute_logits(served, table.texts_a, table.texts_b).values
         changes[case] = np.square(found - exact).mean()
@@ -120,7 +122,7 @@ def test_the_manifest_and_the_page_say_what_was_cut(trained, tiny_data, tmp_path
             },
             "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.05},
         }
-        command.quantize(config.Quantize.model_validate(job))
+        pipeline.quantize(config.Quantize.model_validate(job))
     plain, variant = (bundles.read(bundle).variant(name) for name in ("none", "auto"))
     assert not plain.clipped
     cut = variant.clipped

@@ -12,8 +12,8 @@ from paddle.static.quantization import post_training_quantization
 from paddle.static.quantization.cal_kl_threshold import cal_kl_threshold
 
 from fleetbert import bundle as bundles
-from fleetbert import config, errors
-from fleetbert.compress import command, gate
+from fleetbert import config
+from fleetbert.compress import gate, pipeline
 from fleetbert.engines import answer, golden
 from fleetbert.errors import GateFailed, UserError
 
@@ -67,8 +67,15 @@ def test_a_variant_is_added_with_its_evidence(
         lambda bins, width, bits: cal_kl_threshold(bins.reshape(256, -1).sum(1), 8 * width, bits),
     )
     before = content(bundle / "float32")
-    command.quantize(job(bundle, tiny_data, method, **changes))
+    result = pipeline.quantize(job(bundle, tiny_data, method, **changes))
     variant = bundles.read(bundle).variant(name)
+    assert (result.variant, result.bundle.names[-1]) == (name, name)
+    assert result.drop == pytest.approx(result.float32_accuracy - variant.accuracy[0].accuracy)
+    assert (result.speed_ratio, result.size_ratio) == (
+        variant.comparison.speed_ratio,
+        variant.comparison.size_ratio,
+    )
+    assert result.report == bundle / "quantize-report.html"
     page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
     assert f"{name}</th>" in page
     assert "not added" not in page
@@ -104,7 +111,7 @@ def test_the_gate_stops_what_loses_too_much(bundle, tiny_data):
     with pytest.raises(
         GateFailed, match="bundle stays as it was; the layers whose outputs change most"
     ):
-        command.quantize(job(bundle, tiny_data, "static", gate__max_accuracy_drop=-0.5))
+        pipeline.quantize(job(bundle, tiny_data, "static", gate__max_accuracy_drop=-0.5))
     after = content(bundle)
     page = after.pop("quantize-report.html").decode()
     assert after == before
@@ -151,7 +158,7 @@ def test_bad_input_leaves_the_bundle_as_it_was(
     Path("labels.tsv").write_text("label\ttext_a\nother\tword1\n")
     before = content(bundle)
     with pytest.raises(UserError) as error:
-        command.quantize(job(bundle, tiny_data, method, **changes))
+        pipeline.quantize(job(bundle, tiny_data, method, **changes))
     assert message in str(error.value)
     assert content(bundle) == before
 
@@ -162,7 +169,7 @@ def test_a_broken_bundle_is_refused(bundle, tiny_data):
     data[len(data) // 2] ^= 1
     path.write_bytes(bytes(data))
     with pytest.raises(UserError, match=r"model\.pdiparams is not the file that was exported"):
-        command.quantize(job(bundle, tiny_data, "dynamic"))
+        pipeline.quantize(job(bundle, tiny_data, "dynamic"))
 
 
 def test_keys_that_do_not_go_together(tmp_path):
@@ -183,8 +190,7 @@ def test_shipped_configs_are_whole():
 
 
 def test_gate_counts_exactly():
-    measured = gate.Measured("d", "0", 200, 0.895, 0.9, 2.0, 1.0, 2.0, 0.1, 1, 4)
-    gate.check("v", measured, 0.005, lambda: "")
-    with pytest.raises(errors.GateFailed, match=r"falls from 0\.9000 to 0\.8950, by 0\.0050"):
-        gate.check("v", measured, 0.004, lambda: "")
-    assert gate.evidence(measured)["comparison"].size_ratio == 0.25
+    accuracy = bundles.Accuracy(data="d", n=200, accuracy=0.895, float32_accuracy=0.9)
+    assert gate.refusal("v", accuracy, 0.005, "") is None
+    said = gate.refusal("v", accuracy, 0.004, "hint")
+    assert said is not None and "falls from 0.9000 to 0.8950, by 0.0050" in said

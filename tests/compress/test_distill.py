@@ -14,11 +14,11 @@ import paddle
 import processes
 import pytest
 import tiny_job
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import command as quantize_command
+from fleetbert.compress import pipeline
 from fleetbert.compress.distill import job as distilling
 from fleetbert.compress.distill import student, teacher
 from fleetbert.compress.distill.theseus import Theseus
@@ -176,11 +176,57 @@ def test_a_student_of_a_whole_teacher_starts_at_its_entropy(make, tmp_path):
     assert float(task.loss(task.network, arrays)) == pytest.approx(expected, rel=1e-5)
 
 
+class TestTeachersWithLabelsInAnotherOrder:
+    @pytest.fixture
+    def turned(self, taught, tmp_path):
+        """The teacher's `model`, whose labels and their rows of the head are turned round."""
+        folder = shutil.copytree(taught / "model", tmp_path / "turned")
+        tensors = load_file(folder / "model.safetensors")
+        for name in ("classifier.weight", "classifier.bias"):
+            tensors[name] = np.ascontiguousarray(tensors[name][::-1])
+        save_file(tensors, folder / "model.safetensors")
+        fields = json.loads((folder / "config.json").read_text())
+        assert fields["id2label"] == {"0": "bad", "1": "good"}
+        fields.update(id2label={"0": "good", "1": "bad"}, label2id={"good": 0, "bad": 1})
+        (folder / "config.json").write_text(json.dumps(fields))
+        return folder
+
+    @pytest.mark.parametrize("kind", [student.Student, Theseus])
+    def test_a_network_is_that_with_the_labels_in_order(
+        self, make, taught, turned, tmp_path, kind, monkeypatch
+    ):
+        networks, build = [], teacher.build
+        monkeypatch.setattr(
+            teacher, "build", lambda *given: networks.append(build(*given)) or networks[-1]
+        )
+        for path in (taught / "model", turned):
+            changes = {"distill.teacher": str(path), "model.num_hidden_layers": 4}
+            task = open_task(kind, make(tmp_path, changes))
+            assert task.labels == ["bad", "good"]
+            told = [note for note in task.notes() if "the teacher's labels, good, bad" in note]
+            assert len(told) == (path == turned)
+            networks.append(task.network)
+        for one, other in (networks[::2], networks[1::2]):
+            for name in ("classifier.weight", "classifier.bias"):
+                np.testing.assert_array_equal(
+                    one.network.state_dict()[name].numpy(), other.network.state_dict()[name].numpy()
+                )
+
+    def test_a_bundles_logits_are_those_of_the_labels(self, make, taught, tmp_path):
+        changes = {**LOGITS_ONLY, "distill.teacher": str(taught / "bundle")}
+        job = make(tmp_path, changes)
+        task, opened = open_task(student.Student, job), teacher.open_teacher(job)
+        found = teacher.bundle_logits(
+            opened, task.train, task.tokenizer, Single("cpu"), ["good", "bad"]
+        )
+        np.testing.assert_array_equal(found, task.logits[:, ::-1])
+
+
 class TestStudent:
     @pytest.fixture(scope="class")
     def learned(self, make, tmp_path_factory):
         output = tmp_path_factory.mktemp("student")
-        return output, distilling.distill(make(output, {"trainer.epochs": 2}))
+        return output, distilling.distill(make(output, {"trainer.epochs": 2})).summary
 
     def test_learns_and_leaves_a_run_folder(self, learned, taught):
         output, summary = learned
@@ -199,7 +245,7 @@ class TestStudent:
             "bundle": str(bundle), "method": "dynamic",
             "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.1},
         }  # fmt: skip
-        quantize_command.quantize(config.Quantize.model_validate(values))
+        pipeline.quantize(config.Quantize.model_validate(values))
         assert bundles.read(bundle).variant("int8-dynamic")
 
     def test_resumes_only_with_the_same_teacher_and_loss(self, learned, make, tmp_path):
@@ -244,7 +290,7 @@ class TestBundle:
 
     def test_teaches(self, make, taught, tmp_path):
         changes = {"distill.teacher": str(taught / "bundle"), "trainer.epochs": 3}
-        summary = distilling.distill(make(tmp_path, {**LOGITS_ONLY, **changes}))
+        summary = distilling.distill(make(tmp_path, {**LOGITS_ONLY, **changes})).summary
         assert summary["dev"]["accuracy"] > 0.75
 
 
@@ -316,7 +362,7 @@ class TestTheseus:
             "distill.kind": "theseus", "distill.replacing_epochs": 2, "trainer.epochs": 1,
             "model.num_hidden_layers": 1,
         }  # fmt: skip
-        summary = distilling.distill(make(tmp_path, changes))
+        summary = distilling.distill(make(tmp_path, changes)).summary
         assert summary["dev"]["accuracy"] > 0.8
         assert max(tiny_job.losses(tmp_path / "replacing")) == 20
         assert max(tiny_job.losses(tmp_path)) == 10

@@ -7,6 +7,7 @@ import pytest
 from tiny_bert import make_network
 
 from fleetbert.compress import dynamic
+from fleetbert.compress.work import Source
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.export import program as export
@@ -44,7 +45,7 @@ def test_products_as_mul_give_the_same_logits(folder, tmp_path):
 def test_every_matrix_and_table_is_integers(folder, bits):
     """Against a quantization written out here: integers, scales and the largest error."""
     arrays = arrays_of(folder)
-    found = dynamic.quantize_weights(folder, bits)
+    found = dynamic.quantize_weights(Source(folder), bits)
     matrices = {name for name, array in arrays.items() if array.ndim == 2}
     assert set(found.weights) == matrices
     assert all(array.ndim < 2 for array in found.others.values())
@@ -66,7 +67,7 @@ def test_what_is_skipped_stays_float32(folder):
         next(n for n in arrays if n.startswith("linear")),
         programs.embedding_tables(programs.read(folder / "model.pdmodel"))[0],
     ]
-    found = dynamic.quantize_weights(folder, 8, some)
+    found = dynamic.quantize_weights(Source(folder), 8, some)
     for name in some:
         assert name not in found.weights
         np.testing.assert_array_equal(found.others[name], arrays[name])

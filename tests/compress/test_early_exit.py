@@ -16,7 +16,7 @@ import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import command, early_exit
+from fleetbert.compress import early_exit, pipeline
 from fleetbert.compress.distill import exits as job_of_exits
 from fleetbert.compress.distill import heads as learning
 from fleetbert.compress.early_exit import Observed
@@ -52,7 +52,7 @@ def made(trained, tiny_data, tmp_path_factory):
         "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.5},
         "report": str(root / "report.html"),
     }
-    command.quantize(config.Quantize.model_validate(quantize))
+    pipeline.quantize(config.Quantize.model_validate(quantize))
     path = root / "job.yaml"
     path.write_text(json.dumps(values(bundle, tiny_data)), encoding="utf-8")
     script = [sys.executable, str(ROOT / "launch" / "distill.py"), "--config", str(path)]
@@ -118,10 +118,11 @@ def test_predict_says_where_texts_left(made, texts):
 
 
 def test_heads_as_in_the_paper_learn_too(bundle, tiny_data):
-    added = job_of_exits.add_variants(
+    (result,) = job_of_exits.add_variants(
         job(bundle, tiny_data, head="fastbert", labels_weight=0.5, epochs=8, speed=0.9)
     )
-    variant = added.variant("early-exit-float32")
+    variant = result.bundle.variant("early-exit-float32")
+    assert (result.variant, result.accuracy) == (variant.name, variant.accuracy[0].accuracy)
     assert variant.head == "fastbert"
     assert variant.speed == 0.9
     assert variant.accuracy_by_layer[0] >= 0.9
@@ -235,7 +236,7 @@ def test_where_leaving_early_does_not_pay_nothing_is_added(
 ):
     timed(1.0, group, faster)
     before = (bundle / "manifest.json").read_bytes()
-    job_of_exits.add_variants(job(bundle, tiny_data, layers="auto"))
+    assert job_of_exits.add_variants(job(bundle, tiny_data, layers="auto")) == []
     said = capsys.readouterr().err
     assert "early-exit-float32 is not added: at the accuracy" in said
     assert (bundle / "manifest.json").read_bytes() == before
@@ -246,8 +247,8 @@ def test_where_leaving_early_does_not_pay_nothing_is_added(
 
 def test_where_it_pays_the_manifest_says_how_much(bundle, tiny_data, timed):
     timed(1.0, 0.1, 1.5)
-    added = job_of_exits.add_variants(job(bundle, tiny_data, layers="auto"))
-    assert added.variant("early-exit-float32").times_faster == 1.7
+    (result,) = job_of_exits.add_variants(job(bundle, tiny_data, layers="auto"))
+    assert result.bundle.variant("early-exit-float32").times_faster == 1.7
 
 
 def test_layers_may_be_chosen_for_texts_that_come_alone(bundle, tiny_data, monkeypatch):
@@ -302,7 +303,7 @@ def test_a_source_that_cannot_be_cut(bundle, tiny_data):
         "method": "dynamic",
         "gate": values(bundle, tiny_data)["gate"],
     }
-    command.quantize(config.Quantize.model_validate(dynamic))
+    pipeline.quantize(config.Quantize.model_validate(dynamic))
     settings = job(bundle, tiny_data).model_copy(update={"sources": ["int8-dynamic"]})
     with pytest.raises(UserError, match=r"sources: the variant int8-dynamic .* name float32"):
         job_of_exits.add_variants(settings)
@@ -333,7 +334,7 @@ def test_two_ranks_learn_what_one_learns(bundle, tiny_data, tmp_path):
     added = bundles.read(bundle).folder("early-exit-float32")
     found = heads.load(added)[1]
     wanted["bundle"] = str(alone)
-    by_one = job_of_exits.add_variants(config.SelfDistill.model_validate(wanted))
+    by_one = job_of_exits.add_variants(config.SelfDistill.model_validate(wanted))[0].bundle
     for name, array in heads.load(by_one.folder("early-exit-float32"))[1].items():
         np.testing.assert_allclose(found[name], array, atol=1e-4, err_msg=name)
 

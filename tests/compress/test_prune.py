@@ -19,7 +19,7 @@ from scipy import special, stats
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import command, importance, prune, tuning
+from fleetbert.compress import importance, pipeline, prune, tuning
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
@@ -235,10 +235,10 @@ def done(trained, tiny_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("prune")
     bundle = Path(shutil.copytree(trained, folder / "bundle"))
     kept = []
-    train = prune.train
+    prepare = prune.prepare
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prune, "train", lambda *given: kept.append(train(*given)) or kept[0])
-        command.quantize(read_job(bundle, tiny_data, folder / "run"))
+        patch.setattr(prune, "prepare", lambda work: kept.append(prepare(work)) or kept[0])
+        pipeline.quantize(read_job(bundle, tiny_data, folder / "run"))
     return bundle, kept[0], folder / "run"
 
 
@@ -249,8 +249,8 @@ def test_the_variant_is_smaller_and_what_was_trained(done, trained):
     variant = opened.variant("pruned-float32")
     assert variant.made_from == "float32"
     assert variant.kind == "paddle-inference"
-    assert variant.pruning.heads == [2, 1]
-    assert variant.pruning.feed_forward == [128, 48]
+    assert variant.pruning.heads == (2, 1)
+    assert variant.pruning.feed_forward == (128, 48)
     assert variant.comparison.size_ratio < 0.8
     assert variant.max_difference_to_network < 1e-4
     assert variant.accuracy[0].accuracy > 0.8
@@ -286,7 +286,7 @@ def test_a_pruned_variant_is_a_source(done, tiny_data, tmp_path, method):
         "calibration": {"data": str(tiny_data / "train.tsv"), "texts": 64},
         "prune": {"heads": 0, "feed_forward": 0.3},
     }
-    command.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
+    pipeline.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
     made = "pruned-float32" if method == "prune" else f"int8-{method}"
     variant = bundles.read(bundle).variant(f"pruned-{made}")
     assert variant.made_from == "pruned-float32"
@@ -296,7 +296,7 @@ def test_a_pruned_variant_is_a_source(done, tiny_data, tmp_path, method):
     )
     assert variant.accuracy[0].accuracy > 0.8
     if method == "prune":
-        assert variant.pruning.feed_forward == [48, 32]
+        assert variant.pruning.feed_forward == (48, 32)
     elif method == "qat":
         assert variant.max_difference_to_network < 0.02
     else:
@@ -340,7 +340,7 @@ def test_two_ranks_prune_the_same_and_the_gate_adds_nothing(done, trained, tiny_
     assert found.pruning.kept_heads == expected.kept.heads.tolist()
     assert len(tiny_job.losses(output)) == 9
     with pytest.raises(UserError, match=r"trained with prune\.heads: 0\.5, this job has 0\.0"):
-        prune.train(read_job(bundle, tiny_data, output, {"prune.heads": 0.0}), bundles.read(bundle))
+        pipeline.quantize(read_job(bundle, tiny_data, output, {"prune.heads": 0.0}))
 
 
 BAD = [
@@ -367,7 +367,7 @@ def test_bad_input_leaves_the_bundle_as_it_was(
     bundles.add_variant(bundle, "int8", fill)
     before = content(bundle)
     with pytest.raises(UserError, match=message):
-        command.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
+        pipeline.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
     assert content(bundle) == before
 
 

@@ -19,8 +19,9 @@ from scipy import special
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import command, methods, qat, tuning
+from fleetbert.compress import command, pipeline, qat, tuning
 from fleetbert.compress.distill import student
+from fleetbert.compress.texts import read_batches
 from fleetbert.engines import engine
 from fleetbert.errors import GateFailed, UserError
 from fleetbert.graph import int8, weights
@@ -56,16 +57,16 @@ def done(trained, tiny_data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("qat")
     bundle = Path(shutil.copytree(trained, folder / "bundle"))
     kept = []
-    train = qat.train
+    prepare = qat.prepare
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qat, "train", lambda *given: kept.append(train(*given)) or kept[0])
-        command.quantize(read_job(bundle, tiny_data, folder / "run"))
+        patch.setattr(qat, "prepare", lambda work: kept.append(prepare(work)) or kept[0])
+        pipeline.quantize(read_job(bundle, tiny_data, folder / "run"))
     return bundle, kept[0], folder / "run"
 
 
 def dev_batches(bundle: Path, data: Path) -> Any:
     settings = config.Calibration(data=str(data / "dev.tsv"), texts=60, batch_tokens=256)
-    return methods.read_batches(settings, bundles.read(bundle)).batches
+    return read_batches(settings, bundles.read(bundle)).batches
 
 
 def test_the_served_program_answers_like_the_trained_network(done, tiny_data):
@@ -246,10 +247,7 @@ def test_a_killed_run_goes_on_to_the_same_result(done, bundle, tiny_data, tmp_pa
         processes.kill(process)
     assert not (output / "summary.json").exists()
     with pytest.raises(UserError, match=r"was trained with distill\.weight: 0\.5, this job has 0"):
-        qat.train(
-            read_job(bundle, tiny_data, output, {**changes, "distill.weight": 0.0}),
-            bundles.read(bundle),
-        )
+        pipeline.quantize(read_job(bundle, tiny_data, output, {**changes, "distill.weight": 0.0}))
     process = processes.start(tmp_path, job, script=SCRIPT)
     try:
         processes.ended(process)
@@ -281,7 +279,7 @@ def test_bad_input_leaves_the_bundle_as_it_was(
     Path("labels.tsv").write_text("label\ttext_a\nother\tword1\ngood\tword2\n")
     before = {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
     with pytest.raises(UserError, match=message):
-        command.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
+        pipeline.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
     assert {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == before
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 from tiny_bert import make_network
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import methods, search, sensitivity, variants
+from fleetbert.compress import search, sensitivity, static
+from fleetbert.compress.gate import Gate
+from fleetbert.compress.texts import read_batches
+from fleetbert.compress.work import Source
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed
@@ -47,7 +52,7 @@ def test_groups_are_the_parts_of_each_layer(folder):
 
 def test_inputs_of_layers_are_what_float32_computes(folder):
     """The last layer's input, multiplied here, is the logits of the program."""
-    layers = sensitivity.Layers(folder)
+    layers = Source(folder).layers
     last = list(layers.inputs)[-1]
     bias = layers.parameters[last.replace(".w_", ".b_")]
     opened = engine.open_folder(engine.FLOAT32, folder, "cpu", 1)
@@ -58,7 +63,7 @@ def test_inputs_of_layers_are_what_float32_computes(folder):
 
 
 def test_errors_of_outputs_are_those_of_the_quantized_arithmetic(folder):
-    layers = sensitivity.Layers(folder)
+    layers = Source(folder).layers
     names = list(layers.inputs)[:4]
     quantized = {name: weights.quantize(layers.parameters[name], 1) for name in names}
     thresholds = {names[0]: 4.0, names[1]: 0.1}  # 0.1 cuts nearly everything off
@@ -110,7 +115,7 @@ def test_a_group_that_need_not_stay_goes_back_to_int8():
     plain = made_up({"a": 0.03, "b": 0.02, "c": 0.001})
 
     def measure(float32):
-        return plain(float32)._replace(accuracy=0.9 if "b" in float32 else 0.5)
+        return plain(float32).model_copy(update={"accuracy": 0.9 if "b" in float32 else 0.5})
 
     assert search.search(["a", "b", "c"], measure, 0.9).chosen.float32 == ["b"]
 
@@ -119,8 +124,7 @@ def test_a_group_that_need_not_stay_goes_back_to_int8():
 def prepared(trained, tiny_data):
     bundle = bundles.read(trained)
     settings = config.Calibration(data=str(tiny_data / "train.tsv"), texts=64)
-    batches = methods.read_batches(settings, bundle)
-    return variants.prepare_static(bundle.folder("float32"), batches)
+    return static.of_texts(Source(bundle.folder("float32")), read_batches(settings, bundle))
 
 
 def test_mixes_come_from_one_calibration(trained, prepared, tmp_path):
@@ -131,8 +135,8 @@ def test_mixes_come_from_one_calibration(trained, prepared, tmp_path):
     left = groups["layer 0 feed-forward"] + groups["layer 1 attention"]
     (tmp_path / "all").mkdir()
     (tmp_path / "mix").mkdir()
-    whole = variants.write_mix(prepared, tmp_path / "all")
-    mix = variants.write_mix(prepared, tmp_path / "mix", left)
+    whole = static.write_mix(prepared, tmp_path / "all")
+    mix = static.write_mix(prepared, tmp_path / "mix", left)
     thresholds = whole.thresholds
     assert mix.thresholds == {n: t for n, t in thresholds.items() if n not in left}
     quantized, others = weights.load(tmp_path / "mix")
@@ -179,11 +183,12 @@ def products(program):
     return [op for op, name in factors if name.startswith("linear") and ".w_" in name]
 
 
-def test_a_search_that_finds_nothing_leaves_the_bundle(trained, tiny_data, prepared, tmp_path):
+def test_a_search_that_finds_nothing_fails_at_the_gate(trained, tiny_data, prepared):
     source = bundles.read(trained).folder("float32")
     groups = sensitivity.groups(programs.read(source / "model.pdmodel"))
     groups["head"].remove(prepared.left[0])
-    measure = search.Measure(bundles.read(trained), str(tiny_data / "dev.tsv"), prepared, groups, 1)
+    gate = Gate(bundles.read(trained), str(tiny_data / "dev.tsv"), -0.5, 1)
+    measure = functools.partial(search.measure_mix, prepared, groups, gate)
+    least = search.least_accuracy(gate)
     with pytest.raises(GateFailed, match=r"no mix of float32 and int8 .* harm most are .*layer"):
-        search.write_best(measure, tmp_path, max_drop=-0.5)
-    assert not list(tmp_path.iterdir())
+        search.check(search.search(list(groups), measure, least), least)

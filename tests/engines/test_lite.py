@@ -25,7 +25,7 @@ TEXTS = ["word1 word2 word3", "word4", " ".join(f"word{number}" for number in ra
 @pytest.fixture(scope="module")
 def lite_bundle(tiny_bundle, tmp_path_factory) -> Path:
     """The tiny bundle with a variant for this processor and one for another."""
-    from fleetbert.export.lite import export_lite
+    from fleetbert.compress.lite import export_lite
 
     path = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("lite") / "bundle"))
     export_lite(path, "x86", "float32")
@@ -85,7 +85,7 @@ def test_a_changed_model_is_not_opened(lite_bundle, tmp_path):
 @pytest.fixture(scope="module")
 def early_bundle(tiny_bundle, tmp_path_factory) -> Path:
     """The tiny bundle with early exit for Paddle, and for Paddle Lite in two precisions."""
-    from fleetbert.export.lite import export_lite
+    from fleetbert.compress.lite import export_lite
 
     path = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("early") / "bundle"))
     add_early_exit(path)

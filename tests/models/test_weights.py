@@ -257,6 +257,123 @@ class TestLoad:
                 np.testing.assert_array_equal(state(again)[name], array)
 
 
+class TestHeadsOfTrainedClassifiers:
+    """A label's row of the head is found by its name, wherever it stands."""
+
+    @pytest.fixture
+    def classifier(self, folder, edit_tensors):
+        """classifier(fields, rows) writes a head of `rows` labels and fields of config.json; it
+        returns the head as (weight [labels, hidden], bias [labels])."""
+
+        def write(fields, rows):
+            head = random_tensors(
+                {"classifier.weight": (rows, HIDDEN), "classifier.bias": (rows,)}, 5
+            )
+            edit_tensors(lambda tensors: tensors.update(head))
+            config_json = folder / "config.json"
+            config_json.write_text(json.dumps({**json.loads(config_json.read_text()), **fields}))
+            return head["classifier.weight"], head["classifier.bias"]
+
+        return write
+
+    @staticmethod
+    def head(init, labels):
+        """(weight [labels, hidden], bias [labels], report, note) of a network with the labels."""
+        source = source_of(init)
+        paddle.seed(7)
+        network = heads.build("classification", weights.bert_config(source, len(labels), WORDS))
+        report = weights.load(network, source, labels)
+        tensors = state(network)
+        return (
+            tensors["classifier.weight"].T,
+            tensors["classifier.bias"],
+            report,
+            weights.describe_head(source, labels),
+        )
+
+    @pytest.mark.parametrize("paddlenlps", [False, True])
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"id2label": {"0": "pos", "1": "neg", "2": "so so"}},
+            {"id2label": {"2": "so so", "1": "neg", "0": "pos"}},
+            {"label2id": {"so so": 2, "neg": 1, "pos": 0}},
+        ],
+    )
+    def test_another_order(self, folder, classifier, tmp_path, fields, paddlenlps):
+        weight, bias = classifier(fields, 3)
+        if paddlenlps:
+            network, _ = loaded(folder)
+            paddle.save(network.network.state_dict(), str(folder / "model_state.pdparams"))
+            (folder / "model.safetensors").unlink()
+        found_weight, found_bias, report, note = self.head(folder, ["neg", "pos", "so so"])
+        np.testing.assert_array_equal(found_weight, weight[[1, 0, 2]])
+        np.testing.assert_array_equal(found_bias, bias[[1, 0, 2]])
+        assert report == ([], [])
+        assert note == "the classifier's labels, pos, neg, so so, are put in the order " + (
+            "neg, pos, so so"
+        )
+
+    def test_the_same_order_is_kept_without_a_word(self, folder, classifier):
+        weight, bias = classifier({"id2label": {"0": "neg", "1": "pos"}}, 2)
+        found_weight, found_bias, report, note = self.head(folder, ["neg", "pos"])
+        np.testing.assert_array_equal(found_weight, weight)
+        np.testing.assert_array_equal(found_bias, bias)
+        assert (report, note) == (([], []), None)
+
+    def test_some_of_its_labels(self, folder, classifier):
+        weight, bias = classifier({"id2label": {"0": "pos", "1": "so so", "2": "neg"}}, 3)
+        found_weight, found_bias, report, note = self.head(folder, ["neg", "pos"])
+        np.testing.assert_array_equal(found_weight, weight[[2, 0]])
+        np.testing.assert_array_equal(found_bias, bias[[2, 0]])
+        assert report == ([], [])
+        assert note == "the classifier keeps 2 of its 3 labels: neg, pos"
+
+    def test_a_new_label_starts_fresh_and_the_others_are_kept(self, folder, classifier):
+        weight, bias = classifier({"id2label": {"0": "pos", "1": "neg"}}, 2)
+        fresh, _, _, _ = self.head(folder, ["x", "y", "z"])
+        found_weight, found_bias, report, note = self.head(folder, ["mixed", "neg", "pos"])
+        np.testing.assert_array_equal(found_weight, [fresh[0], weight[1], weight[0]])
+        np.testing.assert_array_equal(found_bias[1:], bias[[1, 0]])
+        assert report == ([], [])
+        assert note == "the classifier knows 2 of the 3 labels; it starts fresh for mixed"
+
+    @pytest.mark.parametrize("labels", [["bad", "good"], ["bad", "good", "so so"]])
+    def test_a_head_of_other_labels_starts_fresh(self, folder, classifier, labels):
+        weight, _ = classifier({"id2label": {"0": "person", "1": "place"}}, 2)
+        found_weight, _, report, note = self.head(folder, labels)
+        assert report.fresh == report.unused == ["classifier.bias", "classifier.weight"]
+        assert found_weight.any()
+        assert not (found_weight[:2] == weight).any()
+        assert note.startswith("the classifier is of other labels (person, place); it starts fresh")
+
+    def test_numbered_labels_are_transformers_own_names(self, folder, classifier):
+        """Eleven, which are sorted as 0, 1, 10, 2, ..."""
+        weight, _ = classifier({"id2label": {str(n): f"LABEL_{n}" for n in range(11)}}, 11)
+        labels = sorted(str(n) for n in range(11))
+        found_weight, _, _, note = self.head(folder, labels)
+        np.testing.assert_array_equal(found_weight, weight[[int(label) for label in labels]])
+        assert "are put in the order 0, 1, 10, 2" in note
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {},
+            {"id2label": {"0": "LABEL_0", "1": "LABEL_1"}},
+            {"id2label": {"0": "same", "1": "same"}},
+            {"id2label": ["neg", "pos"]},
+            {"id2label": {"0": "neg"}},
+        ],
+    )
+    def test_where_no_names_are_known_the_order_is_told(self, folder, classifier, fields):
+        weight, _ = classifier(fields, 2)
+        found_weight, _, report, note = self.head(folder, ["neg", "pos"])
+        np.testing.assert_array_equal(found_weight, weight)
+        assert report == ([], [])
+        assert "does not name the classifier's labels" in note
+        assert "in the order neg, pos" in note
+
+
 class TestSource:
     def test_what_the_folder_says_of_case_holds_unless_the_job_says_else(self, folder):
         assert lowercase(source_of(folder)) is False

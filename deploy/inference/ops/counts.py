@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any, Callable, Sequence
+from typing import Callable, Sequence
 
-from fleetbert.deploy.inference.messages import Reason, Reply, Statistics
+from prometheus_client import Counter as PrometheusCounter
+
+from fleetbert.deploy.inference.messages import Reason, Response, Statistics
 from fleetbert.deploy.inference.ops import metrics
 
 
@@ -21,7 +23,7 @@ class Counts:
         self._tokens = metrics.TOKENS.labels(model, version)
         self._padding = metrics.PADDING.labels(model, version)
         self._queued = metrics.QUEUED_TOKENS.labels(model, version)
-        self._exits: dict[int, Any] = {}  # by layer
+        self._exits: dict[int, PrometheusCounter] = {}  # by layer
         self._cut = metrics.CUT.labels(model, version)
         self._last = 0
         self._texts = 0
@@ -41,36 +43,34 @@ class Counts:
             self._cut.inc(texts)
 
     def batch(
-        self, lengths: Sequence[int], padded: int, layers: Sequence[int], seconds: float
+        self, texts: int, tokens: int, padded: int, layers: Sequence[int], seconds: float
     ) -> None:
-        """A batch of texts of these lengths was computed, as `padded` tokens; they left after these
-        layers."""
-        tokens = sum(lengths)
+        """A batch was computed, as `padded` tokens; its texts left after these layers."""
         self._batch_seconds.observe(seconds)
-        self._batch_texts.observe(len(lengths))
+        self._batch_texts.observe(texts)
         self._tokens.inc(tokens)
         self._padding.inc(padded - tokens)
-        self._texts += len(lengths)
-        _add(self._batches.setdefault(len(lengths), [0.0, 0.0]), seconds)
-        for layer, texts in Counter(layers).items():
+        self._texts += texts
+        _add(self._batches.setdefault(texts, [0.0, 0.0]), seconds)
+        for layer, count in Counter(layers).items():
             if layer not in self._exits:
                 self._exits[layer] = metrics.EXITS.labels(*self._names, str(layer))
-            self._exits[layer].inc(texts)
+            self._exits[layer].inc(count)
 
     def waited(self, seconds: Sequence[float]) -> None:
         """So long each text of a batch."""
         for value in seconds:
             self._queue_seconds.observe(value)
 
-    def answered(self, reply: Reply, seconds: float) -> None:
-        """A question, after so many seconds."""
+    def answered(self, response: Response, seconds: float) -> None:
+        """A request, after so many seconds."""
         self._last = int(time.time() * 1000)
         _add(self._success, seconds)
-        _add(self._queue, reply.queue_seconds)
-        _add(self._compute, reply.compute_seconds)
+        _add(self._queue, response.queue_seconds)
+        _add(self._compute, response.compute_seconds)
 
     def refused(self, reason: Reason, seconds: float) -> None:
-        """A question that was not answered."""
+        """A request that was not answered."""
         _add(self._fail, seconds)
         metrics.REFUSED.labels(*self._names, reason.value).inc()
 

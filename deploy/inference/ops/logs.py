@@ -1,6 +1,6 @@
 """What the server writes about itself: one JSON object a line, or text for people.
 
-A request has a number (`Request.id`), the client's own `x-request-id` or one made here; every line
+A call has a number (`Call.id`), the client's own `x-request-id` or one made here; every line
 that is written while it is answered carries it. Standard `logging` everywhere; a line's fields are
 given as `extra={"fields": {...}}`.
 """
@@ -14,7 +14,6 @@ import re
 import sys
 import time
 from contextvars import ContextVar
-from typing import Any
 
 import orjson
 
@@ -24,31 +23,32 @@ from fleetbert.deploy.inference.ops.observe import Done
 
 log = logging.getLogger("fleetbert.serve")
 LONGEST_ID = 128  # of a client's: a log line is not a place to store things in
-# A request's own number: of this process, and within it.
+# A call's own number: of this process, and within it.
 _PROCESS = os.urandom(4).hex()
 _NUMBERS = itertools.count(1)
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
 
 
-class Request:
-    """A request as the log tells it; who answers adds to `fields`."""
+class Call:
+    """A call as the log tells it; who answers sets `code` and adds to `fields`."""
 
-    __slots__ = ("began", "fields", "id")
+    __slots__ = ("began", "code", "fields", "id")
 
     def __init__(self, given: str | None = None):
         if given and len(given) <= LONGEST_ID and _PRINTABLE.fullmatch(given):
             self.id = given
         else:
             self.id = f"{_PROCESS}{next(_NUMBERS) & 0xFFFFFFFF:08x}"
-        self.fields: dict[str, Any] = {}
+        self.code = ""
+        self.fields: dict[str, object] = {}
         self.began = time.perf_counter()
 
-    def write(self, protocol: str, method: str, code: str) -> None:
-        """The one line of this request."""
+    def write(self, protocol: str, method: str) -> None:
+        """The one line of this call."""
         fields = {
             "protocol": protocol,
             "method": method,
-            "code": code,
+            "code": self.code,
             "ms": round(1000 * (time.perf_counter() - self.began), 3),
             **self.fields,
         }
@@ -57,21 +57,21 @@ class Request:
 
 def note(done: Done) -> None:
     """An observer of inference: what it came to belongs into the request's line."""
-    request = REQUEST.get()
-    if request is None:
+    call = CALL.get()
+    if call is None:
         return
-    request.fields.update(model=done.model, version=done.version)
+    call.fields.update(model=done.model, version=done.version)
     if done.error:
-        request.fields["error"] = done.error
+        call.fields["error"] = done.error
     else:
-        request.fields.update(
+        call.fields.update(
             texts=done.texts,
             queue_ms=round(1000 * done.queue_seconds, 3),
             compute_ms=round(1000 * done.compute_seconds, 3),
         )
 
 
-REQUEST: ContextVar[Request | None] = ContextVar("request", default=None)
+CALL: ContextVar[Call | None] = ContextVar("call", default=None)
 
 
 def start(section: settings.Logs) -> None:
@@ -88,15 +88,15 @@ def start(section: settings.Logs) -> None:
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
 
 
-def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    request = REQUEST.get()
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    call = CALL.get()
     fields = getattr(record, "fields", {})
-    return fields if request is None else {"request_id": request.id, **fields}
+    return fields if call is None else {"request_id": call.id, **fields}
 
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        line: dict[str, Any] = {
+        line: dict[str, object] = {
             "time": _iso(record.created),
             "level": record.levelname.lower(),
             "logger": record.name,

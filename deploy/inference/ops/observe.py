@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, NamedTuple
+import time
+from types import TracebackType
+from typing import Callable, NamedTuple, Sequence
 
-from fleetbert.deploy.inference.messages import Reply, Version
+from prometheus_client import Counter, Histogram
+
+from fleetbert.deploy.inference.messages import Response, Version
 from fleetbert.deploy.inference.ops import metrics
 
 
@@ -24,7 +28,7 @@ class Done(NamedTuple):
     error: str = ""
 
 
-Observer = Callable[[Done], Any]
+Observer = Callable[[Done], None]
 
 
 def count(done: Done) -> None:
@@ -34,31 +38,62 @@ def count(done: Done) -> None:
     seconds.observe(done.seconds)
 
 
-def answered(protocol: str, code: str, seconds: float, request_id: str, reply: Reply) -> Done:
-    """Of a request that has its answer."""
-    return Done(
-        protocol,
-        reply.model,
-        reply.version,
-        code,
-        seconds,
-        request_id,
-        len(reply.labels),
-        reply.queue_seconds,
-        reply.compute_seconds,
-    )
+class Observed:
+    """A block that answers an inference request; observers are told at its end, however it ends.
 
+    code_of: the code and the words of an error. What is known of the request is set as it becomes
+    known.
+    """
 
-def refused(
-    protocol: str, code: str, seconds: float, request_id: str, found: Version | None, error: str
-) -> Done:
-    """Of a request that has none; `found` is the version that it was meant for, if known."""
-    model, version = (found.model, found.version) if found else ("", "")
-    return Done(protocol, model, version, code, seconds, request_id, error=error)
+    def __init__(
+        self,
+        protocol: str,
+        ok: str,
+        code_of: Callable[[BaseException], tuple[str, str]],
+        observers: Sequence[Observer],
+        request_id: str = "",
+    ):
+        self.request_id = request_id
+        self.version: Version | None = None
+        self.response: Response | None = None
+        self._protocol, self._ok, self._code_of = protocol, ok, code_of
+        self._observers = observers
+        self._began = time.perf_counter()
+
+    def arrived(self) -> None:
+        """The request's last byte has come."""
+        self._began = time.perf_counter()
+
+    def __enter__(self) -> Observed:
+        return self
+
+    def __exit__(
+        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
+    ) -> None:
+        seconds = time.perf_counter() - self._began
+        version, response = self.version, self.response
+        model, number = (version.model, version.version) if version else ("", "")
+        if error is not None or response is None:
+            code, words = self._code_of(error or RuntimeError("no answer"))
+            done = Done(self._protocol, model, number, code, seconds, self.request_id, error=words)
+        else:
+            done = Done(
+                self._protocol,
+                response.model,
+                response.version,
+                self._ok,
+                seconds,
+                self.request_id,
+                len(response.labels),
+                response.queue_seconds,
+                response.compute_seconds,
+            )
+        for observer in self._observers:
+            observer(done)
 
 
 @functools.lru_cache(maxsize=1024)
-def _series(model: str, version: str, protocol: str, code: str) -> tuple[Any, Any]:
+def _series(model: str, version: str, protocol: str, code: str) -> tuple[Counter, Histogram]:
     return (
         metrics.REQUESTS.labels(model, version, protocol, code),
         metrics.REQUEST_SECONDS.labels(model, version, protocol),

@@ -7,18 +7,23 @@ browser refuse any other host.
 from __future__ import annotations
 
 import base64
+import contextlib
+import functools
 import hashlib
 import os
 import time
 from pathlib import Path
-from typing import Any, Callable, Iterator, Mapping
+from typing import Awaitable, Callable, Iterator, NamedTuple
 
 import orjson
 import prometheus_client
 import psutil
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
 import fleetbert
 from fleetbert.deploy.inference.messages import Core, Failure, Statistics, Version
@@ -42,20 +47,27 @@ DOCS_SCRIPT = (
     "validatorUrl: null, tryItOutEnabled: true});"
 )
 
-Page = Callable[[], Response]
 
-
-def build(core: Core, admin: bool) -> Mapping[str, Page]:
-    """What answers GET at each path; without `admin` only what tells nothing of the load."""
+def routes(core: Core, admin: bool) -> list[BaseRoute]:
+    """What is at each path; without `admin` only what tells nothing of the load."""
     docs = _html(DOCS.format(script=DOCS_SCRIPT), DOCS_SCRIPT, "'self'")
-    pages: dict[str, Page] = {f"/docs/{name}": _asset(name) for name in SWAGGER}
-    pages["/docs"] = lambda: docs
+    pages: dict[str, Callable[[], Response]] = {
+        **{f"/docs/{name}": functools.partial(_asset, name) for name in SWAGGER},
+        "/docs": lambda: docs,
+    }
     if admin:
         began, home = time.time(), _home()
         pages["/"] = lambda: home
         pages["/status"] = lambda: _json(status(core, began))
         pages["/metrics"] = _metrics
-    return pages
+    return [Route(path, _endpoint(page)) for path, page in pages.items()]
+
+
+def _endpoint(page: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(_: Request) -> Response:
+        return page()
+
+    return endpoint
 
 
 def _home() -> Response:
@@ -79,7 +91,7 @@ def _html(html: str, script: str, more: str = "") -> Response:
     return Response(html, media_type="text/html", headers=headers)
 
 
-def _json(value: Any) -> Response:
+def _json(value: object) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
@@ -88,30 +100,24 @@ def _metrics() -> Response:
     return Response(text, headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST})
 
 
-def _asset(name: str) -> Page:
+@functools.cache
+def _asset(name: str) -> Response:
     """A file of Swagger UI, read when it is first asked for."""
-    found: list[Response] = []
+    import swagger_ui_bundle  # type: ignore[import-untyped]  # large, and seldom needed
 
-    def page() -> Response:
-        if not found:
-            import swagger_ui_bundle  # type: ignore[import-untyped]
-
-            kind = "text/css" if name.endswith(".css") else "text/javascript"
-            content = (Path(swagger_ui_bundle.swagger_ui_path) / name).read_bytes()
-            found.append(Response(content, media_type=kind))
-        return found[0]
-
-    return page
+    kind = "text/css" if name.endswith(".css") else "text/javascript"
+    content = (Path(swagger_ui_bundle.swagger_ui_path) / name).read_bytes()
+    return Response(content, media_type=kind)
 
 
-def status(core: Core, began: float) -> dict[str, Any]:
+def status(core: Core, began: float) -> dict[str, object]:
     """Models and running totals: whoever polls takes the differences."""
     try:
         versions, statistics = core.versions(), core.statistics()
     except Failure:
         versions, statistics = [], []
     by_name = {(found.model, found.version): found for found in statistics}
-    models: dict[str, list[dict[str, Any]]] = {}
+    models: dict[str, list[dict[str, object]]] = {}
     for version in versions:
         found = by_name.get((version.model, version.version))
         models.setdefault(version.model, []).append(_version(version, found))
@@ -122,8 +128,8 @@ def status(core: Core, began: float) -> dict[str, Any]:
         "time": time.time(),
         "uptime": time.time() - began,
         "processors": len(os.sched_getaffinity(0)),
-        "cpu_seconds": sum(found["cpu_seconds"] for found in processes),
-        "resident_bytes": sum(found["resident_bytes"] for found in processes),
+        "cpu_seconds": sum(one.cpu_seconds for one in processes),
+        "resident_bytes": sum(one.resident_bytes for one in processes),
         "models": [{"name": name, "versions": found} for name, found in models.items()],
         "requests": _by_label(metrics.REQUESTS, "code"),
         "texts": sum(found.inference_count for found in statistics),
@@ -135,7 +141,7 @@ def status(core: Core, began: float) -> dict[str, Any]:
     }
 
 
-def _version(version: Version, found: Statistics | None) -> dict[str, Any]:
+def _version(version: Version, found: Statistics | None) -> dict[str, object]:
     return {
         "version": version.version,
         "state": version.state.value,
@@ -146,23 +152,23 @@ def _version(version: Version, found: Statistics | None) -> dict[str, Any]:
         "max_length": version.max_length,
         "layers": version.layers,
         "variant": version.variant,
-        "variants": version.variants,
+        "variants": [variant._asdict() for variant in version.variants],
         "texts": found.inference_count if found else 0,
     }
 
 
-def _samples(metric: Any, suffix: str) -> Iterator[Any]:
+def _samples(metric: Collector, suffix: str) -> Iterator[Sample]:
     for family in metric.collect():
         for sample in family.samples:
             if sample.name.endswith(suffix) and not sample.name.endswith("_created"):
                 yield sample
 
 
-def _total(metric: Any, suffix: str = "_total") -> float:
+def _total(metric: Collector, suffix: str = "_total") -> float:
     return sum(sample.value for sample in _samples(metric, suffix))
 
 
-def _by_label(metric: Any, label: str) -> dict[str, float]:
+def _by_label(metric: Collector, label: str) -> dict[str, float]:
     found: dict[str, float] = {}
     for sample in _samples(metric, "_total"):
         name = sample.labels[label]
@@ -170,7 +176,7 @@ def _by_label(metric: Any, label: str) -> dict[str, float]:
     return found
 
 
-def _buckets(metric: Any) -> list[tuple[float | None, float]]:
+def _buckets(metric: Collector) -> list[tuple[float | None, float]]:
     """(upper bound in seconds, requests up to it), over all models; the last bound is None."""
     found: dict[float, float] = {}
     for sample in _samples(metric, "_bucket"):
@@ -179,20 +185,22 @@ def _buckets(metric: Any) -> list[tuple[float | None, float]]:
     return [(None if bound == float("inf") else bound, found[bound]) for bound in sorted(found)]
 
 
-def _processes() -> list[dict[str, Any]]:
+class Process(NamedTuple):
+    role: str  # listen or worker
+    resident_bytes: int
+    cpu_seconds: float
+
+
+def _processes() -> list[Process]:
     """Memory and processor time of the listening process and of those below it, the workers."""
     me = psutil.Process()
-    found = []
+    processes = []
     for process in [me, *me.children(recursive=True)]:
-        try:
-            with process.oneshot():
-                times, memory = process.cpu_times(), process.memory_info()
-        except psutil.Error:
-            continue
-        role = "listen" if process.pid == me.pid else "worker"
-        row = {"role": role, "pid": process.pid, "resident_bytes": memory.rss}
-        found.append({**row, "cpu_seconds": times.user + times.system})
-    return found
+        with contextlib.suppress(psutil.Error), process.oneshot():
+            times, memory = process.cpu_times(), process.memory_info()
+            role = "listen" if process.pid == me.pid else "worker"
+            processes.append(Process(role, memory.rss, times.user + times.system))
+    return processes
 
 
 class Processes(Collector):
@@ -206,10 +214,10 @@ class Processes(Collector):
             "fleetbert_cpu_seconds", "Processor time of living processes", labels=["role"]
         )
         count = GaugeMetricFamily("fleetbert_processes", "Living processes", labels=["role"])
-        rows = _processes()
-        for role in sorted({row["role"] for row in rows}):
-            mine = [row for row in rows if row["role"] == role]
-            memory.add_metric([role], sum(row["resident_bytes"] for row in mine))
-            cpu.add_metric([role], sum(row["cpu_seconds"] for row in mine))
-            count.add_metric([role], len(mine))
+        processes = _processes()
+        for role in sorted({process.role for process in processes}):
+            chosen = [process for process in processes if process.role == role]
+            memory.add_metric([role], sum(process.resident_bytes for process in chosen))
+            cpu.add_metric([role], sum(process.cpu_seconds for process in chosen))
+            count.add_metric([role], len(chosen))
         return iter((memory, cpu, count))

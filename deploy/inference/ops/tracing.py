@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import contextmanager
-from typing import Any, Iterator, Mapping
+from typing import Iterator, Mapping
 
 from fleetbert import __version__
 from fleetbert.deploy.inference.ops.observe import Done
@@ -42,7 +42,7 @@ class Tracer:
         self._propagator = TraceContextTextMapPropagator()
 
     @contextmanager
-    def request(self, name: str, headers: Mapping[str, str], number: str) -> Iterator[Any]:
+    def request(self, name: str, headers: Mapping[str, str], number: str) -> Iterator[trace.Span]:
         """The span of a request, the current one within the block."""
         parent = self._propagator.extract(headers)
         with self._tracer.start_as_current_span(

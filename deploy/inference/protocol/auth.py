@@ -11,7 +11,6 @@ import hashlib
 import hmac
 import ssl
 from pathlib import Path
-from typing import Any
 
 import grpc
 
@@ -70,9 +69,6 @@ class Tls:
                 f"safety.tls_certificate {certificate} and safety.tls_key {key} are not a PEM "
                 f"certificate and its key without a password ({error})"
             ) from None
-
-    def for_uvicorn(self) -> dict[str, Any]:
-        return {"ssl_certfile": self.certificate, "ssl_keyfile": self.key}
 
     def for_grpc(self) -> grpc.ServerCredentials:
         return grpc.ssl_server_credentials([self._pair])

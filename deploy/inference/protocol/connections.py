@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any, Callable
+from typing import Any, Callable, Iterable
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -57,7 +57,7 @@ class Connection(HttpToolsProtocol):
     _due: float  # when what is waited for has to be there, in the loop's time
     _leave: Callable[[], None] | None = None  # of the request that is being answered
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = _Joined(transport, self.loop)  # type: ignore[assignment]
         self._await_head()
@@ -143,7 +143,7 @@ def protocol(section: Safety) -> type[Connection]:
     return type("Limited", (Connection,), {"safety": section})
 
 
-async def watch(connections: set[Any], section: Safety) -> None:
+async def watch(connections: Iterable[object], section: Safety) -> None:
     """End connections that are overdue, until cancelled."""
     loop = asyncio.get_running_loop()
     pause = min(1.0, section.head_seconds / 4, section.body_seconds / 4)
@@ -151,4 +151,5 @@ async def watch(connections: set[Any], section: Safety) -> None:
         await asyncio.sleep(pause)
         now = loop.time()
         for connection in list(connections):
-            connection.expire(now)
+            if isinstance(connection, Connection):
+                connection.expire(now)

@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import time
+import logging
+import re
 from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
-from fleetbert.deploy.inference.messages import Core, Failure, Reason, Reply, Version
+from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response
 from fleetbert.deploy.inference.ops import observe
-from fleetbert.deploy.inference.protocol import grpc_calls, oip
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
-from fleetbert.deploy.inference.protocol.grpc_calls import Abort, Call, Later
-from fleetbert.deploy.inference.protocol.tensors import Tensor, refuse, show, to_raw
+from fleetbert.deploy.inference.protocol import metadata
+from fleetbert.deploy.inference.protocol.middleware import Middleware, infer
+from fleetbert.deploy.inference.protocol.tensors import Tensor, outputs, refuse, show, to_raw
+from fleetbert.deploy.inference.protocol.validation import RawRequest, check_tensor_parameters
 from fleetbert.deploy.inference.settings import Safety
+
+log = logging.getLogger(__name__)
 
 CODES = {
     Reason.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
     Reason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
@@ -29,80 +34,89 @@ CODES = {
     Reason.CANCELLED: grpc.StatusCode.CANCELLED,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
 }
+BROKEN = "the server failed at this request; its log says why"
 # Where the elements of a datatype are, in requests that are not raw.
 CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents", "INT32": "int_contents"}
 SERVICE = "inference.GRPCInferenceService"
-HEALTH = "/grpc.health.v1.Health"
+HEALTH = "grpc.health.v1.Health"
+# For everyone, with or without a key.
+OPEN = re.compile(rf"/{SERVICE}/Server(Live|Ready)|/grpc\.health\.v1\..*")
 ADMIN = ("RepositoryModelLoad", "RepositoryModelUnload")
 WINDOW_BYTES = 1 << 20  # of a request that may be on their way before the server asks for more
+# gRPC's own limits end calls of a burst at random; this server's queue says when it is full.
+PENDING_CALLS = 1 << 20
 WATCH_SECONDS = 0.5  # how often a health watch looks
 
+# grpc has no types.
+Context = Any
+Act = Callable[[Any, Context], Awaitable[bytes]]
 
-def server(
-    core: Core,
-    safety: Safety,
-    *,
-    admin: bool = True,
-    observers: Sequence[observe.Observer] = (observe.count,),
-    before: Callable[[str, grpc_calls.Handler], grpc_calls.Handler] | None = None,
-) -> Server:
+
+class Server:
     """A gRPC server of `core`, for a port to be added and to be started, in a running loop.
 
     admin: whether load and unload are there. observers: told of each inference request when it is
-    done. before: makes of a method and its handler the one to call in its place.
+    done.
     """
-    service, health = Service(core, safety, observers), Health(core)
-    methods = pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
-    handlers = {
-        f"/{SERVICE}/{method.name}": _handler(service, method)
-        for method in methods
-        if admin or method.name not in ADMIN
-    }
-    handlers[f"{HEALTH}/Check"] = health.check
-    streams: dict[str, grpc_calls.Stream] = {f"{HEALTH}/Watch": health.watch}
-    if before is not None:
-        handlers = {name: before(name, handler) for name, handler in handlers.items()}
-    options = [
-        ("grpc.max_receive_message_length", safety.max_body_bytes),
-        ("grpc.max_send_message_length", -1),
-        # No ping beside each request to find out how much may be on its way: a tenth of the time.
-        ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
-        ("grpc.so_reuseport", 0),  # a second server is told that the port is taken
-        ("grpc.max_allowed_incoming_connections", safety.max_connections),
-        ("grpc.server_handshake_timeout_ms", max(1, round(1000 * safety.head_seconds))),
-    ]
-    return Server(handlers, streams, options, safety.body_seconds, health)
-
-
-class Server(grpc_calls.Server):
-    """Its health watches, which have no end, do not hold up its own."""
 
     def __init__(
-        self, handlers: Any, streams: Any, options: Any, message_seconds: float, health: Health
+        self,
+        core: Core,
+        safety: Safety,
+        *,
+        admin: bool = True,
+        middleware: Middleware = Middleware(),  # noqa: B008  it cannot change
+        observers: Sequence[observe.Observer] = (observe.count,),
     ):
-        super().__init__(handlers, streams, options, message_seconds, abort_of)
-        self._health = health
+        self._health = Health(core)
+        self._grpc = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", safety.max_body_bytes),
+                ("grpc.max_send_message_length", -1),
+                # No ping beside each request to find out how much may be on its way.
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
+                ("grpc.so_reuseport", 0),  # a second server is told that the port is taken
+                ("grpc.max_allowed_incoming_connections", safety.max_connections),
+                ("grpc.server_handshake_timeout_ms", max(1, round(1000 * safety.head_seconds))),
+                ("grpc.server.max_pending_requests", PENDING_CALLS),
+                ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
+            )
+        )
+        service = Service(core, safety, observers)
+        wrap = functools.partial(_handler, middleware, safety.body_seconds)
+        calls = {
+            method.name: wrap(
+                f"/{SERVICE}/{method.name}",
+                getattr(pb, method.input_type.name).FromString,
+                getattr(service, method.name),
+            )
+            for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
+            if admin or method.name not in ADMIN
+        }
+        read = health_pb2.HealthCheckRequest.FromString
+        health = {
+            "Check": wrap(f"/{HEALTH}/Check", read, self._health.check),
+            "Watch": grpc.unary_stream_rpc_method_handler(self._health.watch),
+        }
+        self._grpc.add_generic_rpc_handlers(
+            (
+                grpc.method_handlers_generic_handler(SERVICE, calls),
+                grpc.method_handlers_generic_handler(HEALTH, health),
+            )
+        )
+        self.add_insecure_port = self._grpc.add_insecure_port
+        self.add_secure_port = self._grpc.add_secure_port
+        self.start = self._grpc.start
 
-    async def stop(self, grace: float | None) -> None:
+    async def stop(self, grace: float) -> None:
+        """Take no new calls; those under way have `grace` seconds. Health watches end at once."""
         self._health.leaving.set()
-        await super().stop(grace)
+        await self._grpc.stop(grace)
 
 
-def abort_of(error: Exception) -> Abort | None:
-    """How a call ends that raises this; None for what is no Failure."""
-    if not isinstance(error, Failure):
-        return None
-    trailing: grpc_calls.Metadata = ()
-    if error.retry_after is not None:  # gRPC clients that retry by themselves wait as long
-        trailing = (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
-    return Abort(CODES[error.reason], str(error), trailing)
-
-
-def code_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
+def _code_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     """What a call ends with that raises this, and why, for those who count and log."""
-    if isinstance(error, Abort):
-        return error.code, str(error)
     if isinstance(error, Failure):
         return CODES[error.reason], str(error)
     if isinstance(error, asyncio.CancelledError):
@@ -110,19 +124,77 @@ def code_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
     return grpc.StatusCode.INTERNAL, repr(error)
 
 
-def _handler(service: Service, method: Any) -> grpc_calls.Handler:
-    """A call's handler: bytes → request → what `service` does with it."""
-    read = getattr(pb, method.input_type.name).FromString
-    act = getattr(service, method.name)
+def _code_name_of(error: BaseException) -> tuple[str, str]:
+    code, words = _code_of(error)
+    return code.name, words
 
-    def call(data: bytes, context: Call) -> Awaitable[bytes]:
-        try:
-            request = read(data)
-        except DecodeError:
-            raise refuse(f"the request is no {method.input_type.name}") from None
-        return act(request, context)
 
-    return call
+def _handler(
+    middleware: Middleware,
+    message_seconds: float,
+    method: str,
+    parse: Callable[[bytes], Any],
+    act: Act,
+) -> Any:
+    """The handler of a method with one message each way. gRPC is told that requests are streams:
+    it waits for ever for the one message of others."""
+    closed = not OPEN.fullmatch(method)
+
+    async def handle(_: object, context: Context) -> bytes:
+        headers = dict(context.invocation_metadata())
+        with middleware.around("grpc", method, headers) as call:
+            try:
+                if closed:
+                    middleware.check_key(headers)
+                data = await _receive(context, message_seconds)
+                try:
+                    request = parse(data)
+                except DecodeError:
+                    raise refuse(f"the message is not that of {method}") from None
+                answer = await act(request, context)
+                call.code = grpc.StatusCode.OK.name
+                return answer
+            except (Exception, asyncio.CancelledError) as error:
+                code, words = _code_of(error)
+                call.code = code.name
+                if code is grpc.StatusCode.CANCELLED:
+                    raise
+                if code is grpc.StatusCode.INTERNAL:
+                    log.error("a gRPC call failed", exc_info=error)
+                    words = BROKEN
+                trailing: tuple[tuple[str, str], ...] = ()
+                if isinstance(error, Failure) and error.retry_after is not None:
+                    # gRPC clients that retry by themselves wait as long.
+                    trailing = (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
+                return await context.abort(code, words, trailing)
+
+    return grpc.stream_unary_rpc_method_handler(handle)
+
+
+async def _receive(context: Context, seconds: float) -> bytes:
+    """The call's message; Failure if it does not come in time, or there is none."""
+    task = asyncio.current_task()
+    assert task is not None
+    late = False
+
+    def end() -> None:
+        nonlocal late
+        late = True
+        task.cancel()
+
+    timer = asyncio.get_running_loop().call_later(seconds, end)
+    try:
+        data = await context.read()
+    except asyncio.CancelledError:
+        if late:
+            words = f"the message did not come within {seconds:g} seconds"
+            raise Failure(Reason.DEADLINE, words) from None
+        raise
+    finally:
+        timer.cancel()
+    if data is grpc.aio.EOF:
+        raise refuse("the call has no message")
+    return data
 
 
 class Service:
@@ -130,87 +202,90 @@ class Service:
     inference.proto."""
 
     def __init__(self, core: Core, safety: Safety, observers: Sequence[observe.Observer]):
-        self._core = core
-        self._safety = safety
-        self._observers = observers
+        self._core, self._safety, self._observers = core, safety, observers
 
-    async def ServerLive(self, _: Any, __: Any) -> bytes:  # noqa: N802
+    async def ServerLive(self, *_: object) -> bytes:  # noqa: N802
         return pb.ServerLiveResponse(live=True).SerializeToString()
 
-    async def ServerReady(self, _: Any, __: Any) -> bytes:  # noqa: N802
+    async def ServerReady(self, *_: object) -> bytes:  # noqa: N802
         return pb.ServerReadyResponse(ready=self._core.ready()).SerializeToString()
 
-    async def ModelReady(self, request: Any, _: Any) -> bytes:  # noqa: N802
-        ready = oip.is_ready(self._core, request.name, request.version or None)
+    async def ModelReady(self, request: pb.ModelReadyRequest, _: Context) -> bytes:  # noqa: N802
+        ready = metadata.is_ready(self._core, request.name, request.version or None)
         return pb.ModelReadyResponse(ready=ready).SerializeToString()
 
-    async def ServerMetadata(self, _: Any, __: Any) -> bytes:  # noqa: N802
-        return pb.ServerMetadataResponse(**oip.server_metadata()).SerializeToString()
+    async def ServerMetadata(self, *_: object) -> bytes:  # noqa: N802
+        return pb.ServerMetadataResponse(**metadata.server_metadata()).SerializeToString()
 
-    async def ModelMetadata(self, request: Any, _: Any) -> bytes:  # noqa: N802
-        found = oip.model_metadata(self._core, request.name, request.version or None)
-        del found["parameters"]  # the protocol's message has no place for them
-        return pb.ModelMetadataResponse(**found).SerializeToString()
+    async def ModelMetadata(  # noqa: N802
+        self, request: pb.ModelMetadataRequest, _: Context
+    ) -> bytes:
+        found = metadata.model_metadata(self._core, request.name, request.version or None)
+        return pb.ModelMetadataResponse(  # the message has no place for parameters
+            name=found["name"],
+            versions=found["versions"],
+            platform=found["platform"],
+            inputs=found["inputs"],
+            outputs=found["outputs"],
+        ).SerializeToString()
 
-    def ModelInfer(self, request: Any, context: Call) -> Later:  # noqa: N802
-        started = time.perf_counter()
-        found: Version | None = None
-        request_id = request.id
+    async def ModelInfer(  # noqa: N802
+        self, request: pb.ModelInferRequest, context: Context
+    ) -> bytes:
+        with observe.Observed("grpc", "OK", _code_name_of, self._observers, request.id) as observed:
+            raw: RawRequest | None = None
 
-        def tell(error: BaseException) -> None:
-            seconds = time.perf_counter() - started
-            code, words = code_of(error)
-            self._tell(observe.refused("grpc", code.name, seconds, request_id, found, words))
+            def read() -> RawRequest:
+                nonlocal raw
+                raw = _read_request(request, context.time_remaining())
+                return raw
 
-        def finish(answer: asyncio.Future[Reply]) -> bytes:
-            try:
-                reply = answer.result()
-                response = _response(reply, asked)
-                seconds = time.perf_counter() - started
-                self._tell(observe.answered("grpc", "OK", seconds, request_id, reply))
-            except BaseException as error:
-                tell(error)
-                raise
-            context.trailing = (
-                ("x-queue-time", f"{reply.queue_seconds * 1e3:.3f}"),  # milliseconds
-                ("x-inference-time", f"{reply.compute_seconds * 1e3:.3f}"),
+            response = await infer(
+                self._core,
+                self._safety,
+                request.model_name,
+                request.model_version or None,
+                read,
+                observed,
             )
-            return response
+            assert raw is not None
+            answer = _serialize(response, raw)
+            observed.response = response
+        context.set_trailing_metadata(
+            (
+                ("x-queue-time", f"{response.queue_seconds * 1e3:.3f}"),  # milliseconds
+                ("x-inference-time", f"{response.compute_seconds * 1e3:.3f}"),
+            )
+        )
+        return answer
 
-        try:
-            version = request.model_version or None
-            found = self._core.find(request.model_name, version)
-            asked = _read_request(request, context)
-            question = oip.read_question(asked, found, version, self._safety)
-            request_id = question.id
-            return Later(asyncio.ensure_future(self._core.answer(question)), finish)
-        except Exception as error:
-            tell(error)
-            raise
-
-    async def ModelStatistics(self, request: Any, _: Any) -> bytes:  # noqa: N802
-        found = oip.statistics(self._core, request.name or None, request.version or None)
+    async def ModelStatistics(  # noqa: N802
+        self, request: pb.ModelStatisticsRequest, _: Context
+    ) -> bytes:
+        found = metadata.statistics(self._core, request.name or None, request.version or None)
         return pb.ModelStatisticsResponse(**found).SerializeToString()
 
-    async def RepositoryIndex(self, request: Any, _: Any) -> bytes:  # noqa: N802
-        models = oip.index(self._core, request.ready)
+    async def RepositoryIndex(  # noqa: N802
+        self, request: pb.RepositoryIndexRequest, _: Context
+    ) -> bytes:
+        models = metadata.index(self._core, request.ready)
         return pb.RepositoryIndexResponse(models=models).SerializeToString()
 
-    async def RepositoryModelLoad(self, request: Any, _: Any) -> bytes:  # noqa: N802
+    async def RepositoryModelLoad(  # noqa: N802
+        self, request: pb.RepositoryModelLoadRequest, _: Context
+    ) -> bytes:
         model = _model_of(request)
         await self._core.load(model)
         reply = pb.RepositoryModelLoadResponse(model_name=model, isLoaded=True)
         return reply.SerializeToString()
 
-    async def RepositoryModelUnload(self, request: Any, _: Any) -> bytes:  # noqa: N802
+    async def RepositoryModelUnload(  # noqa: N802
+        self, request: pb.RepositoryModelUnloadRequest, _: Context
+    ) -> bytes:
         model = _model_of(request)
         await self._core.unload(model)
         reply = pb.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True)
         return reply.SerializeToString()
-
-    def _tell(self, done: observe.Done) -> None:
-        for observer in self._observers:
-            observer(done)
 
 
 class Health:
@@ -220,79 +295,75 @@ class Health:
         self._core = core
         self.leaving = asyncio.Event()
 
-    async def check(self, data: bytes, _: Call) -> bytes:
+    async def check(self, request: health_pb2.HealthCheckRequest, _: Context) -> bytes:
         """The state now; NOT_FOUND for a service that this server has not."""
-        service = _service_of(data)
-        if service not in ("", SERVICE):
-            raise Abort(grpc.StatusCode.NOT_FOUND, f"there is no service {show(service)}")
-        return _health_response(self._status(service))
+        if request.service not in ("", SERVICE):
+            raise Failure(Reason.NOT_FOUND, f"there is no service {show(request.service)}")
+        return self._response(request.service)
 
-    async def watch(self, data: bytes, _: Call) -> AsyncIterator[bytes]:
+    async def watch(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
         """The state now and whenever it changes, until the server leaves."""
-        service = _service_of(data)
+        try:
+            request = health_pb2.HealthCheckRequest.FromString(data)
+        except DecodeError:
+            words = "the message is no HealthCheckRequest"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, words)
         last = None
         while True:
             leaving = self.leaving.is_set()  # before the status: the last one told is the last
-            status = self._status(service)
-            if status != last:
-                yield _health_response(status)
-                last = status
+            response = self._response(request.service)
+            if response != last:
+                yield response
+                last = response
             if leaving:
                 return
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.leaving.wait(), WATCH_SECONDS)
 
-    def _status(self, service: str) -> Any:
+    def _response(self, service: str) -> bytes:
         words = health_pb2.HealthCheckResponse
         if service not in ("", SERVICE):
-            return words.SERVICE_UNKNOWN
-        ready = self._core.ready() and not self.leaving.is_set()
-        return words.SERVING if ready else words.NOT_SERVING
+            status = words.SERVICE_UNKNOWN
+        elif self._core.ready() and not self.leaving.is_set():
+            status = words.SERVING
+        else:
+            status = words.NOT_SERVING
+        return words(status=status).SerializeToString()
 
 
-def _service_of(data: bytes) -> str:
-    try:
-        return health_pb2.HealthCheckRequest.FromString(data).service
-    except DecodeError:
-        words = "the request is no HealthCheckRequest"
-        raise Abort(grpc.StatusCode.INVALID_ARGUMENT, words) from None
-
-
-def _health_response(status: Any) -> bytes:
-    return health_pb2.HealthCheckResponse(status=status).SerializeToString()
-
-
-def _model_of(request: Any) -> str:
+def _model_of(
+    request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
+) -> str:
     """The model that is to be loaded or unloaded."""
-    oip.check_repository_parameters(_parameters(request.parameters))
-    return oip.check_name(request.model_name or request.repository_name)
+    metadata.check_repository_parameters(_parameters(request.parameters))
+    return metadata.check_name(request.model_name or request.repository_name)
 
 
-def _parameters(found: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(parameters: Mapping[str, Any]) -> dict[str, object]:
     """Python's values of a map of parameters, without those that hold nothing."""
-    if not found:
+    if not parameters:
         return {}
-    kinds = ((key, value, value.WhichOneof("parameter_choice")) for key, value in found.items())
-    return {key: getattr(value, kind) for key, value, kind in kinds if kind is not None}
+    kinds = ((key, one, one.WhichOneof("parameter_choice")) for key, one in parameters.items())
+    return {key: getattr(one, kind) for key, one, kind in kinds if kind is not None}
 
 
-def _read_request(request: Any, context: Any) -> oip.Request:
+def _read_request(request: pb.ModelInferRequest, seconds_left: float | None) -> RawRequest:
+    """seconds_left: until the client's deadline, if it has one."""
     parameters = _parameters(request.parameters)
-    left = context.time_remaining()
-    if left is not None:
-        microseconds = max(1, int(left * 1e6))
+    if seconds_left is not None:
+        microseconds = max(1, int(seconds_left * 1e6))
         timeout = parameters.setdefault("timeout", microseconds)
         if type(timeout) is int and (timeout == 0 or timeout > microseconds):
             parameters["timeout"] = microseconds
     names = []
     for number, output in enumerate(request.outputs):
         if output.parameters:
-            oip.check_tensor_parameters(output.parameters, f"outputs[{number}]")
+            check_tensor_parameters(output.parameters, f"outputs[{number}]")
         names.append(output.name)
-    return oip.Request(request.id, parameters, _read_inputs(request), names)
+    return RawRequest(request.id, parameters, _read_inputs(request), names)
 
 
-def _read_inputs(request: Any) -> list[Tensor]:
+def _read_inputs(request: pb.ModelInferRequest) -> list[Tensor]:
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise refuse(
@@ -301,7 +372,7 @@ def _read_inputs(request: Any) -> list[Tensor]:
     tensors = []
     for number, entry in enumerate(request.inputs):
         if entry.parameters:
-            oip.check_tensor_parameters(entry.parameters, f"inputs[{number}]")
+            check_tensor_parameters(entry.parameters, f"inputs[{number}]")
         name, datatype, shape = entry.name, entry.datatype, list(entry.shape)
         if raw:
             if entry.HasField("contents"):
@@ -322,23 +393,16 @@ def _read_inputs(request: Any) -> list[Tensor]:
     return tensors
 
 
-def _response(reply: Reply, asked: oip.Request) -> bytes:
-    """A ModelInferResponse, serialized. What answers have in common is so only once: protobuf reads
-    messages that follow each other as one (its guide to the encoding, "Last One Wins")."""
-    outputs = oip.outputs(reply, asked.outputs)
-    forms = tuple([(output.name, output.datatype, output.shape) for output in outputs])
-    own = pb.ModelInferResponse(id=asked.id, raw_output_contents=map(to_raw, outputs))
-    return _common(reply.model, reply.version, reply.cut, forms) + own.SerializeToString()
-
-
-@functools.lru_cache(maxsize=1024)
-def _common(
-    model: str, version: str, cut: int, forms: Sequence[tuple[str, str, Sequence[int]]]
-) -> bytes:
-    """A ModelInferResponse without the values of its outputs, of which `forms` has name, datatype
-    and shape."""
-    response = pb.ModelInferResponse(model_name=model, model_version=version)
-    response.parameters["cut"].int64_param = cut
-    for name, datatype, shape in forms:
-        response.outputs.add(name=name, datatype=datatype, shape=shape)
-    return response.SerializeToString()
+def _serialize(response: Response, raw: RawRequest) -> bytes:
+    """A ModelInferResponse."""
+    chosen = outputs(response, raw.outputs)
+    message = pb.ModelInferResponse(
+        model_name=response.model,
+        model_version=response.version,
+        id=raw.id,
+        raw_output_contents=map(to_raw, chosen),
+    )
+    message.parameters["cut"].int64_param = response.cut
+    for output in chosen:
+        message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+    return message.SerializeToString()

@@ -1,40 +1,35 @@
-"""The Open Inference Protocol v2 over HTTP, as a Starlette application."""
+"""The Open Inference Protocol v2 over HTTP: an ASGI application."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import re
-import time
-from typing import Any, Awaitable, Callable, Mapping, Sequence
+from typing import Awaitable, Callable, Mapping, Sequence
 
 import orjson
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp as App
-from starlette.types import Receive, Scope, Send
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response as HttpResponse
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fleetbert.deploy.inference.messages import (
-    Core,
-    Failure,
-    Question,
-    Reason,
-    Reply,
-    State,
-    Version,
-)
+from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, State
 from fleetbert.deploy.inference.ops import observe
-from fleetbert.deploy.inference.protocol import http_body, http_json, oip, openapi
+from fleetbert.deploy.inference.protocol import http_body, http_json, metadata, openapi
 from fleetbert.deploy.inference.protocol.connections import WHEN_GONE
 from fleetbert.deploy.inference.protocol.http_body import ClientGone, CloseAfter
+from fleetbert.deploy.inference.protocol.middleware import Middleware, infer
 from fleetbert.deploy.inference.protocol.tensors import refuse, show
+from fleetbert.deploy.inference.protocol.validation import RawRequest
 from fleetbert.deploy.inference.settings import Safety
+
+log = logging.getLogger(__name__)
 
 STATUS = {
     Reason.BAD_REQUEST: 400,
+    Reason.UNAUTHENTICATED: 401,
     Reason.NOT_FOUND: 404,
     Reason.TOO_LARGE: 413,
     Reason.UNAVAILABLE: 503,
@@ -43,137 +38,151 @@ STATUS = {
     Reason.INTERNAL: 500,
 }
 RETRY_AFTER = 1.0  # seconds, where a failure does not say
-JSON = b"application/json"
-ERROR = {"error": "the server failed at this request; its log says why"}
-INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer")
-HEADER_LENGTH = b"inference-header-content-length"
+JSON = "application/json"
+BINARY = "application/octet-stream"
+BROKEN = "the server failed at this request; its log says why"
+HEADER_LENGTH = "inference-header-content-length"
+HEADERS = "fleetbert.headers"  # in a scope: by lower-case name, parsed once
+# For everyone, with or without a key: probes, and pages that hold nothing of the models.
+OPEN = re.compile(r"/v2/health/\w+|/|/docs(/.*)?|/openapi\.json")
+
+Endpoint = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 
 def app(
     core: Core,
     safety: Safety,
     *,
-    inference: bool = True,
     admin: bool = True,
-    api_key: bool = False,
-    extra: Sequence[BaseRoute] = (),
+    middleware: Middleware = Middleware(),  # noqa: B008  it cannot change
+    pages: Sequence[BaseRoute] = (),
     observers: Sequence[observe.Observer] = (observe.count,),
-) -> App:
-    """The calls of the protocol over `core`, an ASGI application for a port of `connections`.
+) -> ASGIApp:
+    """The calls of the protocol over `core`, for a port of `connections`.
 
-    inference, admin: which calls there are (load and unload are admin's; health is always
-    there), for a server that has them on two ports. api_key: whether the OpenAPI document says
-    that clients need a key; who asks for it wraps this application. extra: further routes.
-    observers: told of each inference request when it is done.
+    admin: whether load and unload are there. pages: further routes. observers: told of each
+    inference request when it is done.
     """
-    routes: list[BaseRoute] = _health(core)
-    infer = Infer(core, safety, observers) if inference else None
-    if infer is not None:
-        routes = [*_both(infer, "infer", methods=["POST"]), *routes, *_inference(core, safety)]
-    if admin:
-        routes += _admin(core, safety)
 
-    async def openapi_json(_: Request) -> Response:
-        ready = (found for found in core.versions() if found.state is State.READY)
+    async def openapi_json(_: HttpRequest) -> HttpResponse:
+        ready = (version for version in core.versions() if version.state is State.READY)
         # The document is for everyone: where a key is needed, it tells no names.
-        models = [] if api_key else sorted({found.model for found in ready})
-        return _json(
-            openapi.document(inference=inference, admin=admin, api_key=api_key, models=models)
-        )
+        has_keys = middleware.keys is not None
+        models = [] if has_keys else sorted({version.model for version in ready})
+        return _json(openapi.document(admin=admin, api_key=has_keys, models=models))
 
-    routes += [Route("/openapi.json", openapi_json), *extra]
-    handlers: Any = {
-        Failure: _on_failure,
-        HTTPException: _on_http_exception,
-        ClientGone: _on_gone,
-        Exception: _on_error,
-    }
-    application = Starlette(routes=routes, exception_handlers=handlers)
-    application.router.redirect_slashes = False
-    if infer is None:
-        return application
-    return _short_way(infer, application)
+    routes = [
+        *_both(Infer(core, safety, observers), "infer", methods=["POST"]),  # first: it is frequent
+        *_health(core),
+        *_information(core, safety),
+        *(_admin(core, safety) if admin else ()),
+        Route("/openapi.json", openapi_json),
+        *pages,
+    ]
+    return App(Router(routes, redirect_slashes=False), middleware)
 
 
-def _short_way(infer: Infer, application: Starlette) -> App:
-    """Inference goes straight to `infer`: Starlette's layers take as long as parsing a request."""
+class App:
+    """Routes with the middleware before them; here every error becomes a status code."""
 
-    async def call(scope: Scope, receive: Receive, send: Send) -> None:
-        found = INFER.fullmatch(scope["path"])
-        if found is None or scope["method"] != "POST":
-            await application(scope, receive, send)
-            return
-        model, version = found.groups()
-        scope["path_params"] = {"model": model, "version": version}
-        try:
-            await infer(scope, receive, send)
-        except Exception:
-            await _json(ERROR, 500)(scope, receive, send)
-            raise
+    def __init__(self, router: Router, middleware: Middleware):
+        self._router, self._middleware = router, middleware
 
-    return call
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
+        }
+        scope["app"], scope[HEADERS] = self, headers
+        path = scope["path"]
+        with self._middleware.around("http", f"{scope['method']} {path}", headers) as call:
+
+            async def send_numbered(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    call.code = str(message["status"])
+                    number = (b"x-request-id", call.id.encode())
+                    message = {**message, "headers": [*message["headers"], number]}
+                await send(message)
+
+            try:
+                if not OPEN.fullmatch(path):
+                    self._middleware.check_key(headers)
+                await self._router(scope, receive, send_numbered)
+            except ClientGone:
+                call.code = str(STATUS[Reason.CANCELLED])
+            except Exception as error:
+                response = _error_response(scope, error)
+                if not call.code:  # nothing was sent yet
+                    await response(scope, receive, send_numbered)
+
+
+def _error_response(scope: Scope, error: Exception) -> HttpResponse:
+    headers = {}
+    if isinstance(error, HTTPException):  # the router's
+        path, method = show(scope["path"]), show(scope["method"])
+        allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
+        words = {
+            404: f"there is nothing at {path}",
+            405: f"method {method} is not allowed at {path}; use {allowed}",
+        }
+        message = words.get(error.status_code, error.detail)
+        return _json({"error": message}, error.status_code, error.headers)
+    if not isinstance(error, Failure):
+        log.error("HTTP request failed", exc_info=error)
+        return _json({"error": BROKEN}, 500)
+    if error.reason is Reason.UNAVAILABLE:
+        wait = RETRY_AFTER if error.retry_after is None else error.retry_after
+        headers["Retry-After"] = str(max(1, math.ceil(wait)))
+    if error.reason is Reason.UNAUTHENTICATED:
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, CloseAfter):
+        headers["Connection"] = "close"
+    return _json({"error": str(error)}, STATUS[error.reason], headers)
+
+
+def _code_of(error: BaseException) -> tuple[str, str]:
+    """For observers."""
+    if isinstance(error, Failure):
+        return str(STATUS[error.reason]), str(error)
+    return "500", repr(error)
 
 
 class Infer:
-    """POST .../infer, as a bare ASGI application: this is the way that has to be short."""
+    """POST .../infer, as a bare ASGI application."""
 
     def __init__(self, core: Core, safety: Safety, observers: Sequence[observe.Observer]):
-        self._core = core
-        self._safety = safety
-        self._observers = observers
+        self._core, self._safety, self._observers = core, safety, observers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request; Failures are answered here, other errors raised for the server."""
-        headers = dict(scope["headers"])
-        request_id = headers.get(b"x-request-id", b"").decode("latin-1")
-        found: Version | None = None
-        started = time.perf_counter()
-
-        def done(code: int, error: str) -> observe.Done:
-            seconds = time.perf_counter() - started
-            return observe.refused("http", str(code), seconds, request_id, found, error)
-
-        try:
+        headers: Mapping[str, str] = scope[HEADERS]
+        names = scope["path_params"]
+        request_id = headers.get("x-request-id", "")
+        with observe.Observed("http", "200", _code_of, self._observers, request_id) as observed:
             data = await http_body.read(headers, receive, self._safety.max_body_bytes)
-            started = time.perf_counter()
-            names = scope["path_params"]
+            observed.arrived()
+            body: http_json.Body | None = None
+
+            def parse() -> RawRequest:
+                nonlocal body
+                body = http_json.parse(data, headers.get(HEADER_LENGTH))
+                return body.request
+
             version = names.get("version")
-            found = self._core.find(names["model"], version)
-            length = headers.get(HEADER_LENGTH)
-            body = http_json.parse(data, None if length is None else length.decode("latin-1"))
-            question = oip.read_question(body.request, found, version, self._safety, request_id)
-            request_id = question.id
-            reply = await _answer(self._core, question, scope)
-            content, head = http_json.render(reply, body)
-            self._tell(
-                observe.answered("http", "200", time.perf_counter() - started, request_id, reply)
-            )
-        except Failure as failure:
-            self._tell(done(STATUS[failure.reason], str(failure)))
-            await _failure_response(failure)(scope, receive, send)
-            return
-        except ClientGone:
-            self._tell(done(STATUS[Reason.CANCELLED], "the client has gone"))
-            return
-        except Exception as error:
-            self._tell(done(500, repr(error)))
-            raise
-        await send(
-            {
-                "type": "http.response.start",
-                "status": 200,
-                "headers": _headers(content, head, reply),
-            }
-        )
+            answering = infer(self._core, self._safety, names["model"], version, parse, observed)
+            response = await _unless_gone(answering, scope)
+            assert body is not None
+            content, head = http_json.render(response, body)
+            observed.response = response
+        start = {
+            "type": "http.response.start",
+            "status": 200,
+            "headers": _headers(content, head, response),
+        }
+        await send(start)
         await send({"type": "http.response.body", "body": content})
 
-    def _tell(self, done: observe.Done) -> None:
-        for observer in self._observers:
-            observer(done)
 
-
-async def _answer(core: Core, question: Question, scope: Scope) -> Reply:
-    """The answer; ClientGone, and the question cancelled, if the client leaves before it."""
+async def _unless_gone(answering: Awaitable[Response], scope: Scope) -> Response:
+    """What is awaited; cancelled, and ClientGone, if the client leaves before it."""
     task = asyncio.current_task()
     assert task is not None
     gone = False
@@ -183,11 +192,10 @@ async def _answer(core: Core, question: Question, scope: Scope) -> Reply:
         gone = True
         task.cancel()
 
-    # Waiting for it in a task of its own costs as much as parsing the request.
     when_gone = scope["extensions"][WHEN_GONE]["call"]
     when_gone(leave)
     try:
-        return await core.answer(question)
+        return await answering
     except asyncio.CancelledError:
         if gone:
             raise ClientGone from None
@@ -196,19 +204,21 @@ async def _answer(core: Core, question: Question, scope: Scope) -> Reply:
         when_gone(None)
 
 
-def _headers(content: bytes, head: int | None, reply: Reply) -> list[tuple[bytes, bytes]]:
+def _headers(content: bytes, head: int | None, response: Response) -> list[tuple[bytes, bytes]]:
     headers = [
-        (b"content-type", JSON if head is None else b"application/octet-stream"),
+        (b"content-type", (JSON if head is None else BINARY).encode()),
         (b"content-length", b"%d" % len(content)),
-        (b"x-queue-time", b"%.3f" % (reply.queue_seconds * 1e3)),  # milliseconds
-        (b"x-inference-time", b"%.3f" % (reply.compute_seconds * 1e3)),
+        (b"x-queue-time", b"%.3f" % (response.queue_seconds * 1e3)),  # milliseconds
+        (b"x-inference-time", b"%.3f" % (response.compute_seconds * 1e3)),
     ]
     if head is not None:
-        headers.append((HEADER_LENGTH, b"%d" % head))
+        headers.append((HEADER_LENGTH.encode(), b"%d" % head))
     return headers
 
 
-def _both(endpoint: Any, end: str = "", methods: list[str] | None = None) -> list[BaseRoute]:
+def _both(
+    endpoint: Endpoint | ASGIApp, end: str = "", methods: list[str] | None = None
+) -> list[BaseRoute]:
     """The routes of a model's call, with a version and without."""
     end = f"/{end}" if end else ""
     return [
@@ -218,45 +228,43 @@ def _both(endpoint: Any, end: str = "", methods: list[str] | None = None) -> lis
 
 
 def _health(core: Core) -> list[BaseRoute]:
-    async def live(_: Request) -> Response:
+    async def live(_: HttpRequest) -> HttpResponse:
         return _json({"live": True})
 
-    async def ready(_: Request) -> Response:
+    async def ready(_: HttpRequest) -> HttpResponse:
         if core.ready():
             return _json({"live": True, "ready": True})
-        return _not_ready(
-            {"live": True, "ready": False}, "a model that is to be served is not ready"
-        )
+        words = "a model that is to be served is not ready"
+        return _not_ready({"live": True, "ready": False, "error": words})
 
     return [Route("/v2/health/live", live), Route("/v2/health/ready", ready)]
 
 
-def _inference(core: Core, safety: Safety) -> list[BaseRoute]:
-    """Everything but the inference itself."""
+def _information(core: Core, safety: Safety) -> list[BaseRoute]:
+    async def server(_: HttpRequest) -> HttpResponse:
+        return _json(metadata.server_metadata())
 
-    async def server(_: Request) -> Response:
-        return _json(oip.server_metadata())
-
-    async def model_ready(request: Request) -> Response:
+    async def model_ready(request: HttpRequest) -> HttpResponse:
         model, version = _names(request)
-        if oip.is_ready(core, model, version):
+        if metadata.is_ready(core, model, version):
             return _json({"name": model, "ready": True})
-        return _not_ready({"name": model, "ready": False}, f"model {show(model)} is not ready")
+        words = f"model {show(model)} is not ready"
+        return _not_ready({"name": model, "ready": False, "error": words})
 
-    async def model_metadata(request: Request) -> Response:
-        return _json(oip.model_metadata(core, *_names(request)))
+    async def model_metadata(request: HttpRequest) -> HttpResponse:
+        return _json(metadata.model_metadata(core, *_names(request)))
 
-    async def all_statistics(_: Request) -> Response:
-        return _json(oip.statistics(core))
+    async def all_statistics(_: HttpRequest) -> HttpResponse:
+        return _json(metadata.statistics(core))
 
-    async def model_statistics(request: Request) -> Response:
-        return _json(oip.statistics(core, *_names(request)))
+    async def model_statistics(request: HttpRequest) -> HttpResponse:
+        return _json(metadata.statistics(core, *_names(request)))
 
-    async def index(request: Request) -> Response:
+    async def index(request: HttpRequest) -> HttpResponse:
         ready = (await _read_object(request, safety)).get("ready", False)
-        if type(ready) is not bool:
+        if not isinstance(ready, bool):
             raise refuse(f"ready is {show(ready)}; it has to be true or false")
-        return _json(oip.index(core, ready))
+        return _json(metadata.index(core, ready))
 
     return [
         Route("/v2", server),
@@ -270,13 +278,13 @@ def _inference(core: Core, safety: Safety) -> list[BaseRoute]:
 
 
 def _admin(core: Core, safety: Safety) -> list[BaseRoute]:
-    def call(act: Callable[[str], Awaitable[None]]) -> Callable[[Request], Awaitable[Response]]:
-        async def endpoint(request: Request) -> Response:
-            model = oip.check_name(request.path_params["model"])
+    def call(act: Callable[[str], Awaitable[None]]) -> Endpoint:
+        async def endpoint(request: HttpRequest) -> HttpResponse:
+            model = metadata.check_name(request.path_params["model"])
             parameters = (await _read_object(request, safety)).get("parameters")
-            oip.check_repository_parameters({} if parameters is None else parameters)
+            metadata.check_repository_parameters({} if parameters is None else parameters)
             await act(model)
-            return Response()
+            return HttpResponse()
 
         return endpoint
 
@@ -287,51 +295,22 @@ def _admin(core: Core, safety: Safety) -> list[BaseRoute]:
     ]
 
 
-def _names(request: Request) -> tuple[str, str | None]:
+def _names(request: HttpRequest) -> tuple[str, str | None]:
     return request.path_params["model"], request.path_params.get("version")
 
 
-async def _read_object(request: Request, safety: Safety) -> Mapping[str, Any]:
+async def _read_object(request: HttpRequest, safety: Safety) -> Mapping[str, object]:
     """The body's JSON object; an empty body is an empty object."""
-    headers = dict(request.scope["headers"])
+    headers = request.scope[HEADERS]
     data = await http_body.read(headers, request.receive, safety.max_body_bytes)
     return http_json.read_object(data) if data else {}
 
 
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(value), status, headers, "application/json")
+def _json(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> HttpResponse:
+    return HttpResponse(orjson.dumps(value), status, headers, JSON)
 
 
-def _not_ready(value: dict[str, Any], error: str) -> Response:
-    return _json({**value, "error": error}, 503, {"Retry-After": str(round(RETRY_AFTER))})
-
-
-def _failure_response(failure: Failure) -> Response:
-    headers = {}
-    if failure.reason is Reason.UNAVAILABLE:
-        wait = RETRY_AFTER if failure.retry_after is None else failure.retry_after
-        headers["Retry-After"] = str(max(1, math.ceil(wait)))
-    if isinstance(failure, CloseAfter):
-        headers["Connection"] = "close"
-    return _json({"error": str(failure)}, STATUS[failure.reason], headers)
-
-
-def _on_failure(_: Request, failure: Any) -> Response:
-    return _failure_response(failure)
-
-
-def _on_http_exception(request: Request, error: Any) -> Response:
-    words = {
-        404: f"there is nothing at {show(request.url.path)}",
-        405: f"method {show(request.method)} is not allowed at {show(request.url.path)}",
-    }
-    message = words.get(error.status_code, error.detail)
-    return _json({"error": message}, error.status_code, error.headers)
-
-
-def _on_gone(_: Request, __: Exception) -> Response:
-    return Response(status_code=STATUS[Reason.CANCELLED])
-
-
-def _on_error(_: Request, __: Exception) -> Response:
-    return _json(ERROR, 500)
+def _not_ready(value: Mapping[str, object]) -> HttpResponse:
+    return _json(value, 503, {"Retry-After": str(round(RETRY_AFTER))})

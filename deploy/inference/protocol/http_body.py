@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from typing import Any, Awaitable, Callable, Mapping
+from typing import Mapping
+
+from starlette.types import Receive
 
 from fleetbert.deploy.inference.messages import Failure, Reason
 from fleetbert.deploy.inference.protocol.tensors import refuse, show
-
-Receive = Callable[[], Awaitable[Any]]
 
 # What is read and thrown away of a body that is too large: many clients look for an answer only
 # when all is sent, and lose it when the connection is closed before.
@@ -18,23 +18,26 @@ DRAIN_BYTES = 64 << 20
 WINDOWS = {"gzip": (31,), "x-gzip": (31,), "deflate": (15, -15)}
 
 
-class ClientGone(Exception):
-    """The client closed its connection before its request was complete."""
+class ClientGone(Failure):
+    """The client closed its connection before it had its answer."""
+
+    def __init__(self) -> None:
+        super().__init__(Reason.CANCELLED, "the client has gone")
 
 
 class CloseAfter(Failure):
     """A request whose body was not read to its end: the connection cannot be used again."""
 
 
-async def read(headers: Mapping[bytes, bytes], receive: Receive, limit: int) -> bytes:
+async def read(headers: Mapping[str, str], receive: Receive, limit: int) -> bytes:
     """The whole body, decoded; Failure TOO_LARGE if it is or would become more than `limit`."""
-    announced = headers.get(b"content-length", b"0")
-    expects = headers.get(b"expect", b"").lower() == b"100-continue"
-    if expects and announced.isdigit() and int(announced[:20]) > limit:
+    announced = headers.get("content-length", "0")
+    expects = headers.get("expect", "").lower() == "100-continue"
+    if expects and announced.isdecimal() and int(announced[:20]) > limit:
         raise CloseAfter(Reason.TOO_LARGE, _too_large(limit))
     body = await _receive_all(receive, limit)
-    encoding = headers.get(b"content-encoding")
-    return body if encoding is None else decode(body, encoding.decode("latin-1"), limit)
+    encoding = headers.get("content-encoding")
+    return body if encoding is None else decode(body, encoding, limit)
 
 
 def decode(body: bytes, encoding: str, limit: int) -> bytes:
@@ -63,34 +66,24 @@ def _inflate(body: bytes, window: int, name: str, limit: int) -> bytes:
 
 
 async def _receive_all(receive: Receive, limit: int) -> bytes:
-    event = await receive()
-    if event["type"] == "http.disconnect":
-        raise ClientGone
-    body = event.get("body", b"")
-    if not event.get("more_body", False):
-        if len(body) > limit:
-            raise Failure(Reason.TOO_LARGE, _too_large(limit))
-        return body
-    parts, size = [body], len(body)
-    while size <= limit:
+    """A body that is too large is read on, up to DRAIN_BYTES, and thrown away."""
+    parts: list[bytes] = []
+    size, more = 0, True
+    while more:
         event = await receive()
         if event["type"] == "http.disconnect":
             raise ClientGone
-        parts.append(event.get("body", b""))
-        size += len(parts[-1])
-        if not event.get("more_body", False):
-            if size > limit:
-                raise Failure(Reason.TOO_LARGE, _too_large(limit))
-            return b"".join(parts)
-    del parts
-    while size <= DRAIN_BYTES:
-        event = await receive()
-        if event["type"] == "http.disconnect":
-            raise ClientGone
-        size += len(event.get("body", b""))
-        if not event.get("more_body", False):
-            raise Failure(Reason.TOO_LARGE, _too_large(limit))
-    raise CloseAfter(Reason.TOO_LARGE, _too_large(limit))
+        part, more = event.get("body", b""), event.get("more_body", False)
+        size += len(part)
+        if size <= limit:
+            parts.append(part)
+        else:
+            parts.clear()
+            if more and size > DRAIN_BYTES:
+                raise CloseAfter(Reason.TOO_LARGE, _too_large(limit))
+    if size > limit:
+        raise Failure(Reason.TOO_LARGE, _too_large(limit))
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _too_large(limit: int, kind: str = "") -> str:

@@ -6,14 +6,16 @@ Binary tensors are Triton's extension `binary_tensor_data`: the header
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple
+from typing import Any, Dict, Mapping, NamedTuple
 
 import numpy as np
 import orjson
 
-from fleetbert.deploy.inference.messages import Reply
-from fleetbert.deploy.inference.protocol.oip import Request, check_tensor_parameters, outputs
-from fleetbert.deploy.inference.protocol.tensors import Tensor, refuse, show, to_raw
+from fleetbert.deploy.inference.messages import Response
+from fleetbert.deploy.inference.protocol.tensors import Tensor, outputs, refuse, show, to_raw
+from fleetbert.deploy.inference.protocol.validation import RawRequest, check_tensor_parameters
+
+Json = Dict[str, Any]  # an object
 
 MAX_DEPTH = 100
 SCALARS = (str, int, float, bool)
@@ -22,7 +24,7 @@ SCALARS = (str, int, float, bool)
 class Body(NamedTuple):
     """A parsed request, and how its answer is to be written."""
 
-    request: Request
+    request: RawRequest
     binary: Mapping[str, bool]  # by output; those that are not in it as `all_binary` says
     all_binary: bool
 
@@ -57,15 +59,15 @@ def parse(body: bytes, header_length: str | None = None) -> Body:
     all_binary = "binary_data_output" in parameters and _read_flag(
         parameters, "binary_data_output", "the request"
     )
-    return Body(Request(request_id, parameters, inputs, names), binary, all_binary)
+    return Body(RawRequest(request_id, parameters, inputs, names), binary, all_binary)
 
 
-def render(reply: Reply, body: Body) -> tuple[bytes, int | None]:
+def render(response: Response, body: Body) -> tuple[bytes, int | None]:
     """The answer's body, and how long the JSON in it is where binary tensors follow."""
-    described: list[dict[str, Any]] = []
+    described: list[Json] = []
     raw = []
-    for output in outputs(reply, body.request.outputs):
-        entry: dict[str, Any] = {
+    for output in outputs(response, body.request.outputs):
+        entry: Json = {
             "name": output.name,
             "datatype": output.datatype,
             "shape": output.shape,
@@ -78,10 +80,10 @@ def render(reply: Reply, body: Body) -> tuple[bytes, int | None]:
             entry["data"] = output.values.ravel() if flat else output.values  # type: ignore[union-attr]
         described.append(entry)
     message = {
-        "model_name": reply.model,
-        "model_version": reply.version,
+        "model_name": response.model,
+        "model_version": response.version,
         "id": body.request.id,
-        "parameters": {"cut": reply.cut},
+        "parameters": {"cut": response.cut},
         "outputs": described,
     }
     if not body.request.id:
@@ -90,7 +92,7 @@ def render(reply: Reply, body: Body) -> tuple[bytes, int | None]:
     return (b"".join((head, *raw)), len(head)) if raw else (head, None)
 
 
-def read_object(text: bytes) -> dict[str, Any]:
+def read_object(text: bytes) -> Json:
     """A JSON object nested at most MAX_DEPTH deep (tensors' data apart); Failure BAD_REQUEST."""
     try:
         message = orjson.loads(text)
@@ -124,7 +126,7 @@ def _too_deep() -> Exception:
     return refuse(f"the body is nested more than {MAX_DEPTH} levels deep")
 
 
-def _check_depth(message: dict[str, Any]) -> None:
+def _check_depth(message: Json) -> None:
     """Level by level, without tensors' data: they are long, and their nesting is checked later."""
     level: list[Any] = [{key: value for key, value in message.items() if key != "inputs"}]
     inputs = message.get("inputs")
@@ -145,7 +147,7 @@ def _check_depth(message: dict[str, Any]) -> None:
     raise _too_deep()
 
 
-def _read_list(message: dict[str, Any], key: str) -> list[Any]:
+def _read_list(message: Json, key: str) -> list[Any]:
     entries = message.get(key)
     if entries is None:
         return []
@@ -154,7 +156,7 @@ def _read_list(message: dict[str, Any], key: str) -> list[Any]:
     return entries
 
 
-def _read_entry(where: str, entry: Any) -> tuple[str, dict[str, Any]]:
+def _read_entry(where: str, entry: Any) -> tuple[str, Json]:
     """Name and parameters of an input or output."""
     if type(entry) is not dict:
         raise refuse(f"{where} is {show(entry)}; it has to be an object")
@@ -199,7 +201,7 @@ def _read_input(
     return Tensor(name, datatype, shape, rest[position:end], raw=True), end
 
 
-def _read_parameters(message: dict[str, Any], where: str) -> dict[str, Any]:
+def _read_parameters(message: Json, where: str) -> Json:
     parameters = message.get("parameters")
     if parameters is None:
         return {}
@@ -214,7 +216,7 @@ def _read_parameters(message: dict[str, Any], where: str) -> dict[str, Any]:
     return parameters
 
 
-def _read_flag(parameters: dict[str, Any], key: str, where: str) -> bool:
+def _read_flag(parameters: Json, key: str, where: str) -> bool:
     value = parameters[key]
     if type(value) is not bool:
         raise refuse(f"parameter '{key}' of {where} is {show(value)}; it has to be true or false")

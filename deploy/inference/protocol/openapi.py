@@ -1,12 +1,12 @@
-"""The OpenAPI 3.0 document of the calls in `rest`, as a dict."""
+"""The OpenAPI 3.0 document of the calls in `http`, as a dict."""
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Sequence
 
 import fleetbert
-from fleetbert.deploy.inference.protocol.oip import NAME
-from fleetbert.deploy.inference.protocol.openapi_schemas import ref, schemas
+from fleetbert.deploy.inference.protocol.metadata import NAME
+from fleetbert.deploy.inference.protocol.openapi_schemas import Json, ref, schemas
 
 JSON = "application/json"
 BINARY = "application/octet-stream"
@@ -21,14 +21,8 @@ IDS_EXAMPLE = {
 }
 
 
-def document(
-    *,
-    inference: bool = True,
-    admin: bool = True,
-    api_key: bool = False,
-    models: Sequence[str] = (),
-) -> dict[str, Any]:
-    """Of the calls that `rest.app` offers with the same words; `models` are examples of names."""
+def document(*, admin: bool = True, api_key: bool = False, models: Sequence[str] = ()) -> Json:
+    """Of the calls that `http.app` offers with the same words; `models` are examples of names."""
     paths = {
         "/v2/health/live": {
             "get": _call("live", "Whether the server answers at all", {"200": _json("Live")})
@@ -41,11 +35,10 @@ def document(
             )
         },
     }
-    if inference:
-        paths.update(_inference_paths(models))
+    paths.update(_inference_paths(models))
     if admin:
         paths.update(_admin_paths(models))
-    found: dict[str, Any] = {
+    found: Json = {
         "openapi": "3.0.3",
         "info": {
             "title": "fleetbert",
@@ -69,8 +62,8 @@ def document(
     return found
 
 
-def _inference_paths(models: Sequence[str]) -> dict[str, Any]:
-    paths: dict[str, Any] = {
+def _inference_paths(models: Sequence[str]) -> Json:
+    paths: Json = {
         "/v2": {
             "get": _call("server", "The server's name and extensions", {"200": _json("Server")})
         },
@@ -126,7 +119,7 @@ def _inference_paths(models: Sequence[str]) -> dict[str, Any]:
     return paths
 
 
-def _admin_paths(models: Sequence[str]) -> dict[str, Any]:
+def _admin_paths(models: Sequence[str]) -> Json:
     model = [_model_parameter(models)]
     answers = {"200": {"description": "Done"}, **_refusals(400, 404, 413, 503)}
     return {
@@ -143,11 +136,11 @@ def _admin_paths(models: Sequence[str]) -> dict[str, Any]:
 def _call(
     operation: str,
     summary: str,
-    responses: dict[str, Any],
-    parameters: list[Any] | None = None,
-    body: dict[str, Any] | None = None,
-) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    responses: Json,
+    parameters: list[Json] | None = None,
+    body: Json | None = None,
+) -> Json:
+    found: Json = {
         "operationId": operation,
         "summary": summary,
         "responses": {**responses, "500": _error("The server's fault")},
@@ -159,7 +152,7 @@ def _call(
     return found
 
 
-def _both(end: str, operation: str, models: Sequence[str]) -> list[tuple[str, str, list[Any]]]:
+def _both(end: str, operation: str, models: Sequence[str]) -> list[tuple[str, str, list[Json]]]:
     """Path, operation and path parameters of a model's call, without a version and with one."""
     model = _model_parameter(models)
     version = _path_parameter("version", "A version's number, or a label such as stable")
@@ -173,7 +166,7 @@ def _both(end: str, operation: str, models: Sequence[str]) -> list[tuple[str, st
     ]
 
 
-def _model_parameter(models: Sequence[str]) -> dict[str, Any]:
+def _model_parameter(models: Sequence[str]) -> Json:
     found = _path_parameter("model", "A model's name")
     found["schema"]["pattern"] = NAME.pattern.replace(r"\Z", "$")
     if models:
@@ -181,7 +174,7 @@ def _model_parameter(models: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _path_parameter(name: str, description: str) -> dict[str, Any]:
+def _path_parameter(name: str, description: str) -> Json:
     return {
         "name": name,
         "in": "path",
@@ -191,7 +184,7 @@ def _path_parameter(name: str, description: str) -> dict[str, Any]:
     }
 
 
-def _header_length(description: str) -> dict[str, Any]:
+def _header_length(description: str) -> Json:
     return {
         "name": "Inference-Header-Content-Length",
         "in": "header",
@@ -201,11 +194,11 @@ def _header_length(description: str) -> dict[str, Any]:
     }
 
 
-def _body(schema: str, example: Any) -> dict[str, Any]:
+def _body(schema: str, example: Json) -> Json:
     return {"required": False, "content": {JSON: {"schema": ref(schema), "example": example}}}
 
 
-def _inference_body() -> dict[str, Any]:
+def _inference_body() -> Json:
     examples = {"texts": {"value": TEXT_EXAMPLE}, "token ids": {"value": IDS_EXAMPLE}}
     return {
         "required": True,
@@ -216,7 +209,7 @@ def _inference_body() -> dict[str, Any]:
     }
 
 
-def _inference_answer() -> dict[str, Any]:
+def _inference_answer() -> Json:
     names = ("X-Queue-Time", "X-Inference-Time", "Inference-Header-Content-Length")
     return {
         "description": "The outputs in the order of the texts",
@@ -225,7 +218,7 @@ def _inference_answer() -> dict[str, Any]:
     }
 
 
-def _response_headers() -> dict[str, Any]:
+def _response_headers() -> Json:
     milliseconds = {"type": "number", "minimum": 0}
     length = {"type": "integer", "minimum": 0}
     return {
@@ -235,7 +228,7 @@ def _response_headers() -> dict[str, Any]:
     }
 
 
-def _refusals(*codes: int) -> dict[str, Any]:
+def _refusals(*codes: int) -> Json:
     meanings = {
         400: "Something in the request is wrong; the sentence names it",
         404: "No such model or version",
@@ -243,16 +236,16 @@ def _refusals(*codes: int) -> dict[str, Any]:
         503: "The queue is full, or the model is not ready",
         504: "The request's own time limit has passed",
     }
-    refusals: dict[str, Any] = {str(code): _error(meanings[code]) for code in codes}
+    refusals: Json = {str(code): _error(meanings[code]) for code in codes}
     if 503 in codes:
         seconds = {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}
         refusals["503"]["headers"] = {"Retry-After": seconds}
     return refusals
 
 
-def _error(description: str) -> dict[str, Any]:
+def _error(description: str) -> Json:
     return _json("Error", description)
 
 
-def _json(schema: str, description: str = "The answer") -> dict[str, Any]:
+def _json(schema: str, description: str = "The answer") -> Json:
     return {"description": description, "content": {JSON: {"schema": ref(schema)}}}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Dict
 
-from fleetbert.deploy.inference.protocol.oip import OUTPUTS
+from fleetbert.deploy.inference.protocol.tensors import OUTPUTS
+
+Json = Dict[str, Any]
 
 
-def ref(schema: str) -> dict[str, Any]:
+def ref(schema: str) -> Json:
     """A reference to a schema of the document."""
     return {"$ref": f"#/components/schemas/{schema}"}
 
 
-def schemas() -> dict[str, Any]:
+def schemas() -> Json:
     """All of them by name."""
     text, count, flag = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
     size = {"type": "integer", "minimum": 1}
@@ -110,16 +112,16 @@ def schemas() -> dict[str, Any]:
     }
 
 
-def _object(required: dict[str, Any], **optional: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": "object", "properties": {**required, **optional}}
+def _object(required: Json, **optional: Json) -> Json:
+    found: Json = {"type": "object", "properties": {**required, **optional}}
     if required:
         found["required"] = list(required)
     return found
 
 
-def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+def _or_null(schema: Json) -> Json:
     return {**schema, "nullable": True}
 
 
-def _list(items: dict[str, Any]) -> dict[str, Any]:
+def _list(items: Json) -> Json:
     return {"type": "array", "items": items}

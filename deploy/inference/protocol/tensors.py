@@ -15,11 +15,12 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.deploy.inference.messages import Failure, Reason
+from fleetbert.deploy.inference.messages import Failure, Reason, Response
 
 LITTLE = sys.byteorder == "little"
 _read_length = struct.Struct("<I").unpack_from
 ONLY_INTEGERS = frozenset({int})
+OUTPUTS = ("label", "scores", "logits", "exit_layer")
 INTEGERS: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "INT32": np.dtype("<i4")}
 
 
@@ -130,6 +131,22 @@ def read_integers(
             f"{meaning} are 0 to {limit - 1}"
         )
     return array
+
+
+def outputs(response: Response, names: Sequence[str] = ()) -> list[Output]:
+    """The outputs `names` (none: all) of a response, in that order."""
+    count, labels = response.logits.shape
+    chosen = []
+    for name in names or OUTPUTS:
+        if name == "label":
+            chosen.append(Output(name, "BYTES", (count,), response.labels))
+        elif name == "scores":
+            chosen.append(Output(name, "FP32", (count, labels), response.scores))
+        elif name == "logits":
+            chosen.append(Output(name, "FP32", (count, labels), response.logits))
+        else:
+            chosen.append(Output(name, "INT32", (count,), response.exit_layer))
+    return chosen
 
 
 def to_raw(output: Output) -> bytes:

@@ -23,7 +23,7 @@ Signature = Tuple[Tuple[int, int, int], ...]  # of each file: inode, size, time 
 
 
 @dataclass(frozen=True)
-class Found:
+class VersionFolder:
     """A version's folder. `bundle` is None, and `reason` says why, if it is not whole (yet)."""
 
     path: Path
@@ -32,16 +32,16 @@ class Found:
     reason: str = ""
 
 
-Shelf = Dict[str, Dict[int, Found]]  # by model and version
+Index = Dict[str, Dict[int, VersionFolder]]  # by model and version
 
 
-def look(root: Path, known: Mapping[Path, Found], ignored: set[Path]) -> Shelf:
+def look(root: Path, known: Mapping[Path, VersionFolder], ignored: set[Path]) -> Index:
     """The models and versions below `root`. What has not changed since it became `known` is not
     read again; folders of other names are added to `ignored`, and to the log once.
 
     OSError if `root` cannot be listed.
     """
-    shelf: Shelf = {}
+    index: Index = {}
     for folder in _folders(root, MODEL_NAME, "a model", ignored):
         try:
             versions = _folders(folder, VERSION_NAME, "a version (a number)", ignored)
@@ -49,8 +49,8 @@ def look(root: Path, known: Mapping[Path, Found], ignored: set[Path]) -> Shelf:
             log.warning("%s cannot be listed: %s", folder, error)
             continue
         if versions:
-            shelf[folder.name] = {int(path.name): _find(path, known) for path in versions}
-    return shelf
+            index[folder.name] = {int(path.name): _find(path, known) for path in versions}
+    return index
 
 
 def _folders(root: Path, name: re.Pattern[str], what: str, ignored: set[Path]) -> list[Path]:
@@ -66,18 +66,18 @@ def _folders(root: Path, name: re.Pattern[str], what: str, ignored: set[Path]) -
     return folders
 
 
-def _find(path: Path, known: Mapping[Path, Found]) -> Found:
+def _find(path: Path, known: Mapping[Path, VersionFolder]) -> VersionFolder:
     old = known.get(path)
     try:
         if old is not None and old.bundle is not None and _sign(old.bundle) == old.signature:
             return old
         inside = path / "bundle"
         bundle = bundles.read(inside if inside.is_dir() else path)
-        return Found(path, bundle, _sign(bundle))
+        return VersionFolder(path, bundle, _sign(bundle))
     except UserError as error:
-        return Found(path, None, (), str(error))
+        return VersionFolder(path, None, (), str(error))
     except OSError as error:
-        return Found(path, None, (), f"{error.filename}: {error.strerror}")
+        return VersionFolder(path, None, (), f"{error.filename}: {error.strerror}")
 
 
 def _sign(bundle: bundles.Bundle) -> Signature:

@@ -14,7 +14,7 @@ from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.deploy.inference.messages import State, Version
 from fleetbert.deploy.inference.repository import index, variants
-from fleetbert.deploy.inference.scheduler.scheduler import Serving
+from fleetbert.deploy.inference.scheduler.scheduler import Scheduler
 from fleetbert.deploy.inference.settings import Policy, Serve
 from fleetbert.deploy.inference.workers import priority, process
 from fleetbert.deploy.inference.workers.pool import Plan
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Held:
+class LoadedVersion:
     """A version that answers, as it was found."""
 
-    found: index.Found
-    serving: Serving
+    found: index.VersionFolder
+    scheduler: Scheduler
     version: Version
 
 
@@ -48,10 +48,10 @@ class Loader:
         model: str,
         number: int,
         policy: Policy,
-        found: index.Found,
+        found: index.VersionFolder,
         gently: bool,
         batches: Sequence[tuple[int, int]] = (),
-    ) -> Held:
+    ) -> LoadedVersion:
         """A version whose workers all answer. UserError, OSError, pool.Refused or pool.Lost if it
         cannot be served; nothing is left of it then. `gently` leaves the processors to others.
         batches: the usual ones (texts, length) of the version in service."""
@@ -72,20 +72,21 @@ class Loader:
             processors=processors,
             lengths=tuple(length for length in SAFE_LENGTHS if length <= longest),
             pad_id=tokenizer.pad_id,
+            batch_tokens=self._settings.batching.batch_tokens,
             hang_seconds=engine.hang_seconds,
         )
         variant, measured = await self._choose(bundle, policy.variant, plan, gently)
         usual = tuple(shape for shape in batches if shape[1] <= longest)
         plan = replace(plan, variant=variant, batches=usual)
-        serving = Serving(model, str(number), bundle, tokenizer, plan, self._settings.batching)
-        opening = asyncio.ensure_future(serving.open(gently))
+        scheduler = Scheduler(model, str(number), bundle, tokenizer, plan, self._settings.batching)
+        opening = asyncio.ensure_future(scheduler.open(gently))
         try:
             await loop.run_in_executor(None, _verify, bundle, variant, gently)
             await opening
         except BaseException:
             opening.cancel()
             await asyncio.gather(opening, return_exceptions=True)
-            await serving.close()
+            await scheduler.close()
             raise
         version = Version(
             model,
@@ -96,11 +97,12 @@ class Loader:
             pair=bundle.task.pair,
             max_length=bundle.max_length,
             vocab_size=tokenizer.vocab_size,
-            layers=serving.pool.layers,
+            pad_id=tokenizer.pad_id,
+            layers=scheduler.pool.layers,
             variant=variant,
             variants=variants.describe(bundle, measured),
         )
-        return Held(found, serving, version)
+        return LoadedVersion(found, scheduler, version)
 
     async def _tokenizer(self, bundle: bundles.Bundle) -> Tokenizer:
         """That of the version in service, if the manifests say that the vocabularies are alike; the

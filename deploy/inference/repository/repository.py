@@ -11,20 +11,20 @@ import logging
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Awaitable, Iterable
+from typing import Iterable
 
 from fleetbert.deploy.inference.messages import (
     Failure,
-    Question,
     Reason,
-    Reply,
+    Request,
+    Response,
     State,
     Statistics,
     Version,
 )
 from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.repository import index
-from fleetbert.deploy.inference.repository.loading import Held, Loader
+from fleetbert.deploy.inference.repository.loading import LoadedVersion, Loader
 from fleetbert.deploy.inference.settings import Policy, Serve
 from fleetbert.deploy.inference.workers.pool import Lost, Refused
 from fleetbert.errors import UserError
@@ -42,11 +42,11 @@ class Model:
     policy: Policy
     required: bool  # its absence makes the server not ready
     unloaded: bool = False  # by request, until it is loaded by request
-    found: dict[int, index.Found] = field(default_factory=dict)
-    held: dict[int, Held] = field(default_factory=dict)
+    found: dict[int, index.VersionFolder] = field(default_factory=dict)
+    held: dict[int, LoadedVersion] = field(default_factory=dict)
     loading: set[int] = field(default_factory=set)
     refused: dict[int, tuple[index.Signature, str]] = field(default_factory=dict)
-    draining: list[Held] = field(default_factory=list)
+    draining: list[LoadedVersion] = field(default_factory=list)
 
     def wanted(self) -> list[int]:
         """The versions that are to answer, newest first: by policy, of those that are whole and
@@ -82,7 +82,7 @@ class Repository:
             name: Model(name, policy, required=True)
             for name, policy in settings.repository.models.items()
         }
-        self._known: dict[Path, index.Found] = {}
+        self._known: dict[Path, index.VersionFolder] = {}
         self._ignored: set[Path] = set()
         self._loader = Loader(settings)
         self._looked = False
@@ -95,7 +95,7 @@ class Repository:
         self._watching = asyncio.ensure_future(self._watch())
 
     async def close(self, grace: float) -> None:
-        """End all; questions that were taken are answered first, for at most `grace` seconds."""
+        """End all; requests that were taken are answered first, for at most `grace` seconds."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -106,13 +106,13 @@ class Repository:
 
     def ready(self) -> bool:
         return self._looked and all(
-            any(held.serving.pool.alive for held in model.held.values())
+            any(held.scheduler.pool.alive for held in model.held.values())
             for model in self._models.values()
             if model.required and not model.unloaded
         )
 
-    def answer(self, question: Question) -> Awaitable[Reply]:
-        return self._route(question.model, question.version).serving.answer(question)
+    async def answer(self, request: Request) -> Response:
+        return await self._route(request.model, request.version).scheduler.answer(request)
 
     def find(self, model: str, version: str | None = None) -> Version:
         return self._route(model, version).version
@@ -123,12 +123,17 @@ class Repository:
 
     def statistics(self, model: str | None = None, version: str | None = None) -> list[Statistics]:
         if model is None:
-            helds = [held for one in self._models.values() for held in _in_order(one)]
+            chosen = [one for name in self._models for one in self.loaded(name)]
         elif version is None:
-            helds = _in_order(self._model(model))
+            chosen = self.loaded(model)
         else:
-            helds = [self._route(model, version)]
-        return [held.serving.counts.statistics() for held in helds]
+            chosen = [self._route(model, version)]
+        return [one.scheduler.counts.statistics() for one in chosen]
+
+    def loaded(self, model: str) -> list[LoadedVersion]:
+        """The versions of a model that answer, in the order of their numbers."""
+        held = self._model(model).held
+        return [held[number] for number in sorted(held)]
 
     async def load(self, model: str) -> None:
         async with self._lock:
@@ -162,8 +167,8 @@ class Repository:
             raise Failure(Reason.NOT_FOUND, f"there is no model {name!r}; there are: {names}")
         return found
 
-    def _route(self, name: str, version: str | None) -> Held:
-        """Which version answers a question with these words."""
+    def _route(self, name: str, version: str | None) -> LoadedVersion:
+        """Which version answers a request with these words."""
         model = self._model(name)
         if version is None:
             if model.held:
@@ -203,22 +208,22 @@ class Repository:
             await asyncio.sleep(seconds)
 
     async def _look(self) -> None:
-        """See what is on disk."""
+        """See what is on index."""
         loop = asyncio.get_running_loop()
         try:
-            shelf = await loop.run_in_executor(
+            on_disk = await loop.run_in_executor(
                 None, index.look, self._root, self._known, self._ignored
             )
         except OSError as error:
             log.error("the repository %s cannot be listed: %s", self._root, error.strerror)
             return
-        self._known = {f.path: f for versions in shelf.values() for f in versions.values()}
-        for name in shelf:
+        self._known = {f.path: f for versions in on_disk.values() for f in versions.values()}
+        for name in on_disk:
             if name not in self._models:
                 policy = self._settings.repository.default
                 self._models[name] = Model(name, policy, required=not self._looked)
         for name, model in self._models.items():
-            model.found = shelf.get(name, {})
+            model.found = on_disk.get(name, {})
         self._looked = True
 
     async def _update(self, model: Model) -> None:
@@ -247,13 +252,13 @@ class Repository:
         if not (model.found or model.held or model.name in self._settings.repository.models):
             del self._models[model.name]
 
-    async def _try(self, model: Model, number: int, found: index.Found) -> Held:
+    async def _try(self, model: Model, number: int, found: index.VersionFolder) -> LoadedVersion:
         """Open a version, again if a worker ended meanwhile: that need not be the version's fault
         (somebody's kill, want of memory)."""
 
-        async def once() -> Held:
+        async def once() -> LoadedVersion:
             gently = any(one.held for one in self._models.values())
-            usual = model.held[max(model.held)].serving.usual_batches() if model.held else ()
+            usual = model.held[max(model.held)].scheduler.usual_batches() if model.held else ()
             return await self._loader.open(model.name, number, model.policy, found, gently, usual)
 
         for _ in range(LOAD_TRIES - 1):
@@ -294,7 +299,7 @@ class Repository:
             number,
             model.name,
             held.version.variant,
-            held.serving.pool.size,
+            held.scheduler.pool.size,
             time.monotonic() - begin,
         )
 
@@ -304,8 +309,8 @@ class Repository:
         model.draining.append(held)
 
         async def end() -> None:
-            await held.serving.drain(grace)
-            await held.serving.close()
+            await held.scheduler.drain(grace)
+            await held.scheduler.close()
             model.draining.remove(held)
 
         task = asyncio.ensure_future(end())
@@ -325,10 +330,6 @@ def select(policy: Policy, numbers: Iterable[int]) -> list[int]:
         chosen = set(rule)
     chosen |= set(policy.aliases.values())
     return [number for number in usable if number in chosen]
-
-
-def _in_order(model: Model) -> list[Held]:
-    return [model.held[number] for number in sorted(model.held)]
 
 
 def _versions(model: Model) -> list[Version]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import platform
-from typing import Any
 
 from fleetbert import bundle as bundles
+from fleetbert.deploy.inference.messages import Variant
 from fleetbert.deploy.inference.workers import frames
 from fleetbert.deploy.inference.workers.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
 from fleetbert.engines.engine import OPENERS
@@ -81,21 +81,21 @@ def times_faster(variant: bundles.Variant) -> float:
     return variant.times_faster if isinstance(variant, bundles.EarlyExitVariant) else 1.0
 
 
-def describe(bundle: bundles.Bundle, measured: dict[str, float]) -> tuple[dict[str, Any], ...]:
-    """What people want to know of the variants: accuracy, and speed where it was measured."""
+def describe(bundle: bundles.Bundle, measured: dict[str, float]) -> tuple[Variant, ...]:
+    """All variants, with their speed where it was measured."""
     described = []
     for variant in bundle.manifest.variants:
         accuracy = variant.accuracy[0] if variant.accuracy else None
         described.append(
-            {
-                "name": variant.name,
-                "kind": variant.kind,
-                "accuracy": accuracy.accuracy if accuracy else None,
-                "float32_accuracy": accuracy.float32_accuracy if accuracy else None,
-                "texts_per_s": measured.get(variant.name),
-                "speed": variant.speed if isinstance(variant, EARLY_EXIT) else None,
-                "bytes": variant.bytes,
-            }
+            Variant(
+                name=variant.name,
+                kind=variant.kind,
+                accuracy=accuracy.accuracy if accuracy else None,
+                float32_accuracy=accuracy.float32_accuracy if accuracy else None,
+                texts_per_s=measured.get(variant.name),
+                speed=variant.speed if isinstance(variant, EARLY_EXIT) else None,
+                bytes=variant.bytes,
+            )
         )
     return tuple(described)
 

@@ -1,33 +1,30 @@
-"""One version of a model in service: questions in, batches to the workers, replies out."""
+"""One version of a model in service: requests in, batches to the workers, responses out."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import math
 from collections import Counter
-from typing import Any, Awaitable, Callable, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.data.batching import pack_rows
 from fleetbert.data.tokenizers import Tokenizer
-from fleetbert.deploy.inference.messages import Failure, Question, Reason, Reply
+from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response
 from fleetbert.deploy.inference.ops.counts import Counts
-from fleetbert.deploy.inference.scheduler.encode import Encoded, encode
-from fleetbert.deploy.inference.scheduler.queue import Queue, Text, Ticket
+from fleetbert.deploy.inference.scheduler.queue import PendingRequest, Queue, Row, Text
 from fleetbert.deploy.inference.settings import Batching
-from fleetbert.deploy.inference.workers.pool import Lost, Plan, Pool, Worker, go_to
+from fleetbert.deploy.inference.workers.pool import Lost, Plan, Pool, Worker
 from fleetbert.engines import golden as goldens
-from fleetbert.engines.engine import EARLY_EXIT, LITE_EARLY_EXIT, PACKED
+from fleetbert.engines.engine import EARLY_EXIT, LITE_EARLY_EXIT
 from fleetbert.engines.golden import Golden
+from fleetbert.errors import UserError
 from fleetbert.tasks.metrics import softmax
 
 log = logging.getLogger(__name__)
 
-NOTHING = np.empty(0)
 MOST_LOSSES = 2  # batches that a text may be lost with
 USUAL_BATCHES = 100  # that the next version runs before it takes over
 # Characters that are tokenized in the event loop itself. It takes about 1 ms; handing it to a
@@ -36,56 +33,17 @@ INLINE_CHARACTERS = 4096
 FEWEST_TOKENS = 3  # of a text: [CLS], one more, [SEP]
 
 
-class Answer(asyncio.Future):  # of a Reply; Python 3.8 has no Future[...]
-    """A reply that is on its way; cancelling it drops what was not computed yet."""
+class Encoded(NamedTuple):
+    """ids: int32 [tokens] of each text; first_lengths: tokens of segment 0 of each; cut: how many
+    texts were cut to the maximum length."""
 
-    def __init__(self, drop: Callable[[], object], loop: asyncio.AbstractEventLoop):
-        super().__init__(loop=loop)
-        self._drop = drop
-
-    def cancel(self, *args: Any, **kwargs: Any) -> bool:
-        self._drop()  # nothing, if it is done
-        return super().cancel(*args, **kwargs)
+    ids: Sequence[np.ndarray]
+    first_lengths: Sequence[int]
+    cut: int
 
 
-class Asked(Ticket):
-    """A question on its way: what is known of its answer so far. `answer`: who waits for it; None
-    when it is over. `cut`: how many of its texts were cut to the model's length."""
-
-    __slots__ = (
-        *("answer", "arrival", "compute_seconds", "cut", "labels", "last_begin", "layers"),
-        *("logits", "missing", "scores", "texts"),
-    )
-
-    def __init__(self, texts: int, labels: int, cut: int, deadline: float, arrival: float):
-        super().__init__(deadline)
-        self.answer: Answer | None = None
-        self.cut = cut
-        self.texts = texts
-        self.labels: list[str] = [""] * texts
-        self.logits = self.scores = self.layers = NOTHING
-        if texts > 1:  # of one text, they are parts of its batch's
-            self.logits = np.empty((texts, labels), np.float32)
-            self.scores = np.empty((texts, labels), np.float32)
-            self.layers = np.empty(texts, np.int32)
-        self.missing = texts
-        self.arrival = arrival
-        self.last_begin = arrival  # of the batches with its texts
-        self.compute_seconds = 0.0
-
-    def put(self, place: int, label: str, logits: Any, scores: Any, layers: Any) -> None:
-        """The answer to the text at `place`: arrays [1, labels] and [1]."""
-        self.labels[place] = label
-        if self.texts == 1:
-            self.logits, self.scores, self.layers = logits, scores, layers
-        else:
-            self.logits[place], self.scores[place] = logits[0], scores[0]
-            self.layers[place] = layers[0]
-        self.missing -= 1
-
-
-class Serving:
-    """Answers questions from `open` until `close`."""
+class Scheduler:
+    """Answers requests from `open` until `close`."""
 
     def __init__(
         self,
@@ -98,11 +56,8 @@ class Serving:
     ):
         self.model = model
         self.version = version
-        self.bundle = bundle
-        self.tokenizer = tokenizer
         self.counts = Counts(model, version)
-        kind = bundle.variant(plan.variant).kind
-        self.timeout = batching.timeout_ms / 1000
+        self._timeout = batching.timeout_ms / 1000
         golden = goldens.read(bundle, plan.variant)
         if golden is None:  # the workers have only each other to be compared with
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
@@ -111,16 +66,14 @@ class Serving:
             batching.batch_tokens,
             batching.queue_tokens,
             batching.max_wait_ms / 1000,
-            batching.max_age_ms / 1000,
-            kind in PACKED,
             self.pool.size,
         )
         self.counts.queued(lambda: self.queue.tokens)
         self._under_way: dict[Worker, list[Text]] = {}  # what workers compute
         self._labels = list(bundle.labels)
-        self._encoding = (tokenizer, bundle.task.pair, bundle.max_length)
-        self._early = kind in (EARLY_EXIT, LITE_EARLY_EXIT)
-        self._asked = 0
+        self._tokenizer, self._max_length = tokenizer, bundle.max_length
+        self._early = bundle.variant(plan.variant).kind in (EARLY_EXIT, LITE_EARLY_EXIT)
+        self._unanswered = 0
         self._idle = asyncio.Event()
         self._idle.set()
         self._alarm: asyncio.TimerHandle | None = None
@@ -134,35 +87,19 @@ class Serving:
         await self.pool.open(gently)
 
     def usual_batches(self) -> list[tuple[int, int]]:
-        """Texts and length of the batches that come most often."""
+        """Rows and length of the batches that come most often."""
         return [shape for shape, _ in self._shapes.most_common(USUAL_BATCHES)]
 
-    def answer(self, question: Question) -> Awaitable[Reply]:
-        """The reply, or Failure, which may be raised at once. Cancelling it drops what was not
-        computed yet.
+    async def answer(self, request: Request) -> Response:
+        """The response, or Failure. Cancelling it drops what was not computed yet.
 
-        `question.speed` is for variants with early exit and changes nothing for others.
+        `request.speed` is for variants with early exit and changes nothing for others.
         """
         arrival = self._loop.time()
+        self._unanswered += 1
+        self._idle.clear()
         try:
-            if self.pool.failing and not self.pool.alive:
-                raise Failure(
-                    Reason.UNAVAILABLE, f"model {self.model} has no worker: {self.pool.failing}"
-                )
-            self.queue.check(FEWEST_TOKENS * question.size)  # before tokenizing costs anything
-            if question.characters > INLINE_CHARACTERS:
-                return self._tokenize_and_ask(question, arrival)
-            return self._ask(question, encode(question, *self._encoding), arrival)
-        except Failure as failure:
-            self.counts.refused(failure.reason, self._loop.time() - arrival)
-            raise
-
-    async def _tokenize_and_ask(self, question: Question, arrival: float) -> Reply:
-        """The same for a question whose tokenizing takes long, in another thread."""
-        self._begin()
-        try:
-            encoded = await self._loop.run_in_executor(None, encode, question, *self._encoding)
-            answer = self._ask(question, encoded, arrival)
+            response = await self._answer(request, arrival)
         except Failure as failure:
             self.counts.refused(failure.reason, self._loop.time() - arrival)
             raise
@@ -170,77 +107,51 @@ class Serving:
             self.counts.refused(Reason.CANCELLED, self._loop.time() - arrival)
             raise
         finally:
-            self._end()
-        return await answer
+            self._unanswered -= 1
+            if not self._unanswered:
+                self._idle.set()
+        self.counts.answered(response, self._loop.time() - arrival)
+        return response
 
-    def _ask(self, question: Question, encoded: Encoded, arrival: float) -> Answer:
-        """Put it into the queue; Failure if that has no room for it."""
-        self.counts.cut(encoded.cut)
-        timeout = self.timeout if question.timeout is None else question.timeout
-        labels = len(self._labels)
-        asked = Asked(question.size, labels, encoded.cut, arrival + timeout, arrival)
-        speed = question.speed if self._early else None
-        self.queue.put(asked, _texts(asked, encoded, speed), self._loop.time())
-        answer = asked.answer = Answer(functools.partial(self._drop, asked), self._loop)
-        self._begin()
-        if self.pool.free:
-            self._pump()
+    async def _answer(self, request: Request, arrival: float) -> Response:
+        if self.pool.failing and not self.pool.alive:
+            raise Failure(
+                Reason.UNAVAILABLE, f"model {self.model} has no worker: {self.pool.failing}"
+            )
+        self.queue.check(FEWEST_TOKENS * request.size)  # before tokenizing costs anything
+        if request.characters > INLINE_CHARACTERS:
+            encoded = await self._loop.run_in_executor(None, self._encode, request)
         else:
-            self._wake_at(asked.deadline)
-        return answer
+            encoded = self._encode(request)
+        self.counts.cut(encoded.cut)
+        timeout = self._timeout if request.timeout is None else request.timeout
+        pending = PendingRequest(request.size, arrival + timeout, arrival, encoded.cut)
+        speed = request.speed if self._early else None
+        texts = [
+            Text(pending, place, ids, first, speed)
+            for place, (ids, first) in enumerate(zip(encoded.ids, encoded.first_lengths))
+        ]
+        self.queue.put(pending, texts, self._loop.time())
+        pending.future = self._loop.create_future()
+        self._pump()
+        try:
+            return await pending.future
+        finally:
+            pending.future = None
+            self.queue.finish(pending)
 
-    def _reply(self, asked: Asked) -> None:
-        """All its texts are answered, unless it is over already."""
-        answer = self._take_out(asked)
-        if answer is None:
-            return
-        reply = Reply(
-            self.model,
-            self.version,
-            asked.labels,
-            asked.logits,
-            asked.scores,
-            asked.layers,
-            asked.last_begin - asked.arrival,
-            asked.compute_seconds,
-            asked.cut,
-        )
-        self.counts.answered(reply, self._loop.time() - asked.arrival)
-        answer.set_result(reply)
-
-    def _fail(self, asked: Ticket, failure: Failure) -> None:
-        """It will not be answered, unless it is over already."""
-        assert isinstance(asked, Asked)
-        answer = self._drop(asked, failure.reason)
-        if answer is not None:
-            answer.set_exception(failure)
-
-    def _drop(self, asked: Asked, reason: Reason = Reason.CANCELLED) -> Answer | None:
-        """End a question without an answer, unless it is over already; gives who waits for it."""
-        answer = self._take_out(asked)
-        if answer is not None:
-            self.counts.refused(reason, self._loop.time() - asked.arrival)
-        return answer
-
-    def _take_out(self, asked: Asked) -> Answer | None:
-        """The same, however it ends. Until then both refer to each other."""
-        answer, asked.answer = asked.answer, None
-        if answer is not None:
-            self.queue.finish(asked)
-            self._end()
-        return answer
-
-    def _begin(self) -> None:
-        self._asked += 1
-        self._idle.clear()
-
-    def _end(self) -> None:
-        self._asked -= 1
-        if not self._asked:
-            self._idle.set()
+    def _encode(self, request: Request) -> Encoded:
+        """Failure BAD_REQUEST if a text cannot be tokenized. Safe to call in several threads."""
+        if request.texts is None:
+            return Encoded(request.ids, request.first_lengths, 0)
+        try:
+            encodings = self._tokenizer.encode(request.texts, request.texts_b, self._max_length)
+        except UserError as error:
+            raise Failure(Reason.BAD_REQUEST, str(error)) from None
+        return Encoded(encodings.ids, encodings.first_lengths.tolist(), encodings.truncated)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until every question is answered, at most so long."""
+        """Wait until every request is answered, at most so long."""
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except asyncio.TimeoutError:
@@ -248,13 +159,13 @@ class Serving:
                 "version %s of model %s ends with %d requests unanswered",
                 self.version,
                 self.model,
-                self._asked,
+                self._unanswered,
             )
 
     async def close(self) -> None:
-        """End the workers; questions that were not answered fail."""
-        for ticket in self.queue.expire(float("inf")):
-            self._fail(ticket, Failure(Reason.UNAVAILABLE, f"model {self.model} is being unloaded"))
+        """End the workers; requests that were not answered fail."""
+        for pending in self.queue.expire(math.inf):
+            _fail(pending, Failure(Reason.UNAVAILABLE, f"model {self.model} is being unloaded"))
         if self._alarm is not None:
             self._alarm.cancel()
         await self.pool.close()
@@ -262,13 +173,9 @@ class Serving:
         self.counts.queued(lambda: 0)
 
     def _freed(self, worker: Worker) -> None:
-        """Give the worker its next batch, or stay near it until there is one."""
-        alone = len(self.pool.free) == 1
-        self.queue.freed(self._loop.time(), self._computed(), alone)
+        self.queue.freed(self._computed())
         self._under_way.pop(worker, None)
         self._pump()
-        if worker in self.pool.free:
-            go_to(worker.processors)
 
     def _computed(self) -> int:
         """How many texts the workers have."""
@@ -277,12 +184,9 @@ class Serving:
     def _pump(self) -> None:
         """Give batches to the workers that are free, and see to it that this is called again."""
         now = self._loop.time()
-        for ticket in self.queue.expire(now):
-            self._fail(ticket, Failure(Reason.DEADLINE, "the request's timeout has passed"))
-        while True:
-            worker = self.pool.take_free()
-            if worker is None:
-                break
+        for pending in self.queue.expire(now):
+            _fail(pending, Failure(Reason.DEADLINE, "the request's timeout has passed"))
+        while (worker := self.pool.take_free()) is not None:
             texts = self.queue.take(now, self._computed())
             if not texts:
                 self.pool.free.append(worker)
@@ -291,84 +195,88 @@ class Serving:
             task = self._loop.create_task(self._compute(worker, texts))
             self._batches.add(task)
             task.add_done_callback(self._batches.discard)
-        times = [self.queue.next_deadline(), self.queue.next_batch() if self.pool.free else None]
-        self._wake_at(min((time for time in times if time is not None), default=None))
-
-    def _wake_at(self, when: float | None) -> None:
+        times = [self.queue.next_deadline()]
+        if self.pool.free:
+            times.append(self.queue.next_batch())
+        when = min((time for time in times if time is not None), default=None)
         if self._alarm is not None:
-            if when is not None and self._alarm_at <= when:
+            if when is not None and now < self._alarm_at <= when:
                 return  # it looks too early then, and sets the next one
             self._alarm.cancel()
             self._alarm = None
         if when is not None:
-            self._alarm = self._loop.call_at(when, self._awake)
+            self._alarm = self._loop.call_at(when, self._pump)
             self._alarm_at = when
-
-    def _awake(self) -> None:
-        self._alarm = None
-        self._pump()
 
     async def _compute(self, worker: Worker, texts: list[Text]) -> None:
         begin = self._loop.time()
-        lengths = [text.ids.size for text in texts]
-        expected = self.queue.seconds(sum(lengths)) * self.pool.size
+        tokens = sum([text.ids.size for text in texts])
         try:
-            logits, layers, seconds = await self.pool.run(worker, texts, expected)
+            answers = await self.pool.run(worker, texts, self.queue.seconds(tokens))
         except Lost as lost:
             self._lose(texts, lost)
             return
         finally:
             if self._under_way.get(worker) is texts:  # it was not freed: it is lost
                 del self._under_way[worker]
-        if self.queue.packed:
-            length, packed = pack_rows(lengths)
-            rows = len(packed)
-        else:
-            length, rows = max(text.length for text in texts), len(texts)
-        self._shapes[rows, length] += 1
-        self.counts.batch(lengths, rows * length, layers.tolist(), seconds)
+        self._shapes.update(answers.shapes)
+        padded = sum(rows * length for rows, length in answers.shapes)
+        self.counts.batch(len(texts), tokens, padded, answers.layers.tolist(), answers.seconds)
         self.counts.waited([begin - text.arrival for text in texts])
-        self.queue.observe(sum(lengths), seconds / self.pool.size)
+        self.queue.observe(tokens, answers.seconds)
+        logits = answers.logits
         finite = np.isfinite(logits).all(axis=1).tolist()
         best = logits.argmax(axis=1).tolist()
         # All at once: NumPy takes as long for one text.
         scores = softmax(np.where(np.isfinite(logits), logits, 0.0)).astype(np.float32)
-        for asked in {text.ticket for text in texts}:
-            assert isinstance(asked, Asked)
-            asked.last_begin = max(asked.last_begin, begin)
-            asked.compute_seconds += seconds
+        for pending in {text.request for text in texts}:
+            pending.last_begin = max(pending.last_begin, begin)
+            pending.compute_seconds += answers.seconds
         for number, text in enumerate(texts):
-            asked = text.ticket
-            assert isinstance(asked, Asked)
+            pending = text.request
             if not finite[number]:
-                self._fail(asked, Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
+                _fail(pending, Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
             one = slice(number, number + 1)
-            label = self._labels[best[number]]
-            asked.put(text.place, label, logits[one], scores[one], layers[one])
-            if not asked.missing:
-                self._reply(asked)
-        if worker in self.pool.free:  # it waits for those whose answers are written now
-            # Protocols make them in the loop's next turn; gRPC sends them in the one after.
-            self._loop.call_soon(self._loop.call_soon, self._answered, len(self.pool.free) == 1)
+            pending.rows[text.place] = Row(
+                self._labels[best[number]], logits[one], scores[one], answers.layers[one]
+            )
+            pending.missing -= 1
+            if not pending.missing and pending.future is not None and not pending.future.done():
+                pending.future.set_result(self._response(pending))
 
-    def _answered(self, alone: bool) -> None:
-        self.queue.answered(self._loop.time(), alone)
+    def _response(self, pending: PendingRequest) -> Response:
+        rows = [row for row in pending.rows if row is not None]
+        return Response(
+            self.model,
+            self.version,
+            [row.label for row in rows],
+            np.concatenate([row.logits for row in rows]),
+            np.concatenate([row.scores for row in rows]),
+            np.concatenate([row.layer for row in rows]),
+            pending.last_begin - pending.arrival,
+            pending.compute_seconds,
+            pending.cut,
+        )
 
     def _lose(self, texts: list[Text], lost: Lost) -> None:
         """Another worker may answer what was lost, once."""
         log.warning("a batch of %d texts of model %s is lost: %s", len(texts), self.model, lost)
         for text in texts:
             if text.losses + 1 >= MOST_LOSSES:
-                self._fail(
-                    text.ticket,
-                    Failure(
-                        Reason.UNAVAILABLE,
-                        f"text {text.place} was with {MOST_LOSSES} workers that were lost "
-                        f"({lost.cause}); it is not tried again",
-                    ),
+                words = (
+                    f"text {text.place} was with {MOST_LOSSES} workers that were lost "
+                    f"({lost.cause}); it is not tried again"
                 )
+                self.queue.finish(text.request)
+                _fail(text.request, Failure(Reason.UNAVAILABLE, words))
         self.queue.put_back(texts)
         self._pump()
+
+
+def _fail(pending: PendingRequest, failure: Failure) -> None:
+    """It will not be answered, unless it is over already."""
+    if pending.future is not None and not pending.future.done():
+        pending.future.set_exception(failure)
 
 
 def golden_texts(tokenizer: Tokenizer, max_length: int) -> list[np.ndarray]:
@@ -385,11 +293,4 @@ def golden_texts(tokenizer: Tokenizer, max_length: int) -> list[np.ndarray]:
             np.int32,
         )
         for length in sorted({3, longest // 2 + 1, longest})
-    ]
-
-
-def _texts(asked: Asked, encoded: Encoded, speed: float | None) -> Sequence[Text]:
-    return [
-        Text(asked, place, ids, first, speed)
-        for place, (ids, first) in enumerate(zip(encoded.ids, encoded.first_lengths))
     ]

@@ -7,7 +7,7 @@ after the other. No pickles: a frame holds texts of strangers.
 from __future__ import annotations
 
 import struct
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import orjson
@@ -15,6 +15,8 @@ import orjson
 PREFIX = struct.Struct("<II")
 INT = np.dtype("<i4")
 FLOAT = np.dtype("<f4")
+
+Head = Dict[str, Any]  # JSON
 
 
 class Texts(NamedTuple):
@@ -26,27 +28,27 @@ class Texts(NamedTuple):
     first_lengths: np.ndarray
 
 
-def pack(head: dict[str, Any], *arrays: np.ndarray) -> bytes:
+def pack(head: Head, *arrays: np.ndarray) -> bytes:
     """A frame."""
     text = orjson.dumps(head)
     body = [array.tobytes() for array in arrays]
     return b"".join((PREFIX.pack(len(text), sum(map(len, body))), text, *body))
 
 
-def take(held: bytearray) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Head and body of each frame that has come whole; what is given is taken out of `held`."""
-    while len(held) >= PREFIX.size:
-        head_size, body_size = PREFIX.unpack_from(held)
+def take(buffer: bytearray) -> Iterator[tuple[Head, bytes]]:
+    """Head and body of each frame that has come whole; what is given is taken out of `buffer`."""
+    while len(buffer) >= PREFIX.size:
+        head_size, body_size = PREFIX.unpack_from(buffer)
         begin = PREFIX.size + head_size
         end = begin + body_size
-        if len(held) < end:
+        if len(buffer) < end:
             return
-        frame = orjson.loads(held[PREFIX.size : begin]), bytes(held[begin:end])
-        del held[:end]
+        frame = orjson.loads(buffer[PREFIX.size : begin]), bytes(buffer[begin:end])
+        del buffer[:end]
         yield frame
 
 
-def pack_texts(head: dict[str, Any], ids: Sequence[np.ndarray], firsts: Sequence[int]) -> bytes:
+def pack_texts(head: Head, ids: Sequence[np.ndarray], firsts: Sequence[int]) -> bytes:
     """A frame with texts; the head says how many."""
     lengths = np.fromiter(map(len, ids), INT, len(ids))
     first_lengths = np.fromiter(firsts, INT, len(ids))
@@ -62,7 +64,7 @@ def unpack_answers(body: bytes, texts: int, labels: int) -> tuple[np.ndarray, np
     return logits, np.frombuffer(body, INT, texts, 4 * texts * labels)
 
 
-def unpack_texts(head: dict[str, Any], body: bytes) -> Texts:
+def unpack_texts(head: Head, body: bytes) -> Texts:
     """The texts of `pack_texts`."""
     values = np.frombuffer(body, INT)
     count = head["texts"]

@@ -10,18 +10,15 @@ import asyncio
 import contextlib
 import logging
 import math
-import os
 import subprocess
 import time
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
 from fleetbert.deploy.inference.ops import metrics
-from fleetbert.deploy.inference.scheduler.queue import Text
 from fleetbert.deploy.inference.workers import frames, priority, process
 from fleetbert.engines.golden import Golden
 
@@ -36,9 +33,6 @@ SLOWEST = 3.0
 WARM_PAUSE = 0.02  # seconds between looks whether a worker that is to be warmed is free
 SAME = 1e-3  # largest difference of logits between answers to the same texts
 
-# Of each processor: how many workers, of all models, are answering there. `Worker.ask` keeps it.
-COMPUTING: Counter[int] = Counter()
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -52,17 +46,30 @@ class Plan:
     processors: tuple[tuple[int, ...], ...]  # of each worker; empty ones are not pinned
     lengths: tuple[int, ...]  # of all rows that may come
     pad_id: int
+    batch_tokens: int
     hang_seconds: float
-    batches: tuple[tuple[int, int], ...] = ()  # (texts, length) that will be usual, as far as known
+    batches: tuple[tuple[int, int], ...] = ()  # (rows, length) that will be usual, as far as known
 
 
 class Answers(NamedTuple):
     """Of a batch: logits float32 [texts, labels], the layers that the texts left after (int32
-    [texts]), and the seconds in the engine."""
+    [texts]), the seconds in the engine, and the rows and lengths that it was laid out in."""
 
     logits: np.ndarray
     layers: np.ndarray
     seconds: float
+    shapes: list[tuple[int, int]]
+
+
+class Encoded(Protocol):
+    """A text of a batch: its ids (int32 [tokens]), those of segment 0, early exit's threshold."""
+
+    @property
+    def ids(self) -> np.ndarray: ...
+    @property
+    def first_length(self) -> int: ...
+    @property
+    def speed(self) -> float | None: ...
 
 
 class Lost(Exception):
@@ -78,16 +85,15 @@ class Refused(Exception):
 
 
 class Worker(asyncio.Protocol):
-    """A process and the socket to it. One question at a time."""
+    """A process and the socket to it. One frame at a time."""
 
-    def __init__(self, process: subprocess.Popen[bytes], processors: Sequence[int]):
+    def __init__(self, process: subprocess.Popen[bytes]):
         self.process = process
-        self.processors = processors
         self.since = time.monotonic()
         self.cause = "crash"
         self.lost = asyncio.get_running_loop().create_future()  # done when the process has ended
-        self._answer: asyncio.Future[tuple[dict[str, Any], bytes]] | None = None
-        self._said = bytearray()  # of a frame that is not complete
+        self._answer: asyncio.Future[tuple[frames.Head, bytes]] | None = None
+        self._buffer = bytearray()  # of a frame that is not complete
         self._pipe: asyncio.Transport
 
     @classmethod
@@ -97,14 +103,14 @@ class Worker(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         try:
             _, worker = await loop.create_connection(
-                lambda: cls(started.process, processors), sock=started.socket
+                lambda: cls(started.process), sock=started.socket
             )
         except BaseException:  # it was cancelled, and nobody else knows of the process
             started.process.kill()
             raise
         return worker
 
-    async def open(self, plan: Plan, variant: str, gently: bool) -> dict[str, Any]:
+    async def open(self, plan: Plan, variant: str, gently: bool) -> frames.Head:
         """What it says when it has opened a variant. `gently` leaves the processors to others, from
         the start if this follows `start` at once: an interpreter that starts makes others wait."""
         may_return = gently and priority.may_return()
@@ -113,7 +119,7 @@ class Worker(asyncio.Protocol):
             head, _ = await self.ask(frame, OPEN_SECONDS)
         return head
 
-    async def ask(self, frame: bytes, timeout: float) -> tuple[dict[str, Any], bytes]:
+    async def ask(self, frame: bytes, timeout: float) -> tuple[frames.Head, bytes]:
         """Head and body of the answer. Lost if the worker ends, or is killed after `timeout`
         seconds; Refused if it answers with an error."""
         if self.lost.done():
@@ -121,12 +127,10 @@ class Worker(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self._answer = loop.create_future()
         alarm = loop.call_later(timeout, self.kill, "hang")
-        COMPUTING.update(self.processors)
         try:
             self._pipe.write(frame)
             head, body = await self._answer
         finally:
-            COMPUTING.subtract(self.processors)
             alarm.cancel()
             self._answer = None
         if "error" in head:
@@ -151,12 +155,12 @@ class Worker(asyncio.Protocol):
 
     # Called by the loop.
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._pipe = transport
 
     def data_received(self, data: bytes) -> None:
-        self._said += data
-        for frame in frames.take(self._said):
+        self._buffer += data
+        for frame in frames.take(self._buffer):
             if self._answer is not None and not self._answer.done():
                 self._answer.set_result(frame)
 
@@ -214,6 +218,16 @@ class Pool:
             if not gently:
                 self._warm_later(worker)
 
+    @property
+    def pids(self) -> list[int]:
+        """The processes of the workers that can answer."""
+        return [worker.process.pid for worker in self._workers.values()]
+
+    @property
+    def warm(self) -> bool:
+        """Whether no worker has lengths to run that it has not run yet."""
+        return not self._warmers
+
     def take_free(self) -> Worker | None:
         """A worker to give a batch to, if there is one."""
         while self.free:
@@ -222,7 +236,7 @@ class Pool:
                 return worker
         return None
 
-    async def run(self, worker: Worker, texts: Sequence[Text], expected: float) -> Answers:
+    async def run(self, worker: Worker, texts: Sequence[Encoded], expected: float) -> Answers:
         """The answers to a batch that should take `expected` seconds. Lost if the worker is gone;
         it is free again otherwise."""
         ids = [text.ids for text in texts]
@@ -377,33 +391,19 @@ class Pool:
             "do": "run",
             "variant": self.plan.variant,
             "pad_id": self.plan.pad_id,
+            "batch_tokens": self.plan.batch_tokens,
             "speeds": speeds,
         }
         frame = frames.pack_texts(head, ids, first_lengths)
         answer, body = await worker.ask(frame, timeout)
-        found = frames.unpack_answers(body, len(ids), self._labels)
-        if found is None:
+        arrays = frames.unpack_answers(body, len(ids), self._labels)
+        if arrays is None:
             raise Refused(
                 f"variant {self.plan.variant} answers {len(ids)} texts with "
                 f"{len(body) // 4 - len(ids)} logits and has {self._labels} labels"
             )
-        return Answers(*found, answer["seconds"])
-
-
-def go_to(processors: Sequence[int]) -> None:
-    """Move this thread to one of these processors where no worker computes; it may leave it again.
-    Where there is none it stays.
-
-    Linux (6.18) leaves the thread that listens where it was last: before a worker that computes,
-    while the processor of the one that waits for the next batch has nothing to do.
-    """
-    processors = [number for number in processors if not COMPUTING[number]]
-    if not processors:
-        return
-    everywhere = os.sched_getaffinity(0)
-    with contextlib.suppress(OSError):  # they have been taken from this process
-        os.sched_setaffinity(0, processors)
-        os.sched_setaffinity(0, everywhere)
+        shapes = [(rows, length) for rows, length in answer["shapes"]]
+        return Answers(*arrays, answer["seconds"], shapes)
 
 
 def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:

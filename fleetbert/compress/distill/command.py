@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any, Callable
+from typing import Callable
 
 from fleetbert import config
+from fleetbert.compat import environment
 from fleetbert.launch import ranks
 from fleetbert.train import command
 
@@ -42,8 +43,8 @@ def run(arguments: argparse.Namespace) -> None:
         _run_self(config.load_as(config.SelfDistill, arguments.config, arguments.overrides))
         return
 
-    def trainer() -> Callable[[Any], Any]:
-        from fleetbert.compress.distill.job import distill
+    def trainer() -> Callable[[config.Distill], object]:
+        from fleetbert.compress.distill.job import distill  # with Paddle, as the next ones
 
         return distill
 
@@ -52,8 +53,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 def _run_self(job: config.SelfDistill) -> None:
     ranks.supervised(config.Strategy().hang_timeout, resumes=False)
-    from fleetbert.compat import environment
-
     environment.import_paddle()
     from fleetbert.compress.distill.exits import add_variants
 

@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 import paddle
@@ -18,15 +18,16 @@ from tqdm import tqdm
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert.compat import environment, training
-from fleetbert.compress import early_exit, gate
+from fleetbert.compress import early_exit
 from fleetbert.compress.distill import heads, report
 from fleetbert.compress.early_exit import Choice, Observed
-from fleetbert.compress.methods import read_unlabelled
-from fleetbert.data.batching import Batch
+from fleetbert.compress.gate import Gate, describe
+from fleetbert.compress.pipeline import Result, result_of
+from fleetbert.compress.texts import read_unlabelled
 from fleetbert.engines import answer, engine, evaluate
 from fleetbert.engines.exits import Settings
 from fleetbert.engines.heads import Tensors
-from fleetbert.errors import UserError
+from fleetbert.errors import GateFailed, UserError
 
 log = logging.getLogger(__name__)
 
@@ -36,22 +37,23 @@ BATCH_TOKENS = 1024
 THREADS = 1
 
 
-def add_variants(job: schema.SelfDistill) -> bundles.Bundle:
-    """Train the heads and add a variant for each source where leaving early pays; GateFailed for
-    the first that loses more accuracy than gate.max_accuracy_drop, which is then not added.
+def add_variants(job: schema.SelfDistill) -> list[Result]:
+    """Train the heads and add a variant for each source where leaving early pays; returns those
+    that were added. GateFailed for the first that loses more accuracy than
+    gate.max_accuracy_drop, which is then not added.
 
     Ranks share the texts that heads learn from; the first one measures and adds, the others return
-    the bundle as they found it.
+    nothing.
     """
     ranks = _join()
     bundle = bundles.read(job.bundle)
     names = job.sources
     if names is None:
-        there = [variant.name for variant in bundle.manifest.variants]
-        names = [name for name in ("float32", "int8-static") if name in there]
-    for name in {"float32", *names}:
+        names = [name for name in ("float32", "int8-static") if name in bundle.names]
+    for name in names:
         bundle.variant(name)
-        bundles.verify(bundle, name)
+        if name != "float32":  # which the gate opens and verifies
+            bundles.verify(bundle, name)
     with contextlib.ExitStack() as stack:
         for name in names if ranks.number == 0 else ():
             stack.enter_context(bundles.writing(bundle.root, early_exit.variant_name(name)))
@@ -60,20 +62,20 @@ def add_variants(job: schema.SelfDistill) -> bundles.Bundle:
 
 def _add_variants(
     job: schema.SelfDistill, bundle: bundles.Bundle, names: list[str], ranks: Ranks
-) -> bundles.Bundle:
-    threads = job.threads or engine.default_threads()
-    model = answer.load(bundle.root, "float32", "cpu", threads, BATCH_TOKENS)
-    table = evaluate.read_known(model, str(job.gate.data))
+) -> list[Result]:
+    gate = Gate(bundle, str(job.gate.data), job.gate.max_accuracy_drop, job.threads)
     teacher = early_exit.open_source(bundle, "float32")
     _check_layers(job.distill.layers, len(teacher.layers))
-    trained = train_heads(job, model, teacher, threads, ranks)
+    trained = train_heads(job, gate.model._replace(batch_tokens=BATCH_TOKENS), teacher, ranks)
     if ranks.number:
-        return bundle
-    known = _known(job, model, table)
+        return []
+    results = []
     for name in names:
         source = teacher if name == "float32" else early_exit.open_source(bundle, name)
-        bundle = _add(job, bundle, source, trained, known)
-    return bundle
+        result = _add(job, gate, source, trained)
+        if result is not None:
+            results.append(result)
+    return results
 
 
 class Ranks(NamedTuple):
@@ -81,7 +83,7 @@ class Ranks(NamedTuple):
 
     number: int = 0
     world_size: int = 1
-    add_up: Callable[[paddle.Tensor], Any] | None = None
+    add_up: Callable[[paddle.Tensor], object] | None = None
 
 
 def _join() -> Ranks:
@@ -93,38 +95,14 @@ def _join() -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size(), dist.all_reduce)
 
 
-class _Known(NamedTuple):
-    """The texts of gate.data in batches, their labels (int64 [texts]), the token that is padding,
-    and the accuracy that a variant must have."""
-
-    batches: list[tuple[np.ndarray, Batch]]
-    truth: np.ndarray
-    pad_id: int
-    least: float
-
-
-def _known(job: schema.SelfDistill, model: answer.Model, table: evaluate.Known) -> _Known:
-    model = model._replace(batch_tokens=job.distill.batch_tokens)
-    encodings = model.tokenizer.encode(table.texts_a, table.texts_b, model.max_length)
-    logits = answer.compute_logits(model, table.texts_a, table.texts_b).values
-    right = float((logits.argmax(1) == table.truth).mean())
-    return _Known(
-        list(answer.in_batches(model, encodings)),
-        table.truth,
-        model.tokenizer.pad_id,
-        right - job.gate.max_accuracy_drop,
-    )
-
-
 def train_heads(
     job: schema.SelfDistill,
     model: answer.Model,
     teacher: early_exit.Source,
-    threads: int,
     ranks: Ranks,
 ) -> dict[int, Tensors]:
     """The heads after all inner layers of the teacher, by layer."""
-    examples, labels = _examples(job, model, teacher, threads, ranks)
+    examples, labels = _examples(job, model, teacher, ranks)
     if ranks.world_size > 1:  # gloo waits 30 s at most
         training.wait_for_ranks("fleetbert-hidden-states", ranks.number, ranks.world_size)
     trained: dict[int, Tensors] = {}
@@ -138,7 +116,6 @@ def _examples(
     job: schema.SelfDistill,
     model: answer.Model,
     teacher: early_exit.Source,
-    threads: int,
     ranks: Ranks,
 ) -> tuple[list[heads.Example], np.ndarray | None]:
     path = str(job.data.train)
@@ -155,7 +132,7 @@ def _examples(
         None if texts_b is None else [texts_b[number] for number in chosen],
         model.max_length,
     )
-    run = early_exit.open_teacher(teacher, threads)
+    run = early_exit.open_teacher(teacher, job.threads or engine.default_threads())
     log.info(f"computing the hidden states of {len(chosen)} texts")
     examples = []
     with answer.progress(len(chosen)) as bar:
@@ -183,97 +160,90 @@ def _check_layers(layers: object, count: int) -> None:
 
 def _add(
     job: schema.SelfDistill,
-    bundle: bundles.Bundle,
+    gate: Gate,
     source: early_exit.Source,
     trained: dict[int, Tensors],
-    known: _Known,
-) -> bundles.Bundle:
-    """The bundle with the early-exit variant of `source`; as it was where that would not be faster
-    than the source, unless the job names the groups."""
+) -> Result | None:
+    """Add the early-exit variant of `source`; None where that would not be faster than the source,
+    unless the job names the groups."""
     target = early_exit.variant_name(source.name)
-    log.info(f"{target}: measuring layers and heads on {job.gate.data}")
-    with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as folder:
-        opened = early_exit.open_layers(source, Path(folder), known.pad_id, THREADS)
+    bundle, pad_id = gate.bundle, gate.model.tokenizer.pad_id
+    least = gate.float32_accuracy - gate.max_drop
+    model = gate.model._replace(batch_tokens=job.distill.batch_tokens)
+    batches = list(answer.in_batches(model, gate.encodings))
+    log.info(f"{target}: measuring layers and heads on {gate.data}")
+    with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as temporary:
+        folder = Path(temporary)
+        opened = early_exit.open_layers(source, folder, pad_id, THREADS)
         kind = bundle.variant(source.name).kind
         whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS)
-        found = early_exit.observe(
-            opened, whole, known.batches, known.truth, job.distill.head, trained, source
+        observed = early_exit.observe(
+            opened, whole, batches, gate.truth, job.distill.head, trained, source
         )
         layers = job.distill.layers if isinstance(job.distill.layers, list) else None
-        choice = early_exit.choose(found, known.least, layers, job.distill.speed)
+        choice = early_exit.choose(observed, least, layers, job.distill.speed)
         log.info(
             f"{target}: groups end after layers {', '.join(map(str, choice.ends))}, speed "
             f"{choice.speed}: {choice.mean_layers:.2f} layers a text"
         )
-        settings = Settings(choice.ends, job.distill.head, choice.speed, known.pad_id)
-        early_exit.write(source, Path(folder), settings, trained)
-        chosen = engine.open_folder(engine.EARLY_EXIT, Path(folder), "cpu", THREADS)
-        of_batches = (known.batches, job.distill.batch_tokens)
+        settings = Settings(choice.ends, job.distill.head, choice.speed, pad_id)
+        early_exit.write(source, folder, settings, trained)
+        chosen = engine.open_folder(engine.EARLY_EXIT, folder, "cpu", THREADS)
+        of_batches = (batches, job.distill.batch_tokens)
         faster = early_exit.times_faster(chosen, whole, *of_batches)
         at_speed_0 = functools.partial(chosen, speed=0.0)
         early = early_exit.times_faster(chosen, at_speed_0, *of_batches)
     log.info(f"{target}: {faster:.2f} times the texts/s of {source.name}")
-    pays = faster > 1 and early_exit.saves(found, choice)
-    if layers is None and choice.accuracy >= known.least - 1e-9 and not pays:
+    pays = faster > 1 and early_exit.saves(observed, choice)
+    page = bundle.root / report.name(target)
+    told = functools.partial(_report, job, gate, page, target, observed, choice)
+    if layers is None and choice.accuracy >= least - 1e-9 and not pays:
         why = (
-            f"{target} is not added: at the accuracy {known.least:.4f} that the gate asks for, no "
+            f"{target} is not added: at the accuracy {least:.4f} that the gate asks for, no "
             f"exit makes {source.name} faster, which answers best as it is"
         )
         log.info(why)
-        _report(job, bundle, target, found, choice, known, why)
-        return bundle
-
-    def fill(folder: Path) -> bundles.Variant:
-        variant = early_exit.write(source, folder, settings, trained)
-        measured = gate.measure(bundle, folder, variant.kind, str(job.gate.data), job.threads)
-        log.info(
-            f"{target}: accuracy {measured.accuracy:.4f} (float32 {measured.float32_accuracy:.4f}, "
-            f"{measured.n} texts), {measured.speed_ratio:.2f} times its texts/s"
-        )
-        gate.check(
-            target,
-            measured,
-            job.gate.max_accuracy_drop,
-            lambda: "a smaller distill.speed lets fewer texts leave early",
-        )
-        return variant.model_copy(
-            update={
-                **gate.evidence(measured),
-                **evidence(found, choice),
-                "times_faster": round(early, 3),
-            }
-        )
-
-    try:
-        added = bundles.add_variant(bundle.root, target, fill)
-        log.info(f"added {target} to {bundle.root}")
-    finally:
-        _report(job, bundle, target, found, choice, known, None)
-    return added
+        told(why)
+        return None
+    with bundles.adding(bundle.root, target) as new:
+        variant = early_exit.write(source, new.folder, settings, trained)
+        measured = gate.measure(new.folder, variant.kind)
+        log.info(describe(target, measured))
+        hint = "a smaller distill.speed lets fewer texts leave early"
+        refused = gate.refusal(target, measured.accuracy, hint)
+        if refused is None:
+            known = {**measured.as_fields(), **evidence(observed, choice)}
+            known["times_faster"] = round(early, 3)
+            bundle = new.add(variant.model_copy(update=known))
+            log.info(f"added {target} to {bundle.root}")
+    told(None)
+    if refused is not None:
+        raise GateFailed(refused)
+    return result_of(bundle, target, page)
 
 
 def _report(
     job: schema.SelfDistill,
-    bundle: bundles.Bundle,
+    gate: Gate,
+    path: Path,
     target: str,
-    found: Observed,
+    observed: Observed,
     choice: Choice,
-    known: _Known,
     why_not: str | None,
 ) -> None:
-    path = bundle.root / report.name(target)
+    root = gate.bundle.root.resolve()
     report.write(
         path,
-        found,
+        observed,
         choice,
-        report.curve(found, choice),
+        report.curve(observed, choice),
         target=target,
-        title=bundle.root.resolve().parent.name + "/" + bundle.root.resolve().name,
-        data=str(job.gate.data),
-        least=known.least,
+        title=f"{root.parent.name}/{root.name}",
+        data=gate.data,
+        least=gate.float32_accuracy - gate.max_drop,
         why_not=why_not,
         job=job.model_dump(),
-        machine=environment.machine(job.threads or engine.default_threads()),
+        machine=environment.machine(gate.threads),
     )
     log.info(f"report: {path}")
 

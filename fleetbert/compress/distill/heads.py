@@ -4,7 +4,7 @@ section 3.2.2): the backbone stays as it is, its hidden states are computed once
 
 from __future__ import annotations
 
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import paddle
@@ -87,7 +87,7 @@ def train(
     labels: np.ndarray | None,
     seed: int,
     rank: int = 0,
-    add_up: Callable[[paddle.Tensor], Any] | None = None,
+    add_up: Callable[[paddle.Tensor], object] | None = None,
 ) -> Iterator[dict[str, np.ndarray]]:
     """Train the head of each layer in turn; its tensors as `engines.heads` names them.
 
@@ -112,7 +112,7 @@ def _train(
     layer: int,
     labels: np.ndarray | None,
     seed: int,
-    add_up: Callable[[paddle.Tensor], Any] | None,
+    add_up: Callable[[paddle.Tensor], object] | None,
 ) -> None:
     steps = settings.epochs * len(examples)
     warm_up = max(1, steps // 10)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Callable
 
 from fleetbert import config as schema
 from fleetbert.compress.distill import teacher as teachers
@@ -12,7 +12,8 @@ from fleetbert.compress.distill.student import Student
 from fleetbert.compress.distill.theseus import Theseus
 from fleetbert.train.job import Result, only_writer, result, train_with
 from fleetbert.train.strategies import connect
-from fleetbert.train.texts import open_task
+from fleetbert.train.strategies.single import Single
+from fleetbert.train.texts import TextTask, open_task
 
 
 def distill(job: schema.Distill) -> Result:
@@ -46,7 +47,7 @@ def alone(job: schema.Distill, start: Path) -> schema.Config:
     return schema.Config.model_validate(values)
 
 
-def _open(kind: Any, job: schema.Distill, strategy: Any) -> Any:
+def _open(kind: Callable[..., TextTask], job: schema.Distill, strategy: Single) -> TextTask:
     teacher = teachers.open_teacher(job)
     source = teachers.student_source(job, teacher)
     return open_task(job, strategy, source, partial(kind, teacher, strategy))

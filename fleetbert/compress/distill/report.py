@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Mapping, Sequence
 
 import matplotlib
 import yaml
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -47,8 +48,8 @@ def write(
     data: str,
     least: float,
     why_not: str | None,
-    job: dict[str, Any],
-    machine: dict[str, Any],
+    job: Mapping[str, object],
+    machine: Mapping[str, object],
 ) -> None:
     """Write the page. least: the accuracy that the gate asks for; why_not: said first of a variant
     that was not added, for leaving early does not pay."""
@@ -81,7 +82,7 @@ def write(
     )
 
 
-def _axes(least: float) -> tuple[Figure, Any]:
+def _axes(least: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(5.2, 3.0), layout="constrained")
     axes = figure.add_subplot()
     axes.axhline(100 * least, color=DEV, linewidth=1, linestyle="--", label="gate")

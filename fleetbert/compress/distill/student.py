@@ -4,7 +4,7 @@ its layers (Sun et al. 2019; with a projection where widths differ, Jiao et al. 
 from __future__ import annotations
 
 import types
-from typing import Any
+from typing import Any, Iterable
 
 import numpy as np
 import paddle
@@ -12,32 +12,38 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert.compress.distill import teacher as teachers
+from fleetbert.train.strategies.single import Single
 from fleetbert.train.texts import Arrays, TextTask
 
 
 class Student(TextTask):
     """Classification with a loss that asks a teacher as well."""
 
-    def __init__(self, teacher: teachers.Teacher, strategy: Any, *arguments: Any):
+    def __init__(self, teacher: teachers.Teacher, strategy: Single, *arguments: Any):
         super().__init__(*arguments)
-        teachers.check_labels(teacher, self.labels)
+        self.teacher_notes = teachers.notes(teacher, self.labels)
         self.settings = self.job.distill  # type: ignore[attr-defined]
-        self.teacher: Any = None
+        self.teacher: nn.Layer | None = None
         if teacher.source is None:
-            self.logits = teachers.bundle_logits(teacher, self.train, self.tokenizer, strategy)
+            self.logits = teachers.bundle_logits(
+                teacher, self.train, self.tokenizer, strategy, self.labels
+            )
             return
-        self.teacher = teachers.build(teacher)
+        self.teacher = teachers.build(teacher, self.labels)
         if self.settings.hidden_weight:
-            self._map_layers()
+            self._map_layers(self.teacher)
 
-    def _map_layers(self) -> None:
+    def notes(self) -> list[str]:
+        return [*super().notes(), *self.teacher_notes]
+
+    def _map_layers(self, teacher: nn.Layer) -> None:
         """Have the student's network give its layers' outputs too, and note the teacher's."""
         network = self.network
         own = network.network.bert.encoder.layers
-        known = self.teacher.network.bert.encoder.layers
+        known = teacher.network.bert.encoder.layers
         outputs = Outputs(own)
         self.wanted = Outputs([known[n - 1] for n in teachers.evenly(len(own), len(known))])
-        widths = (network.network.config.hidden_size, self.teacher.network.config.hidden_size)
+        widths = (network.network.config.hidden_size, teacher.network.config.hidden_size)
         if widths[0] != widths[1]:
             network.projections = nn.LayerList([nn.Linear(*widths) for _ in own])
         logits = network.forward
@@ -53,17 +59,17 @@ class Student(TextTask):
 
         network.forward = types.MethodType(forward, network)
 
-    def _answer(self, model: Any, arrays: Arrays) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
+    def _answer(self, model: nn.Layer, arrays: Arrays) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
         """The student's float32 logits, and its layers' outputs as wide as the teacher's."""
         found = model(**arrays["inputs"])
         logits, outputs = found if isinstance(found, tuple) else (found, [])
         return logits.astype("float32"), outputs
 
-    def predict(self, network: Any, arrays: Arrays) -> dict[str, np.ndarray]:
+    def predict(self, network: nn.Layer, arrays: Arrays) -> dict[str, np.ndarray]:
         logits, _ = self._answer(network, arrays)
         return {"texts": arrays["texts"], "logits": logits.numpy()}
 
-    def loss(self, model: Any, arrays: Arrays) -> paddle.Tensor:
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         """Weighted sum over the texts of all that `distill` gives a weight."""
         settings, weight = self.settings, arrays["weight"]
         logits, outputs = self._answer(model, arrays)
@@ -94,9 +100,10 @@ class Student(TextTask):
 class Outputs:
     """What some layers gave when they were called last."""
 
-    def __init__(self, layers: Any):
-        self.values: list[Any] = [None] * len(layers)
+    def __init__(self, layers: Iterable[nn.Layer]):
+        self.values: list[paddle.Tensor] = []
         for number, layer in enumerate(layers):
+            self.values.append(None)
             layer.register_forward_post_hook(
                 lambda _, __, output, number=number: self.values.__setitem__(number, output)
             )

@@ -3,21 +3,23 @@ student takes over from it before the first step."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 from paddle import nn
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
+from fleetbert.engines import answer, engine
 from fleetbert.errors import UserError
 from fleetbert.models import heads, weights
 from fleetbert.models.encoders import Shape
+from fleetbert.train.strategies.single import Single
 
 
 class Teacher(NamedTuple):
@@ -43,15 +45,12 @@ def open_teacher(job: schema.Distill) -> Teacher:
         source = weights.open_source(schema.Model(init=f"{path}/"))
     except UserError as error:
         raise UserError(str(error).replace("model.init", "distill.teacher")) from error
-    numbers = json.loads((path / "config.json").read_text(encoding="utf-8")).get("id2label", {})
-    labels = [str(numbers[number]) for number in sorted(numbers, key=int)]
-    head = (source.tensors or {}).get("classifier.weight")
-    if head is None or head.shape[1] != len(labels):
+    if not source.head_labels:
         raise UserError(
             f"distill.teacher: {path} is no trained classifier: its weights and the id2label of "
             "its config.json do not give each label a logit; name the `model` folder of a run"
         )
-    return Teacher(path, labels, source.tokenizer, source)
+    return Teacher(path, list(source.head_labels), source.tokenizer, source)
 
 
 def _open_bundle(job: schema.Distill, path: Path) -> Teacher:
@@ -85,20 +84,23 @@ def student_source(job: schema.Distill, teacher: Teacher) -> weights.Source:
     if job.model.init == "teacher":
         return _some_layers(job, teacher)
     source = weights.open_source(job.model)
-    (vocab, lowercase), (known, known_lowercase) = (
-        (next(iter(spec.files.values())), spec.settings["lowercase"])
-        for spec in (source.tokenizer, teacher.tokenizer)
-    )
+    vocab, known = (next(iter(s.tokenizer.files.values())) for s in (source, teacher))
     words = [path.read_text(encoding="utf-8").split("\n") for path in (vocab, known)]
     if words[0] != words[1]:
         raise UserError(
             f"distill.teacher: {teacher.path} has another vocabulary than the student, "
             f"{vocab}; take {known} as model.vocab, or another teacher"
         )
-    if lowercase != known_lowercase:
+    for name, values in tokenizers.differing(source.tokenizer, teacher.tokenizer).items():
+        own, theirs = map(schema.yaml_word, values)
+        if name == "lowercase":
+            raise UserError(
+                f"model.lowercase: {own}, but the teacher {teacher.path} has {theirs}; set it to "
+                "that"
+            )
         raise UserError(
-            f"model.lowercase: {schema.yaml_word(lowercase)}, but the teacher "
-            f"{teacher.path} has {schema.yaml_word(known_lowercase)}; set it to that"
+            f"model.init: the tokenizer of {source.name} has {name}: {own}, but the teacher "
+            f"{teacher.path} has {theirs}; a student has to read texts as its teacher does"
         )
     if teacher.source is not None and job.distill.hidden_weight:
         _check_layers(source.shape["num_hidden_layers"], teacher)
@@ -143,22 +145,35 @@ def _check_layers(layers: int, teacher: Teacher) -> int:
     return total
 
 
-def check_labels(teacher: Teacher, labels: Sequence[str]) -> None:
-    """UserError unless the training texts' labels are the teacher's."""
-    if list(labels) != teacher.labels:
+def places(teacher: Teacher, labels: Sequence[str]) -> np.ndarray:
+    """int64 [labels]: the teacher's logit for each label of the training texts; UserError unless
+    it has the same labels, in whatever order."""
+    rows = weights.match_labels(teacher.labels, labels)
+    if rows is None or len(labels) != len(teacher.labels) or (rows < 0).any():
         raise UserError(
-            f"distill.teacher: {teacher.path} has the labels {', '.join(teacher.labels[:20])}, "
-            f"data.train has {', '.join(labels[:20])}; they must be the same, in the same order"
+            f"distill.teacher: {teacher.path} has the labels {weights.few(teacher.labels)}, "
+            f"data.train has {weights.few(labels)}; they must be the same"
         )
+    return rows
 
 
-def build(teacher: Teacher) -> nn.Layer:
-    """The teacher's network, which stays as it is."""
+def notes(teacher: Teacher, labels: Sequence[str]) -> list[str]:
+    """That the teacher's labels come in another order, if they do."""
+    if list(places(teacher, labels)) == list(range(len(labels))):
+        return []
+    return [
+        f"{teacher.path}: the teacher's labels, {weights.few(teacher.labels)}, are put in the "
+        f"order {weights.few(labels)}"
+    ]
+
+
+def build(teacher: Teacher, labels: Sequence[str]) -> nn.Layer:
+    """The teacher's network, which stays as it is, with its logits in the order of `labels`."""
     source = teacher.source
     assert source is not None
-    config = weights.bert_config(source, len(teacher.labels), 0)
+    config = weights.bert_config(source, len(labels), 0)
     network = heads.build("classification", config)
-    weights.load(network, source)
+    weights.load(network, source, labels)
     for parameter in network.parameters():
         parameter.stop_gradient = True
     network.eval()
@@ -166,15 +181,15 @@ def build(teacher: Teacher) -> nn.Layer:
 
 
 def bundle_logits(
-    teacher: Teacher, split: Split, tokenizer: Tokenizer, strategy: Any
+    teacher: Teacher, split: Split, tokenizer: Tokenizer, strategy: Single, labels: Sequence[str]
 ) -> np.ndarray:
-    """Logits float32 [texts, labels] that the bundle's program gives, shared out over the ranks.
+    """Logits float32 [texts, labels] that the bundle's program gives, in the order of `labels`,
+    shared out over the ranks.
 
     All are computed before the first step, so that a resumed run learns from the same ones.
     """
-    from fleetbert.engines import answer, engine
-
     bundle = bundles.read(teacher.path)
+    columns = places(teacher, labels)
     opened = engine.open(bundle, "float32", "gpu" if strategy.device == "gpu" else "cpu")
     batches = plan_inference(split.encodings.lengths, answer.BATCH_TOKENS)
     mine = []
@@ -187,9 +202,9 @@ def bundle_logits(
             pad_id=tokenizer.pad_id,
             round_to=SAFE_LENGTHS,
         )
-        mine.append((indices[batch.order], opened.run(batch)))
+        mine.append((indices[batch.order], opened.run(batch)[:, columns]))
     strategy.barrier()  # `gather` does not wait for long
-    logits = np.zeros((len(split.labels), len(teacher.labels)), np.float32)
+    logits = np.zeros((len(split.labels), len(labels)), np.float32)
     for rank in strategy.gather(mine):
         for indices, values in rank:
             logits[indices] = values

@@ -12,24 +12,26 @@ from typing import Any
 
 import numpy as np
 import paddle
+from paddle import nn
 
 from fleetbert.compress.distill import teacher as teachers
+from fleetbert.train.strategies.single import Single
 from fleetbert.train.texts import Arrays, TextTask
 
 
 class Theseus(TextTask):
     """The first training, of replacing; in evaluation the student's layers are alone."""
 
-    def __init__(self, teacher: teachers.Teacher, strategy: Any, *arguments: Any):
+    def __init__(self, teacher: teachers.Teacher, strategy: Single, *arguments: Any):
         super().__init__(*arguments)
-        teachers.check_labels(teacher, self.labels)
+        self.teacher_notes = teachers.notes(teacher, self.labels)
         self.strategy = strategy
         bert = self.network.network.bert
         for parameter in self.network.parameters():
             parameter.stop_gradient = True
         for parameter in bert.encoder.parameters():
             parameter.stop_gradient = False
-        known = list(teachers.build(teacher).network.bert.encoder.layers)
+        known = list(teachers.build(teacher, self.labels).network.bert.encoder.layers)
         bounds = [0, *teachers.evenly(len(bert.encoder.layers), len(known))]
         self.drawn = [True] * len(bert.encoder.layers)
         for number, layer in enumerate(bert.encoder.layers):
@@ -37,12 +39,15 @@ class Theseus(TextTask):
             _put_in_place(layer, group, self.drawn, number)
         self.steps = self._count_steps()
 
+    def notes(self) -> list[str]:
+        return [*super().notes(), *self.teacher_notes]
+
     def _count_steps(self) -> int:
         settings = self.job.trainer
         steps = sum(len(self.plan(epoch)) for epoch in range(settings.epochs))
         return min(steps, settings.max_steps or steps)
 
-    def loss(self, model: Any, arrays: Arrays) -> paddle.Tensor:
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         if self.network.training:
             # Seeded with seed, rank and step (train/random.py). The schedule's count of steps is in
             # every checkpoint.
@@ -59,7 +64,7 @@ class Theseus(TextTask):
         return settings.replacing_rate + (1 - settings.replacing_rate) * step / rise
 
 
-def _put_in_place(layer: Any, group: list[Any], drawn: list[bool], number: int) -> None:
+def _put_in_place(layer: nn.Layer, group: list[nn.Layer], drawn: list[bool], number: int) -> None:
     """Have `layer` ask, in training, whether it or the teacher's `group` computes."""
     own = layer.forward
 

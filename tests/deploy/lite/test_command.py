@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from boards import LABELS, MODEL, TARGETS, VOCAB, answer_of, logits_of, write_bundle
@@ -105,6 +106,15 @@ def test_bench(lite, shared_bundle, name):
     assert b"p99_ms" in lite("bench", "--bundle", shared_bundle, *words).stdout
 
 
+def test_a_bundle_of_format_1_is_read_as_before(lite, tmp_path):
+    """Made at 0d8f5a1; what its variants say is in `extra`."""
+    archive = Path(__file__).parents[2] / "bundle" / "format-1.zip"
+    shutil.unpack_archive(archive, tmp_path)
+    told = lite("info", "--bundle", tmp_path / "format-1").stdout.decode()
+    assert "lite-x86-int8: int8 for x86, " in told
+    assert "lite-armv8-static-int8: static-int8 for armv8, " in told
+
+
 def test_info(lite, bundle, name, here):
     (bundle / name / "model.nb").write_bytes(MODEL[:-1] + b"!")
     found = lite("info", "--bundle", bundle).stdout.decode()
@@ -161,6 +171,8 @@ def test_damaged_bundles(lite, bundle, name, damage, words):
         (["max_length"], 2, ("max_length", "bounds")),
         (["max_length"], 1e300, ("max_length", "whole number")),
         (["tokenizer", "lowercase"], "yes", ("tokenizer.lowercase", "true or false")),
+        (["tokenizer", "settings"], {"strip_accents": 1}, ("strip_accents", "true or false")),
+        (["tokenizer", "settings"], {"fold": True}, ("tokenizer.settings.fold", "not known")),
         (["variants"], {}, ("variants", "list")),
         (["variants", 0, "runs_on"], [], ("variants.0.runs_on", "one processor")),
         (["variants", 0, "files"], [], ("variants.0.files", "model.nb")),

@@ -24,7 +24,7 @@ def loaded(process: psutil.Process, library: str) -> bool:
 
 
 def test_it_answers_as_paddle_does(tiny_bundle, tmp_path):
-    from fleetbert.export.lite import export_lite
+    from fleetbert.compress.lite import export_lite
 
     path = Path(shutil.copytree(tiny_bundle, tmp_path / "models" / "tiny" / "1"))
     export_lite(path, "x86", "float32")

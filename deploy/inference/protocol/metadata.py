@@ -1,0 +1,186 @@
+"""What the server says of itself and its models, as both protocols say it.
+
+https://github.com/kserve/open-inference-protocol (specification/protocol) and, for statistics and
+the repository, the extensions of Triton's docs/protocol.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Mapping, TypedDict
+
+import fleetbert
+from fleetbert.deploy.inference.messages import Core, Failure, Reason, State, Statistics
+from fleetbert.deploy.inference.protocol.tensors import OUTPUTS, refuse, show
+
+SERVER = "fleetbert"
+PLATFORM = "paddle_inference"
+# In Triton's words, and for both protocols.
+EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository", "statistics")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
+
+
+class Duration(TypedDict):
+    count: int
+    ns: int
+
+
+class ServerMetadata(TypedDict):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class TensorMetadata(TypedDict):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelParameters(TypedDict):
+    labels: list[str]
+    max_length: int
+    variant: str
+
+
+class ModelMetadata(TypedDict):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+    parameters: ModelParameters
+
+
+class BatchStatistics(TypedDict):
+    batch_size: int
+    compute_input: Duration
+    compute_infer: Duration
+    compute_output: Duration
+
+
+class VersionStatistics(TypedDict):
+    name: str
+    version: str
+    last_inference: int
+    inference_count: int
+    execution_count: int
+    inference_stats: dict[str, Duration]
+    batch_stats: list[BatchStatistics]
+
+
+class ModelStatistics(TypedDict):
+    model_stats: list[VersionStatistics]
+
+
+def server_metadata() -> ServerMetadata:
+    """Name, version and extensions."""
+    return {"name": SERVER, "version": fleetbert.__version__, "extensions": list(EXTENSIONS)}
+
+
+def model_metadata(core: Core, model: str, version: str | None = None) -> ModelMetadata:
+    """Of the version that a request with these words would go to; Failure as in `Core.find`."""
+    found = core.find(model, version)
+    texts = ("text", "text_pair") if found.pair else ("text",)
+    labels = len(found.labels)
+    tensors = [(name, "BYTES", [-1]) for name in texts]
+    tensors += [(name, "INT64", [-1, -1]) for name in ("input_ids", "token_type_ids")]
+    answers = (("BYTES", [-1]), ("FP32", [-1, labels]), ("FP32", [-1, labels]), ("INT32", [-1]))
+    ready = (other for other in core.versions(model) if other.state is State.READY)
+    return {
+        "name": found.model,
+        "versions": [other.version for other in ready],
+        "platform": PLATFORM,
+        "inputs": [_tensor_metadata(*tensor) for tensor in tensors],
+        "outputs": [_tensor_metadata(name, *rest) for name, rest in zip(OUTPUTS, answers)],
+        "parameters": {
+            "labels": list(found.labels),
+            "max_length": found.max_length,
+            "variant": found.variant,
+        },
+    }
+
+
+def is_ready(core: Core, model: str, version: str | None = None) -> bool:
+    """Whether a request with these words would be answered; Failure NOT_FOUND if unknown."""
+    try:
+        core.find(model, version)
+    except Failure as failure:
+        if failure.reason is Reason.UNAVAILABLE:
+            return False
+        raise
+    return True
+
+
+def index(core: Core, ready: bool = False) -> list[dict[str, str]]:
+    """All versions of all models, or those that are ready."""
+    return [
+        {
+            "name": version.model,
+            "version": version.version,
+            "state": version.state.value,
+            "reason": version.reason,
+        }
+        for version in core.versions()
+        if not ready or version.state is State.READY
+    ]
+
+
+def statistics(core: Core, model: str | None = None, version: str | None = None) -> ModelStatistics:
+    """`model_stats` of Triton's statistics extension. Failure NOT_FOUND if unknown."""
+    return {"model_stats": [_version_statistics(s) for s in core.statistics(model, version)]}
+
+
+def check_name(model: str) -> str:
+    """A model's name that may be looked for on disk: no path. Failure NOT_FOUND otherwise."""
+    if not NAME.match(model):
+        raise Failure(Reason.NOT_FOUND, f"there is no model {show(model)}")
+    return model
+
+
+def check_repository_parameters(parameters: object) -> None:
+    """Of load and unload: what they ask for is either had or refused. Failure BAD_REQUEST."""
+    if not isinstance(parameters, Mapping):
+        raise refuse(f"parameters are {show(parameters)}; they have to be an object")
+    for key in parameters:
+        if key != "unload_dependents":  # a bundle has none
+            raise refuse(
+                f"parameter {show(key)} is not offered: a model is served as the server's "
+                "settings say"
+            )
+
+
+def _tensor_metadata(name: str, datatype: str, shape: list[int]) -> TensorMetadata:
+    return {"name": name, "datatype": datatype, "shape": shape}
+
+
+def _version_statistics(found: Statistics) -> VersionStatistics:
+    nothing = _duration((0, 0))  # tokenizing and answering are not told apart from computing
+    return {
+        "name": found.model,
+        "version": found.version,
+        "last_inference": found.last_inference,
+        "inference_count": found.inference_count,
+        "execution_count": found.execution_count,
+        "inference_stats": {
+            "success": _duration(found.success),
+            "fail": _duration(found.fail),
+            "queue": _duration(found.queue),
+            "compute_input": nothing,
+            "compute_infer": _duration(found.compute),
+            "compute_output": nothing,
+        },
+        "batch_stats": [
+            {
+                "batch_size": texts,
+                "compute_input": nothing,
+                "compute_infer": _duration((count, nanoseconds)),
+                "compute_output": nothing,
+            }
+            for texts, count, nanoseconds in found.batches
+        ],
+    }
+
+
+def _duration(value: tuple[int, int]) -> Duration:
+    return {"count": value[0], "ns": value[1]}

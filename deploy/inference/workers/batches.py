@@ -1,0 +1,200 @@
+"""What a worker does with each frame: open a variant, warm it, measure it, answer a batch."""
+
+from __future__ import annotations
+
+import socket
+import time
+from typing import Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert import bundle as bundles
+from fleetbert.data.batching import (
+    CALL_TOKENS,
+    SAFE_LENGTHS,
+    Batch,
+    collate,
+    cut_by_length,
+    pack_rows,
+    plan_inference,
+    round_up,
+)
+from fleetbert.data.tokenizers import Encodings
+from fleetbert.deploy.inference.workers import frames, priority
+from fleetbert.deploy.inference.workers.frames import Head
+from fleetbert.engines import engine as engines
+from fleetbert.engines.engine import Engine
+from fleetbert.graph import groups
+from fleetbert.graph import program as programs
+
+ROUNDS = 5  # of a measurement; the fastest counts
+MEASURE_SECONDS = 1.5  # after so many no further round begins
+MEASURED_SHAPE = (8, 64)  # texts, length
+
+
+class Opened(NamedTuple):
+    """A variant. packed: its engine puts several texts into a row."""
+
+    engine: Engine
+    layers: int
+    packed: bool
+
+
+class Worker:
+    """The variants that were opened, and the answers to each kind of frame."""
+
+    def __init__(self) -> None:
+        self.opened: dict[str, Opened] = {}
+
+    def open(self, head: Head) -> Head:
+        """Open a variant, whose hashes the parent checks, and run each batch (texts, length) once.
+
+        oneDNN keeps its weights and primitives for each thread anew, so the batches have to be
+        run by the thread that answers later; `aside` is only for what comes before.
+        """
+        begin = time.monotonic()
+        opened = priority.call(lambda: _open(head)) if head["aside"] else _open(head)
+        done = time.monotonic()
+        self.opened[head["variant"]] = opened
+        self.warm(head)
+        return {
+            "layers": opened.layers,
+            "open_seconds": done - begin,
+            "warm_seconds": time.monotonic() - done,
+        }
+
+    def warm(self, head: Head) -> Head:
+        """Run each of the batches (texts, length) once."""
+        self.opened[head["variant"]].engine.warm_up(head["batches"])
+        return {}
+
+    def measure(self, head: Head) -> Head:
+        """Texts a second of each variant through all layers, run in turns, so that a busy moment
+        hurts all alike."""
+        batch = _uniform_batch(MEASURED_SHAPE[0], min(MEASURED_SHAPE[1], head["longest"]))
+        best = {name: float("inf") for name in self.opened}
+        begin = time.monotonic()
+        for number in range(ROUNDS + 1):
+            for name, opened in self.opened.items():
+                start = time.monotonic()
+                opened.engine.run(batch, speed=0.0)
+                if number:  # the first one warms
+                    best[name] = min(best[name], time.monotonic() - start)
+            if number and time.monotonic() - begin > MEASURE_SECONDS:
+                break
+        return {"texts_per_s": {name: MEASURED_SHAPE[0] / took for name, took in best.items()}}
+
+    def run(self, head: Head, body: bytes) -> bytes:
+        """Logits float32 [texts, labels] in the order of the texts, and int32 [texts] the layers
+        that they left after. In the head: seconds in the engine, and the rows and lengths of what
+        it was given."""
+        ids, lengths, first_lengths = frames.unpack_texts(head, body)
+        encodings = Encodings(np.split(ids, np.cumsum(lengths)[:-1]), first_lengths, 0, lengths)
+        engine, all_layers, packed = self.opened[head["variant"]]
+        logits = np.empty((0, 0), frames.FLOAT)
+        layers = np.empty(len(lengths), frames.INT)
+        shapes = []
+        seconds = 0.0
+        for speed, chosen in _by_speed(head["speeds"], len(lengths)):
+            batches = []
+            for part in _parts(lengths[chosen], packed, head["batch_tokens"]):
+                numbers = chosen[part]
+                batch = collate(
+                    encodings,
+                    numbers,
+                    packed=False,
+                    max_length=SAFE_LENGTHS[-1],
+                    pad_id=head["pad_id"],
+                    round_to=SAFE_LENGTHS,
+                )
+                batches.append((numbers, batch))
+                shapes.append(_shape(lengths[numbers].tolist(), packed))
+            begin = time.monotonic()
+            size = sum(batch.input_ids.size for _, batch in batches)
+            answers = list(engine.run_all(batches, speed, size))
+            seconds += time.monotonic() - begin
+            for answer in answers:
+                if not logits.size:
+                    logits = np.empty((len(lengths), answer.outputs.shape[1]), frames.FLOAT)
+                logits[answer.numbers] = answer.outputs
+                # 0: this engine's texts go through all layers
+                layers[answer.numbers] = answer.layer or all_layers
+        return frames.pack({"seconds": seconds, "shapes": shapes}, logits, layers)
+
+
+def serve(channel: socket.socket) -> None:
+    """Answer frames until the parent closes the socket."""
+    worker = Worker()
+    buffer = bytearray()
+    while data := channel.recv(1 << 20):
+        buffer += data
+        for head, body in frames.take(buffer):
+            try:
+                answer = _answer(worker, head, body)
+            except Exception as error:
+                answer = frames.pack({"error": _sentence(error)})
+            channel.sendall(answer)
+
+
+def _answer(worker: Worker, head: Head, body: bytes) -> bytes:
+    if head["do"] == "run":
+        return worker.run(head, body)
+    act = {"open": worker.open, "warm": worker.warm, "measure": worker.measure}[head["do"]]
+    return frames.pack(act(head))
+
+
+def _sentence(error: Exception) -> str:
+    """Paddle's errors are pages long; the first line says what is wrong."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = next((line for line in lines if line.strip("-")), "")
+    return f"{type(error).__name__}: {said}"
+
+
+def _open(head: Head) -> Opened:
+    bundle = bundles.read(head["bundle"])
+    variant = head["variant"]
+    packed = bundle.variant(variant).kind in engines.PACKED
+    engine = engines.open(
+        bundle, variant, device=head["device"], threads=head["threads"], verify=False
+    )
+    if engine.early_exit is not None:
+        return Opened(engine, engine.early_exit.ends[-1], packed)
+    folder = bundle.folder(variant)
+    program = next(iter(folder.glob("*.pdmodel")), bundle.folder("float32") / "model.pdmodel")
+    return Opened(engine, groups.count_layers(programs.read(program)), packed)
+
+
+def _parts(lengths: np.ndarray, packed: bool, batch_tokens: int) -> list[np.ndarray]:
+    """The texts of a batch in parts of like length, each for a call of its own where that costs
+    less than the padding, or the long rows, of one call."""
+    if len(lengths) == 1:
+        return [np.zeros(1, np.int64)]
+    if packed:
+        return cut_by_length(lengths, CALL_TOKENS)
+    return plan_inference(lengths, batch_tokens)
+
+
+def _shape(lengths: list[int], packed: bool) -> tuple[int, int]:
+    """Rows and length of a part, as its engine lays it out."""
+    if packed and len(lengths) > 1:
+        length, rows = pack_rows(lengths)
+        return len(rows), length
+    return len(lengths), round_up(max(lengths), SAFE_LENGTHS)
+
+
+def _by_speed(
+    speeds: Sequence[float | None] | None, texts: int
+) -> Iterator[tuple[float | None, np.ndarray]]:
+    """Each speed that texts of a batch ask for, and which of them do; None: the variant's own."""
+    if speeds is None:
+        yield None, np.arange(texts)
+        return
+    for speed in dict.fromkeys(speeds):
+        yield speed, np.array([number for number, one in enumerate(speeds) if one == speed])
+
+
+def _uniform_batch(texts: int, length: int) -> Batch:
+    """A batch of one token id that every vocabulary has."""
+    ids = np.ones((texts, length), np.int64)
+    order = np.arange(texts)
+    return Batch(ids, np.zeros_like(ids), None, None, order * length, order, texts * length)

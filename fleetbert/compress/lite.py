@@ -1,0 +1,334 @@
+"""A bundle's program → its variant for Paddle Lite, the engine for phones and ARM boards.
+
+Weights of int16 and int8 are rounded by Paddle Lite's converter, a scale for each column, and are
+widened again when the engine opens the model: it computes in float32, and the file is small.
+static-int8 computes in int8; it is made from the variant int8-static. With early exit the float32
+program is cut into the layer groups of the variant early-exit-float32, whose heads come with them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+import fleetbert
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert.compress import lite_opt
+from fleetbert.compress.gate import Gate
+from fleetbert.compress.pipeline import Result, result_of
+from fleetbert.data import tokenizers
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.engines import engine, exits, heads
+from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
+from fleetbert.errors import GateFailed, UserError
+from fleetbert.export.program import CHECKED_SHAPES
+from fleetbert.graph import groups, lite_program, weights
+from fleetbert.graph import program as programs
+
+TARGETS = ("armv8", "armv7", "x86")
+PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
+KINDS = {False: bundles.LiteVariant, True: bundles.LiteEarlyExitVariant}
+STATIC = "int8-static"
+EARLY_EXIT = "early-exit-float32"
+MODEL = "model.nb"
+BITS = {"int16": 16, "int8": 8}
+# Of logits, between the converted model and Paddle with the same integers.
+LARGEST_DIFFERENCES = {"float32": LARGEST_DIFFERENCE, "int16": LARGEST_DIFFERENCE, "int8": 3e-2}
+
+
+def export_lite(
+    path: str | Path,
+    target: str,
+    precision: str,
+    gate: config.Gate | None = None,
+    early_exit: bool = False,
+    threads: int | None = None,
+) -> Result:
+    """Add the variant `lite-<target>-<precision>` (model.nb) to the bundle at `path`.
+
+    early_exit: `lite-<target>-<precision>-early-exit` instead, see `engines.exits` for its files.
+
+    target: armv8, armv7 or x86. The rewrites that the converter needs must leave Paddle's own
+    answers as they are, to the bit. What x86 processors can run is run: the logits must be those
+    of Paddle with the same rounded weights (`LARGEST_DIFFERENCES`). For an ARM target that is
+    done with the model's twin for x86, but for float16 and static-int8, which have none.
+    UserError, and nothing is added, where that fails or the combination cannot work; GateFailed
+    where more accuracy is lost than `gate` allows. threads: for measuring; None: all processors.
+    """
+    _check_choice(target, precision, gate, early_exit)
+    bundle = bundles.read(path)
+    made_from = STATIC if precision == "static-int8" else "float32"
+    source = _source(bundle, made_from)
+    name = variant_name(target, precision, early_exit)
+    early = _source(bundle, EARLY_EXIT) if early_exit else None
+    # On the bundle's disk: it holds the model up to five times.
+    with bundles.adding(path, name) as new, tempfile.TemporaryDirectory(
+        dir=bundle.root
+    ) as temporary:
+        if precision == "static-int8":
+            made = _convert_static(source, Path(temporary))
+        else:
+            made = _convert(bundle, source, Path(temporary), target, precision, early)
+        accuracy = []
+        if gate is not None:
+            accuracy = [_measure(bundle, name, made, gate, threads)]
+        for file in made.converted.folder.iterdir():
+            file.rename(new.folder / file.name)
+        variant = KINDS[early_exit](
+            name=name,
+            made_from=EARLY_EXIT if early_exit else made_from,
+            accuracy=accuracy,
+            runs_on=[target],
+            versions={"fleetbert": fleetbert.__version__, **made.converted.versions},
+            precision=precision,
+            kernels=made.converted.kernels,
+            **made.fields,
+        )
+        return result_of(new.add(variant), name)
+
+
+def variant_name(target: str, precision: str, early_exit: bool = False) -> str:
+    """lite-armv8-int8, lite-armv8-int8-early-exit, ..."""
+    return f"lite-{target}-{precision}" + ("-early-exit" if early_exit else "")
+
+
+class _Converted(NamedTuple):
+    """folder: with the variant's files alone; answers: logits of the batches that were asked."""
+
+    folder: Path
+    versions: dict[str, str]
+    kernels: list[str]
+    answers: list[np.ndarray]
+
+
+class _Made(NamedTuple):
+    """converted: what goes into the bundle; twin: what of it runs here, if anything does."""
+
+    converted: _Converted
+    twin: Path | None
+    fields: dict[str, Any]
+
+
+def _check_choice(target: str, precision: str, gate: config.Gate | None, early_exit: bool) -> None:
+    for name, value, values in (
+        ("target", target, TARGETS),
+        ("precision", precision, PRECISIONS),
+    ):
+        if value not in values:
+            raise UserError(f"{name} is {value!r}; choose one of {', '.join(values)}")
+    if precision == "static-int8" and target == "x86":
+        raise UserError(
+            "static-int8 cannot be had for x86: Paddle Lite has no int8 kernels there and answers "
+            "wrong; use --precision int8, or the variant int8-static with Paddle Inference"
+        )
+    if precision == "float16" and target != "armv8":
+        raise UserError(
+            f"float16 cannot be had for {target}: Paddle Lite computes in half precision on armv8 "
+            "only (ARMv8.2 and later); use --precision float32, int16 or int8"
+        )
+    if early_exit and precision in ("float16", "static-int8"):
+        raise UserError(
+            f"early exit cannot be had in {precision}, whose answers cannot be checked here: use "
+            "--precision float32, int16 or int8"
+        )
+    if gate is not None and precision in ("float16", "static-int8"):
+        raise UserError(
+            f"the accuracy of {precision} cannot be measured here, for it runs on ARM processors "
+            "only: leave --data out, and measure it on the board"
+        )
+
+
+_MADE_WITH = {
+    STATIC: ("static-int8", "quantize --config configs/quantize/static.yaml"),
+    EARLY_EXIT: ("early exit", "distill --config configs/distill/self.yaml"),
+}
+
+
+def _source(bundle: bundles.Bundle, name: str) -> Path:
+    if bundle.task.name == "mlm":
+        raise UserError(
+            f"{bundle.root} is a pretrained encoder (task mlm), which no board can ask anything; "
+            "export a classifier that was trained from it"
+        )
+    if all(found.name != name for found in bundle.manifest.variants) and name in _MADE_WITH:
+        wanted, command = _MADE_WITH[name]
+        raise UserError(
+            f"{wanted} is made from the variant {name}, which {bundle.root} has not: add it with "
+            f"`fleetbert {command}`"
+        )
+    bundles.verify(bundle, name)
+    return bundle.folder(name)
+
+
+def _convert(
+    bundle: bundles.Bundle,
+    source: Path,
+    temporary: Path,
+    target: str,
+    precision: str,
+    early: Path | None,
+) -> _Made:
+    """early: the folder with settings and heads, where texts may leave early."""
+    bits = BITS.get(precision)
+    batches = _random_batches(bundle)
+    program = programs.read(source / "model.pdmodel")
+    arrays = programs.read_parameters(program, source / "model.pdiparams")
+    expected = _answers(source, batches)
+    program = lite_program.for_lite(program, arrays)
+    rewritten = _write(temporary / "rewritten", program, arrays)
+    _check_same(expected, _answers(rewritten, batches))
+    extra: dict[str, Any] = {"rewrites_change_answers": False}
+    parts = {MODEL: rewritten}
+    if early is not None:
+        settings = exits.load_settings(early)
+        parts = _cut(program, arrays, settings, temporary)
+        extra.update(settings._asdict())
+    if target == "x86":
+        converted = _run_opt(parts, temporary / "x86", "x86", bits, batches)
+    else:
+        float16 = precision == "float16"
+        converted = _run_opt(parts, temporary / "arm", "arm", bits, (), float16)
+    if precision == "float16":
+        return _Made(converted, None, extra)
+    twin = converted
+    if target != "x86":
+        twin = _run_opt(parts, temporary / "x86", "x86", bits, batches)
+    same = expected
+    if bits is not None:
+        names = lite_program.quantized_weights(program, arrays)
+        rounded = lite_program.as_integers(arrays, names, bits)
+        same = _answers(_write(temporary / "rounded", program, rounded), batches)
+    difference = _difference(twin.answers, same)
+    if not difference <= LARGEST_DIFFERENCES[precision]:  # also catches NaN
+        raise UserError(
+            f"Paddle Lite's logits differ from Paddle's by {difference:.3g} (at most "
+            f"{LARGEST_DIFFERENCES[precision]} is allowed), so nothing was added to "
+            f"{bundle.root}; try another --precision"
+        )
+    if early is not None:
+        for folder in {converted.folder, twin.folder}:
+            for name in (exits.NAME, heads.NAME):
+                shutil.copyfile(early / name, folder / name)
+    extra.update({"checked_on": "x86", "max_difference_to_paddle": difference})
+    if bits is not None:
+        extra["rounding_changes_logits_by"] = _difference(twin.answers, expected)
+    elif early is None:  # a server takes what has this key for float32 in another form
+        extra["max_difference_to_float32"] = _difference(twin.answers, expected)
+    return _Made(converted, twin.folder, extra)
+
+
+def _cut(
+    program: programs.ProgramDesc,
+    arrays: dict[str, np.ndarray],
+    settings: exits.Settings,
+    temporary: Path,
+) -> dict[str, Path]:
+    """The folders of the program's groups of layers, by the names of the files they will be."""
+    if settings.ends[-1] != len(groups.layer_outputs(program)):
+        raise UserError(
+            f"the variant {EARLY_EXIT} has {settings.ends[-1]} layers and float32 has "
+            f"{len(groups.layer_outputs(program))}: make {EARLY_EXIT} again"
+        )
+    parts = {}
+    for end, part in groups.cut_groups(program, settings.ends):
+        own = {name: arrays[name] for name in programs.parameter_names(part)}
+        parts[exits.program_name(end, "nb")] = _write(temporary / f"group-{end}", part, own)
+    return parts
+
+
+def _convert_static(source: Path, temporary: Path) -> _Made:
+    program = programs.read(source / "model.pdmodel")
+    arrays = weights.parameters(source, program)
+    for op in program.blocks[0].ops:
+        name = programs.argument(op.inputs, "X") if op.type == "dequantize_linear" else ""
+        if name in arrays and arrays[name].dtype != np.int8:
+            raise UserError(
+                f"{source / 'model.pdmodel'} is from an older fleetbert, whose weights the "
+                "converter would scale twice: run `fleetbert quantize` again"
+            )
+    folder = _write(temporary / "static", program, arrays)
+    converted = _run_opt({MODEL: folder}, temporary / "arm", "arm", None, ())
+    return _Made(converted, None, {})
+
+
+def _run_opt(
+    parts: dict[str, Path],
+    folder: Path,
+    target: str,
+    bits: int | None,
+    batches: Sequence[lite_opt.Batch],
+    float16: bool = False,
+) -> _Converted:
+    """Convert the programs in the folders `parts` to files of these names in `folder`.
+
+    batches go through all of them: of those after the first, each takes what the one before
+    answered, and the token ids.
+    """
+    folder.mkdir()
+    kernels: set[str] = set()
+    asked = batches
+    for name, source in parts.items():
+        work = folder.with_name(f"{folder.name}-{name}")
+        work.mkdir()
+        done = lite_opt.convert(source, work, target, float16=float16, bits=bits, batches=asked)
+        done.model.rename(folder / name)
+        kernels |= {*done.kernels}
+        asked = [(state, ids) for state, (ids, _) in zip(done.answers, batches)]
+    return _Converted(folder, done.versions, sorted(kernels), done.answers)
+
+
+def _measure(
+    bundle: bundles.Bundle, name: str, made: _Made, settings: config.Gate, threads: int | None
+) -> bundles.Accuracy:
+    """The accuracy of what runs here beside float32's; GateFailed if too much is lost."""
+    assert made.twin is not None, "_check_choice refuses a gate where there is none"
+    drop = settings.max_accuracy_drop
+    gate = Gate(bundle, str(settings.data), drop, threads, key="--max-accuracy-drop")
+    kind = engine.LITE_EARLY_EXIT if "ends" in made.fields else engine.LITE
+    opened = engine.open_folder(kind, made.twin, "cpu", gate.threads)
+    accuracy = gate.accuracy(gate.logits(opened))
+    refused = gate.refusal(name, accuracy, "try another --precision")
+    if refused is not None:
+        raise GateFailed(refused)
+    return accuracy
+
+
+def _random_batches(bundle: bundles.Bundle) -> list[lite_opt.Batch]:
+    """Token ids of several shapes, and the longest that the engine is ever asked."""
+    vocab_size = tokenizers.open(bundle).vocab_size
+    longest = round_up(bundle.max_length, SAFE_LENGTHS)
+    random = np.random.default_rng(0)
+    return [
+        random_batch(random, (texts, min(length, longest)), vocab_size)
+        for texts, length in (*CHECKED_SHAPES, (2, longest))
+    ]
+
+
+def _answers(folder: Path, batches: Sequence[lite_opt.Batch]) -> list[np.ndarray]:
+    run = engine.open_folder(engine.FLOAT32, folder)
+    return [run(*batch) for batch in batches]
+
+
+def _write(folder: Path, program: programs.ProgramDesc, arrays: dict[str, np.ndarray]) -> Path:
+    folder.mkdir()
+    programs.write(folder / "model.pdmodel", program)
+    (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(arrays))
+    return folder
+
+
+def _check_same(expected: list[np.ndarray], found: list[np.ndarray]) -> None:
+    if not all(np.array_equal(one, other) for one, other in zip(expected, found)):
+        raise UserError(
+            "what Paddle Lite's converter needs changed in the program changes its answers by "
+            f"{_difference(expected, found):.3g}, so nothing was converted; export the float32 "
+            "variant again"
+        )
+
+
+def _difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
+    return float(np.max([np.abs(a - b).max() for a, b in zip(one, other)]))

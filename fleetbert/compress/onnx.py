@@ -1,0 +1,100 @@
+"""The float32 program of a bundle → its `onnx` variant, for ONNX Runtime and what else reads it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+
+import fleetbert
+from fleetbert import bundle as bundles
+from fleetbert.compress.pipeline import Result, result_of
+from fleetbert.data import tokenizers
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.engines import engine
+from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
+from fleetbert.errors import UserError
+from fleetbert.export.program import CHECKED_SHAPES
+
+# The first with LayerNormalization as one operator: a quarter fewer nodes.
+OPSET = 17
+# cumsum, which makes the position ids, needs 11; paddle2onnx 1.3.1 knows up to 19.
+OPSETS = range(11, 20)
+
+
+def export_onnx(path: str | Path, opset: int = OPSET) -> Result:
+    """Add the variant `onnx` (model.onnx, batch and length free) to the bundle at `path`.
+
+    Nothing is added (UserError) if ONNX Runtime's logits differ from Paddle Inference's by more
+    than LARGEST_DIFFERENCE on token ids of several shapes; the difference is kept in the manifest.
+    """
+    if opset not in OPSETS:
+        raise UserError(f"opset is {opset}; choose one from {OPSETS[0]} to {OPSETS[-1]}")
+    bundle = bundles.read(path)
+    source = bundle.folder("float32")
+    bundles.verify(bundle, "float32")
+
+    with bundles.adding(path, "onnx") as new:
+        _convert(source, new.folder / "model.onnx", opset)
+        difference = _compare(bundle, source, new.folder)
+        if not difference <= LARGEST_DIFFERENCE:
+            raise UserError(
+                f"the ONNX model's logits differ from float32's by {difference:.3g} (at most "
+                f"{LARGEST_DIFFERENCE} is allowed), so it was not added to {bundle.root}; "
+                "try another --opset"
+            )
+        packages = {name: version(name) for name in ("paddle2onnx", "onnxruntime")}
+        variant = bundles.OnnxVariant(
+            name="onnx",
+            made_from="float32",
+            runs_on=["x86", "gpu", "armv8"],
+            versions={"fleetbert": fleetbert.__version__, **packages},
+            opset=opset,
+            max_difference_to_float32=difference,
+        )
+        return result_of(new.add(variant), "onnx")
+
+
+# In a process of its own: paddle2onnx writes to stdout from C++, and some errors abort.
+_CONVERT = """
+import sys
+import zlib  # before Paddle, which paddle2onnx imports: see fleetbert.compat.environment
+import paddle2onnx
+program, weights, target, opset = sys.argv[1:]
+paddle2onnx.export(program, weights, target, opset_version=int(opset), auto_upgrade_opset=False)
+"""
+
+
+def _convert(source: Path, target: Path, opset: int) -> None:
+    files = [source / "model.pdmodel", source / "model.pdiparams", target]
+    done = subprocess.run(
+        [sys.executable, "-c", _CONVERT, *(str(file.resolve()) for file in files), str(opset)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    if done.returncode or not target.is_file():
+        said = [line for line in done.stdout.splitlines() if line.strip()]
+        raise UserError(
+            f"paddle2onnx {version('paddle2onnx')} could not convert {source} (opset {opset}): "
+            f"{said[-1] if said else f'exit code {done.returncode}'}; try another --opset"
+        )
+
+
+def _compare(bundle: bundles.Bundle, source: Path, folder: Path) -> float:
+    threads = engine.default_threads()
+    expected = engine.open_folder(engine.FLOAT32, source, "cpu", threads)
+    found = engine.open_folder(engine.ONNX, folder, "cpu", threads)
+    vocab_size = tokenizers.open(bundle).vocab_size
+    longest = round_up(bundle.max_length, SAFE_LENGTHS)
+    random = np.random.default_rng(0)
+    difference = 0.0
+    for texts, length in (*CHECKED_SHAPES, (2, longest)):
+        input_ids, token_type_ids = random_batch(random, (texts, min(length, longest)), vocab_size)
+        one, other = expected(input_ids, token_type_ids), found(input_ids, token_type_ids)
+        difference = float(np.maximum(difference, np.abs(one - other).max()))
+    return difference

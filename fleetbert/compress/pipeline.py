@@ -1,0 +1,201 @@
+"""The way of every quantized variant into its bundle, one way:
+
+open      the bundle, the float32 source and the gate's table: read, verified, tokenized once
+prepare   what the method does before the bundle is touched: calibrate, search, train
+write     the variant's files
+measure   accuracy, speed and size beside float32, with the engine that will serve it
+accept    the gate
+report    the evidence, of a variant that was stopped too
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert.compat import environment
+from fleetbert.compress import report, sensitivity
+from fleetbert.compress.gate import describe
+from fleetbert.compress.texts import Feeds
+from fleetbert.compress.work import Work, open_work
+from fleetbert.errors import GateFailed
+from fleetbert.graph import weights
+
+log = logging.getLogger(__name__)
+
+# Of gate.data, for the error of each layer.
+TEXTS_FOR_ERRORS = 64
+
+
+class Method(Protocol):
+    """A module of `METHODS`; what `prepare` gives is known to its own `write` only."""
+
+    def prepare(self, work: Work) -> Any | None:
+        """Do the work; None on ranks that write nothing."""
+
+    def write(self, work: Work, prepared: Any, folder: Path) -> bundles.Variant:
+        """Write the files into `folder`; what is known of the variant before it is measured."""
+
+
+# Imported when a job asks for them: those that train bring the trainer and PaddleNLP, seconds.
+METHODS = {
+    "dynamic": "fleetbert.compress.dynamic",
+    "static": "fleetbert.compress.static",
+    "search": "fleetbert.compress.search",
+    "qat": "fleetbert.compress.qat",
+    "prune": "fleetbert.compress.prune",
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A variant that was added: accuracies are 0 to 1, ratios beside float32; None where it was not
+    measured, as on ranks that only helped to train."""
+
+    bundle: bundles.Bundle
+    variant: str
+    accuracy: float | None = None
+    float32_accuracy: float | None = None
+    speed_ratio: float | None = None
+    size_ratio: float | None = None
+    report: Path | None = None
+
+    @property
+    def drop(self) -> float | None:
+        """How much accuracy was lost."""
+        if self.accuracy is None or self.float32_accuracy is None:
+            return None
+        return self.float32_accuracy - self.accuracy
+
+
+def result_of(bundle: bundles.Bundle, name: str, page: Path | None = None) -> Result:
+    """The result of a variant that is in the bundle."""
+    variant = bundle.variant(name)
+    result = Result(bundle, name, report=page)
+    if variant.accuracy:
+        known = variant.accuracy[0]
+        result = replace(result, accuracy=known.accuracy, float32_accuracy=known.float32_accuracy)
+    if variant.comparison:
+        ratios = variant.comparison
+        result = replace(result, speed_ratio=ratios.speed_ratio, size_ratio=ratios.size_ratio)
+    return result
+
+
+def quantize(job: config.Quantize) -> Result:
+    """Add the variant that `job` describes to its bundle.
+
+    GateFailed, which leaves the bundle as it was, where more accuracy is lost than
+    `gate.max_accuracy_drop`; UserError for what is wrong with the job, its data or its bundle.
+    Both a variant and a failure at the gate write a report. Of several ranks the first adds it.
+    """
+    # Of several ranks the first is the one that writes.
+    is_first = os.environ.get("PADDLE_TRAINER_ID", "0") == "0"
+    name = variant_name(job)
+    with bundles.writing(job.bundle, name) if is_first else contextlib.nullcontext():
+        return _quantize(job, name)
+
+
+def _quantize(job: config.Quantize, name: str) -> Result:
+    method = load(job.method)
+    work = open_work(job)
+    prepared = method.prepare(work)
+    if prepared is None:
+        return Result(work.bundle, name)
+    bundle = work.bundle
+    with bundles.adding(bundle.root, name) as new:
+        variant = method.write(work, prepared, new.folder)
+        log.info(f"{name}: measuring on {job.gate.data} beside float32")
+        measured = work.gate.measure(new.folder, variant.kind)
+        log.info(describe(name, measured))
+        texts = sensitivity.spread(work.gate.few(TEXTS_FOR_ERRORS).feeds())
+        known = {"name": name, "made_from": job.source, **measured.as_fields()}
+        variant = with_output_errors(work, variant, new.folder, texts)
+        variant = variant.model_copy(update=known)
+        refused = work.gate.refusal(name, measured.accuracy, worst(variant))
+        if refused is None:
+            bundle = new.add(variant)
+            variant = bundle.variant(name)
+            log.info(f"added {name} to {bundle.root}")
+    page = write_report(work, bundle, variant, texts, refused)
+    if refused is not None:
+        raise GateFailed(refused)
+    return result_of(bundle, name, page)
+
+
+def load(method: str) -> Method:
+    """The module of a method."""
+    return cast(Method, importlib.import_module(METHODS[method]))
+
+
+def variant_name(job: config.Quantize) -> str:
+    """`name`, or what the method makes; `pruned-` before it if it was made from pruned-float32."""
+    made = "pruned-float32" if job.method == "prune" else f"int{job.bits}-{job.method}"
+    former = job.source[: -len("float32")] if job.source.endswith("float32") else f"{job.source}-"
+    return job.name or former + made
+
+
+def with_output_errors(
+    work: Work, variant: bundles.Variant, folder: Path, texts: list[Feeds]
+) -> bundles.Variant:
+    """The variant in `folder` with the error that each quantized layer's output has on `texts`."""
+    if isinstance(variant, bundles.ProgramVariant):
+        return variant
+    quantized, _ = weights.load(folder)
+    errors = sensitivity.output_errors(
+        work.source.layers, quantized, report.thresholds(variant), texts
+    )
+    return variant.model_copy(update={"output_errors": errors})
+
+
+def write_report(
+    work: Work,
+    bundle: bundles.Bundle,
+    variant: bundles.Variant,
+    texts: list[Feeds],
+    failed: str | None,
+) -> Path:
+    """Write the report of the bundle with `variant`, which the gate may have stopped: `failed`."""
+    path = Path(work.job.report) if work.job.report else bundle.root / report.NAME
+    layers = work.source.layers
+    groups = sensitivity.groups(work.source.program)
+    names = report.most_changed(variant, report.MOST_DRAWN)
+    report.write(
+        path,
+        report.points(bundle, variant, str(variant.accuracy[0].data_sha256)),
+        variant,
+        title=bundle.root.resolve().parent.name + "/" + bundle.root.resolve().name,
+        failed=failed,
+        max_drop=work.gate.max_drop,
+        data=work.gate.data,
+        parts={name: part for part, members in groups.items() for name in members},
+        drawn=report.histograms(
+            names, layers.parameters, list(layers.run(texts)), report.thresholds(variant)
+        ),
+        job=work.job.model_dump(),
+        machine=environment.machine(work.gate.threads),
+    )
+    log.info(f"report: {path}")
+    return path
+
+
+def worst(variant: bundles.Variant, most: int = 3) -> str:
+    """The layers whose outputs quantization changes most, or that pruning took most from, as words
+    for a message."""
+    if isinstance(variant, bundles.ProgramVariant) and variant.pruning:
+        lost = variant.pruning.lost_importance
+        names = sorted(lost, key=lambda name: -lost[name])[:most]
+        return (
+            f"the parts that lost most of what matters are {', '.join(names)}; a smaller "
+            "prune.heads or prune.feed_forward leaves more, and more trainer.epochs mend more"
+        )
+    errors = report.output_errors(variant)
+    names = report.most_changed(variant, most)
+    listed = ", ".join(f"{name} (by {errors[name]:.1%})" for name in names)
+    return f"the layers whose outputs change most are {listed}; `skip` leaves layers in float32"

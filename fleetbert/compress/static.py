@@ -1,0 +1,147 @@
+"""Whole layers in int8: activations get thresholds from texts, weights a scale for each output.
+
+x86.pdmodel          what Paddle Inference runs on a server
+model.pdmodel        the same in the form that Paddle's converters (Paddle Lite) read
+weights.safetensors  the tensors of both, integers where they are quantized (`graph.weights`)
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert import bundle as bundles
+from fleetbert.compress import adaround, calibrate, clip
+from fleetbert.compress.calibrate import Calibration
+from fleetbert.compress.texts import Batches, read_batches
+from fleetbert.compress.work import Source, Work, versions, weight_errors
+from fleetbert.graph import int8, weights
+from fleetbert.graph import program as programs
+from fleetbert.graph.first_token import first_token_only
+from fleetbert.graph.fuse import Fused
+from fleetbert.graph.transposes import merge_transposes
+
+log = logging.getLogger(__name__)
+
+
+class Prepared(NamedTuple):
+    """A calibrated float32 program; any mix of float32 and int8 comes from it.
+
+    arrays: the float32 tensors; left: weights of layers that stay float32 in every mix; fused: the
+    program for x86; variant: what the manifest will say of how it was calibrated.
+    """
+
+    arrays: dict[str, np.ndarray]
+    left: list[str]
+    calibration: Calibration
+    fused: Fused
+    variant: bundles.Int8Variant
+
+
+def prepare(work: Work) -> Prepared:
+    """Calibrate the source: thresholds from texts, then clipped and rounded as the job says."""
+    settings, source = work.job.calibration, work.source
+    batches = read_batches(settings, work.bundle)
+    log.info(f"calibrating with {settings.algorithm}: {len(batches.batches)} batches")
+    prepared = of_texts(source, batches, settings.algorithm, work.job.skip)
+    if settings.clip == "auto":
+        log.info(f"trying lower thresholds of layers' inputs on {work.job.gate.data}")
+        prepared = clipped(prepared, source, work.gate.few(clip.TEXTS))
+    if settings.rounding == "round":
+        return prepared
+    thresholds = input_thresholds(prepared)
+    learned = adaround.learn(prepared.calibration, source.layers, batches.feeds(), thresholds)
+    variant = prepared.variant.model_copy(update={"rounding": "adaround"})
+    return prepared._replace(calibration=learned, variant=variant)
+
+
+def write(_: Work, prepared: Prepared, folder: Path) -> bundles.Variant:
+    """All layers in int8 but those that `skip` names."""
+    return write_mix(prepared, folder)
+
+
+def of_texts(
+    source: Source, batches: Batches, algorithm: str = "avg", skip: Sequence[str] = ()
+) -> Prepared:
+    """Calibrate with `batches`; algorithm as of `calibrate`, skip as of `float32_layers`."""
+    left = source.float32_layers(skip)
+    calibration = calibrate.calibrate(source.folder, batches, algorithm, left)
+    variant = bundles.Int8Variant(name="int8-static", algorithm=algorithm, rounding="round")
+    return of_calibration(source, left, calibration, variant)
+
+
+def of_calibration(
+    source: Source, left: list[str], calibration: Calibration, variant: bundles.Int8Variant
+) -> Prepared:
+    """The source with its calibration, which left out `left`."""
+    fused = source.fused._replace(program=merge_transposes(source.fused.program))
+    return Prepared(source.arrays, left, calibration, fused, variant)
+
+
+def clipped(prepared: Prepared, source: Source, batches: Batches) -> Prepared:
+    """With lower thresholds where texts want them; see `clip`."""
+    thresholds = input_thresholds(prepared)
+    cut = clip.choose(
+        prepared.calibration, source.layers, batches.feeds(), thresholds, batches.pad_id
+    )
+    for name, found in cut.items():
+        log.info(
+            f"clip: {name}: inputs cut at {found.threshold:.3g} instead of {found.former:.3g}, "
+            f"error of its outputs {found.error:.2%} instead of {found.former_error:.2%}"
+        )
+    log.info(f"clip: the inputs of {len(cut)} of {len(thresholds)} layers")
+    lower = {name: found.threshold for name, found in cut.items()}
+    calibration = calibrate.with_thresholds(prepared.calibration, source.program, lower)
+    variant = prepared.variant.model_copy(update={"clipped": cut})
+    return prepared._replace(calibration=calibration, variant=variant)
+
+
+def write_mix(
+    prepared: Prepared, folder: Path, float32: Sequence[str] = (), converter: bool = True
+) -> bundles.Int8Variant:
+    """Write an int8 program into `folder` whose layers with the weights `float32` stay as they
+    were, beside those that stay in every mix.
+
+    converter: write model.pdmodel too, which only converters read.
+    """
+    calibration, fused = prepared.calibration, prepared.fused
+    quantized = {n: weight for n, weight in calibration.weights.items() if n not in float32}
+    thresholds = {n: value for n, value in input_thresholds(prepared).items() if n in quantized}
+    program = int8.to_int8(first_token_only(fused.program), calibration.thresholds, quantized)
+    for name in programs.embedding_tables(program):
+        quantized[name] = weights.quantize(prepared.arrays[name], 0)
+    programs.write(folder / "x86.pdmodel", program)
+    if converter:
+        programs.write(folder / "model.pdmodel", calibrate.in_float32(calibration, float32))
+    others = {**calibration.parameters, **fused.parameters}
+    for name in quantized:
+        others.pop(name)
+    for name in (*quantized, *float32):
+        others.pop(name + weights.SCALE, None)
+    weights.save(folder, quantized, others)
+    return prepared.variant.model_copy(
+        update={
+            "runs_on": ["x86", "armv8"],
+            "versions": versions(),
+            "float32_layers": [*prepared.left, *float32],
+            "thresholds": thresholds,
+            "weight_errors": weight_errors(quantized, prepared.arrays),
+        }
+    )
+
+
+def input_thresholds(prepared: Prepared) -> dict[str, float]:
+    """The thresholds of the inputs of all layers that may be int8, by the layer's weight."""
+    calibration = prepared.calibration
+    inputs = {
+        programs.argument(op.inputs, "W"): programs.argument(op.inputs, "Input")
+        for op in int8.linear_layers(prepared.fused.program)
+    }
+    return {
+        weight: calibration.thresholds[name]
+        for weight, name in inputs.items()
+        if weight in calibration.weights
+    }

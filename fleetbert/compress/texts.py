@@ -1,0 +1,86 @@
+"""Texts of a job as batches of token ids: tokenized once, sorted by length."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Dict, Iterator, Sequence
+
+import numpy as np
+import paddle
+
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert.data import read, tokenizers
+from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
+from fleetbert.data.read import Example
+from fleetbert.data.tokenizers import Encodings
+from fleetbert.errors import UserError
+
+# What a program is fed: input_ids and token_type_ids, int64 [texts, length].
+Feeds = Dict[str, np.ndarray]
+
+
+class Batches(paddle.io.IterableDataset):
+    """Texts as feeds of a program, sorted by length so that padding does not set the scales."""
+
+    def __init__(
+        self,
+        encodings: Encodings,
+        chosen: Sequence[int] | np.ndarray,
+        max_length: int,
+        batch_tokens: int,
+        pad_id: int,
+    ):
+        """chosen: the numbers of the texts to take; batch_tokens: of a batch, with padding."""
+        super().__init__()
+        self.pad_id = pad_id
+        numbers = np.asarray(chosen, np.int64)
+        self.batches = [
+            collate(
+                encodings,
+                numbers[indices],
+                packed=False,
+                max_length=max_length,
+                pad_id=pad_id,
+                round_to=SAFE_LENGTHS,
+            )
+            for indices in plan_inference(encodings.lengths[numbers], batch_tokens)
+        ]
+
+    def feeds(self) -> list[Feeds]:
+        """All batches."""
+        return [
+            {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
+            for batch in self.batches
+        ]
+
+    def __iter__(self) -> Iterator[Feeds]:
+        return iter(self.feeds())
+
+
+def draw(count: int, texts: int, seed: int = 0) -> np.ndarray:
+    """The numbers of at most so many of `count` texts, by chance; int64."""
+    return np.random.default_rng(seed).permutation(count)[:texts]
+
+
+def read_batches(settings: config.Calibration, bundle: bundles.Bundle) -> Batches:
+    """Calibration texts as batches for the bundle's model; UserError as `data.read` raises it."""
+    examples = read_unlabelled(str(settings.data), bundle.task.pair, "calibration.data")
+    chosen = [examples[number] for number in draw(len(examples), settings.texts, settings.seed)]
+    tokenizer = tokenizers.open(bundle)
+    encodings = tokenizer.encode(
+        [example.text_a for example in chosen],
+        [example.text_b or "" for example in chosen] if bundle.task.pair else None,
+        bundle.max_length,
+    )
+    every = range(len(chosen))
+    return Batches(encodings, every, bundle.max_length, settings.batch_tokens, tokenizer.pad_id)
+
+
+def read_unlabelled(path: str, pair: bool, key: str) -> list[Example]:
+    """The texts of a table, or of a file with one a line; UserError names the job's `key`."""
+    if Path(path).suffix.lower() in (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES):
+        return read.read(path, pair=pair, labelled=False).examples
+    if pair:
+        raise UserError(f"{key}: {path}: pairs need a .tsv, .csv or .jsonl with text_b")
+    return read.read_texts(path).examples

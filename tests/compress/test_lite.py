@@ -1,0 +1,402 @@
+"""Paddle Lite's variants say what Paddle says, and what cannot work is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
+
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert.engines import answer, engine, evaluate, exits
+from fleetbert.engines.alike import random_batch
+from fleetbert.errors import GateFailed, UserError
+from fleetbert.graph import program as programs
+
+pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
+
+from fleetbert.compress import lite, lite_opt
+from fleetbert.graph import lite_program
+
+SHAPES = [(1, 16), (2, 32), (5, 64), (3, 128), (1, 512), (17, 48)]
+MADE = [
+    ("x86", "float32"),
+    ("x86", "int16"),
+    ("x86", "int8"),
+    ("armv8", "float32"),
+    ("armv8", "float16"),
+    ("armv8", "int16"),
+    ("armv8", "int8"),
+    ("armv8", "static-int8"),
+    ("armv7", "int8"),
+]
+
+
+@pytest.fixture(scope="module")
+def lite_bundle(tiny_bundle, tmp_path_factory) -> Path:
+    """The tiny bundle with every variant for Paddle Lite that can be made. Do not change it."""
+    path = Path(shutil.copytree(tiny_bundle, tmp_path_factory.mktemp("lite") / "bundle"))
+    add_static(path)
+    for target, precision in MADE:
+        lite.export_lite(path, target, precision)
+    return path
+
+
+def add_static(path: Path) -> None:
+    """Add the variant int8-static, calibrated with random texts."""
+    from fleetbert.compress import static
+    from fleetbert.compress.texts import Batches
+    from fleetbert.compress.work import Source
+    from fleetbert.data import tokenizers
+
+    bundle = bundles.read(path)
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(WORDS, 12)) for _ in range(32)]
+    tokenizer = tokenizers.open(bundle)
+    encodings = tokenizer.encode(texts, None, bundle.max_length)
+    batches = Batches(encodings, range(32), bundle.max_length, 512, tokenizer.pad_id)
+    prepared = static.of_texts(Source(bundle.folder("float32")), batches, "abs_max")
+    bundles.add_variant(path, lite.STATIC, lambda folder: static.write_mix(prepared, folder))
+
+
+@pytest.fixture
+def table(tmp_path) -> Path:
+    path = tmp_path / "dev.tsv"
+    lines = [f"{word} {WORDS[3]}\t{LABELS[n % 3]}" for n, word in enumerate(WORDS[:40])]
+    path.write_text("\n".join(["text_a\tlabel", *lines]) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(("target", "precision"), MADE)
+def test_a_variant_says_what_it_is_for(lite_bundle, target, precision):
+    bundle = bundles.read(lite_bundle)
+    variant = bundle.variant(f"lite-{target}-{precision}")
+    bundles.verify(bundle, variant.name)
+    assert [file.path for file in variant.files] == [f"{variant.name}/model.nb"]
+    assert variant.kind == "paddle-lite"
+    assert variant.runs_on == [target]
+    assert variant.made_from == ("int8-static" if precision == "static-int8" else "float32")
+    assert variant.versions["opt"].startswith("v2.13")
+    assert set(variant.versions) == {"fleetbert", "opt", "paddlelite", "python"}
+    assert variant.precision == precision
+    kernels = variant.kernels
+    kind = {"float16": "kFP16", "static-int8": "kInt8"}.get(precision, "kFloat")
+    place = "kX86" if target == "x86" else "kARM"
+    assert any(kernel.startswith(f"fc,{place},{kind},") for kernel in kernels), kernels
+    other = "kARM" if target == "x86" else "kX86"
+    assert not any(other in kernel for kernel in kernels)
+    run = precision not in ("float16", "static-int8")
+    assert (variant.checked_on == "x86") == run
+    if run:
+        assert 0 <= variant.max_difference_to_paddle < 1e-3
+    # By this key a server knows what needs no gate.
+    assert (variant.max_difference_to_float32 is not None) == (precision == "float32")
+
+
+def test_integers_make_the_file_smaller(lite_bundle):
+    bundle = bundles.read(lite_bundle)
+    size = {
+        (target, precision): bundle.variant(f"lite-{target}-{precision}").files[0].size
+        for target, precision in MADE
+    }
+    for target in ("x86", "armv8"):
+        assert size[target, "int8"] < size[target, "int16"] < size[target, "float32"]
+    # The program of 16 kB and the scales weigh more in a model this small.
+    weights = size["x86", "float32"] - size["x86", "int8"]
+    stored = (bundle.folder("float32") / "model.pdiparams").stat().st_size
+    assert weights > 0.55 * stored  # three quarters of the matrices, the embeddings with them
+
+
+@pytest.mark.parametrize("precision", ["float32", "int16", "int8"])
+def test_x86_answers_like_paddle_with_the_same_weights(lite_bundle, tmp_path, precision):
+    bundle = bundles.read(lite_bundle)
+    source = bundle.folder("float32")
+    if precision != "float32":
+        source = round_weights(source, tmp_path, 127 if precision == "int8" else 32767)
+    paddle = engine.open_folder(engine.FLOAT32, source, "cpu", 2)
+    float32 = engine.open_folder(engine.FLOAT32, bundle.folder("float32"), "cpu", 2)
+    opened = engine.open_folder("paddle-lite", bundle.folder(f"lite-x86-{precision}"), "cpu", 2)
+    random = np.random.default_rng(1)
+    rounding = []
+    for shape in [*SHAPES, *SHAPES[::-1]]:
+        batch = random_batch(random, shape, 195)
+        found, expected = opened(*batch), paddle(*batch)
+        assert found.shape == (shape[0], 3)
+        # Its weights are so large that float32's own rounding makes 1e-5.
+        np.testing.assert_allclose(found, expected, atol=1e-3 if precision == "int8" else 1e-4)
+        rounding.append(np.abs(found - float32(*batch)).max())
+    if precision == "int8":
+        assert max(rounding) > 1e-2  # so that the comparison above says something
+    elif precision == "int16":
+        assert max(rounding) < 1e-2
+
+
+def round_weights(source: Path, folder: Path, steps: int) -> Path:
+    """The program in `source` with its matrices rounded, a scale for each column, in NumPy.
+
+    Position embeddings and the like too: all that Paddle Lite multiplies or looks up.
+    """
+    program = programs.read(source / "model.pdmodel")
+    arrays = programs.read_parameters(program, source / "model.pdiparams")
+    matrices = [name for name, array in arrays.items() if array.ndim == 2]
+    assert len(matrices) == 3 + 2 * 6 + 2
+    for name in matrices:
+        scale = np.abs(arrays[name]).max(0) / np.float32(steps)
+        quotient = arrays[name] / scale
+        integers = np.sign(quotient) * np.floor(np.abs(quotient) + np.float32(0.5))
+        arrays[name] = (integers * scale).astype(np.float32)
+    programs.write(folder / "model.pdmodel", program)
+    (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(arrays))
+    return folder
+
+
+def test_the_static_program_for_converters_answers_like_the_one_that_is_served(lite_bundle):
+    """Paddle's own executor takes it: its weights are integers that are scaled once."""
+    import paddle
+
+    from fleetbert.compat.static_graph import static_graph
+    from fleetbert.graph import weights
+
+    bundle = bundles.read(lite_bundle)
+    folder = bundle.folder(lite.STATIC)
+    program = programs.read(folder / "model.pdmodel")
+    arrays = weights.parameters(folder, program)
+    assert sum(array.dtype == np.int8 for array in arrays.values()) == 2 * 6 + 1
+    batch = random_batch(np.random.default_rng(2), (4, 32), 195)
+    exact = engine.open_folder(engine.FLOAT32, bundle.folder("float32"), "cpu", 1)(*batch)
+    served = engine.open_folder(engine.INT8, folder, "cpu", 1)(*batch)
+    with static_graph(), paddle.static.scope_guard(paddle.static.Scope()):
+        runner = paddle.static.Executor(paddle.CPUPlace())
+        loaded = paddle.static.deserialize_program(program.SerializeToString())
+        paddle.static.deserialize_persistables(loaded, programs.parameter_bytes(arrays), runner)
+        feed = dict(zip(("input_ids", "token_type_ids"), batch))
+        found = runner.run(loaded, feed=feed, fetch_list=["logits"])[0]
+    assert np.abs(found - exact).mean() < 5 * np.abs(served - exact).mean()
+    assert np.corrcoef(found.ravel(), exact.ravel())[0, 1] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "message"),
+    [
+        ("x86", "static-int8", "Paddle Lite has no int8 kernels there"),
+        ("x86", "float16", "in half precision on armv8 only"),
+        ("armv7", "float16", "in half precision on armv8 only"),
+        ("arm", "int8", "target is 'arm'; choose one of armv8, armv7, x86"),
+        ("x86", "int4", "precision is 'int4'; choose one of float32"),
+        ("armv8", "static-int8", "made from the variant int8-static"),
+    ],
+)
+def test_what_cannot_work_is_refused(tiny_bundle, target, precision, message):
+    with pytest.raises(UserError, match=message):
+        lite.export_lite(tiny_bundle, target, precision)
+
+
+@pytest.fixture
+def early_bundle(copied_bundle) -> Path:
+    add_early_exit(copied_bundle)
+    return copied_bundle
+
+
+@pytest.mark.parametrize(("target", "precision"), [("armv8", "int8"), ("x86", "float32")])
+def test_early_exit_brings_a_file_for_each_group_and_the_heads(
+    early_bundle, table, target, precision
+):
+    gate = config.Gate(data=str(table), max_accuracy_drop=1.0)
+    bundle = lite.export_lite(early_bundle, target, precision, gate, True, 1).bundle
+    name = f"lite-{target}-{precision}-early-exit"
+    variant = bundle.variant(name)
+    bundles.verify(bundle, name)
+    wanted = ["exits.json", "group-1.nb", "group-2.nb", "heads.safetensors"]
+    assert [file.path for file in variant.files] == [f"{name}/{file}" for file in wanted]
+    source = bundle.folder("early-exit-float32")
+    for file in ("exits.json", "heads.safetensors"):
+        assert (bundle.folder(name) / file).read_bytes() == (source / file).read_bytes()
+    assert (variant.kind, variant.runs_on) == ("paddle-lite-early-exit", [target])
+    assert variant.made_from == "early-exit-float32"
+    assert (variant.ends, variant.speed) == ([1, 2], EARLY_SPEED)
+    assert variant.max_difference_to_paddle < 1e-3
+    # Texts that leave are answered otherwise.
+    assert variant.max_difference_to_float32 is None
+    place = "kX86" if target == "x86" else "kARM"
+    assert all(place in kernel or "kHost" in kernel for kernel in variant.kernels)
+    # At the variant's own speed.
+    expected = evaluate.evaluate(answer.load(bundle.root, "early-exit-float32"), table)["accuracy"]
+    assert variant.accuracy[0].accuracy == pytest.approx(expected, abs=0.051)
+    if target == "x86":
+        found = evaluate.evaluate(answer.load(bundle.root, name), table)["accuracy"]
+        assert variant.accuracy[0].accuracy == found
+
+
+@pytest.mark.parametrize("precision", ["float16", "static-int8"])
+def test_early_exit_that_cannot_be_checked_is_refused(early_bundle, precision):
+    with pytest.raises(UserError, match=f"early exit cannot be had in {precision}"):
+        lite.export_lite(early_bundle, "armv8", precision, early_exit=True)
+
+
+def test_early_exit_needs_heads_of_the_same_model(copied_bundle):
+    with pytest.raises(UserError, match="early exit is made from the variant early-exit-float32"):
+        lite.export_lite(copied_bundle, "x86", "float32", early_exit=True)
+    add_early_exit(copied_bundle)
+
+    def deeper(folder):
+        bundle = bundles.read(copied_bundle)
+        shutil.copytree(bundle.folder(lite.EARLY_EXIT), folder, dirs_exist_ok=True)
+        settings = exits.load_settings(folder)
+        exits.save_settings(folder, settings._replace(ends=[1, 2, 3]))
+        return bundle.variant(lite.EARLY_EXIT)
+
+    bundles.add_variant(copied_bundle, lite.EARLY_EXIT, deeper)
+    with pytest.raises(UserError, match="has 3 layers and float32 has 2"):
+        lite.export_lite(copied_bundle, "x86", "float32", early_exit=True)
+
+
+@pytest.mark.parametrize("precision", ["float16", "static-int8"])
+def test_no_accuracy_is_claimed_for_what_runs_on_boards_only(tiny_bundle, table, precision):
+    with pytest.raises(UserError, match=f"the accuracy of {precision} cannot be measured here"):
+        lite.export_lite(
+            tiny_bundle, "armv8", precision, config.Gate(data=str(table), max_accuracy_drop=0.01)
+        )
+
+
+def test_a_static_variant_whose_weights_would_be_scaled_twice_is_refused(lite_bundle, tmp_path):
+    path = Path(shutil.copytree(lite_bundle, tmp_path / "bundle"))
+
+    def older(folder):
+        shutil.copytree(bundles.read(path).folder(lite.STATIC), folder, dirs_exist_ok=True)
+        program = programs.read(folder / "model.pdmodel")
+        for found in program.blocks[0].vars:
+            if found.type.lod_tensor.tensor.data_type == programs.VarType.INT8:
+                found.type.lod_tensor.tensor.data_type = programs.VarType.FP32
+        programs.write(folder / "model.pdmodel", program)
+        return bundles.read(path).variant(lite.STATIC)
+
+    bundles.add_variant(path, lite.STATIC, older)
+    with pytest.raises(UserError, match=r"the converter would scale twice: run `fleetbert quan"):
+        lite.export_lite(path, "armv8", "static-int8")
+
+
+def refused(path: Path, message: str, target: str = "x86", precision: str = "int8") -> None:
+    """Export fails with the message and leaves the bundle as it was."""
+    before = bundles.read(path).manifest
+    files = sorted(found.name for found in path.iterdir())
+    with pytest.raises(UserError, match=message):
+        lite.export_lite(path, target, precision)
+    assert bundles.read(path).manifest == before
+    assert sorted(found.name for found in path.iterdir()) == files
+
+
+@pytest.mark.parametrize("target", ["x86", "armv8"])
+def test_a_rewrite_that_changes_an_answer_is_refused(copied_bundle, monkeypatch, target):
+    for_lite = lite_program.for_lite
+
+    def changing(program, arrays):
+        program = for_lite(program, arrays)
+        name = lite_program.quantized_weights(program, arrays)[-1]
+        arrays[name] = arrays[name] * np.float32(1 + 1e-6)
+        return program
+
+    monkeypatch.setattr(lite_program, "for_lite", changing)
+    refused(copied_bundle, "changes its answers by", target)
+
+
+@pytest.mark.parametrize(("target", "wrong"), [("x86", np.nan), ("armv8", 0.05)])
+def test_a_model_that_answers_otherwise_is_not_added(copied_bundle, monkeypatch, target, wrong):
+    convert = lite_opt.convert
+
+    def converted(*arguments, **options):
+        done = convert(*arguments, **options)
+        return done._replace(answers=[logits + wrong for logits in done.answers])
+
+    monkeypatch.setattr(lite_opt, "convert", converted)
+    refused(copied_bundle, "logits differ from Paddle's by", target)
+
+
+def test_a_matrix_that_would_not_be_widened_is_refused(copied_bundle, monkeypatch):
+    """As where a head multiplies with the embeddings: such a file answers NaN."""
+    monkeypatch.setattr(lite_program, "to_mul", lambda program, arrays: program)
+    refused(copied_bundle, "cannot make integers of")
+
+
+def test_a_converter_that_fails_is_quoted(copied_bundle, monkeypatch, tmp_path):
+    script = tmp_path / "process.py"
+    said = "Check failed: no such operator"
+    script.write_text(f"import os\nprint('{said}', flush=True)\nos.abort()\n")
+    monkeypatch.setattr(lite_opt, "PROCESS", script)
+    refused(copied_bundle, f"{said}; try another --precision")
+
+
+def test_a_changed_program_is_not_converted(copied_bundle):
+    path = copied_bundle / "float32" / "model.pdiparams"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    refused(copied_bundle, r"model\.pdiparams is not the file")
+
+
+def test_an_encoder_without_labels_is_refused(edit_manifest):
+    path = edit_manifest(lambda manifest: manifest["task"].update(name="mlm", labels=[]))
+    refused(path, "is a pretrained encoder")
+
+
+@pytest.mark.parametrize("target", ["x86", "armv8"])
+def test_the_gate_measures_what_the_engine_answers(copied_bundle, table, target):
+    before = bundles.read(copied_bundle).manifest
+    with pytest.raises(GateFailed, match="--max-accuracy-drop allows -1"):
+        lite.export_lite(
+            copied_bundle, target, "int8", config.Gate(data=str(table), max_accuracy_drop=-1.0)
+        )
+    assert bundles.read(copied_bundle).manifest == before
+    gate = config.Gate(data=str(table), max_accuracy_drop=1.0)
+    result = lite.export_lite(copied_bundle, target, "int8", gate, threads=1)
+    found = result.bundle.variant(f"lite-{target}-int8").accuracy[0]
+    assert (result.accuracy, result.float32_accuracy) == (found.accuracy, found.float32_accuracy)
+    assert found.n == 40
+    assert found.data == str(table)
+    twin = lite.export_lite(copied_bundle, "x86", "int8").bundle.root
+    for variant, measured in (
+        ("float32", found.float32_accuracy),
+        ("lite-x86-int8", found.accuracy),
+    ):
+        assert evaluate.evaluate(answer.load(twin, variant), table)["accuracy"] == measured
+
+
+class TestPython:
+    @pytest.fixture
+    def other(self, tmp_path, monkeypatch) -> Path:
+        """A folder on PATH, alone; this Python cannot convert."""
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        monkeypatch.setattr(lite_opt.sys, "executable", str(tmp_path / "none"))
+        monkeypatch.setenv("PATH", str(folder))
+        monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        return folder
+
+    def test_this_python_is_taken_where_it_can(self):
+        python, environ = lite_opt.find_python()
+        assert python == sys.executable
+        assert environ == os.environ
+
+    def test_another_python_of_the_machine_is_taken(self, other, tmp_path):
+        real = Path(sys.prefix) / "bin" / "python"
+        for path in (other / "python3.9", tmp_path / "pyenv/versions/3.10.1/bin/python"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f'#!/bin/sh\nexec "{real}" "$@"\n')
+            path.chmod(0o755)
+        broken = other / "python3.10"
+        broken.write_text("#!/bin/sh\nexit 1\n")
+        broken.chmod(0o755)
+        python, environ = lite_opt.find_python()
+        assert python == str(tmp_path / "pyenv/versions/3.10.1/bin/python")
+        assert "PYTHONPATH" not in environ
+        (tmp_path / "pyenv/versions/3.10.1/bin/python").unlink()
+        assert lite_opt.find_python()[0] == str(other / "python3.9")
+
+    def test_without_one_it_says_what_to_install(self, other, tiny_bundle):
+        with pytest.raises(UserError, match=r"python3\.10 -m pip install paddlelite==2\.13rc0"):
+            lite.export_lite(tiny_bundle, "armv8", "int8")

@@ -1,0 +1,64 @@
+"""The onnx variant is float32 in another form, or it is not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleetbert import bundle as bundles
+from fleetbert.compress import onnx
+from fleetbert.errors import UserError
+
+
+def test_the_variant_says_how_it_was_made(tiny_bundle):
+    variant = bundles.read(tiny_bundle).variant("onnx")
+    bundles.verify(bundles.read(tiny_bundle), "onnx")
+    assert variant.made_from == "float32"
+    assert variant.opset == 17
+    assert variant.max_difference_to_float32 < 1e-4
+    assert set(variant.versions) == {"fleetbert", "paddle2onnx", "onnxruntime"}
+
+
+@pytest.mark.parametrize("opset", [11, 14])
+def test_the_operator_set_is_the_one_asked_for(copied_bundle, opset):
+    import onnx as onnx_format
+
+    bundle = onnx.export_onnx(copied_bundle, opset).bundle
+    model = onnx_format.load(str(bundle.folder("onnx") / "model.onnx"))
+    assert [found.version for found in model.opset_import] == [opset]
+    assert [found.name for found in model.graph.input] == ["input_ids", "token_type_ids"]
+    assert [found.name for found in model.graph.output] == ["logits"]
+    for found in model.graph.input:  # batch and length are free
+        assert [size.dim_value for size in found.type.tensor_type.shape.dim] == [0, 0]
+
+
+@pytest.mark.parametrize("difference", [0.01, float("nan")])
+def test_a_model_that_differs_is_not_added(copied_bundle, monkeypatch, difference):
+    before = bundles.read(copied_bundle).manifest
+    monkeypatch.setattr(onnx, "_compare", lambda *arguments: difference)
+    with pytest.raises(UserError, match="differ from float32's by"):
+        onnx.export_onnx(copied_bundle)
+    assert bundles.read(copied_bundle).manifest == before
+    bundles.verify(bundles.read(copied_bundle), "onnx")
+    found = sorted(path.name for path in copied_bundle.iterdir())
+    assert found == ["float32", "manifest.json", "onnx", "vocab.txt"]
+
+
+@pytest.mark.parametrize("opset", [0, 10, 20])
+def test_an_operator_set_that_cannot_be_is_refused(tiny_bundle, opset):
+    with pytest.raises(UserError, match=f"opset is {opset}; choose one from 11 to 19"):
+        onnx.export_onnx(tiny_bundle, opset)
+
+
+def test_a_converter_that_fails_is_quoted(copied_bundle, monkeypatch):
+    monkeypatch.setattr(onnx, "_CONVERT", "raise SystemExit('no such operator')")
+    with pytest.raises(UserError, match="no such operator"):
+        onnx.export_onnx(copied_bundle)
+
+
+def test_a_changed_program_is_not_converted(copied_bundle):
+    path = copied_bundle / "float32" / "model.pdiparams"
+    data = bytearray(path.read_bytes())
+    data[100] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"model\.pdiparams is not the file"):
+        onnx.export_onnx(copied_bundle)

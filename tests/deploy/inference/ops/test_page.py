@@ -1,0 +1,148 @@
+"""The pages for people and for Prometheus: as a browser without a network sees them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import requests
+from browser import Browser
+from prometheus_client.parser import text_string_to_metric_families
+from served import REAL, ask, serving
+
+from fleetbert.engines import answer as answers
+
+TEXT = "word1 word2 字3"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with serving(tmp_path_factory.mktemp("fake")) as served:
+        yield served
+
+
+@pytest.fixture
+def browser(tmp_path):
+    opened = Browser(tmp_path)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def samples(url):
+    """{(name, labels): value} of /metrics."""
+    reply = requests.get(f"{url}/metrics")
+    assert reply.headers["content-type"].startswith("text/plain")
+    return {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(reply.text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_count_requests_and_processes(server):
+    def count(code):
+        labels = {"code": code, "model": "sst" if code == "200" else "", "protocol": "http"}
+        labels["version"] = "2" if code == "200" else ""
+        return samples(server.http).get(("fleetbert_requests_total", *sorted(labels.items())), 0)
+
+    before = count("200"), count("404")
+    assert ask(server.http, "good").status_code == 200
+    assert ask(server.http, "good", model="none").status_code == 404
+    assert (count("200"), count("404")) == (before[0] + 1, before[1] + 1)
+    found = samples(server.http)
+    assert found["fleetbert_resident_bytes", ("role", "listen")] > 1e6
+    assert found["fleetbert_cpu_seconds", ("role", "listen")] > 0
+    assert found["fleetbert_processes", ("role", "listen")] == 1
+
+
+def test_status_has_models_and_totals(server):
+    before = requests.get(f"{server.http}/status").json()
+    ask(server.http, "good")
+    after = requests.get(f"{server.http}/status").json()
+    assert sum(after["requests"].values()) == sum(before["requests"].values()) + 1
+    assert after["latency"][-1] == [None, before["latency"][-1][1] + 1]
+    assert after["time"] > before["time"] and after["ready"] is True
+    versions = {model["name"]: model["versions"] for model in after["models"]}
+    assert [version["state"] for version in versions["sst"]] == ["READY", "READY", "LOADING"]
+    assert versions["sst"][0]["aliases"] == ["stable"]
+
+
+@pytest.mark.parametrize("path", ["/", "/docs", "/docs/swagger-ui.css"])
+def test_each_answer_with_a_page_has_its_own_number(server, path):
+    numbers = [requests.get(server.http + path).headers["x-request-id"] for _ in range(3)]
+    assert len(set(numbers)) == 3 and not any("," in number for number in numbers)
+
+
+@pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/docs"])
+def test_pages_are_for_reading(server, path):
+    reply = requests.post(server.http + path)
+    assert reply.status_code == 405
+    assert set(reply.headers["allow"].split(", ")) == {"GET", "HEAD"}
+    assert "use GET" in reply.json()["error"]
+    head = requests.head(server.http + path)
+    assert head.status_code == 200 and head.content == b""
+
+
+def test_no_file_but_its_own_is_given(server):
+    for path in ("/docs/", "/docs/swagger-ui.js.map", "/docs/..%2f..%2f__init__.py"):
+        assert requests.get(server.http + path).status_code == 404
+
+
+@pytest.mark.slow
+def test_a_text_is_answered_in_a_browser(tiny_bundle, tmp_path, browser):
+    shutil.copytree(tiny_bundle, tmp_path / "models" / "tiny" / "7")
+    expected = answers.answer(answers.load(tiny_bundle), [TEXT])[0]
+    words = [f"repository.path={tmp_path / 'models'}", "repository.default.variant=float32"]
+    with serving(tmp_path, *words, "engine.workers=1", command=REAL) as served:
+        browser.open(f"{served.http}/")
+        browser.wait_for("document.querySelector('#model option') !== null")
+        assert browser.run("document.getElementById('state').textContent") == "ready"
+        assert browser.run("document.getElementById('model').value") == "tiny/versions/7"
+        # nothing waits in the queue, and its axis has three numbers all the same
+        axes = "document.querySelectorAll('#charts svg')"
+        axis = f"[...{axes}].map((c) => [...c.querySelectorAll('text')].map((t) => t.textContent))"
+        assert [found[:3] for found in browser.run(axis)][-1] == ["0", "0.5", "1"]
+        browser.run("window.option = document.querySelector('#model option'); 0")
+        browser.run(f"document.getElementById('text').value = {TEXT!r}")
+        browser.run("document.getElementById('ask').click()")
+        browser.wait_for("!document.getElementById('answer').hidden")
+        assert browser.run("document.getElementById('label').textContent") == expected.label
+        shown = browser.run("document.getElementById('scores').innerText")
+        best = max(expected.scores.values())
+        assert f"{100 * best:.2f} %" in shown
+        assert "after layer 2 of 2" in browser.run("document.getElementById('how').textContent")
+        # Counts change; the list of models, which may be open, stays.
+        browser.wait_for(
+            "document.getElementById('models').innerText.includes(', 1 texts answered')"
+        )
+        assert browser.run("document.querySelector('#model option') === window.option")
+        table = browser.run("document.querySelector('tr.chosen').innerText")
+        assert table.startswith("float32")
+        for _ in range(5):
+            ask(served.http, TEXT, model="tiny")
+        # the answers arrive in the figures, and a line is drawn
+        browser.wait_for("document.querySelectorAll('svg path.c0').length >= 3")
+        assert browser.hosts() == {served.http.partition("://")[2]}
+        assert browser.errors == []
+
+
+@pytest.mark.slow
+def test_a_link_may_bring_a_text_and_markup_stays_text(server, browser):
+    browser.open(f"{server.http}/?model=sst&text=good+%3Cimg+src%3Dx+onerror%3Dalert(1)%3E")
+    browser.wait_for("!document.getElementById('answer').hidden")
+    assert "<img" in browser.run("document.getElementById('text').value")
+    assert browser.run("document.images.length") == 0
+    assert browser.errors == []
+
+
+@pytest.mark.slow
+def test_the_calls_are_shown_without_a_network(server, browser):
+    browser.open(f"{server.http}/docs")
+    browser.wait_for("document.querySelectorAll('.opblock').length >= 10")
+    assert "/v2/models/{model}/infer" in browser.run("document.body.innerText").replace(
+        "\u200b", ""
+    )
+    assert browser.hosts() == {server.http.partition("://")[2]}
+    assert browser.errors == []

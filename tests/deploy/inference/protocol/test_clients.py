@@ -1,0 +1,155 @@
+"""Other people's clients, each as a process of the environment that `make venv-clients` makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import fake_core
+import numpy as np
+import pytest
+
+from fleetbert.tasks.metrics import softmax
+
+ROOT = Path(__file__).parents[4]
+BIN = ROOT / ".venv-clients" / "bin"
+CLIENTS = Path(__file__).parent / "clients"
+TEXTS = ["good good", "bad", "坏", "a text of more than sixteen characters"]  # as the clients have
+IDS = np.array([[2, 7, 3], [2, 3, 0]])
+SCHEMATHESIS = """
+[parameters]
+"path.model" = "sst"
+"path.version" = "2"
+
+# No schema can say that a tensor's data have to fit its shape.
+[[operations]]
+include-operation-id = ["infer", "inferVersion"]
+checks.positive_data_acceptance.enabled = false
+"""
+
+pytestmark = pytest.mark.skipif(
+    not (BIN / "python").exists(), reason="no .venv-clients here: run `make venv-clients`"
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with fake_core.serve() as found:
+        yield found
+
+
+def run(*command, cwd=None):
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env=environ,
+        capture_output=True,
+        timeout=480,
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")
+    return done.stdout.decode()
+
+
+def client(name, *addresses):
+    return json.loads(run(BIN / "python", CLIENTS / f"{name}.py", *addresses))
+
+
+def expected(logits):
+    return {
+        "label": [fake_core.LABELS[row] for row in logits.argmax(axis=1)],
+        "scores": softmax(logits).astype(np.float32).tolist(),
+        "logits": logits.tolist(),
+        "exit_layer": list(range(1, len(logits) + 1)),
+    }
+
+
+def without(found, *keys):
+    return {key: value for key, value in found.items() if key not in keys}
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_tritonclient(server, protocol):
+    before = len(server.core.requests)
+    saw = client("triton", protocol, server.http if protocol == "http" else server.grpc)
+    assert [saw[key] for key in ("live", "ready", "model_ready", "loading")] == [
+        *(True, True, True, False),
+    ]
+    assert saw["server"]["name"] == "fleetbert"
+    inputs = [tensor["name"] for tensor in saw["model"]["inputs"]]
+    assert inputs == ["text", "input_ids", "token_type_ids"]
+    index = saw["index"]["models"] if protocol == "grpc" else saw["index"]
+    assert {"sst", "gone"} < {entry["name"] for entry in index}
+    (statistics,) = saw["statistics"]["model_stats"]
+    assert int(statistics["inference_stats"]["success"]["ns"]) == 100
+    assert int(statistics["batch_stats"][0]["batch_size"]) == 4
+    by_text = expected(fake_core.logits_of(TEXTS))
+    by_ids = expected(fake_core.logits_of_ids(IDS, None))
+    assert saw["texts"] == by_text
+    assert saw["chosen"] == {name: by_text[name] for name in ("label", "scores")}
+    assert saw["pairs"] == expected(fake_core.logits_of([text * 2 for text in TEXTS]))
+    assert saw["ids"] == by_ids
+    assert saw["ids32"] == {"logits": by_ids["logits"]}
+    assert saw["parameters"] == {"label": by_text["label"]}
+    assert all(found == by_text for found in saw["compressed"])
+    assert saw["json"] == (by_text if protocol == "http" else None)
+    codes = {
+        "full": ("503", "StatusCode.UNAVAILABLE", "the queue of model full is full"),
+        "nobody": ("404", "StatusCode.NOT_FOUND", "there is no model 'nobody'"),
+        "wrong": ("400", "StatusCode.INVALID_ARGUMENT", "datatype of input 'text'"),
+    }
+    for name, (http, grpc, words) in codes.items():
+        assert saw[name]["status"] == (http if protocol == "http" else grpc)
+        assert words in saw[name]["message"]
+    asked = server.core.requests[before:]
+    assert asked[0].id == "7"
+    assert [(q.timeout, q.speed) for q in asked if q.speed is not None] == [(60.0, 0.25)]
+    assert [q.version for q in asked if q.version is not None] == ["stable"]
+    assert server.core.calls[-2:] == [("unload", "sst"), ("load", "sst")]
+
+
+def test_kserve_clients(server):
+    saw = client("kserve_client", server.http, server.grpc)
+    by_text = {"id": "7", **expected(fake_core.logits_of(TEXTS))}
+    by_ids = {"id": "7", **expected(fake_core.logits_of_ids(IDS, None))}
+    for found in (saw["http"], saw["grpc"]):
+        assert [found[key] for key in ("live", "ready", "model_ready", "loading")] == [
+            *(True, True, True, False),
+        ]
+        for name in ("texts", "binary"):
+            assert without(found[name], "version") == by_text
+        for name in ("ids", "binary_ids"):
+            assert without(found[name], "version") == by_ids
+    assert saw["grpc"]["texts"]["version"] == "2"
+    assert saw["grpc"]["repository"] == [True, True, "sst"]
+    assert server.core.calls[-2:] == [("load", "sst"), ("unload", "sst")]
+
+
+def test_grpc_health_client(server):
+    assert client("health", server.grpc) == ["SERVING", "SERVING", "SERVING", "NOT_FOUND"]
+    server.core.is_ready = False
+    try:
+        assert client("health", server.grpc) == [*["NOT_SERVING"] * 3, "NOT_FOUND"]
+    finally:
+        server.core.is_ready = True
+
+
+@pytest.mark.slow
+def test_schemathesis_finds_nothing(server, tmp_path):
+    """It asks what the OpenAPI document allows and forbids, and checks codes, types and schemas."""
+    (tmp_path / "schemathesis.toml").write_text(SCHEMATHESIS)
+    asked = len(server.done)
+    said = run(
+        BIN / "schemathesis",
+        *("run", f"http://{server.http}/openapi.json"),
+        *("--phases", "examples,coverage,fuzzing"),
+        *("--max-examples", "5", "--request-timeout", "120", "--suppress-health-check", "all"),
+        *("--generation-deterministic", "--no-shrink", "--no-color", "--warnings", "off"),
+        cwd=tmp_path,
+    )
+    assert "No issues found" in said
+    codes = {done.code for done in server.done[asked:]}
+    assert {"200", "400"} <= codes
+    assert "500" not in codes

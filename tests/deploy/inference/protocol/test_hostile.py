@@ -1,0 +1,393 @@
+"""Hostile requests over real sockets, each followed by a question that is answered."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import struct
+import threading
+import time
+import zlib
+
+import fake_core
+import grpc
+import numpy as np
+import pytest
+import requests
+from grpc_stub import make_stub
+from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
+
+from fleetbert.deploy.inference.protocol import http_body
+from fleetbert.deploy.inference.protocol import inference_pb2 as pb
+
+LIMIT = fake_core.SAFETY.max_body_bytes
+INFER = "/v2/models/sst/infer"
+CODE = grpc.StatusCode
+
+
+@pytest.fixture
+def infer(channel):
+    return make_stub(channel).ModelInfer
+
+
+@pytest.fixture(autouse=True)
+def alive(server, channel):
+    """After each hostile request both protocols still answer, and rightly."""
+    yield
+    assert requests.get(f"http://{server.http}/v2/health/live", timeout=60).status_code == 200
+    found = requests.post(f"http://{server.http}{INFER}", data=body_of(TEXT), timeout=60)
+    assert found.status_code == 200
+    logits = fake_core.logits_of(TEXT["data"])
+    assert found.json()["outputs"][2]["data"] == logits.ravel().tolist()
+    stub = make_stub(channel)
+    request = pb.ModelInferRequest(model_name="sst", inputs=[typed(TEXT)])
+    response = stub.ModelInfer(request, timeout=60)
+    np.testing.assert_array_equal(
+        np.frombuffer(response.raw_output_contents[2], "<f4"), logits.ravel()
+    )
+
+
+def typed(entry):
+    """An input in the words of gRPC."""
+    shape = entry["shape"]
+    tensor = pb.ModelInferRequest.InferInputTensor(
+        name=entry["name"], datatype=entry["datatype"], shape=shape
+    )
+    if entry["datatype"] == "BYTES":
+        tensor.contents.bytes_contents.extend(text.encode() for text in entry["data"])
+    else:
+        tensor.contents.int64_contents.extend(entry["data"])
+    return tensor
+
+
+def refused(response, code, words=""):
+    assert response.status_code == code, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert list(response.json()) == ["error"]
+    assert words in response.json()["error"]
+
+
+def exchange(server, sent, read=True):
+    """Send bytes, and give all that comes back until the server closes or the answer is whole."""
+    host, port = server.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall(sent)
+        got = b""
+        while read:
+            part = client.recv(65536)
+            got += part
+            head, _, rest = got.partition(b"\r\n\r\n")
+            length = [
+                line for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")
+            ]
+            if not part or (length and len(rest) >= int(length[0].split(b":")[1])):
+                return got
+    return got
+
+
+def head_of(*lines, path=INFER):
+    return "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", *lines, "", ""]).encode()
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_wrong_requests_over_http(server, case):
+    body, named = REFUSED[case]
+    found = requests.post(f"http://{server.http}{INFER}", data=body, timeout=60)
+    refused(found, 413 if case in TOO_LARGE else 400, named)
+
+
+@pytest.mark.parametrize("length", ["100000", "-1", "x", "1e3", "0x10", "", "9" * 30])
+def test_wrong_header_lengths(server, length):
+    body, _ = with_binary((without(TEXT, "data"), raw_texts(["a", "b"])))
+    headers = {"Inference-Header-Content-Length": length}
+    found = requests.post(f"http://{server.http}{INFER}", data=body, headers=headers, timeout=60)
+    refused(found, 400, "Inference-Header-Content-Length")
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("wrong", ["truncated", "longer", "garbage", "empty", "bomb"])
+def test_wrong_streams(server, encoding, wrong):
+    compress = gzip.compress if encoding == "gzip" else zlib.compress
+    whole = compress(body_of(TEXT))
+    sent = {
+        "truncated": whole[:-5],
+        "longer": whole + b"x",
+        "garbage": b"garbage",
+        "empty": b"",
+        "bomb": compress(bytes(64 << 20)),
+    }[wrong]
+    assert len(sent) < LIMIT
+    headers = {"Content-Encoding": encoding}
+    found = requests.post(f"http://{server.http}{INFER}", data=sent, headers=headers, timeout=60)
+    refused(found, 413 if wrong == "bomb" else 400)
+
+
+def test_an_encoding_that_is_not_offered(server):
+    headers = {"Content-Encoding": "br"}
+    found = requests.post(f"http://{server.http}{INFER}", data=b"x", headers=headers, timeout=60)
+    refused(found, 400, "Content-Encoding is 'br'")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("path", [INFER, "/v2/repository/index"])
+def test_bodies_over_the_limit(server, chunked, path):
+    body = b" " * (LIMIT + 1)
+    data = (body[start : start + 50000] for start in range(0, len(body), 50000))
+    found = requests.post(f"http://{server.http}{path}", data=data if chunked else body, timeout=60)
+    refused(found, 413, "too large")
+
+
+def test_a_body_of_the_limit_is_taken(server):
+    body = body_of(TEXT)
+    found = requests.post(f"http://{server.http}{INFER}", data=body.ljust(LIMIT), timeout=60)
+    assert found.status_code == 200
+
+
+def test_a_connection_serves_on_after_a_body_over_the_limit(server):
+    with requests.Session() as session:
+        for body, code in ((b" " * (LIMIT + 1), 413), (body_of(TEXT), 200)) * 3:
+            found = session.post(f"http://{server.http}{INFER}", data=body, timeout=60)
+            assert found.status_code == code
+
+
+def test_an_announced_body_over_the_limit_is_not_sent_at_all(server):
+    found = exchange(server, head_of(f"Content-Length: {LIMIT + 1}", "Expect: 100-continue"))
+    assert found.startswith(b"HTTP/1.1 413")
+    assert b"connection: close" in found.lower()
+
+
+def test_an_endless_body_ends_with_its_connection(server, monkeypatch):
+    monkeypatch.setattr(http_body, "DRAIN_BYTES", 2 * LIMIT)
+    host, port = server.http.split(":")
+    chunk = b"10000\r\n" + bytes(0x10000) + b"\r\n"
+    sent = 0
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall(head_of("Transfer-Encoding: chunked"))
+        try:
+            while sent < 100 * LIMIT:
+                client.sendall(chunk)
+                sent += len(chunk)
+        except OSError:
+            pass
+    assert sent < 100 * LIMIT
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"garbage\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        head_of("Content-Length: -5"),
+        head_of("Content-Length: 5", "Content-Length: 6") + b"hello!",
+        head_of("Content-Length: 99999999999999999999999999"),
+        head_of("Transfer-Encoding: chunked") + b"zz\r\nhello\r\n",
+        head_of("Transfer-Encoding: chunked", "Content-Length: 3") + b"abc",
+    ],
+)
+def test_what_is_no_http(server, sent):
+    found = exchange(server, sent)
+    assert found.startswith((b"HTTP/1.1 4", b"")) and b" 200 " not in found[:20]
+
+
+@pytest.mark.parametrize("part", [0, 20])
+@pytest.mark.parametrize("abrupt", [False, True])
+def test_a_client_that_leaves_in_the_middle_of_its_body(server, part, abrupt):
+    asked, done = len(server.core.requests), len(server.done)
+    body = body_of(TEXT)
+    host, port = server.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall(head_of(f"Content-Length: {len(body)}") + body[:part])
+        if abrupt:  # a reset in place of an end
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    until = time.monotonic() + fake_core.DEADLINE
+    while len(server.done) == done:
+        assert time.monotonic() < until
+        time.sleep(0.005)
+    assert server.done[-1].code == "499"
+    assert len(server.core.requests) == asked
+
+
+def test_a_full_queue(server):
+    found = requests.post(
+        f"http://{server.http}/v2/models/full/infer", data=body_of(TEXT), timeout=60
+    )
+    refused(found, 503, "full")
+    assert found.headers["retry-after"] == "3"
+
+
+def test_many_hostile_clients_at_once(server):
+    bodies = [body for body, _ in REFUSED.values()]
+    codes = []
+
+    def ask(start):
+        with requests.Session() as session:
+            for body in bodies[start::4]:
+                url = f"http://{server.http}{INFER}"
+                codes.append(session.post(url, data=body, timeout=60).status_code)
+
+    threads = [threading.Thread(target=ask, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(codes) == {400, 413}
+    assert len(codes) == len(bodies)
+
+
+# Those of JSON that protobuf can say too.
+WRONG_IN_BOTH = (
+    *("negative dimension", "negative product", "no texts", "shape of rank 2", "too many texts"),
+    *("text too long", "duplicate outputs", "unknown output", "duplicate inputs", "unknown input"),
+    *("data too short", "data too long", "ids too short", "ids outside", "ids negative"),
+    *("ids longer than the model", "types outside", "types of another shape", "types alone"),
+    *("texts and ids", "pair for a model of texts", "datatype of ids"),
+)
+
+
+@pytest.mark.parametrize("case", WRONG_IN_BOTH)
+def test_wrong_requests_over_grpc(infer, case):
+    body, named = REFUSED[case]
+    message = json.loads(body)
+    request = pb.ModelInferRequest(model_name="sst", inputs=map(typed, message["inputs"]))
+    request.outputs.extend(
+        pb.ModelInferRequest.InferRequestedOutputTensor(name=output["name"])
+        for output in message.get("outputs", [])
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(request, timeout=60)
+    assert caught.value.code() is CODE.INVALID_ARGUMENT
+    assert named in caught.value.details()
+
+
+def grpc_request(**rest):
+    return pb.ModelInferRequest(model_name="sst", **rest)
+
+
+def with_parameter(key, kind, value, where="request"):
+    request = grpc_request(inputs=[typed(TEXT)], outputs=[{"name": "label"}])
+    of = {"request": request, "input": request.inputs[0], "output": request.outputs[0]}[where]
+    setattr(of.parameters[key], kind, value)
+    return request
+
+
+def with_contents(datatype, field, values, shape):
+    tensor = pb.ModelInferRequest.InferInputTensor(
+        name="input_ids" if datatype != "BYTES" else "text", datatype=datatype, shape=shape
+    )
+    getattr(tensor.contents, field).extend(values)
+    return grpc_request(inputs=[tensor])
+
+
+def raw_input(name="text", datatype="BYTES", shape=(2,)):
+    return {"name": name, "datatype": datatype, "shape": shape}
+
+
+WRONG_OVER_GRPC = {
+    "raw and typed": (
+        grpc_request(inputs=[typed(TEXT)], raw_input_contents=[raw_texts(["a", "b"])]),
+        "contents beside raw_input_contents",
+    ),
+    "too few raw": (
+        grpc_request(inputs=[raw_input()] * 2, raw_input_contents=[raw_texts(["a", "b"])]),
+        "raw_input_contents has 1 tensors",
+    ),
+    "too many raw": (
+        grpc_request(inputs=[raw_input()], raw_input_contents=[raw_texts(["a", "b"])] * 2),
+        "raw_input_contents has 2 tensors",
+    ),
+    "raw too short": (
+        grpc_request(inputs=[raw_input()], raw_input_contents=[raw_texts(["a", "b"])[:-1]]),
+        "element 1 of input 'text' goes past",
+    ),
+    "raw too long": (
+        grpc_request(inputs=[raw_input()], raw_input_contents=[raw_texts(["a", "b", "c"])]),
+        "5 bytes of data after",
+    ),
+    "raw not UTF-8": (
+        grpc_request(inputs=[raw_input(shape=[1])], raw_input_contents=[b"\1\0\0\0\xff"]),
+        "element 0 of input 'text' is not UTF-8",
+    ),
+    "raw ids of another shape": (
+        grpc_request(
+            inputs=[raw_input("input_ids", "INT64", [2, 3])], raw_input_contents=[bytes(47)]
+        ),
+        "has 47 bytes of data",
+    ),
+    "raw shape over 64 bits": (
+        grpc_request(
+            inputs=[raw_input("input_ids", "INT64", [2**40, 2**40])], raw_input_contents=[bytes(48)]
+        ),
+        "input 'input_ids'",
+    ),
+    "NaN for an integer": (
+        with_contents("INT64", "fp64_contents", [float("nan")], [1, 1]),
+        "fp64_contents; datatype INT64 needs int64_contents",
+    ),
+    "NaN as FP64": (
+        with_contents("FP64", "fp64_contents", [float("nan")], [1, 1]),
+        "datatype of input 'input_ids' is 'FP64'",
+    ),
+    "two kinds of contents": (
+        with_contents("BYTES", "int64_contents", [1], [1]),
+        "int64_contents; datatype BYTES",
+    ),
+    "not UTF-8": (
+        with_contents("BYTES", "bytes_contents", [b"a", b"\xff\xfe"], [2]),
+        "element 1 of input 'text' is not UTF-8",
+    ),
+    "no inputs": (grpc_request(), "inputs hold neither"),
+    "no contents": (grpc_request(inputs=[raw_input()]), "data of input 'text' has 0 elements"),
+    "timeout": (with_parameter("timeout", "int64_param", -1), "'timeout'"),
+    "timeout is a string": (with_parameter("timeout", "string_param", "1"), "'timeout'"),
+    "speed": (with_parameter("speed", "double_param", float("nan")), "'speed'"),
+    "shared memory": (
+        with_parameter("shared_memory_region", "string_param", "x", "input"),
+        "'shared_memory_region' of inputs[0]",
+    ),
+    "classification": (
+        with_parameter("classification", "int64_param", 1, "output"),
+        "'classification' of outputs[0]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_OVER_GRPC)
+def test_wrong_requests_only_grpc_has(infer, case):
+    request, named = WRONG_OVER_GRPC[case]
+    with pytest.raises(grpc.RpcError) as caught:
+        infer(request, timeout=60)
+    assert caught.value.code() is CODE.INVALID_ARGUMENT
+    assert named in caught.value.details()
+
+
+def test_what_is_no_message(channel):
+    call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+    with pytest.raises(grpc.RpcError) as caught:
+        call(b"\xff" * 100, timeout=60)
+    assert caught.value.code() is CODE.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.NoCompression, grpc.Compression.Gzip])
+def test_messages_over_the_limit(server, compression):
+    options = [("grpc.max_send_message_length", -1)]
+    with grpc.insecure_channel(server.grpc, options) as own:
+        stub = make_stub(own)
+        request = grpc_request(
+            inputs=[raw_input(shape=[1])], raw_input_contents=[bytes(LIMIT * 16)]
+        )
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.ModelInfer(request, timeout=60, compression=compression)
+    assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
+
+
+def test_ids_of_another_vocabulary_and_length(server, infer):
+    """The one kind of wrong request that would reach native code."""
+    for shape, data in (([1, 1], [fake_core.VOCAB]), ([1, fake_core.MAX_LENGTH + 1], [1] * 17)):
+        asked = len(server.core.requests)
+        entry = {**IDS, "shape": shape, "data": data}
+        url = f"http://{server.http}{INFER}"
+        refused(requests.post(url, data=body_of(entry), timeout=60), 400, "input 'input_ids'")
+        with pytest.raises(grpc.RpcError):
+            infer(grpc_request(inputs=[typed(entry)]), timeout=60)
+        assert len(server.core.requests) == asked

@@ -1,0 +1,404 @@
+"""Every REST call of the contract, over real sockets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import threading
+import zlib
+
+import fake_core
+import numpy as np
+import pytest
+import requests
+from starlette.testclient import TestClient
+
+import fleetbert
+from fleetbert.deploy.inference.protocol import auth, http
+from fleetbert.deploy.inference.protocol.middleware import Middleware
+from fleetbert.tasks.metrics import softmax
+
+TEXTS = ["good good", "bad", "a text of more than sixteen characters"]
+
+
+@pytest.fixture
+def get(server):
+    return lambda path: requests.get(f"http://{server.http}{path}", timeout=60)
+
+
+@pytest.fixture
+def post(server):
+    def call(path, message=None, **arguments):
+        return requests.post(f"http://{server.http}{path}", json=message, timeout=60, **arguments)
+
+    return call
+
+
+def request_of(texts, **rest):
+    entry = {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": texts}
+    return {"inputs": [entry], **rest}
+
+
+def check_answer(response, texts):
+    assert response.status_code == 200, response.text
+    outputs = {output["name"]: output for output in response.json()["outputs"]}
+    logits = fake_core.logits_of(texts)
+    np.testing.assert_array_equal(outputs["logits"]["data"], logits.ravel())
+    scores = softmax(logits).astype(np.float32)
+    np.testing.assert_array_equal(np.float32(outputs["scores"]["data"]), scores.ravel())
+    assert outputs["scores"]["shape"] == [len(texts), len(fake_core.LABELS)]
+    assert outputs["label"]["data"] == [fake_core.LABELS[row] for row in logits.argmax(axis=1)]
+    assert outputs["exit_layer"]["data"] == list(range(1, len(texts) + 1))
+
+
+@pytest.mark.parametrize("path", ["/v2", "/v2/"])
+def test_server_metadata(get, path):
+    found = get(path)
+    assert found.status_code == 200
+    assert found.headers["content-type"] == "application/json"
+    assert found.json() == {
+        "name": "fleetbert",
+        "version": fleetbert.__version__,
+        "extensions": ["binary_tensor_data", "parameters", "model_repository", "statistics"],
+    }
+
+
+def test_health(server, get):
+    assert get("/v2/health/live").json() == {"live": True}
+    assert get("/v2/health/ready").json() == {"live": True, "ready": True}
+    server.core.is_ready = False
+    try:
+        found = get("/v2/health/ready")
+        assert get("/v2/health/live").status_code == 200
+    finally:
+        server.core.is_ready = True
+    assert found.status_code == 503
+    assert found.json()["ready"] is False
+    assert "error" in found.json()
+
+
+@pytest.mark.parametrize(
+    ("path", "code"),
+    [
+        ("sst", 200),
+        ("sst/versions/1", 200),
+        ("sst/versions/stable", 200),
+        ("sst/versions/3", 503),
+        ("loading", 503),
+        ("sst/versions/4", 404),
+        ("nobody", 404),
+        ("sst%2F..", 404),
+    ],
+)
+def test_readiness_of_models(get, path, code):
+    found = get(f"/v2/models/{path}/ready")
+    assert found.status_code == code
+    if code != 404:
+        assert found.json()["ready"] is (code == 200)
+        assert found.json()["name"] == path.partition("/")[0]
+    assert ("error" in found.json()) is (code != 200)
+    assert get(f"/v2/models/{path}").status_code == code
+
+
+def test_model_metadata(get):
+    floats, number = [-1, len(fake_core.LABELS)], {"datatype": "INT64", "shape": [-1, -1]}
+    expected = {
+        "name": "sst",
+        "versions": ["1", "2"],
+        "platform": "paddle_inference",
+        "inputs": [
+            {"name": "text", "datatype": "BYTES", "shape": [-1]},
+            {"name": "input_ids", **number},
+            {"name": "token_type_ids", **number},
+        ],
+        "outputs": [
+            {"name": "label", "datatype": "BYTES", "shape": [-1]},
+            {"name": "scores", "datatype": "FP32", "shape": floats},
+            {"name": "logits", "datatype": "FP32", "shape": floats},
+            {"name": "exit_layer", "datatype": "INT32", "shape": [-1]},
+        ],
+        "parameters": {
+            "labels": list(fake_core.LABELS),
+            "max_length": fake_core.MAX_LENGTH,
+            "variant": "float32",
+        },
+    }
+    assert get("/v2/models/sst").json() == expected
+    pair = get("/v2/models/pairs").json()["inputs"]
+    assert pair[:2] == [
+        {"name": "text", "datatype": "BYTES", "shape": [-1]},
+        {"name": "text_pair", "datatype": "BYTES", "shape": [-1]},
+    ]
+
+
+@pytest.mark.parametrize(("path", "version"), [("", "2"), ("/versions/stable", "1")])
+def test_inference(post, path, version):
+    found = post(f"/v2/models/sst{path}/infer", request_of(TEXTS, id="七"))
+    check_answer(found, TEXTS)
+    message = found.json()
+    assert (message["model_name"], message["model_version"]) == ("sst", version)
+    assert (message["id"], message["parameters"]) == ("七", {"cut": 1})
+    assert float(found.headers["x-queue-time"]) == 12.5
+    assert float(found.headers["x-inference-time"]) == 250
+    assert found.headers["content-type"] == "application/json"
+
+
+def test_inference_on_ids(post):
+    ids, types = np.array([[2, 7, 3], [2, 3, 0]]), np.array([[0, 0, 1], [0, 1, 0]])
+    inputs = [
+        {"name": "input_ids", "shape": [2, 3], "datatype": "INT64", "data": ids.tolist()},
+        {
+            "name": "token_type_ids",
+            "shape": [2, 3],
+            "datatype": "INT32",
+            "data": types.ravel().tolist(),
+        },
+    ]
+    message = {"inputs": inputs, "outputs": [{"name": "logits"}]}
+    (output,) = post("/v2/models/sst/infer", message).json()["outputs"]
+    expected = fake_core.logits_of_ids(ids, types).ravel()
+    np.testing.assert_array_equal(np.float32(output["data"]), expected)
+
+
+def test_pairs(post):
+    message = request_of(["good", "bad"])
+    message["inputs"].append({**message["inputs"][0], "name": "text_pair", "data": ["bad", "bad"]})
+    check_answer(post("/v2/models/pairs/infer", message), ["goodbad", "badbad"])
+
+
+def test_binary_outputs(post):
+    wanted = [{"name": "label", "parameters": {"binary_data": True}}, {"name": "exit_layer"}]
+    found = post("/v2/models/sst/infer", request_of(["good"], outputs=wanted))
+    head = int(found.headers["inference-header-content-length"])
+    assert found.headers["content-type"] == "application/octet-stream"
+    label, layer = json.loads(found.content[:head])["outputs"]
+    assert label["parameters"] == {"binary_data_size": 12}
+    assert found.content[head:] == b"\x08\0\0\0positive"
+    assert layer["data"] == [1]
+
+
+@pytest.mark.parametrize("encode", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
+def test_encoded_requests(post, encode):
+    body = encode(json.dumps(request_of(TEXTS)).encode())
+    name = "gzip" if encode is gzip.compress else "deflate"
+    headers = {"Content-Encoding": name}
+    check_answer(post("/v2/models/sst/infer", data=body, headers=headers), TEXTS)
+
+
+def test_chunked_requests(post):
+    body = json.dumps(request_of(TEXTS)).encode()
+    parts = (body[start : start + 7] for start in range(0, len(body), 7))
+    check_answer(post("/v2/models/sst/infer", data=parts), TEXTS)
+
+
+@pytest.mark.parametrize(
+    ("model", "code", "words"),
+    [
+        ("full", 503, "the queue of model full is full"),
+        ("lost", 503, "a worker was lost"),
+        ("late", 504, "the timeout of 10 ms has passed"),
+        ("broken", 500, "the server failed"),
+        ("loading", 503, "not ready"),
+        ("nobody", 404, "there is no model 'nobody'"),
+        ("sst/versions/9", 404, "no version '9'"),
+    ],
+)
+def test_failures_have_their_codes(server, post, model, code, words):
+    found = post(f"/v2/models/{model}/infer", request_of(["good"], id="a"))
+    assert found.status_code == code
+    assert found.headers["content-type"] == "application/json"
+    assert words in found.json()["error"]
+    assert "secret" not in found.text
+    assert found.headers.get("retry-after") == {"full": "3", "lost": "1", "loading": "1"}.get(model)
+    known = "" if code == 404 or model == "loading" else model
+    assert server.done[-1][:4] == ("http", known, "1" if known else "", str(code))
+
+
+def test_what_is_not_there(get, post):
+    for found, code in (
+        (get("/v3"), 404),
+        (get("/v2/models/sst/nothing"), 404),
+        (get("/v2/health/live/"), 404),
+        (get("/v2/models/sst/infer"), 405),
+        (post("/v2/health/live"), 405),
+    ):
+        assert found.status_code == code
+        assert found.headers["content-type"] == "application/json"
+        assert list(found.json()) == ["error"]
+        assert ("allow" in found.headers) is (code == 405)
+
+
+def test_repository(server, post):
+    index = post("/v2/repository/index", {}).json()
+    assert {
+        "name": "gone",
+        "version": "1",
+        "state": "UNAVAILABLE",
+        "reason": "its golden batch was wrong",
+    } in index
+    assert {entry["state"] for entry in index} == {"READY", "LOADING", "UNAVAILABLE"}
+    ready = post("/v2/repository/index", {"ready": True}).json()
+    assert ready == [entry for entry in index if entry["state"] == "READY"]
+    assert post("/v2/repository/index").json() == index  # without a body
+    assert post("/v2/repository/models/sst/load").status_code == 200
+    message = {"parameters": {"unload_dependents": False}}
+    assert post("/v2/repository/models/sst/unload", message).status_code == 200
+    assert server.core.calls[-2:] == [("load", "sst"), ("unload", "sst")]
+
+
+@pytest.mark.parametrize(
+    ("path", "message", "code"),
+    [
+        ("index", {"ready": 1}, 400),
+        ("index", [], 400),
+        ("models/nobody/load", None, 404),
+        ("models/nobody/unload", None, 404),
+        ("models/gone/load", None, 503),
+        ("models/sst/load", {"parameters": {"config": "{}"}}, 400),
+        ("models/sst/load", {"parameters": []}, 400),
+        ("models/..%2Fsst/load", None, 404),
+        ("models/%2e%2e/load", None, 404),
+        ("models/.sst/load", None, 404),
+        ("models/s%00st/load", None, 404),
+    ],
+)
+def test_repository_refuses(server, post, path, message, code):
+    before = list(server.core.calls)
+    found = post(f"/v2/repository/{path}", message)
+    assert found.status_code == code
+    assert "error" in found.json()
+    assert server.core.calls == before
+
+
+def test_without_admin_there_is_no_load():
+    with fake_core.serve(admin=False) as server:
+        for call in ("load", "unload"):
+            url = f"http://{server.http}/v2/repository/models/sst/{call}"
+            assert requests.post(url, timeout=60).status_code == 404
+        paths = requests.get(f"http://{server.http}/openapi.json", timeout=60).json()["paths"]
+        assert "/v2/models/{model}/infer" in paths
+        assert not any(path.endswith("load") for path in paths)
+        assert server.core.calls == []
+
+
+@pytest.mark.parametrize("name", ["..%2Fsst", "%2e%2e", ".sst", "s%00st", "s%0Ast", "a" * 300])
+def test_no_path_reaches_the_repository(server, post, name):
+    before = list(server.core.looked_for)
+    assert post(f"/v2/repository/models/{name}/load").status_code == 404
+    assert server.core.looked_for == before
+
+
+def test_openapi_tells_names_of_models_only_where_no_key_is_needed(get):
+    def names_in(document):
+        parameter = document["paths"]["/v2/models/{model}"]["get"]["parameters"][0]
+        return list(parameter.get("examples", {}))
+
+    document = get("/openapi.json").json()
+    assert "sst" in names_in(document)
+    assert "loading" not in names_in(document)
+    assert "security" not in document
+    middleware = Middleware(auth.Keys(["a key of the test"]))
+    application = http.app(fake_core.FakeCore(), fake_core.SAFETY, middleware=middleware)
+    document = TestClient(application).get("/openapi.json").json()
+    assert names_in(document) == []
+    assert document["security"] == [{"key": []}]
+    assert "401" in document["paths"]["/v2/models/{model}/infer"]["post"]["responses"]
+    assert document["paths"]["/v2/health/live"]["get"]["security"] == []
+
+
+def test_statistics(get):
+    everything = get("/v2/models/stats").json()["model_stats"]
+    assert len(everything) == len({(found["name"], found["version"]) for found in everything}) > 9
+    assert get("/v2/models/sst/stats").json()["model_stats"] == [
+        found for found in everything if found["name"] == "sst"
+    ]
+    (found,) = get("/v2/models/sst/versions/2/stats").json()["model_stats"]
+    nothing = {"count": 0, "ns": 0}
+    assert found == {
+        "name": "sst",
+        "version": "2",
+        "last_inference": 1700000000000,
+        "inference_count": 7,
+        "execution_count": 3,
+        "inference_stats": {
+            "success": {"count": 2, "ns": 100},
+            "fail": {"count": 1, "ns": 50},
+            "queue": {"count": 3, "ns": 70},
+            "compute_input": nothing,
+            "compute_infer": {"count": 3, "ns": 80},
+            "compute_output": nothing,
+        },
+        "batch_stats": [
+            {
+                "batch_size": 4,
+                "compute_input": nothing,
+                "compute_infer": {"count": 2, "ns": 60},
+                "compute_output": nothing,
+            }
+        ],
+    }
+    assert get("/v2/models/nobody/stats").status_code == 404
+    assert get("/v2/models/sst/versions/9/stats").status_code == 404
+
+
+def test_parameters_and_ids_reach_the_core(server, post):
+    message = request_of(["good"], id="a", parameters={"timeout": 1500000, "speed": 0.25})
+    post("/v2/models/sst/versions/stable/infer", message)
+    request = server.core.requests[-1]
+    assert (request.version, request.timeout, request.speed) == ("stable", 1.5, 0.25)
+    assert request.id == "a"
+    post("/v2/models/sst/infer", request_of(["good"]), headers={"X-Request-ID": "from a proxy"})
+    assert server.core.requests[-1].id == "from a proxy"
+    assert server.done[-1].id == "from a proxy"
+    assert server.done[-1][:4] == ("http", "sst", "2", "200")
+    assert server.done[-1].texts == 1
+
+
+def head_of(path, length, *lines):
+    head = [f"POST {path} HTTP/1.1", "Host: x", f"Content-Length: {length}", *lines, "", ""]
+    return "\r\n".join(head).encode()
+
+
+def test_a_client_that_goes_away_cancels_its_request(server, get):
+    host, port = server.http.split(":")
+    body = json.dumps(request_of(["good"])).encode()
+    before = server.core.cancelled
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(head_of("/v2/models/slow/infer", len(body)) + body)
+        asked = len(server.core.requests)
+        fake_core.wait_for(
+            lambda: any(q.model == "slow" for q in server.core.requests[asked - 1 :])
+        )
+        assert server.core.cancelled == before
+    fake_core.wait_for(lambda: server.core.cancelled == before + 1)
+    fake_core.wait_for(lambda: server.done[-1].code == "499")
+    assert get("/v2/health/live").status_code == 200
+
+
+def test_one_connection_serves_many_requests(server):
+    with requests.Session() as session:
+        for number in range(20):
+            texts = ["good"] * (number % 3 + 1)
+            url = f"http://{server.http}/v2/models/sst/infer"
+            check_answer(session.post(url, json=request_of(texts), timeout=60), texts)
+
+
+def test_many_clients_get_their_own_answers(server):
+    wrong = []
+
+    def ask(number):
+        texts = ["good" * number, "bad" * (number + 1)]
+        url = f"http://{server.http}/v2/models/sst/infer"
+        try:
+            for _ in range(5):
+                check_answer(requests.post(url, json=request_of(texts), timeout=60), texts)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong

@@ -1,0 +1,174 @@
+"""Clients that hold connections without asking: they are ended, and others are answered."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+import threading
+import time
+
+import grpc
+import pytest
+import requests
+from oip_cases import TEXT, body_of
+from served import DEADLINE, ask, serving
+
+HEAD = b"POST /v2/models/sst/infer HTTP/1.1\r\nhost: x\r\n"
+SLOW = {  # what is sent at once, what is sent again and again, what the answer says
+    "nothing": (b"", b"", b""),
+    "half a head": (HEAD, b"", b"head did not come"),
+    "a head that comes slowly": (HEAD + b"x: ", b"x", b"head did not come"),
+    "half a body": (HEAD + b"content-length: 100\r\n\r\n{", b"", b"body did not come"),
+    "a body that comes slowly": (
+        HEAD + b"content-length: 1000000\r\n\r\n[",
+        b" ",
+        b"body did not come",
+    ),
+    "chunks that come slowly": (
+        HEAD + b"transfer-encoding: chunked\r\n\r\n",
+        b"1\r\n \r\n",
+        b"body did not come",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def impatient(tmp_path_factory):
+    words = ["safety.head_seconds=2", "safety.body_seconds=3"]
+    with serving(tmp_path_factory.mktemp("impatient"), *words) as served:
+        yield served
+
+
+def connect(served, grpc=False):
+    host, port = (served.grpc if grpc else served.http.partition("://")[2]).split(":")
+    return socket.create_connection((host, int(port)), timeout=DEADLINE)
+
+
+def read_all(client):
+    """All that comes until the server ends the connection."""
+    got = b""
+    with contextlib.suppress(ConnectionError):
+        while part := client.recv(65536):
+            got += part
+    return got
+
+
+def hold(served, sent, more):
+    """Send slowly until the server ends the connection; what it said."""
+    with connect(served) as client:
+        client.sendall(sent)
+        ended = threading.Event()
+
+        def trickle():
+            with contextlib.suppress(OSError):
+                while more and not ended.wait(0.1):
+                    client.sendall(more)
+
+        thread = threading.Thread(target=trickle)
+        thread.start()
+        try:
+            return read_all(client)
+        finally:
+            ended.set()
+            thread.join()
+
+
+def answered(served):
+    """Whether a good request is answered; one that this machine delays for seconds is not."""
+    with contextlib.suppress(requests.ConnectionError):
+        return ask(served.http, "good").status_code == 200
+    return False
+
+
+def test_slow_requests_are_ended_and_others_answered(impatient):
+    said = {}
+
+    def run(name, sent, more):
+        said[name] = hold(impatient, sent, more)
+
+    threads = [
+        threading.Thread(target=run, args=(name, sent, more))
+        for name, (sent, more, _) in SLOW.items()
+    ]
+    for thread in threads:
+        thread.start()
+    impatient.wait_for(lambda: answered(impatient))
+    for thread in threads:
+        thread.join(DEADLINE)
+    for name, (_, _, words) in SLOW.items():
+        assert words in said[name], name
+        assert said[name].startswith(b"HTTP/1.1 408 " if words else b""), name
+        assert words or not said[name], name
+
+
+def test_a_connection_that_has_had_its_answer_may_wait_longer_than_a_request(impatient):
+    with connect(impatient) as client:
+        for seconds in (4, 0):  # more than head_seconds and body_seconds
+            client.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+            time.sleep(seconds)
+
+
+def test_an_answer_may_take_longer_than_its_request(impatient):
+    assert ask(impatient.http, "sleep 4").status_code == 200
+
+
+def test_an_answer_goes_out_in_one_piece(impatient):
+    body = body_of(TEXT)
+    with connect(impatient) as client:
+        for _ in range(30):
+            client.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+            head, _, rest = client.recv(65536).partition(b"\r\n\r\n")
+            length = re.search(rb"content-length: (\d+)", head)
+            assert length is not None
+            assert len(rest) == int(length[1]) > 0
+
+
+def test_a_head_without_an_end(impatient):
+    with connect(impatient) as client:
+        client.sendall(HEAD)
+        with contextlib.suppress(OSError):  # the server has closed
+            while True:
+                client.sendall(b"x: y\r\n" * 2000)
+        said = read_all(client)
+    assert said == b"" or said.startswith(b"HTTP/1.1 431 ")
+    impatient.wait_for(lambda: answered(impatient))
+
+
+def test_a_call_without_its_message_is_ended(impatient):
+    over = threading.Event()
+
+    def nothing():
+        over.wait(DEADLINE)
+        yield from ()
+
+    with grpc.insecure_channel(impatient.grpc) as channel:
+        call = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+        try:
+            with pytest.raises(grpc.RpcError) as caught:
+                call(nothing(), timeout=DEADLINE)
+        finally:
+            over.set()
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert "the message did not come within 3 seconds" in caught.value.details()
+
+
+def test_a_connection_that_does_not_speak_grpc_is_ended(impatient):
+    with connect(impatient, grpc=True) as client:
+        read_all(client)
+
+
+def test_connections_beyond_the_limit_are_refused(tmp_path):
+    words = ["safety.max_connections=5", "safety.head_seconds=600"]
+    with serving(tmp_path, *words) as served, contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connect(served)) for _ in range(5)]
+        with connect(served) as sixth:
+            said = read_all(sixth)
+        assert said.startswith(b"HTTP/1.1 503 ")
+        assert b"this server takes 5 connections" in said
+        body = body_of(TEXT)
+        held[0].sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        assert held[0].recv(65536).startswith(b"HTTP/1.1 200 ")
+        held[1].close()
+        served.wait_for(lambda: answered(served))
