@@ -26,8 +26,10 @@ class Run:
     bundle: for `load`, `quantize` and `fleetbert serve`.
     model: the weights in Hugging Face's format, for `init` and `distill`.
     report: an HTML page; None where the key `callbacks.report` is false.
-    metrics: of the best step, on `dev`: accuracy, macro_f1, loss (nats), n (texts), your own, and
-        tables by label. Empty without `dev`.
+    metrics: of the best step, on `dev`: accuracy, macro_f1 (over the macro_f1_classes labels that
+        occur, as scikit-learn's; macro_f1_all is over all), loss (nats), n (texts), your own, and
+        tables by label: classes, confusion; above 50 labels the most frequent confusions instead.
+        Empty without `dev`.
     summary: what summary.json holds: steps, texts_per_s, wall_s, versions, config, ...
     """
 

@@ -8,6 +8,8 @@ import subprocess
 import unicodedata
 from pathlib import Path
 
+from fleetbert.bundle import create
+from fleetbert.data.tokenizers import of_vocab
 from fleetbert.data.tokenizers.wordpiece import SPECIAL_TOKENS, WordPiece
 
 ALPHABETS = [
@@ -47,9 +49,21 @@ def write_vocabulary(path: Path, texts) -> Path:
     return path
 
 
-def ids_of(programs, path, texts, lowercase, max_length):
-    """[tokens of segment 0, whether cut, ids ...] of each text, by the C++ tokenizer."""
+def ids_of(programs, path, texts, lowercase, max_length, settings=None):
+    """[tokens of segment 0, whether cut, ids ...] of each text, by the C++ tokenizer. Other
+    settings reach it as a bundle's manifest has them."""
     case = "lower" if lowercase else "cased"
+    if settings is not None:
+        case = path.with_name("bundle")
+        spec = of_vocab(path, lowercase)
+        create(
+            case,
+            task="classification",
+            labels=["a", "b"],
+            max_length=max_length,
+            tokenizer=spec._replace(settings={**spec.settings, **settings}),
+            fill=lambda folder: [],
+        )
     command = programs.command("fleetbert-lite-tokens", path, case, max_length)
     lines = "".join(json.dumps(text) + "\n" for text in texts)
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
@@ -57,8 +71,8 @@ def ids_of(programs, path, texts, lowercase, max_length):
     return [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
 
 
-def expected(path, texts, lowercase, max_length):
-    tokenizer = WordPiece(path, lowercase)
+def expected(path, texts, lowercase, max_length, settings=None):
+    tokenizer = WordPiece(path, lowercase, settings)
     found = []
     for entry in texts:
         a, b = ([entry], None) if isinstance(entry, str) else ([entry[0]], [entry[1]])

@@ -74,8 +74,9 @@ class TokenizerSpec(NamedTuple):
 class TokenizerInfo(_Strict):
     """How texts become token ids; `sha256` is that of the vocabulary file.
 
-    more_files: hashes of a kind's other files, by name. settings: of kinds other than WordPiece,
-    which has `lowercase`.
+    more_files: hashes of a kind's other files, by name. settings: WordPiece's `lowercase` stands
+    apart; its others, where they are not the usual ones: strip_accents, tokenize_chinese_chars,
+    clean_text and the spelling of special tokens (pad_token, ...).
     """
 
     kind: str = "wordpiece"

@@ -178,7 +178,9 @@ class Trainer(Section):
     keep_checkpoints: int = key(2, "newest checkpoints to keep, besides the best", ge=1)
     resume: str = key("auto", "auto: newest whole checkpoint in output_dir; a path; none: anew")
     best_metric: Literal["accuracy", "macro_f1", "loss"] = key(
-        "accuracy", "what decides which weights are the best (mlm: always loss, ctr: always AUC)"
+        "accuracy",
+        "what decides which weights are the best (mlm: always loss, ctr: always AUC); macro_f1: "
+        "over the classes that occur in the dev texts or the answers, as in scikit-learn",
     )
     compile: bool = key(
         False,

@@ -298,6 +298,7 @@ def _finish(name: str, own: Path, paths: Sequence[Path]) -> None:
     bad = [line for piece in known for line in piece["first_skipped"]]
     read.check_not_empty(name, texts, skipped, bad)
     labels = sorted({label for piece in known for label in piece["labels"]})
+    places = {label: number for number, label in enumerate(labels)}
     for column, kind in COLUMNS.items():
         with files.replacing(own / f"{column}.npy") as file:
             header = {"descr": kind, "fortran_order": False, "shape": (texts,)}
@@ -305,7 +306,7 @@ def _finish(name: str, own: Path, paths: Sequence[Path]) -> None:
             for path, piece in zip(paths, known):
                 values = _open(path).column(column).to_numpy()
                 if column == "labels" and labels:
-                    values = np.array([labels.index(n) for n in piece["labels"]], "i8")[values]
+                    values = np.array([places[label] for label in piece["labels"]], "i8")[values]
                 file.write(values.astype(kind).tobytes())
     fingerprint = Fingerprint()
     all_labels = np.load(own / "labels.npy", mmap_mode="r")

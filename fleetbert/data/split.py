@@ -57,7 +57,8 @@ def renumbered(split: Split, own: list[str], labels: list[str]) -> Split:
     """
     if own == labels:
         return split
-    numbers = np.array([labels.index(name) if name in labels else -1 for name in own], np.int64)
+    places = {name: number for number, name in enumerate(labels)}
+    numbers = np.array([places.get(name, -1) for name in own], np.int64)
     targets = numbers[split.labels]
     if (targets < 0).any():
         text = int(np.argmax(targets < 0))

@@ -16,7 +16,9 @@ from fleetbert.tasks import Metrics
 
 # A confusion matrix of more classes does not fit a terminal.
 WIDEST_CONFUSION = 12
-NOT_IN_THE_HEADLINE = ("macro_f1", "texts_per_s", "mean_layers")
+MOST_CLASSES = 50  # shown, the worst
+MOST_CONFUSIONS = 30
+NOT_IN_THE_HEADLINE = ("macro_f1", "macro_f1_all", "texts_per_s", "mean_layers")
 
 
 class Known(NamedTuple):
@@ -80,16 +82,36 @@ def format_report(report: Metrics) -> str:
 
 
 def _tables(report: Metrics) -> list[str]:
-    """A classifier's table by class, and its confusion matrix."""
+    """A classifier's table by class, and its confusion matrix or most frequent mistakes."""
     rows = [["", "precision", "recall", "f1", "texts"]]
-    for label, scores in report["classes"].items():
+    classes, labels = report["classes"], report["labels"]
+    for label, scores in list(classes.items())[:MOST_CLASSES]:
         numbers = [f"{scores[name]:.4f}" for name in ("precision", "recall", "f1")]
         rows.append([label, *numbers, str(scores["support"])])
-    labels = report["labels"]
-    if len(labels) > WIDEST_CONFUSION:
-        return align(rows)
-    counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
-    return [*align(rows), "", *align([["true \\ answered", *labels], *counts])]
+    lines = align(rows)
+    if len(classes) > MOST_CLASSES:
+        lines.append(f"the {MOST_CLASSES} worst of {len(classes)} classes; --json has all")
+    lines += ["", _macro_f1(report)]
+    if len(labels) <= WIDEST_CONFUSION:
+        counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
+        lines += ["", *align([["true \\ answered", *labels], *counts])]
+    if confusions := report.get("confusions"):
+        shown = [[*pair, str(texts)] for *pair, texts in confusions[:MOST_CONFUSIONS]]
+        lines += ["", *align([["most confused: true", "answered", "texts"], *shown])]
+        if report["confused_pairs"] > len(shown):
+            lines.append(f"the most frequent of {report['confused_pairs']} pairs")
+    return lines
+
+
+def _macro_f1(report: Metrics) -> str:
+    """The figure, and over which classes it is the mean."""
+    occurring, total = report["macro_f1_classes"], len(report["labels"])
+    if occurring == total:
+        return f"macro F1 {report['macro_f1']:.4f}, the mean over all {total} classes"
+    return (
+        f"macro F1 {report['macro_f1']:.4f}, the mean over the {occurring} classes that occur in "
+        f"the table or the answers; {report['macro_f1_all']:.4f} over all {total}"
+    )
 
 
 def _known(table: Table, labels: Sequence[str], path: str | Path, on_bad_line: str) -> Table:

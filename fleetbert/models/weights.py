@@ -59,7 +59,7 @@ def open_source(model: schema.Model) -> Source:
         shape["hidden_dropout_prob"] = shape["attention_probs_dropout_prob"] = model.dropout
     for path in tokenizer.files.values():
         if not path.is_file():
-            raise UserError(f"model.vocab: the file {path} does not exist")
+            raise UserError(f"model.vocab: the file {path} does not exist{_from_whole(path)}")
     return source._replace(tokenizer=tokenizer, shape=shape)
 
 
@@ -202,6 +202,18 @@ def save_folder(
     tokenizers.save(source.tokenizer, folder)
 
 
+def _from_whole(vocab: Path) -> str:
+    """How to make a vocab.txt that is missing beside tokenizer.json, if it is."""
+    whole = vocab.with_name("tokenizer.json")
+    if not whole.is_file():
+        return ""
+    return (
+        '; write it with `python -c "import json; '
+        f"vocab = json.load(open('{whole}', encoding='utf-8'))['model']['vocab']; "
+        f"open('{vocab}', 'w', encoding='utf-8').write('\\n'.join(sorted(vocab, key=vocab.get)))\"`"
+    )
+
+
 def _tied(name: str, tensors: Tensors) -> bool:
     partner = {
         "cls.predictions.decoder.bias": "cls.predictions.decoder_bias",
@@ -337,8 +349,7 @@ def _paddlenlp(name: str) -> Source:
             f"({reason})"
         ) from error
     folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
-    tokenizer.save_resources(str(folder))
+    tokenizer.save_pretrained(str(folder))
     shape = cast(Shape, {field: getattr(network.config, field) for field in encoders.FIELDS})
     tensors = {"bert." + n: t.numpy() for n, t in network.state_dict().items()}
-    spec = tokenizers.of_vocab(folder / "vocab.txt", bool(tokenizer.do_lower_case))
-    return Source(name, shape, spec, tensors)
+    return Source(name, shape, tokenizers.find(folder), tensors)

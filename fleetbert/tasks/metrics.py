@@ -10,22 +10,50 @@ import numpy as np
 Metrics = Dict[str, Any]
 
 
+# A confusion matrix has no more rows: it grows with the square of the labels.
+MOST_LABELS = 50
+# Pairs of labels that are listed instead, the most frequent first.
+MOST_CONFUSIONS = 1000
+# Logits in float64 at a time, 32 MB.
+BLOCK = 1 << 22
+
+
 def classification(truth: np.ndarray, logits: np.ndarray, labels: Sequence[str]) -> Metrics:
     """n, accuracy, macro_f1, loss (nats), classes, labels, confusion.
 
     truth: int64 [texts]; logits: float32 [texts, labels].
+    macro_f1 is the mean F1 over the labels that occur in truth or answers, of which there are
+    macro_f1_classes: scikit-learn's f1_score(truth, answers, average="macro"). macro_f1_all is
+    that over all labels, where one that does not occur counts 0.
+    Above MOST_LABELS labels the classes come worst first, and instead of `confusion` there are
+    `confusions`: [true label, answer, texts] of the most frequent mistakes, MOST_CONFUSIONS at
+    most, and `confused_pairs`, how many there are. No matrix of the labels is made.
     """
-    confusion = count_confusion(truth, logits.argmax(axis=1), len(labels))
-    classes = per_class(confusion, labels)
-    return {
+    predicted = logits.argmax(axis=1)
+    classes = per_class(truth, predicted, labels)
+    f1 = np.array([scores["f1"] for scores in classes.values()])
+    occurs = np.zeros(len(labels), bool)
+    occurs[truth] = occurs[predicted] = True
+    measures: Metrics = {
         "n": len(truth),
-        "accuracy": float(np.trace(confusion) / len(truth)),
-        "macro_f1": float(np.mean([scores["f1"] for scores in classes.values()])),
+        "accuracy": float((truth == predicted).mean()),
+        "macro_f1": float(f1[occurs].mean()),
+        "macro_f1_classes": int(occurs.sum()),
+        "macro_f1_all": float(f1.mean()),
         "loss": cross_entropy(truth, logits),
         "classes": classes,
         "labels": list(labels),
-        "confusion": confusion.tolist(),
     }
+    if len(labels) <= MOST_LABELS:
+        measures["confusion"] = count_confusion(truth, predicted, len(labels)).tolist()
+        return measures
+    pairs = confused(truth, predicted, len(labels))
+    measures["classes"] = dict(sorted(classes.items(), key=_worst_first))
+    measures["confusions"] = [
+        [labels[true], labels[answer], texts] for true, answer, texts in pairs[:MOST_CONFUSIONS]
+    ]
+    measures["confused_pairs"] = len(pairs)
+    return measures
 
 
 def count_confusion(truth: np.ndarray, predicted: np.ndarray, n_labels: int) -> np.ndarray:
@@ -34,13 +62,28 @@ def count_confusion(truth: np.ndarray, predicted: np.ndarray, n_labels: int) -> 
     return flat.reshape(n_labels, n_labels)
 
 
-def per_class(confusion: np.ndarray, labels: Sequence[str]) -> dict[str, dict[str, float]]:
+def confused(truth: np.ndarray, predicted: np.ndarray, n_labels: int) -> list[tuple[int, int, int]]:
+    """(true label, answer, texts) of each mistake that occurs, the most frequent first."""
+    wrong = truth != predicted
+    pairs, counts = np.unique(truth[wrong] * n_labels + predicted[wrong], return_counts=True)
+    order = np.argsort(-counts, kind="stable")
+    return [
+        (*divmod(pair, n_labels), count)
+        for pair, count in zip(pairs[order].tolist(), counts[order].tolist())
+    ]
+
+
+def per_class(
+    truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str]
+) -> dict[str, dict[str, float]]:
     """Precision, recall and F1 of each label, 0 where nothing was predicted or nothing is there."""
-    right = np.diag(confusion)
-    support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
-    precision = right / np.maximum(predicted, 1)
+    right, support, answered = (
+        np.bincount(numbers, minlength=len(labels))
+        for numbers in (truth[truth == predicted], truth, predicted)
+    )
+    precision = right / np.maximum(answered, 1)
     recall = right / np.maximum(support, 1)
-    f1 = 2 * right / np.maximum(support + predicted, 1)
+    f1 = 2 * right / np.maximum(support + answered, 1)
     return {
         label: {
             "precision": float(precision[number]),
@@ -52,11 +95,22 @@ def per_class(confusion: np.ndarray, labels: Sequence[str]) -> dict[str, dict[st
     }
 
 
+def _worst_first(item: tuple[str, dict[str, float]]) -> tuple[bool, float, float]:
+    """Lowest F1 first, of equal ones the label with most texts; labels without texts come last."""
+    scores = item[1]
+    return scores["support"] == 0, scores["f1"], -scores["support"]
+
+
 def cross_entropy(truth: np.ndarray, logits: np.ndarray) -> float:
     """Mean of -log softmax(logits)[truth] in nats; truth int64 [texts], logits [texts, labels]."""
-    shifted = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
-    log_sums = np.log(np.exp(shifted).sum(axis=1))
-    return float((log_sums - shifted[np.arange(len(truth)), truth]).mean())
+    total, rows = 0.0, max(1, BLOCK // logits.shape[1])
+    for start in range(0, len(truth), rows):
+        some = slice(start, start + rows)
+        shifted = logits[some].astype(np.float64) - logits[some].max(axis=1, keepdims=True)
+        chosen = shifted[np.arange(len(shifted)), truth[some]]
+        np.exp(shifted, out=shifted)
+        total += float((np.log(shifted.sum(axis=1)) - chosen).sum())
+    return total / len(truth)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

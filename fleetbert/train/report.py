@@ -23,7 +23,7 @@ from fleetbert.page import DEV, NICE, STYLE, TRAIN, number, percent
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MOST_POINTS = 2000  # of a curve
-MOST_CLASSES = 40  # of a heat map; above it the most frequent confusions are listed
+MOST_CLASSES = 50  # of a table, the worst first where there are more
 MOST_CONFUSIONS = 30
 
 Row = Dict[str, Any]
@@ -50,7 +50,7 @@ def collect(folder: Path) -> Row:
     # Without "profile" in the summary, profile.json is an earlier run's.
     if "profile" in summary and (folder / "profile.json").is_file():
         profile = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
-    labels, counts = dev.get("labels", []), dev.get("confusion", [])
+    classes = dev.get("classes", {})
     return {
         "name": folder.resolve().name,
         "task": config.get("task", {}).get("name", "training"),
@@ -58,10 +58,12 @@ def collect(folder: Path) -> Row:
         "dev": dev,
         "rows": _read_rows(folder / "metrics.jsonl"),
         "mixed": config.get("precision", {}).get("level") in ("O1", "O2"),
-        "labels": labels,
-        "classes": dev.get("classes", {}),
-        "confusion": _shaded(counts) if len(labels) <= MOST_CLASSES else [],
-        "confusions": _most_confused(labels, counts) if len(labels) > MOST_CLASSES else [],
+        "labels": dev.get("labels", []),
+        "classes": dict(list(classes.items())[:MOST_CLASSES]),
+        "class_count": len(classes),
+        "confusion": _shaded(dev.get("confusion", [])) if len(classes) <= MOST_CLASSES else [],
+        "confusions": dev.get("confusions", [])[:MOST_CONFUSIONS],
+        "confused_pairs": dev.get("confused_pairs", 0),
         "data": summary.get("data", {}),
         "profiled": "profile" in summary,
         "ranks": [rank for rank in profile.get("ranks", []) if "batch_cost" in rank],
@@ -97,7 +99,12 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
         if "auc" in dev:
             tiles.append(("Dev AUC", f"{dev['auc']:.4f}", place))
         if "macro_f1" in dev:
-            tiles.append(("Dev macro F1", f"{dev['macro_f1']:.4f}", place))
+            labels = len(dev.get("labels", []))
+            occurring = dev.get("macro_f1_classes", labels)
+            mean = f"of the {occurring:,} of {labels:,} classes that occur, step {dev['step']:,}"
+            tiles.append(
+                ("Dev macro F1", f"{dev['macro_f1']:.4f}", mean if occurring < labels else place)
+            )
         tiles.append(("Dev loss", f"{dev['loss']:.4f}", place))
     skipped = summary.get("skipped_steps", 0)
     world = summary.get("world_size", 1)
@@ -123,15 +130,6 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
 def _shaded(counts: list[list[int]]) -> list[list[tuple[int, float]]]:
     """Each count with its share of its row, which is its true class."""
     return [[(count, count / max(sum(row), 1)) for count in row] for row in counts]
-
-
-def _most_confused(labels: list[str], counts: list[list[int]]) -> list[tuple[str, str, int]]:
-    """(true, predicted, count) of the largest counts off the diagonal."""
-    table = np.array(counts)
-    np.fill_diagonal(table, 0)
-    order = np.argsort(-table, axis=None, kind="stable")[:MOST_CONFUSIONS]
-    places = [divmod(int(place), len(labels)) for place in order]
-    return [(labels[i], labels[j], int(table[i, j])) for i, j in places if table[i, j]]
 
 
 def draw_curves(rows: list[Row], best: Row, mixed: bool) -> list[tuple[str, str, Markup]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from sklearn import metrics
 
 from fleetbert.engines import answer, evaluate
 from fleetbert.errors import UserError
+from fleetbert.tasks import classification
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,42 @@ def test_a_table_is_measured(model, tmp_path):
     # Chinese labels take two columns of the terminal; numbers still stand in one line.
     ends = {len(line.encode("gbk")) for line in printed.splitlines()[2:6]}
     assert len(ends) == 1
+
+
+def test_it_says_over_which_classes_macro_f1_is():
+    truth = np.array([0, 1, 1, 0])
+    more = {"texts_per_s": 1.0, "skipped": 0, "cut": 0, "mean_layers": None}
+    for labels, said in [
+        ("ab", "macro F1 1.0000, the mean over all 2 classes"),
+        (
+            "abc",
+            "macro F1 1.0000, the mean over the 2 classes that occur in the table or the answers; "
+            "0.6667 over all 3",
+        ),
+    ]:
+        logits = np.eye(len(labels), dtype=np.float32)[truth]
+        measures = classification.CLASSIFICATION.evaluate(truth, logits, list(labels))
+        assert said in evaluate.format_report({**measures, **more}).splitlines()
+
+
+def test_of_many_labels_the_worst_and_most_confused_are_printed():
+    labels = [f"label {number}" for number in range(7051)]
+    truth = np.repeat(np.arange(200), 2)
+    logits = np.zeros((400, 7051), np.float32)
+    logits[np.arange(400), np.where(truth == 9, 4000, truth)] = 1.0
+    logits[0, 77] = logits[2, 78] = 2.0
+    measures = classification.CLASSIFICATION.evaluate(truth, logits, labels)
+    more = {"texts_per_s": 1.0, "skipped": 0, "cut": 0, "mean_layers": None}
+    lines = evaluate.format_report({**measures, **more}).splitlines()
+    assert lines[3].split() == ["label", "9", "0.0000", "0.0000", "0.0000", "2"]
+    assert "the 50 worst of 7051 classes; --json has all" in lines
+    first = next(n for n, line in enumerate(lines) if line.startswith("most confused: true"))
+    assert [line.split() for line in lines[first + 1 :]] == [
+        ["label", "9", "label", "4000", "2"],
+        ["label", "0", "label", "77", "1"],
+        ["label", "1", "label", "78", "1"],
+    ]
+    assert len(lines) < 70
 
 
 def test_an_unknown_label_is_named_with_its_line(model, tmp_path):

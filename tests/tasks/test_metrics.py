@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -41,6 +44,10 @@ def test_all_figures_are_scikit_learns(seed, texts, n_labels, spread):
     assert found["accuracy"] == pytest.approx(accuracy_score(truth, guessed))
     assert found["confusion"] == confusion_matrix(truth, guessed, labels=numbers).tolist()
     assert found["macro_f1"] == pytest.approx(
+        f1_score(truth, guessed, average="macro", zero_division=0)
+    )
+    assert found["macro_f1_classes"] == len({*truth.tolist(), *guessed.tolist()})
+    assert found["macro_f1_all"] == pytest.approx(
         f1_score(truth, guessed, labels=numbers, average="macro", zero_division=0)
     )
     if chances.min() > 1e-15:  # scikit-learn clips smaller ones
@@ -49,6 +56,21 @@ def test_all_figures_are_scikit_learns(seed, texts, n_labels, spread):
     for label, *row in zip(labels, *rows):
         scores = found["classes"][label]
         assert [scores[k] for k in ("precision", "recall", "f1", "support")] == pytest.approx(row)
+
+
+def test_a_class_that_the_table_lacks_does_not_lower_macro_f1():
+    truth = np.array([0, 1, 1, 0])
+    logits = np.eye(3, dtype=np.float32)[truth]
+    measures = metrics.classification(truth, logits, ["a", "b", "c"])
+    assert measures["accuracy"] == measures["macro_f1"] == f1_score(truth, truth, average="macro")
+    assert measures["macro_f1_classes"] == 2
+    assert measures["macro_f1_all"] == pytest.approx(2 / 3)
+    logits[0] = [0, 0, 1]  # an answer makes it occur
+    measures = metrics.classification(truth, logits, ["a", "b", "c"])
+    assert measures["macro_f1"] == pytest.approx(
+        f1_score(truth, logits.argmax(1), average="macro", zero_division=0)
+    )
+    assert measures["macro_f1_classes"] == 3
 
 
 def test_loss_of_large_logits_is_finite():
@@ -63,6 +85,60 @@ def test_loss_of_equal_logits_is_the_entropy():
 def test_rows_are_the_truth_and_columns_the_answers():
     confusion = metrics.count_confusion(np.array([0, 0, 1]), np.array([1, 1, 1]), 2)
     assert confusion.tolist() == [[0, 2], [0, 1]]
+
+
+def test_many_labels_list_the_pairs_that_occur():
+    """Beside the matrix of scikit-learn, of 51 labels of which some do not occur."""
+    n_labels = metrics.MOST_LABELS + 1
+    truth, logits = answers(3, 400, n_labels)
+    truth[truth >= 48] = 5
+    labels = [f"label {n}" for n in range(n_labels)]
+    measures = metrics.classification(truth, logits, labels)
+    assert "confusion" not in measures
+    guessed = logits.argmax(1)
+    matrix = confusion_matrix(truth, guessed, labels=np.arange(n_labels))
+    np.fill_diagonal(matrix, 0)
+    assert measures["confused_pairs"] == np.count_nonzero(matrix) == len(measures["confusions"])
+    counts = [texts for _, _, texts in measures["confusions"]]
+    assert counts == sorted(matrix[matrix > 0].tolist(), reverse=True)
+    for true, answer, texts in measures["confusions"]:
+        assert matrix[labels.index(true), labels.index(answer)] == texts
+    assert sorted(measures["classes"]) == sorted(labels)
+    occurring = [row["f1"] for row in measures["classes"].values() if row["support"]]
+    assert occurring == sorted(occurring)
+    assert [row["support"] for row in measures["classes"].values()][-3:] == [0, 0, 0]
+    rows = precision_recall_fscore_support(
+        truth, guessed, labels=np.arange(n_labels), zero_division=0
+    )
+    for label, *row in zip(labels, *rows):
+        scores = measures["classes"][label]
+        assert [scores[k] for k in ("precision", "recall", "f1", "support")] == pytest.approx(row)
+
+
+def test_nothing_grows_with_the_square_of_7051_labels():
+    n_labels, texts = 7051, 2000
+    truth = np.arange(texts) * 3 % n_labels
+    logits = np.zeros((texts, n_labels), np.float32)
+    logits[np.arange(texts), truth[::-1]] = 1.0
+    labels = [f"label {n}" for n in range(n_labels)]
+    tracemalloc.start()
+    try:
+        measures = metrics.classification(truth, logits, labels)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 150e6  # a matrix of the labels takes 398 MB, all logits as float64 113 MB
+    assert measures["confused_pairs"] == 2000
+    assert len(measures["confusions"]) == metrics.MOST_CONFUSIONS
+    assert len(json.dumps(measures)) < 1.2e6
+    assert measures["loss"] == pytest.approx(np.log(np.e + n_labels - 1))
+
+
+def test_the_loss_of_many_texts_is_that_of_all_at_once(monkeypatch):
+    truth, logits = answers(1, 50, 7)
+    whole = metrics.cross_entropy(truth, logits)
+    monkeypatch.setattr(metrics, "BLOCK", 3 * 7)
+    assert metrics.cross_entropy(truth, logits) == pytest.approx(whole, rel=1e-12)
 
 
 def test_softmax_of_large_logits_is_finite():

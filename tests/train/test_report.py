@@ -307,15 +307,29 @@ def test_smoothing_is_the_mean_around():
 
 
 def test_many_classes_list_what_is_most_confused(tmp_path):
-    labels = [f"class {number}" for number in range(report.MOST_CLASSES + 1)]
-    dev = judged(labels)
-    dev["confusion"][7][12] = 99
+    labels = [f"class {number}" for number in range(7051)]
+    truth = np.repeat(np.arange(200), [3] * 50 + [1] * 150)
+    logits = np.zeros((len(truth), 7051), np.float32)
+    logits[np.arange(len(truth)), (truth + 5) % 7051] = 1.0
+    dev = {**metrics.classification(truth, logits, labels), "step": 30, "metric": "accuracy"}
     write_run(tmp_path, dev, rows=[])
     page = read_page(tmp_path)
     assert "--s:" not in page.html.split("</style>")[1]
     rows = page.text("table").split("\n")
-    first = rows.index("class 7")
-    assert rows[first : first + 3] == ["class 7", "class 12", "99"]
+    first = rows.index("class 0")
+    assert rows[first : first + 3] == ["class 0", "class 5", "3"]
+    assert "The most frequent of 200 pairs" in page.text()
+    assert "The 50 worst of 7,051 classes" in page.text()
+    assert len(page.html) < 60_000
+
+
+def test_macro_f1_names_its_classes_where_some_do_not_occur(tmp_path):
+    truth = np.array([0, 1])
+    logits = np.eye(3, dtype=np.float32)[truth]
+    dev = metrics.classification(truth, logits, ["a", "b", "c"])
+    write_run(tmp_path, {**dev, "step": 30, "metric": "accuracy"})
+    text = read_page(tmp_path).text()
+    assert "Dev macro F1\n1.0000\nof the 2 of 3 classes that occur, step 30" in text
 
 
 def test_thirty_classes_have_a_heat_map(tmp_path):

@@ -312,6 +312,24 @@ class TestFiles:
         assert (learned[0] / "report.html").stat().st_size > 1000
 
 
+def test_files_of_many_labels_hold_no_matrix_of_them(trainer, tmp_path):
+    n_labels = 600
+    for name in ("train", "dev"):
+        rows = [f"class {number}\tword{number % 150}" for number in range(n_labels)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(["label\ttext_a", *rows]) + "\n")
+    changes = {
+        "data.train": str(tmp_path / "train.tsv"), "data.dev": str(tmp_path / "dev.tsv"),
+        "trainer.max_steps": 1, "callbacks.report": True,
+    }  # fmt: skip
+    summary = trainer(tmp_path / "run", changes, results=True)
+    assert summary["dev"]["n"] == len(summary["dev"]["classes"]) == n_labels
+    assert "confusion" not in summary["dev"]
+    assert len(summary["dev"]["confusions"]) == summary["dev"]["confused_pairs"] > 500
+    (state,) = (tmp_path / "run").glob("checkpoints/*/state.json")
+    for path, most in [(state, 400e3), ("summary.json", 400e3), ("report.html", 150e3)]:
+        assert (tmp_path / "run" / path).stat().st_size < most, path  # a matrix: 720 kB at least
+
+
 class TestTimeline:
     @pytest.fixture(scope="class")
     def recorded(self, trainer, tmp_path_factory):

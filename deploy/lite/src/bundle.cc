@@ -47,6 +47,35 @@ std::string text_or_nothing(const Reader& reader, const char* section, const cha
   return reader.at(section).at(key).text();
 }
 
+// `settings` names what is not usual; strip_accents is as `lowercase` where it is not named.
+TokenizerSettings read_tokenizer(const Reader& tokenizer) {
+  TokenizerSettings settings;
+  settings.lowercase = settings.strip_accents = tokenizer.at("lowercase").flag();
+  if (!tokenizer.has("settings")) return settings;
+  const auto said = tokenizer.at("settings");
+  for (const auto& name : said.keys()) {
+    const auto setting = said.at(name);
+    if (name == "strip_accents") {
+      settings.strip_accents = setting.flag();
+    } else if (name == "tokenize_chinese_chars") {
+      settings.tokenize_chinese_chars = setting.flag();
+    } else if (name == "clean_text") {
+      settings.clean_text = setting.flag();
+    } else if (name == "pad_token") {
+      settings.pad = setting.text();
+    } else if (name == "unk_token") {
+      settings.unknown = setting.text();
+    } else if (name == "cls_token") {
+      settings.first = setting.text();
+    } else if (name == "sep_token") {
+      settings.separator = setting.text();
+    } else if (name != "mask_token") {  // no text has one here
+      setting.fail("is not known here: take the fleetbert-lite of the fleetbert that wrote it");
+    }
+  }
+  return settings;
+}
+
 }  // namespace
 
 std::string_view this_target() {
@@ -92,7 +121,7 @@ Bundle read_bundle(const std::filesystem::path& root) {
   bundle.max_length = static_cast<size_t>(length);
   const auto tokenizer = reader.at("tokenizer");
   if (tokenizer.at("kind").text() != "wordpiece") tokenizer.at("kind").fail("is not wordpiece");
-  bundle.lowercase = tokenizer.at("lowercase").flag();
+  bundle.tokenizer = read_tokenizer(tokenizer);
   bundle.vocab_sha256 = tokenizer.at("sha256").text();
   for (const auto& entry : reader.at("variants").list()) {
     const auto kind = entry.at("kind").text();

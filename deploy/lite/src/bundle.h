@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "tokenizer.h"
+
 namespace fleetbert {
 
 struct File {
@@ -31,7 +33,7 @@ struct Bundle {
   bool pair = false;  // whether it answers pairs of texts
   std::vector<std::string> labels;
   size_t max_length = 0;
-  bool lowercase = true;
+  TokenizerSettings tokenizer;
   std::string vocab_sha256;
   std::vector<Variant> variants;
 

@@ -29,7 +29,7 @@ std::unique_ptr<Classifier> Classifier::open(const std::filesystem::path& path,
   auto bundle = read_bundle(path);
   auto variant = choose_variant(bundle, name);
   verify_files(bundle, variant);
-  Tokenizer tokenizer(read_vocab(bundle), bundle.vocab_path(), bundle.lowercase);
+  Tokenizer tokenizer(read_vocab(bundle), bundle.vocab_path(), bundle.tokenizer);
   Model model;
   model.labels = bundle.labels.size();
   Exits exits;

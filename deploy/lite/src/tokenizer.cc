@@ -1,6 +1,7 @@
 #include "tokenizer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "error.h"
 #include "unicode.h"
@@ -12,21 +13,26 @@ constexpr size_t kLongestWord = 100;  // characters; a longer word is [UNK]
 constexpr std::string_view kContinued = "##";
 
 // What BertNormalizer makes of a text.
-std::vector<CodePoint> normalize(std::string_view text, bool lowercase) {
+std::vector<CodePoint> normalize(std::string_view text, const TokenizerSettings& settings) {
   std::vector<CodePoint> out;
   const auto characters = decode_utf8(text);
   out.reserve(characters.size());
   for (const auto character : characters) {
-    if (character == 0 || character == 0xFFFD || is_control(character)) continue;
-    if (is_whitespace(character)) {
-      out.push_back(' ');
-    } else if (is_chinese(character)) {
+    if (settings.clean_text) {
+      if (character == 0 || character == 0xFFFD || is_control(character)) continue;
+      if (is_whitespace(character)) {
+        out.push_back(' ');
+        continue;
+      }
+    }
+    if (settings.tokenize_chinese_chars && is_chinese(character)) {
       out.insert(out.end(), {' ', character, ' '});
     } else {
       out.push_back(character);
     }
   }
-  return lowercase ? strip_accents_and_lower(out) : out;
+  if (settings.strip_accents) out = strip_accents(out);
+  return settings.lowercase ? lower(out) : out;
 }
 
 std::string trim_line_end(std::string text, const char* ends) {
@@ -36,8 +42,9 @@ std::string trim_line_end(std::string text, const char* ends) {
 
 }  // namespace
 
-Tokenizer::Tokenizer(const std::string& vocab, const std::filesystem::path& path, bool lowercase)
-    : lowercase_(lowercase) {
+Tokenizer::Tokenizer(const std::string& vocab, const std::filesystem::path& path,
+                     TokenizerSettings settings)
+    : settings_(std::move(settings)) {
   if (!is_utf8(vocab)) {
     throw UserError(path.string() + ": the vocabulary is not UTF-8 text; give BERT's vocab.txt");
   }
@@ -62,7 +69,7 @@ Tokenizer::Tokenizer(const std::string& vocab, const std::filesystem::path& path
       starts_.emplace(token, id);
     }
   }
-  const auto special = [&](const char* token) {
+  const auto special = [&](const std::string& token) {
     const auto found = starts_.find(token);
     if (found == starts_.end()) {
       throw UserError(path.string() + ": the vocabulary lacks " + token +
@@ -70,10 +77,10 @@ Tokenizer::Tokenizer(const std::string& vocab, const std::filesystem::path& path
     }
     return found->second;
   };
-  pad_ = special("[PAD]");
-  unknown_ = special("[UNK]");
-  first_ = special("[CLS]");
-  separator_ = special("[SEP]");
+  pad_ = special(settings_.pad);
+  unknown_ = special(settings_.unknown);
+  first_ = special(settings_.first);
+  separator_ = special(settings_.separator);
 }
 
 Encoding Tokenizer::encode(std::string_view text, size_t max_length) const {
@@ -125,7 +132,7 @@ std::vector<int64_t> Tokenizer::word_pieces(std::string_view text) const {
     word.clear();
     length = 0;
   };
-  for (const auto character : normalize(text, lowercase_)) {
+  for (const auto character : normalize(text, settings_)) {
     if (is_whitespace(character)) {
       end_word();
     } else if (is_punctuation(character)) {

@@ -18,11 +18,21 @@ struct Encoding {
   bool cut = false;         // whether tokens were left out to keep max_length
 };
 
+// How texts become tokens, where not as BERT's uncased models do it.
+struct TokenizerSettings {
+  bool lowercase = true;
+  bool strip_accents = true;
+  bool tokenize_chinese_chars = true;  // each is a word of its own
+  bool clean_text = true;              // control characters are removed
+  std::string pad = "[PAD]", unknown = "[UNK]", first = "[CLS]", separator = "[SEP]";
+};
+
 class Tokenizer {
  public:
   // `vocab` is the text of BERT's vocab.txt: one token a line, its id the line number from 0;
-  // `path` is for messages. With `lowercase` accents are stripped too. Throws UserError.
-  Tokenizer(const std::string& vocab, const std::filesystem::path& path, bool lowercase);
+  // `path` is for messages. Throws UserError.
+  Tokenizer(const std::string& vocab, const std::filesystem::path& path,
+            TokenizerSettings settings);
 
   // At most max_length tokens. Pairs are cut token by token from the longer text, from the second
   // where both are equally long. Throws std::invalid_argument where a text is not UTF-8.
@@ -43,7 +53,7 @@ class Tokenizer {
   Ids continued_;  // tokens that continue one, without their "##"
   size_t longest_ = 0;  // bytes of the longest of them
   size_t size_ = 0;
-  bool lowercase_;
+  TokenizerSettings settings_;
   int64_t pad_ = 0, unknown_ = 0, first_ = 0, separator_ = 0;
 };
 

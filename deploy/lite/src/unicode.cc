@@ -202,13 +202,25 @@ bool is_chinese(CodePoint character) {
   return is_in(kChinese, character);
 }
 
-std::vector<CodePoint> strip_accents_and_lower(const std::vector<CodePoint>& text) {
+std::vector<CodePoint> strip_accents(const std::vector<CodePoint>& text) {
   std::vector<CodePoint> out;
   out.reserve(text.size());
   for (const auto character : text) append_decomposed(character, out);
   order_marks(out);
   out.erase(std::remove_if(out.begin(), out.end(), is_nonspacing_mark), out.end());
-  for (auto& character : out) character = utf8proc_tolower(character);
+  return out;
+}
+
+std::vector<CodePoint> lower(const std::vector<CodePoint>& text) {
+  std::vector<CodePoint> out;
+  out.reserve(text.size());
+  for (const auto character : text) {
+    if (character == 0x130) {  // I with a dot: the only one that becomes two
+      out.insert(out.end(), {'i', 0x307});
+    } else {
+      out.push_back(utf8proc_tolower(character));
+    }
+  }
   return out;
 }
 

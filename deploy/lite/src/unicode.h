@@ -24,7 +24,10 @@ bool is_control(CodePoint character);      // Cc, Cf and Co, but tab and line en
 bool is_punctuation(CodePoint character);  // Unicode's P*, and all such of ASCII ($ + < ...)
 bool is_chinese(CodePoint character);      // one that BERT makes a word of its own
 
-// Canonical decomposition without non-spacing marks, in lower case: "É" becomes "e".
-std::vector<CodePoint> strip_accents_and_lower(const std::vector<CodePoint>& text);
+// Canonical decomposition without non-spacing marks: "É" becomes "E".
+std::vector<CodePoint> strip_accents(const std::vector<CodePoint>& text);
+
+// In lower case, each character for itself.
+std::vector<CodePoint> lower(const std::vector<CodePoint>& text);
 
 }  // namespace fleetbert

@@ -1,10 +1,12 @@
-// Token ids of texts, for the tests: fleetbert-lite-tokens VOCAB lower|cased MAX_LENGTH
+// Token ids of texts, for the tests: fleetbert-lite-tokens VOCAB BUNDLE|lower|cased
+// MAX_LENGTH, where BUNDLE is a folder whose manifest has the settings.
 // Each line of standard input is a JSON string, or a list of two; each line of the output its ids.
 #include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "bundle.h"
 #include "tokenizer.h"
 
 int main(int argc, char** argv) {
@@ -13,7 +15,11 @@ int main(int argc, char** argv) {
     std::ifstream file(argv[1], std::ios::binary);
     std::stringstream vocab;
     vocab << file.rdbuf();
-    const fleetbert::Tokenizer tokenizer(vocab.str(), argv[1], std::string(argv[2]) == "lower");
+    const std::string settings(argv[2]);
+    fleetbert::TokenizerSettings how;
+    how.lowercase = how.strip_accents = settings == "lower";
+    if (settings != "lower" && settings != "cased") how = fleetbert::read_bundle(settings).tokenizer;
+    const fleetbert::Tokenizer tokenizer(vocab.str(), argv[1], how);
     const auto max_length = static_cast<size_t>(std::stoul(argv[3]));
     for (std::string line; std::getline(std::cin, line);) {
       const auto text = nlohmann::json::parse(line);

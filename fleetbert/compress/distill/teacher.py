@@ -11,6 +11,7 @@ from paddle import nn
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
+from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
@@ -83,20 +84,23 @@ def student_source(job: schema.Distill, teacher: Teacher) -> weights.Source:
     if job.model.init == "teacher":
         return _some_layers(job, teacher)
     source = weights.open_source(job.model)
-    (vocab, lowercase), (known, known_lowercase) = (
-        (next(iter(spec.files.values())), spec.settings["lowercase"])
-        for spec in (source.tokenizer, teacher.tokenizer)
-    )
+    vocab, known = (next(iter(s.tokenizer.files.values())) for s in (source, teacher))
     words = [path.read_text(encoding="utf-8").split("\n") for path in (vocab, known)]
     if words[0] != words[1]:
         raise UserError(
             f"distill.teacher: {teacher.path} has another vocabulary than the student, "
             f"{vocab}; take {known} as model.vocab, or another teacher"
         )
-    if lowercase != known_lowercase:
+    for name, values in tokenizers.differing(source.tokenizer, teacher.tokenizer).items():
+        own, theirs = map(schema.yaml_word, values)
+        if name == "lowercase":
+            raise UserError(
+                f"model.lowercase: {own}, but the teacher {teacher.path} has {theirs}; set it to "
+                "that"
+            )
         raise UserError(
-            f"model.lowercase: {schema.yaml_word(lowercase)}, but the teacher "
-            f"{teacher.path} has {schema.yaml_word(known_lowercase)}; set it to that"
+            f"model.init: the tokenizer of {source.name} has {name}: {own}, but the teacher "
+            f"{teacher.path} has {theirs}; a student has to read texts as its teacher does"
         )
     if teacher.source is not None and job.distill.hidden_weight:
         _check_layers(source.shape["num_hidden_layers"], teacher)

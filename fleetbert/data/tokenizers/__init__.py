@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fleetbert.bundle import Bundle
+from fleetbert.bundle import Bundle, Setting
 from fleetbert.data.tokenizers.base import Encodings, Spec, Tokenizer
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 from fleetbert.registry import Registry
@@ -30,13 +30,21 @@ def find(folder: Path) -> Spec:
 
 
 def changed(spec: Spec, vocab: str | None, lowercase: bool | None) -> Spec:
-    """As a job's `model.vocab` and `model.lowercase` say."""
+    """As a job's `model.vocab` and `model.lowercase` say, with defaults for the rest."""
     files, settings = dict(spec.files), dict(spec.settings)
     if vocab is not None:
         files[next(iter(files))] = Path(vocab)
     if lowercase is not None:
         settings["lowercase"] = lowercase
-    return spec._replace(files=files, settings=settings)
+    return _kinds.get(spec.kind).with_defaults(spec._replace(files=files, settings=settings))
+
+
+def differing(one: Spec, other: Spec) -> dict[str, tuple[Setting | None, Setting | None]]:
+    """The settings in which two tokenizers differ, defaults included."""
+    ours, theirs = (_kinds.get(spec.kind).settings_in_full(spec) for spec in (one, other))
+    names = [*ours, *(name for name in theirs if name not in ours)]
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def save(spec: Spec, folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import ClassVar, NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.bundle import Setting
 from fleetbert.bundle import TokenizerSpec as Spec
 
 
@@ -72,6 +73,16 @@ class Tokenizer(ABC):
     @abstractmethod
     def save(cls, spec: Spec, folder: Path) -> None:
         """Write the files that `find`, and transformers, look for in a model's folder."""
+
+    @classmethod
+    def with_defaults(cls, spec: Spec) -> Spec:
+        """With the settings that neither the folder nor the job named; tells them in the log."""
+        return spec
+
+    @classmethod
+    def settings_in_full(cls, spec: Spec) -> dict[str, Setting]:
+        """All settings, with those that a spec need not name."""
+        return dict(spec.settings)
 
     @cached_property
     def is_subword(self) -> np.ndarray:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from itertools import chain
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Mapping, Sequence
 
 import numpy as np
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
+from tokenizers.implementations import BertWordPieceTokenizer
 
+from fleetbert.bundle import Setting
+from fleetbert.data.tokenizers import folder as folders
 from fleetbert.data.tokenizers.base import Encodings, Spec, Tokenizer
 from fleetbert.errors import UserError
 
@@ -20,13 +24,16 @@ from fleetbert.errors import UserError
 # Most words of a text were seen before: their ids are remembered, which takes a sixth of the
 # library's time for a text (a quarter with Chinese characters). Where there is much to do, the
 # library is better: other threads of Python run meanwhile.
+PLAIN_ASCII = re.compile("[ -~]*")
 PLAIN = re.compile("[ -~\u4e00-\u9fa5，。！？、；：“”‘’（）《》【】…—·]*")
 WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 MUCH = 4096  # characters of all texts
 LONGEST_REMEMBERED = 30  # characters of a word
 MOST_REMEMBERED = 1 << 14
-VOCAB, CONFIG = "vocab.txt", "tokenizer_config.json"
-SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+VOCAB = "vocab.txt"
+SPECIAL_TOKENS = tuple(folders.SPECIAL_TOKENS.values())
+
+_log = logging.getLogger(__name__)
 
 
 class WordPiece(Tokenizer):
@@ -34,30 +41,49 @@ class WordPiece(Tokenizer):
 
     A text is [CLS] a [SEP], a pair [CLS] a [SEP] b [SEP]; the first [SEP] is of segment 0.
 
-    With `lowercase` accents are stripped too, as in the uncased models. Special tokens come from
-    the tokenizer only: "[SEP]" written in a text is four ordinary tokens, so no text can pretend
-    to be two.
+    Accents are stripped where `strip_accents` is set, or where it is not named and `lowercase` is,
+    as in the uncased models. Special tokens come from the tokenizer only: "[SEP]" written in a
+    text is four ordinary tokens, so no text can pretend to be two.
     """
 
     kind = "wordpiece"
 
-    def __init__(self, vocab_path: str | Path, lowercase: bool):
-        """Read `vocab_path`: one token a line, its id the line number from 0."""
-        self.spec = of_vocab(Path(vocab_path), lowercase)
+    def __init__(
+        self, vocab_path: str | Path, lowercase: bool, settings: Mapping[str, Setting] | None = None
+    ):
+        """Read `vocab_path`: one token a line, its id the line number from 0.
+
+        settings: others, by the names in `folder.KNOWN`. UserError names one that is unknown.
+        """
+        spec = of_vocab(Path(vocab_path), lowercase)
+        self.spec = spec._replace(settings={**(settings or {}), **spec.settings})
+        said = self.settings_in_full(self.spec)
+        unknown = [name for name in said if name not in folders.KNOWN]
+        if unknown:
+            raise UserError(
+                f"{vocab_path}: this fleetbert does not know the tokenizer's setting "
+                f"{', '.join(unknown)}: install the fleetbert that wrote it"
+            )
         self.lowercase = lowercase
-        vocab = _read_vocab(Path(vocab_path))
-        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
-            vocab[token] for token in SPECIAL_TOKENS
-        )
-        self.special_ids = tuple(vocab[token] for token in SPECIAL_TOKENS)
+        special = [str(said[name]) for name in folders.SPECIAL_TOKENS]
+        vocab = _read_vocab(Path(vocab_path), special)
+        self.special_ids = tuple(vocab[token] for token in special)
+        self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
         self.vocab_size = len(vocab)
         self.is_subword = np.array(
             [token.startswith("##") and len(token) > 2 for token in vocab], dtype=bool
         )
-        model = models.WordPiece(vocab=vocab, unk_token="[UNK]", max_input_chars_per_word=100)
+        unknown_token = str(said["unk_token"])
+        model = models.WordPiece(vocab=vocab, unk_token=unknown_token, max_input_chars_per_word=100)
         self._tokenizer = tokenizers.Tokenizer(model)
-        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+        self._tokenizer.normalizer = normalizers.BertNormalizer(
+            clean_text=bool(said["clean_text"]),
+            handle_chinese_chars=bool(said["tokenize_chinese_chars"]),
+            strip_accents=bool(said["strip_accents"]),
+            lowercase=lowercase,
+        )
         self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._plain = PLAIN if said["tokenize_chinese_chars"] else PLAIN_ASCII
         # The fast one does not compute offsets; versions before 0.20 do not have it.
         self._encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
         self._ids_of_words = _IdsOfWords(model)
@@ -69,25 +95,47 @@ class WordPiece(Tokenizer):
     @classmethod
     def spec_in(cls, folder: Path) -> Spec:
         """That of a folder with vocab.txt, whether it is there or not."""
-        try:
-            said = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            said = {}
-        except (OSError, ValueError) as error:
-            raise UserError(f"{folder / CONFIG} cannot be read: {error}") from error
-        if not isinstance(said, dict):
-            raise UserError(f"{folder / CONFIG} holds no JSON object")
-        return of_vocab(folder / VOCAB, bool(said.get("do_lower_case", True)))
+        vocab = folder / VOCAB
+        words = _read_vocab(vocab, []) if vocab.is_file() else None
+        return Spec(cls.kind, {VOCAB: vocab}, folders.read(folder, words))
+
+    @classmethod
+    def with_defaults(cls, spec: Spec) -> Spec:
+        if "lowercase" in spec.settings:
+            return spec
+        _log.info(
+            "%s: no file beside it says whether texts are lower-cased; they are (model.lowercase: "
+            "false if the model is a cased one)",
+            spec.files[VOCAB],
+        )
+        return spec._replace(settings={"lowercase": True, **spec.settings})
+
+    @classmethod
+    def settings_in_full(cls, spec: Spec) -> dict[str, Setting]:
+        lowercase = spec.settings["lowercase"]
+        first = {"lowercase": lowercase, "strip_accents": lowercase}
+        return {**first, **folders.NORMALIZATION, **folders.SPECIAL_TOKENS, **spec.settings}
 
     @classmethod
     def open(cls, spec: Spec) -> WordPiece:
-        return cls(spec.files[VOCAB], bool(spec.settings["lowercase"]))
+        return cls(spec.files[VOCAB], bool(spec.settings["lowercase"]), spec.settings)
 
     @classmethod
     def save(cls, spec: Spec, folder: Path) -> None:
         shutil.copyfile(spec.files[VOCAB], folder / VOCAB)
-        said = {"do_lower_case": spec.settings["lowercase"], "tokenizer_class": "BertTokenizer"}
-        (folder / CONFIG).write_text(json.dumps(said) + "\n")
+        fields = folders.fields_of_config(spec.settings)
+        (folder / folders.CONFIG).write_text(json.dumps(fields) + "\n")
+        said = cls.settings_in_full(spec)
+        if not said["clean_text"]:  # transformers reads it in tokenizer.json only
+            special = {name: str(said[name]) for name in folders.SPECIAL_TOKENS}
+            BertWordPieceTokenizer(
+                _read_vocab(folder / VOCAB, []),
+                clean_text=False,
+                handle_chinese_chars=bool(said["tokenize_chinese_chars"]),
+                strip_accents=bool(said["strip_accents"]),
+                lowercase=bool(said["lowercase"]),
+                **special,
+            ).save(str(folder / folders.WHOLE))
 
     def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
         """Encode texts, or pairs if `texts_b` is given, to at most `max_length` tokens each.
@@ -120,7 +168,7 @@ class WordPiece(Tokenizer):
         return Encodings(ids, first_lengths, truncated)
 
     def _word_pieces(self, texts: list[str]) -> list[list[int]]:
-        if all(map(_is_plain, texts)) and sum(map(len, texts)) <= MUCH:
+        if all(map(self._is_plain, texts)) and sum(map(len, texts)) <= MUCH:
             ids = self._ids_of_words.__getitem__
             lines = map(str.lower, texts) if self.lowercase else texts
             return [list(chain.from_iterable(map(ids, _words(line)))) for line in lines]
@@ -134,6 +182,9 @@ class WordPiece(Tokenizer):
                         "which is no character; remove it"
                     ) from None
             raise
+
+    def _is_plain(self, text: str) -> bool:
+        return isinstance(text, str) and self._plain.fullmatch(text) is not None
 
 
 def of_vocab(vocab: Path, lowercase: bool) -> Spec:
@@ -159,10 +210,6 @@ class _IdsOfWords(Dict[str, List[int]]):
         return ids
 
 
-def _is_plain(text: str) -> bool:
-    return isinstance(text, str) and PLAIN.fullmatch(text) is not None
-
-
 def _words(line: str) -> list[str]:
     """A plain text in parts: Chinese words have no spaces between them."""
     return line.split() if line.isascii() else WORDS.findall(line)
@@ -176,7 +223,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _read_vocab(path: Path) -> dict[str, int]:
+def _read_vocab(path: Path, special: Sequence[str]) -> dict[str, int]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
@@ -197,7 +244,7 @@ def _read_vocab(path: Path) -> dict[str, int]:
                 "a vocabulary has each token once"
             )
         vocab[token] = number
-    missing = [token for token in SPECIAL_TOKENS if token not in vocab]
+    missing = [token for token in special if token not in vocab]
     if missing:
         raise UserError(f"{path}: the vocabulary lacks {', '.join(missing)}; give BERT's vocab.txt")
     return vocab

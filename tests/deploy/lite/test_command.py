@@ -171,6 +171,8 @@ def test_damaged_bundles(lite, bundle, name, damage, words):
         (["max_length"], 2, ("max_length", "bounds")),
         (["max_length"], 1e300, ("max_length", "whole number")),
         (["tokenizer", "lowercase"], "yes", ("tokenizer.lowercase", "true or false")),
+        (["tokenizer", "settings"], {"strip_accents": 1}, ("strip_accents", "true or false")),
+        (["tokenizer", "settings"], {"fold": True}, ("tokenizer.settings.fold", "not known")),
         (["variants"], {}, ("variants", "list")),
         (["variants", 0, "runs_on"], [], ("variants.0.runs_on", "one processor")),
         (["variants", 0, "files"], [], ("variants.0.files", "model.nb")),

@@ -19,10 +19,10 @@ def both(programs, tmp_path_factory):
     """A function: the two tokenizers' answers to texts (or pairs)."""
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
 
-    def answers(texts, lowercase=True, max_length=64):
+    def answers(texts, lowercase=True, max_length=64, settings=None):
         write_vocabulary(path, texts)
-        return ids_of(programs, path, texts, lowercase, max_length), expected(
-            path, texts, lowercase, max_length
+        return ids_of(programs, path, texts, lowercase, max_length, settings), expected(
+            path, texts, lowercase, max_length, settings
         )
 
     return answers
@@ -32,6 +32,26 @@ def both(programs, tmp_path_factory):
 def test_random_texts(both, lowercase):
     texts = random_texts(4000, seed=int(lowercase))
     same(*both(texts, lowercase), texts)
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("strip", [True, False])
+@pytest.mark.parametrize("chinese", [True, False])
+@pytest.mark.parametrize("clean", [True, False])
+def test_settings_of_the_manifest(both, lowercase, strip, chinese, clean):
+    texts = [*random_texts(600, seed=7), "möchte MÖCHTE İ", "字字 an字", "a\u200bn\0n\x01"]
+    settings = {
+        "strip_accents": strip, "tokenize_chinese_chars": chinese, "clean_text": clean
+    }  # fmt: skip
+    same(*both(texts, lowercase, settings=settings), texts)
+
+
+def test_special_tokens_of_another_spelling(programs, tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("[PAD]\n<unk>\n<s>\n</s>\n[MASK]\na\n[UNK]\n[CLS]\n[SEP]\n")
+    settings = {"unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"}
+    found = ids_of(programs, path, ["a b"], True, 8, settings)
+    assert found == expected(path, ["a b"], True, 8, settings) == [[4, 0, 2, 5, 1, 3]]
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
