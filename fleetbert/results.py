@@ -116,11 +116,17 @@ class Model:
 
     __call__ = predict
 
-    def evaluate(self, data: Table, on_bad_line: Literal["stop", "skip"] = "stop") -> Metrics:
+    def evaluate(
+        self,
+        data: Table,
+        on_bad_line: Literal["stop", "skip"] = "stop",
+        quoting: Literal["auto", "none", "minimal"] = "auto",
+    ) -> Metrics:
         """Metrics on a labelled table (see `train`): accuracy, macro_f1, loss (nats), n,
-        texts_per_s and tables by label. UserError at a bad line, unless `on_bad_line` is skip."""
+        texts_per_s and tables by label. UserError at a bad line, unless `on_bad_line` is skip.
+        quoting: of a file, as the key data.quoting."""
         from fleetbert.engines import evaluate  # loads Paddle
 
         with tempfile.TemporaryDirectory() as folder:
             path = in_memory.as_file("data", data, Path(folder))
-            return evaluate.evaluate(self._opened, path, on_bad_line)
+            return evaluate.evaluate(self._opened, path, on_bad_line, quoting)

@@ -79,8 +79,8 @@ def read_batches(settings: config.Calibration, bundle: bundles.Bundle) -> Batche
 
 def read_unlabelled(path: str, pair: bool, key: str) -> list[Example]:
     """The texts of a table, or of a file with one a line; UserError names the job's `key`."""
-    if Path(path).suffix.lower() in (".tsv", *read.JSON_SUFFIXES):
+    if Path(path).suffix.lower() in (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES):
         return read.read(path, pair=pair, labelled=False).examples
     if pair:
-        raise UserError(f"{key}: {path}: pairs need a .tsv or .jsonl with text_b")
+        raise UserError(f"{key}: {path}: pairs need a .tsv, .csv or .jsonl with text_b")
     return read.read_texts(path).examples

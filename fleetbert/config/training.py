@@ -25,7 +25,9 @@ class Task(Section):
 
 
 class Data(Section):
-    train: Optional[str] = key(None, "table of training texts: .tsv or .jsonl (mlm: any text file)")
+    train: Optional[str] = key(
+        None, "table of training texts: .tsv, .csv or .jsonl (mlm: any text file)"
+    )
     dev: Optional[str] = key(None, "table to evaluate on, same columns")
     builtin: Optional[Literal["api_docs"]] = key(
         None, "embedded data instead of files: docstrings labelled by package"
@@ -44,6 +46,11 @@ class Data(Section):
     )
     eval_batch_tokens: int = key(2048, "padded tokens of one evaluation batch", ge=16)
     on_bad_line: Literal["stop", "skip"] = key("stop", "skip: leave bad lines out and count them")
+    quoting: Literal["auto", "none", "minimal"] = key(
+        "auto",
+        "quotes around fields of .tsv and .csv, as RFC 4180 has them: auto: where the file has "
+        "them, which the log tells; none: quotes are characters; minimal: fields may be quoted",
+    )
     cache: str = key(
         "auto",
         "where tokens are kept so that tables need no memory: auto: those of tables over 32 MiB in "

@@ -16,6 +16,7 @@ from __future__ import annotations
 import bisect
 import fcntl
 import hashlib
+import io
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Dict, Iterator, NamedTuple, Sequence, overload
+from typing import BinaryIO, Dict, Iterator, NamedTuple, Sequence, overload
 
 import numpy as np
 import pyarrow as pa
@@ -102,7 +103,7 @@ def prepare(name: str, folder: Path, recipe: Recipe) -> Path:
     when the cache cannot be written.
     """
     try:
-        pieces = list(_pieces(name))
+        pieces = list(_pieces(name, recipe.form))
         own = folder / _key(pieces, recipe)
         own.mkdir(parents=True, exist_ok=True)
         with _locked(own):
@@ -157,24 +158,40 @@ def _locked(own: Path) -> Iterator[None]:
         yield
 
 
-def _pieces(name: str) -> Iterator[Piece]:
-    """The table in pieces of whole lines, hashed."""
-    start, line = 0, 1
+def _pieces(name: str, form: read.Format) -> Iterator[Piece]:
+    """The table in pieces of whole records, hashed."""
     with read.opened(name) as file:
-        while True:
-            block = file.read(PIECE)
-            if not block:
-                return
-            digest = hashlib.sha256(block)
-            size, count = len(block), block.count(b"\n")
-            while not block.endswith(b"\n"):
-                block = file.readline(PIECE)
-                if not block:
-                    break
-                digest.update(block)
-                size, count = size + len(block), count + block.endswith(b"\n")
+        yield from _of_records(form.records(enumerate(file, 1))) if form.quoted else _of_lines(file)
+
+
+def _of_records(records: Iterator[tuple[int, bytes]]) -> Iterator[Piece]:
+    start, line, size, digest = 0, 1, 0, hashlib.sha256()
+    for number, record in records:
+        if size >= PIECE:
             yield Piece(start, size, line, digest.hexdigest())
-            start, line = start + size, line + count
+            start, line, size, digest = start + size, number, 0, hashlib.sha256()
+        digest.update(record)
+        size += len(record)
+    if size:
+        yield Piece(start, size, line, digest.hexdigest())
+
+
+def _of_lines(file: BinaryIO) -> Iterator[Piece]:
+    start, line = 0, 1
+    while True:
+        block = file.read(PIECE)
+        if not block:
+            return
+        digest = hashlib.sha256(block)
+        size, count = len(block), block.count(b"\n")
+        while not block.endswith(b"\n"):
+            block = file.readline(PIECE)
+            if not block:
+                break
+            digest.update(block)
+            size, count = size + len(block), count + block.endswith(b"\n")
+        yield Piece(start, size, line, digest.hexdigest())
+        start, line = start + size, line + count
 
 
 def _key(pieces: Sequence[Piece], recipe: Recipe) -> str:
@@ -253,7 +270,7 @@ def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
         content = file.read(piece.size)
     if hashlib.sha256(content).hexdigest() != piece.sha256:
         raise UserError(f"{name}: was changed while it was read; start again when it is complete")
-    numbered = enumerate(content.split(b"\n"), piece.line)
+    numbered = enumerate(io.BytesIO(content), piece.line)
     table = read.parse_lines(name, numbered, recipe.form, recipe.on_bad_line)
     split, labels = tokenize(
         name, table, tokenizer, recipe.pair, recipe.form.labelled, recipe.max_length

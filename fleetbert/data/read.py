@@ -1,24 +1,40 @@
 """Reading texts and labels from files and streams, line by line.
 
-A table is TSV with a header or JSONL, one example a line, in UTF-8 (with or without a BOM).
+A table is TSV or CSV with a header or JSONL, one example a line, in UTF-8 (with or without a BOM).
 Columns or fields are `text_a`, `text_b` (pairs only) and `label`; others are ignored, and JSONL
-may say `text` for `text_a`. TSV is raw: a quote is a character, and nothing is escaped.
+may say `text` for `text_a`. A line ends with a line feed, before which a carriage return may stand,
+and with nothing else.
 Lines that hold nothing but white space are passed over, except where an answer is owed for every
 line (`iter_lines`).
+
+A field may be quoted as RFC 4180 says: `"` around it, `""` for a quote in it. It may then hold
+separators and line ends, and its record has the number of its first line. In a TSV table that is
+not quoted, a quote is a character.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import contextmanager
+from functools import lru_cache
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, Dict, Iterable, Iterator, NamedTuple, Sequence
+from typing import BinaryIO, Dict, Iterable, Iterator, Literal, NamedTuple, Sequence, Tuple
 
 from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
 
 Row = Dict[str, object]  # of JSON or of a table, by column
 BOM = b"\xef\xbb\xbf"
 JSON_SUFFIXES = (".jsonl", ".json")
+COLUMN_SUFFIXES = (".tsv", ".csv")  # files with a header
+# Bytes that a quoted record may have: a quote that is never closed costs no more memory.
+LONGEST_RECORD = 16 << 20
+
+Quoting = Literal["auto", "none", "minimal"]
+Numbered = Iterable[Tuple[int, bytes]]  # lines with their ends, and their numbers from 1
 
 
 class Example(NamedTuple):
@@ -44,46 +60,61 @@ class LineError(ValueError):
 class Format(NamedTuple):
     """How the lines of a file become examples.
 
-    kind: "tsv", "jsonl" or "plain" (the whole line is the text).
-    columns: the header of a TSV table, else None.
+    kind: "tsv" (CSV too), "jsonl" or "plain" (the whole line is the text).
+    columns: the header of a table with columns, else None.
     pair: whether a `text_b` is needed; None takes it where there is one.
     labelled: whether a label is needed.
+    separator: what stands between two columns.
+    quoted: whether fields may be quoted.
     """
 
     kind: str
     columns: list[str] | None
     pair: bool | None
     labelled: bool
+    separator: str = "\t"
+    quoted: bool = False
+
+    def records(self, lines: Numbered) -> Iterator[tuple[int, bytes]]:
+        """What `parse` takes: lines, or several that are one quoted record, as one."""
+        return _joined(lines, self.separator.encode()) if self.quoted else iter(lines)
 
     def parse(self, line: bytes, number: int) -> Example:
         if self.kind == "plain":
             return _from_plain(line, number, False)
         if self.columns is None:
             return _from_json(line, number, self.pair, self.labelled)
-        return _from_tsv(line, number, self.columns, self.pair, self.labelled)
+        values = _fields(_decode(line), self)
+        if len(values) != len(self.columns):
+            raise LineError(_wrong_count(values, self))
+        return _example(dict(zip(self.columns, values)), number, self.pair, self.labelled)
 
 
-def table_format(path: str | Path, *, pair: bool, labelled: bool) -> Format:
-    """JSONL if `path` ends in .jsonl or .json, else TSV, whose header is read and checked.
+def table_format(
+    path: str | Path, *, pair: bool | None, labelled: bool, quoting: Quoting = "auto"
+) -> Format:
+    """JSONL if `path` ends in .jsonl or .json, else TSV or, with .csv, what its header is separated
+    by. The header is read and checked.
 
     With `pair` every line needs a `text_b`; without, `text_b` is ignored. With `labelled` every
     line needs a label; without, a label is kept where there is one. Integer and boolean labels of
-    JSONL become text ("1", "true").
+    JSONL become text ("1", "true"). With `quoting` auto, .csv is quoted, and TSV if all of the file
+    reads as such (`_is_quoted`); what was found is logged.
     """
     if Path(path).suffix.lower() in JSON_SUFFIXES:
         return Format("jsonl", None, pair, labelled)
-    return Format("tsv", _header(Path(path), pair, labelled), pair, labelled)
+    return _with_header(Path(path), pair, labelled, quoting)
 
 
-def texts_format(path: str | Path) -> Format:
+def texts_format(path: str | Path, quoting: Quoting = "auto") -> Format:
     """For masked-language modelling: one text a line.
 
-    A .tsv file needs a header and a .jsonl or .json file its fields, as in `table_format`; their
-    `text_b` is taken where there is one.
+    A .tsv or .csv file needs a header and a .jsonl or .json file its fields, as in `table_format`;
+    their `text_b` is taken where there is one.
     """
     suffix = Path(path).suffix.lower()
-    if suffix == ".tsv":
-        return Format("tsv", _header(Path(path), None, False), None, False)
+    if suffix in COLUMN_SUFFIXES:
+        return _with_header(Path(path), None, False, quoting)
     return Format("jsonl" if suffix in JSON_SUFFIXES else "plain", None, None, False)
 
 
@@ -99,9 +130,17 @@ def read_as(path: str | Path, form: Format, on_bad_line: str = "stop") -> Table:
     return table
 
 
-def read(path: str | Path, *, pair: bool, labelled: bool, on_bad_line: str = "stop") -> Table:
+def read(
+    path: str | Path,
+    *,
+    pair: bool,
+    labelled: bool,
+    on_bad_line: str = "stop",
+    quoting: Quoting = "auto",
+) -> Table:
     """`read_as` its `table_format`."""
-    return read_as(path, table_format(path, pair=pair, labelled=labelled), on_bad_line)
+    form = table_format(path, pair=pair, labelled=labelled, quoting=quoting)
+    return read_as(path, form, on_bad_line)
 
 
 def read_texts(path: str | Path, on_bad_line: str = "stop") -> Table:
@@ -111,16 +150,16 @@ def read_texts(path: str | Path, on_bad_line: str = "stop") -> Table:
 
 def parse_lines(
     path: str | Path,
-    numbered: Iterable[tuple[int, bytes]],
+    numbered: Numbered,
     form: Format,
     on_bad_line: str,
 ) -> Table:
-    """The examples of some of the lines of `path`, which may be none; errors as in `read_as`."""
+    """The examples of some whole records of `path`, maybe none; errors as in `read_as`."""
     if on_bad_line not in ("stop", "skip"):
         raise ValueError(f"on_bad_line is {on_bad_line!r}, not 'stop' or 'skip'")
     examples: list[Example] = []
     skipped: list[tuple[int, str]] = []
-    for number, line in numbered:
+    for number, line in form.records(numbered):
         if number == 1:
             if form.columns is not None:
                 continue
@@ -130,6 +169,8 @@ def parse_lines(
         try:
             examples.append(form.parse(line, number))
         except LineError as error:
+            if not line.decode("utf-8", "replace").strip():  # white space of Unicode
+                continue
             if on_bad_line == "stop":
                 raise UserError(f"{path}:{number}: {error}") from None
             skipped.append((number, str(error)))
@@ -149,19 +190,23 @@ def check_not_empty(
     raise UserError(f"{path}: holds no example; give a file with one example a line")
 
 
-def lines_at(path: str | Path, numbers: Iterable[int]) -> dict[int, str]:
-    """The lines of a file with these numbers (from 1) as they stand; empty if it cannot be read."""
+def lines_at(
+    path: str | Path, numbers: Iterable[int], form: Format | None = None
+) -> dict[int, str]:
+    """The lines of a file (records with `form`) with these numbers (from 1) as they stand; empty
+    if it cannot be read."""
     wanted = set(numbers)
-    lines = {}
+    found = {}
+    lines = _lines(Path(path))
     try:
-        for number, line in _lines(Path(path)):
+        for number, line in form.records(lines) if form else lines:
             if number in wanted:
-                lines[number] = line.rstrip(b"\r\n").decode("utf-8", "replace")
-                if len(lines) == len(wanted):
+                found[number] = line.rstrip(b"\r\n").decode("utf-8", "replace")
+                if len(found) == len(wanted):
                     break
     except UserError:
         return {}
-    return lines
+    return found
 
 
 def parse_question(line: bytes, line_number: int, pair: bool, jsonl: bool) -> Example:
@@ -180,28 +225,34 @@ def parse_question(line: bytes, line_number: int, pair: bool, jsonl: bool) -> Ex
 
 
 def iter_lines(
-    stream: BinaryIO, *, pair: bool, jsonl: bool | None = None
+    stream: Iterable[bytes],
+    *,
+    pair: bool,
+    jsonl: bool | None = None,
+    quoting: Quoting = "auto",
+    form: Format | None = None,
 ) -> Iterator[tuple[int, Example | UserError]]:
     """The lines of `fleetbert predict`'s input, each as (line number, example or its error).
 
-    Where `jsonl` is None the first line tells the format: one that starts with `{` is JSONL, and
-    one that has a column `text_a` (with a `text_b` for pairs) is the header of a TSV table, which
-    gives no example itself; anything else is plain lines as in `parse_question`. Reads lazily.
+    `form` is that of a table which is known to be one. Where it and `jsonl` are None the first line
+    tells the format: one that starts with `{` is JSONL, and one that has a column `text_a` (with a
+    `text_b` for pairs) is the header of a TSV table, which gives no example itself; anything else
+    is plain lines as in `parse_question`. With `quoting` auto such a table is quoted if its header
+    is. Reads lazily.
     """
-    columns: list[str] | None = None
-    for number, line in enumerate(stream, 1):
-        if number == 1:
-            if line.startswith(BOM):
-                line = line[len(BOM) :]
-            if jsonl is None:
-                jsonl = line.lstrip().startswith(b"{")
-                if not jsonl:
-                    columns = _header_or_none(line, pair)
-                    if columns:
-                        continue
+    lines: Iterator[tuple[int, bytes]] = enumerate(stream, 1)
+    for number, line in lines:  # the first
+        line = line[len(BOM) :] if line.startswith(BOM) else line
+        if form is None and jsonl is None:
+            jsonl = line.lstrip().startswith(b"{")
+            form = None if jsonl else _header_or_none(line, pair, quoting)
+        if form is None:
+            lines = chain([(number, line)], lines)
+        break
+    for number, line in lines if form is None else form.records(lines):
         try:
-            if columns:
-                yield number, _from_tsv(line, number, columns, pair, False)
+            if form is not None:
+                yield number, form.parse(line, number)
             else:
                 yield number, parse_question(line, number, pair, bool(jsonl))
         except LineError as error:
@@ -231,49 +282,221 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from enumerate(file, 1)
 
 
-def _header(path: Path, pair: bool | None, labelled: bool) -> list[str]:
+def check_header(path: str | Path) -> None:
+    """UserError unless a file of columns has the texts that can be asked."""
+    _header(Path(path), None, False, "auto")
+
+
+def _with_header(path: Path, pair: bool | None, labelled: bool, quoting: Quoting) -> Format:
+    form = _header(path, pair, labelled, quoting)
+    if quoting == "auto" and not form.quoted:
+        form = form._replace(quoted=_is_quoted(path, form))
+    if form.quoted and path.suffix.lower() != ".csv":
+        _say(f"{path}: its fields are quoted as in CSV (quoting: none takes quotes as characters)")
+    return form
+
+
+def _header(path: Path, pair: bool | None, labelled: bool, quoting: Quoting) -> Format:
     with opened(path) as file:
         line = file.readline()
     if not line:
         raise UserError(f"{path}: is empty; give a table with the columns text_a and label")
     try:
-        columns = _decode(line[len(BOM) :] if line.startswith(BOM) else line).split("\t")
+        text = _decode(line[len(BOM) :] if line.startswith(BOM) else line)
+        form = _form_of_header(text, path.suffix.lower() == ".csv", pair, labelled, quoting)
     except LineError as error:
         raise UserError(f"{path}:1: {error}") from None
-    columns = [column.strip() for column in columns]
+    columns = form.columns or []
     needed = ["text_a"] + ["text_b"] * bool(pair) + ["label"] * labelled
     seen = ", ".join(repr(column[:40]) for column in columns[:12])
     for column in needed:
         if column not in columns:
             raise UserError(
                 f"{path}:1: the header has no column {column!r}, only {seen}; "
-                f"name the tab-separated columns {', '.join(needed)}"
+                f"name the {NAMES[form.separator]}-separated columns {', '.join(needed)}"
             )
     for column in ("text_a", "text_b", "label"):
         if columns.count(column) > 1:
             raise UserError(f"{path}:1: the header names {column!r} twice; keep one of them")
-    return columns
+    return form
 
 
-def _header_or_none(line: bytes, pair: bool) -> list[str] | None:
+NAMES = {"\t": "tab", ",": "comma", ";": "semicolon"}
+
+
+def _form_of_header(
+    text: str, is_csv: bool, pair: bool | None, labelled: bool, quoting: Quoting
+) -> Format:
+    """That of a first line; auto is settled by it for .csv and for quoted names only."""
+    separator = "\t"
+    if is_csv:
+        # Spreadsheets write semicolons where the comma is a decimal mark.
+        names = {mark: [name.strip(' "') for name in text.split(mark)] for mark in (",", ";", "\t")}
+        separator = next((mark for mark in names if "text_a" in names[mark]), ",")
+    quoted = quoting == "minimal" or (quoting == "auto" and (is_csv or _names_are_quoted(text)))
+    form = Format("tsv", None, pair, labelled, separator, quoted)
+    return form._replace(columns=[name.strip() for name in _fields(text, form)])
+
+
+def _names_are_quoted(header: str) -> bool:
+    names = [name.strip() for name in header.split("\t")]
+    return any(f'"{name}"' in names for name in ("text_a", "text_b", "label"))
+
+
+def _is_quoted(path: Path, form: Format) -> bool:
+    """Whether a TSV table whose header is not quoted was written with quotes where needed.
+
+    So it is if some field reads as quoted that had to be (it holds a tab, a quote or a line end),
+    and none speaks against it: a quote inside a field without quotes, text behind a closing quote,
+    a quote that is not closed. Lines that make one record, but each have the header's columns by
+    themselves, must be fewer than the records that have them only when they are quoted.
+    """
+    assert form.columns is not None
+    count, raw, quoted = len(form.columns), form, form._replace(quoted=True)
+    first = against = 0
+    quoted_only = raw_too = 0
+    for number, record in quoted.records(_lines(path)):
+        if b'"' not in record:
+            continue
+        text = record.decode("utf-8", "replace").rstrip("\r\n")
+        plain = [_fields(line.rstrip("\r"), raw) for line in text.split("\n")]
+        marked = [value for value in plain[0] if '"' in value]
+        try:
+            values = _fields(text, quoted)
+        except LineError:
+            values = []
+        if not values or (marked and not marked[0].startswith('"')):
+            against, raw_too = number, 0
+            break
+        if len(values) != count or not any(mark in value for value in values for mark in '"\t\n'):
+            continue
+        first = first or number
+        raw_fits = all(len(fields) == count for fields in plain)
+        quoted_only += not raw_fits
+        if raw_fits and len(plain) > 1:
+            raw_too, against = raw_too + 1, against or number
+    if first and against and (raw_too == 0 or quoted_only <= raw_too):
+        _say(
+            f"{path}:{first}: looks quoted, but line {against} does not: quotes are taken as "
+            "characters (quoting: minimal takes them as quotes)"
+        )
+        return False
+    return bool(first)
+
+
+@lru_cache(maxsize=None)
+def _say(line: str) -> None:
+    """Once in a process."""
+    log.info(line)
+
+
+def _header_or_none(line: bytes, pair: bool, quoting: Quoting) -> Format | None:
     try:
-        columns = [column.strip() for column in _decode(line).split("\t")]
+        form = _form_of_header(_decode(line), False, pair, False, quoting)
     except LineError:
         return None
-    if "text_a" in columns and (not pair or "text_b" in columns):
-        return columns
-    return None
+    columns = form.columns or []
+    return form if "text_a" in columns and (not pair or "text_b" in columns) else None
 
 
-def _from_tsv(
-    line: bytes, number: int, columns: Sequence[str], pair: bool | None, labelled: bool
-) -> Example:
-    values = _decode(line).split("\t")
-    if len(values) != len(columns):
+def _joined(lines: Numbered, separator: bytes) -> Iterator[tuple[int, bytes]]:
+    """Records of lines. One that is not closed is its first line alone; the next begins after it,
+    so that a stray quote costs no other line."""
+    lines = iter(lines)
+    again: Iterator[tuple[int, bytes]] = iter(())
+    while True:
+        number, line = next(again, None) or next(lines, (0, b""))
+        if not number:
+            return
+        if not _is_open(line, separator, False):
+            yield number, line
+            continue
+        more: list[tuple[int, bytes]] = []
+        size, is_open = len(line), True
+        while is_open and size <= LONGEST_RECORD:
+            following = next(again, None) or next(lines, None)
+            if following is None:
+                break
+            more.append(following)
+            size += len(following[1])
+            is_open = _is_open(following[1], separator, True)
+        if is_open:
+            again = chain(more, again)
+            yield number, line
+        else:
+            yield number, line + b"".join(text for _, text in more)
+
+
+def _is_open(line: bytes, separator: bytes, is_open: bool) -> bool:
+    """Whether a quoted field goes on behind this line, which begins in one if `is_open`."""
+    if b'"' not in line:
+        return is_open
+    at = 0
+    while True:
+        if not is_open:
+            if not line.startswith(b'"', at):
+                at = line.find(separator + b'"', at) + 1
+                if not at:
+                    return False
+            at += 1
+        while True:
+            at = line.find(b'"', at)
+            if at < 0:
+                return True
+            if not line.startswith(b'"', at + 1):
+                break
+            at += 2
+        at = line.find(separator, at) + 1
+        if not at:
+            return False
+        is_open = False
+
+
+def _fields(text: str, form: Format) -> list[str]:
+    """The fields of a record without its line end."""
+    if not form.quoted or '"' not in text:
+        return text.split(form.separator)
+    values, at = [], 0
+    while True:
+        if text.startswith('"', at):
+            at = start = at + 1
+            while text.startswith('""', at := _closing(text, at)):
+                at += 2
+            values.append(text[start:at].replace('""', '"'))
+            at += 1
+        else:
+            end = text.find(form.separator, at)
+            values.append(text[at : end if end >= 0 else None])
+            at = end if end >= 0 else len(text)
+        if at >= len(text):
+            return values
+        if not text.startswith(form.separator, at):
+            raise LineError(
+                "has text behind a closing quote; write a quote in a quoted field twice, or take "
+                "quotes as characters (quoting: none)"
+            )
+        at += 1
+
+
+def _closing(text: str, at: int) -> int:
+    end = text.find('"', at)
+    if end < 0:
         raise LineError(
-            f"has {len(values)} tab-separated columns where the header has {len(columns)}"
+            "opens a quote that is not closed; close it, or take quotes as characters "
+            "(quoting: none)"
         )
-    return _example(dict(zip(columns, values)), number, pair, labelled)
+    return end
+
+
+def _wrong_count(values: Sequence[str], form: Format) -> str:
+    name = NAMES[form.separator]
+    hint = ""
+    if any(value.startswith('"') for value in values) and not form.quoted:
+        hint = "; it begins with a quote: if the table is quoted, say so (quoting: minimal)"
+    return (
+        f"has {len(values)} {name}-separated columns where the header has "
+        f"{len(form.columns or ())}{hint}"
+    )
 
 
 def _from_json(line: bytes, number: int, pair: bool | None, labelled: bool) -> Example:

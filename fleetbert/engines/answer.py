@@ -7,7 +7,7 @@ import json
 import sys
 from collections import deque
 from pathlib import Path
-from typing import BinaryIO, Callable, Iterable, Iterator, NamedTuple, Sequence, cast
+from typing import Callable, Iterable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 from tqdm import tqdm
@@ -16,7 +16,7 @@ from fleetbert import bundle as bundles
 from fleetbert import tasks
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, collate, plan_inference
-from fleetbert.data.read import Example, iter_lines
+from fleetbert.data.read import Example, Format, Quoting, iter_lines
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
@@ -165,17 +165,25 @@ class Counts(NamedTuple):
 
 
 def answer_lines(
-    model: Model, stream: BinaryIO, jsonl: bool | None = None, window: int = WINDOW
+    model: Model,
+    stream: Iterable[bytes],
+    jsonl: bool | None = None,
+    window: int = WINDOW,
+    quoting: Quoting = "auto",
+    form: Format | None = None,
 ) -> Iterator[tuple[list[Line], Counts]]:
     """One object for each line of `stream`, in its order, a window of lines at a time.
 
     An object is what `Answer.as_json` says, or {"error"} where the line could not be answered; the
-    `id` of a JSONL line comes first in it. `jsonl` None looks at the first line (`data.read`).
+    `id` of a JSONL line comes first in it. How lines are read: see `data.read.iter_lines`.
     Memory is bounded by the window, whatever the length of the stream.
     """
     raw: deque[bytes] = deque(maxlen=1)
-    lines = iter_lines(cast(BinaryIO, _remember(stream, raw)), pair=model.pair, jsonl=jsonl)
-    ids = ((raw.pop(), line) for _, line in lines)  # iter_lines gives a line before it reads on
+    lines = iter_lines(
+        _remember(stream, raw), pair=model.pair, jsonl=jsonl, quoting=quoting, form=form
+    )
+    # iter_lines gives a line before it reads on; a record of a quoted table needs no id.
+    ids = ((raw.pop() if raw else b"", line) for _, line in lines)
     while True:
         taken = [(_id_of(text), line) for text, line in itertools.islice(ids, window)]
         if not taken:

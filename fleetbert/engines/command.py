@@ -7,13 +7,13 @@ import io
 import json
 import logging
 import os
-import re
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Iterator
 
 from fleetbert import files
+from fleetbert.data import read
 from fleetbert.errors import UserError
 
 if TYPE_CHECKING:
@@ -27,13 +27,16 @@ and F1.
 
   fleetbert evaluate --bundle output/quickstart/bundle --data dev.tsv
 
-The table is TSV with a header (columns text_a, label, for pairs text_b) or JSONL with such fields.
+The table is TSV or CSV with a header (columns text_a, label, for pairs text_b) or JSONL with such
+fields.
 """
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
-    parser.add_argument("--data", required=True, metavar="FILE", help="labelled .tsv or .jsonl")
+    parser.add_argument(
+        "--data", required=True, metavar="FILE", help="labelled .tsv, .csv or .jsonl"
+    )
     parser.add_argument(
         "--on-bad-line",
         choices=("stop", "skip"),
@@ -41,6 +44,7 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         help="a line that is malformed or has a label that the model does not know: stop with "
         "its number (default), or leave it out and count it",
     )
+    _add_quoting(parser)
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
 
 
@@ -48,7 +52,7 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     from fleetbert.engines import evaluate
 
     model = _load(arguments)
-    report = evaluate.evaluate(model, arguments.data, arguments.on_bad_line)
+    report = evaluate.evaluate(model, arguments.data, arguments.on_bad_line, arguments.quoting)
     if arguments.json:
         where = {key: getattr(arguments, key) for key in ("bundle", "variant", "data")}
         print(json.dumps({**where, **report}, ensure_ascii=False))
@@ -63,9 +67,10 @@ Answer texts: one line of JSON for each line of input, in its order.
   {"label": "positive", "scores": {"negative": 0.004, "positive": 0.996}}
 
 Input is JSONL ({"text_a": ...} or {"text": ...}, for pairs with "text_b"; an "id" is passed on),
-TSV with a header that has text_a, or one text a line (pairs: two texts with a tab between). A file
-ending in .jsonl, .tsv or .txt is taken as that; otherwise the first line tells. A line that cannot
-be answered becomes {"error": ...}; the others go on, and the exit code is 0.
+TSV or CSV with a header that has text_a, or one text a line (pairs: two texts with a tab between).
+A file ending in .jsonl, .tsv, .csv or .txt is taken as that; otherwise the first line tells. A line
+that cannot be answered becomes {"error": ...}; the others go on, and the exit code is 0. A quoted
+field may hold line ends: then its lines get one answer.
 """
 
 
@@ -78,6 +83,7 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="where the answers go; - is stdout (default). A file appears when it is complete",
     )
+    _add_quoting(parser)
 
 
 def run_predict(arguments: argparse.Namespace) -> None:
@@ -90,7 +96,11 @@ def run_predict(arguments: argparse.Namespace) -> None:
         model = _load(arguments)
         with _open_output(arguments.output) as output, answer.progress() as bar:
             jsonl = _JSONL.get(Path(arguments.input).suffix.lower())
-            for objects, counts in answer.answer_lines(model, stream, jsonl):
+            form = _table_format(arguments, model.pair)
+            windows = answer.answer_lines(
+                model, stream, jsonl, quoting=arguments.quoting, form=form
+            )
+            for objects, counts in windows:
                 for line in objects:
                     output.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
                 output.flush()
@@ -104,6 +114,17 @@ def run_predict(arguments: argparse.Namespace) -> None:
         log.warning(f"{failed} of {lines} lines could not be answered: see their error")
     if cut:
         log.warning(f"{cut} texts were truncated to {model.max_length} tokens")
+
+
+def _table_format(arguments: argparse.Namespace, pair: bool) -> read.Format | None:
+    if not _is_table(arguments.input):
+        return None
+    return read.table_format(arguments.input, pair=pair, labelled=False, quoting=arguments.quoting)
+
+
+def _is_table(name: str) -> bool:
+    path = Path(name)
+    return path.suffix.lower() in read.COLUMN_SUFFIXES and path.is_file()  # and no pipe
 
 
 # What a file's ending says; None: its first line tells.
@@ -170,6 +191,16 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_quoting(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--quoting",
+        choices=("auto", "none", "minimal"),
+        default="auto",
+        help="quotes around fields of a table, as RFC 4180 has them: where the file has them "
+        "(auto; on stdin: where its header has them), never, or always",
+    )
+
+
 def _load(arguments: argparse.Namespace) -> answer.Model:
     from fleetbert.engines import answer
 
@@ -196,18 +227,12 @@ def _open_input(name: str) -> Iterator[BinaryIO]:
     with ExitStack() as stack:
         try:
             stream = stack.enter_context(Path(name).open("rb"))
-            header = stream.readline() if Path(name).suffix.lower() == ".tsv" else None
-            if header is not None:
-                stream.seek(0)
         except OSError as error:
             raise UserError(
                 f"--input {name}: {error.strerror}; name a file, or - for stdin"
             ) from None
-        if header is not None and not re.search(rb"(^|\t|\xbf) *text_a *[\t\r\n]", header):
-            raise UserError(
-                f"{name}:1: the header has no column 'text_a'; name the tab-separated columns "
-                "in the first line, or give one text a line in a file that ends in .txt"
-            )
+        if _is_table(name):
+            read.check_header(name)  # before the model is loaded
         yield stream
 
 

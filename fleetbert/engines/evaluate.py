@@ -9,7 +9,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.data.read import Table, read
+from fleetbert.data.read import Quoting, Table, read
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
 from fleetbert.tasks import Metrics
@@ -31,9 +31,11 @@ class Known(NamedTuple):
     skipped: int
 
 
-def read_known(model: answer.Model, path: str | Path, on_bad_line: str = "stop") -> Known:
+def read_known(
+    model: answer.Model, path: str | Path, on_bad_line: str = "stop", quoting: Quoting = "auto"
+) -> Known:
     """Read the labelled table at `path`; a label that the model does not know is a bad line."""
-    table = read(path, pair=model.pair, labelled=True, on_bad_line=on_bad_line)
+    table = read(path, pair=model.pair, labelled=True, on_bad_line=on_bad_line, quoting=quoting)
     table = _known(table, model.labels, path, on_bad_line)
     examples = table.examples
     index = {label: number for number, label in enumerate(model.labels)}
@@ -42,14 +44,16 @@ def read_known(model: answer.Model, path: str | Path, on_bad_line: str = "stop")
     return Known([example.text_a for example in examples], texts_b, truth, len(table.skipped))
 
 
-def evaluate(model: answer.Model, path: str | Path, on_bad_line: str = "stop") -> Metrics:
+def evaluate(
+    model: answer.Model, path: str | Path, on_bad_line: str = "stop", quoting: Quoting = "auto"
+) -> Metrics:
     """Measures of the model on the table at `path`, ready for JSON.
 
     Those of the task, and texts_per_s (tokenization to logits), skipped (bad lines), cut
     (texts longer than max_length) and mean_layers (that a text went through; None where all do).
     A line whose label the model does not know is a bad line.
     """
-    table = read_known(model, path, on_bad_line)
+    table = read_known(model, path, on_bad_line, quoting)
     with answer.progress(len(table.truth)) as bar:
         start = time.perf_counter()
         logits = answer.compute_logits(model, table.texts_a, table.texts_b, bar.update)

@@ -61,8 +61,8 @@ class MaskedWords(Task):
     collects = Masked
     gate_metric = "accuracy"
 
-    def table_format(self, path: str | Path) -> read.Format:
-        return read.texts_format(path)
+    def table_format(self, path: str | Path, quoting: read.Quoting = "auto") -> read.Format:
+        return read.texts_format(path, quoting)
 
     def outputs(self, labels: Sequence[str]) -> int:
         return 2  # PaddleNLP's config knows no fewer labels

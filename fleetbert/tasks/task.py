@@ -64,9 +64,9 @@ class Task(ABC):
     collects: ClassVar[type[Labelled]] = Labelled  # what makes a step's arrays
     gate_metric: ClassVar[str]  # what compression may lose little of; higher is better
 
-    def table_format(self, path: str | Path) -> read.Format:
+    def table_format(self, path: str | Path, quoting: read.Quoting = "auto") -> read.Format:
         """How training texts are read."""
-        return read.table_format(path, pair=self.pair, labelled=self.labelled)
+        return read.table_format(path, pair=self.pair, labelled=self.labelled, quoting=quoting)
 
     def check_labels(self, labels: Sequence[str]) -> None:  # noqa: B027  most need no check
         """UserError for labels of training texts that nothing can be learned from."""

@@ -73,7 +73,7 @@ def open_splits(
         return [tokenized(name, table) for name, table in zip(names, tables)]
     splits = []
     for path in (path for path in (data.train, data.dev) if path is not None):
-        form = task.table_format(path)
+        form = task.table_format(path, data.quoting)
         folder = cache_folder(job, path)
         if folder is None:
             splits.append(tokenized(path, read.read_as(path, form, data.on_bad_line)))
@@ -169,8 +169,15 @@ class TextTask(Trainable):
             builtin = api_docs.load()[0]
             texts = {number: builtin[i].text_a for number, i in zip(numbers, indices)}
         else:
-            texts = read.lines_at(self.job.data.train, numbers)
+            texts = self._lines_at(self.job.data.train, numbers)
         return [{"file": self.train.name, "line": n, "text": texts.get(n)} for n in numbers]
+
+    def _lines_at(self, path: str, numbers: Sequence[int]) -> dict[int, str]:
+        try:
+            form = self.task.table_format(path, self.job.data.quoting)
+        except UserError:  # it is gone, or another
+            return {}
+        return read.lines_at(path, numbers, form)
 
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         return self.objective.loss(model, arrays)

@@ -26,9 +26,16 @@ FORMATS = {
     "tsv": lambda path: read.table_format(path, pair=False, labelled=True),
     "pair.tsv": lambda path: read.table_format(path, pair=True, labelled=True),
     "jsonl": lambda path: read.table_format(path, pair=False, labelled=True),
+    "csv": lambda path: read.table_format(path, pair=False, labelled=True),
     "txt": read.texts_format,
 }
-HEADS = {"tsv": "label\ttext_a", "pair.tsv": "text_a\tlabel\ttext_b", "jsonl": "", "txt": ""}
+HEADS = {
+    "csv": "label,text_a",
+    "tsv": "label\ttext_a",
+    "pair.tsv": "text_a\tlabel\ttext_b",
+    "jsonl": "",
+    "txt": "",
+}
 
 
 @pytest.fixture
@@ -100,7 +107,18 @@ line = st.one_of(
     st.tuples(st.sampled_from("xyz"), st.lists(word, max_size=20).map(" ".join)).map("\t".join),
     st.lists(word, max_size=4).map("\t".join),
     st.sampled_from(
-        ["", " ", "a\tb\tc", "word1\tx\tword2", '{"text": "word1 word2", "label": 1}', "\r"]
+        [
+            "",
+            " ",
+            "a\tb\tc",
+            "word1\tx\tword2",
+            'x,"word1',
+            'word2",',
+            '"x","a ""b"""',
+            "x,word3",
+            '{"text": "word1 word2", "label": 1}',
+            "\r",
+        ]
     ),
 ).map(lambda text: text.encode("utf-8"))
 
@@ -226,9 +244,9 @@ def test_a_table_that_changes_while_it_is_read(
     small_pieces, table, tmp_path, tiny_vocab, monkeypatch
 ):
     recipe = recipe_of(table, tiny_vocab)
-    pieces = list(cache._pieces(str(table)))
+    pieces = list(cache._pieces(str(table), recipe.form))
     table.write_bytes(table.read_bytes().replace(b"word7", b"word8"))
-    monkeypatch.setattr(cache, "_pieces", lambda name: pieces)
+    monkeypatch.setattr(cache, "_pieces", lambda name, form: pieces)
     with pytest.raises(UserError, match=r"train\.tsv: was changed while it was read"):
         cache.prepare(str(table), tmp_path / "c", recipe)
 

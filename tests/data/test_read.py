@@ -1,14 +1,26 @@
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
+import sys
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetbert.data.read import Example, iter_lines, parse_question, read, read_texts
+from fleetbert.data.read import (
+    Example,
+    check_header,
+    iter_lines,
+    lines_at,
+    parse_question,
+    read,
+    read_texts,
+    table_format,
+)
 from fleetbert.errors import UserError
 
 
@@ -198,3 +210,122 @@ def test_texts_of_any_file(tmp_path):
     assert [e[:2] for e in read_texts(table).examples] == [("a", "b"), ("c", None)]
     rows = write(tmp_path, '{"text": "a"}\n{"text_a": "b", "text_b": "c"}\n', "rows.jsonl")
     assert [e[:2] for e in read_texts(rows).examples] == [("a", None), ("b", "c")]
+
+
+# Texts of all that quoting is about; labels that no table strips.
+cell = st.text(st.sampled_from('ab"\t\n\r,; \u2028é'), min_size=1, max_size=8).filter(str.strip)
+rows = st.lists(st.tuples(cell, st.sampled_from(["x", 'y"z', "a,b"])), min_size=1, max_size=8)
+
+
+@given(
+    rows=rows,
+    separator=st.sampled_from("\t,;"),
+    ending=st.sampled_from(["\n", "\r\n"]),
+    quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL, csv.QUOTE_NONNUMERIC]),
+    bom=st.booleans(),
+)
+def test_what_pandas_writes_reads_as_python_reads_it(
+    tmp_path, rows, separator, ending, quoting, bom
+):
+    text = pd.DataFrame(rows, columns=["text_a", "label"]).to_csv(
+        sep=separator, index=False, lineterminator=ending, quoting=quoting
+    )
+    path = write(tmp_path, b"\xef\xbb\xbf" * bom + text.encode(), "table.csv")
+    table = read(path, pair=False, labelled=True)
+    assert [(e.text_a, e.label) for e in table.examples] == rows
+    # The number of a record is that of its first line.
+    lines = text.split("\n")
+    numbers = [e.line for e in table.examples]
+    starts = [2, *numbers[1:], len(lines)]
+    joined = ["\n".join(lines[a - 1 : b - 1]) for a, b in zip(starts, starts[1:])]
+    if "\r" not in text.replace("\r\n", ""):  # Python's module takes a lone one for a line end
+        parsed = [next(csv.reader([record], delimiter=separator)) for record in joined]
+        assert [tuple(fields) for fields in parsed] == rows
+    form = table_format(path, pair=False, labelled=True)
+    assert lines_at(path, numbers, form) == {
+        number: record.rstrip("\r\n") for number, record in zip(numbers, joined)
+    }
+
+
+@given(rows=rows)
+def test_a_tsv_table_of_pandas_is_seen_to_be_quoted(tmp_path, rows):
+    # Lines of a field that holds tabs may have the header's columns by themselves.
+    rows = [(text.replace("\t", "t"), label) for text, label in rows]
+    rows = [*rows, ('a "word"\nand more\nlines', "x"), ("a\ttab", "x")]
+    frame = pd.DataFrame(rows, columns=["text_a", "label"])
+    path = tmp_path / "table.tsv"
+    frame.to_csv(path, sep="\t", index=False)
+    table = read(path, pair=False, labelled=True)
+    assert [(e.text_a, e.label) for e in table.examples] == rows
+
+
+raw_text = st.text(st.sampled_from('ab" ,'), min_size=1, max_size=6).filter(str.strip)
+
+
+@given(texts=st.lists(raw_text, min_size=1, max_size=6))
+def test_raw_tsv_stays_raw(tmp_path, texts):
+    path = write(tmp_path, "text_a\tlabel\n" + "".join(f"{text}\tx\n" for text in texts))
+    table = read(path, pair=False, labelled=True, quoting="none")
+    assert [e.text_a for e in table.examples] == texts
+    found = [e.text_a for e in read(path, pair=False, labelled=True).examples]
+    # Only what no program writes but one that quotes is taken as quoted.
+    quoted = list(csv.reader([f"{text}\tx" for text in texts], delimiter="\t"))
+    assert found in (texts, [fields[0] for fields in quoted])
+    if not any('""' in text for text in texts):
+        assert found == texts
+
+
+def test_which_way_a_table_was_read_is_told(tmp_path, caplog):
+    caplog.set_level("INFO")
+    path = write(tmp_path, 'text_a\tlabel\n"a\tb"\tx\n')
+    assert read(path, pair=False, labelled=True).examples == [Example("a\tb", None, "x", 2)]
+    assert f"{path}: its fields are quoted" in caplog.text
+    other = write(tmp_path, 'text_a\tlabel\n"a\tb"\tx\n5" and 6"\tx\n', "other.tsv")
+    message = error_of(read, other, pair=False, labelled=True)
+    assert message.startswith(f"{other}:2: has 3 tab-separated columns")
+    assert "quoting: minimal" in message
+    assert f"{other}:2: looks quoted, but line 3 does not" in caplog.text
+    texts = [e.text_a for e in read(other, pair=False, labelled=True, quoting="minimal").examples]
+    assert texts == ["a\tb", '5" and 6"']
+
+
+def test_a_quotation_over_lines_that_are_whole_each_is_no_field(tmp_path):
+    path = write(tmp_path, 'text_a\tlabel\n"He said\tx\nand ""she""\ty\nso"\tx\n')
+    texts = [e.text_a for e in read(path, pair=False, labelled=True).examples]
+    assert texts == ['"He said', 'and ""she""', 'so"']
+
+
+@pytest.mark.parametrize("limit", [16 << 20, 8])
+def test_errors_of_quoted_tables_have_the_line_and_cost_no_other(tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(sys.modules["fleetbert.data.read"], "LONGEST_RECORD", limit)
+    content = 'text_a,label\n"a\nb",x\n"c"d,x\ne,x,y\n"never closed,x\nf,x\ng,x\n'
+    path = write(tmp_path, content, "table.csv")
+    table = read(path, pair=False, labelled=True, on_bad_line="skip")
+    assert table.examples == [
+        Example("a\nb", None, "x", 2), Example("f", None, "x", 7), Example("g", None, "x", 8),
+    ]  # fmt: skip
+    reasons = dict(table.skipped)
+    assert list(reasons) == [4, 5, 6]
+    assert "behind a closing quote" in reasons[4]
+    assert "3 comma-separated columns" in reasons[5]
+    assert "not closed" in reasons[6]
+    assert error_of(read, path, pair=False, labelled=True).startswith(f"{path}:4: ")
+
+
+def test_a_quoted_table_is_asked_record_by_record(tmp_path):
+    content = b'"text_a"\t"label"\n"a\nb"\tx\n"c\td"\tx\n'
+    expected = [
+        (2, Example("a\nb", None, "x", 2)),
+        (4, Example("c\td", None, "x", 4)),
+    ]
+    assert answers(content, pair=False) == expected
+    plain = content.replace(b'"text_a"', b"text_a").replace(b'"label"', b"label")
+    assert answers(plain, pair=False, quoting="minimal") == expected
+    form = table_format(write(tmp_path, plain), pair=False, labelled=False)
+    assert answers(plain, pair=False, form=form) == expected
+
+
+def test_header_of_csv_names_what_separates_it(tmp_path):
+    check_header(write(tmp_path, "label;text_a\n", "a.csv"))
+    message = error_of(check_header, write(tmp_path, "label,text\n", "b.csv"))
+    assert "comma-separated columns text_a" in message

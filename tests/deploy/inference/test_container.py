@@ -97,11 +97,11 @@ def test_what_the_server_imports_is_installed(steps):
         pytest.skip("Python before 3.10 does not tell its own modules")
     for file in files:
         for name in imported(Path(file)) - standard - {"fleetbert"} - OPTIONAL:
-            assert # Imported where such a variant is opened, with a sentence where it is missing.
+            assert PACKAGES.get(name, name.replace("_", "-")).lower() in named, (file, name)
+
+
+# Imported where such a variant is opened, with a sentence where it is missing.
 OPTIONAL = {"paddlelite"}
-PACKAGES.get(name, name.replace("_", "-")).lower() in named, (file, name)
-
-
 # Where a package and its module have different names.
 PACKAGES = {
     "google": "protobuf",
