@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import NamedTuple, Sequence, cast
 
 import numpy as np
-import paddle
 from paddle import nn
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from fleetbert import config as schema
 from fleetbert.compat.paddlenlp import BertConfig, BertModel, BertTokenizer
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.errors import UserError
-from fleetbert.models import encoders
+from fleetbert.models import encoders, weight_files
 from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
 
 
@@ -264,6 +263,8 @@ def _titles() -> str:
 
 
 def _folder(folder: Path, name: str) -> Source:
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model.init {name}: {weight_files.without_config(folder)}")
     fields = _read_json(folder / "config.json", name)
     model_type = fields.get("model_type", BERT.model_type)
     if model_type not in families.names():
@@ -275,9 +276,9 @@ def _folder(folder: Path, name: str) -> Source:
         raise UserError(f"model.init {name}: {reason}")
     try:
         tokenizer = tokenizers.find(folder)
+        files = weight_files.read(folder)
     except UserError as error:
         raise UserError(f"model.init {name}: {error}") from error
-    files = _read_tensors(folder, name)
     try:
         tensors, shape = encoders.read(family, fields, files)
     except KeyError as error:
@@ -308,33 +309,6 @@ def _read_json(path: Path, name: str) -> Fields:
     if not isinstance(fields, dict):
         raise UserError(f"model.init {name}: {path} holds no JSON object")
     return fields
-
-
-def _read_tensors(folder: Path, name: str) -> Tensors:
-    """The weights in a folder, as its file names and lays them out."""
-    hugging_face, paddlenlp = folder / "model.safetensors", folder / "model_state.pdparams"
-    if not (hugging_face.is_file() or paddlenlp.is_file()):
-        raise UserError(
-            f"model.init {name}: {folder} holds neither model.safetensors (Hugging Face) "
-            "nor model_state.pdparams (PaddleNLP); save the model in one of these formats"
-        )
-    try:
-        tensors: Tensors = (
-            load_file(hugging_face)
-            if hugging_face.is_file()
-            else paddle.load(str(paddlenlp), return_numpy=True)
-        )
-    except Exception as error:  # both libraries raise types of their own
-        raise UserError(f"model.init {name}: its weights cannot be read: {error}") from error
-    # position_ids is a buffer of old versions, not a weight.
-    tensors = {n: array for n, array in tensors.items() if not n.endswith("position_ids")}
-    for tensor, array in tensors.items():
-        if not np.isfinite(array).all():
-            raise UserError(
-                f"model.init {name}: {tensor} in its weights holds NaN or infinite values; take "
-                "another copy of them"
-            )
-    return tensors
 
 
 def _paddlenlp(name: str) -> Source:

@@ -112,6 +112,8 @@ def train_with(
     if strategy.rank == 0:
         for note in task.notes():
             log.info(note)
+        for warning in task.warnings():
+            log.warning(warning)
     run = Run(job, strategy, task)
     run.callbacks = [*first, *build(run), *last]
     if strategy.rejoins:

@@ -92,3 +92,7 @@ class Trainable(ABC):
     def notes(self) -> list[str]:
         """What was read, where a user would want to know."""
         return []
+
+    def warnings(self) -> list[str]:
+        """What of it looks like a mistake."""
+        return []
