@@ -14,6 +14,7 @@ and of its cache, and makes again what is not as it was written.
 from __future__ import annotations
 
 import bisect
+import contextlib
 import hashlib
 import io
 import json
@@ -104,8 +105,13 @@ def prepare(name: str, folder: Path, recipe: Recipe) -> Path:
         pieces = list(_pieces(name, recipe.form))
         own = folder / _key(pieces, recipe)
         own.mkdir(parents=True, exist_ok=True)
-        # Another job that wants the same tokens waits, and then has them.
-        with locks.only_writer(own / "lock", f"data.cache: {own}", "", wait=True):
+        lock = own / "lock"
+        with contextlib.ExitStack() as stack:
+            try:  # another job that wants the same tokens waits, and then has them
+                stack.enter_context(locks.only_writer(lock, f"data.cache: {own}", "", wait=True))
+            except OSError:  # a folder that is only read is enough where all is there
+                if not (own / "manifest.json").is_file():
+                    raise
             done = _whole_pieces(own, len(pieces))
             missing = [number for number in range(len(pieces)) if number not in done]
             if missing:
