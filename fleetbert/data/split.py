@@ -8,6 +8,7 @@ from typing import NamedTuple, Sequence, overload
 
 import numpy as np
 
+from fleetbert.data.labels import alike
 from fleetbert.data.read import Table
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.errors import UserError
@@ -62,9 +63,10 @@ def renumbered(split: Split, own: list[str], labels: list[str]) -> Split:
     targets = numbers[split.labels]
     if (targets < 0).any():
         text = int(np.argmax(targets < 0))
+        label = own[split.labels[text]]
         raise UserError(
-            f"{split.name}:{split.lines[text]}: label {own[split.labels[text]]!r} is not among the "
-            f"training labels {', '.join(labels[:20])}"
+            f"{split.name}:{split.lines[text]}: label {label!r}{alike(label, labels)} is not among "
+            f"the training labels {', '.join(labels[:20])}"
         )
     return split._replace(labels=targets)
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.data.labels import alike
 from fleetbert.data.read import Quoting, Table, read
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
@@ -126,8 +127,9 @@ def _known(table: Table, labels: Sequence[str], path: str | Path, on_bad_line: s
     if unknown and (on_bad_line == "stop" or not examples):
         shown = ", ".join(map(repr, labels[:12])) + (", ..." if len(labels) > 12 else "")
         raise UserError(
-            f"{path}:{unknown[0].line}: the model does not know the label {unknown[0].label!r}; "
-            f"it knows {shown}; correct the line, or leave such lines out with --on-bad-line skip"
+            f"{path}:{unknown[0].line}: the model does not know the label {unknown[0].label!r}"
+            f"{alike(unknown[0].label or '', labels)}; it knows {shown}; correct "
+            "the line, or leave such lines out with --on-bad-line skip"
         )
     reasons = [(example.line, f"unknown label {example.label!r}") for example in unknown]
     return Table(examples, sorted(table.skipped + reasons))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import tempfile
@@ -9,17 +10,16 @@ from pathlib import Path
 from typing import NamedTuple, Sequence, cast
 
 import numpy as np
-import paddle
 from paddle import nn
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from fleetbert import config as schema
-from fleetbert import encodings
+from fleetbert import encodings, files
 from fleetbert.compat.paddlenlp import BertConfig, BertModel, BertTokenizer
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.errors import UserError
-from fleetbert.models import encoders
+from fleetbert.models import encoders, weight_files
 from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
 
 
@@ -33,6 +33,17 @@ class Source(NamedTuple):
     tensors: Tensors | None  # by the network's names; None: fresh weights
     family: Family = BERT
     head_labels: tuple[str, ...] = ()
+
+
+def digest(tokenizer: Spec, tensors: Tensors | None = None) -> str:
+    """Of a tokenizer's files and perhaps of weights, wherever they were read."""
+    whole = hashlib.sha256()
+    for name, path in sorted(tokenizer.files.items()):
+        whole.update(f"{name} {files.sha256(path)}\n".encode())
+    for name in sorted(tensors or {}):
+        whole.update(name.encode())
+        whole.update(np.ascontiguousarray((tensors or {})[name]).data)
+    return whole.hexdigest()
 
 
 class LoadReport(NamedTuple):
@@ -265,6 +276,8 @@ def _titles() -> str:
 
 
 def _folder(folder: Path, name: str) -> Source:
+    if not (folder / "config.json").is_file():
+        raise UserError(f"model.init {name}: {weight_files.without_config(folder)}")
     fields = _read_json(folder / "config.json", name)
     model_type = fields.get("model_type", BERT.model_type)
     if model_type not in families.names():
@@ -276,9 +289,9 @@ def _folder(folder: Path, name: str) -> Source:
         raise UserError(f"model.init {name}: {reason}")
     try:
         tokenizer = tokenizers.find(folder)
+        files = weight_files.read(folder)
     except UserError as error:
         raise UserError(f"model.init {name}: {error}") from error
-    files = _read_tensors(folder, name)
     try:
         tensors, shape = encoders.read(family, fields, files)
     except KeyError as error:
@@ -309,33 +322,6 @@ def _read_json(path: Path, name: str) -> Fields:
     if not isinstance(fields, dict):
         raise UserError(f"model.init {name}: {path} holds no JSON object")
     return fields
-
-
-def _read_tensors(folder: Path, name: str) -> Tensors:
-    """The weights in a folder, as its file names and lays them out."""
-    hugging_face, paddlenlp = folder / "model.safetensors", folder / "model_state.pdparams"
-    if not (hugging_face.is_file() or paddlenlp.is_file()):
-        raise UserError(
-            f"model.init {name}: {folder} holds neither model.safetensors (Hugging Face) "
-            "nor model_state.pdparams (PaddleNLP); save the model in one of these formats"
-        )
-    try:
-        tensors: Tensors = (
-            load_file(hugging_face)
-            if hugging_face.is_file()
-            else paddle.load(str(paddlenlp), return_numpy=True)
-        )
-    except Exception as error:  # both libraries raise types of their own
-        raise UserError(f"model.init {name}: its weights cannot be read: {error}") from error
-    # position_ids is a buffer of old versions, not a weight.
-    tensors = {n: array for n, array in tensors.items() if not n.endswith("position_ids")}
-    for tensor, array in tensors.items():
-        if not np.isfinite(array).all():
-            raise UserError(
-                f"model.init {name}: {tensor} in its weights holds NaN or infinite values; take "
-                "another copy of them"
-            )
-    return tensors
 
 
 def _paddlenlp(name: str) -> Source:

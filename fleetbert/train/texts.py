@@ -14,6 +14,7 @@ from paddle import nn
 from fleetbert import config as schema
 from fleetbert import tasks
 from fleetbert.data import api_docs, batching, cache, read, tokenizers
+from fleetbert.data import labels as labels_of
 from fleetbert.data.split import Split, fingerprint, renumbered, tokenize
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
@@ -126,6 +127,15 @@ class TextTask(Trainable):
         """Digest of the training texts and labels as tokens: what data a run has seen."""
         return fingerprint(self.train)
 
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        origins = {"model.vocab": weights.digest(self.source.tokenizer)}
+        if self.dev is not None:
+            origins["data.dev"] = fingerprint(self.dev)
+        if self.source.tensors is not None:
+            origins["model.init"] = weights.digest(self.source.tokenizer, self.source.tensors)
+        return origins
+
     def notes(self) -> list[str]:
         """What was read and loaded, where a user would want to know."""
         notes = []
@@ -138,6 +148,8 @@ class TextTask(Trainable):
                 if counts["skipped_lines"]:
                     counted.append(f"{counts['skipped_lines']} bad lines skipped")
                 notes.append(f"{split.name}: {', '.join(counted)}")
+        if self.labels:
+            notes.append(labels_of.describe(self.labels, self._counts(self.train)))
         name, loaded = self.source.name, self.loaded
         if loaded.fresh and self.source.tensors is not None:
             notes.append(f"{name}: no weights for {', '.join(loaded.fresh)}; they start fresh")
@@ -146,6 +158,24 @@ class TextTask(Trainable):
         if head := weights.describe_head(self.source, self.labels):
             notes.append(f"{name}: {head}")
         return notes
+
+    def warnings(self) -> list[str]:
+        if not self.labels:
+            return []
+        found = labels_of.warnings(self.labels, self._counts(self.train))
+        warnings = [f"{self.train.name}: {warning}" for warning in found]
+        if self.dev is not None:
+            lacking = [self.labels[n] for n in np.flatnonzero(self._counts(self.dev) == 0)]
+            if lacking:
+                warnings.append(
+                    f"{self.dev.name}: has no text of {len(lacking)} of the {len(self.labels)} "
+                    f"labels: {weights.few(lacking)}; nothing is measured of them"
+                )
+        return warnings
+
+    def _counts(self, split: Split) -> np.ndarray:
+        """Texts of each label, int64 [labels]."""
+        return np.bincount(split.labels, minlength=len(self.labels))
 
     def describe(self) -> Described:
         splits = {"train": self.train, "dev": self.dev}

@@ -40,6 +40,12 @@ class Trainable(ABC):
     def fingerprint(self) -> str:
         """Of the training data: a run does not go on with other data."""
 
+    @property
+    def origins(self) -> dict[str, str]:
+        """Digests of what the job names by a path, by config key: a resumed run may find the same
+        at another path. `data.train` is `fingerprint`."""
+        return {}
+
     def plan(self, epoch: int) -> Sequence[np.ndarray]:
         """See `Collector.plan`."""
         return self.collector.plan(epoch)
@@ -91,4 +97,8 @@ class Trainable(ABC):
 
     def notes(self) -> list[str]:
         """What was read, where a user would want to know."""
+        return []
+
+    def warnings(self) -> list[str]:
+        """What of it looks like a mistake."""
         return []

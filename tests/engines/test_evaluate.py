@@ -89,6 +89,10 @@ def test_an_unknown_label_is_named_with_its_line(model, tmp_path):
         evaluate.evaluate(model, path)
     report = evaluate.evaluate(model, path, on_bad_line="skip")
     assert (report["n"], report["skipped"]) == (1, 1)
+    other = tmp_path / "other.tsv"
+    other.write_text("text_a\tlabel\nword2\tSo  So\n")
+    with pytest.raises(UserError, match=r"label 'So  So' \(is it 'so so', written otherwise\?\);"):
+        evaluate.evaluate(model, other)
     assert "1 bad line was skipped" in evaluate.format_report(report)
 
 

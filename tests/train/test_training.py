@@ -330,6 +330,31 @@ def test_files_of_many_labels_hold_no_matrix_of_them(trainer, tmp_path):
         assert (tmp_path / "run" / path).stat().st_size < most, path  # a matrix: 720 kB at least
 
 
+@pytest.mark.parametrize("cached", ["none", "cache"])
+def test_every_run_tells_its_labels_and_what_is_odd_of_them(trainer, tmp_path, caplog, cached):
+    """Scores of pandas, in a column that was meant for classes."""
+    labels = ["0.25", "0.5", "Pos", "pos"]
+    rows = [f"{labels[number % 4]}\tword{number}" for number in range(22)]
+    (tmp_path / "train.tsv").write_text("\n".join(["label\ttext_a", *rows]) + "\n")
+    (tmp_path / "dev.tsv").write_text("\n".join(["label\ttext_a", *rows[:2]]) + "\n")
+    changes = {
+        "data.train": str(tmp_path / "train.tsv"), "data.dev": str(tmp_path / "dev.tsv"),
+        "data.cache": cached if cached == "none" else str(tmp_path / "cache"),
+        "trainer.max_steps": 1,
+    }  # fmt: skip
+    caplog.set_level("INFO", "fleetbert")
+    trainer(tmp_path / "run", changes)
+    assert "4 labels: '0.25' 6, '0.5' 6, 'Pos' 5, rarest 'pos' 5" in caplog.messages
+    warned = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    for said in (
+        "train.tsv: labels that differ by case or blanks only: 'Pos' 5 and 'pos' 5;",
+        "train.tsv: labels that are numbers with fractions: '0.25', '0.5';",
+        "train.tsv: 4 labels for 22 texts are more than one for 6 texts",
+        "dev.tsv: has no text of 2 of the 4 labels: Pos, pos;",
+    ):
+        assert sum(said in message for message in warned) == 1, (said, warned)
+
+
 class TestTimeline:
     @pytest.fixture(scope="class")
     def recorded(self, trainer, tmp_path_factory):
@@ -430,6 +455,7 @@ class TestRefused:
         [
             ("label\ttext_a\na\tx\na\ty\n", None, "has the label 'a' only"),
             ("label\ttext_a\na\tx\nb\ty\n", "label\ttext_a\nc\tz\n", "dev.tsv:2: label 'c'"),
+            ("label\ttext_a\na\tx\nb\ty\n", "label\ttext_a\nB\tz\n", "is it 'b', written oth"),
         ],
     )
     def test_in_the_labels(self, trainer, tmp_path, train, dev, said):

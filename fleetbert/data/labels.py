@@ -1,0 +1,69 @@
+"""What a user should know of a table's labels before anything is learned from them."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Sequence
+
+import numpy as np
+
+MOST_SHOWN = 8
+LEAST_TEXTS = 6  # of a label, on average
+
+_FRACTION = re.compile(r"[+-]?(\d*[.,]\d+|\d+[.,]|\d+(\.\d*)?[eE][+-]?\d+)")
+
+
+def describe(labels: Sequence[str], counts: np.ndarray) -> str:
+    """How many there are, and the most frequent and rarest; counts: int64 [labels], of texts."""
+    order = np.argsort(-counts, kind="stable").tolist()
+    each = [f"{_quoted(labels[number])} {counts[number]}" for number in order]
+    frequent = each[:-1] if len(each) <= MOST_SHOWN else [*each[: MOST_SHOWN - 2], "..."]
+    return f"{len(labels)} labels: {', '.join([*frequent, f'rarest {each[-1]}'])}"
+
+
+def warnings(labels: Sequence[str], counts: np.ndarray) -> list[str]:
+    """What looks like a mistake; arguments as in `describe`."""
+    found = []
+    spellings: dict[str, list[str]] = {}
+    for label, count in zip(labels, counts.tolist()):
+        spellings.setdefault(plain(label), []).append(f"{_quoted(label)} {count}")
+    alike = [" and ".join(group) for group in spellings.values() if len(group) > 1]
+    if alike:
+        found.append(
+            f"labels that differ by case or blanks only: {_few(alike)}; each is a class of its "
+            "own: write them alike if they mean the same"
+        )
+    fractions = [_quoted(label) for label in labels if _FRACTION.fullmatch(label)]
+    if fractions:
+        found.append(
+            f"labels that are numbers with fractions: {_few(fractions)}; each is a class of its "
+            "own, and no number is learned: write names or integers for classes"
+        )
+    texts = int(counts.sum())
+    if len(labels) * LEAST_TEXTS > texts:
+        found.append(
+            f"{len(labels)} labels for {texts} texts are more than one for {LEAST_TEXTS} texts: "
+            "does the column label hold classes?"
+        )
+    return found
+
+
+def plain(label: str) -> str:
+    """Without blanks, case and differences of width: the same of labels that look alike."""
+    return "".join(unicodedata.normalize("NFKC", label).casefold().split())
+
+
+def alike(label: str, labels: Sequence[str]) -> str:
+    """The first of `labels` that differs by case or blanks only, as the end of a sentence that
+    says that `label` is not known; "" if there is none."""
+    near = next((known for known in labels if plain(known) == plain(label)), None)
+    return "" if near is None else f" (is it {near!r}, written otherwise?)"
+
+
+def _quoted(label: str) -> str:
+    return repr(label if len(label) <= 40 else label[:39] + "…")
+
+
+def _few(shown: Sequence[str]) -> str:
+    return ", ".join(shown[:MOST_SHOWN]) + (", ..." if len(shown) > MOST_SHOWN else "")

@@ -1,0 +1,62 @@
+"""What is said of a table's labels."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fleetbert.data import labels
+
+
+def counts(*numbers: int) -> np.ndarray:
+    return np.array(numbers)
+
+
+def test_few_labels_are_all_named_with_the_rarest_last():
+    told = labels.describe(["bad", "good", "so so"], counts(7, 30, 5))
+    assert told == "3 labels: 'good' 30, 'bad' 7, rarest 'so so' 5"
+
+
+def test_of_many_the_most_frequent_and_the_rarest_are_named():
+    names = [f"class {number}" for number in range(7051)]
+    told = labels.describe(names, np.arange(7051) + 1)
+    assert told.startswith("7051 labels: 'class 7050' 7051, 'class 7049' 7050, ")
+    assert told.endswith(", ..., rarest 'class 0' 1")
+    assert len(told) < 250
+    assert len(labels.describe(["x" * 5000, "y"], counts(1, 1))) < 80
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers", "said"),
+    [
+        (["POS", "Pos", "neg", "pos"], [1, 2, 90, 80], "'POS' 1 and 'Pos' 2 and 'pos' 80"),
+        (["so so", "soso"], [90, 80], "by case or blanks only: 'so so' 90 and 'soso' 80;"),
+        (["so\u3000so", "so so"], [90, 80], "by case or blanks only"),
+        (["ＡＢ", "ab"], [90, 80], "by case or blanks only"),
+        (["0.25", "1"], [90, 80], "numbers with fractions: '0.25';"),
+        (["-1.0", "1.0"], [90, 80], "numbers with fractions: '-1.0', '1.0';"),
+        (["1,5", "2.5e-3"], [90, 80], "numbers with fractions: '1,5', '2.5e-3';"),
+        (["a", "b", "c"], [6, 6, 5], "3 labels for 17 texts are more than one for 6 texts"),
+    ],
+)
+def test_what_looks_like_a_mistake(names, numbers, said):
+    (told,) = labels.warnings(names, counts(*numbers))
+    assert said in told
+
+
+@pytest.mark.parametrize(
+    ("names", "numbers"),
+    [
+        (["a", "b", "c"], [6, 6, 6]),
+        (["-1", "0", "1", "10"], [9, 9, 9, 9]),
+        (["v1.2.3", "1.2b", "3.x", "."], [9, 9, 9, 9]),
+        (["好", "坏", "一般"], [9, 9, 9]),
+    ],
+)
+def test_what_does_not(names, numbers):
+    assert labels.warnings(names, counts(*numbers)) == []
+
+
+def test_a_label_that_is_written_otherwise_is_found():
+    assert labels.alike("POS ", ["neg", "pos"]) == " (is it 'pos', written otherwise?)"
+    assert labels.alike("bad", ["neg", "pos"]) == ""
