@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import io
-=======
 import errno
->>>>>>> main
+import io
 import os
 import sys
 from typing import Callable, NoReturn
