@@ -1,29 +1,21 @@
-"""Every `hidden_act`: in the network, its gradient, and in each variant, beside NumPy."""
+"""Every `hidden_act`: in the network, its gradient and the float32 program, beside NumPy."""
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import paddle
 import pytest
-from tiny_bert import LABELS, VOCAB, WORDS, add_early_exit
+from tiny_bert import LABELS, VOCAB
 
 from fleetbert import bundle as bundles
-from fleetbert import config
 from fleetbert.compat.paddlenlp import BertConfig
-from fleetbert.compress import lite, static
-from fleetbert.compress.onnx import export_onnx
-from fleetbert.compress.texts import Batches
-from fleetbert.compress.work import Source
-from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import of_vocab
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
-from fleetbert.errors import UserError
 from fleetbert.export.program import export_bundle
-from fleetbert.models import activations, from_program, heads, weights
+from fleetbert.models import activations, from_program, heads
 
 erf = np.vectorize(math.erf)
 
@@ -143,78 +135,3 @@ def test_gradients(name):
     apart = x[np.abs(x) > 1e-3].astype(np.float64)  # relu has a corner
     slope = (FORMULAS[name](apart + step) - FORMULAS[name](apart - step)) / (2 * step)
     np.testing.assert_allclose(tensor.grad.numpy()[np.abs(x) > 1e-3], slope, atol=1e-5)
-
-
-def test_onnx(bundle, batch, expected):
-    export_onnx(bundle)
-    np.testing.assert_allclose(answers(bundle, "onnx", "onnx", batch), expected, atol=5e-5)
-
-
-def test_lite(bundle, batch, expected):
-    made = lite.export_lite(bundle, "x86", "float32")
-    variant = made.bundle.variant(made.variant)
-    assert variant.max_difference_to_paddle < 1e-3
-    found = answers(bundle, made.variant, engine.LITE, batch)
-    np.testing.assert_allclose(found, expected, atol=2e-4)
-
-
-def test_int8(bundle, batch, expected):
-    read = bundles.read(bundle)
-    tokenizer = tokenizers.open(read)
-    random = np.random.default_rng(0)
-    texts = [" ".join(random.choice(WORDS, 12)) for _ in range(32)]
-    encodings = tokenizer.encode(texts, None, read.max_length)
-    batches = Batches(encodings, range(32), read.max_length, 512, tokenizer.pad_id)
-    prepared = static.of_texts(Source(read.folder("float32")), batches, "abs_max")
-    bundles.add_variant(bundle, "int8-static", lambda folder: static.write_mix(prepared, folder))
-    found = answers(bundle, "int8-static", engine.INT8, batch)
-    print("INT8", np.abs(found - expected).max())
-    np.testing.assert_allclose(found, expected, atol=0.3)
-
-
-def test_early_exit(bundle, batch, expected):
-    add_early_exit(bundle)
-    read = bundles.read(bundle)
-    exits = engine.open(read, "early-exit-float32", threads=1)
-    answered = exits(*batch, speed=0.0)
-    np.testing.assert_allclose(answered, expected, atol=5e-5)
-
-
-@pytest.fixture
-def folder(tmp_path, network, tiny_vocab, name):
-    """A model folder with this function, as training writes one."""
-    shape = {"vocab_size": len(VOCAB), "hidden_size": 64, "num_hidden_layers": 2,
-             "num_attention_heads": 4, "intermediate_size": 128, "hidden_act": name,
-             "max_position_embeddings": 512, "type_vocab_size": 2}  # fmt: skip
-    source = weights.Source("tiny", shape, of_vocab(tiny_vocab, True), None)
-    weights.save_folder(network, source, tmp_path / "model", LABELS)
-    return tmp_path / "model"
-
-
-def test_a_folder_is_loaded_and_trains_and_keeps_it(folder, batch, expected, name):
-    source = weights.open_source(config.Model(init=str(folder)))
-    assert source.shape["hidden_act"] == name
-    network = heads.build("classification", weights.bert_config(source, len(LABELS), len(VOCAB)))
-    weights.load(network, source, LABELS)
-    network.eval()
-    inputs = [paddle.to_tensor(array) for array in batch]
-    np.testing.assert_allclose(network(*inputs).numpy(), expected, atol=5e-5)
-    optimizer = paddle.optimizer.AdamW(1e-3, parameters=network.parameters())
-    losses = []
-    for _ in range(5):
-        loss = paddle.nn.functional.cross_entropy(network(*inputs), paddle.to_tensor([0, 1, 2]))
-        loss.backward()
-        optimizer.step()
-        optimizer.clear_grad()
-        losses.append(float(loss))
-    assert losses[-1] < losses[0]
-    masked = heads.build("mlm", weights.bert_config(source, 2, len(VOCAB)))
-    assert masked.network.cls.predictions.activation is activations.get(name)
-
-
-@pytest.mark.parametrize("act", ["mish", "gelu_10", 3, None, ["gelu"]])
-def test_others_are_refused_by_name(folder, act):
-    fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**fields, "hidden_act": act}))
-    with pytest.raises(UserError, match=r"model\.init .*hidden_act is .*; supported are gelu, gel"):
-        weights.open_source(config.Model(init=str(folder)))
