@@ -7,11 +7,12 @@ no Paddle is imported.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import struct
 from array import array
 from typing import Any, NamedTuple, Sequence
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import requests
 
@@ -60,6 +61,9 @@ class Client:
         self._labels: dict[tuple[str, str], list[str]] = {}
         self._session = requests.Session()
         self._verify = verify
+        # http_proxy is for other machines: a proxy's localhost is the proxy.
+        host = urlsplit(self._url).hostname or ""
+        self._proxies = {"no_proxy": host} if _is_this_machine(host) else None
         if api_key is not None:
             self._session.headers["Authorization"] = f"Bearer {api_key}"
 
@@ -146,6 +150,7 @@ class Client:
                 headers=headers,
                 timeout=self._timeout,
                 verify=self._verify,  # a session's own yields to REQUESTS_CA_BUNDLE
+                proxies=self._proxies,
             )
         except requests.Timeout:
             raise Unreachable(f"{self._url} did not answer in {self._timeout} s") from None
@@ -162,6 +167,15 @@ class Client:
         except (KeyError, ValueError):
             wait = None
         raise ServerError(reply.status_code, message, wait)
+
+
+def _is_this_machine(host: str) -> bool:
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _path(model: str, version: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Callable, NoReturn
@@ -29,6 +30,14 @@ class GateFailed(UserError):
 
 class Stopped(Error):
     """The run was asked to stop (SIGTERM) and has saved what it had."""
+
+    code = 143
+
+
+class Interrupted(Stopped):
+    """The same, by Ctrl-C (SIGINT)."""
+
+    code = 130
 
 
 class NotConnected(Error):
@@ -59,7 +68,7 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
         _leave(NOT_CONNECTED)
     except Stopped as error:
         print(f"stopped: {error}", file=sys.stderr)
-        _leave(143)
+        _leave(error.code)
     except KeyboardInterrupt:
         if debug:
             raise
@@ -68,6 +77,26 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
     except BrokenPipeError:  # `fleetbert predict ... | head`
         sys.stderr.close()
         _leave(141)
+    except OSError as error:
+        sentence = _of_the_machine(error)
+        if debug or sentence is None:
+            raise
+        print(f"error: {sentence}", file=sys.stderr)
+        _leave(UserError.code)
+
+
+# What a disk or a container lacks, and no code does wrong.
+OF_THE_MACHINE = (errno.EACCES, errno.EDQUOT, errno.EIO, errno.ENOSPC, errno.EPERM, errno.EROFS)
+
+
+def _of_the_machine(error: OSError) -> str | None:
+    """A sentence for what the user's machine refuses, wherever a library met it; else None."""
+    if "usable temporary directory" in str(error):  # as `tempfile` says it, without a number
+        return "TMPDIR: no temporary folder can be written; set TMPDIR to one that can be"
+    if error.errno not in OF_THE_MACHINE:
+        return None
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}; make room or choose another folder (--debug shows who asked)"
 
 
 def _leave(code: int) -> NoReturn:

@@ -88,6 +88,18 @@ def test_nobody_there(client):
             other.infer("sst", ["a"])
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_proxy_is_not_asked_for_this_machine(server, monkeypatch, host):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody is there
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with Client(f"{host}:{server.http.rpartition(':')[2]}") as opened:
+        assert opened.infer("sst", ["good"])[0].label
+    with Client("fleetbert.invalid:80") as opened, pytest.raises(Unreachable, match=r"[Pp]roxy"):
+        opened.metadata("sst")
+
+
 def test_threads_may_share_one(client):
     wrong = []
 

@@ -54,6 +54,35 @@ def test_debug_shows_the_stack_and_is_not_seen_by_main(words):
     assert seen == ["a=1"]
 
 
+def no_temporary_folder(argv):
+    raise FileNotFoundError(2, "No usable temporary directory found in ['/x']")
+
+
+@pytest.mark.parametrize(
+    ("main", "said"),
+    [
+        (raising(OSError(28, "No space left on device")), "No space left on device; make room"),
+        (raising(OSError(30, "Read-only file system", "/x/y")), "/x/y: Read-only file system; "),
+        (raising(PermissionError(13, "Permission denied", "/x")), "/x: Permission denied; "),
+        (no_temporary_folder, "TMPDIR: no temporary folder can be written; set TMPDIR"),
+    ],
+)
+def test_what_the_machine_refuses_is_one_line(ended, main, said):
+    code, line = ended(main)
+    assert code == 2
+    assert line.startswith(f"error: {said}")
+    assert line.count("\n") == 1
+
+
+def test_other_errors_of_the_system_are_bugs():
+    with pytest.raises(FileNotFoundError):
+        errors.run(raising(FileNotFoundError(2, "No such file or directory", "/x")), [])
+
+
+def test_ctrl_c_that_saved_is_130(ended):
+    assert ended(raising(errors.Interrupted("saved"))) == (130, "stopped: saved\n")
+
+
 def test_stopped_is_143(ended):
     assert ended(raising(errors.Stopped("saved step 3"))) == (143, "stopped: saved step 3\n")
 

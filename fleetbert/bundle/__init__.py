@@ -37,7 +37,7 @@ from fleetbert.bundle.manifest import (
     WeightOnlyVariant,
 )
 from fleetbert.bundle.read import Bundle, PathLike, read, verify
-from fleetbert.bundle.write import add_variant, adding, create
+from fleetbert.bundle.write import add_variant, adding, create, replacing, writing
 
 __all__ = [
     "FORMAT_VERSION",
@@ -72,5 +72,7 @@ __all__ = [
     "adding",
     "create",
     "read",
+    "replacing",
     "verify",
+    "writing",
 ]

@@ -12,7 +12,7 @@ from typing import Callable, Iterator
 
 from pydantic import ValidationError
 
-from fleetbert import files
+from fleetbert import files, locks
 from fleetbert.bundle.manifest import (
     MANIFEST,
     File,
@@ -27,6 +27,7 @@ from fleetbert.bundle.read import Bundle, PathLike, read
 from fleetbert.errors import UserError
 
 TEMPORARY = ".tmp-"
+WRITING = ".writing-"  # begins the name of a variant's lock
 
 
 def create(
@@ -42,7 +43,7 @@ def create(
 
     `fill(folder)` writes each variant's files into `folder/<variant name>/` and returns the
     variants; their `files` are filled in here. UserError for a folder that is not a bundle, which
-    is never replaced.
+    is never replaced, and while another process writes it.
     """
     final = Path(path).resolve()
     if (
@@ -59,7 +60,9 @@ def create(
     except ValidationError as error:
         raise UserError(f"bundle {final}: {error.errors()[0]['msg']}") from None
     final.parent.mkdir(parents=True, exist_ok=True)
-    with files.temporary_folder(final.parent, f".{final.name}{TEMPORARY}") as temporary:
+    with replacing(final), files.temporary_folder(
+        final.parent, f".{final.name}{TEMPORARY}"
+    ) as temporary:
         for name, content in contents.items():
             (temporary / name).write_bytes(content)
         variants = [_with_files(temporary / v.name, v, v.name) for v in fill(temporary)]
@@ -121,12 +124,45 @@ class Adding:
 
 
 @contextlib.contextmanager
-def adding(path: PathLike) -> Iterator[Adding]:
+def adding(path: PathLike, name: str) -> Iterator[Adding]:
     """A new variant of the bundle at `path`. Without a call of its `add` the bundle stays as it
-    is."""
+    is. UserError as from `writing`."""
     root = Path(path).resolve()
-    with files.temporary_folder(root, TEMPORARY) as temporary:
+    with writing(root, name), files.temporary_folder(root, TEMPORARY) as temporary:
         yield Adding(root, temporary)
+
+
+REMEDY = "wait for its end, or stop it"
+
+
+@contextlib.contextmanager
+def writing(path: PathLike, name: str) -> Iterator[None]:
+    """Be the only one that writes variant `name` of the bundle at `path`; others may write others.
+
+    UserError that names the process which writes it, or which replaces the whole bundle.
+    """
+    root = read(path).root.resolve()
+    with locks.only_writer(root / f"{WRITING}{name}", f"bundle {root}: variant {name}", REMEDY):
+        locks.check_free(_lock_of(root), f"bundle {root}", REMEDY)
+        yield
+
+
+@contextlib.contextmanager
+def replacing(path: PathLike) -> Iterator[None]:
+    """Be the only one that writes the bundle at `path`, whole, for as long as this takes.
+
+    UserError that names the process which does, or which adds a variant.
+    """
+    root = Path(path).resolve()
+    with locks.only_writer(_lock_of(root), f"bundle {root}", REMEDY):
+        for lock in root.glob(f"{WRITING}*"):
+            variant = lock.name[len(WRITING) :]
+            locks.check_free(lock, f"bundle {root}: variant {variant}", REMEDY)
+        yield
+
+
+def _lock_of(root: Path) -> Path:
+    return root.with_name(f".{root.name}{WRITING}all")
 
 
 def add_variant(path: PathLike, name: str, fill: Callable[[Path], Variant]) -> Bundle:
@@ -135,7 +171,7 @@ def add_variant(path: PathLike, name: str, fill: Callable[[Path], Variant]) -> B
     `fill(folder)` writes the variant's files into `folder` and returns the variant.
     """
     read(path)
-    with adding(path) as new:
+    with adding(path, name) as new:
         variant = fill(new.folder)
         if variant.name != name:
             raise ValueError(f"fill returned variant {variant.name!r} for {name!r}")

@@ -3,7 +3,7 @@
 Commands call it first; the packages whose modules import Paddle import `compat.prepared`.
 
 Everything here works around the native libraries inside the paddlepaddle 2.6.2 wheel.
-Variables that the user has set are never changed.
+Variables that the user has set are never changed, but for a HOME that cannot be written.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import io
+import logging
 import os
 import platform
 import signal
+import site
 import sys
+import tempfile
 import threading
 import warnings
 import zlib  # noqa: F401  libpaddle 2.6.2 exports its own zlib symbols: Python's must load first
@@ -22,6 +25,9 @@ from pathlib import Path
 from typing import MutableMapping
 
 import fleetbert
+from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 def mkl_settings(processors: str) -> dict[str, str]:
@@ -115,6 +121,46 @@ CONTIGUOUS = {"FLAGS_use_stride_kernel": "0"}
 WITHOUT_CHATTER = {"GLOG_minloglevel": "1"}
 
 
+# What Paddle 2.6.2 and PaddleNLP 2.8.1 make on import, and fail without.
+MADE_AT_IMPORT = (
+    ".cache/paddle/dataset",
+    ".paddlenlp/models",
+    ".paddlenlp/datasets",
+    ".paddlenlp/packages",
+)
+
+
+def home_settings() -> dict[str, str]:
+    """HOME for libraries that write into it when they are imported, where it cannot be written, as
+    under `docker run --user`: a folder of this user's among the temporary ones. Else nothing.
+
+    UserError where those cannot be written either.
+    """
+    home = Path("~").expanduser()
+    try:
+        for name in MADE_AT_IMPORT:
+            (home / name).mkdir(parents=True, exist_ok=True)
+        return {}
+    except OSError as error:
+        reason = error.strerror
+    try:
+        other = Path(tempfile.gettempdir()) / f"fleetbert-home-{os.getuid()}"
+        other.mkdir(mode=0o700, exist_ok=True)
+        if other.stat().st_uid != os.getuid():  # /tmp is everyone's
+            other = Path(tempfile.mkdtemp(prefix="fleetbert-home-"))
+        for name in MADE_AT_IMPORT:
+            (other / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"HOME: {home} cannot be written ({reason}), where Paddle and PaddleNLP keep files, "
+            f"nor a temporary folder ({error.strerror or error}); set HOME or TMPDIR to a folder "
+            "that can be"
+        ) from None
+    log.warning(f"HOME: {home} cannot be written ({reason}); libraries keep their files in {other}")
+    # What is installed below the former one stays there, for the processes that we start too.
+    return {"HOME": str(other), "PYTHONUSERBASE": site.getuserbase()}
+
+
 def prepare() -> None:
     """Set the variables that are not set yet; warns, once, where paddle was imported before."""
     global _is_prepared
@@ -125,6 +171,7 @@ def prepare() -> None:
     if "paddle" in sys.modules:
         _tell_lost(wanted)
         return
+    os.environ.update(home_settings())
     # Paddle imports distutils, and PaddleNLP 2.8.1 then pip, which brings setuptools' own.
     warnings.filterwarnings("ignore", "Setuptools is replacing distutils")
     if os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"):

@@ -57,7 +57,7 @@ def widen_gradients(parameters: list[Tensor]) -> None:
 
 @contextlib.contextmanager
 def interrupt_waits() -> Iterator[None]:
-    """Ctrl-C is heard at the end of this block; a second one at once.
+    """Who hears Ctrl-C hears it at the end of this block; a second one at once.
 
     For a backward pass: out of a PyLayer, a KeyboardInterrupt comes as an OSError with its name in
     the message (2.6.2, eager/pylayer/py_layer_node.cc). Only the main thread hears signals.
@@ -77,8 +77,8 @@ def interrupt_waits() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, former)
-    if heard:
-        raise KeyboardInterrupt
+    if heard and callable(former):
+        former(signal.SIGINT, None)
 
 
 def name_master_weights(state: State) -> None:

@@ -67,7 +67,9 @@ def export_lite(
     name = variant_name(target, precision, early_exit)
     early = _source(bundle, EARLY_EXIT) if early_exit else None
     # On the bundle's disk: it holds the model up to five times.
-    with bundles.adding(path) as new, tempfile.TemporaryDirectory(dir=bundle.root) as temporary:
+    with bundles.adding(path, name) as new, tempfile.TemporaryDirectory(
+        dir=bundle.root
+    ) as temporary:
         if precision == "static-int8":
             made = _convert_static(source, Path(temporary))
         else:

@@ -37,7 +37,7 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> Result:
     source = bundle.folder("float32")
     bundles.verify(bundle, "float32")
 
-    with bundles.adding(path) as new:
+    with bundles.adding(path, "onnx") as new:
         _convert(source, new.folder / "model.onnx", opset)
         difference = _compare(bundle, source, new.folder)
         if not difference <= LARGEST_DIFFERENCE:

@@ -10,8 +10,10 @@ report    the evidence, of a variant that was stopped too
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -93,13 +95,21 @@ def quantize(job: config.Quantize) -> Result:
     `gate.max_accuracy_drop`; UserError for what is wrong with the job, its data or its bundle.
     Both a variant and a failure at the gate write a report. Of several ranks the first adds it.
     """
-    method, name = load(job.method), variant_name(job)
+    # Of several ranks the first is the one that writes.
+    is_first = os.environ.get("PADDLE_TRAINER_ID", "0") == "0"
+    name = variant_name(job)
+    with bundles.writing(job.bundle, name) if is_first else contextlib.nullcontext():
+        return _quantize(job, name)
+
+
+def _quantize(job: config.Quantize, name: str) -> Result:
+    method = load(job.method)
     work = open_work(job)
     prepared = method.prepare(work)
     if prepared is None:
         return Result(work.bundle, name)
     bundle = work.bundle
-    with bundles.adding(bundle.root) as new:
+    with bundles.adding(bundle.root, name) as new:
         variant = method.write(work, prepared, new.folder)
         log.info(f"{name}: measuring on {job.gate.data} beside float32")
         measured = work.gate.measure(new.folder, variant.kind)

@@ -14,7 +14,7 @@ and of its cache, and makes again what is not as it was written.
 from __future__ import annotations
 
 import bisect
-import fcntl
+import contextlib
 import hashlib
 import io
 import json
@@ -23,7 +23,6 @@ import os
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Dict, Iterator, NamedTuple, Sequence, overload
 
@@ -32,7 +31,7 @@ import pyarrow as pa
 from tokenizers import __version__ as library_version
 from tqdm import tqdm
 
-from fleetbert import files
+from fleetbert import files, locks
 from fleetbert.data import read, tokenizers, workers
 from fleetbert.data.split import Fingerprint, Split, tokenize
 from fleetbert.data.tokenizers import Encodings, Spec, Tokenizer
@@ -106,7 +105,13 @@ def prepare(name: str, folder: Path, recipe: Recipe) -> Path:
         pieces = list(_pieces(name, recipe.form))
         own = folder / _key(pieces, recipe)
         own.mkdir(parents=True, exist_ok=True)
-        with _locked(own):
+        lock = own / "lock"
+        with contextlib.ExitStack() as stack:
+            try:  # another job that wants the same tokens waits, and then has them
+                stack.enter_context(locks.only_writer(lock, f"data.cache: {own}", "", wait=True))
+            except OSError:  # a folder that is only read is enough where all is there
+                if not (own / "manifest.json").is_file():
+                    raise
             done = _whole_pieces(own, len(pieces))
             missing = [number for number in range(len(pieces)) if number not in done]
             if missing:
@@ -148,14 +153,6 @@ def load(name: str, own: Path) -> tuple[Split, list[str]]:
         own,
     )
     return split, manifest["labels"]
-
-
-@contextmanager
-def _locked(own: Path) -> Iterator[None]:
-    """One job at a time; another that wants the same tokens waits, and then has them."""
-    with (own / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _pieces(name: str, form: read.Format) -> Iterator[Piece]:

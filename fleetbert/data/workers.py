@@ -15,6 +15,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Callable
 
 from fleetbert.compat import environment
+from fleetbert.errors import UserError
 
 LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM}
 
@@ -41,14 +42,21 @@ def start(
 ) -> ProcessPoolExecutor:
     """A ProcessPoolExecutor of `count` processes, in each of which `prepare(*arguments)` has run.
 
-    To be used and closed by the thread that called this: they end with it.
+    To be used and closed by the thread that called this: they end with it. UserError where the
+    system has no room for what they share.
     """
-    return ProcessPoolExecutor(
-        count,
-        mp_context=_Context(),
-        initializer=_begin,
-        initargs=(os.getpid(), prepare, arguments),
-    )
+    try:
+        return ProcessPoolExecutor(
+            count,
+            mp_context=_Context(),
+            initializer=_begin,
+            initargs=(os.getpid(), prepare, arguments),
+        )
+    except OSError as error:  # of their semaphores, which Linux keeps there
+        raise UserError(
+            f"/dev/shm: {error.strerror}, so that no process can be started beside this one; make "
+            "room there (docker run --shm-size=64m)"
+        ) from error
 
 
 def _begin(parent: int, prepare: Callable[..., None] | None, arguments: tuple[object, ...]) -> None:

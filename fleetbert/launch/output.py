@@ -15,6 +15,7 @@ from collections import deque
 from pathlib import Path
 from typing import Callable, Iterable
 
+from fleetbert import locks
 from fleetbert.errors import UserError
 
 LINE_LIMIT = 1 << 20  # bytes of a line in the merged log; a longer one becomes several
@@ -133,18 +134,18 @@ class Output:
         self.sources: list[_Source] = []
         self.logs: dict[str, _Log] = {}
         self.tails: dict[str, deque[bytes]] = {}
+        self.lock = contextlib.ExitStack()
         self.out = _Terminal(1)
         self.err = _Terminal(2)
         if self.out.identity == self.err.identity:
             self.out = self.err
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            lock = locks.only_writer(
+                folder / ".writing", f"--log_dir {folder}", "name another folder"
+            )
+            self.lock.enter_context(lock)
             self.merged = _Log(folder / "merged.log", self.say)
-            fcntl.flock(self.merged.file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(
-                f"--log_dir {folder}: another job is writing its logs there; name another folder"
-            ) from None
         except OSError as error:
             raise UserError(
                 f"--log_dir {folder}: {error.strerror}; name a folder that can be written"
@@ -286,6 +287,7 @@ class Output:
                 terminal.flush()
         for log in [self.merged, *self.logs.values()]:
             log.file.close()
+        self.lock.close()
 
 
 def _is_behind(source: _Source) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import tempfile
@@ -13,6 +14,7 @@ from paddle import nn
 from safetensors.numpy import save_file
 
 from fleetbert import config as schema
+from fleetbert import files
 from fleetbert.compat.paddlenlp import BertConfig, BertModel, BertTokenizer
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
@@ -31,6 +33,17 @@ class Source(NamedTuple):
     tensors: Tensors | None  # by the network's names; None: fresh weights
     family: Family = BERT
     head_labels: tuple[str, ...] = ()
+
+
+def digest(tokenizer: Spec, tensors: Tensors | None = None) -> str:
+    """Of a tokenizer's files and perhaps of weights, wherever they were read."""
+    whole = hashlib.sha256()
+    for name, path in sorted(tokenizer.files.items()):
+        whole.update(f"{name} {files.sha256(path)}\n".encode())
+    for name in sorted(tensors or {}):
+        whole.update(name.encode())
+        whole.update(np.ascontiguousarray((tensors or {})[name]).data)
+    return whole.hexdigest()
 
 
 class LoadReport(NamedTuple):

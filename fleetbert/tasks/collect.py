@@ -8,7 +8,7 @@ from typing import Any, Dict, Protocol, Sequence
 import numpy as np
 
 from fleetbert import config as schema
-from fleetbert.data import batching, cache
+from fleetbert.data import batching
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Tokenizer
 
@@ -54,6 +54,8 @@ class Labelled:
         place = state.pop("place")
         self.__dict__.update(state)
         if place:
+            from fleetbert.data import cache  # a server has tasks, but no pyarrow
+
             self.split, _ = cache.load(*place)
 
     def plan(self, epoch: int) -> batching.Plan:

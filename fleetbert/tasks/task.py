@@ -38,10 +38,12 @@ class Criterion(NamedTuple):
     lower_is_better: bool
 
     def is_better(self, metrics: Metrics, former: Metrics) -> bool:
-        """`former` may be empty."""
+        """`former` may be empty. Of two that are equal the one with the lower loss is better."""
         if not former:
             return True
         new, old = metrics[self.metric], former[self.metric]
+        if new == old and "loss" in metrics and "loss" in former:
+            return bool(metrics["loss"] < former["loss"])
         return bool(new < old if self.lower_is_better else new > old)
 
 

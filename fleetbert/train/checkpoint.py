@@ -50,7 +50,7 @@ def save(
     """
     import paddle  # not at the top: `fleetbert checkpoint` is to answer at once
 
-    target = folder / f"step-{state['step']:08d}"
+    target = of_step(folder, state["step"])
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with files.temporary_folder(folder, WRITING) as aside:
@@ -105,6 +105,10 @@ def listed(folder: Path) -> list[Path]:
     return sorted((path for path in paths if NAME.fullmatch(path.name)), key=step_of)
 
 
+def of_step(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08d}"
+
+
 def step_of(path: Path) -> int:
     return int(path.name.split("-")[1])
 
@@ -114,6 +118,8 @@ def broken(path: Path, quick: bool = False) -> str | None:
 
     `quick` looks at the sizes of its files, not at their bytes.
     """
+    if not path.is_dir():
+        return "does not exist"
     try:
         manifest = json.loads((path / "manifest.json").read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
@@ -138,7 +144,7 @@ def broken(path: Path, quick: bool = False) -> str | None:
 
 def load(path: Path) -> Checkpoint:
     """Read a checkpoint. Raises UserError when anything in it is not as it was written."""
-    problem = "does not exist" if not path.is_dir() else broken(path)
+    problem = broken(path)
     if problem:
         raise UserError(f"checkpoint {path}: {problem}; choose another with trainer.resume")
     import paddle  # not at the top: `fleetbert checkpoint` is to answer at once

@@ -20,6 +20,7 @@ from fleetbert.errors import UserError
 from fleetbert.models.wide_deep import WideDeep
 from fleetbert.tasks import Arrays, Criterion, Metrics, Part
 from fleetbert.tasks import ctr as clicks
+from fleetbert.train import checkpoint
 from fleetbert.train.loop import Run
 from fleetbert.train.sparse_table import FILE, SparseTable
 from fleetbert.train.strategies.single import Single, Tensors
@@ -42,6 +43,10 @@ class Ctr(Trainable):
     @cached_property
     def fingerprint(self) -> str:
         return self.train.fingerprint()
+
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        return {} if self.dev is None else {"data.dev": self.dev.fingerprint()}
 
     def notes(self) -> list[str]:
         """What was read, where a user would want to know."""
@@ -122,7 +127,7 @@ def write_model(run: Run, tensors: Tensors) -> None:
     and the rows of that step's checkpoint."""
     folder = run.folder
     step = (run.state.best or {}).get("step", run.state.step)
-    saved = folder / "checkpoints" / f"step-{step:08d}"
+    saved = checkpoint.of_step(folder / "checkpoints", step)
     with files.writing(folder / "model"), files.temporary_folder(folder, ".model-") as aside:
         np.savez(aside / "network.npz", **{name: t.numpy() for name, t in tensors.items()})
         shutil.copyfile(saved / FILE, aside / FILE)

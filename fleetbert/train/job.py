@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 from pathlib import Path
-from typing import Callable, Mapping, NamedTuple, Sequence, TypeVar
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
+from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert import files
-from fleetbert.bundle import Accuracy
+from fleetbert import files, locks
 from fleetbert.compat import environment
 from fleetbert.errors import Stopped, UserError
 from fleetbert.export.program import export_bundle
@@ -56,7 +57,8 @@ def train(
     no bundle/, and model/ as `train.ctr.write_model` has it. `callbacks` come after the job's own.
     `metrics` are computed at each evaluation besides the task's, see `texts.Metric`. `labels`: all
     of them, in the order of the logits; None: those of the training texts, sorted.
-    UserError for what is wrong with the job or its data; Stopped after SIGTERM, with a checkpoint.
+    UserError for what is wrong with the job or its data, and while another job writes output_dir;
+    Stopped after SIGTERM, with a checkpoint.
     """
     if metrics and job.task.name in ("mlm", "ctr"):
         raise UserError(f"metrics: task.name: {job.task.name} takes none besides its own")
@@ -107,28 +109,45 @@ def train_with(
     results, written on rank 0 when all steps are done; and callbacks that come before and after
     all others. Returns the summary."""
     environment.keep_large_blocks()
-    strategy.on_first(lambda: _make_folder(Path(job.output_dir)))
-    task = open_trainable(job, strategy)
-    if strategy.rank == 0:
-        for note in task.notes():
-            log.info(note)
-        for warning in task.warnings():
-            log.warning(warning)
-    run = Run(job, strategy, task)
-    run.callbacks = [*first, *build(run), *last]
-    if strategy.rejoins:
-        _rejoin(run)
-    else:
-        _resume(run)
-    try:
-        summary = run.train()
-    except Stopped:  # all ranks, after the same step
+    with only_writer(strategy, Path(job.output_dir)):
+        task = open_trainable(job, strategy)
+        if strategy.rank == 0:
+            for note in task.notes():
+                log.info(note)
+            for warning in task.warnings():
+                log.warning(warning)
+        run = Run(job, strategy, task)
+        run.callbacks = [*first, *build(run), *last]
+        if strategy.rejoins:
+            _rejoin(run)
+        else:
+            _resume(run)
+        try:
+            summary = run.train()
+        except Stopped:  # all ranks, after the same step
+            strategy.close()
+            raise
+        strategy.settle()
+        strategy.on_first(lambda: (write_results or _write_results)(run, summary))
         strategy.close()
-        raise
-    strategy.settle()
-    strategy.on_first(lambda: (write_results or _write_results)(run, summary))
-    strategy.close()
-    return summary
+        return summary
+
+
+@contextlib.contextmanager
+def only_writer(strategy: Single, folder: Path) -> Iterator[None]:
+    """Make the output folder, and be the only job that writes it and its bundle: the first rank has
+    the lock. UserError for all ranks where another job does, or nothing can be written."""
+    with contextlib.ExitStack() as stack:
+
+        def enter() -> None:
+            _make_folder(folder)
+            remedy = "wait for its end, stop it, or choose another output_dir"
+            lock = folder / ".writing"
+            stack.enter_context(locks.only_writer(lock, f"output_dir: {folder}", remedy))
+            stack.enter_context(bundles.replacing(folder / "bundle"))
+
+        strategy.on_first(enter)
+        yield
 
 
 def _make_folder(folder: Path) -> None:
@@ -166,6 +185,13 @@ def _resume(run: Run) -> None:
             )
     else:
         run.restore(checkpoint.load(Path(wanted)))
+    done, total = run.state.step, run.total_steps
+    if done >= total and run.strategy.rank == 0:
+        what = f"step {done} is done" + (f", more than this job's {total}" if done > total else "")
+        log.warning(
+            f"nothing is left to train: {what}; for more set trainer.epochs or trainer.max_steps "
+            "higher, to start anew trainer.resume=none"
+        )
     run.strategy.barrier()
 
 
@@ -195,11 +221,13 @@ def _check_same_step(run: Run, newest: Path | None) -> None:
 
 
 def _write_results(run: Run, summary: Summary) -> None:
-    task, folder, best = run.task, run.folder, run.state.best
+    task, folder = run.task, run.folder
     assert isinstance(task, TextTask)
     # A network without the training's changes: fast CPU layers, half weights.
     network = heads.build(run.job.task.name, task.network.network.config)
     network.set_state_dict(best_weights(run))
+    best = run.state.best
+    summary["dev"] = dict(best)
     network.eval()
     with files.writing(folder / "model"), files.temporary_folder(folder, ".model-") as aside:
         weights.save_folder(network, task.source, aside, task.labels)
@@ -207,7 +235,7 @@ def _write_results(run: Run, summary: Summary) -> None:
         files.put_in_place(aside, folder / "model")
     accuracy = []
     if "accuracy" in best and task.dev is not None:
-        accuracy = [Accuracy(data=task.dev.name, n=best["n"], accuracy=best["accuracy"])]
+        accuracy = [bundles.Accuracy(data=task.dev.name, n=best["n"], accuracy=best["accuracy"])]
     with files.writing(folder / "bundle"):
         export_bundle(
             folder / "bundle",
@@ -231,11 +259,18 @@ def _write_ctr(run: Run, summary: Summary) -> None:
 
 
 def best_weights(run: Run) -> Tensors:
-    """The network's tensors in float32, of the best step if texts were evaluated."""
+    """The network's tensors in float32, of the best step if texts were evaluated.
+
+    Those of the last step where the best ones have been lost since `Run.check_best`.
+    """
     tensors, best = run.strategy.state(), run.state.best
     if best and best["step"] != run.state.step:
-        path = run.folder / "checkpoints" / f"step-{best['step']:08d}"
-        tensors = checkpoint.load(path).tensors
+        try:
+            path = checkpoint.of_step(run.folder / "checkpoints", best["step"])
+            tensors = checkpoint.load(path).tensors
+        except UserError as error:
+            log.warning(f"{error}; model/ and bundle/ hold the weights of step {run.state.step}")
+            run.state.best = {}
     return checkpoint.float32_weights(tensors)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
+import logging
 import platform
 import time
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,8 @@ from fleetbert.train import (
 )
 from fleetbert.train.strategies.single import Single, Step
 from fleetbert.train.trainable import Described, Trainable
+
+log = logging.getLogger(__name__)
 
 Row = Described  # of metrics.jsonl
 Summary = Described
@@ -94,6 +97,7 @@ class Run:
         connected.prepare(task, adamw, schedule, self.precision)
         self.step_texts = self.step_tokens = 0  # of the last step, on this rank
         self.texts = self.tokens = 0  # of all steps of this process
+        self.evaluated: Metrics = {}  # the last evaluation of this process, as `State.best`
         self.resumed_at = 0  # the step that this process went on from
         self.reading = 0.0  # seconds spent collecting them
         self.seconds = 0.0  # that they took, without evaluation and checkpoints
@@ -124,6 +128,7 @@ class Run:
             **asdict(self.state),
             "scaler": self.precision.state(),
             "data": self.task.fingerprint,
+            "origins": self.task.origins,
             "config": json.loads(self.job.model_dump_json()),
             "world_size": self.strategy.world_size,
         }
@@ -139,12 +144,35 @@ class Run:
         self.state = State(**{name: saved.state[name] for name in known if name in saved.state})
         self.resumed_at = self.state.step
 
+    def check_best(self, quick: bool = False) -> bool:
+        """Whether the best step's weights can still be had; on all ranks.
+
+        Where its checkpoint is gone or broken, a warning says so and the best step is forgotten;
+        an evaluation of this very step takes its place. `quick` as in `checkpoint.broken`.
+        """
+        best = self.state.best
+        if not best or best["step"] == self.state.step:
+            return True
+        path = checkpoint.of_step(self.folder / "checkpoints", best["step"])
+        problem = self.strategy.from_first(lambda: checkpoint.broken(path, quick))
+        if problem is None:
+            return True
+        if self.strategy.rank == 0:
+            log.warning(
+                f"the best checkpoint cannot be had any more: {path}: {problem}; the weights of "
+                f"step {self.state.step} take its place until others are better"
+            )
+        is_now = self.evaluated.get("step") == self.state.step
+        self.state.best = dict(self.evaluated) if is_now else {}
+        return False
+
     def train(self) -> Summary:
         """Run the steps that are left; returns the summary."""
         began = time.perf_counter()
         try:
             self.each(lambda callback: callback.on_start(self))
             self._steps()
+            self.check_best()
             summary = self._summary(time.perf_counter() - began)
             self.each(lambda callback: callback.on_end(self, summary))
         except BaseException:
@@ -309,6 +337,13 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
         section, name = path.split(".")
         before[section].pop(name, None)
         now[section].pop(name)
+    # What a path names counts, not the path.
+    own = {**run.task.origins, "data.train": run.task.fingerprint}
+    former = {**saved.state.get("origins", {}), "data.train": saved.state["data"]}
+    for path, digest in former.items():
+        section, name = path.split(".")
+        if own.get(path) == digest:
+            before[section][name] = now[section][name]
     for path in SAME:
         old, new = _at(before, path), _at(now, path)
         if old != new:

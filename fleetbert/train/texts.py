@@ -127,6 +127,15 @@ class TextTask(Trainable):
         """Digest of the training texts and labels as tokens: what data a run has seen."""
         return fingerprint(self.train)
 
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        origins = {"model.vocab": weights.digest(self.source.tokenizer)}
+        if self.dev is not None:
+            origins["data.dev"] = fingerprint(self.dev)
+        if self.source.tensors is not None:
+            origins["model.init"] = weights.digest(self.source.tokenizer, self.source.tensors)
+        return origins
+
     def notes(self) -> list[str]:
         """What was read and loaded, where a user would want to know."""
         notes = []

@@ -40,6 +40,12 @@ class Trainable(ABC):
     def fingerprint(self) -> str:
         """Of the training data: a run does not go on with other data."""
 
+    @property
+    def origins(self) -> dict[str, str]:
+        """Digests of what the job names by a path, by config key: a resumed run may find the same
+        at another path. `data.train` is `fingerprint`."""
+        return {}
+
     def plan(self, epoch: int) -> Sequence[np.ndarray]:
         """See `Collector.plan`."""
         return self.collector.plan(epoch)

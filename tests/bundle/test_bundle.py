@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -296,9 +297,55 @@ root = Path({root!r})
 """
 
 
-def run_writer(root: Path, body: str) -> subprocess.Popen:
+def run_writer(root: Path, body: str, **pipes: int) -> subprocess.Popen:
     code = WRITER.format(tests=str(Path(__file__).parent), root=str(root), body=body)
-    return subprocess.Popen([sys.executable, "-c", code])
+    return subprocess.Popen([sys.executable, "-c", code], **pipes)
+
+
+ADD = (
+    "fill = test_bundle.fill_one({0!r}, 'x')\n"
+    "bundles.add_variant(root, {0!r}, lambda folder: wait(fill(folder)))"
+)
+REPLACE = (
+    "bundles.create(root, task='classification', labels=['a', 'b'], max_length=64,"
+    " tokenizer=of_vocab(root / 'vocab.txt', True), fill=wait)"
+)
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+WAIT = """
+def wait(value):
+    print("writes", flush=True)
+    sys.stdin.read()
+    return value
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        (ADD.format("a"), ADD.format("a"), "variant a"),
+        (ADD.format("a"), ADD.format("b"), None),
+        (ADD.format("a"), REPLACE, "variant a"),
+        (REPLACE, ADD.format("a"), "bundle"),
+        (REPLACE, REPLACE, "bundle"),
+    ],
+)
+def test_a_second_writer_is_told_who_the_first_is(tmp_path, first, second, named):
+    root = create(tmp_path / "bundle").root
+    writer = run_writer(root, WAIT + first, **PIPES)
+    assert writer.stdout.readline() == b"writes\n"
+    other = run_writer(root, WAIT + second, **PIPES)
+    if named is None:
+        assert other.stdout.readline() == b"writes\n"
+    else:
+        said = other.communicate(timeout=60)[1].decode()
+        assert re.search(f"UserError: .*{named}.*: process {writer.pid} .* is writing it; ", said)
+    for process in (writer, other):
+        process.kill()
+        process.communicate()
+    create(tmp_path / "bundle")  # a dead one's lock is none
+    bundles.add_variant(root, "a", fill_one("a", "x"))
+    assert names(tmp_path) == ["bundle", "given-vocab.txt"]
+    assert names(root) == ["a", "float32", "manifest.json", "vocab.txt"]
 
 
 @pytest.mark.parametrize(

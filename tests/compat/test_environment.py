@@ -12,6 +12,7 @@ import pytest
 
 import fleetbert
 from fleetbert.compat import environment
+from fleetbert.errors import UserError
 
 AMD_512 = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx avx2 avx512f avx512vl\n"
 AMD_2 = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx avx2\n"
@@ -231,3 +232,38 @@ def test_zlib_works_beside_paddle(fresh_process):
 
 def test_one_process_takes_all_its_processors(fresh_process):
     assert f"threads {len(os.sched_getaffinity(0))}" in fresh_process.stdout
+
+
+@pytest.mark.parametrize("home", ["/dev/null", "/proc/nothing"])
+def test_a_home_that_cannot_be_written_is_no_trouble(home, tmp_path):
+    """As in a container with --user. Root may write anywhere but there."""
+    code = (
+        "from fleetbert import log; log.start()\n"
+        "import fleetbert.compat.paddlenlp, os; print(os.environ['HOME'])\n"
+    )
+    environ = {**os.environ, "HOME": home, "TMPDIR": str(tmp_path)}
+    for name in ("XDG_CACHE_HOME", "PPNLP_HOME"):
+        environ.pop(name, None)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environ, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    own = tmp_path / f"fleetbert-home-{os.getuid()}"
+    assert done.stdout.split() == [str(own)]
+    assert done.stderr.count(f"HOME: {home} cannot be written (") == 1
+    assert own.stat().st_mode & 0o077 == 0
+
+
+def test_where_nothing_can_be_written_the_variables_are_named(monkeypatch):
+    def none() -> str:
+        raise FileNotFoundError("No usable temporary directory found")
+
+    monkeypatch.setenv("HOME", "/dev/null")
+    monkeypatch.setattr("tempfile.gettempdir", none)
+    with pytest.raises(UserError, match=r"HOME: /dev/null cannot be written .* set HOME or TMPDIR"):
+        environment.home_settings()
+
+
+def test_a_home_of_ones_own_is_kept(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert environment.home_settings() == {}

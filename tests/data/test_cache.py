@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -255,6 +256,20 @@ def test_a_folder_that_cannot_be_written(in_this_process, table, tmp_path, tiny_
     (tmp_path / "c").write_text("a file")
     with pytest.raises(UserError, match=r"data\.cache: the tokens of .* cannot be kept in"):
         cache.prepare(str(table), tmp_path / "c", recipe_of(table, tiny_vocab))
+
+
+def test_a_cache_that_is_only_read_is_enough(
+    in_this_process, small_disk, table, tmp_path, tiny_vocab
+):
+    """As on a share: what is there is taken, what is missing is an error."""
+    disk, recipe = small_disk("8m"), recipe_of(table, tiny_vocab)
+    cache.prepare(str(table), disk, recipe)
+    remount, only_read = 32, 1  # linux/mount.h
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mount(b"none", bytes(disk), b"tmpfs", remount | only_read, b"") == 0
+    assert_same(cached(table, disk, recipe), in_memory(table, recipe))
+    with pytest.raises(UserError, match=r"data\.cache: .* cannot be kept .*Read-only"):
+        cache.prepare(str(table), disk, recipe._replace(max_length=8))
 
 
 def test_a_cache_that_is_gone_when_it_is_opened(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import select
 import struct
 import subprocess
@@ -150,8 +151,10 @@ def test_a_new_job_appends_to_the_logs_and_two_at_once_are_refused(launch, tmp_p
     first.wait_until_all_run(("server.0", "trainer.0"))
     second = launch("print('second')", *ONE, *logs)
     assert second.ended() == 2
-    assert second.stderr == (
-        f"error: --log_dir {logs[1]}: another job is writing its logs there; name another folder\n"
+    assert re.fullmatch(
+        f"error: --log_dir {logs[1]}: process {first.popen.pid} \\(`.* launch .*`\\) is writing "
+        "it; name another folder\n",
+        second.stderr,
     )
     (first.folder / "go").touch()
     assert first.ended() == 0

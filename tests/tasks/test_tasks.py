@@ -60,3 +60,12 @@ def test_the_best_step_is_told_by_what_there_is():
     assert criterion.is_better({"loss": 1.0}, {})
     assert criterion.is_better({"loss": 1.0}, {"loss": 2.0})
     assert not criterion.is_better({"loss": 2.0}, {"loss": 2.0})
+
+
+@pytest.mark.parametrize(("loss", "better"), [(0.4, True), (0.5, False), (0.6, False)])
+def test_of_equal_ones_the_lower_loss_is_better(loss, better):
+    criterion = tasks.Criterion("accuracy", False)
+    former = {"accuracy": 1.0, "loss": 0.5}
+    assert criterion.is_better({"accuracy": 1.0, "loss": loss}, former) is better
+    assert not criterion.is_better({"accuracy": 0.9, "loss": 0.1}, former)
+    assert not criterion.is_better({"accuracy": 1.0}, former)

@@ -5,19 +5,25 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 from pathlib import Path
 
 import numpy as np
 import paddle
+import processes
 import pytest
 import tiny_job
+from safetensors.numpy import load_file
 
-from fleetbert import tasks
+from fleetbert import bundle, tasks
 from fleetbert.errors import Stopped, UserError
 from fleetbert.train import checkpoint, stopping
+from fleetbert.train import job as training
+from fleetbert.train.callbacks import Callback
 from fleetbert.train.callbacks.checkpoint import Checkpoints
+from fleetbert.train.texts import TextTask
 
 # Ten steps an epoch.
 JOB = {"trainer.epochs": 2, "trainer.checkpoint_every": 6, "trainer.keep_checkpoints": 5}
@@ -188,6 +194,55 @@ def test_a_finished_run_has_nothing_left_to_do(output, whole, trainer):
     assert tiny_job.losses(output) == tiny_job.losses(whole)
 
 
+@pytest.mark.parametrize("how", ["removed", "damaged"])
+def test_the_best_checkpoint_is_gone(output, tiny_data, tmp_path, how):
+    """The newest whole one takes its place, is measured, and the job ends with results."""
+    shutil.rmtree(step(output, 20))
+    state = json.loads((step(output, 18) / "state.json").read_text())
+    assert state["best"]["step"] == 10
+    shutil.rmtree(step(output, 10)) if how == "removed" else flip(
+        step(output, 10) / "model.pdparams"
+    )
+    path = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, output, JOB)
+    process = processes.start(tmp_path, path)
+    said = processes.ended(process)
+    assert re.search(
+        "the best checkpoint cannot be had any more: .*step-00000010: .*; the weights of step 18 ",
+        said,
+    )
+    evaluated = [row["step"] for row in tiny_job.rows(output) if "dev.loss" in row]
+    assert evaluated == [10, 18, 20]
+    assert json.loads((output / "summary.json").read_text())["dev"]["step"] in (18, 20)
+    bundle.read(output / "bundle")
+
+
+@pytest.mark.parametrize(("hook", "best"), [("on_step", 20), ("on_end", None)])
+def test_the_best_checkpoint_goes_while_the_job_runs(
+    trainer, tmp_path, caplog, monkeypatch, hook, best
+):
+    """By a metric of which the first evaluation is the best."""
+    output, calls = tmp_path / "output", []
+
+    def remove(_, run, *__) -> None:
+        if run.state.step in (15, 20):
+            shutil.rmtree(step(output, 10), ignore_errors=True)
+
+    monkeypatch.setattr(TextTask, "criterion", lambda *_: tasks.Criterion("falls", False))
+    job = trainer.job(output, JOB)
+    remover = type("Remover", (Callback,), {hook: remove})()
+    falls = {"falls": lambda truth, outputs: -len(calls.append(1) or calls)}
+    result = training.train(job, [remover], falls)
+    assert result.best_step == best
+    assert "step-00000010: does not exist" in caplog.text
+    assert result.summary["dev"].get("step") == best
+    last = paddle.load(str(step(output, 20) / "model.pdparams"))
+    exported = load_file(output / "model" / "model.safetensors")
+    np.testing.assert_array_equal(
+        exported["classifier.bias"], last["network.classifier.bias"].numpy()
+    )
+    bundle.read(result.bundle)
+
+
 def test_explicit_path(output, whole, trainer):
     trainer(output, {**JOB, "trainer.resume": str(step(output, 10))})
     assert tiny_job.losses(output) == tiny_job.losses(whole)
@@ -227,6 +282,28 @@ def test_none_starts_anew_and_keeps_the_former_ones(output, whole, trainer, caps
 def test_another_job_is_refused_with_the_key(output, trainer, changes, key):
     with pytest.raises(UserError, match=f"was trained with {key}.*trainer.resume=none"):
         trainer(output, {**JOB, **changes})
+
+
+def test_the_same_data_at_another_path_are_the_same(output, trainer, tiny_data, tmp_path):
+    shutil.rmtree(step(output, 20))
+    shutil.copytree(tiny_data, tmp_path / "moved")
+    moved = type(trainer)(tmp_path / "moved")
+    for name in ("dev.tsv", "train.tsv", "vocab.txt"):
+        path = tmp_path / "moved" / name
+        before = path.read_text()
+        path.write_text(before + ("more\n" if name == "vocab.txt" else "good\tword1 word7\n"))
+        with pytest.raises(UserError, match=rf"was trained with [a-z.]+: {tiny_data}/{name}, this"):
+            moved(output, JOB)
+        path.write_text(before)
+    moved(output, JOB)
+    assert steps(output)[-1] == 20
+
+
+@pytest.mark.parametrize(("changes", "said"), [({}, ""), ({"trainer.epochs": 1}, "more than")])
+def test_a_job_that_asks_for_no_more_than_is_done_says_so(output, trainer, caplog, changes, said):
+    trainer(output, {**JOB, **changes})
+    assert "nothing is left to train: step 20 is done" in caplog.text
+    assert (f"{said} this job's 10;" in caplog.text) == bool(said)
 
 
 def test_other_texts_in_the_same_file_are_refused(trainer, tiny_data, tmp_path):
@@ -367,6 +444,7 @@ class TestStopping:
 
         monkeypatch.setattr(Checkpoints, "on_step", stopped_at_seven)
         before = signal.getsignal(signal.SIGTERM)
+        interrupt = signal.getsignal(signal.SIGINT)
         stopping.expect()
         expected = signal.getsignal(signal.SIGTERM)
         try:
@@ -377,10 +455,48 @@ class TestStopping:
                 os.kill(os.getpid(), signal.SIGTERM)
         finally:
             signal.signal(signal.SIGTERM, before)
+            signal.signal(signal.SIGINT, interrupt)
         monkeypatch.undo()
         assert steps(tmp_path)[-1] == 7
         trainer(tmp_path, JOB)
         assert tiny_job.losses(tmp_path) == tiny_job.losses(whole)
+
+    @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+    def test_a_signal_saves_the_step_that_runs(self, tiny_data, tmp_path, signum, code):
+        """A real process, without a checkpoint but this one."""
+        changes = {"trainer.epochs": 100_000, "data.dev": None, "trainer.checkpoint_every": 10**6}
+        output = tmp_path / "output"
+        path = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, output, changes)
+        process = processes.start(tmp_path, path)
+        try:
+            processes.wait_for_loss(process, output, 3)
+            process.send_signal(signum)
+            assert process.wait(processes.DEADLINE) == code
+        finally:
+            processes.kill(process)
+        said = processes.said(process)
+        (saved,) = steps(output)
+        name = {130: "Ctrl-C", 143: "SIGTERM"}[code]
+        assert f"stopped: {name}: saved step {saved} of" in said
+        assert "Traceback" not in said
+        assert max(tiny_job.losses(output)) == saved
+
+    def test_a_second_ctrl_c_does_not_wait(self, trainer, tmp_path):
+        class Twice(Callback):
+            def after_reading(self, run):
+                os.kill(os.getpid(), signal.SIGINT)
+                if run.state.step == 0:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+        stopping.expect()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                training.train(trainer.job(tmp_path, JOB), [Twice()])
+        finally:
+            signal.signal(signal.SIGTERM, before[0])
+            signal.signal(signal.SIGINT, before[1])
+        assert steps(tmp_path) == []
 
     def test_rows_after_the_checkpoint_are_done_again(self, output, whole, trainer):
         """A killed run's metrics.jsonl: rows of lost steps, and half a row."""

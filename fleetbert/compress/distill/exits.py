@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -53,6 +54,15 @@ def add_variants(job: schema.SelfDistill) -> list[Result]:
         bundle.variant(name)
         if name != "float32":  # which the gate opens and verifies
             bundles.verify(bundle, name)
+    with contextlib.ExitStack() as stack:
+        for name in names if ranks.number == 0 else ():
+            stack.enter_context(bundles.writing(bundle.root, early_exit.variant_name(name)))
+        return _add_variants(job, bundle, names, ranks)
+
+
+def _add_variants(
+    job: schema.SelfDistill, bundle: bundles.Bundle, names: list[str], ranks: Ranks
+) -> list[Result]:
     gate = Gate(bundle, str(job.gate.data), job.gate.max_accuracy_drop, job.threads)
     teacher = early_exit.open_source(bundle, "float32")
     _check_layers(job.distill.layers, len(teacher.layers))
@@ -195,7 +205,7 @@ def _add(
         log.info(why)
         told(why)
         return None
-    with bundles.adding(bundle.root) as new:
+    with bundles.adding(bundle.root, target) as new:
         variant = early_exit.write(source, new.folder, settings, trained)
         measured = gate.measure(new.folder, variant.kind)
         log.info(describe(target, measured))

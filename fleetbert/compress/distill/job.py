@@ -10,7 +10,7 @@ from fleetbert import config as schema
 from fleetbert.compress.distill import teacher as teachers
 from fleetbert.compress.distill.student import Student
 from fleetbert.compress.distill.theseus import Theseus
-from fleetbert.train.job import Result, result, train_with
+from fleetbert.train.job import Result, only_writer, result, train_with
 from fleetbert.train.strategies import connect
 from fleetbert.train.strategies.single import Single
 from fleetbert.train.texts import TextTask, open_task
@@ -22,10 +22,11 @@ def distill(job: schema.Distill) -> Result:
     strategy = connect(job)
     if job.distill.kind == "student":
         return result(job, train_with(strategy, job, partial(_open, Student)))
-    first = replacing(job)
-    train_with(strategy, first, partial(_open, Theseus))
-    last = alone(job, Path(first.output_dir) / "model")
-    return result(last, train_with(strategy, last))
+    with only_writer(strategy, Path(job.output_dir)):
+        first = replacing(job)
+        train_with(strategy, first, partial(_open, Theseus))
+        last = alone(job, Path(first.output_dir) / "model")
+        return result(last, train_with(strategy, last))
 
 
 def replacing(job: schema.Distill) -> schema.Distill:

@@ -1,8 +1,9 @@
-"""Saves the run: every so many steps, at a new best, and when SIGTERM asks it to stop."""
+"""Saves the run: every so many steps, at a new best, and when a signal asks it to stop."""
 
 from __future__ import annotations
 
-from fleetbert.errors import Stopped
+import signal
+
 from fleetbert.train import checkpoint, stopping
 from fleetbert.train.bad_steps import check_weights
 from fleetbert.train.loop import Callback, Run
@@ -14,14 +15,16 @@ class Checkpoints(Callback):
 
     def on_step(self, run: Run) -> None:
         # Any rank may have been asked; all have to stop after the same step.
-        stop = run.strategy.any(stopping.is_asked())
+        asked = stopping.asked()
+        stop = run.strategy.any(asked is not None)
         new_best = run.state.best.get("step") == run.state.step
         if stop or new_best or run.is_due(run.job.trainer.checkpoint_every):
             self.save(run)
         if stop:
-            raise Stopped(
-                f"SIGTERM: saved step {run.state.step} of {run.total_steps}; "
-                "the same command goes on from there"
+            raise stopping.stopped(
+                asked or signal.SIGTERM,
+                f"saved step {run.state.step} of {run.total_steps}; "
+                "the same command goes on from there",
             )
 
     def save(self, run: Run) -> None:

@@ -8,6 +8,11 @@ from fleetbert.train.loop import Callback, Run
 
 
 class Evaluation(Callback):
+    def on_start(self, run: Run) -> None:
+        # A trainer that rejoins is alone here; the others have seen to it.
+        if not run.strategy.rejoins and not run.check_best():
+            self.evaluate(run)
+
     def on_step(self, run: Run) -> None:
         if run.is_due(run.job.trainer.eval_every):
             self.evaluate(run)
@@ -24,8 +29,10 @@ class Evaluation(Callback):
         ]
         metrics = task.evaluate([part for rank in strategy.gather(own) for part in rank])
         criterion = task.criterion(metrics)
+        run.evaluated = {**metrics, "step": run.state.step, "metric": criterion.metric}
+        run.check_best(quick=True)
         if math.isfinite(metrics[criterion.metric]) and criterion.is_better(
             metrics, run.state.best
         ):
-            run.state.best = {**metrics, "step": run.state.step, "metric": criterion.metric}
+            run.state.best = dict(run.evaluated)
         run.each(lambda callback: callback.on_evaluation(run, metrics))
