@@ -12,8 +12,7 @@ from fleetbert import bundle as bundles
 from fleetbert.data import tokenizers
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
-from fleetbert.graph.program import ProgramDesc
-from fleetbert.models import activations
+from fleetbert.graph.program import OpDesc, ProgramDesc
 from fleetbert.models.encoders import Shape
 from fleetbert.models.weights import Source
 
@@ -100,10 +99,29 @@ def names(program: ProgramDesc, where: str) -> Names:
     counts = (len(tables), len(weights), len(biases), len(norms))
     wanted = (len(EMBEDDINGS), len(linear), len(linear), len(norm))
     inner = {name: own for own, name in named_parameters.items()}.get(INNER_BIAS)
-    activation = activations.of_program(program, inner) if inner else None
+    activation = _activation(program, inner) if inner else None
     if counts != wanted or set(named_parameters) != stored or activation is None:
         raise UserError(
             f"{where} is not the program of a BERT classifier as training exports it, so it "
             "cannot be trained further; choose method: static or dynamic"
         )
     return Names(named_parameters, {name: named_parameters[name] for name in weights}, activation)
+
+
+def _activation(program: ProgramDesc, before: str) -> str | None:
+    """The name of the activation after the Linear whose bias is the parameter `before`, in a
+    program as training exports it; None if it is none of these."""
+    ops = program.blocks[0].ops
+    add = next(op for op in ops if op.type == "elementwise_add" and before in _arguments(op))
+    (output,) = (slot.arguments[0] for slot in add.outputs)
+    readers = [op for op in ops if output in _arguments(op)]
+    kinds = sorted(op.type for op in readers)
+    if kinds == ["elementwise_mul", "scale"]:
+        return "quick_gelu"
+    if kinds == ["gelu"]:
+        return "gelu_new" if programs.attribute(readers[0], "approximate").b else "gelu"
+    return kinds[0] if len(kinds) == 1 and kinds[0] in ("relu", "silu", "tanh") else None
+
+
+def _arguments(op: OpDesc) -> list[str]:
+    return [name for slot in op.inputs for name in slot.arguments]
