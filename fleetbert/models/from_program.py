@@ -12,7 +12,7 @@ from fleetbert import bundle as bundles
 from fleetbert.data import tokenizers
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
-from fleetbert.graph.program import ProgramDesc
+from fleetbert.graph.program import OpDesc, ProgramDesc
 from fleetbert.models.encoders import Shape
 from fleetbert.models.weights import Source
 
@@ -23,16 +23,17 @@ LAYER_LINEAR = (
     "linear2",
 )
 LAYER_NORM = ("norm1", "norm2")
+INNER_BIAS = "bert.encoder.layers.0.linear1.bias"
 EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-ACTIVATIONS = ("gelu", "relu")
 
 
 class Names(NamedTuple):
     """PaddleNLP's names by the program's names: of all parameters, and of the Linear weights
-    alone, in the order in which they are used."""
+    alone, in the order in which they are used. activation: as `hidden_act` calls it."""
 
     parameters: dict[str, str]
     linear: dict[str, str]
+    activation: str
 
 
 def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32") -> Source:
@@ -58,7 +59,7 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
         "num_attention_heads": words.shape[1] // width,
         "kept_heads": kept,
         "intermediate_size": tensors["bert.encoder.layers.0.linear1.bias"].size,
-        "hidden_act": next(op.type for op in block.ops if op.type in ACTIVATIONS),
+        "hidden_act": named.activation,
         "hidden_dropout_prob": dropout,
         "attention_probs_dropout_prob": dropout,
         "max_position_embeddings": len(positions),
@@ -97,13 +98,30 @@ def names(program: ProgramDesc, where: str) -> Names:
         named_parameters.update({scale: f"{name}.weight", bias: f"{name}.bias"})
     counts = (len(tables), len(weights), len(biases), len(norms))
     wanted = (len(EMBEDDINGS), len(linear), len(linear), len(norm))
-    if (
-        counts != wanted
-        or set(named_parameters) != stored
-        or not any(op.type in ACTIVATIONS for op in ops)
-    ):
+    inner = {name: own for own, name in named_parameters.items()}.get(INNER_BIAS)
+    activation = _activation(program, inner) if inner else None
+    if counts != wanted or set(named_parameters) != stored or activation is None:
         raise UserError(
             f"{where} is not the program of a BERT classifier as training exports it, so it "
             "cannot be trained further; choose method: static or dynamic"
         )
-    return Names(named_parameters, {name: named_parameters[name] for name in weights})
+    return Names(named_parameters, {name: named_parameters[name] for name in weights}, activation)
+
+
+def _activation(program: ProgramDesc, before: str) -> str | None:
+    """The name of the activation after the Linear whose bias is the parameter `before`, in a
+    program as training exports it; None if it is none of these."""
+    ops = program.blocks[0].ops
+    add = next(op for op in ops if op.type == "elementwise_add" and before in _arguments(op))
+    (output,) = (slot.arguments[0] for slot in add.outputs)
+    readers = [op for op in ops if output in _arguments(op)]
+    kinds = sorted(op.type for op in readers)
+    if kinds == ["elementwise_mul", "scale"]:
+        return "quick_gelu"
+    if kinds == ["gelu"]:
+        return "gelu_new" if programs.attribute(readers[0], "approximate").b else "gelu"
+    return kinds[0] if len(kinds) == 1 and kinds[0] in ("relu", "silu", "tanh") else None
+
+
+def _arguments(op: OpDesc) -> list[str]:
+    return [name for slot in op.inputs for name in slot.arguments]

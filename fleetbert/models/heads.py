@@ -6,11 +6,14 @@ packed row holds several texts, told apart by `segments`.
 
 from __future__ import annotations
 
+import copy
+
 import paddle
 from paddle import nn
 
 from fleetbert import tasks
 from fleetbert.compat.paddlenlp import BertConfig, BertForMaskedLM, BertForSequenceClassification
+from fleetbert.models import activations
 from fleetbert.registry import Registry
 
 # Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
@@ -111,7 +114,13 @@ def build(task: str, config: BertConfig) -> Headed:
     `config.kept_heads` (no field of PaddleNLP's): as many attention heads in each layer, of the
     width that they have in all `num_attention_heads`.
     """
+    activation = activations.get(config.hidden_act)
+    config = copy.copy(config)
+    config.hidden_act = "gelu"  # PaddleNLP looks for a function of that name in Paddle
     network = heads.get(tasks.get(task).head)(config)
+    for layer in network.sublayers():
+        if "activation" in vars(layer) and callable(layer.activation):
+            layer.activation = activation
     kept = getattr(config, "kept_heads", config.num_attention_heads)
     if kept != config.num_attention_heads:
         for layer in network.network.bert.encoder.layers:

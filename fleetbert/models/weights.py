@@ -19,7 +19,7 @@ from fleetbert.compat.paddlenlp import BertConfig, BertModel, BertTokenizer
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.errors import UserError
-from fleetbert.models import encoders, weight_files
+from fleetbert.models import activations, encoders, weight_files
 from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
 
 
@@ -67,6 +67,10 @@ def open_source(model: schema.Model) -> Source:
         source = _paddlenlp(model.init)
     tokenizer = tokenizers.changed(source.tokenizer, model.vocab, model.lowercase)
     shape = source.shape.copy()
+    try:
+        activations.get(shape.get("hidden_act", activations.DEFAULT))
+    except UserError as error:
+        raise UserError(f"model.init {model.init}: {error}") from error
     if model.dropout is not None:
         shape["hidden_dropout_prob"] = shape["attention_probs_dropout_prob"] = model.dropout
     for path in tokenizer.files.values():
