@@ -9,12 +9,12 @@ import argparse
 from typing import Callable, NamedTuple
 
 from fleetbert import __version__, errors
+from fleetbert import answer_command as ask
 from fleetbert.bench import command as bench_command
 from fleetbert.compress import command as quantize_command
 from fleetbert.compress import export_command
 from fleetbert.compress.distill import command as distill_command
 from fleetbert.deploy.inference import command as serve_command
-from fleetbert.engines import command as ask
 from fleetbert.launch import command as launch_command
 from fleetbert.train import checkpoint_command
 from fleetbert.train import command as train_command

@@ -136,7 +136,7 @@ def test_predict_writes_a_file_whole_or_not_at_all(fleetbert, tiny_bundle, tmp_p
     from fleetbert.engines import answer
     from fleetbert.errors import UserError
 
-    def fail(*arguments):
+    def fail(*arguments, **options):
         yield [{"label": "bad"}], answer.Counts(1, 0, 0)
         raise UserError("the power went")
 

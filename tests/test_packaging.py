@@ -52,7 +52,10 @@ def listed(package: Path) -> set[Path]:
 
 def test_a_wheel_has_all_modules_and_data(installed):
     deploy = {path for path in listed(ROOT / "deploy") if path.parts[0] != "lite"}
-    assert {Path("inference/page/page.html"), Path("inference/inference.proto")} <= deploy
+    assert {
+        Path("inference/ops/page/page.html"),
+        Path("inference/protocol/inference.proto"),
+    } <= deploy
     expected = listed(ROOT / "fleetbert") | {"deploy" / path for path in deploy}
     assert listed(installed / "fleetbert") == expected
 

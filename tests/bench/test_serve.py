@@ -100,9 +100,9 @@ def test_closed_loop_and_paced(server, model):
     assert full["requests"] > 10 and full["failed"] == 0
     assert full["requests"] < full["texts"] <= 2 * full["requests"]
     assert 0 < full["p50_ms"] <= full["p99_ms"]
-    before = len(server.core.questions)
+    before = len(server.core.requests)
     paced = load(server, connections=3, seconds=1.0, rate=12.0)
-    asked = len(server.core.questions) - before
+    asked = len(server.core.requests) - before
     assert asked <= 12 and paced["requests"] <= asked
     # so slow that most connections have no turn in that time
     slow = load(server, connections=64, seconds=1.0, rate=2.0)
