@@ -1,8 +1,8 @@
 """The listening process: HTTP, gRPC and the core in one event loop, from start to end.
 
 It opens its ports first and answers "not ready" while models load. SIGTERM or SIGHUP: not ready at
-once, new requests get 503, those that were taken are answered, then it leaves. Engines run in processes of
-the core's; this one imports no Paddle.
+once, new requests get 503, those that were taken are answered, then it leaves. Engines run in
+processes of the core's; this one imports no Paddle.
 """
 
 from __future__ import annotations
