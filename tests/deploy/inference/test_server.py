@@ -62,6 +62,23 @@ def test_answers_are_those_of_the_engine_over_http_and_grpc(real, tiny_bundle):
     np.testing.assert_allclose(logits, [one.logits for one in expected], atol=1e-5)
 
 
+def test_folders_whose_names_are_no_utf8_are_a_line_each(real):
+    models = real.log_path.parent / "models"
+    for name in (b"mod\xff\xfe", b"tiny/1\xe9"):
+        Path(os.fsdecode(bytes(models) + b"/" + name)).mkdir()
+
+    def ignored():
+        return [line for line in real.lines() if "is ignored" in line["message"]]
+
+    real.wait_for(lambda: len(ignored()) == 2)
+    assert [line["message"].partition(" is")[0] for line in ignored()] == [
+        rf"{models}/mod\udcff\udcfe",
+        rf"{models}/tiny/1\udce9",
+    ]
+    assert "Traceback" not in real.log
+    assert requests.get(f"{real.http}/v2/health/ready").status_code == 200
+
+
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
