@@ -62,6 +62,23 @@ def test_answers_are_those_of_the_engine_over_http_and_grpc(real, tiny_bundle):
     np.testing.assert_allclose(logits, [one.logits for one in expected], atol=1e-5)
 
 
+def test_folders_whose_names_are_no_utf8_are_a_line_each(real):
+    models = real.log_path.parent / "models"
+    for name in (b"mod\xff\xfe", b"tiny/1\xe9"):
+        Path(os.fsdecode(bytes(models) + b"/" + name)).mkdir()
+
+    def ignored():
+        return [line for line in real.lines() if "is ignored" in line["message"]]
+
+    real.wait_for(lambda: len(ignored()) == 2)
+    assert [line["message"].partition(" is")[0] for line in ignored()] == [
+        rf"{models}/mod\udcff\udcfe",
+        rf"{models}/tiny/1\udce9",
+    ]
+    assert "Traceback" not in real.log
+    assert requests.get(f"{real.http}/v2/health/ready").status_code == 200
+
+
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 
@@ -84,6 +101,17 @@ def test_the_listening_process_holds_no_paddle(real):
     main = psutil.Process(real.process.pid)
     assert not mapped(main)
     assert any(mapped(child) for child in main.children(recursive=True))  # maps would tell
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_workers_leave_signals_of_the_whole_group_to_the_parent(real, number):
+    main = psutil.Process(real.process.pid)
+    before = {child.pid for child in main.children(recursive=True) if mapped(child)}
+    for pid in before:
+        os.kill(pid, number)
+    with Client(real.http) as client:
+        assert client.infer("tiny", TEXTS)
+    assert {child.pid for child in main.children(recursive=True) if mapped(child)} == before
 
 
 def test_not_ready_while_models_load(tmp_path):
@@ -146,14 +174,19 @@ def test_what_is_wrong_is_said(tmp_path, capsys, words, part):
     assert part in said and said.count("\n") == 1
 
 
-def test_sigterm_drains(tmp_path):
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGHUP] * 2, [signal.SIGTERM, signal.SIGHUP]],
+)
+def test_sigterm_and_sighup_drain(tmp_path, signals):
     with serving(tmp_path, "logs.requests=true") as served:
         slow = []
         thread = threading.Thread(target=lambda: slow.append(ask(served.http, "sleep 3")))
         thread.start()
         with requests.Session() as session:
             served.wait_for(lambda: "asleep" in served.log)
-            served.process.send_signal(signal.SIGTERM)
+            for number in signals:
+                served.process.send_signal(number)
             served.wait_for(
                 lambda: session.get(f"{served.http}/v2/health/ready").status_code == 503
             )
@@ -163,6 +196,15 @@ def test_sigterm_drains(tmp_path):
         assert served.process.wait(DEADLINE) == 0
         thread.join(DEADLINE)
         assert slow[0].status_code == 200
+
+
+def test_sighup_that_nohup_ignores_stays_ignored(tmp_path):
+    with serving(tmp_path, command=["nohup", *FAKE]) as served:
+        served.process.send_signal(signal.SIGHUP)
+        assert ask(served.http, "good").status_code == 200
+        assert requests.get(f"{served.http}/v2/health/ready").status_code == 200
+        assert served.end() == 0
+        assert served.log.count("leaving") == 1
 
 
 @pytest.mark.parametrize(
