@@ -52,7 +52,13 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     from fleetbert.engines import evaluate
 
     model = _load(arguments)
-    report = evaluate.evaluate(model, arguments.data, arguments.on_bad_line, arguments.quoting)
+    report = evaluate.evaluate(
+        model,
+        arguments.data,
+        arguments.on_bad_line,
+        arguments.quoting,
+        skip_with="--on-bad-line skip",
+    )
     if arguments.json:
         where = {key: getattr(arguments, key) for key in ("bundle", "variant", "data")}
         print(json.dumps({**where, **report}, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"))

@@ -130,4 +130,5 @@ class Model:
 
         with tempfile.TemporaryDirectory() as folder:
             path = in_memory.as_file("data", data, Path(folder))
-            return evaluate.evaluate(self._opened, path, on_bad_line, quoting)
+            skip_with = 'on_bad_line="skip"'
+            return evaluate.evaluate(self._opened, path, on_bad_line, quoting, skip_with)

@@ -33,11 +33,18 @@ class Known(NamedTuple):
 
 
 def read_known(
-    model: answer.Model, path: str | Path, on_bad_line: str = "stop", quoting: Quoting = "auto"
+    model: answer.Model,
+    path: str | Path,
+    on_bad_line: str = "stop",
+    quoting: Quoting = "auto",
+    skip_with: str | None = None,
 ) -> Known:
-    """Read the labelled table at `path`; a label that the model does not know is a bad line."""
+    """Read the labelled table at `path`; a label that the model does not know is a bad line.
+
+    skip_with: what the caller's user writes to leave bad lines out, for the UserError.
+    """
     table = read(path, pair=model.pair, labelled=True, on_bad_line=on_bad_line, quoting=quoting)
-    table = _known(table, model.labels, path, on_bad_line)
+    table = _known(table, model.labels, path, on_bad_line, skip_with)
     examples = table.examples
     index = {label: number for number, label in enumerate(model.labels)}
     truth = np.array([index[example.label] for example in examples if example.label is not None])
@@ -46,15 +53,19 @@ def read_known(
 
 
 def evaluate(
-    model: answer.Model, path: str | Path, on_bad_line: str = "stop", quoting: Quoting = "auto"
+    model: answer.Model,
+    path: str | Path,
+    on_bad_line: str = "stop",
+    quoting: Quoting = "auto",
+    skip_with: str | None = None,
 ) -> Metrics:
     """Measures of the model on the table at `path`, ready for JSON.
 
     Those of the task, and texts_per_s (tokenization to logits), skipped (bad lines), cut
     (texts longer than max_length) and mean_layers (that a text went through; None where all do).
-    A line whose label the model does not know is a bad line.
+    A line whose label the model does not know is a bad line (skip_with: see `read_known`).
     """
-    table = read_known(model, path, on_bad_line, quoting)
+    table = read_known(model, path, on_bad_line, quoting, skip_with)
     with answer.progress(len(table.truth)) as bar:
         start = time.perf_counter()
         logits = answer.compute_logits(model, table.texts_a, table.texts_b, bar.update)
@@ -119,17 +130,24 @@ def _macro_f1(report: Metrics) -> str:
     )
 
 
-def _known(table: Table, labels: Sequence[str], path: str | Path, on_bad_line: str) -> Table:
+def _known(
+    table: Table,
+    labels: Sequence[str],
+    path: str | Path,
+    on_bad_line: str,
+    skip_with: str | None,
+) -> Table:
     """The table without lines whose label is not one of `labels`; UserError at the first one."""
     known = set(labels)
     examples = [example for example in table.examples if example.label in known]
     unknown = [example for example in table.examples if example.label not in known]
     if unknown and (on_bad_line == "stop" or not examples):
+        leave_out = skip_with is not None and on_bad_line == "stop"
         shown = ", ".join(map(repr, labels[:12])) + (", ..." if len(labels) > 12 else "")
         raise UserError(
             f"{path}:{unknown[0].line}: the model does not know the label {unknown[0].label!r}"
-            f"{alike(unknown[0].label or '', labels)}; it knows {shown}; correct "
-            "the line, or leave such lines out with --on-bad-line skip"
+            f"{alike(unknown[0].label or '', labels)}; it knows {shown}; correct the line"
+            + (f", or leave such lines out with {skip_with}" if leave_out else "")
         )
     reasons = [(example.line, f"unknown label {example.label!r}") for example in unknown]
     return Table(examples, sorted(table.skipped + reasons))

@@ -160,6 +160,7 @@ def test_bad_input_leaves_the_bundle_as_it_was(
     with pytest.raises(UserError) as error:
         pipeline.quantize(job(bundle, tiny_data, method, **changes))
     assert message in str(error.value)
+    assert "--on-bad-line" not in str(error.value)  # quantize has no such option
     assert content(bundle) == before
 
 
