@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import subprocess
 import sys
@@ -206,3 +207,37 @@ def test_ask_takes_lines_as_predict_does_and_shows_what_it_cannot(fleetbert, tin
     assert out.count("→") == 2
     assert out.count("caf\\xe9\n  error: line ") == 2
     assert "`iconv -f latin1 -t utf-8`" in out
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_no_answer_is_lost_to_the_encoding_of_a_pipe(tiny_bundle, table, encoding):
+    """What it cannot show is escaped; JSON is the same to whoever parses it."""
+    code = "from fleetbert import cli\ncli.main()"
+
+    def run(*words, stdin: bytes = b"") -> bytes:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, words)],
+            input=stdin,
+            capture_output=True,
+            env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr.decode(errors="replace")
+        return done.stdout
+
+    texts = ["字 möchte word1", "word3"]
+    shown = run("ask", "--bundle", tiny_bundle, *texts).decode(encoding)
+    assert "\\u5b57 " in shown and "\\u2192 " in shown
+    unescaped = re.sub(
+        r"\\(?:u(....)|x(..))", lambda found: chr(int(found[1] or found[2], 16)), shown
+    ).splitlines()
+    assert unescaped[::2] == texts
+    assert all(re.fullmatch(r"  → (bad|so so|好) \([\d.]+%\)", line) for line in unescaped[1::2])
+
+    lines = "\n".join(texts).encode()
+    answers = run("predict", "--bundle", tiny_bundle, "--input", "-", stdin=lines)
+    found = [json.loads(line) for line in answers.splitlines()]
+    assert [set(line["scores"]) for line in found] == [{"bad", "so so", "好"}] * 2
+
+    report = run("evaluate", "--bundle", tiny_bundle, "--data", table, "--json")
+    assert set(json.loads(report.decode(encoding))["classes"]) == {"bad", "so so", "好"}
