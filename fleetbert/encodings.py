@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+import json
 import os
 import re
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from fleetbert.errors import UserError
 
@@ -84,6 +85,17 @@ def read_text(path: str | os.PathLike[str], what: str) -> str:
         reason = error.strerror if isinstance(error, OSError) else error
         raise UserError(f"{str(path)!r}: the {what} cannot be read ({reason})") from None
     return decode(data, lambda line: f"{path}:{line}: the {what}")
+
+
+def read_json(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
+    """The object in a JSON file; UserError as of `read_text`, and where it holds no object."""
+    try:
+        fields = json.loads(read_text(path, what))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: the {what} is no JSON: {error}") from None
+    if not isinstance(fields, dict):
+        raise UserError(f"{path}: the {what} holds no JSON object")
+    return fields
 
 
 def decode(data: bytes, where: Callable[[int], str]) -> str:

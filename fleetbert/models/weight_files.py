@@ -12,6 +12,7 @@ import paddle
 from safetensors import deserialize, safe_open
 from safetensors.numpy import load_file
 
+from fleetbert import encodings
 from fleetbert.errors import UserError
 
 Tensors = Dict[str, np.ndarray]
@@ -92,7 +93,7 @@ def _read_safetensors(path: Path) -> Tensors:
 
 def _read_shards(index: Path) -> Tensors:
     try:
-        shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = json.loads(encodings.read_text(index, "index of shards"))["weight_map"]
         names = sorted(set(shards.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index} is no index of shards ({error!r}); copy it again") from error

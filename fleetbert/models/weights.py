@@ -270,7 +270,7 @@ def _package_folder(package: str) -> Path:
         )
     for root in spec.submodule_search_locations:
         for path in sorted(Path(root).rglob("config.json")):
-            if json.loads(path.read_text()).get("model_type") in families.names():
+            if _read_json(path, package).get("model_type") in families.names():
                 return path.parent
     raise UserError(f"model.init: the Python package {package} holds no {_titles()}")
 
@@ -320,12 +320,9 @@ def _head_labels(fields: Fields, tensors: Tensors) -> tuple[str, ...]:
 
 def _read_json(path: Path, name: str) -> Fields:
     try:
-        fields: Fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"model.init {name}: {path} cannot be read: {error}") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"model.init {name}: {path} holds no JSON object")
-    return fields
+        return encodings.read_json(path, "configuration")
+    except UserError as error:
+        raise UserError(f"model.init {name}: {error}") from None
 
 
 def _paddlenlp(name: str) -> Source:

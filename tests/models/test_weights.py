@@ -411,6 +411,16 @@ class TestSource:
         with pytest.raises(UserError, match=name):
             source_of(folder)
 
+    @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+    def test_json_in_another_encoding(self, folder, name):
+        (folder / name).write_bytes('{"name": "今天天气很好，我们去公园散步"}'.encode("gbk"))
+        with pytest.raises(UserError) as caught:
+            source_of(folder)
+        assert f"{folder / name}:1: the " in str(caught.value)
+        assert str(caught.value).endswith(
+            "looks like GBK; convert the file: `iconv -f gbk -t utf-8`"
+        )
+
     @pytest.mark.parametrize(
         ("field", "value", "said"),
         [

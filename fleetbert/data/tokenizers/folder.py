@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
+from fleetbert import encodings
 from fleetbert.bundle import Setting
 from fleetbert.errors import UserError
 
@@ -97,15 +98,7 @@ def fields_of_config(settings: Settings) -> Fields:
 
 
 def _fields(path: Path) -> Fields:
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
-    if not isinstance(fields, dict):
-        raise UserError(f"{path} holds no JSON object")
-    return fields
+    return encodings.read_json(path, "tokenizer") if path.exists() else {}
 
 
 def _refuse(path: Path, key: str, value: object, supported: str) -> None:

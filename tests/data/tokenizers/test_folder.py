@@ -172,3 +172,31 @@ def test_an_unknown_setting_of_a_bundle_is_named(tmp_path):
     spec = tokenizers.of_vocab(write(tmp_path / "model") / "vocab.txt", True)
     with pytest.raises(UserError, match="does not know the tokenizer's setting fold_width"):
         tokenizers.open(spec._replace(settings={"lowercase": True, "fold_width": True}))
+
+
+@pytest.mark.parametrize("name", ["tokenizer", "tokenizer_config", "special_tokens_map"])
+@pytest.mark.parametrize("codec", ["gbk", "utf-16"])
+def test_a_file_in_another_encoding_is_told_as_a_table_is(tmp_path, name, codec):
+    folder = write(tmp_path / "model")
+    path = folder / f"{name}.json"
+    path.write_bytes('{\n"name": "今天天气很好，我们去公园散步"}\n'.encode(codec))
+    with pytest.raises(UserError) as caught:
+        opened(folder)
+    line = 2 if codec == "gbk" else 1
+    assert str(caught.value).startswith(f"{path}:{line}: the tokenizer is not UTF-8 at byte ")
+    assert str(caught.value).endswith(f"convert the file: `iconv -f {codec} -t utf-8`")
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, "[]", '"a"', ""])
+def test_a_file_that_holds_no_object_is_refused_by_name(tmp_path, text):
+    folder = write(tmp_path / "model")
+    (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(UserError, match=r"tokenizer\.json: the tokenizer (is no|holds no) JSON"):
+        opened(folder)
+
+
+def test_a_byte_order_mark_is_passed_over(tmp_path):
+    folder = write(tmp_path / "model")
+    fields = json.dumps({"do_lower_case": False}).encode()
+    (folder / "tokenizer_config.json").write_bytes(b"\xef\xbb\xbf" + fields)
+    assert opened(folder).encode(["Möchte"], None, 99).ids[0].tolist()
