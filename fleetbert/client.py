@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Sequence
 from urllib.parse import quote, urlsplit
 
 import requests
+from requests.auth import AuthBase
 
 LENGTH_HEADER = "Inference-Header-Content-Length"
 
@@ -65,7 +66,8 @@ class Client:
         host = urlsplit(self._url).hostname or ""
         self._proxies = {"no_proxy": host} if _is_this_machine(host) else None
         if api_key is not None:
-            self._session.headers["Authorization"] = f"Bearer {api_key}"
+            # As a header, it would yield to what ~/.netrc has for the host.
+            self._session.auth = _Bearer(api_key)
 
     def infer(
         self,
@@ -167,6 +169,15 @@ class Client:
         except (KeyError, ValueError):
             wait = None
         raise ServerError(reply.status_code, message, wait)
+
+
+class _Bearer(AuthBase):
+    def __init__(self, key: str):
+        self._header = f"Bearer {key}"
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = self._header
+        return request
 
 
 def _is_this_machine(host: str) -> bool:

@@ -1,8 +1,8 @@
 """The listening process: HTTP, gRPC and the core in one event loop, from start to end.
 
-It opens its ports first and answers "not ready" while models load. SIGTERM: not ready at once, new
-requests get 503, those that were taken are answered, then it leaves. Engines run in processes of
-the core's; this one imports no Paddle.
+It opens its ports first and answers "not ready" while models load. SIGTERM or SIGHUP: not ready at
+once, new requests get 503, those that were taken are answered, then it leaves. Engines run in
+processes of the core's; this one imports no Paddle.
 """
 
 from __future__ import annotations
@@ -51,18 +51,25 @@ class _Http(uvicorn.Server):
 
 
 class _Signals:
-    """What the process was told: `first` is set by any signal, `second` by any other one."""
+    """What the process was told: `first` is set by any signal, `second` by another one that asks to
+    hurry. SIGHUP does not: a terminal that closes may send it twice."""
 
     def __init__(self) -> None:
         self.interrupted = False
         self.first, self.second = asyncio.Event(), asyncio.Event()
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup's wish is kept
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             loop.add_signal_handler(number, self._note, number)
 
     def _note(self, number: int) -> None:
         self.interrupted |= number == signal.SIGINT
-        (self.second if self.first.is_set() else self.first).set()
+        if not self.first.is_set():
+            self.first.set()
+        elif number != signal.SIGHUP:
+            self.second.set()
 
     def leave_at_once(self) -> NoReturn:
         """Without a farewell to anyone: workers first, they have no other end."""

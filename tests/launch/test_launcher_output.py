@@ -186,7 +186,7 @@ def test_a_reader_that_goes_away_does_not_end_the_job(launch):
     job = launch("sys.exit()", *ONE)  # for its folder
     assert job.ended() == 0
     (job.folder / "child.py").write_text(launched.PREAMBLE + body)
-    command = f"{sys.executable} -m fleetbert.cli launch {' '.join(ONE)} child.py | head -1"
+    command = f"{sys.executable} -m fleetbert.cli launch {' '.join(ONE)} --log_dir logs child.py | head -1"
     environ = {**os.environ, "TEST_FOLDER": str(job.folder)}
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Sequence
 if TYPE_CHECKING:
     from fleetbert.deploy.inference.settings import Engine
 
-LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM}
+LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # What a batch waits for, the listening process has to do first: reading the next one's texts takes
 # a fraction of a batch's time, and makes it larger.
 NICENESS = 4

@@ -2,8 +2,8 @@
 
 `process.py` starts it with the number of a socket's descriptor, the parent's process id and its
 processors. It reads frames (frames.py) from the socket and answers each with one. It ends with its
-parent, however that ends, and leaves Ctrl-C and SIGTERM to it. A last word `early` says that nobody
-waits for the processors: then it imports Paddle before it is told what to open.
+parent, however that ends, and leaves Ctrl-C, SIGTERM and SIGHUP to it. A last word `early` says
+that nobody waits for the processors: then it imports Paddle before it is told what to open.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fleetbert.compat import environment
 
 def main(descriptor: int, parent: int, processors: list[int], early: bool) -> None:
     environment.die_with_parent(parent)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if processors:
         os.sched_setaffinity(0, processors)

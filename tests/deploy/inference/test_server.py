@@ -86,6 +86,17 @@ def test_the_listening_process_holds_no_paddle(real):
     assert any(mapped(child) for child in main.children(recursive=True))  # maps would tell
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_workers_leave_signals_of_the_whole_group_to_the_parent(real, number):
+    main = psutil.Process(real.process.pid)
+    before = {child.pid for child in main.children(recursive=True) if mapped(child)}
+    for pid in before:
+        os.kill(pid, number)
+    with Client(real.http) as client:
+        assert client.infer("tiny", TEXTS)
+    assert {child.pid for child in main.children(recursive=True) if mapped(child)} == before
+
+
 def test_not_ready_while_models_load(tmp_path):
     ready = tmp_path / "ready"
     with serving(tmp_path, environ={"FAKE_READY_FILE": str(ready)}, ready=False) as served:
@@ -146,14 +157,19 @@ def test_what_is_wrong_is_said(tmp_path, capsys, words, part):
     assert part in said and said.count("\n") == 1
 
 
-def test_sigterm_drains(tmp_path):
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGHUP] * 2, [signal.SIGTERM, signal.SIGHUP]],
+)
+def test_sigterm_and_sighup_drain(tmp_path, signals):
     with serving(tmp_path, "logs.requests=true") as served:
         slow = []
         thread = threading.Thread(target=lambda: slow.append(ask(served.http, "sleep 3")))
         thread.start()
         with requests.Session() as session:
             served.wait_for(lambda: "asleep" in served.log)
-            served.process.send_signal(signal.SIGTERM)
+            for number in signals:
+                served.process.send_signal(number)
             served.wait_for(
                 lambda: session.get(f"{served.http}/v2/health/ready").status_code == 503
             )
@@ -163,6 +179,15 @@ def test_sigterm_drains(tmp_path):
         assert served.process.wait(DEADLINE) == 0
         thread.join(DEADLINE)
         assert slow[0].status_code == 200
+
+
+def test_sighup_that_nohup_ignores_stays_ignored(tmp_path):
+    with serving(tmp_path, command=["nohup", *FAKE]) as served:
+        served.process.send_signal(signal.SIGHUP)
+        assert ask(served.http, "good").status_code == 200
+        assert requests.get(f"{served.http}/v2/health/ready").status_code == 200
+        assert served.end() == 0
+        assert served.log.count("leaving") == 1
 
 
 @pytest.mark.parametrize(

@@ -141,6 +141,15 @@ def test_the_client_takes_a_key_and_a_certificate(guarded, certificate):
     assert caught.value.status == 401
 
 
+@pytest.mark.parametrize("entry", ["machine 127.0.0.1", "default"])
+def test_the_key_given_wins_over_netrc(guarded, certificate, tmp_path, monkeypatch, entry):
+    (tmp_path / "netrc").write_text(f"{entry} login somebody password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with Client(guarded.http, api_key=KEYS[0], verify=str(certificate[0])) as client:
+        assert client.infer("sst", ["good"])[0].label == "positive"
+        assert client.metadata("sst")["name"] == "sst"
+
+
 def test_every_key_is_compared_in_constant_time(tmp_path, monkeypatch):
     (tmp_path / "keys").write_text("\n".join(KEYS))
     keys = auth.read_keys(Safety(api_key_file=str(tmp_path / "keys")))
