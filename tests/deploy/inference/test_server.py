@@ -24,7 +24,7 @@ from fleetbert.client import Client
 from fleetbert.deploy.inference.protocol import inference_pb2
 from fleetbert.engines import answer as answers
 
-TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, ""]
+TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, "\x01"]
 
 
 @pytest.fixture(scope="module")
