@@ -91,6 +91,7 @@ class Model:
         pairs: the second texts, as many as `texts`, of a model of pairs.
         speed: of early-exit variants: a text leaves when its uncertainty is under this, 0 (none
             does) to 1; None: the variant's own. Others answer as always.
+        UserError at a text that is empty, blank or holds NUL, with its index.
         """
         from fleetbert.engines import answer  # loads Paddle
 

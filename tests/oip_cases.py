@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import struct
 
-TEXT = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["good", "坏 \x00"]}
+TEXT = {"name": "text", "shape": [2], "datatype": "BYTES", "data": ["good", "坏 \x01"]}
 IDS = {"name": "input_ids", "shape": [2, 3], "datatype": "INT64", "data": [1, 2, 3, 4, 5, 0]}
 
 

@@ -30,7 +30,7 @@ class Failure(Exception):
     """A request that is not answered: one sentence that names the field, and its `reason`."""
 
     def __init__(self, reason: Reason, message: str, retry_after: float | None = None):
-        super().__init__(message)
+        super().__init__(printable(message))
         self.reason = reason
         self.retry_after = retry_after  # seconds, where another try may help
 
@@ -127,6 +127,11 @@ class Statistics:
     queue: tuple[int, int]
     compute: tuple[int, int]
     batches: tuple[tuple[int, int, int], ...] = ()  # (texts of a batch, batches, nanoseconds)
+
+
+def printable(text: str) -> str:
+    """The text in which what cannot be UTF-8, as in a folder's name, is escaped: \\udcff."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 class Core(Protocol):

@@ -548,9 +548,10 @@ def _text(row: Row, field: str) -> str:
         raise LineError(f"has no {field!r}")
     if not isinstance(text, str):
         raise LineError(f"{field!r} is not a text but {type(text).__name__}")
-    if not text.strip():
-        raise LineError(f"{field!r} is empty")
-    return _sound(text, field)
+    fault = fault_of(text)
+    if fault is not None:
+        raise LineError(f"{field!r} {fault}")
+    return text
 
 
 def _label(row: Row, labelled: bool) -> str | None:
@@ -564,17 +565,31 @@ def _label(row: Row, labelled: bool) -> str | None:
         if labelled:
             raise LineError("has no 'label'")
         return None
-    return _sound(label, "label")
+    fault = fault_of(label)
+    if fault is not None:
+        raise LineError(f"'label' {fault}")
+    return label
 
 
-def _sound(text: str, field: str) -> str:
-    """Refuse what JSON escapes can smuggle past the decoder: NUL and half surrogate pairs."""
+def fault_of(text: str) -> str | None:
+    """Why `text` is no text to train on or to answer, as the end of a sentence; None where it is
+    one. NUL and half surrogate pairs are what JSON's escapes smuggle past a decoder."""
+    if not text or text.isspace():
+        return "is empty"
     if "\0" in text:
-        raise LineError(f"{field!r} holds a NUL character")
+        return "holds a NUL character"
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise LineError(
-            f"{field!r} holds half of a surrogate pair, which is no character"
-        ) from None
-    return text
+        return "holds half of a surrogate pair, which is no character"
+    return None
+
+
+def check_texts(name: str, texts: Iterable[object]) -> None:
+    """UserError at the first that is no text (`fault_of`), with its index in the list `name`."""
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise UserError(f"{name}[{index}] is not a text but {type(text).__name__}")
+        fault = fault_of(text)
+        if fault is not None:
+            raise UserError(f"{name}[{index}] {fault}; leave it out")

@@ -16,7 +16,7 @@ from fleetbert import bundle as bundles
 from fleetbert import tasks
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, collate, plan_inference
-from fleetbert.data.read import Example, Format, Quoting, iter_lines
+from fleetbert.data.read import Example, Format, Quoting, check_texts, iter_lines
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
@@ -151,7 +151,10 @@ def in_batches(model: Model, encodings: Encodings) -> Iterator[tuple[np.ndarray,
 
 
 def answer(model: Model, texts_a: list[str], texts_b: list[str] | None = None) -> Sequence[Answer]:
-    """The answers to texts (or pairs), in their order."""
+    """The answers to texts (or pairs), in their order; UserError at one that is empty or no text
+    (`read.check_texts`)."""
+    check_texts("texts", texts_a)
+    check_texts("pairs", texts_b or ())
     logits = compute_logits(model, texts_a, texts_b)
     return model.task.to_answers(model.labels, logits.values, logits.exit_layers)
 

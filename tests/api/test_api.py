@@ -94,6 +94,8 @@ def test_a_loaded_model_is_measured_on_any_table(run, tiny_data):
         (("word1",), "give a list"),
         ((["word1"], ["word2"]), "single texts"),
         ((["word1"], None, 2.0), "from 0"),
+        ((["word1", " \t"],), r"texts\[1\] is empty"),
+        ((["a\0b"],), r"texts\[0\] holds a NUL"),
     ],
 )
 def test_questions_that_cannot_be_answered(run, arguments, message):

@@ -18,7 +18,7 @@ from fleetbert.bench import serve, serve_client
 from fleetbert.errors import UserError
 from fleetbert.tasks.metrics import softmax
 
-TEXTS = ["good", "bad bad", "无 good good", "", "x" * 20]
+TEXTS = ["good", "bad bad", "无 good good", ".", "x" * 20]
 
 
 @pytest.fixture(scope="module")

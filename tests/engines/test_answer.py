@@ -64,6 +64,23 @@ def test_no_texts_no_answers(model):
     assert answer.answer(model, []) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        (" \u3000\n", "is empty"),
+        ("a\0b", "NUL"),
+        ("\ud800", "surrogate"),
+        (7, "is not a text but int"),
+    ],
+)
+def test_what_predict_refuses_in_a_line_is_refused_in_a_list(model, text, message):
+    with pytest.raises(UserError, match=rf"texts\[1\] .*{message}"):
+        answer.answer(model, ["word1", text, "word2"])
+    with pytest.raises(UserError, match=rf"pairs\[1\] .*{message}"):
+        answer.answer(model, ["word1", "word1"], ["word2", text])
+
+
 def test_long_texts_are_cut_and_counted(model):
     found = answer.compute_logits(model, ["word1 " * 500, "word1"], None)
     assert found.truncated == 1

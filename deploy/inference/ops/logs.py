@@ -19,6 +19,7 @@ import orjson
 
 from fleetbert import log as plain_log
 from fleetbert.deploy.inference import settings
+from fleetbert.deploy.inference.messages import printable
 from fleetbert.deploy.inference.ops.observe import Done
 
 log = logging.getLogger("fleetbert.serve")
@@ -94,6 +95,10 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
     return fields if call is None else {"request_id": call.id, **fields}
 
 
+def _dump(line: dict[str, object]) -> str:
+    return orjson.dumps(line, default=str, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+
+
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {
@@ -105,7 +110,10 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+        try:
+            return _dump(line)
+        except TypeError:  # a name that is no UTF-8
+            return _dump({name: printable(str(value)) for name, value in line.items()})
 
 
 class _Text(logging.Formatter):

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.data.read import fault_of
 from fleetbert.deploy.inference.messages import Failure, Reason, Response
 
 LITTLE = sys.byteorder == "little"
@@ -61,7 +62,7 @@ def show(value: Any) -> str:
 
 
 def read_texts(tensor: Tensor, max_texts: int, max_bytes: int) -> list[str]:
-    """The strings of a BYTES tensor of shape [texts]."""
+    """The strings of a BYTES tensor of shape [texts], each one that `predict` would answer."""
     name = tensor.name
     if tensor.datatype != "BYTES":
         raise refuse(f"datatype of input '{name}' is {show(tensor.datatype)}; it has to be BYTES")
@@ -95,6 +96,10 @@ def read_texts(tensor: Tensor, max_texts: int, max_bytes: int) -> list[str]:
                     f"this server takes at most {max_bytes} in a text",
                     Reason.TOO_LARGE,
                 )
+    for number, text in enumerate(texts):
+        fault = fault_of(text)
+        if fault is not None:
+            raise refuse(f"text {number} of input '{name}' {fault}")
     return texts
 
 

@@ -21,6 +21,7 @@ from fleetbert.deploy.inference.messages import (
     State,
     Statistics,
     Version,
+    printable,
 )
 from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.repository import index
@@ -66,9 +67,9 @@ class Model:
         """Why a version does not answer."""
         found = self.found.get(number)
         if found is not None and found.bundle is None:
-            return found.reason
+            return printable(found.reason)
         if found is not None and self.is_refused(number):
-            return self.refused[number][1]
+            return printable(self.refused[number][1])
         return "it is being loaded" if number in self.loading else "it is not loaded"
 
 

@@ -24,7 +24,7 @@ from fleetbert.client import Client
 from fleetbert.deploy.inference.protocol import inference_pb2
 from fleetbert.engines import answer as answers
 
-TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, ""]
+TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, "\x01"]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,23 @@ def test_answers_are_those_of_the_engine_over_http_and_grpc(real, tiny_bundle):
         reply = make_stub(channel).ModelInfer(request, timeout=DEADLINE)
     logits = np.frombuffer(reply.raw_output_contents[0], np.float32).reshape(len(TEXTS), -1)
     np.testing.assert_allclose(logits, [one.logits for one in expected], atol=1e-5)
+
+
+def test_folders_whose_names_are_no_utf8_are_a_line_each(real):
+    models = real.log_path.parent / "models"
+    for name in (b"mod\xff\xfe", b"tiny/1\xe9"):
+        Path(os.fsdecode(bytes(models) + b"/" + name)).mkdir()
+
+    def ignored():
+        return [line for line in real.lines() if "is ignored" in line["message"]]
+
+    real.wait_for(lambda: len(ignored()) == 2)
+    assert [line["message"].partition(" is")[0] for line in ignored()] == [
+        rf"{models}/mod\udcff\udcfe",
+        rf"{models}/tiny/1\udce9",
+    ]
+    assert "Traceback" not in real.log
+    assert requests.get(f"{real.http}/v2/health/ready").status_code == 200
 
 
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -120,6 +137,32 @@ def test_not_ready_while_models_load(tmp_path):
             health = health_pb2_grpc.HealthStub(channel)
             reply = health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["::", "[::]", "::1", "[::1]"])
+def test_ipv6_and_with_the_wildcard_ipv4_too(tmp_path, host):
+    with serving(tmp_path, f"listen.host={host}") as served:
+        plain = host.strip("[]")
+        assert served.http.startswith(f"http://[{plain}]:")
+        hosts = ["[::1]", "127.0.0.1"] if plain == "::" else ["[::1]"]
+        for reached in hosts:
+            port = served.http.rpartition(":")[2]
+            assert ask(f"http://{reached}:{port}", "good").status_code == 200
+            with grpc.insecure_channel(f"{reached}:{served.grpc.rpartition(':')[2]}") as channel:
+                health = health_pb2_grpc.HealthStub(channel)
+                reply = health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        assert served.end() == 0
+
+
+def test_an_address_without_quotes_in_yaml_is_told(tmp_path, capsys):
+    path = tmp_path / "server.yaml"
+    path.write_text("listen:\n  host: ::\n")
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--config", str(path)])
+    said = capsys.readouterr().err
+    assert "line 2" in said and 'has to be quoted: "::"' in said
 
 
 @pytest.mark.parametrize("key", ["http_port", "grpc_port", "admin_port"])

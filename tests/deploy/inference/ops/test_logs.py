@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -98,6 +99,18 @@ def test_requests_are_not_written_unless_asked_for(tmp_path):
         model_infer(served, "good", ())
         assert served.end() == 0
         assert [line["message"] for line in served.lines()] == ["leaving"]
+
+
+def test_a_name_that_is_no_utf8_is_a_line_like_any_other(capsys):
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    try:
+        logs.start(Logs())
+        logs.log.warning("%s", os.fsdecode(b"m\xff"), extra={"fields": {"texts": 1}})
+    finally:
+        root.handlers[:], root.level = before[0], before[1]
+    [line] = capsys.readouterr().err.splitlines()
+    assert json.loads(line)["message"] == r"m\udcff"
 
 
 def test_text_for_terminals(capsys):

@@ -204,6 +204,21 @@ def test_failures_have_their_codes(server, stub, model, code, words):
     assert server.done[-1][:4] == ("grpc", known, "1" if known else "", code.name)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "is empty"), (" \t\u3000", "is empty"), ("a\0b", "holds a NUL character")],
+)
+@pytest.mark.parametrize("raw", [False, True])
+def test_what_is_no_text_is_refused_with_its_index(stub, raw, text, words):
+    request = request_of(["good", text])
+    if raw:
+        request.inputs[0].ClearField("contents")
+        request.raw_input_contents.append(raw_texts(["good", text]))
+    error = refused(stub.ModelInfer, request)
+    assert error.code() is CODE.INVALID_ARGUMENT
+    assert error.details() == f"text 1 of input 'text' {words}"
+
+
 def test_a_method_that_is_not_there(channel):
     call = channel.unary_unary("/inference.GRPCInferenceService/ModelConfig")
     assert refused(call, b"").code() is CODE.UNIMPLEMENTED
@@ -371,7 +386,7 @@ def test_a_burst_of_calls_is_answered(server):
             stack.enter_context(grpc.insecure_channel(server.grpc, options)) for _ in range(10)
         ]
         stubs = [make_stub(channel) for channel in channels]
-        texts = ["good" * (number % 7) for number in range(3000)]
+        texts = ["good" * (number % 7 + 1) for number in range(3000)]
         waiting = [
             stubs[number % len(stubs)].ModelInfer.future(request_of([text]), timeout=120)
             for number, text in enumerate(texts)

@@ -178,6 +178,21 @@ def test_binary_outputs(post):
     assert layer["data"] == [1]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [("", "is empty"), (" \t\u3000", "is empty"), ("a\0b", "holds a NUL character")],
+)
+def test_what_is_no_text_is_refused_with_its_index(post, text, words):
+    found = post("/v2/models/sst/infer", request_of(["good", text]))
+    assert found.status_code == 400
+    assert found.json()["error"] == f"text 1 of input 'text' {words}"
+    message = request_of(["good", "bad"])
+    message["inputs"].append({**message["inputs"][0], "name": "text_pair", "data": [text, "bad"]})
+    found = post("/v2/models/pairs/infer", message)
+    assert found.status_code == 400
+    assert found.json()["error"] == f"text 0 of input 'text_pair' {words}"
+
+
 @pytest.mark.parametrize("encode", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])
 def test_encoded_requests(post, encode):
     body = encode(json.dumps(request_of(TEXTS)).encode())
@@ -388,7 +403,7 @@ def test_many_clients_get_their_own_answers(server):
     wrong = []
 
     def ask(number):
-        texts = ["good" * number, "bad" * (number + 1)]
+        texts = ["good" * (number + 1), "bad" * (number + 2)]
         url = f"http://{server.http}/v2/models/sst/infer"
         try:
             for _ in range(5):

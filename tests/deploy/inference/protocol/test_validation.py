@@ -26,7 +26,11 @@ LIMIT = fake_core.SAFETY.max_body_bytes
 # A slow machine is no failure.
 many = settings(max_examples=200)
 
-texts = st.lists(st.text(max_size=20), min_size=1, max_size=8)
+texts = st.lists(
+    st.text(max_size=20).filter(lambda text: text.strip() and "\0" not in text),
+    min_size=1,
+    max_size=8,
+)
 ids = st.tuples(st.integers(1, 5), st.integers(1, fake_core.MAX_LENGTH)).flatmap(
     lambda shape: st.lists(
         st.lists(st.integers(0, fake_core.VOCAB - 1), min_size=shape[1], max_size=shape[1]),

@@ -320,6 +320,18 @@ def test_broken_versions_are_refused_and_the_old_one_stays(tiny_bundle, models, 
     wait_for(lambda: states(core).get("7") is State.READY, "version 7")
 
 
+def test_a_file_whose_name_is_no_utf8_is_told(tiny_bundle, models, start):
+    """Its reason can be put into JSON and protobuf."""
+    folder = put(tiny_bundle, models, 1)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["variants"][0]["files"][0]["path"] = "float32/\udcff"
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    core = start(wait=False)
+    wait_for(lambda: r"\udcff" in reason(core, "1"), "the reason")
+    failure = core.failure(model=MODEL, texts=TEXTS)
+    assert json.dumps(str(failure), ensure_ascii=False).encode()
+
+
 def test_a_worker_that_is_killed_while_it_opens_is_started_again(tiny_bundle, models, start):
     put(tiny_bundle, models, 1)
     before = refused()
