@@ -193,6 +193,8 @@ def test_a_port_in_use_is_one_sentence(tmp_path, key):
 )
 def test_what_is_wrong_is_said(tmp_path, capsys, words, part):
     (tmp_path / "model" / "1").mkdir(parents=True)
+    (tmp_path / ".hidden" / "1").mkdir(parents=True)
+    (tmp_path / ".hidden" / "1" / "manifest.json").touch()
     with pytest.raises(SystemExit) as caught:
         cli.main(["serve", *(word.format(folder=tmp_path) for word in words)])
     assert caught.value.code == 2
