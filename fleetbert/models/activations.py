@@ -1,8 +1,8 @@
 """What `hidden_act` of a config.json may be: functions of the feed-forward part and of the
 masked-word head, by Hugging Face's names.
 
-Paddle fuses gelu, gelu_new, relu and tanh into the Linear before them; the others stay operators of
-their own.
+tests/models/test_activations.py compares each with NumPy in the network, in its gradient and in the
+float32 program.
 """
 
 from __future__ import annotations
