@@ -73,7 +73,7 @@ def _check_repository(path: Path) -> None:
             f"repository {path} is no folder; name one that holds MODEL/VERSION/ bundles "
             "(--repository, or repository.path)"
         )
-    if not any(next(path.glob(f"*/*/{name}"), None) for name in MANIFESTS):
+    if not any(next(path.glob(f"[!.]*/[!.]*/{name}"), None) for name in MANIFESTS):
         raise UserError(
             f"repository {path} holds no model: copy a bundle to {path}/MODEL/1 (its manifest.json "
             "is then MODEL/1/manifest.json)"

@@ -216,6 +216,8 @@ def _bind(host: str, port: int) -> socket.socket:
         opened = socket.socket(family, kind, number)
         try:
             opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:  # "::" is IPv4 too, whatever the system's default
+                opened.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
             opened.bind(address)
         except OSError:
             opened.close()

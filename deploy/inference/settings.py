@@ -7,17 +7,25 @@ from __future__ import annotations
 
 from typing import Dict, List, Literal, Optional, Union
 
+from pydantic import field_validator
+
 from fleetbert.config import Section, key
 
 
 class Listen(Section):
-    host: str = key("0.0.0.0", "address to listen on")
+    host: str = key("0.0.0.0", 'address to listen on; "::": IPv6 and IPv4')
     http_port: Optional[int] = key(8000, "0: any free one; null: no HTTP", ge=0, le=65535)
     grpc_port: Optional[int] = key(8001, "0: any free one; null: no gRPC", ge=0, le=65535)
     admin_port: Optional[int] = key(
         None, "load, unload and metrics on a port of their own (null: on http_port)", ge=0, le=65535
     )
     grace_seconds: float = key(20.0, "after SIGTERM: for what was taken already", ge=0)
+
+    @field_validator("host")
+    @classmethod
+    def _without_brackets(cls, host: str) -> str:
+        """[::], as in a URL, is ::."""
+        return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 class Safety(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 from pathlib import Path
 from typing import Dict, Iterator, Mapping, NamedTuple, Sequence, Tuple, TypeVar
 
@@ -81,11 +82,19 @@ def _read(path: str, overrides: Sequence[str]) -> Document:
         if not sign:
             raise UserError(f"command line: {word!r} is not of the form key=value")
         try:
-            value = yaml.safe_load(text)
+            value = text if _is_ipv6(text) else yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise UserError(f"command line: the value of {word!r} is not valid YAML") from error
         _put(document, tuple(name.split(".")), value, "command line", repr(word))
     return document
+
+
+def _is_ipv6(text: str) -> bool:
+    """Whether a word is an address, which YAML would read as a mapping or a list."""
+    try:
+        return ipaddress.ip_address(text.strip("[]")).version == 6
+    except ValueError:
+        return False
 
 
 def _flat(prefix: Names, keys: Mapping[str, object]) -> Iterator[tuple[Names, object]]:
@@ -112,6 +121,9 @@ def _read_yaml(path: str) -> Document:
     except yaml.MarkedYAMLError as error:
         where = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
         problem = error.problem or "cannot be parsed"
+        line = error.problem_mark.line if error.problem_mark else 0
+        if "::" in "".join(text.splitlines()[line : line + 1]):
+            problem += '; an address of IPv6 has to be quoted: "::"'
         raise UserError(f"config {path}{where}: not valid YAML: {problem}") from error
     except (yaml.YAMLError, ValueError) as error:  # also a date or a number that cannot be
         raise UserError(f"config {path}: not valid YAML: {str(error)[:80]}") from error

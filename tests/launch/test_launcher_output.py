@@ -186,7 +186,8 @@ def test_a_reader_that_goes_away_does_not_end_the_job(launch):
     job = launch("sys.exit()", *ONE)  # for its folder
     assert job.ended() == 0
     (job.folder / "child.py").write_text(launched.PREAMBLE + body)
-    command = f"{sys.executable} -m fleetbert.cli launch {' '.join(ONE)} child.py | head -1"
+    words = " ".join((*ONE, "--log_dir", "logs", "child.py"))
+    command = f"{sys.executable} -m fleetbert.cli launch {words} | head -1"
     environ = {**os.environ, "TEST_FOLDER": str(job.folder)}
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command],
@@ -229,7 +230,7 @@ wait_for(run / "never")
     (job.folder / "trainer.1.starts").write_text("")
     environ = {**os.environ, "TEST_FOLDER": str(job.folder), "TMPDIR": str(job.folder / "tmp")}
     process = subprocess.Popen(
-        [sys.executable, "-m", "fleetbert.cli", "launch", *TWO, "child.py"],
+        [sys.executable, "-m", "fleetbert.cli", "launch", *TWO, "--log_dir", "log", "child.py"],
         cwd=job.folder,
         env=environ,
         stdout=subprocess.PIPE,

@@ -9,6 +9,7 @@ import asyncio
 import math
 from typing import Any, Callable, Iterable
 
+import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -18,6 +19,7 @@ from fleetbert.deploy.inference.settings import Safety
 # and with None when it is no longer of interest.
 WHEN_GONE = "fleetbert.when_gone"
 MOST_HEAD_BYTES = 64 << 10  # of a request line and its headers; the parser itself has no limit
+OF_UPGRADES = (b"upgrade", b"http2-settings")
 
 
 class _Joined:
@@ -55,6 +57,7 @@ class Connection(HttpToolsProtocol):
     _begun: bool  # with what was read last
     _head_bytes: int
     _due: float  # when what is waited for has to be there, in the loop's time
+    _plain_head: bytes | None = None  # of a request that wishes another protocol: without that
     _leave: Callable[[], None] | None = None  # of the request that is being answered
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -65,13 +68,39 @@ class Connection(HttpToolsProtocol):
             self._refuse(503, f"this server takes {self.safety.max_connections} connections")
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        size = len(data)
+        try:
+            while data:
+                data = self._parse(data)
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+            return
         if self._in_head:
             # Where the head has just begun, what came before it is no part of it.
-            self._head_bytes += 1 if self._begun else len(data)
+            self._head_bytes += 1 if self._begun else size
             self._begun = False
             if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
                 self._refuse(431, f"the headers have more than {MOST_HEAD_BYTES} bytes")
+
+    def _parse(self, data: bytes) -> bytes:
+        """Feed the parser; returns what is to be parsed yet.
+
+        The parser takes what follows a wish for another protocol (`Upgrade: h2c`, of every Java
+        client) for that protocol, and so loses the body. This server ignores the wish (RFC 9110,
+        7.8): the request is parsed again without it.
+        """
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self._plain_head is None:  # CONNECT, which was refused
+                return b""
+            data = self._plain_head + data[upgrade.args[0] :]
+            self._plain_head = None
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            return data
+        return b""
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -91,11 +120,19 @@ class Connection(HttpToolsProtocol):
         self._begun = True
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            if self.parser.get_method() == b"CONNECT":
+                self._refuse(405, "method CONNECT is not allowed")
+            else:
+                self._plain_head = self._head_without_upgrade()
+            return
         self._in_head = False
         self._due = self.loop.time() + self.safety.body_seconds
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
         self._due = math.inf
         super().on_message_complete()
 
@@ -123,6 +160,17 @@ class Connection(HttpToolsProtocol):
             part = "head" if self._in_head else "body"
             seconds = self.safety.head_seconds if self._in_head else self.safety.body_seconds
             self._refuse(408, f"the request's {part} did not come within {seconds:g} seconds")
+
+    def _head_without_upgrade(self) -> bytes:
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(t for t in tokens if t.lower() not in OF_UPGRADES)
+            if name not in OF_UPGRADES and (value or name != b"connection"):
+                lines.append(name + b": " + value)
+        return b"\r\n".join([*lines, b"", b""])
 
     def _await_head(self) -> None:
         self._in_head, self._begun, self._head_bytes = True, False, 0

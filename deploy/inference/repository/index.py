@@ -35,35 +35,52 @@ class VersionFolder:
 Index = Dict[str, Dict[int, VersionFolder]]  # by model and version
 
 
-def look(root: Path, known: Mapping[Path, VersionFolder], ignored: set[Path]) -> Index:
+def look(root: Path, known: Mapping[Path, VersionFolder], told: set[Path]) -> Index:
     """The models and versions below `root`. What has not changed since it became `known` is not
-    read again; folders of other names are added to `ignored`, and to the log once.
+    read again, and what cannot be read for now is as it was. What is wrong with a folder is logged
+    once: `told` has those that were.
 
     OSError if `root` cannot be listed.
     """
     index: Index = {}
-    for folder in _folders(root, MODEL_NAME, "a model", ignored):
+    for folder in _folders(root, MODEL_NAME, "a model", told):
         try:
-            versions = _folders(folder, VERSION_NAME, "a version (a number)", ignored)
-        except OSError as error:
-            log.warning("%s cannot be listed: %s", folder, error)
+            paths = _folders(folder, VERSION_NAME, "a version (a number)", told)
+            versions = {int(path.name): _find(path, known) for path in paths}
+            told.discard(folder)
+        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
             continue
+        except OSError as error:  # that is not absence
+            versions = {
+                int(path.name): found for path, found in known.items() if path.parent == folder
+            }
+            if folder not in told:
+                told.add(folder)
+                log.warning("%s cannot be read and counts as unchanged: %s", folder, error.strerror)
         if versions:
-            index[folder.name] = {int(path.name): _find(path, known) for path in versions}
+            index[folder.name] = versions
     return index
 
 
-def _folders(root: Path, name: re.Pattern[str], what: str, ignored: set[Path]) -> list[Path]:
+def _folders(root: Path, name: re.Pattern[str], what: str, told: set[Path]) -> list[Path]:
+    """OSError if `root` cannot be listed. What in it cannot be read is taken for a folder."""
     folders = []
     for path in sorted(root.iterdir()):
-        if path.name.startswith(".") or not path.is_dir():
+        if path.name.startswith(".") or not _may_be_folder(path):
             continue  # somebody's temporary files
         if name.fullmatch(path.name):
             folders.append(path)
-        elif path not in ignored:
-            ignored.add(path)
+        elif path not in told:
+            told.add(path)
             log.warning("%s is not named like %s and is ignored", path, what)
     return folders
+
+
+def _may_be_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # not that it is absent: its reader says what is wrong
+        return True
 
 
 def _find(path: Path, known: Mapping[Path, VersionFolder]) -> VersionFolder:

@@ -43,6 +43,7 @@ class Model:
     policy: Policy
     required: bool  # its absence makes the server not ready
     unloaded: bool = False  # by request, until it is loaded by request
+    missed: bool = False  # nothing on disk can take the place of what is served
     found: dict[int, index.VersionFolder] = field(default_factory=dict)
     held: dict[int, LoadedVersion] = field(default_factory=dict)
     loading: set[int] = field(default_factory=set)
@@ -84,7 +85,7 @@ class Repository:
             for name, policy in settings.repository.models.items()
         }
         self._known: dict[Path, index.VersionFolder] = {}
-        self._ignored: set[Path] = set()
+        self._told: set[Path] = set()  # folders of which the log says what is wrong
         self._loader = Loader(settings)
         self._looked = False
         self._lock = asyncio.Lock()  # one change at a time
@@ -106,9 +107,13 @@ class Repository:
         await asyncio.gather(*self._retiring)
 
     def ready(self) -> bool:
-        return self._looked and all(
-            any(held.scheduler.pool.alive for held in model.held.values())
-            for model in self._models.values()
+        answers = {
+            name: any(held.scheduler.pool.alive for held in model.held.values())
+            for name, model in self._models.items()
+        }
+        return any(answers.values()) and all(
+            answers[name]
+            for name, model in self._models.items()
             if model.required and not model.unloaded
         )
 
@@ -144,11 +149,11 @@ class Repository:
             found.refused.clear()
             hoped = found.wanted()
             await self._update(found)
+            if not found.found:
+                raise Failure(Reason.NOT_FOUND, f"model {model} has no version on disk")
             refused = [number for number in hoped if number not in found.held]
             if refused or not found.held:
-                number = refused[0] if refused else max(found.found, default=None)
-                if number is None:
-                    raise Failure(Reason.NOT_FOUND, f"model {model} has no version on disk")
+                number = refused[0] if refused else max(found.found)
                 raise Failure(
                     Reason.UNAVAILABLE,
                     f"version {number} of model {model} is not served: {found.reason(number)}",
@@ -209,15 +214,18 @@ class Repository:
             await asyncio.sleep(seconds)
 
     async def _look(self) -> None:
-        """See what is on index."""
+        """See what is on disk."""
         loop = asyncio.get_running_loop()
         try:
             on_disk = await loop.run_in_executor(
-                None, index.look, self._root, self._known, self._ignored
+                None, index.look, self._root, self._known, self._told
             )
         except OSError as error:
-            log.error("the repository %s cannot be listed: %s", self._root, error.strerror)
+            if self._root not in self._told:
+                self._told.add(self._root)
+                log.error("the repository %s cannot be listed: %s", self._root, error.strerror)
             return
+        self._told.discard(self._root)
         self._known = {f.path: f for versions in on_disk.values() for f in versions.values()}
         for name in on_disk:
             if name not in self._models:
@@ -244,13 +252,24 @@ class Repository:
             if not missing:
                 break
             await self._load(model, missing[0])
-        wanted = [] if model.unloaded else model.wanted()
+        wanted = model.wanted()
+        # A volume that is unmounted looks like this, too.
+        missed = bool(model.held) and not (wanted or model.unloaded)
+        if missed and not model.missed:
+            log.warning(
+                "model %s is gone from %s; it goes on being served until it is unloaded by request",
+                model.name,
+                self._root,
+            )
+        model.missed = missed
         for number in list(model.held):
-            if number not in wanted:
+            if model.unloaded or not (missed or number in wanted):
                 self._retire(model, number, self._settings.listen.grace_seconds)
                 log.info("version %d of model %s is no longer served", number, model.name)
                 metrics.LOADS.labels(model.name, "unloaded").inc()
-        if not (model.found or model.held or model.name in self._settings.repository.models):
+        configured = model.name in self._settings.repository.models
+        # That it was unloaded is remembered while its folder is away.
+        if not (model.found or model.held or model.unloaded or configured):
             del self._models[model.name]
 
     async def _try(self, model: Model, number: int, found: index.VersionFolder) -> LoadedVersion:

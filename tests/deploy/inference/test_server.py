@@ -139,6 +139,32 @@ def test_not_ready_while_models_load(tmp_path):
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["::", "[::]", "::1", "[::1]"])
+def test_ipv6_and_with_the_wildcard_ipv4_too(tmp_path, host):
+    with serving(tmp_path, f"listen.host={host}") as served:
+        plain = host.strip("[]")
+        assert served.http.startswith(f"http://[{plain}]:")
+        hosts = ["[::1]", "127.0.0.1"] if plain == "::" else ["[::1]"]
+        for reached in hosts:
+            port = served.http.rpartition(":")[2]
+            assert ask(f"http://{reached}:{port}", "good").status_code == 200
+            with grpc.insecure_channel(f"{reached}:{served.grpc.rpartition(':')[2]}") as channel:
+                health = health_pb2_grpc.HealthStub(channel)
+                reply = health.Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE)
+            assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        assert served.end() == 0
+
+
+def test_an_address_without_quotes_in_yaml_is_told(tmp_path, capsys):
+    path = tmp_path / "server.yaml"
+    path.write_text("listen:\n  host: ::\n")
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--config", str(path)])
+    said = capsys.readouterr().err
+    assert "line 2" in said and 'has to be quoted: "::"' in said
+
+
 @pytest.mark.parametrize("key", ["http_port", "grpc_port", "admin_port"])
 def test_a_port_in_use_is_one_sentence(tmp_path, key):
     with socket.socket() as taken:
@@ -167,6 +193,8 @@ def test_a_port_in_use_is_one_sentence(tmp_path, key):
 )
 def test_what_is_wrong_is_said(tmp_path, capsys, words, part):
     (tmp_path / "model" / "1").mkdir(parents=True)
+    (tmp_path / ".hidden" / "1").mkdir(parents=True)
+    (tmp_path / ".hidden" / "1" / "manifest.json").touch()
     with pytest.raises(SystemExit) as caught:
         cli.main(["serve", *(word.format(folder=tmp_path) for word in words)])
     assert caught.value.code == 2

@@ -90,6 +90,61 @@ def head_of(*lines, path=INFER):
     return "\r\n".join([f"POST {path} HTTP/1.1", "Host: x", *lines, "", ""]).encode()
 
 
+def conversation(server, parts):
+    """Send parts, each as a packet of its own; all that comes back until the server closes."""
+    host, port = server.http.split(":")
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for part in parts:
+            client.sendall(part)
+            time.sleep(0.02)
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+JAVA = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAA")
+LAST = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize("cut", ["together", "body apart", "bytes"])
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize(
+    "wish", [JAVA, ("Upgrade: websocket", "Connection: keep-alive", "Connection: upgrade")]
+)
+def test_a_wish_for_another_protocol_is_ignored_and_the_body_read(server, wish, chunked, cut):
+    body = json.dumps({"inputs": [TEXT]}).encode()
+    if chunked:
+        head = head_of(*wish, "Transfer-Encoding: chunked")
+        body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    else:
+        head = head_of(*wish, f"Content-Length: {len(body)}")
+    request = head + body
+    if cut == "together":
+        parts = [request + request + LAST]
+    elif cut == "body apart":
+        parts = [head, body, head, body, LAST]
+    else:
+        parts = [*(bytes([byte]) for byte in request[: len(head) + 3]), request[len(head) + 3 :]]
+        parts += [request + LAST]
+    got = conversation(server, parts)
+    assert got.count(b"HTTP/1.1 200 OK") == got.count(b"HTTP/1.1 ") == 3
+    assert got.count(b'"model_name":"sst"') == 2 and got.endswith(b'{"live":true}')
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_body_after_a_wish_for_another_protocol_is_no_request(server, apart):
+    head = head_of(*JAVA, "Connection: close", f"Content-Length: {len(LAST)}")
+    got = conversation(server, [head, LAST] if apart else [head + LAST])
+    assert got.startswith(b"HTTP/1.1 400 ") and got.count(b"HTTP/1.1 ") == 1
+    assert b"live" not in got and b"connection: close" in got.lower()
+
+
+def test_connect_is_refused_and_nothing_after_it_is_read(server):
+    head = b"CONNECT x:80 HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\n\r\n"
+    got = conversation(server, [head + LAST])
+    assert got.startswith(b"HTTP/1.1 405 ") and got.count(b"HTTP/1.1 ") == 1
+    assert b"live" not in got
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_wrong_requests_over_http(server, case):
     body, named = REFUSED[case]

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import itertools
 import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -383,7 +386,6 @@ def test_several_versions_answer_by_number_and_alias(tiny_bundle, other_bundle, 
 
 def test_a_version_that_is_still_being_copied_waits(tiny_bundle, models, start):
     core = start(wait=False)
-    wait_for(lambda: core.do(core.repository.ready), "an empty repository")
     folder = models / MODEL / "1"
     folder.mkdir(parents=True)
     shutil.copy(tiny_bundle / "manifest.json", folder)  # the worst order
@@ -392,6 +394,95 @@ def test_a_version_that_is_still_being_copied_waits(tiny_bundle, models, start):
     shutil.copytree(tiny_bundle, folder, dirs_exist_ok=True)
     wait_for(lambda: states(core) == {"1": State.READY}, "version 1")
     assert refused() == before
+
+
+def empty(models: Path) -> None:
+    """As an unmounted volume."""
+    shutil.move(models / MODEL, models.parent / "away")
+
+
+def rename_root(models: Path) -> None:
+    models.rename(models.parent / "away")
+
+
+@pytest.mark.parametrize("vanish", [empty, rename_root])
+def test_a_model_that_disappears_goes_on_being_served(tiny_bundle, models, start, caplog, vanish):
+    put(tiny_bundle, models, 1)
+    core = start()
+    [worker] = core.workers(MODEL)
+    vanish(models)
+    wait_for(lambda: "gone from" in caplog.text or "cannot be listed" in caplog.text, "a warning")
+    time.sleep(0.3)  # several looks
+    assert sum("gone from" in m or "cannot be listed" in m for m in caplog.messages) == 1
+    assert core.ask(model=MODEL, texts=TEXTS).version == "1"
+    assert core.workers(MODEL) == [worker]
+    assert states(core) == {"1": State.READY}
+    assert core.do(core.repository.ready)
+
+
+def test_a_model_that_was_unloaded_stays_so_when_its_folder_comes_back(tiny_bundle, models, start):
+    put(tiny_bundle, models, 1)
+    put(tiny_bundle, models, 1, "other")
+    core = start()
+    shutil.move(models / MODEL, models.parent / "away")
+    time.sleep(0.3)
+    with pytest.raises(Failure, match="no version on disk") as caught:
+        core.call(core.repository.load(MODEL))
+    assert caught.value.reason is Reason.NOT_FOUND
+    core.call(core.repository.unload(MODEL))
+    assert core.workers(MODEL) == []
+    assert core.do(core.repository.ready)  # the other one answers
+    shutil.move(models.parent / "away", models / MODEL)
+    wait_for(lambda: states(core) == {"1": State.UNAVAILABLE}, "its folder")
+    time.sleep(0.3)
+    assert core.workers(MODEL) == []
+    core.call(core.repository.load(MODEL))
+    assert core.ask(model=MODEL, texts=TEXTS).version == "1"
+    for name in (MODEL, "other"):
+        core.call(core.repository.unload(name))
+    assert not core.do(core.repository.ready)  # nothing is served
+
+
+def test_a_repository_without_models_is_not_ready(tiny_bundle, models, start):
+    put(tiny_bundle, models, 1, ".hidden")
+    core = start(wait=False)
+    time.sleep(0.3)
+    assert not core.do(core.repository.ready)
+    put(tiny_bundle, models, 1)
+    core.wait_until_ready()
+
+
+def test_what_cannot_be_read_for_a_while_keeps_its_model(tiny_bundle, models, start, monkeypatch):
+    put(tiny_bundle, models, 1)
+    core = start()
+    [worker] = core.workers(MODEL)
+    places = [".", MODEL, f"{MODEL}/1", f"{MODEL}/1/manifest.json", f"{MODEL}/1/vocab.txt"]
+    methods = [("iterdir", Path.iterdir), ("stat", Path.stat), ("read_bytes", Path.read_bytes)]
+    failed = set()
+    for number, place, (method, real) in itertools.product(
+        [errno.EACCES, errno.EIO, errno.ESTALE], places, methods
+    ):
+
+        def fail(path, *words, _told=(number, place, method), _real=real, **options):
+            if path == models / _told[1]:
+                failed.add(_told)
+                raise OSError(_told[0], os.strerror(_told[0]), str(path))
+            return _real(path, *words, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, method, fail)
+            time.sleep(0.15)  # two looks
+            assert core.ask(model=MODEL, texts=TEXTS).version == "1", (number, place, method)
+            assert core.workers(MODEL) == [worker] and core.do(core.repository.ready)
+    assert {told[1:] for told in failed} >= {
+        (".", "iterdir"),
+        (MODEL, "iterdir"),
+        (MODEL, "stat"),
+        (f"{MODEL}/1", "stat"),
+        (f"{MODEL}/1/vocab.txt", "stat"),
+    }
+    time.sleep(0.2)
+    assert core.workers(MODEL) == [worker]
 
 
 def test_auto_takes_the_fastest_that_can_be_trusted(tiny_bundle, models, monkeypatch):
