@@ -205,8 +205,13 @@ class Scheduler:
             self._alarm.cancel()
             self._alarm = None
         if when is not None:
-            self._alarm = self._loop.call_at(when, self._pump)
+            self._alarm = self._loop.call_at(when, self._ring)
             self._alarm_at = when
+
+    def _ring(self) -> None:
+        """The alarm is over, even where it came early: uvloop rounds to whole milliseconds."""
+        self._alarm = None
+        self._pump()
 
     async def _compute(self, worker: Worker, texts: list[Text]) -> None:
         begin = self._loop.time()

@@ -75,6 +75,34 @@ def restarts(cause: str) -> float:
     return sample("fleetbert_worker_restarts_total", model=MODEL, cause=cause)
 
 
+class EarlyAlarms:
+    """An event loop whose alarms come a millisecond early, as uvloop's may."""
+
+    def __init__(self, loop):
+        self._loop = loop
+
+    def __getattr__(self, name):
+        return getattr(self._loop, name)
+
+    def call_at(self, when, callback):
+        return self._loop.call_at(when - 0.001, callback)
+
+
+def test_a_text_that_waits_for_others_goes_though_its_alarm_comes_early(both):
+    scheduler = both.scheduler(MODEL)
+
+    async def ask():
+        loop, scheduler._loop = scheduler._loop, EarlyAlarms(scheduler._loop)
+        try:
+            for _ in range(5):
+                scheduler.queue._here = 20.0  # others are expected
+                await asyncio.wait_for(both.answer(Request(MODEL, texts=["word1"])), 20)
+        finally:
+            scheduler._loop = loop
+
+    both.call(ask())
+
+
 def test_answers_are_those_of_the_command_line_in_any_mix_of_batches(both, offline):
     texts = make_texts(150, seed=0)
     expected = answers.compute_logits(offline, texts, None)
