@@ -37,12 +37,12 @@ WORDS = ["naïve", "Ünïcödé", "don't", "字", "北京市", "한국어", "ﬁ
 
 def write_vocabulary(path: Path, texts) -> Path:
     """A vocabulary in which every character that a text or pair can become is a token, so that none
-    hides behind [UNK]."""
+    hides behind [UNK]; but NUL, with which a file is no text."""
     flat = [text for entry in texts for text in ([entry] if isinstance(entry, str) else entry)]
     forms = ["".join(flat)]
     forms += [unicodedata.normalize("NFD", forms[0])]
     forms += [form.lower() for form in forms]
-    characters = sorted(set("".join(forms)) - set("\r\n"))
+    characters = sorted(set("".join(forms)) - set("\r\n\0"))
     characters += ["an", "na", "字字"]
     tokens = [*SPECIAL_TOKENS, *characters, *(f"##{one}" for one in characters)]
     path.write_bytes("\n".join(tokens).encode("utf-8", "ignore"))

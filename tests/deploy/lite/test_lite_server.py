@@ -141,7 +141,11 @@ def test_binary_tensors(url, bundle):
     assert found["outputs"][2]["data"][:3] == fake_logits([0, 1, 2]).tolist()
 
 
-@pytest.mark.parametrize("case", REFUSED)
+# A board's server takes token ids as they are.
+TAKEN_HERE = ("types mixed", "only padding")
+
+
+@pytest.mark.parametrize("case", [case for case in REFUSED if case not in TAKEN_HERE])
 def test_wrong_requests(url, alive, case):
     body, named = REFUSED[case]
     found = requests.post(url + INFER, data=body, timeout=DEADLINE)

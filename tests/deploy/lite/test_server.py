@@ -16,7 +16,7 @@ from fleetbert.engines import answer
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
 
-TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, ""] * 4
+TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, "!"] * 4
 
 
 def loaded(process: psutil.Process, library: str) -> bool:
