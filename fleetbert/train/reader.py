@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from typing import Generator, Iterator, NamedTuple
+from typing import TYPE_CHECKING, Generator, Iterator, NamedTuple
 
 import numpy as np
 
@@ -19,7 +19,9 @@ from fleetbert.data import workers
 from fleetbert.errors import UserError
 from fleetbert.tasks import Arrays
 from fleetbert.tasks.collect import Collector
-from fleetbert.train.trainable import Trainable
+
+if TYPE_CHECKING:  # worker processes import this module, and have no use for Paddle
+    from fleetbert.train.trainable import Trainable
 
 # Steps that are ready or in work for each worker process, besides the one in training.
 AHEAD = 3

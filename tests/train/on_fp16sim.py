@@ -237,10 +237,16 @@ class TestState:
 
 
 class TestResults:
-    def test_are_the_master_weights_of_the_best_step(self, train, tiny_data):
-        """At a rate that changes no answer the first evaluation stays the best."""
+    def test_are_the_master_weights_of_the_best_step(self, train, tiny_data, tmp_path):
+        """At a rate that changes no answer the first evaluation stays the best where the loss
+        rises, as it does on labels that were swapped."""
+        swapped = {"good": "bad", "bad": "good"}
+        lines = (tiny_data / "dev.tsv").read_text(encoding="utf-8").splitlines()
+        cells = [[swapped.get(cell, cell) for cell in line.split("\t")] for line in lines]
+        dev = tmp_path / "swapped.tsv"
+        dev.write_text("".join("\t".join(row) + "\n" for row in cells), encoding="utf-8")
         changes = {
-            "precision.level": "O2", "data.dev": str(tiny_data / "dev.tsv"),
+            "precision.level": "O2", "data.dev": str(dev),
             "trainer.eval_every": 2, "trainer.max_steps": 6, "optimizer.learning_rate": 1e-6,
         }  # fmt: skip
         run = train("job", changes, results=True)
