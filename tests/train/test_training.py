@@ -205,8 +205,8 @@ class TestBest:
         best = max(row["dev.accuracy"] for row in judged.values())
         assert summary["dev"]["metric"] == "accuracy"
         assert summary["dev"]["accuracy"] == best
-        first = min(step for step, row in judged.items() if row["dev.accuracy"] == best)
-        assert summary["dev"]["step"] == first
+        ties = {step: row for step, row in judged.items() if row["dev.accuracy"] == best}
+        assert summary["dev"]["step"] == min(ties, key=lambda step: ties[step]["dev.loss"])
 
 
 class TestFiles:
