@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 UP_TO_DATE = [word for target in ("venv", "venv-clients", "packages") for word in ("-o", target)]
+# Set when the tests themselves run under `make test`: a make inside says "Leaving directory" last.
+OUTER_MAKE = ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")
 
 FAILS_FIRST = """
 def test_fails_first(tmp_path_factory):
@@ -35,6 +38,7 @@ def make_test(tmp_path):
         done = subprocess.run(
             ["make", *UP_TO_DATE, "test", f"PYTHON={sys.executable}", f"TESTS={tests}"],
             cwd=ROOT,
+            env={name: value for name, value in os.environ.items() if name not in OUTER_MAKE},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
