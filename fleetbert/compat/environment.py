@@ -117,7 +117,7 @@ def restore_sigterm() -> None:
 CONTIGUOUS = {"FLAGS_use_stride_kernel": "0"}
 
 
-# Of a trainer of a parameter server: four lines of information after every step.
+# "New Executor is Running"; of a trainer of a parameter server four such lines after every step.
 WITHOUT_CHATTER = {"GLOG_minloglevel": "1"}
 
 
@@ -174,7 +174,7 @@ def prepare() -> None:
     os.environ.update(home_settings())
     # Paddle imports distutils, and PaddleNLP 2.8.1 then pip, which brings setuptools' own.
     warnings.filterwarnings("ignore", "Setuptools is replacing distutils")
-    if os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"):
+    if "GLOG_v" not in os.environ:  # of who wants to see them
         wanted.update(WITHOUT_CHATTER)
     for name, value in wanted.items():
         if name not in os.environ or set_by_launcher(name):
