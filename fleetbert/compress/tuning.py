@@ -11,6 +11,7 @@ import paddle.nn.functional as F
 
 from fleetbert import bundle as bundles
 from fleetbert import config, files
+from fleetbert.compress import from_program
 from fleetbert.compress.distill.student import soft_cross_entropy
 from fleetbert.compress.work import Work
 from fleetbert.data import split as splits
@@ -19,7 +20,7 @@ from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
-from fleetbert.models import from_program, heads, weights
+from fleetbert.models import heads, weights
 from fleetbert.train import job as training
 from fleetbert.train.callbacks import Callback
 from fleetbert.train.loop import Run

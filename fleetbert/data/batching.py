@@ -237,6 +237,14 @@ def collate(
     )
 
 
+def collate_padded(encodings: Encodings, indices: np.ndarray, pad_id: int) -> Batch:
+    """The texts as engines take them: each a row, padded to one of SAFE_LENGTHS."""
+    longest = SAFE_LENGTHS[-1]
+    return collate(
+        encodings, indices, packed=False, max_length=longest, pad_id=pad_id, round_to=SAFE_LENGTHS
+    )
+
+
 def needed_length(real: np.ndarray) -> int:
     """How many columns of a batch, whose tokens `real` (bool [texts, length]) are no padding, have
     to be kept: of a row alone those of its tokens; all where there are more rows, or padding

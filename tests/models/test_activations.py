@@ -11,11 +11,12 @@ from tiny_bert import LABELS, VOCAB
 
 from fleetbert import bundle as bundles
 from fleetbert.compat.paddlenlp import BertConfig
+from fleetbert.compress import from_program
 from fleetbert.data.tokenizers import of_vocab
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.export.program import export_bundle
-from fleetbert.models import activations, from_program, heads
+from fleetbert.models import activations, heads
 
 erf = np.vectorize(math.erf)
 

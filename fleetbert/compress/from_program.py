@@ -42,9 +42,7 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
     A program does not say what dropout it was trained with, so it is given here. UserError for
     programs of other networks.
     """
-    folder = bundle.folder(variant)
-    program = programs.read(folder / "model.pdmodel")
-    arrays = programs.read_parameters(program, folder / "model.pdiparams")
+    program, arrays = programs.read_model(bundle.folder(variant))
     named = names(program, f"{bundle.root}: {variant}")
     tensors = {named.parameters[name]: array for name, array in arrays.items()}
     block = program.blocks[0]
