@@ -85,7 +85,7 @@ class Client:
         server_timeout: seconds after which the server gives up (ServerError 504).
         """
         tensors = [("text", texts), *([("text_pair", pairs)] if pairs is not None else [])]
-        bodies = [_pack(values) for _, values in tensors]
+        bodies = [pack(values) for _, values in tensors]
         parameters: dict[str, Any] = {"binary_data_output": True}
         if speed is not None:
             parameters["speed"] = speed
@@ -194,7 +194,7 @@ def _path(model: str, version: str | None) -> str:
     return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
 
 
-def _pack(texts: Sequence[str]) -> bytes:
+def pack(texts: Sequence[str]) -> bytes:
     """BYTES: each text in UTF-8 after its length, uint32 little-endian."""
     encoded = [text.encode("utf-8") for text in texts]
     return b"".join(part for text in encoded for part in (struct.pack("<I", len(text)), text))

@@ -58,17 +58,13 @@ class Inference(Protocol):
 
 def import_inference() -> Inference:
     """The module paddle.inference, imported when it is needed: Paddle takes seconds."""
-    environment.import_paddle()
-    from paddle import inference
-
+    inference: Inference = environment.import_paddle().inference
     return inference
 
 
 def has_cuda() -> bool:
     """Whether the installed Paddle is the build for GPUs."""
-    from paddle import device  # import_inference has loaded it
-
-    return device.is_compiled_with_cuda()
+    return bool(environment.import_paddle().is_compiled_with_cuda())
 
 
 def use_onednn(config: PredictorConfig) -> None:

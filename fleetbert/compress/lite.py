@@ -20,7 +20,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import lite_opt
 from fleetbert.compress.gate import Gate
-from fleetbert.compress.pipeline import Result, result_of
+from fleetbert.compress.pipeline import Result
 from fleetbert.data import tokenizers
 from fleetbert.engines import alike, engine, exits, heads
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batches
@@ -87,7 +87,7 @@ def export_lite(
             kernels=made.converted.kernels,
             **made.fields,
         )
-        return result_of(new.add(variant), name)
+        return Result(new.add(variant), name)
 
 
 def variant_name(target: str, precision: str, early_exit: bool = False) -> str:

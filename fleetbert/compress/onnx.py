@@ -9,7 +9,7 @@ from pathlib import Path
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert.compress.pipeline import Result, result_of
+from fleetbert.compress.pipeline import Result
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, difference, random_batches
@@ -51,7 +51,7 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> Result:
             opset=opset,
             max_difference_to_float32=largest,
         )
-        return result_of(new.add(variant), "onnx")
+        return Result(new.add(variant), "onnx")
 
 
 # In a process of its own: paddle2onnx writes to stdout from C++, and some errors abort.

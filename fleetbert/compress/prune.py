@@ -22,7 +22,7 @@ from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress import from_program, importance, tuning
 from fleetbert.compress.importance import Importance, Kept
-from fleetbert.compress.work import Work, beside_network, versions
+from fleetbert.compress.work import Work, versions
 from fleetbert.data.batching import plan_inference
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
@@ -139,7 +139,7 @@ def write(work: Work, pruned: Pruned, folder: Path) -> bundles.Variant:
             lost_importance=importance.lost(measured, kept),
         ),
     )
-    return beside_network(variant, folder, pruned.network, work)
+    return tuning.beside_network(variant, folder, pruned.network, work)
 
 
 def narrow_program(program: ProgramDesc, arrays: dict[str, np.ndarray], heads: int) -> None:

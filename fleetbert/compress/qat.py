@@ -25,7 +25,7 @@ from paddle.quantization.imperative.qat import ImperativeQuantizeInputs
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import calibrate, from_program, static, tuning
-from fleetbert.compress.work import Source, Work, beside_network
+from fleetbert.compress.work import Source, Work
 from fleetbert.graph import program as programs
 from fleetbert.graph.weights import largest
 from fleetbert.train.callbacks import Callback
@@ -89,7 +89,7 @@ def write(work: Work, trained: Trained, folder: Path) -> bundles.Variant:
         found = calibrate.with_thresholds(found, source.program, trained.thresholds)
         int8 = bundles.Int8Variant(name="int8-qat", method="qat")
         variant = static.write_mix(static.of_calibration(source, left, found, int8), folder)
-    return beside_network(variant, folder, trained.network, work)
+    return tuning.beside_network(variant, folder, trained.network, work)
 
 
 def quantize_network(network: paddle.nn.Layer, left: Sequence[str]) -> None:

@@ -3,6 +3,7 @@ with the trainer of any job, and gives its parameters back under the program's n
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Callable, Sequence
 
 import numpy as np
@@ -191,3 +192,15 @@ def parameters(network: paddle.nn.Layer, names: from_program.Names) -> dict[str,
     """The network's parameters under the program's names."""
     state = network.network.state_dict()
     return {name: state[own].numpy() for name, own in names.parameters.items()}
+
+
+def beside_network(
+    variant: bundles.Variant, folder: Path, network: paddle.nn.Layer, work: Work
+) -> bundles.Variant:
+    """The variant with the largest difference of logits between it and the trained network."""
+    served = engine.open_folder(variant.kind, folder, "cpu", work.gate.threads)
+    differences = [
+        abs(served(*feeds.values()) - answers(network, feeds)).max()
+        for feeds in work.gate.few(16).feeds()
+    ]
+    return variant.model_copy(update={"max_difference_to_network": float(max(differences))})

@@ -25,7 +25,7 @@ newest whole checkpoint, up to --max_restart times. `fleetbert train` is the fir
 
 
 def add_arguments(
-    parser: argparse.ArgumentParser, schema: type[config.Config] = config.Config
+    parser: argparse.ArgumentParser, schema: type[config.Section] = config.Config
 ) -> None:
     parser.epilog = "keys:\n" + config.help_text(schema)
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file of the job")
@@ -62,11 +62,17 @@ def supervise(job: config.Config | config.Quantize) -> None:
     ranks.supervised(job.strategy.hang_timeout, resumes=job.trainer.resume == "auto")
 
 
-def main(argv: list[str]) -> None:
-    """Parse `argv` and run; the overrides may stand anywhere among the options."""
+def parse(
+    argv: list[str], description: str, add: Callable[[argparse.ArgumentParser], None]
+) -> argparse.Namespace:
+    """For the scripts in launch/: the overrides may stand anywhere among the options."""
     parser = argparse.ArgumentParser(
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_arguments(parser)
+    add(parser)
     parser.add_argument("--debug", action="store_true", help="show the stack of an error")
-    run(parser.parse_intermixed_args(argv))
+    return parser.parse_intermixed_args(argv)
+
+
+def main(argv: list[str]) -> None:
+    run(parse(argv, DESCRIPTION, add_arguments))

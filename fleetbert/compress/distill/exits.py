@@ -22,7 +22,7 @@ from fleetbert.compress import early_exit
 from fleetbert.compress.distill import heads, report
 from fleetbert.compress.early_exit import Choice, Observed
 from fleetbert.compress.gate import Gate, describe
-from fleetbert.compress.pipeline import Result, result_of
+from fleetbert.compress.pipeline import Result
 from fleetbert.compress.texts import read_unlabelled
 from fleetbert.engines import answer, engine, evaluate
 from fleetbert.engines.exits import Settings
@@ -219,7 +219,7 @@ def _add(
     told(None)
     if refused is not None:
         raise GateFailed(refused)
-    return result_of(bundle, target, page)
+    return Result(bundle, target, page)
 
 
 def _report(
