@@ -31,6 +31,8 @@ import paddle
 from paddle.distributed import fleet
 from paddle.distributed.ps.utils.public import get_the_one_recv_context
 
+from fleetbert.compat.static_graph import static_graph
+
 DENSE, ROWS = "fleetbert_dense", "fleetbert_rows"
 
 # brpc refuses messages of more (`-max_body_size` in wrapper/fleet.cc), and the vector is one for
@@ -52,16 +54,6 @@ _ATTRIBUTES = {  # of the operators that are kept; all else is of the compiler
     "distributed_push_sparse": ("table_id", "padding_idx", "size", "is_distributed", "is_test"),
     "send": ("table_id", "is_sparse", "send_varnames"),
 }
-
-
-@contextlib.contextmanager
-def static_mode() -> Iterator[None]:
-    """Programs are built and run in static mode only; all else here is dygraph."""
-    paddle.enable_static()
-    try:
-        yield
-    finally:
-        paddle.disable_static()
 
 
 @contextlib.contextmanager
@@ -87,7 +79,7 @@ class Fleet:
 
     def __init__(self, dense: int, rows: int, width: int, shards: int, entry: int = 0):
         self.dense, self.rows, self.width, self.entry = dense, rows, width, entry
-        with static_mode(), quiet():
+        with static_graph(), quiet():
             fleet.init(fleet.PaddleCloudRoleMaker(is_collective=False))
             self.main = self._program(shards)
 
@@ -121,7 +113,7 @@ class Fleet:
 
     def serve(self) -> None:
         """Be a server until a trainer stops it."""
-        with static_mode():
+        with static_graph():
             with quiet():
                 fleet.init_server()
             fleet.run_server()
@@ -129,7 +121,7 @@ class Fleet:
     def connect(self) -> None:
         """Be a trainer. The servers must listen already: Fleet would wait for ever."""
         self.executor = paddle.static.Executor(paddle.CPUPlace())
-        with static_mode(), quiet():
+        with static_graph(), quiet():
             self.executor.run(self.startup)
             runtime = fleet.fleet._runtime_handle
             describe = runtime.ps_desc_builder.build_worker_desc
@@ -169,7 +161,7 @@ class Fleet:
     def pull_rows(self, ids: np.ndarray) -> np.ndarray:
         """Rows (ids, width) float32 of int64 ids."""
         program, operator = self._pull_rows
-        with static_mode():
+        with static_graph():
             (rows,) = self.executor.run(
                 program, {"ids": ids.reshape(-1, 1)}, [operator.output("Outputs")[0]]
             )
@@ -194,13 +186,13 @@ class Fleet:
         feed = {"ids": filled, operator.output("Outputs")[0]: divided}
         feed[operator.input("Shows")[0]] = shows
         feed[operator.input("Clicks")[0]] = np.zeros_like(shows) if self.entry else shows
-        with static_mode():
+        with static_graph():
             self.executor.run(program, feed)
 
     def push_dense(self, gradient: np.ndarray) -> None:
         """Have the servers subtract `gradient` (dense,) from the vector."""
         program, operator = self._push_dense
-        with static_mode():
+        with static_graph():
             self.executor.run(program, {operator.input("X")[0]: gradient})
 
     def set_dense(self, values: np.ndarray) -> None:

@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert.compat import environment, training
+from fleetbert.compat import training
 from fleetbert.compress import early_exit
 from fleetbert.compress.distill import heads, report
 from fleetbert.compress.early_exit import Choice, Observed
@@ -196,7 +196,7 @@ def _add(
     log.info(f"{target}: {faster:.2f} times the texts/s of {source.name}")
     pays = faster > 1 and early_exit.saves(observed, choice)
     page = bundle.root / report.name(target)
-    told = functools.partial(_report, job, gate, page, target, observed, choice)
+    told = functools.partial(report.write, page, observed, choice, target, gate, job)
     if layers is None and choice.accuracy >= least - 1e-9 and not pays:
         why = (
             f"{target} is not added: at the accuracy {least:.4f} that the gate asks for, no "
@@ -220,32 +220,6 @@ def _add(
     if refused is not None:
         raise GateFailed(refused)
     return Result(bundle, target, page)
-
-
-def _report(
-    job: schema.SelfDistill,
-    gate: Gate,
-    path: Path,
-    target: str,
-    observed: Observed,
-    choice: Choice,
-    why_not: str | None,
-) -> None:
-    root = gate.bundle.root.resolve()
-    report.write(
-        path,
-        observed,
-        choice,
-        report.curve(observed, choice),
-        target=target,
-        title=f"{root.parent.name}/{root.name}",
-        data=gate.data,
-        least=gate.float32_accuracy - gate.max_drop,
-        why_not=why_not,
-        job=job.model_dump(),
-        machine=environment.machine(gate.threads),
-    )
-    log.info(f"report: {path}")
 
 
 def evidence(found: Observed, choice: Choice) -> dict[str, object]:
