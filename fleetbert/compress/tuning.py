@@ -84,26 +84,14 @@ def training_job(job: config.Quantize, bundle: bundles.Bundle) -> config.Tuning:
             "dev": None if _judges_for_the_gate(job) else job.data.dev,
         }
     )
-    return config.Tuning(
-        task=config.Task(name=bundle.task.name),
-        data=data,
-        model=config.Model(
-            init=f"{bundle.root}/{job.source} ({sha256[:16]})",
-            vocab=str(bundle.vocab_path),
-            dropout=job.dropout,
-        ),
-        optimizer=job.optimizer,
-        precision=job.precision,
-        strategy=job.strategy,
-        trainer=job.trainer,
-        callbacks=job.callbacks,
-        output_dir=job.output_dir,
-        method=job.method,
-        distill=job.distill,
-        skip=job.skip,
-        prune=job.prune,
-        held_out=job.held_out,
-    )
+    init = f"{bundle.root}/{job.source} ({sha256[:16]})"
+    own = {
+        "task": config.Task(name=bundle.task.name),
+        "data": data,
+        "model": config.Model(init=init, vocab=str(bundle.vocab_path), dropout=job.dropout),
+    }
+    shared = set(config.Tuning.model_fields) & set(config.Quantize.model_fields)
+    return config.Tuning(**{**{name: getattr(job, name) for name in shared}, **own})
 
 
 def _judges_for_the_gate(job: config.Quantize) -> bool:
