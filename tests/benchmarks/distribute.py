@@ -22,6 +22,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
+import psutil
+
 from benchmarks import harness
 from benchmarks.harness import Result
 from fleetbert import config as schema
@@ -198,13 +200,9 @@ def free_ports(number: int) -> list[int]:
 
 
 def moved(process: int) -> tuple[int, int]:
-    """Bytes that a process has read and written so far, sockets among it (0 off Linux)."""
-    try:
-        text = Path(f"/proc/{process}/io").read_text(encoding="utf-8")
-    except OSError:
-        return 0, 0
-    counts = dict(line.split(": ") for line in text.splitlines())
-    return int(counts["rchar"]), int(counts["wchar"])
+    """Bytes that a process has read and written so far, sockets among it; on Linux."""
+    counts = psutil.Process(process).io_counters()
+    return counts.read_chars, counts.write_chars
 
 
 def table_rows(
