@@ -149,9 +149,7 @@ def _owner(path: Path) -> str:
         except (OSError, ValueError, LookupError, TypeError):
             process, machine, command = 0, "", ""
         here = machine == socket.gethostname()
-        if process and not (
-            here and not psutil.pid_exists(process)
-        ):  # else it is still of a former owner
+        if process and (not here or psutil.pid_exists(process)):  # else it is of a former owner
             where = "" if here else f" on {machine}"
             return f"process {process}{where} (`{command}`)"
         if time.monotonic() > until:

@@ -33,10 +33,11 @@ class Pacer(Callback):
         """What is trained, before the first step."""
         assert isinstance(run.task, TextTask)
         lengths, dev = run.task.train.encodings.lengths, run.task.dev
+        device = run.strategy.device
         return {
             "total_steps": run.total_steps,
             "versions": versions(),
-            "device_name": _device_name(run),
+            "device_name": str(paddle.device.cuda.get_device_name() if device == "gpu" else device),
             "texts": len(lengths),
             "dev_texts": 0 if dev is None else len(dev.encodings.lengths),
             "mean_tokens": float(lengths.mean()),
@@ -89,11 +90,6 @@ def _finish(run: Run) -> None:
     """Wait for what a GPU still computes."""
     if run.strategy.device == "gpu":
         paddle.device.cuda.synchronize()
-
-
-def _device_name(run: Run) -> str:
-    on_gpu = run.strategy.device == "gpu"
-    return str(paddle.device.cuda.get_device_name() if on_gpu else run.strategy.device)
 
 
 def main(pacer: type[Pacer] = Pacer) -> None:
