@@ -34,27 +34,19 @@ def add_arguments(
 
 def run(arguments: argparse.Namespace) -> None:
     """Read the job and train it."""
+    job = read(arguments, config.Config)
+    from fleetbert.train import job as training  # with Paddle, which wants its environment first
 
-    def trainer() -> Callable[[config.Config], object]:
-        from fleetbert.train import job  # with Paddle, which wants its environment first
-
-        return job.run
-
-    run_kept(arguments, config.Config, trainer)
+    training.run(job)
 
 
-def run_kept(
-    arguments: argparse.Namespace,
-    schema: type[Job],
-    trainer: Callable[[], Callable[[Job], object]],
-) -> None:
-    """Read the job and call what `trainer` imports with it; of ranks, under a supervisor."""
+def read(arguments: argparse.Namespace, schema: type[Job]) -> Job:
+    """The job, with Paddle imported; of ranks, only under a supervisor."""
     stopping.expect()
     job = config.load_as(schema, arguments.config, arguments.overrides)
     supervise(job)
-
     environment.import_paddle()
-    trainer()(job)
+    return job
 
 
 def supervise(job: config.Config | config.Quantize) -> None:

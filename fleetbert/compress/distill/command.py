@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Callable
 
 from fleetbert import config
 from fleetbert.compat import environment
@@ -48,12 +47,10 @@ def run(arguments: argparse.Namespace) -> None:
         exits.add_variants(job)
         return
 
-    def trainer() -> Callable[[config.Distill], object]:
-        from fleetbert.compress.distill.job import distill
+    distillation = command.read(arguments, config.Distill)
+    from fleetbert.compress.distill.job import distill
 
-        return distill
-
-    command.run_kept(arguments, config.Distill, trainer)
+    distill(distillation)
 
 
 def main(argv: list[str]) -> None:
