@@ -160,12 +160,12 @@ def run_ask(arguments: argparse.Namespace) -> None:
         raise UserError("ask: give at least one text, or --file")
     texts = [line[:-1].decode("utf-8", "backslashreplace") for line in lines]
     for objects, _ in answer.answer_lines(_load(arguments), io.BytesIO(b"".join(lines)), False):
-        for text, found in zip(texts, objects):
+        for text, reply in zip(texts, objects):
             print(text)
-            if "error" in found:
-                print(f"  error: {found['error']}")
+            if "error" in reply:
+                print(f"  error: {reply['error']}")
             else:
-                print(f"  → {found['label']} ({found['scores'][found['label']]:.1%})")
+                print(f"  → {reply['label']} ({reply['scores'][reply['label']]:.1%})")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

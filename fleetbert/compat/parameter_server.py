@@ -141,19 +141,19 @@ class Fleet:
     def _alone(self, kind: str) -> tuple[paddle.static.Program, Any]:
         """A program with nothing but the one operator of that kind; and the operator."""
         former = self.main.global_block()
-        (found,) = [op for op in former.ops if op.type == kind]
+        (original,) = [op for op in former.ops if op.type == kind]
         program = paddle.static.Program()
         block = program.global_block()
-        for name in {*found.input_arg_names, *found.output_arg_names}:
+        for name in {*original.input_arg_names, *original.output_arg_names}:
             if former.has_var(name):
                 block._clone_variable(former.var(name), False)
-        attributes = {name: found.attr(name) for name in _ATTRIBUTES[kind]}
+        attributes = {name: original.attr(name) for name in _ATTRIBUTES[kind]}
         if kind == "distributed_push_sparse":
             attributes["slots"] = [0]  # which the operator checks, and its own description lacks
         operator = block.append_op(
             type=kind,
-            inputs={name: found.input(name) for name in found.input_names},
-            outputs={name: found.output(name) for name in found.output_names},
+            inputs={name: original.input(name) for name in original.input_names},
+            outputs={name: original.output(name) for name in original.output_names},
             attrs=attributes,
         )
         return program, operator
@@ -222,8 +222,8 @@ class Fleet:
             os.dup2(kept, 1)
             os.close(kept)
             os.close(read)
-        found = re.search(rb"feasign size: (\d+)", text)
-        return int(found[1]) if found else None
+        told = re.search(rb"feasign size: (\d+)", text)
+        return int(told[1]) if told else None
 
     def stop_servers(self) -> None:
         self.worker.stop_server()

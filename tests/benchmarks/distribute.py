@@ -92,9 +92,9 @@ def run(arguments: argparse.Namespace) -> Result:
 
     segments = measure.take_turns(arguments.rounds, list(sides), turn)
     notes = [f"{arguments.steps} steps a turn, {arguments.servers} servers, {arguments.config}."]
-    for name, found in facts.items():
-        if found["all_reduce"]:
-            seconds, size = statistics.median(found["all_reduce"]), 4 * found["parameters"]
+    for name, fact in facts.items():
+        if fact["all_reduce"]:
+            seconds, size = statistics.median(fact["all_reduce"]), 4 * fact["parameters"]
             notes.append(
                 f"{name}: an all-reduce of {size / 1e6:.1f} MB of gradients alone takes "
                 f"{1000 * seconds:.0f} ms ({size / seconds / 1e9:.2f} GB/s)."
