@@ -30,7 +30,13 @@ class Source:
     def __init__(self, folder: Path):
         self.folder = folder
 
-        self.program, self.arrays = programs.read_model(folder)
+    @functools.cached_property
+    def program(self) -> programs.ProgramDesc:
+        return programs.read(self.folder / "model.pdmodel")
+
+    @functools.cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        return programs.read_parameters(self.program, self.folder / "model.pdiparams")
 
     @functools.cached_property
     def fused(self) -> Fused:
