@@ -302,6 +302,7 @@ def _variant(result: pipeline.Result) -> Variant:
     measured = variant.accuracy[0]
     # The gate has measured both.
     assert measured.float32_accuracy is not None
+    assert measured.drop is not None
     assert variant.comparison is not None
     assert result.report is not None
     return Variant(
@@ -314,4 +315,5 @@ def _variant(result: pipeline.Result) -> Variant:
         variant.bytes,
         bundle.variant("float32").bytes,
         result.report,
+        (measured.drop.low, measured.drop.high),
     )

@@ -118,6 +118,22 @@ class File(_Strict):
         return path
 
 
+class Drop(_Strict):
+    """What was lost against float32 (value), and its 95 % interval; see `compress.paired`.
+
+    lost, gained: texts that only float32, or only the variant, answers right; p_value: of McNemar's
+    exact test. Only where the metric counts right answers.
+    """
+
+    value: float
+    low: float
+    high: float
+    test: Literal["mcnemar", "bootstrap"]
+    lost: Optional[int] = None
+    gained: Optional[int] = None
+    p_value: Optional[float] = None
+
+
 class Accuracy(_Strict):
     """Accuracy (0 to 1) of a variant on `n` examples of named data, beside float32's."""
 
@@ -126,6 +142,7 @@ class Accuracy(_Strict):
     n: int
     accuracy: float
     float32_accuracy: Optional[float] = None
+    drop: Optional[Drop] = None
 
 
 class Comparison(_Strict):
@@ -193,8 +210,10 @@ class Mix(_Strict):
 
 
 class SearchResult(_Strict):
-    """alone: each group as the only one in int8; mixes: all others that were measured."""
+    """alone: each group as the only one in int8; mixes: all others that were measured; data: the
+    texts that they were measured on."""
 
+    data: Optional[str] = None
     float32_accuracy: float
     least_accuracy: float
     alone: Dict[str, Mix]

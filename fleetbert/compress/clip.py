@@ -21,7 +21,7 @@ from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers
 from fleetbert.graph.weights import widen
 
-# Of gate.data; 80 texts choose as 436 do.
+# Of selection.data; 80 texts choose as 436 do.
 TEXTS = 80
 # What a calibrated threshold is multiplied with.
 FACTORS = (1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)

@@ -148,10 +148,12 @@ def observe(
     kind: str,
     trained: dict[int, heads.Tensors],
     source: Source,
+    timed: int = TIMED,
 ) -> Observed:
     """Have all heads answer all texts, and time layers and heads beside the whole program.
 
-    opened: the source with every layer a group, as `open_layers` gives it.
+    opened: the source with every layer a group, as `open_layers` gives it. timed: passes; 0: the
+    times that are told are those of one that warms up.
     """
     count = len(opened.groups)
     tokens = np.zeros(len(truth), np.int64)
@@ -160,7 +162,7 @@ def observe(
     predicted = np.zeros((count, len(truth)), np.int64)
     doubt = np.zeros((count, len(truth)))
     times = []
-    for _ in range(1 + TIMED):  # the first warms up
+    for _ in range(1 + timed):  # the first warms up
         split = alone = 0.0
         for numbers, batch in batches:
             started = time.perf_counter()
@@ -178,7 +180,7 @@ def observe(
                 predicted[layer - 1, numbers] = found.argmax(1)
             split += time.perf_counter() - started
         times.append((alone, split))
-    alone, split = (min(found) for found in zip(*times[1:]))
+    alone, split = (min(found) for found in zip(*times[min(1, timed) :]))
     return Observed(
         truth,
         predicted,

@@ -287,8 +287,7 @@ def _measure(
 ) -> bundles.Accuracy:
     """The accuracy of what runs here beside float32's; GateFailed if too much is lost."""
     assert made.twin is not None, "_check_choice refuses a gate where there is none"
-    drop = settings.max_accuracy_drop
-    gate = Gate(bundle, str(settings.data), drop, threads, key="--max-accuracy-drop")
+    gate = Gate(bundle, settings, threads, key="--max-accuracy-drop")
     kind = engine.LITE_EARLY_EXIT if "ends" in made.fields else engine.LITE
     opened = engine.open_folder(kind, made.twin, "cpu", gate.threads)
     accuracy = gate.accuracy(gate.logits(opened))

@@ -22,7 +22,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compat import environment
 from fleetbert.compress import report, sensitivity
-from fleetbert.compress.gate import describe
+from fleetbert.compress.gate import describe, too_few
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Work, open_work
 from fleetbert.errors import GateFailed
@@ -56,13 +56,14 @@ METHODS = {
 
 @dataclass(frozen=True)
 class Result:
-    """A variant that was added: accuracies are 0 to 1, ratios beside float32; None where it was not
-    measured, as on ranks that only helped to train."""
+    """A variant that was added: accuracies are 0 to 1, interval: of the drop, 95 %, ratios beside
+    float32; None where it was not measured, as on ranks that only helped to train."""
 
     bundle: bundles.Bundle
     variant: str
     accuracy: float | None = None
     float32_accuracy: float | None = None
+    interval: tuple[float, float] | None = None
     speed_ratio: float | None = None
     size_ratio: float | None = None
     report: Path | None = None
@@ -82,6 +83,8 @@ def result_of(bundle: bundles.Bundle, name: str, page: Path | None = None) -> Re
     if variant.accuracy:
         known = variant.accuracy[0]
         result = replace(result, accuracy=known.accuracy, float32_accuracy=known.float32_accuracy)
+        if known.drop:
+            result = replace(result, interval=(known.drop.low, known.drop.high))
     if variant.comparison:
         ratios = variant.comparison
         result = replace(result, speed_ratio=ratios.speed_ratio, size_ratio=ratios.size_ratio)
@@ -114,6 +117,9 @@ def _quantize(job: config.Quantize, name: str) -> Result:
         log.info(f"{name}: measuring on {job.gate.data} beside float32")
         measured = work.gate.measure(new.folder, variant.kind)
         log.info(describe(name, measured))
+        caution = too_few(measured.accuracy, job.gate.max_accuracy_drop)
+        if caution:
+            log.info(f"{job.gate.data}: {caution}")
         texts = sensitivity.spread(work.gate.few(TEXTS_FOR_ERRORS).feeds())
         known = {"name": name, "made_from": job.source, **measured.as_fields()}
         variant = with_output_errors(work, variant, new.folder, texts)
@@ -174,6 +180,7 @@ def write_report(
         failed=failed,
         max_drop=work.gate.max_drop,
         data=work.gate.data,
+        caution=too_few(variant.accuracy[0], work.gate.max_drop),
         parts={name: part for part, members in groups.items() for name in members},
         drawn=report.histograms(
             names, layers.parameters, list(layers.run(texts)), report.thresholds(variant)

@@ -27,12 +27,14 @@ BINS = 100
 
 
 class Point(NamedTuple):
-    """A variant on one table: accuracies 0 to 1; speed and size are ratios to float32's."""
+    """A variant on one table: accuracies 0 to 1, interval: of the drop, 95 %; speed and size are
+    ratios to float32's."""
 
     name: str
     method: str
     accuracy: float
     drop: float
+    interval: tuple[float, float] | None
     texts_per_s: float
     speed: float
     megabytes: float
@@ -66,6 +68,7 @@ def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[P
                     "",
                     accuracy.float32_accuracy,
                     0.0,
+                    None,
                     comparison.float32_texts_per_s,
                     1.0,
                     bundle.variant("float32").bytes / 1e6,
@@ -80,6 +83,7 @@ def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[P
                 variant.compressed_by,
                 accuracy.accuracy,
                 accuracy.float32_accuracy - accuracy.accuracy,
+                (accuracy.drop.low, accuracy.drop.high) if accuracy.drop else None,
                 comparison.texts_per_s,
                 comparison.speed_ratio,
                 comparison.size_ratio * found[0].megabytes,
@@ -142,13 +146,14 @@ def write(
     failed: str | None,
     max_drop: float,
     data: str,
+    caution: str,
     parts: Mapping[str, str],
     drawn: Mapping[str, Histogram],
     job: Mapping[str, object],
     machine: Mapping[str, object],
 ) -> None:
-    """Write the page. failed: what the gate said of `made`, None if it was added; parts: where
-    each layer's weight belongs ("layer 0 attention")."""
+    """Write the page. failed: what the gate said of `made`, None if it was added; caution: said of
+    `data`; parts: where each layer's weight belongs ("layer 0 attention")."""
     errors = output_errors(made)
     int8 = made if isinstance(made, bundles.Int8Variant) else bundles.Int8Variant(name="none")
     search = int8.search
@@ -173,6 +178,7 @@ def write(
         title=title,
         failed=failed,
         data=data,
+        caution=caution,
         max_drop=max_drop,
         made=made.name,
         points=found,

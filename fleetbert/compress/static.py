@@ -16,7 +16,7 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert.compress import adaround, calibrate, clip
 from fleetbert.compress.calibrate import Calibration
-from fleetbert.compress.texts import Batches, read_batches
+from fleetbert.compress.texts import Batches
 from fleetbert.compress.work import Source, Work, versions, weight_errors
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
@@ -44,12 +44,12 @@ class Prepared(NamedTuple):
 def prepare(work: Work) -> Prepared:
     """Calibrate the source: thresholds from texts, then clipped and rounded as the job says."""
     settings, source = work.job.calibration, work.source
-    batches = read_batches(settings, work.bundle)
+    batches = work.calibration_batches()
     log.info(f"calibrating with {settings.algorithm}: {len(batches.batches)} batches")
     prepared = of_texts(source, batches, settings.algorithm, work.job.skip)
     if settings.clip == "auto":
-        log.info(f"trying lower thresholds of layers' inputs on {work.job.gate.data}")
-        prepared = clipped(prepared, source, work.gate.few(clip.TEXTS))
+        log.info("trying lower thresholds of layers' inputs")
+        prepared = clipped(prepared, source, work.selection.few(clip.TEXTS))
     if settings.rounding == "round":
         return prepared
     thresholds = input_thresholds(prepared)

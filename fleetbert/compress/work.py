@@ -14,8 +14,10 @@ import paddle
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress.gate import Gate
+from fleetbert.compress import selection
+from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.sensitivity import Layers, linear_weights
+from fleetbert.compress.texts import Batches, read_batches
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
@@ -66,6 +68,19 @@ class Work:
     source: Source
     gate: Gate
 
+    @functools.cached_property
+    def selection(self) -> Sample:
+        """The texts to choose on, opened where a method asks for them."""
+        calibration = self.job.calibration
+        return selection.open_sample(
+            self.gate, self.job.selection, calibration.data, calibration.seed, "calibration.data"
+        )
+
+    def calibration_batches(self) -> Batches:
+        """Texts of `calibration.data`, but those that are held out for `selection`."""
+        held_out = functools.partial(selection.held_out, settings=self.job.selection)
+        return read_batches(self.job.calibration, self.bundle, held_out)
+
 
 def open_work(job: config.Quantize) -> Work:
     """Read, verify and open what the job names; UserError for what cannot be a source."""
@@ -81,7 +96,7 @@ def open_work(job: config.Quantize) -> Work:
             f"method: {job.method}: {bundle.root} predicts masked words; it takes classifiers"
         )
     # The gate opens float32, which verifies it.
-    gate = Gate(bundle, str(job.gate.data), job.gate.max_accuracy_drop, job.threads)
+    gate = Gate(bundle, job.gate, job.threads)
     if job.source != "float32":
         bundles.verify(bundle, job.source)
     return Work(job, bundle, Source(bundle.folder(job.source)), gate)

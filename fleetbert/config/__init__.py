@@ -13,6 +13,7 @@ from fleetbert.config.compression import (
     Prune,
     Quantize,
     Search,
+    Selection,
     SoftLabels,
     Tuning,
 )
@@ -59,6 +60,7 @@ __all__ = [
     "Quantize",
     "Search",
     "Section",
+    "Selection",
     "SelfDistill",
     "SoftLabels",
     "Strategy",

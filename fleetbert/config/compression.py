@@ -39,16 +39,34 @@ class Calibration(Section):
     clip: Literal["none", "auto"] = key(
         "none",
         "auto: cut outliers: the threshold of each layer's input is lowered where that changes the "
-        "layer's outputs less on texts of gate.data (no labels are looked at; a minute)",
+        "layer's outputs less on texts of selection.data (no labels are looked at; a minute)",
     )
     batch_tokens: int = key(1024, "padded tokens of a batch", ge=16)
     seed: int = key(0, "of the drawing", ge=0)
 
 
 class Gate(Section):
-    data: Optional[str] = key(None, "labelled table that every variant is measured on")
+    data: Optional[str] = key(
+        None, "labelled table that every variant is measured on; nothing is chosen on it"
+    )
     max_accuracy_drop: float = key(
         0.005, "accuracy (0 to 1) that may be lost against float32", ge=-1, le=1
+    )
+    decide: Literal["point", "confident"] = key(
+        "point",
+        "point: the drop on gate.data rules; confident: the upper end of its 95 % interval",
+    )
+
+
+class Selection(Section):
+    data: Optional[str] = key(
+        None,
+        "labelled table that clip, search and early exit choose on, never gate.data (null: texts "
+        "held out of calibration.data, or of data.train for early exit; their labels where they "
+        "have some, else what float32 answers)",
+    )
+    texts: int = key(
+        1000, "how many of them at most, drawn by chance; held out: at most a fifth", ge=1
     )
 
 
@@ -112,6 +130,7 @@ class Quantize(Section):
     skip: List[str] = key([], "weights to leave in float32: names, * matches anything")
     calibration: Calibration = Calibration()
     gate: Gate = Gate()
+    selection: Selection = Selection()
     search: Search = Search()
     report: Optional[str] = key(
         None,

@@ -187,8 +187,9 @@ def test_a_search_that_finds_nothing_fails_at_the_gate(trained, tiny_data, prepa
     source = bundles.read(trained).folder("float32")
     groups = sensitivity.groups(programs.read(source / "model.pdmodel"))
     groups["head"].remove(prepared.left[0])
-    gate = Gate(bundles.read(trained), str(tiny_data / "dev.tsv"), -0.5, 1)
-    measure = functools.partial(search.measure_mix, prepared, groups, gate)
-    least = search.least_accuracy(gate)
+    settings = config.Gate(data=str(tiny_data / "dev.tsv"))
+    sample = Gate(bundles.read(trained), settings, 1)
+    measure = functools.partial(search.measure_mix, prepared, groups, sample, 1)
+    least = search.least_accuracy(sample, -0.5)
     with pytest.raises(GateFailed, match=r"no mix of float32 and int8 .* harm most are .*layer"):
         search.check(search.search(list(groups), measure, least), least)

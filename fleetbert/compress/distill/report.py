@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fleetbert import bundle as bundles
 from fleetbert import page
-from fleetbert.compress import early_exit
+from fleetbert.compress import early_exit, paired
 from fleetbert.compress.early_exit import Choice, Observed
 from fleetbert.page import DEV, NICE, STYLE, TRAIN
 
@@ -48,11 +49,12 @@ def write(
     data: str,
     least: float,
     why_not: str | None,
+    drop: bundles.Drop | None,
     job: Mapping[str, object],
     machine: Mapping[str, object],
 ) -> None:
     """Write the page. least: the accuracy that the gate asks for; why_not: said first of a variant
-    that was not added, for leaving early does not pay."""
+    that was not added, for leaving early does not pay; drop: that the gate found."""
     whole = points[0].mean_flops
     with matplotlib.rc_context(STYLE):
         figures = [
@@ -69,6 +71,7 @@ def write(
         texts=len(found.truth),
         least=least,
         why_not=why_not,
+        drop=drop and paired.describe(drop),
         choice=choice,
         whole=whole,
         figures=figures,
