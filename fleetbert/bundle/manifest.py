@@ -188,8 +188,8 @@ class Pruning(_Strict):
 
 
 class Clipped(_Strict):
-    """The threshold of a layer's input and the relative error of the layer's outputs, before it was
-    lowered (`former`) and after; see `compress.clip`."""
+    """The threshold of a layer's input and the token error of the layers that read it, before it
+    was lowered (`former`) and after; see `compress.clip`."""
 
     former: float
     threshold: float
@@ -294,8 +294,8 @@ class OnnxVariant(_Variant):
 
 
 class WeightOnlyVariant(_Variant):
-    """Integers on disk, float32 in arithmetic. weight_errors, output_errors: relative error
-    (Frobenius norm) of each weight and of its layer's output."""
+    """Integers on disk, float32 in arithmetic. weight_errors: relative error (Frobenius
+    norm) of each weight; output_errors: token error of its layer (`compress.sensitivity`)."""
 
     kind: Literal["paddle-inference-weight-only"] = "paddle-inference-weight-only"
     bits: int = 8

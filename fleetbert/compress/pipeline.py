@@ -150,7 +150,7 @@ def variant_name(job: config.Quantize) -> str:
 def with_output_errors(
     work: Work, variant: bundles.Variant, folder: Path, texts: list[Feeds]
 ) -> bundles.Variant:
-    """The variant in `folder` with the error that each quantized layer's output has on `texts`."""
+    """The variant in `folder` with the token error of each quantized layer on `texts`."""
     if isinstance(variant, bundles.ProgramVariant):
         return variant
     quantized, _ = weights.load(folder)
@@ -204,5 +204,5 @@ def worst(variant: bundles.Variant, most: int = 3) -> str:
         )
     errors = report.output_errors(variant)
     names = report.most_changed(variant, most)
-    listed = ", ".join(f"{name} (by {errors[name]:.1%})" for name in names)
-    return f"the layers whose outputs change most are {listed}; `skip` leaves layers in float32"
+    listed = ", ".join(f"{name} ({errors[name]:.1%})" for name in names)
+    return f"the layers with the largest token error are {listed}; `skip` leaves layers in float32"

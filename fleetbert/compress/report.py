@@ -20,7 +20,7 @@ from fleetbert.page import DEV, INK, NICE, STYLE, TRAIN
 
 NAME = "quantize-report.html"
 TEMPLATE = Path(__file__).with_name("report.html.j2")
-# Of the layers whose outputs change most.
+# Of the layers with the largest token error.
 MOST_LISTED = 10
 MOST_DRAWN = 3
 BINS = 100
@@ -96,14 +96,14 @@ def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[P
 
 
 def output_errors(variant: bundles.Variant) -> dict[str, float]:
-    """The relative error of each quantized layer's output, by weight."""
+    """The token error of each quantized layer, by weight."""
     if isinstance(variant, (bundles.Int8Variant, bundles.WeightOnlyVariant)):
         return variant.output_errors
     return {}
 
 
 def most_changed(variant: bundles.Variant, most: int) -> list[str]:
-    """The weights of the layers whose outputs change most, the worst first."""
+    """The weights of the layers with the largest token error, the worst first."""
     errors = output_errors(variant)
     return sorted(errors, key=lambda name: -errors[name])[:most]
 

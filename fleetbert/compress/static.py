@@ -84,13 +84,11 @@ def of_calibration(
 def clipped(prepared: Prepared, source: Source, batches: Batches) -> Prepared:
     """With lower thresholds where texts want them; see `clip`."""
     thresholds = input_thresholds(prepared)
-    cut = clip.choose(
-        prepared.calibration, source.layers, batches.feeds(), thresholds, batches.pad_id
-    )
+    cut = clip.choose(prepared.calibration, source.layers, batches.feeds(), thresholds)
     for name, found in cut.items():
         log.info(
             f"clip: {name}: inputs cut at {found.threshold:.3g} instead of {found.former:.3g}, "
-            f"error of its outputs {found.error:.2%} instead of {found.former_error:.2%}"
+            f"token error {found.error:.2%} instead of {found.former_error:.2%}"
         )
     log.info(f"clip: the inputs of {len(cut)} of {len(thresholds)} layers")
     lower = {name: found.threshold for name, found in cut.items()}

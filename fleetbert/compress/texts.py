@@ -33,7 +33,6 @@ class Batches(paddle.io.IterableDataset):
     ):
         """chosen: the numbers of the texts to take; batch_tokens: of a batch, with padding."""
         super().__init__()
-        self.pad_id = pad_id
         numbers = np.asarray(chosen, np.int64)
         self.batches = [
             collate(
