@@ -197,6 +197,15 @@ class Clipped(_Strict):
     error: float
 
 
+class Smoothed(_Strict):
+    """How a layer's input was smoothed: the exponent, and the token error of the layers that read
+    it, before (`former`) and after, on calibration texts; see `compress.smooth`."""
+
+    exponent: float
+    former_error: float
+    error: float
+
+
 class Mix(_Strict):
     """A mix that `search` measured. float32: the groups of layers left in it; accuracy: 0 to 1;
     logit_error: root of the mean square of the logits' change; int8_share: of the multiplications
@@ -323,6 +332,8 @@ class Int8Variant(_Variant):
     float32_layers: List[str] = Field(default_factory=list)
     thresholds: Dict[str, float] = Field(default_factory=dict)
     clipped: Dict[str, Clipped] = Field(default_factory=dict)
+    smoothed: Dict[str, Smoothed] = Field(default_factory=dict)
+    bias_corrected: bool = False
     weight_errors: Dict[str, float] = Field(default_factory=dict)
     output_errors: Dict[str, float] = Field(default_factory=dict)
     search: Optional[SearchResult] = None

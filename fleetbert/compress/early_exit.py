@@ -25,6 +25,7 @@ from fleetbert.graph import groups, int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
 from fleetbert.graph.fuse import fuse
+from fleetbert.graph.smooth import SMOOTH
 from fleetbert.graph.transposes import merge_transposes
 
 # Thresholds that are tried, and drawn in the report. Of MiniLM on SST-2's 872 texts, steps of 0.1
@@ -206,7 +207,7 @@ def count_flops(source: Source, tokens: np.ndarray) -> np.ndarray:
         linear = int8.linear_layers(program)
         shapes = [_weight_shape(source, programs.argument(op.inputs, "W")) for op in linear]
         for op, (rows, columns) in zip(linear, shapes):
-            read = programs.argument(op.inputs, "Input").replace(int8.INT8, "")
+            read = programs.argument(op.inputs, "Input").replace(int8.INT8, "").replace(SMOOTH, "")
             of_all = not last or read == source.layers[number - 2]
             spent[number - 1] += 2.0 * rows * columns * (tokens if of_all else 1)
         query_width = shapes[0][1]

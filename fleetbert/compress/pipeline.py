@@ -26,7 +26,7 @@ from fleetbert.compress.gate import describe, too_few
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Work, open_work
 from fleetbert.errors import GateFailed
-from fleetbert.graph import weights
+from fleetbert.graph import int8, weights
 
 log = logging.getLogger(__name__)
 
@@ -153,9 +153,15 @@ def with_output_errors(
     """The variant in `folder` with the token error of each quantized layer on `texts`."""
     if isinstance(variant, bundles.ProgramVariant):
         return variant
-    quantized, _ = weights.load(folder)
+    layers = work.source.layers
+    quantized, others = weights.load(folder)
+    corrections = {
+        name: others[bias] - layers.parameters[bias]
+        for name, bias in int8.biases(layers.program).items()
+        if name in quantized
+    }
     errors = sensitivity.output_errors(
-        work.source.layers, quantized, report.thresholds(variant), texts
+        layers, quantized, report.thresholds(variant), texts, corrections
     )
     return variant.model_copy(update={"output_errors": errors})
 

@@ -189,6 +189,7 @@ def write(
         counts=pruning,
         layers=layers,
         clipped=[(parts.get(name, ""), name, found) for name, found in int8.clipped.items()],
+        smoothed=[(parts.get(name, ""), name, found) for name, found in int8.smoothed.items()],
         worst=[
             (parts.get(n, ""), n, errors[n], weight_errors(made).get(n), int8.thresholds.get(n))
             for n in most_changed(made, MOST_LISTED)

@@ -105,11 +105,12 @@ def output_errors(
     quantized: Mapping[str, Quantized],
     thresholds: Mapping[str, float],
     batches: Sequence[dict[str, np.ndarray]],
+    corrections: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
     """The token error of each quantized layer.
 
     thresholds: by weight, the magnitude of the input that becomes 127; an input without one stays
-    as it is.
+    as it is. corrections: by weight, what its bias is more than float32's, [N].
     """
     names = [name for name in layers.inputs if name in quantized]
     errors, tokens = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
@@ -121,6 +122,7 @@ def output_errors(
                 y = int8.simulate(x, thresholds[name], quantized[name])
             else:
                 y = x @ widen(quantized[name])
+            y = y + (corrections or {}).get(name, 0)
             errors[name] += float(relative_errors(y, exact).sum())
             tokens[name] += len(x)
     return {name: (errors[name] / tokens[name]) ** 0.5 for name in names}

@@ -7,6 +7,7 @@ wrong with a file is said with the key, the file and line, and the nearest valid
 from __future__ import annotations
 
 from fleetbert.config.compression import (
+    CALIBRATED,
     TRAINED,
     Calibration,
     Gate,
@@ -43,6 +44,7 @@ from fleetbert.config.training import (
 )
 
 __all__ = [
+    "CALIBRATED",
     "TRAINED",
     "Calibration",
     "Callbacks",

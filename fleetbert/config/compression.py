@@ -18,8 +18,9 @@ from fleetbert.config.training import (
     check_data,
 )
 
-# Methods that train, in one process or in ranks.
+# Methods that train, in one process or in ranks, and those that need texts to calibrate with.
 TRAINED = ("qat", "prune")
+CALIBRATED = ("static", "search")
 
 
 class Calibration(Section):
@@ -40,6 +41,14 @@ class Calibration(Section):
         "none",
         "auto: cut outliers: the threshold of each layer's input is lowered where that changes the "
         "layer's outputs less on texts of selection.data (no labels are looked at; a minute)",
+    )
+    smooth: Literal["none", "auto"] = key(
+        "auto",
+        "auto: divide the channels of layers' inputs by numbers that their weights take in return, "
+        "where that changes the layers' outputs less",
+    )
+    correct_bias: bool = key(
+        True, "take the mean change of each output, on a few calibration texts, off its bias"
     )
     batch_tokens: int = key(1024, "padded tokens of a batch", ge=16)
     seed: int = key(0, "of the drawing", ge=0)
@@ -178,7 +187,7 @@ class Quantize(Section):
             raise ValueError(
                 "gate.data: name a labelled table; a variant is added only after it was measured"
             )
-        if self.method in ("static", "search") and self.calibration.data is None:
+        if self.method in CALIBRATED and self.calibration.data is None:
             raise ValueError(
                 f"calibration.data: method: {self.method} needs texts to see how large activations "
                 "get; name a file, labels are not needed"

@@ -129,7 +129,9 @@ def test_the_gate_stops_what_loses_too_much(bundle, tiny_data):
 
 def test_a_confident_gate_asks_it_of_the_interval(bundle, tiny_data):
     """60 texts of which no answer changes leave a drop of 6 points possible."""
-    with pytest.raises(GateFailed, match=r"confident asks it of the upper end.*some 80 would do"):
+    with pytest.raises(
+        GateFailed, match=r"confident asks it of the upper end.*too few to tell a drop of 0.05"
+    ):
         pipeline.quantize(job(bundle, tiny_data, "static", gate__decide="confident"))
 
 
