@@ -3,8 +3,12 @@
 Channel j is divided by max|x_j|^a / max|w_j|^(1 - a) over calibration texts (Xiao et al. 2023,
 equation 4): with a = 0 only weights get smoother, with a = 1 only inputs. The exponent a of each
 input is the one with the least token error (see `sensitivity`) of the layers that read it, on a few
-of those texts. PaddleSlim 2.6.0 has this for networks in dygraph, with one exponent for all of
-them; it knows no residual beside the layers, and no exported program.
+of those texts whose largest values are left out for that: else a high one, which fits just these
+values, would seem too good.
+
+PaddleSlim 2.6.0's `quant.advanced.Smooth` has one exponent for all layers and folds the numbers
+into the norm, of a network in dygraph: right only where no residual reads the norm's output, as it
+does in BERT.
 """
 
 from __future__ import annotations
@@ -50,21 +54,25 @@ def choose(
     for inputs in layers.run(batches):
         for source, names in readers.items():
             largest[source].append(np.abs(inputs[names[0]]).max(0))
-    few = list(layers.run(spread(batches)))
+    few = spread(batches)
+    others = np.array([not any(batch is one for one in few) for batch in batches])
+    others |= not others.any()
+    few_inputs = list(layers.run(few))
     scales, smoothed = {}, {}
     for source, names in readers.items():
-        x = np.concatenate([inputs[names[0]] for inputs in few])
+        x = np.concatenate([inputs[names[0]] for inputs in few_inputs])
         weights = [layers.parameters[name] for name in names]
         maxima = np.stack(largest[source])
+        seen = maxima[others]
         every = {0.0: np.ones(x.shape[1], np.float32)}
-        every.update((a, scales_of(maxima.max(0), weights, a)) for a in EXPONENTS)
+        every.update((a, scales_of(seen.max(0), weights, a)) for a in EXPONENTS)
         exact = [x @ weight for weight in weights]
-        errors = {a: _error(x, maxima, weights, exact, by) for a, by in every.items()}
+        errors = {a: _error(x, seen, weights, exact, by) for a, by in every.items()}
         best = min(errors, key=lambda a: errors[a])
         least = errors[0.0] * (1.0 if graph.is_free(program, source) else 1 - WORTH)
         if errors[best] >= least:
             continue
-        scales[source] = every[best]
+        scales[source] = scales_of(maxima.max(0), weights, best)
         for name in names:
             smoothed[name] = Smoothed(exponent=best, former_error=errors[0.0], error=errors[best])
     return Scales(scales, smoothed)

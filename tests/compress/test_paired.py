@@ -105,3 +105,11 @@ def test_how_many_texts_would_do():
     assert half(needed) <= 0.003 < half(0.75 * needed)
     assert paired.texts_needed(drop, 872, 0.02) is None
     assert paired.texts_needed(drop, 872, -0.1) is None
+
+
+def test_the_standard_error_is_that_of_counts_with_half_a_text_more():
+    """By the variance of differences -1, 0 and 1, of which there are so many and a half."""
+    changes = np.repeat([1.0, -1.0, 0.0], [2 * 7 + 1, 2 * 4 + 1, 2 * (300 - 11) + 2])
+    expected = changes.std() / np.sqrt(302)
+    assert paired.standard_error(7, 4, 300) == pytest.approx(expected)
+    assert paired.standard_error(0, 0, 300) > 0

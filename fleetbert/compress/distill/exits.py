@@ -183,6 +183,7 @@ def _add(
         whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS)
         heads_of = (job.distill.head, trained, source)
         observed = early_exit.observe(opened, whole, batches, sample.truth, *heads_of)
+        observed = observed._replace(reference=gate.model.task.right(sample.truth, sample.float32))
         layers = job.distill.layers if isinstance(job.distill.layers, list) else None
         choice = early_exit.choose(observed, least, layers, job.distill.speed)
         log.info(
@@ -202,7 +203,7 @@ def _add(
     pays = faster > 1 and early_exit.saves(observed, choice)
     page = bundle.root / report.name(target)
     told = functools.partial(_report, job, gate, page, target, accepting, choice)
-    if layers is None and choice.accuracy >= least - 1e-9 and not pays:
+    if layers is None and choice.accuracy - choice.margin >= least - 1e-9 and not pays:
         why = (
             f"{target} is not added: at the accuracy {least:.4f} that the gate asks for, no "
             f"exit makes {source.name} faster, which answers best as it is"
