@@ -67,8 +67,7 @@ class Sample:
     def few(self, texts: int) -> Batches:
         """Some of the texts, drawn by chance, in batches for `sensitivity` and `clip`."""
         chosen = draw(len(self.truth), texts)
-        model = self.model
-        return Batches(self.encodings, chosen, model.max_length, 1024, model.tokenizer.pad_id)
+        return Batches(self.encodings, chosen, 1024, self.model.tokenizer.pad_id)
 
     def logits(self, opened: engine.Engine) -> np.ndarray:
         """float32 [texts, labels] of an opened variant; UserError where they are not finite."""

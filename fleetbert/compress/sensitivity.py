@@ -12,8 +12,8 @@ from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fleetbert.compat import paddle_inference
 from fleetbert.compress.calibrate import LINEAR
+from fleetbert.engines import engine, predictor
 from fleetbert.graph import embeddings, int8
 from fleetbert.graph import groups as layer_groups
 from fleetbert.graph import program as programs
@@ -67,35 +67,14 @@ class Layers:
         """For each batch the input of each layer, float32 [tokens, K] of all tokens but padding
         (of [CLS] alone in layers that read no other), by the weight's name."""
         names = sorted(set(self.inputs.values()))
-        program = programs.copy(self.program)
-        fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
-        others = [op for op in program.blocks[0].ops if op.type != "fetch"]
-        fetches = []
-        for column, name in enumerate(names):
-            op = programs.copy(fetch)
-            op.inputs[0].arguments[0] = name
-            programs.set_attribute(op, "col", column)
-            fetches.append(op)
-        programs.replace_ops(program.blocks[0], [*others, *fetches])
-        text = program.SerializeToString()
-        data = programs.parameter_bytes(self.parameters)
-        inference = paddle_inference.import_inference()
-        config = inference.Config()
-        config.set_model_buffer(text, len(text), data, len(data))
-        config.switch_ir_optim(False)  # all passes have been run
-        config.disable_glog_info()
-        config.disable_gpu()
-        paddle_inference.use_onednn(config)
-        predictor = inference.create_predictor(config)
+        program = programs.cut(self.program, engine.INPUTS, names)
+        compute = predictor.open_as_it_is(program, self.parameters, engine.default_threads())
         for batch in batches:
-            for name, array in batch.items():
-                predictor.get_input_handle(name).copy_from_cpu(np.ascontiguousarray(array))
-            predictor.run()
-            found = {name: predictor.get_output_handle(name).copy_to_cpu() for name in names}
+            states = dict(zip(names, compute(*(batch[name] for name in engine.INPUTS))))
             real = batch["input_ids"] != self.pad_id
             rows = {
                 name: x[real] if x.shape[:-1] == real.shape else x.reshape(-1, x.shape[-1])
-                for name, x in found.items()
+                for name, x in states.items()
             }
             yield {weight: rows[name] for weight, name in self.inputs.items()}
 

@@ -70,11 +70,6 @@ def test_a_variant_is_added_with_its_evidence(
     result = pipeline.quantize(job(bundle, tiny_data, method, **changes))
     variant = bundles.read(bundle).variant(name)
     assert (result.variant, result.bundle.names[-1]) == (name, name)
-    assert result.drop == pytest.approx(result.float32_accuracy - variant.accuracy[0].accuracy)
-    assert (result.speed_ratio, result.size_ratio) == (
-        variant.comparison.speed_ratio,
-        variant.comparison.size_ratio,
-    )
     assert result.report == bundle / "quantize-report.html"
     page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
     assert f"{name}</th>" in page
@@ -97,7 +92,6 @@ def test_a_variant_is_added_with_its_evidence(
     drop = measured.drop
     assert drop.lost - drop.gained == right[0].sum() - right[1].sum()
     assert drop.lost + drop.gained == (right[0] != right[1]).sum()
-    assert result.interval == (drop.low, drop.high)
     assert drop.low <= drop.value <= drop.high
     assert f"({drop.low:.4f} to {drop.high:.4f})" in page
     # 60 texts whose answers hardly change: half of the interval is wider than a twentieth.
