@@ -7,7 +7,7 @@ import importlib.util
 import json
 import tempfile
 from pathlib import Path
-from typing import NamedTuple, Sequence, cast
+from typing import NamedTuple, Sequence
 
 import numpy as np
 from paddle import nn
@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from fleetbert import config as schema
 from fleetbert import encodings, files
-from fleetbert.compat.paddlenlp import BertConfig, BertModel, BertTokenizer
+from fleetbert.compat.paddlenlp import AutoModel, AutoTokenizer, BertConfig
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.errors import UserError
@@ -65,8 +65,10 @@ def open_source(model: schema.Model) -> Source:
         raise UserError(f"model.init: the folder {model.init} does not exist")
     else:
         source = _paddlenlp(model.init)
-    tokenizer = tokenizers.changed(source.tokenizer, model.vocab, model.lowercase)
     shape = source.shape.copy()
+    tokenizer = tokenizers.changed(source.tokenizer, model.vocab, model.lowercase)
+    if shape.get("one_type"):
+        tokenizer = tokenizer._replace(settings={**tokenizer.settings, "one_type": True})
     try:
         activations.get(shape.get("hidden_act", activations.DEFAULT))
     except UserError as error:
@@ -79,15 +81,22 @@ def open_source(model: schema.Model) -> Source:
     return source._replace(tokenizer=tokenizer, shape=shape)
 
 
-def bert_config(source: Source, num_labels: int, vocab_size: int) -> BertConfig:
-    """PaddleNLP's config for a source. The vocabulary must fit into the word embeddings."""
+def bert_config(
+    source: Source, num_labels: int, vocab_size: int, pad_id: int | None = None
+) -> BertConfig:
+    """PaddleNLP's config for a source. The vocabulary must fit into the word embeddings.
+
+    pad_id: the tokenizer's, by which batches are padded. config.json may name another: that of
+    multilingual-e5 does.
+    """
     if vocab_size > source.shape["vocab_size"]:
         vocab = next(iter(source.tokenizer.files.values()))
         raise UserError(
             f"model.vocab: {vocab} has {vocab_size} tokens, but the weights of "
             f"{source.name} have embeddings for {source.shape['vocab_size']}"
         )
-    return BertConfig(num_labels=num_labels, **source.shape)
+    shape = source.shape if pad_id is None else {**source.shape, "pad_token_id": pad_id}
+    return BertConfig(num_labels=num_labels, **shape)
 
 
 def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadReport:
@@ -286,7 +295,12 @@ def _folder(folder: Path, name: str) -> Source:
     model_type = fields.get("model_type", BERT.model_type)
     if model_type not in families.names():
         known = ", ".join(family.title for family in families.values())
-        raise UserError(f"model.init {name}: is a {model_type}, only {known} is supported")
+        reason = encoders.REFUSED.get(str(model_type))
+        because = f", which is not supported: {reason}; take one of {known}"
+        raise UserError(
+            f"model.init {name}: is a {model_type}"
+            + (because if reason else f"; supported are {known}")
+        )
     family = families.get(model_type)
     reason = family.cannot(fields)
     if reason:
@@ -327,17 +341,14 @@ def _read_json(path: Path, name: str) -> Fields:
 
 def _paddlenlp(name: str) -> Source:
     """A name that PaddleNLP knows, downloaded (or taken from its cache) by PaddleNLP."""
+    folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
     try:
-        tokenizer = BertTokenizer.from_pretrained(name)
-        network = BertModel.from_pretrained(name)
+        AutoTokenizer.from_pretrained(name).save_pretrained(str(folder))
+        AutoModel.from_pretrained(name).save_pretrained(str(folder))
     except Exception as error:  # PaddleNLP raises many types, most for lack of a network
         reason = str(error).strip().split("\n")[0][:200]
         raise UserError(
             f"model.init: {name} is neither a folder nor a name that PaddleNLP can load here "
             f"({reason})"
         ) from error
-    folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
-    tokenizer.save_pretrained(str(folder))
-    shape = cast(Shape, {field: getattr(network.config, field) for field in encoders.FIELDS})
-    tensors = {"bert." + n: t.numpy() for n, t in network.state_dict().items()}
-    return Source(name, shape, tokenizers.find(folder), tensors)
+    return _folder(folder, name)

@@ -40,7 +40,8 @@ _log = logging.getLogger(__name__)
 class WordPiece(Tokenizer):
     """Texts → token ids with BERT's normalization, pre-tokenization and WordPiece vocabulary.
 
-    A text is [CLS] a [SEP], a pair [CLS] a [SEP] b [SEP]; the first [SEP] is of segment 0.
+    A text is [CLS] a [SEP], a pair [CLS] a [SEP] b [SEP]; the first [SEP] is of segment 0, and
+    so is everything with the setting `one_type`.
 
     Accents are stripped where `strip_accents` is set, or where it is not named and `lowercase` is,
     as in the uncased models. Special tokens come from the tokenizer only: "[SEP]" written in a
@@ -66,6 +67,7 @@ class WordPiece(Tokenizer):
                 f"{', '.join(unknown)}: install the fleetbert that wrote it"
             )
         self.lowercase = lowercase
+        self.one_type = bool(said[folders.ONE_TYPE])
         special = [str(said[name]) for name in folders.SPECIAL_TOKENS]
         vocab = _read_vocab(Path(vocab_path), special)
         self.special_ids = tuple(vocab[token] for token in special)
@@ -114,7 +116,7 @@ class WordPiece(Tokenizer):
     @classmethod
     def settings_in_full(cls, spec: Spec) -> dict[str, Setting]:
         lowercase = spec.settings["lowercase"]
-        first = {"lowercase": lowercase, "strip_accents": lowercase}
+        first = {"lowercase": lowercase, "strip_accents": lowercase, folders.ONE_TYPE: False}
         return {**first, **folders.NORMALIZATION, **folders.SPECIAL_TOKENS, **spec.settings}
 
     @classmethod
@@ -165,7 +167,7 @@ class WordPiece(Tokenizer):
                 keep = min(len(second), max(room - len(first), room // 2))
                 first, second = first[: room - keep], second[:keep]
             ids.append(np.array([self.cls_id, *first, self.sep_id, *second, self.sep_id], np.int32))
-            first_lengths[number] = len(first) + 2
+            first_lengths[number] = len(ids[-1]) if self.one_type else len(first) + 2
         return Encodings(ids, first_lengths, truncated)
 
     def _word_pieces(self, texts: list[str]) -> list[list[int]]:
