@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import struct
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -144,14 +141,18 @@ def test_a_folder_without_config(tmp_path):
         source(tmp_path)
 
 
-def test_the_command_for_tokenizer_json_writes_the_vocabulary(tmp_path, tiny_vocab):
+def test_a_vocabulary_in_tokenizer_json_alone(tmp_path, tiny_vocab, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     tokens = tiny_vocab.read_text(encoding="utf-8").split("\n")[:-1]
     vocab = {token: number for number, token in reversed(list(enumerate(tokens)))}
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
-    said = weights._from_whole(tmp_path / "vocab.txt")
-    (program,) = re.findall(r'`python -c "(.*)"`', said)
-    subprocess.run([sys.executable, "-c", program], check=True)
-    assert (tmp_path / "vocab.txt").read_text(encoding="utf-8").split("\n") == tokens
+    normalizer = {"type": "BertNormalizer", "lowercase": False}
+    whole = {"model": {"type": "WordPiece", "vocab": vocab}, "normalizer": normalizer,
+             "pre_tokenizer": {"type": "BertPreTokenizer"}}  # fmt: skip
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    spec = weights.tokenizers.find(tmp_path)
+    assert (spec.kind, spec.settings) == ("wordpiece", {"lowercase": False})
+    assert spec.files["vocab.txt"].read_text(encoding="utf-8").split("\n")[:-1] == tokens
+    assert weights.tokenizers.find(tmp_path).files == spec.files  # made once
 
 
 def test_what_paddlenlp_saves_of_a_tokenizer_is_read(tmp_path, tiny_vocab):
