@@ -198,7 +198,7 @@ def _byte_level(folder: Path, spaced: bool) -> tokenizers.Tokenizer:
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
     found.add_special_tokens(list(USUAL[0].values()))
     found.post_processor = processors.RobertaProcessing(
-        sep=("</s>", words["</s>"]), cls=("<s>", words["<s>"]), add_prefix_space=spaced
+        ("</s>", words["</s>"]), ("<s>", words["<s>"]), add_prefix_space=spaced
     )
     return found
 
