@@ -397,8 +397,9 @@ def write(family: Family, loaded: Loaded, head: str) -> tuple[Fields, Tensors]:
     return fields, files
 
 
-# What wrappers of a whole network put before all names: PyTorch's of data parallel, torch.compile.
-WRAPPERS = ("module.", "_orig_mod.")
+# What stands before all names where a network was wrapped: by PyTorch's data parallel, by
+# torch.compile, in a LightningModule.
+WRAPPERS = ("module.", "_orig_mod.", "model.")
 
 
 def _unwrapped(files: Tensors) -> Tensors:
