@@ -74,6 +74,11 @@ def table(tmp_path) -> Path:
     return path
 
 
+def test_a_path_of_blanks_quotes_and_chinese(tiny_bundle, tmp_path):
+    path = Path(shutil.copytree(tiny_bundle, tmp_path / "模型 一 'x' é"))
+    assert lite.export_lite(path, "x86", "int8").bundle.variant("lite-x86-int8")
+
+
 @pytest.mark.parametrize(("target", "precision"), MADE)
 def test_a_variant_says_what_it_is_for(lite_bundle, target, precision):
     bundle = bundles.read(lite_bundle)
