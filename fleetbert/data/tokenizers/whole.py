@@ -84,6 +84,8 @@ class Whole(Tokenizer):
 
     @classmethod
     def find(cls, folder: Path) -> Spec | None:
+        if (folder / "vocab.txt").is_file():  # WordPiece's
+            return None
         path = folder / WHOLE
         config = folder / folders.CONFIG
         said = encodings.read_json(config, "tokenizer") if config.is_file() else {}
