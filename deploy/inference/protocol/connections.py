@@ -9,7 +9,7 @@ import asyncio
 import math
 import socket
 import ssl
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, cast
 
 import httptools
 import orjson
@@ -204,7 +204,7 @@ class Handshake:
     def __init__(self, connection: Connection, accepted: socket.socket, context: ssl.SSLContext):
         self._connection, self._accepted, self._context = connection, accepted, context
         connection.handshake = self
-        self._others: Any = connection.connections  # which uvicorn only ends
+        self._others = cast("set[Any]", connection.connections)  # which uvicorn only ends
         self._others.add(self)
         self._shaking = asyncio.ensure_future(self._shake())
 

@@ -166,6 +166,11 @@ def test_an_address_without_quotes_in_yaml_is_told(tmp_path, capsys):
     assert "line 2" in said and 'has to be quoted: "::"' in said
 
 
+def test_a_key_without_effect_is_told(tmp_path):
+    with serving(tmp_path, "batching.max_age_ms=5") as served:
+        assert "batching.max_age_ms has no effect any more" in served.lines()[0]["message"]
+
+
 @pytest.mark.parametrize("key", ["http_port", "grpc_port", "admin_port"])
 def test_a_port_in_use_is_one_sentence(tmp_path, key):
     with socket.socket() as taken:
