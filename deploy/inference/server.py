@@ -107,7 +107,7 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
     """Serve until a signal comes. UserError if it cannot begin; KeyboardInterrupt after Ctrl-C."""
     signals = _Signals()
     logs.start(section.logs)
-    if "max_age_ms" in section.batching.model_fields_set:
+    if section.batching.max_age_ms != settings.Batching().max_age_ms:
         logs.log.warning("batching.max_age_ms has no effect any more; take it out of the config")
     keys, tls = auth.read_keys(section.safety), auth.read_tls(section.safety)
     async with contextlib.AsyncExitStack() as stack:
