@@ -116,8 +116,9 @@ def import_model(
 ) -> Path:
     """Make a bundle of a finished model, without training; returns the bundle's folder.
 
-    source: a classifier (or a BertForMaskedLM) in Hugging Face's format: a folder, `package:NAME`
-        of an installed Python package, or a PaddleNLP name.
+    source: a classifier (or a masked language model) of a family in docs/encoders.md: a folder in
+        Hugging Face's or PaddleNLP's format, `package:NAME` of an installed Python package, or a
+        PaddleNLP name.
     bundle: the folder to make; what is there is replaced. None: output/import-1/bundle, ...
     labels: in the order of the logits; None: what its config.json says.
     pair: whether it answers pairs of texts. max_length: tokens of a text; longer is cut.
@@ -289,6 +290,7 @@ def _variant(result: pipeline.Result) -> Variant:
     measured = variant.accuracy[0]
     # The gate has measured both.
     assert measured.float32_accuracy is not None
+    assert measured.drop is not None
     assert variant.comparison is not None
     assert result.report is not None
     return Variant(
@@ -301,4 +303,5 @@ def _variant(result: pipeline.Result) -> Variant:
         variant.bytes,
         bundle.variant("float32").bytes,
         result.report,
+        (measured.drop.low, measured.drop.high),
     )

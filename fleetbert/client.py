@@ -84,6 +84,9 @@ class Client:
         version: a number or a label ("stable"); speed: early exit's threshold, 0 to 1;
         server_timeout: seconds after which the server gives up (ServerError 504).
         """
+        for name, values in (("texts", texts), ("pairs", pairs)):
+            if isinstance(values, (str, bytes)):
+                raise TypeError(f"{name} is one text; give a list of them: [{values[:40]!r}]")
         tensors = [("text", texts), *([("text_pair", pairs)] if pairs is not None else [])]
         bodies = [pack(values) for _, values in tensors]
         parameters: dict[str, Any] = {"binary_data_output": True}

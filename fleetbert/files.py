@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator
+from typing import Any, BinaryIO, Callable, Iterator
 
 from fleetbert.errors import UserError
 
@@ -49,6 +49,26 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink()
         raise
     sync(path.parent)
+
+
+def cached(name: str, fill: Callable[[Path], Any]) -> Path:
+    """The folder of that name in the user's cache, which `fill(folder)` made once; where the cache
+    cannot be written, a temporary one."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetbert"
+    final = base / name
+    if final.is_dir():
+        return final
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(base, f".{name}.tmp-") as new:
+            fill(new)
+            if not final.is_dir():  # nor has another process made it meanwhile
+                put_in_place(new, final)
+        return final
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
+        fill(folder)
+        return folder
 
 
 def write_json(path: Path, value: Any) -> None:

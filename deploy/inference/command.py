@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 from pathlib import Path
 
 from fleetbert import config
@@ -13,6 +14,7 @@ from fleetbert.deploy.inference.workers import process
 from fleetbert.errors import UserError
 
 MANIFESTS = ("manifest.json", "bundle/manifest.json")
+VERSION = re.compile("0|[1-9][0-9]{0,17}")  # repository.index's, which is slow to import
 
 DESCRIPTION = """\
 Answer over HTTP and gRPC (the Open Inference Protocol v2), with a page for people at /.
@@ -72,8 +74,16 @@ def _check_repository(path: Path) -> None:
             f"repository {path} is no folder; name one that holds MODEL/VERSION/ bundles "
             "(--repository, or repository.path)"
         )
-    if not any(next(path.glob(f"[!.]*/[!.]*/{name}"), None) for name in MANIFESTS):
+    found = [p.relative_to(path) for name in MANIFESTS for p in path.glob(f"[!.]*/[!.]*/{name}")]
+    if any(VERSION.fullmatch(manifest.parts[1]) for manifest in found):
+        return
+    if found:
+        name, version = found[0].parts[:2]
         raise UserError(
-            f"repository {path} holds no model: copy a bundle to {path}/MODEL/1 (its manifest.json "
-            "is then MODEL/1/manifest.json)"
+            f"repository {path} holds no model: {name}/{version} is not named like a version; "
+            f"rename it to a number without zeros before it, e.g. {name}/1"
         )
+    raise UserError(
+        f"repository {path} holds no model: copy a bundle to {path}/MODEL/1 (its manifest.json "
+        "is then MODEL/1/manifest.json)"
+    )

@@ -24,6 +24,21 @@ class Listen(Section):
     admin: Optional[Admins] = key(
         None, "who may load and unload (null: this machine only; with admin_port anyone)"
     )
+    idle_seconds: float = key(
+        75.0,
+        "a connection without a request for so long is ended; longer than balancers keep it",
+        gt=0,
+    )
+    age_seconds: Optional[float] = key(
+        None,
+        "an older connection is ended after its answer: balancers choose anew (null: never)",
+        gt=0,
+    )
+    grpc_ping_seconds: float = key(
+        0.5,
+        "the shortest time between a gRPC client's keepalive pings; faster ones are cut off",
+        gt=0,
+    )
     grace_seconds: float = key(20.0, "after SIGTERM: for what was taken already", ge=0)
 
     @field_validator("host")
@@ -71,7 +86,7 @@ class Batching(Section):
     max_wait_ms: float = key(
         4.0, "how long a worker that is free waits for its share of the texts", ge=0
     )
-    max_age_ms: float = key(200.0, "no longer used: who came first goes first, always", ge=0)
+    max_age_ms: float = key(200.0, "has no effect: who came first goes first, always", ge=0)
     queue_tokens: int = key(131072, "a full queue answers 503", ge=16)
     timeout_ms: float = key(30000.0, "of requests that name no timeout", gt=0)
 

@@ -26,6 +26,7 @@ from types import ModuleType
 from typing import MutableMapping
 
 import fleetbert
+from fleetbert import limits
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -239,10 +240,8 @@ def cpuinfo() -> str:
 
 
 def processors() -> int:
-    """How many processors this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """How many processors this process may use, by affinity and cgroup."""
+    return limits.read().processors
 
 
 def die_with_parent(parent: int) -> None:

@@ -60,6 +60,7 @@ def export_lite(
     """
     _check_choice(target, precision, gate, early_exit)
     bundle = bundles.read(path)
+    _check_tokenizer(bundle)
     made_from = STATIC if precision == "static-int8" else "float32"
     source = _source(bundle, made_from)
     name = variant_name(target, precision, early_exit)
@@ -138,6 +139,16 @@ def _check_choice(target: str, precision: str, gate: config.Gate | None, early_e
         raise UserError(
             f"the accuracy of {precision} cannot be measured here, for it runs on ARM processors "
             "only: leave --data out, and measure it on the board"
+        )
+
+
+def _check_tokenizer(bundle: bundles.Bundle) -> None:
+    kind = bundle.tokenizer.kind
+    if kind != "wordpiece":
+        raise UserError(
+            f"{bundle.root}: its tokenizer is a {kind} (of BPE or Unigram), and the programs for "
+            "boards know WordPiece only: serve it with Paddle Inference, or train from an encoder "
+            "that has a vocab.txt"
         )
 
 
@@ -288,8 +299,7 @@ def _measure(
 ) -> bundles.Accuracy:
     """The accuracy of what runs here beside float32's; GateFailed if too much is lost."""
     assert made.twin is not None, "_check_choice refuses a gate where there is none"
-    drop = settings.max_accuracy_drop
-    gate = Gate(bundle, str(settings.data), drop, threads, key="--max-accuracy-drop")
+    gate = Gate(bundle, settings, threads, key="--max-accuracy-drop")
     kind = engine.LITE_EARLY_EXIT if "ends" in made.fields else engine.LITE
     opened = engine.open_folder(kind, made.twin, "cpu", gate.threads)
     accuracy = gate.accuracy(gate.logits(opened))

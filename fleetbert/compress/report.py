@@ -19,19 +19,21 @@ from fleetbert.page import DEV, INK, NICE, STYLE, TRAIN
 
 NAME = "quantize-report.html"
 TEMPLATE = Path(__file__).with_name("report.html.j2")
-# Of the layers whose outputs change most.
+# Of the layers with the largest token error.
 MOST_LISTED = 10
 MOST_DRAWN = 3
 BINS = 100
 
 
 class Point(NamedTuple):
-    """A variant on one table: accuracies 0 to 1; speed and size are ratios to float32's."""
+    """A variant on one table: accuracies 0 to 1, interval: of the drop, 95 %; speed and size are
+    ratios to float32's."""
 
     name: str
     method: str
     accuracy: float
     drop: float
+    interval: tuple[float, float] | None
     texts_per_s: float
     speed: float
     megabytes: float
@@ -65,6 +67,7 @@ def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[P
                     "",
                     accuracy.float32_accuracy,
                     0.0,
+                    None,
                     comparison.float32_texts_per_s,
                     1.0,
                     bundle.variant("float32").bytes / 1e6,
@@ -79,6 +82,7 @@ def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[P
                 variant.compressed_by,
                 accuracy.accuracy,
                 accuracy.float32_accuracy - accuracy.accuracy,
+                (accuracy.drop.low, accuracy.drop.high) if accuracy.drop else None,
                 comparison.texts_per_s,
                 comparison.speed_ratio,
                 comparison.size_ratio * found[0].megabytes,
@@ -91,14 +95,14 @@ def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[P
 
 
 def output_errors(variant: bundles.Variant) -> dict[str, float]:
-    """The relative error of each quantized layer's output, by weight."""
+    """The token error of each quantized layer, by weight."""
     if isinstance(variant, (bundles.Int8Variant, bundles.WeightOnlyVariant)):
         return variant.output_errors
     return {}
 
 
 def most_changed(variant: bundles.Variant, most: int) -> list[str]:
-    """The weights of the layers whose outputs change most, the worst first."""
+    """The weights of the layers with the largest token error, the worst first."""
     errors = output_errors(variant)
     return sorted(errors, key=lambda name: -errors[name])[:most]
 
@@ -141,13 +145,14 @@ def write(
     failed: str | None,
     max_drop: float,
     data: str,
+    caution: str,
     parts: Mapping[str, str],
     drawn: Mapping[str, Histogram],
     job: Mapping[str, object],
     machine: Mapping[str, object],
 ) -> None:
-    """Write the page. failed: what the gate said of `made`, None if it was added; parts: where
-    each layer's weight belongs ("layer 0 attention")."""
+    """Write the page. failed: what the gate said of `made`, None if it was added; caution: said of
+    `data`; parts: where each layer's weight belongs ("layer 0 attention")."""
     errors = output_errors(made)
     int8 = made if isinstance(made, bundles.Int8Variant) else bundles.Int8Variant(name="none")
     search = int8.search
@@ -172,6 +177,7 @@ def write(
         title=title,
         failed=failed,
         data=data,
+        caution=caution,
         max_drop=max_drop,
         made=made.name,
         points=found,
@@ -182,6 +188,7 @@ def write(
         counts=pruning,
         layers=layers,
         clipped=[(parts.get(name, ""), name, found) for name, found in int8.clipped.items()],
+        smoothed=[(parts.get(name, ""), name, found) for name, found in int8.smoothed.items()],
         worst=[
             (parts.get(n, ""), n, errors[n], weight_errors(made).get(n), int8.thresholds.get(n))
             for n in most_changed(made, MOST_LISTED)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, Iterator, Sequence
+from typing import Callable, Dict, Iterator, Sequence
 
 import numpy as np
 import paddle
@@ -32,7 +32,6 @@ class Batches(paddle.io.IterableDataset):
     ):
         """chosen: the numbers of the texts to take; batch_tokens: of a batch, with padding."""
         super().__init__()
-        self.pad_id = pad_id
         numbers = np.asarray(chosen, np.int64)
         self.batches = [
             collate_padded(encodings, numbers[indices], pad_id)
@@ -55,10 +54,18 @@ def draw(count: int, texts: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).permutation(count)[:texts]
 
 
-def read_batches(settings: config.Calibration, bundle: bundles.Bundle) -> Batches:
-    """Calibration texts as batches for the bundle's model; UserError as `data.read` raises it."""
+def read_batches(
+    settings: config.Calibration,
+    bundle: bundles.Bundle,
+    left: Callable[[int], int] | None = None,
+) -> Batches:
+    """Calibration texts as batches for the bundle's model; UserError as `data.read` raises it.
+
+    left: of so many texts, how many stay for others, the last that are drawn.
+    """
     examples = read_unlabelled(str(settings.data), bundle.task.pair, "calibration.data")
-    chosen = [examples[number] for number in draw(len(examples), settings.texts, settings.seed)]
+    most = min(settings.texts, len(examples) - (left(len(examples)) if left else 0))
+    chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(
         [example.text_a for example in chosen],

@@ -8,12 +8,14 @@ wrong with a file is said with the key, the file and line, and the nearest valid
 from __future__ import annotations
 
 from fleetbert.config.compression import (
+    CALIBRATED,
     TRAINED,
     Calibration,
     Gate,
     Prune,
     Quantize,
     Search,
+    Selection,
     SoftLabels,
     Tuning,
 )

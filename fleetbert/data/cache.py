@@ -31,7 +31,7 @@ import pyarrow as pa
 from tokenizers import __version__ as library_version
 from tqdm import tqdm
 
-from fleetbert import files, locks
+from fleetbert import files, limits, locks
 from fleetbert.data import read, tokenizers, workers
 from fleetbert.data.rows import Rows
 from fleetbert.data.split import Fingerprint, Split, tokenize
@@ -198,7 +198,7 @@ def _whole_pieces(own: Path, count: int) -> dict[int, Path]:
     """The finished pieces whose bytes are as they were written; others are removed and named."""
     whole: dict[int, Path] = {}
     paths = sorted(own.glob("*.arrow"))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing lets other threads run
+    with ThreadPoolExecutor(limits.read().processors) as pool:  # hashing lets other threads run
         for path, sha256 in zip(paths, pool.map(files.sha256, paths)):
             number, _, written = path.stem.partition("-")
             if sha256 != written:
@@ -215,7 +215,7 @@ def _make(
     name: str, own: Path, recipe: Recipe, pieces: list[Piece], missing: list[int]
 ) -> dict[int, Path]:
     """Tokenize the missing pieces on all processors."""
-    processors = len(os.sched_getaffinity(0))
+    processors = limits.read().processors
     total = sum(piece.size for piece in pieces)
     there = total - sum(pieces[number].size for number in missing)
     for leftover in own.glob(".*"):  # of killed writers; the lock keeps others out

@@ -117,7 +117,7 @@ class TextTask(Trainable):
         self.collector: Labelled = self.task.collector(train, job, tokenizer)
         paddle.seed(job.trainer.seed)
         outputs = self.task.outputs(labels)
-        shape = weights.bert_config(source, outputs, tokenizer.vocab_size)
+        shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
         self.network = heads.build(job.task.name, shape)
         self.loaded = weights.load(self.network, source, labels)
         self.objective.prepare(self.network)

@@ -13,6 +13,8 @@ from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
 
 from fleetbert import bundle as bundles
 from fleetbert import config
+from fleetbert.data import tokenizers
+from fleetbert.data.tokenizers import sentencepiece
 from fleetbert.engines import answer, engine, evaluate, exits
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed, UserError
@@ -404,3 +406,16 @@ class TestPython:
     def test_without_one_it_says_what_to_install(self, other, tiny_bundle):
         with pytest.raises(UserError, match=r"python3\.10 -m pip install paddlelite==2\.13rc0"):
             lite.export_lite(tiny_bundle, "armv8", "int8")
+
+
+def test_a_tokenizer_that_boards_do_not_know_is_refused(tmp_path):
+    files = Path(__file__).parents[1] / "data" / "tokenizers" / "files"
+    made = sentencepiece.convert(files / "sentencepiece.bpe.model", "xlm-roberta")
+    made.save(str(tmp_path / "tokenizer.json"))
+    bundle = bundles.create(
+        tmp_path / "bundle", task="classification", labels=["a", "b"], max_length=64,
+        tokenizer=tokenizers.find(tmp_path), fill=lambda folder: [],
+    )  # fmt: skip
+    with pytest.raises(UserError, match="the programs for boards know WordPiece only"):
+        lite.export_lite(bundle.root, "armv8", "float32")
+    assert not list(bundle.root.glob("*lite*"))

@@ -458,7 +458,7 @@ class TestSource:
     @pytest.mark.parametrize(
         ("field", "value", "said"),
         [
-            ("model_type", "roberta", "is a roberta"),
+            ("model_type", "albert", "is a albert"),
             ("position_embedding_type", "relative_key", "relative position"),
         ],
     )

@@ -45,7 +45,9 @@ def look(root: Path, known: Mapping[Path, VersionFolder], told: set[Path]) -> In
     index: Index = {}
     for folder in _folders(root, MODEL_NAME, "a model", told):
         try:
-            paths = _folders(folder, VERSION_NAME, "a version (a number)", told)
+            paths = _folders(
+                folder, VERSION_NAME, "a version (a number, without zeros before it)", told
+            )
             versions = {int(path.name): _find(path, known) for path in paths}
             told.discard(folder)
         except (FileNotFoundError, NotADirectoryError):  # removed meanwhile

@@ -16,6 +16,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
+from fleetbert import limits
+
 if TYPE_CHECKING:
     from fleetbert.deploy.inference.settings import Engine
 
@@ -28,6 +30,8 @@ NICENESS = 4
 # glibc (from 2.35) asks for huge pages where the kernel leaves that to programs: with one text a
 # request, a worker takes 4 % less time for it (MiniLM).
 HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+# Of a worker with a base model in float32 (440 MB of weights), and of the listening process.
+WORKER_BYTES = 768 << 20
 MOST_WORKERS = 8  # unless the settings say more: each holds the weights once more
 
 
@@ -46,15 +50,19 @@ EARLY: list[Started] = []  # that nobody has taken yet
 def share_processors(engine: Engine) -> tuple[tuple[tuple[int, ...], ...], int]:
     """The processors of each worker (none where it is not pinned), and its threads."""
     own = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    count = len(own) or os.cpu_count() or 1
+    allowed = limits.read()
+    count = allowed.processors
     if engine.workers is not None:
         workers = engine.workers
     elif engine.device == "gpu":
         workers = 1
     else:
         workers = min(MOST_WORKERS, max(1, count // (engine.threads or 1)))
+        if allowed.memory is not None:
+            workers = min(workers, max(1, allowed.memory // WORKER_BYTES - 1))
     threads = engine.threads or max(1, count // workers)
-    if not engine.pin or workers * threads > len(own):
+    # Containers that have a quota each would all be pinned to the same processors.
+    if not engine.pin or workers * threads > len(own) or count < len(own):
         return ((),) * workers, threads
     return tuple(
         tuple(own[number * threads : (number + 1) * threads]) for number in range(workers)

@@ -13,10 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert import page
 from fleetbert.compat import environment
-from fleetbert.compress import early_exit
+from fleetbert.compress import early_exit, paired
 from fleetbert.compress.early_exit import Choice, Observed
 from fleetbert.compress.gate import Gate
 from fleetbert.page import STYLE, TRAIN
@@ -51,9 +52,11 @@ def write(
     gate: Gate,
     job: schema.SelfDistill,
     why_not: str | None,
+    drop: bundles.Drop | None = None,
 ) -> None:
     """Write the page. why_not: said first of a variant `target` that was not added, for leaving
-    early does not pay."""
+    early does not pay; drop: that the gate found."""
+    choice = early_exit.judge(found, choice.ends, choice.speed)
     points, root = curve(found, choice), gate.bundle.root.resolve()
     whole, least = points[0].mean_flops, gate.float32_accuracy - gate.max_drop
     with matplotlib.rc_context(STYLE):
@@ -71,6 +74,7 @@ def write(
         texts=len(found.truth),
         least=least,
         why_not=why_not,
+        drop=drop and paired.describe(drop),
         choice=choice,
         whole=whole,
         figures=figures,

@@ -177,7 +177,8 @@ def build(teacher: Teacher, labels: Sequence[str]) -> nn.Layer:
     """The teacher's network, which stays as it is, with its logits in the order of `labels`."""
     source = teacher.source
     assert source is not None
-    config = weights.bert_config(source, len(labels), 0)
+    pad_id = tokenizers.open(source.tokenizer).pad_id
+    config = weights.bert_config(source, len(labels), 0, pad_id)
     network = heads.build("classification", config)
     weights.load(network, source, labels)
     for parameter in network.parameters():
