@@ -30,9 +30,9 @@ quickstart: venv ## Train BERT on two processes, then ask it questions
 	@echo "  .venv/bin/python launch/train.py --help"
 
 # A busy machine may spoil a test that kills and times real processes: tests/conftest.py says which
-# run once more when they fail.
+# run once more when they fail. Two run at once: many wait for processes.
 test: venv venv-clients packages ## Run the tests
-	$(PYTHON) -m pytest -q $(TESTS)
+	$(PYTHON) -m pytest -q -n 2 --dist loadfile $(TESTS)
 
 endurance: venv ## Kill ranks at random, 50 times: make endurance KILLS=50 SEED=0
 	FLEETBERT_KILLS=$(KILLS) FLEETBERT_SEED=$(SEED) $(PYTHON) -m pytest -q tests/endurance
@@ -53,7 +53,7 @@ format: venv ## Rewrite the code in the project's style
 # With BUNDLE=output/sst2/bundle DATA=dev.tsv answering and serving as well; with PUBLISH=--publish
 # the results go to docs/benchmarks/.
 bench: venv venv-bench ## Measure this project beside others: make bench BUNDLE=... DATA=...
-	$(PYTHON) -m pytest -q tests/benchmarks
+	$(PYTHON) -m pytest -q tests/bench
 	$(PYTHON) tests/benchmarks train --full $(PUBLISH)
 	$(PYTHON) tests/benchmarks distribute $(PUBLISH)
 ifdef BUNDLE

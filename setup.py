@@ -59,7 +59,7 @@ CAPS = [
     'tokenizers<0.21; python_version < "3.9"',
 ]
 
-DATA = [f"**/*.{kind}" for kind in ("html", "j2", "css", "js", "proto")]
+DATA = [f"**/*.{kind}" for kind in ("html", "j2", "css", "js", "proto", "yaml")]
 
 setup(
     name="fleetbert",
@@ -92,6 +92,7 @@ setup(
             "orjson>=3.10",
             "grpcio>=1.60",
             "grpcio-health-checking>=1.60",
+            "grpcio-reflection>=1.60",
             "prometheus-client>=0.20",
             "swagger-ui-bundle>=1.1",  # the page at /docs, without a network
         ],
@@ -107,6 +108,7 @@ setup(
             "pytest>=8",
             "pytest-rerunfailures",
             "pytest-timeout",
+            "pytest-xdist",  # two tests at once: many wait for processes
             "ruff",
             "types-PyYAML",
             "types-psutil",

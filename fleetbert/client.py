@@ -84,8 +84,11 @@ class Client:
         version: a number or a label ("stable"); speed: early exit's threshold, 0 to 1;
         server_timeout: seconds after which the server gives up (ServerError 504).
         """
+        for name, values in (("texts", texts), ("pairs", pairs)):
+            if isinstance(values, (str, bytes)):
+                raise TypeError(f"{name} is one text; give a list of them: [{values[:40]!r}]")
         tensors = [("text", texts), *([("text_pair", pairs)] if pairs is not None else [])]
-        bodies = [_pack(values) for _, values in tensors]
+        bodies = [pack(values) for _, values in tensors]
         parameters: dict[str, Any] = {"binary_data_output": True}
         if speed is not None:
             parameters["speed"] = speed
@@ -105,9 +108,9 @@ class Client:
             "POST", f"{_path(model, version)}/infer", b"".join([head, *bodies]), len(head)
         )
         size = int(reply.headers[LENGTH_HEADER])
-        found = json.loads(reply.content[:size])
-        labels = self._labels_of(found["model_name"], found["model_version"])
-        return _answers(found["outputs"], reply.content[size:], labels)
+        told = json.loads(reply.content[:size])
+        labels = self._labels_of(told["model_name"], told["model_version"])
+        return _answers(told["outputs"], reply.content[size:], labels)
 
     def metadata(self, model: str, version: str | None = None) -> dict[str, Any]:
         """Versions, inputs and outputs of a model."""
@@ -132,11 +135,11 @@ class Client:
 
     def _labels_of(self, model: str, version: str) -> list[str]:
         """A version never changes, so each is asked for once."""
-        found = self._labels.get((model, version))
-        if found is None:
-            found = self.metadata(model, version).get("parameters", {}).get("labels", [])
-            self._labels[model, version] = found
-        return found
+        labels = self._labels.get((model, version))
+        if labels is None:
+            labels = self.metadata(model, version).get("parameters", {}).get("labels", [])
+            self._labels[model, version] = labels
+        return labels
 
     def _call(
         self, method: str, path: str, body: bytes | None = None, head: int | None = None
@@ -194,7 +197,7 @@ def _path(model: str, version: str | None) -> str:
     return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
 
 
-def _pack(texts: Sequence[str]) -> bytes:
+def pack(texts: Sequence[str]) -> bytes:
     """BYTES: each text in UTF-8 after its length, uint32 little-endian."""
     encoded = [text.encode("utf-8") for text in texts]
     return b"".join(part for text in encoded for part in (struct.pack("<I", len(text)), text))
@@ -202,21 +205,21 @@ def _pack(texts: Sequence[str]) -> bytes:
 
 def _answers(outputs: Sequence[dict[str, Any]], body: bytes, labels: Sequence[str]) -> list[Answer]:
     """The raw tensors stand in `body` in the order of `outputs`."""
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     start = 0
     for output in outputs:
         end = start + output["parameters"]["binary_data_size"]
-        found[output["name"]] = _unpack(output["datatype"], body[start:end])
+        tensors[output["name"]] = _unpack(output["datatype"], body[start:end])
         start = end
-    texts = len(found["label"])
-    count = len(found["scores"]) // texts
+    texts = len(tensors["label"])
+    count = len(tensors["scores"]) // texts
     names = labels or [str(number) for number in range(count)]
     answers = []
-    for number, label in enumerate(found["label"]):
+    for number, label in enumerate(tensors["label"]):
         row = slice(number * count, (number + 1) * count)
-        scores = dict(zip(names, found["scores"][row]))
+        scores = dict(zip(names, tensors["scores"][row]))
         answers.append(
-            Answer(label, scores, found["logits"][row].tolist(), found["exit_layer"][number])
+            Answer(label, scores, tensors["logits"][row].tolist(), tensors["exit_layer"][number])
         )
     return answers
 

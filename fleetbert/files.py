@@ -99,8 +99,8 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
     writer can tell what a killed one left from what a live one is writing.
     """
     with locked(parent):  # no other writer cleans between mkdtemp and our lock
-        for found in parent.glob(f"{prefix}*"):
-            remove_if_abandoned(found)
+        for former in parent.glob(f"{prefix}*"):
+            remove_if_abandoned(former)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         descriptor = os.open(folder, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

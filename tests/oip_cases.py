@@ -40,7 +40,7 @@ REFUSED = {
     "negative dimension": (body_of({**TEXT, "shape": [-2]}), "shape of input 'text'"),
     "negative product": (body_of({**IDS, "shape": [-2, -3]}), "shape of input 'input_ids'"),
     "no texts": (body_of({**TEXT, "shape": [0], "data": []}), "shape of input 'text'"),
-    "shape of rank 2": (body_of({**TEXT, "shape": [2, 1]}), "shape of input 'text'"),
+    "shape of rank 2": (body_of({**TEXT, "shape": [2, 2]}), "shape of input 'text'"),
     "shape of a bool": (body_of({**TEXT, "shape": [True]}), "shape of input 'text'"),
     "shape of a float": (body_of({**TEXT, "shape": [2.0]}), "shape of input 'text'"),
     "shape missing": (body_of(without(TEXT, "shape")), "shape of input 'text'"),

@@ -67,6 +67,14 @@ def test_a_full_server_says_when_to_come_again(client):
     assert (caught.value.status, caught.value.retry_after) == (503, 3.0)
 
 
+@pytest.mark.parametrize("text", ["abc", b"abc"])
+def test_one_text_is_no_list_of_its_letters(client, text):
+    with pytest.raises(TypeError, match=r"texts is one text; give a list of them: \[b?'abc'\]"):
+        client.infer("sst", text)
+    with pytest.raises(TypeError, match="pairs is one text"):
+        client.infer("pairs", ["abc"], text)
+
+
 def test_names_are_no_paths(client):
     with pytest.raises(ServerError) as caught:
         client.infer("../repository/index?", ["a"])

@@ -7,6 +7,9 @@ import json
 import os
 from pathlib import Path
 
+from fleetbert import config
+from fleetbert.deploy.inference import settings
+from fleetbert.deploy.inference.workers import process
 from fleetbert.errors import UserError
 
 MANIFESTS = ("manifest.json", "bundle/manifest.json")
@@ -33,10 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until a signal comes."""
-    from fleetbert import config
-    from fleetbert.deploy.inference import settings
-    from fleetbert.deploy.inference.workers import process
-
     words = []
     for name, value in (
         ("repository.path", arguments.repository),
@@ -73,8 +72,16 @@ def _check_repository(path: Path) -> None:
             f"repository {path} is no folder; name one that holds MODEL/VERSION/ bundles "
             "(--repository, or repository.path)"
         )
-    if not any(next(path.glob(f"[!.]*/[!.]*/{name}"), None) for name in MANIFESTS):
+    found = [p.relative_to(path) for name in MANIFESTS for p in path.glob(f"[!.]*/[!.]*/{name}")]
+    if any(settings.VERSION_NAME.fullmatch(manifest.parts[1]) for manifest in found):
+        return
+    if found:
+        name, version = found[0].parts[:2]
         raise UserError(
-            f"repository {path} holds no model: copy a bundle to {path}/MODEL/1 (its manifest.json "
-            "is then MODEL/1/manifest.json)"
+            f"repository {path} holds no model: {name}/{version} is not named like a version; "
+            f"rename it to a number without zeros before it, e.g. {name}/1"
         )
+    raise UserError(
+        f"repository {path} holds no model: copy a bundle to {path}/MODEL/1 (its manifest.json "
+        "is then MODEL/1/manifest.json)"
+    )

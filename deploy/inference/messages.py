@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Sequence
+from typing import Any, NamedTuple, Protocol, Sequence
 
 import numpy as np
+
+MOST_NAMES = 10  # of models or versions, in a message
 
 
 class Reason(enum.Enum):
@@ -133,6 +135,22 @@ class Statistics:
 def printable(text: str) -> str:
     """The text in which what cannot be UTF-8, as in a folder's name, is escaped: \\udcff."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def show(value: Any) -> str:
+    """What a client sent, for a message: short, whatever it is."""
+    if isinstance(value, (list, dict)):
+        text = f"a {'list' if isinstance(value, list) else 'object'} of {len(value)}"
+    elif isinstance(value, (str, bytes)):
+        text = repr(value[:60])
+    else:
+        text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def list_names(names: Sequence[str]) -> str:
+    """The first of them, for a message."""
+    return ", ".join(names[:MOST_NAMES]) + (", ..." if len(names) > MOST_NAMES else "") or "none"
 
 
 class Core(Protocol):

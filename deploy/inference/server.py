@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import os
 import signal
 import socket
 import sys
-from typing import Awaitable, Callable, Iterator, NamedTuple, NoReturn, Protocol
+from typing import Any, Awaitable, Callable, Iterator, NamedTuple, NoReturn, Protocol
 
 import psutil
 import uvicorn
@@ -29,7 +30,6 @@ from fleetbert.deploy.inference.protocol.middleware import Middleware
 from fleetbert.errors import UserError
 
 WRITE_SECONDS = 2.0  # for the last answers, to clients that read
-KEEP_ALIVE = 75  # seconds; longer than the pools of usual clients and balancers
 
 
 class Startable(Core, Protocol):
@@ -43,7 +43,26 @@ class Startable(Core, Protocol):
 
 
 class _Http(uvicorn.Server):
-    """Uvicorn without signal handlers of its own: this module has them."""
+    """Uvicorn without signal handlers of its own: this module has them. With `tls` it takes
+    connections itself: uvicorn's are not known, and not ended, before their handshake."""
+
+    def __init__(self, config: uvicorn.Config, tls: auth.Tls | None):
+        super().__init__(config)
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._tls is None:
+            await super().startup(sockets)
+            return
+        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
+        kind: Any = self.config.http_protocol_class
+        make = functools.partial(kind, config=self.config, **state)
+        servers: list[Any] = []  # which uvicorn only closes
+        for opened in sockets or ():
+            opened.listen(self.config.backlog)
+            servers.append(connections.TlsServer(opened, self._tls.context, make))
+        self.servers = servers
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -88,6 +107,8 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
     """Serve until a signal comes. UserError if it cannot begin; KeyboardInterrupt after Ctrl-C."""
     signals = _Signals()
     logs.start(section.logs)
+    if section.batching.max_age_ms != settings.Batching().max_age_ms:
+        logs.log.warning("batching.max_age_ms has no effect any more; take it out of the config")
     keys, tls = auth.read_keys(section.safety), auth.read_tls(section.safety)
     async with contextlib.AsyncExitStack() as stack:
         tracer = None
@@ -123,10 +144,15 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
                     pages=pages.routes(draining, page),
                     observers=observers,
                 )
-                listeners.append(await _open_http(app, listen.host, port, safety, tls))
+                listeners.append(await _open_http(app, listen, port, safety, tls))
         if listen.grpc_port is not None:
             server = grpc_service.Server(
-                draining, safety, admins=elsewhere, middleware=middleware, observers=observers
+                draining,
+                safety,
+                listen,
+                admins=elsewhere,
+                middleware=middleware,
+                observers=observers,
             )
             listeners.append(await _open_grpc(server, listen.host, listen.grpc_port, tls))
         if not listeners:
@@ -158,12 +184,12 @@ class Listener(NamedTuple):
 
 
 async def _open_http(
-    app: ASGIApp, host: str, port: int, safety: settings.Safety, tls: auth.Tls | None
+    app: ASGIApp, listen: settings.Listen, port: int, safety: settings.Safety, tls: auth.Tls | None
 ) -> Listener:
-    opened = _bind(host, port)
+    opened = _bind(listen.host, port)
     config = uvicorn.Config(
         app,
-        http=connections.protocol(safety),
+        http=connections.protocol(safety, listen.age_seconds),
         loop="none",
         ws="none",
         lifespan="off",
@@ -171,11 +197,9 @@ async def _open_http(
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        timeout_keep_alive=KEEP_ALIVE,
-        ssl_certfile=tls.certificate if tls else None,
-        ssl_keyfile=tls.key if tls else None,
+        timeout_keep_alive=max(1, round(listen.idle_seconds)),
     )
-    server = _Http(config)
+    server = _Http(config, tls)
     task = asyncio.create_task(server.serve(sockets=[opened]))
     watching = asyncio.create_task(connections.watch(server.server_state.connections, safety))
 

@@ -5,6 +5,7 @@ Read with `fleetbert.config.load_as(Serve, path, overrides)`, which explains wha
 
 from __future__ import annotations
 
+import re
 from typing import Dict, List, Literal, Optional, Union
 
 from pydantic import field_validator
@@ -12,6 +13,7 @@ from pydantic import field_validator
 from fleetbert.config import Section, key
 
 Admins = Literal["loopback", "anyone", "nobody"]
+VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,17}")  # of a folder in the repository
 
 
 class Listen(Section):
@@ -23,6 +25,21 @@ class Listen(Section):
     )
     admin: Optional[Admins] = key(
         None, "who may load and unload (null: this machine only; with admin_port anyone)"
+    )
+    idle_seconds: float = key(
+        75.0,
+        "a connection without a request for so long is ended; longer than balancers keep it",
+        gt=0,
+    )
+    age_seconds: Optional[float] = key(
+        None,
+        "an older connection is ended after its answer: balancers choose anew (null: never)",
+        gt=0,
+    )
+    grpc_ping_seconds: float = key(
+        0.5,
+        "the shortest time between a gRPC client's keepalive pings; faster ones are cut off",
+        gt=0,
     )
     grace_seconds: float = key(20.0, "after SIGTERM: for what was taken already", ge=0)
 
@@ -71,7 +88,7 @@ class Batching(Section):
     max_wait_ms: float = key(
         4.0, "how long a worker that is free waits for its share of the texts", ge=0
     )
-    max_age_ms: float = key(200.0, "no longer used: who came first goes first, always", ge=0)
+    max_age_ms: float = key(200.0, "has no effect: who came first goes first, always", ge=0)
     queue_tokens: int = key(131072, "a full queue answers 503", ge=16)
     timeout_ms: float = key(30000.0, "of requests that name no timeout", gt=0)
 

@@ -118,6 +118,22 @@ class File(_Strict):
         return path
 
 
+class Drop(_Strict):
+    """What was lost against float32 (value), and its 95 % interval; see `compress.paired`.
+
+    lost, gained: texts that only float32, or only the variant, answers right; p_value: of McNemar's
+    exact test. Only where the metric counts right answers.
+    """
+
+    value: float
+    low: float
+    high: float
+    test: Literal["mcnemar", "bootstrap"]
+    lost: Optional[int] = None
+    gained: Optional[int] = None
+    p_value: Optional[float] = None
+
+
 class Accuracy(_Strict):
     """Accuracy (0 to 1) of a variant on `n` examples of named data, beside float32's."""
 
@@ -126,6 +142,7 @@ class Accuracy(_Strict):
     n: int
     accuracy: float
     float32_accuracy: Optional[float] = None
+    drop: Optional[Drop] = None
 
 
 class Comparison(_Strict):
@@ -171,11 +188,20 @@ class Pruning(_Strict):
 
 
 class Clipped(_Strict):
-    """The threshold of a layer's input and the relative error of the layer's outputs, before it was
-    lowered (`former`) and after; see `compress.clip`."""
+    """The threshold of a layer's input and the token error of the layers that read it, before it
+    was lowered (`former`) and after; see `compress.clip`."""
 
     former: float
     threshold: float
+    former_error: float
+    error: float
+
+
+class Smoothed(_Strict):
+    """How a layer's input was smoothed: the exponent, and the token error of the layers that read
+    it, before (`former`) and after, on calibration texts; see `compress.smooth`."""
+
+    exponent: float
     former_error: float
     error: float
 
@@ -193,8 +219,10 @@ class Mix(_Strict):
 
 
 class SearchResult(_Strict):
-    """alone: each group as the only one in int8; mixes: all others that were measured."""
+    """alone: each group as the only one in int8; mixes: all others that were measured; data: the
+    texts that they were measured on."""
 
+    data: Optional[str] = None
     float32_accuracy: float
     least_accuracy: float
     alone: Dict[str, Mix]
@@ -275,8 +303,8 @@ class OnnxVariant(_Variant):
 
 
 class WeightOnlyVariant(_Variant):
-    """Integers on disk, float32 in arithmetic. weight_errors, output_errors: relative error
-    (Frobenius norm) of each weight and of its layer's output."""
+    """Integers on disk, float32 in arithmetic. weight_errors: relative error (Frobenius
+    norm) of each weight; output_errors: token error of its layer (`compress.sensitivity`)."""
 
     kind: Literal["paddle-inference-weight-only"] = "paddle-inference-weight-only"
     bits: int = 8
@@ -304,6 +332,8 @@ class Int8Variant(_Variant):
     float32_layers: List[str] = Field(default_factory=list)
     thresholds: Dict[str, float] = Field(default_factory=dict)
     clipped: Dict[str, Clipped] = Field(default_factory=dict)
+    smoothed: Dict[str, Smoothed] = Field(default_factory=dict)
+    bias_corrected: bool = False
     weight_errors: Dict[str, float] = Field(default_factory=dict)
     output_errors: Dict[str, float] = Field(default_factory=dict)
     search: Optional[SearchResult] = None
@@ -451,8 +481,8 @@ def parse(path: Path, text: bytes) -> Manifest:
 
 def to_json(manifest: Manifest) -> str:
     """What the file holds; fields that say nothing are left out."""
-    found = manifest.model_dump(exclude_none=True)
-    return json.dumps(found, ensure_ascii=False, indent=2) + "\n"
+    fields = manifest.model_dump(exclude_none=True)
+    return json.dumps(fields, ensure_ascii=False, indent=2) + "\n"
 
 
 def _from_format_1(raw: Dict[str, object]) -> Dict[str, object]:
@@ -465,14 +495,14 @@ def _from_format_1(raw: Dict[str, object]) -> Dict[str, object]:
 def _variant_from_format_1(variant: Dict[str, object]) -> Dict[str, object]:
     """The fields of `extra` where format 2 has them; what a known kind never had is left out."""
     extra = variant.get("extra", {})
-    found = {name: value for name, value in variant.items() if name != "extra"}
+    fields = {name: value for name, value in variant.items() if name != "extra"}
     if not isinstance(extra, dict):
         return variant
     comparison = {name: extra.pop(name) for name in Comparison.model_fields if name in extra}
     if len(comparison) == len(Comparison.model_fields):
-        found["comparison"] = comparison
+        fields["comparison"] = comparison
     cls = KINDS.get(str(variant.get("kind")))
     if cls is ProgramVariant and "lost_importance" in extra:
-        found["pruning"] = {name: extra[name] for name in Pruning.model_fields if name in extra}
+        fields["pruning"] = {name: extra[name] for name in Pruning.model_fields if name in extra}
     known = extra if cls is None else cls.model_fields
-    return {**found, **{name: value for name, value in extra.items() if name in known}}
+    return {**fields, **{name: value for name, value in extra.items() if name in known}}

@@ -14,6 +14,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert.compress import paired
 from fleetbert.compress.work import versions
 from fleetbert.data.batching import Batch
 from fleetbert.data.packing import packed_layout
@@ -25,6 +26,7 @@ from fleetbert.graph import groups, int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
 from fleetbert.graph.fuse import fuse
+from fleetbert.graph.smooth import SMOOTH
 from fleetbert.graph.transposes import merge_transposes
 
 # Thresholds that are tried, and drawn in the report. Of MiniLM on SST-2's 872 texts, steps of 0.1
@@ -55,7 +57,8 @@ class Observed(NamedTuple):
     """Of texts with known labels: truth int64 [texts]; predicted int64 and doubt (uncertainty, 0
     to 1) [layers, texts], of each layer's head and at last of the program itself; flops float64
     [layers, texts], spent until then (`count_flops`); seconds that a layer takes for all texts,
-    and a group beside its layers, if its head may let texts leave."""
+    and a group beside its layers, if its head may let texts leave. reference: bool [texts], which
+    of them float32 answers right; None: choices are taken at their word."""
 
     truth: np.ndarray
     predicted: np.ndarray
@@ -63,12 +66,13 @@ class Observed(NamedTuple):
     flops: np.ndarray
     layer_seconds: float
     group_seconds: float
+    reference: np.ndarray | None = None
 
 
 class Choice(NamedTuple):
     """ends: the last layer of each group; accuracy 0 to 1 at that speed; cost: seconds for all
     texts by the times that were observed; mean_layers that a text goes through, and the flops of
-    its layers in the mean."""
+    its layers in the mean; margin: a standard error of what is lost against float32."""
 
     ends: list[int]
     speed: float
@@ -76,6 +80,7 @@ class Choice(NamedTuple):
     cost: float
     mean_layers: float
     mean_flops: float
+    margin: float = 0.0
 
 
 def open_source(bundle: bundles.Bundle, name: str) -> Source:
@@ -98,8 +103,7 @@ def open_source(bundle: bundles.Bundle, name: str) -> Source:
     layers = groups.layer_outputs(program)
     if len(layers) < 2 or len(layers) != groups.count_layers(program):
         raise UserError(f"sources: the variant {name} of {bundle.root} is no BERT of many layers")
-    fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
-    logits = programs.argument(fetch.inputs, "X")
+    (logits,) = programs.output_names(program)
     return Source(name, program, quantized, others, layers, logits)
 
 
@@ -148,10 +152,12 @@ def observe(
     kind: str,
     trained: dict[int, heads.Tensors],
     source: Source,
+    timed: int = TIMED,
 ) -> Observed:
     """Have all heads answer all texts, and time layers and heads beside the whole program.
 
-    opened: the source with every layer a group, as `open_layers` gives it.
+    opened: the source with every layer a group, as `open_layers` gives it. timed: passes; 0: the
+    times that are told are those of one that warms up.
     """
     count = len(opened.groups)
     tokens = np.zeros(len(truth), np.int64)
@@ -160,7 +166,7 @@ def observe(
     predicted = np.zeros((count, len(truth)), np.int64)
     doubt = np.zeros((count, len(truth)))
     times = []
-    for _ in range(1 + TIMED):  # the first warms up
+    for _ in range(1 + timed):  # the first warms up
         split = alone = 0.0
         for numbers, batch in batches:
             started = time.perf_counter()
@@ -178,7 +184,7 @@ def observe(
                 predicted[layer - 1, numbers] = found.argmax(1)
             split += time.perf_counter() - started
         times.append((alone, split))
-    alone, split = (min(found) for found in zip(*times[1:]))
+    alone, split = (min(found) for found in zip(*times[min(1, timed) :]))
     return Observed(
         truth,
         predicted,
@@ -204,7 +210,7 @@ def count_flops(source: Source, tokens: np.ndarray) -> np.ndarray:
         linear = int8.linear_layers(program)
         shapes = [_weight_shape(source, programs.argument(op.inputs, "W")) for op in linear]
         for op, (rows, columns) in zip(linear, shapes):
-            read = programs.argument(op.inputs, "Input").replace(int8.INT8, "")
+            read = programs.argument(op.inputs, "Input").replace(int8.INT8, "").replace(SMOOTH, "")
             of_all = not last or read == source.layers[number - 2]
             spent[number - 1] += 2.0 * rows * columns * (tokens if of_all else 1)
         query_width = shapes[0][1]
@@ -232,8 +238,18 @@ def judge(found: Observed, ends: Sequence[int], speed: float) -> Choice:
         cost += share * ((end - starts) * found.layer_seconds + beside)
         starts = end
     flops = found.flops[layer - 1, np.arange(texts)]
+    margin = 0.0
+    if found.reference is not None:
+        lost, gained = (found.reference & ~right).sum(), (~found.reference & right).sum()
+        margin = paired.standard_error(int(lost), int(gained), texts)
     return Choice(
-        list(ends), speed, float(right.mean()), cost, float(layer.mean()), float(flops.mean())
+        list(ends),
+        speed,
+        float(right.mean()),
+        cost,
+        float(layer.mean()),
+        float(flops.mean()),
+        margin,
     )
 
 
@@ -266,8 +282,11 @@ def times_faster(
 def choose(
     found: Observed, least: float, layers: Sequence[int] | None, speed: float | None
 ) -> Choice:
-    """Of the choices whose accuracy is `least` or more and that cost hardly more than the cheapest,
-    the one with the fewest groups; the most accurate of all where none is so accurate.
+    """Of the choices whose accuracy is `least` or more, by a margin, and that cost hardly more than
+    the cheapest, the one with the fewest groups; the most accurate of all where none is so.
+
+    The margin is a standard error: of the many choices that are compared, the ones that seem to
+    lose little are those that were lucky on these texts.
 
     layers, speed: fixed where they are given.
     """
@@ -285,7 +304,7 @@ def choose(
         ]
     speeds = SPEEDS if speed is None else (speed,)
     every = [judge(found, ends, one) for ends in cuts for one in speeds]
-    good = [choice for choice in every if choice.accuracy >= least - 1e-9]
+    good = [choice for choice in every if choice.accuracy - choice.margin >= least - 1e-9]
     if good:
         most = NEARLY * min(choice.cost for choice in good)
         near = [choice for choice in good if choice.cost <= most]

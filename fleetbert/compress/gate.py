@@ -1,4 +1,8 @@
-"""The gate: a variant is measured, with the engine that will serve it, before it may enter."""
+"""The gate: a variant is measured, with the engine that will serve it, before it may enter.
+
+Nothing is chosen on the gate's texts (`selection` has others): what was chosen for doing well on
+some texts does worse on all others.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert import files
+from fleetbert import config, files
+from fleetbert.compress import paired
 from fleetbert.compress.texts import Batches, draw
 from fleetbert.engines import answer, engine, evaluate, golden
 
@@ -37,53 +42,76 @@ class Measured(NamedTuple):
         }
 
 
-class Gate:
-    """A labelled table, tokenized once, and the float32 variant, verified and opened once.
+class Sample:
+    """Texts whose answers are known, tokenized once, beside the float32 variant.
 
-    float32: its logits [texts, labels]; truth: int64 [texts]; batches: the texts as the engines
-    take them, with their numbers.
+    name: what a user calls them; truth: int64 [texts]; batches: the texts as the engines take them,
+    with their numbers.
     """
 
-    def __init__(
-        self,
-        bundle: bundles.Bundle,
-        data: str,
-        max_drop: float,
-        threads: int | None = None,
-        batch_tokens: int = answer.BATCH_TOKENS,
-        key: str = "gate.max_accuracy_drop",
-    ):
-        """max_drop: accuracy (0 to 1) that may be lost; key: what the user calls it. UserError for
-        what is wrong with the table or the bundle."""
-        self.bundle, self.data, self.max_drop, self.key = bundle, data, max_drop, key
-        self.threads = threads or engine.default_threads()
-        self.model = answer.load(bundle.root, "float32", "cpu", self.threads, batch_tokens)
-        table = evaluate.read_known(self.model, data)
-        self.truth = table.truth
-        self.encodings = self.model.tokenizer.encode(
-            table.texts_a, table.texts_b, bundle.max_length
-        )
-        self.batches = list(answer.in_batches(self.model, self.encodings))
-        self.sha256 = files.sha256(data)
+    def __init__(self, model: answer.Model, name: str, texts: evaluate.Known):
+        """model: of float32."""
+        self.model, self.name, self.truth = model, name, texts.truth
+        self.encodings = model.tokenizer.encode(texts.texts_a, texts.texts_b, model.max_length)
+        self.batches = list(answer.in_batches(model, self.encodings))
 
     @functools.cached_property
     def float32(self) -> np.ndarray:
+        """Its logits, float32 [texts, labels]."""
         return self.logits(self.model.engine)
 
-    @property
+    @functools.cached_property
     def float32_accuracy(self) -> float:
-        return self._right(self.float32)
+        return self.metric(self.float32)
 
     def few(self, texts: int) -> Batches:
         """Some of the texts, drawn by chance, in batches for `sensitivity` and `clip`."""
         chosen = draw(len(self.truth), texts)
-        tokenizer = self.model.tokenizer
-        return Batches(self.encodings, chosen, self.bundle.max_length, 1024, tokenizer.pad_id)
+        return Batches(self.encodings, chosen, 1024, self.model.tokenizer.pad_id)
 
     def logits(self, opened: engine.Engine) -> np.ndarray:
         """float32 [texts, labels] of an opened variant; UserError where they are not finite."""
         model = self.model._replace(engine=opened)
         return answer.run_batches(model, self.batches, len(self.truth))[0]
+
+    def metric(self, logits: np.ndarray, texts: np.ndarray | None = None) -> float:
+        """What the task counts, of logits [texts, labels]; texts: the numbers of some of them."""
+        task, truth = self.model.task, self.truth
+        if texts is not None:
+            truth, logits = truth[texts], logits[texts]
+        return float(task.evaluate(truth, logits, self.model.labels)[task.gate_metric])
+
+    def drop(self, logits: np.ndarray) -> bundles.Drop:
+        """What these logits lose against float32's, text by text."""
+        task = self.model.task
+        before = task.right(self.truth, self.float32)
+        after = task.right(self.truth, logits)
+        if before is not None and after is not None:
+            return paired.of_answers(before, after)
+        return paired.bootstrap(
+            lambda texts: (self.metric(self.float32, texts), self.metric(logits, texts)),
+            len(self.truth),
+        )
+
+
+class Gate(Sample):
+    """gate.data, which only accepts. Opening it verifies float32."""
+
+    def __init__(
+        self,
+        bundle: bundles.Bundle,
+        settings: config.Gate,
+        threads: int | None = None,
+        key: str = "gate.max_accuracy_drop",
+    ):
+        """key: what the user calls the largest drop. UserError for what is wrong with the table or
+        the bundle."""
+        self.bundle, self.key, self.data = bundle, key, str(settings.data)
+        self.max_drop, self.decide = settings.max_accuracy_drop, settings.decide
+        self.threads = threads or engine.default_threads()
+        model = answer.load(bundle.root, "float32", "cpu", self.threads)
+        super().__init__(model, self.data, evaluate.read_known(model, self.data))
+        self.sha256 = files.sha256(self.data)
 
     def accuracy(self, logits: np.ndarray) -> bundles.Accuracy:
         """Of logits [texts, labels], beside float32's."""
@@ -91,8 +119,9 @@ class Gate:
             data=self.data,
             data_sha256=self.sha256,
             n=len(self.truth),
-            accuracy=self._right(logits),
+            accuracy=self.metric(logits),
             float32_accuracy=self.float32_accuracy,
+            drop=self.drop(logits),
         )
 
     def measure(self, folder: Path, kind: str) -> Measured:
@@ -125,28 +154,40 @@ class Gate:
 
     def refusal(self, name: str, accuracy: bundles.Accuracy, hint: str) -> str | None:
         """Why the variant may not enter, with the hint what to do; None if it may."""
-        return refusal(name, accuracy, self.max_drop, hint, self.key)
+        if keeps(accuracy, self.max_drop, self.decide):
+            return None
+        lost = (accuracy.float32_accuracy or 0.0) - accuracy.accuracy
+        told = f"by {lost:.4f}"
+        if accuracy.drop is not None:
+            told += f" (95 %: {accuracy.drop.low:.4f} to {accuracy.drop.high:.4f})"
+        few = too_few(accuracy, self.max_drop)
+        confident = ", and gate.decide: confident asks it of the upper end"
+        return (
+            f"{name}: accuracy on {accuracy.data} falls from {accuracy.float32_accuracy:.4f} to "
+            f"{accuracy.accuracy:.4f}, {told}; {self.key} allows {self.max_drop}"
+            f"{confident if self.decide == 'confident' else ''}: the bundle stays as it was; "
+            f"{f'{few}; ' if few else ''}{hint}"
+        )
 
-    def _right(self, logits: np.ndarray) -> float:
-        task = self.model.task
-        return float(task.evaluate(self.truth, logits, self.model.labels)[task.gate_metric])
 
-
-def refusal(
-    name: str,
-    accuracy: bundles.Accuracy,
-    max_drop: float,
-    hint: str,
-    key: str = "gate.max_accuracy_drop",
-) -> str | None:
-    """See `Gate.refusal`."""
+def keeps(accuracy: bundles.Accuracy, max_drop: float, decide: str = "point") -> bool:
+    """Whether no more than `max_drop` is lost: by the drop that was seen, or, `confident`, by all
+    that its interval holds."""
     drop = (accuracy.float32_accuracy or 0.0) - accuracy.accuracy
-    if drop <= max_drop + 1e-9:
-        return None
+    if decide == "confident" and accuracy.drop is not None:
+        drop = max(drop, accuracy.drop.high)
+    return drop <= max_drop + 1e-9
+
+
+def too_few(accuracy: bundles.Accuracy, max_drop: float) -> str:
+    """That the texts cannot tell such a drop, as words; "" where they can."""
+    drop = accuracy.drop
+    needed = None if drop is None else paired.texts_needed(drop, accuracy.n, max_drop)
+    if needed is None:
+        return ""
     return (
-        f"{name}: accuracy on {accuracy.data} falls from {accuracy.float32_accuracy:.4f} to "
-        f"{accuracy.accuracy:.4f}, by {drop:.4f}; {key} allows {max_drop}: the bundle stays as it "
-        f"was; {hint}"
+        f"{accuracy.n} texts are too few to tell a drop of {max_drop} from none: some {needed:,} "
+        "would do"
     )
 
 
@@ -157,9 +198,10 @@ def _bytes(folder: Path) -> int:
 def describe(name: str, measured: Measured) -> str:
     """A measurement as one line."""
     accuracy, comparison = measured.accuracy, measured.comparison
+    drop = f"{paired.describe(accuracy.drop)}, " if accuracy.drop else ""
     return (
         f"{name}: accuracy {accuracy.accuracy:.4f} (float32 {accuracy.float32_accuracy:.4f}, "
-        f"{accuracy.n} texts), {comparison.speed_ratio:.2f} times its texts/s, "
+        f"{accuracy.n} texts), {drop}{comparison.speed_ratio:.2f} times its texts/s, "
         f"{measured.megabytes:.1f} MB ({comparison.size_ratio:.3f} of float32), "
         f"logits within {comparison.max_logit_difference:.3f}"
     )

@@ -20,14 +20,12 @@ from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import lite_opt
 from fleetbert.compress.gate import Gate
-from fleetbert.compress.pipeline import Result, result_of
+from fleetbert.compress.pipeline import Result
 from fleetbert.data import tokenizers
-from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.engines import engine, exits, heads
-from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
+from fleetbert.engines import alike, engine, exits, heads
+from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batches
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.export.program import CHECKED_SHAPES
-from fleetbert.graph import groups, lite_program, weights
+from fleetbert.graph import gelu, groups, lite_program, weights
 from fleetbert.graph import program as programs
 
 TARGETS = ("armv8", "armv7", "x86")
@@ -90,7 +88,7 @@ def export_lite(
             kernels=made.converted.kernels,
             **made.fields,
         )
-        return result_of(new.add(variant), name)
+        return Result(new.add(variant), name)
 
 
 def variant_name(target: str, precision: str, early_exit: bool = False) -> str:
@@ -186,13 +184,16 @@ def _convert(
 ) -> _Made:
     """early: the folder with settings and heads, where texts may leave early."""
     bits = BITS.get(precision)
-    batches = _random_batches(bundle)
-    program = programs.read(source / "model.pdmodel")
-    arrays = programs.read_parameters(program, source / "model.pdiparams")
+    batches = random_batches(bundle.max_length, tokenizers.open(bundle).vocab_size)
+    program, arrays = programs.read_model(source)
     expected = _answers(source, batches)
-    program = lite_program.for_lite(program, arrays)
+    spelled, answers = gelu.spell_out(program), expected
+    if spelled != program:
+        answers = _answers(_write(temporary / "spelled", spelled, arrays), batches)
+        _check_same(expected, answers, LARGEST_DIFFERENCE)
+    program = lite_program.for_lite(spelled, arrays)
     rewritten = _write(temporary / "rewritten", program, arrays)
-    _check_same(expected, _answers(rewritten, batches))
+    _check_same(answers, _answers(rewritten, batches), 0.0)
     extra: dict[str, Any] = {"rewrites_change_answers": False}
     parts = {MODEL: rewritten}
     if early is not None:
@@ -214,7 +215,7 @@ def _convert(
         names = lite_program.quantized_weights(program, arrays)
         rounded = lite_program.as_integers(arrays, names, bits)
         same = _answers(_write(temporary / "rounded", program, rounded), batches)
-    difference = _difference(twin.answers, same)
+    difference = alike.difference(twin.answers, same)
     if not difference <= LARGEST_DIFFERENCES[precision]:  # also catches NaN
         raise UserError(
             f"Paddle Lite's logits differ from Paddle's by {difference:.3g} (at most "
@@ -227,9 +228,9 @@ def _convert(
                 shutil.copyfile(early / name, folder / name)
     extra.update({"checked_on": "x86", "max_difference_to_paddle": difference})
     if bits is not None:
-        extra["rounding_changes_logits_by"] = _difference(twin.answers, expected)
+        extra["rounding_changes_logits_by"] = alike.difference(twin.answers, expected)
     elif early is None:  # a server takes what has this key for float32 in another form
-        extra["max_difference_to_float32"] = _difference(twin.answers, expected)
+        extra["max_difference_to_float32"] = alike.difference(twin.answers, expected)
     return _Made(converted, twin.folder, extra)
 
 
@@ -253,7 +254,7 @@ def _cut(
 
 
 def _convert_static(source: Path, temporary: Path) -> _Made:
-    program = programs.read(source / "model.pdmodel")
+    program = gelu.spell_out(programs.read(source / "model.pdmodel"))
     arrays = weights.parameters(source, program)
     for op in program.blocks[0].ops:
         name = programs.argument(op.inputs, "X") if op.type == "dequantize_linear" else ""
@@ -298,8 +299,7 @@ def _measure(
 ) -> bundles.Accuracy:
     """The accuracy of what runs here beside float32's; GateFailed if too much is lost."""
     assert made.twin is not None, "_check_choice refuses a gate where there is none"
-    drop = settings.max_accuracy_drop
-    gate = Gate(bundle, str(settings.data), drop, threads, key="--max-accuracy-drop")
+    gate = Gate(bundle, settings, threads, key="--max-accuracy-drop")
     kind = engine.LITE_EARLY_EXIT if "ends" in made.fields else engine.LITE
     opened = engine.open_folder(kind, made.twin, "cpu", gate.threads)
     accuracy = gate.accuracy(gate.logits(opened))
@@ -309,17 +309,6 @@ def _measure(
     return accuracy
 
 
-def _random_batches(bundle: bundles.Bundle) -> list[lite_opt.Batch]:
-    """Token ids of several shapes, and the longest that the engine is ever asked."""
-    vocab_size = tokenizers.open(bundle).vocab_size
-    longest = round_up(bundle.max_length, SAFE_LENGTHS)
-    random = np.random.default_rng(0)
-    return [
-        random_batch(random, (texts, min(length, longest)), vocab_size)
-        for texts, length in (*CHECKED_SHAPES, (2, longest))
-    ]
-
-
 def _answers(folder: Path, batches: Sequence[lite_opt.Batch]) -> list[np.ndarray]:
     run = engine.open_folder(engine.FLOAT32, folder)
     return [run(*batch) for batch in batches]
@@ -327,19 +316,14 @@ def _answers(folder: Path, batches: Sequence[lite_opt.Batch]) -> list[np.ndarray
 
 def _write(folder: Path, program: programs.ProgramDesc, arrays: dict[str, np.ndarray]) -> Path:
     folder.mkdir()
-    programs.write(folder / "model.pdmodel", program)
-    (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(arrays))
+    programs.write_model(folder, program, arrays)
     return folder
 
 
-def _check_same(expected: list[np.ndarray], found: list[np.ndarray]) -> None:
-    if not all(np.array_equal(one, other) for one, other in zip(expected, found)):
+def _check_same(expected: list[np.ndarray], found: list[np.ndarray], most: float) -> None:
+    if not alike.difference(expected, found) <= most:  # also catches NaN
         raise UserError(
             "what Paddle Lite's converter needs changed in the program changes its answers by "
-            f"{_difference(expected, found):.3g}, so nothing was converted; export the float32 "
-            "variant again"
+            f"{alike.difference(expected, found):.3g}, so nothing was converted; export the "
+            "float32 variant again"
         )
-
-
-def _difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
-    return float(np.max([np.abs(a - b).max() for a, b in zip(one, other)]))

@@ -14,19 +14,18 @@ import contextlib
 import importlib
 import logging
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compat import environment
 from fleetbert.compress import report, sensitivity
-from fleetbert.compress.gate import describe
+from fleetbert.compress.gate import describe, too_few
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Work, open_work
 from fleetbert.errors import GateFailed
-from fleetbert.graph import weights
+from fleetbert.graph import int8, weights
 
 log = logging.getLogger(__name__)
 
@@ -54,38 +53,13 @@ METHODS = {
 }
 
 
-@dataclass(frozen=True)
-class Result:
-    """A variant that was added: accuracies are 0 to 1, ratios beside float32; None where it was not
-    measured, as on ranks that only helped to train."""
+class Result(NamedTuple):
+    """A variant that was added, and its report if there is one; on ranks that only helped to train
+    the bundle has no such variant yet."""
 
     bundle: bundles.Bundle
     variant: str
-    accuracy: float | None = None
-    float32_accuracy: float | None = None
-    speed_ratio: float | None = None
-    size_ratio: float | None = None
     report: Path | None = None
-
-    @property
-    def drop(self) -> float | None:
-        """How much accuracy was lost."""
-        if self.accuracy is None or self.float32_accuracy is None:
-            return None
-        return self.float32_accuracy - self.accuracy
-
-
-def result_of(bundle: bundles.Bundle, name: str, page: Path | None = None) -> Result:
-    """The result of a variant that is in the bundle."""
-    variant = bundle.variant(name)
-    result = Result(bundle, name, report=page)
-    if variant.accuracy:
-        known = variant.accuracy[0]
-        result = replace(result, accuracy=known.accuracy, float32_accuracy=known.float32_accuracy)
-    if variant.comparison:
-        ratios = variant.comparison
-        result = replace(result, speed_ratio=ratios.speed_ratio, size_ratio=ratios.size_ratio)
-    return result
 
 
 def quantize(job: config.Quantize) -> Result:
@@ -114,6 +88,9 @@ def _quantize(job: config.Quantize, name: str) -> Result:
         log.info(f"{name}: measuring on {job.gate.data} beside float32")
         measured = work.gate.measure(new.folder, variant.kind)
         log.info(describe(name, measured))
+        caution = too_few(measured.accuracy, job.gate.max_accuracy_drop)
+        if caution:
+            log.info(f"{job.gate.data}: {caution}")
         texts = sensitivity.spread(work.gate.few(TEXTS_FOR_ERRORS).feeds())
         known = {"name": name, "made_from": job.source, **measured.as_fields()}
         variant = with_output_errors(work, variant, new.folder, texts)
@@ -126,7 +103,7 @@ def _quantize(job: config.Quantize, name: str) -> Result:
     page = write_report(work, bundle, variant, texts, refused)
     if refused is not None:
         raise GateFailed(refused)
-    return result_of(bundle, name, page)
+    return Result(bundle, name, page)
 
 
 def load(method: str) -> Method:
@@ -144,12 +121,18 @@ def variant_name(job: config.Quantize) -> str:
 def with_output_errors(
     work: Work, variant: bundles.Variant, folder: Path, texts: list[Feeds]
 ) -> bundles.Variant:
-    """The variant in `folder` with the error that each quantized layer's output has on `texts`."""
+    """The variant in `folder` with the token error of each quantized layer on `texts`."""
     if isinstance(variant, bundles.ProgramVariant):
         return variant
-    quantized, _ = weights.load(folder)
+    layers = work.source.layers
+    quantized, others = weights.load(folder)
+    corrections = {
+        name: others[bias] - layers.parameters[bias]
+        for name, bias in int8.biases(layers.program).items()
+        if name in quantized
+    }
     errors = sensitivity.output_errors(
-        work.source.layers, quantized, report.thresholds(variant), texts
+        layers, quantized, report.thresholds(variant), texts, corrections
     )
     return variant.model_copy(update={"output_errors": errors})
 
@@ -174,6 +157,7 @@ def write_report(
         failed=failed,
         max_drop=work.gate.max_drop,
         data=work.gate.data,
+        caution=too_few(variant.accuracy[0], work.gate.max_drop),
         parts={name: part for part, members in groups.items() for name in members},
         drawn=report.histograms(
             names, layers.parameters, list(layers.run(texts)), report.thresholds(variant)
@@ -197,5 +181,5 @@ def worst(variant: bundles.Variant, most: int = 3) -> str:
         )
     errors = report.output_errors(variant)
     names = report.most_changed(variant, most)
-    listed = ", ".join(f"{name} (by {errors[name]:.1%})" for name in names)
-    return f"the layers whose outputs change most are {listed}; `skip` leaves layers in float32"
+    listed = ", ".join(f"{name} ({errors[name]:.1%})" for name in names)
+    return f"the layers with the largest token error are {listed}; `skip` leaves layers in float32"

@@ -20,13 +20,13 @@ import paddle
 
 from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
-from fleetbert.compress import importance, tuning
+from fleetbert.compress import from_program, importance, tuning
 from fleetbert.compress.importance import Importance, Kept
-from fleetbert.compress.work import Work, beside_network, versions
+from fleetbert.compress.work import Work, versions
 from fleetbert.data.batching import plan_inference
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
-from fleetbert.models import encoders, from_program, heads, weights
+from fleetbert.models import encoders, heads, weights
 from fleetbert.models.encoders import Shape
 from fleetbert.train.strategies.single import Single
 from fleetbert.train.texts import Arrays
@@ -126,8 +126,7 @@ def write(work: Work, pruned: Pruned, folder: Path) -> bundles.Variant:
     the network's."""
     program = programs.copy(work.source.program)
     narrow_program(program, pruned.arrays, pruned.kept.heads.shape[1])
-    programs.write(folder / "model.pdmodel", program)
-    (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(pruned.arrays))
+    programs.write_model(folder, program, pruned.arrays)
     measured, kept = pruned.importance, pruned.kept
     variant = bundles.ProgramVariant(
         name="pruned-float32",
@@ -141,7 +140,7 @@ def write(work: Work, pruned: Pruned, folder: Path) -> bundles.Variant:
             lost_importance=importance.lost(measured, kept),
         ),
     )
-    return beside_network(variant, folder, pruned.network, work)
+    return tuning.beside_network(variant, folder, pruned.network, work)
 
 
 def narrow_program(program: ProgramDesc, arrays: dict[str, np.ndarray], heads: int) -> None:

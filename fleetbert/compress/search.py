@@ -19,7 +19,7 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import sensitivity, static
-from fleetbert.compress.gate import Gate
+from fleetbert.compress.gate import Sample
 from fleetbert.compress.work import Work
 from fleetbert.engines import engine
 from fleetbert.errors import GateFailed
@@ -81,14 +81,15 @@ class Prepared(NamedTuple):
 
 
 def prepare(work: Work) -> Prepared:
-    """Calibrate, then measure mixes on gate.data; GateFailed if none keeps the accuracy."""
+    """Calibrate, then measure mixes on the selection; GateFailed if none keeps the accuracy."""
     calibrated = static.prepare(work)
     parts = sensitivity.groups(work.source.program)
     groups = {part: [n for n in names if n not in calibrated.left] for part, names in parts.items()}
     groups = {part: names for part, names in groups.items() if names}
-    log.info(f"measuring {len(groups)} groups of layers alone, then mixes, on {work.job.gate.data}")
-    measure = functools.partial(measure_mix, calibrated, groups, work.gate)
-    least = least_accuracy(work.gate)
+    sample = work.selection
+    log.info(f"measuring {len(groups)} groups of layers alone, then mixes, on {sample.name}")
+    measure = functools.partial(measure_mix, calibrated, groups, sample, work.gate.threads)
+    least = least_accuracy(sample, work.gate.max_drop)
     result = search(list(groups), measure, least, work.job.search.whole_curve)
     check(result, least)
     return Prepared(calibrated, groups, result)
@@ -101,8 +102,9 @@ def write(work: Work, prepared: Prepared, folder: Path) -> bundles.Variant:
     names = [name for group in result.chosen.float32 for name in prepared.groups[group]]
     variant = static.write_mix(prepared.calibrated, folder, names)
     found = bundles.SearchResult(
-        float32_accuracy=work.gate.float32_accuracy,
-        least_accuracy=least_accuracy(work.gate),
+        float32_accuracy=work.selection.float32_accuracy,
+        least_accuracy=least_accuracy(work.selection, work.gate.max_drop),
+        data=work.selection.name,
         alone=result.alone,
         mixes=result.mixes,
         chosen=result.chosen,
@@ -110,31 +112,32 @@ def write(work: Work, prepared: Prepared, folder: Path) -> bundles.Variant:
     return variant.model_copy(update={"method": "search", "search": found})
 
 
-def least_accuracy(gate: Gate) -> float:
-    """That a variant must have."""
-    return gate.float32_accuracy - gate.max_drop
+def least_accuracy(sample: Sample, max_drop: float) -> float:
+    """That a mix must have."""
+    return sample.float32_accuracy - max_drop
 
 
 def measure_mix(
     calibrated: static.Prepared,
     groups: Mapping[str, Sequence[str]],
-    gate: Gate,
+    sample: Sample,
+    threads: int,
     float32: Sequence[str],
 ) -> bundles.Mix:
-    """Answer gate.data by the mix that leaves the groups `float32` in float32."""
+    """Answer the sample by the mix that leaves the groups `float32` in float32."""
     names = [name for group in float32 for name in groups[group]]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         static.write_mix(calibrated, folder, names, converter=False)
-        opened = engine.open_folder(engine.INT8, folder, "cpu", gate.threads)
+        opened = engine.open_folder(engine.INT8, folder, "cpu", threads)
         started = time.perf_counter()
-        logits = gate.logits(opened)
+        logits = sample.logits(opened)
         seconds = time.perf_counter() - started
     sizes = {n: calibrated.arrays[n].size for part in groups.values() for n in part}
     mix = bundles.Mix(
         float32=list(float32),
-        accuracy=gate.accuracy(logits).accuracy,
-        logit_error=float(np.sqrt(np.square(logits - gate.float32).mean())),
+        accuracy=sample.metric(logits),
+        logit_error=float(np.sqrt(np.square(logits - sample.float32).mean())),
         texts_per_s=round(len(logits) / seconds, 1),
         int8_share=1 - sum(sizes[name] for name in names) / sum(sizes.values()),
     )

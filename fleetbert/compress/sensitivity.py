@@ -1,4 +1,10 @@
-"""What quantization does to each layer, measured on texts with the arithmetic that is served."""
+"""What quantization does to each layer, measured on texts with the arithmetic that is served.
+
+There is one error of a layer, the *token error*, which `clip` and `smooth` lower and manifest and
+report tell: a token's outputs change by so much of their own size, given float32's inputs, the root
+of the mean square over all real tokens. Every token counts as one, one whose values are a hundred
+times as large too, and padding counts nothing. The bias is left out: it would hide the error.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +12,10 @@ from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fleetbert.compat import paddle_inference
 from fleetbert.compress.calibrate import LINEAR
+from fleetbert.engines import engine, predictor
+from fleetbert.graph import embeddings, int8
 from fleetbert.graph import groups as layer_groups
-from fleetbert.graph import int8
 from fleetbert.graph import program as programs
 from fleetbert.graph.fuse import Fused
 from fleetbert.graph.weights import Quantized, widen
@@ -51,43 +57,26 @@ class Layers:
 
     def __init__(self, fused: Fused):
         self.program, self.parameters = fused
+        self.pad_id = embeddings.pad_id(*fused)
         self.inputs = {
             programs.argument(op.inputs, "W"): programs.argument(op.inputs, "Input")
             for op in int8.linear_layers(self.program)
         }
 
     def run(self, batches: Sequence[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
-        """For each batch the input of each layer, float32 [tokens, K], by the weight's name."""
+        """For each batch the input of each layer, float32 [tokens, K] of all tokens but padding
+        (of [CLS] alone in layers that read no other), by the weight's name."""
         names = sorted(set(self.inputs.values()))
-        program = programs.copy(self.program)
-        fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
-        others = [op for op in program.blocks[0].ops if op.type != "fetch"]
-        fetches = []
-        for column, name in enumerate(names):
-            op = programs.copy(fetch)
-            op.inputs[0].arguments[0] = name
-            programs.set_attribute(op, "col", column)
-            fetches.append(op)
-        programs.replace_ops(program.blocks[0], [*others, *fetches])
-        text = program.SerializeToString()
-        data = programs.parameter_bytes(self.parameters)
-        inference = paddle_inference.import_inference()
-        config = inference.Config()
-        config.set_model_buffer(text, len(text), data, len(data))
-        config.switch_ir_optim(False)  # all passes have been run
-        config.disable_glog_info()
-        config.disable_gpu()
-        paddle_inference.use_onednn(config)
-        predictor = inference.create_predictor(config)
+        program = programs.cut(self.program, engine.INPUTS, names)
+        compute = predictor.open_as_it_is(program, self.parameters, engine.default_threads())
         for batch in batches:
-            for name, array in batch.items():
-                predictor.get_input_handle(name).copy_from_cpu(np.ascontiguousarray(array))
-            predictor.run()
-            found = {name: predictor.get_output_handle(name).copy_to_cpu() for name in names}
-            yield {
-                weight: found[name].reshape(-1, found[name].shape[-1])
-                for weight, name in self.inputs.items()
+            states = dict(zip(names, compute(*(batch[name] for name in engine.INPUTS))))
+            real = batch["input_ids"] != self.pad_id
+            rows = {
+                name: x[real] if x.shape[:-1] == real.shape else x.reshape(-1, x.shape[-1])
+                for name, x in states.items()
             }
+            yield {weight: rows[name] for weight, name in self.inputs.items()}
 
 
 def output_errors(
@@ -95,14 +84,15 @@ def output_errors(
     quantized: Mapping[str, Quantized],
     thresholds: Mapping[str, float],
     batches: Sequence[dict[str, np.ndarray]],
+    corrections: Mapping[str, np.ndarray] | None = None,
 ) -> dict[str, float]:
-    """Relative error (Frobenius norm) of each quantized layer's output, given float32's inputs.
+    """The token error of each quantized layer.
 
     thresholds: by weight, the magnitude of the input that becomes 127; an input without one stays
-    as it is. The bias is left out: it would hide the error.
+    as it is. corrections: by weight, what its bias is more than float32's, [N].
     """
     names = [name for name in layers.inputs if name in quantized]
-    errors, sizes = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0.0)
+    errors, tokens = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
     for inputs in layers.run(batches):
         for name in names:
             x = inputs[name]
@@ -111,6 +101,13 @@ def output_errors(
                 y = int8.simulate(x, thresholds[name], quantized[name])
             else:
                 y = x @ widen(quantized[name])
-            errors[name] += float(np.square(y - exact).sum())
-            sizes[name] += float(np.square(exact).sum())
-    return {name: (errors[name] / max(sizes[name], 1e-30)) ** 0.5 for name in names}
+            y = y + (corrections or {}).get(name, 0)
+            errors[name] += float(relative_errors(y, exact).sum())
+            tokens[name] += len(x)
+    return {name: (errors[name] / tokens[name]) ** 0.5 for name in names}
+
+
+def relative_errors(y: np.ndarray, exact: np.ndarray) -> np.ndarray:
+    """Of each token's outputs [tokens, N]: squared change over squared size, [tokens]."""
+    found: np.ndarray = np.square(y - exact).sum(1) / np.maximum(np.square(exact).sum(1), 1e-12)
+    return found

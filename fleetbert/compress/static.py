@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import adaround, calibrate, clip
+from fleetbert.compress import adaround, calibrate, clip, sensitivity
 from fleetbert.compress.calibrate import Calibration
-from fleetbert.compress.texts import Batches, read_batches
+from fleetbert.compress.sensitivity import Layers
+from fleetbert.compress.texts import Batches, Feeds
 from fleetbert.compress.work import Source, Work, versions, weight_errors
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
@@ -31,7 +32,8 @@ class Prepared(NamedTuple):
     """A calibrated float32 program; any mix of float32 and int8 comes from it.
 
     arrays: the float32 tensors; left: weights of layers that stay float32 in every mix; fused: the
-    program for x86; variant: what the manifest will say of how it was calibrated.
+    program for x86; variant: what the manifest will say of how it was calibrated; corrections: by
+    weight, of its layer's outputs where it is in int8, [N].
     """
 
     arrays: dict[str, np.ndarray]
@@ -39,23 +41,30 @@ class Prepared(NamedTuple):
     calibration: Calibration
     fused: Fused
     variant: bundles.Int8Variant
+    corrections: Mapping[str, np.ndarray] = {}
+
+    def telling(self, **fields: object) -> Prepared:
+        """With these fields of the variant."""
+        return self._replace(variant=self.variant.model_copy(update=fields))
 
 
 def prepare(work: Work) -> Prepared:
     """Calibrate the source: thresholds from texts, then clipped and rounded as the job says."""
     settings, source = work.job.calibration, work.source
-    batches = read_batches(settings, work.bundle)
+    batches = work.calibration_batches
     log.info(f"calibrating with {settings.algorithm}: {len(batches.batches)} batches")
     prepared = of_texts(source, batches, settings.algorithm, work.job.skip)
+    prepared = prepared.telling(smoothed=work.smoothed)
     if settings.clip == "auto":
-        log.info(f"trying lower thresholds of layers' inputs on {work.job.gate.data}")
-        prepared = clipped(prepared, source, work.gate.few(clip.TEXTS))
-    if settings.rounding == "round":
-        return prepared
-    thresholds = input_thresholds(prepared)
-    learned = adaround.learn(prepared.calibration, source.layers, batches.feeds(), thresholds)
-    variant = prepared.variant.model_copy(update={"rounding": "adaround"})
-    return prepared._replace(calibration=learned, variant=variant)
+        log.info("trying lower thresholds of layers' inputs")
+        prepared = clipped(prepared, source, work.selection.few(clip.TEXTS))
+    if settings.rounding == "adaround":
+        thresholds = input_thresholds(prepared)
+        learned = adaround.learn(prepared.calibration, source.layers, batches.feeds(), thresholds)
+        prepared = prepared._replace(calibration=learned).telling(rounding="adaround")
+    if settings.correct_bias:
+        prepared = corrected(prepared, source.layers, sensitivity.spread(batches.feeds()))
+    return prepared
 
 
 def write(_: Work, prepared: Prepared, folder: Path) -> bundles.Variant:
@@ -84,19 +93,32 @@ def of_calibration(
 def clipped(prepared: Prepared, source: Source, batches: Batches) -> Prepared:
     """With lower thresholds where texts want them; see `clip`."""
     thresholds = input_thresholds(prepared)
-    cut = clip.choose(
-        prepared.calibration, source.layers, batches.feeds(), thresholds, batches.pad_id
-    )
+    cut = clip.choose(prepared.calibration, source.layers, batches.feeds(), thresholds)
     for name, found in cut.items():
         log.info(
             f"clip: {name}: inputs cut at {found.threshold:.3g} instead of {found.former:.3g}, "
-            f"error of its outputs {found.error:.2%} instead of {found.former_error:.2%}"
+            f"token error {found.error:.2%} instead of {found.former_error:.2%}"
         )
     log.info(f"clip: the inputs of {len(cut)} of {len(thresholds)} layers")
     lower = {name: found.threshold for name, found in cut.items()}
     calibration = calibrate.with_thresholds(prepared.calibration, source.program, lower)
-    variant = prepared.variant.model_copy(update={"clipped": cut})
-    return prepared._replace(calibration=calibration, variant=variant)
+    return prepared._replace(calibration=calibration).telling(clipped=cut)
+
+
+def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> Prepared:
+    """With the mean change of each int8 layer's outputs taken off its bias (Nagel et al. 2019,
+    "Data-Free Quantization", section 4.2, by texts instead of statistics of norms)."""
+    thresholds = input_thresholds(prepared)
+    sums: dict[str, np.ndarray] = {}
+    tokens = dict.fromkeys(thresholds, 0)
+    for inputs in layers.run(batches):
+        for name, threshold in thresholds.items():
+            x, weight = inputs[name], weights.widen(prepared.calibration.weights[name])
+            change = x @ layers.parameters[name] - adaround.as_int8(x, threshold) @ weight
+            sums[name] = sums.get(name, 0) + change.sum(0)
+            tokens[name] += len(x)
+    corrections = {name: (total / tokens[name]).astype(np.float32) for name, total in sums.items()}
+    return prepared._replace(corrections=corrections).telling(bias_corrected=True)
 
 
 def write_mix(
@@ -117,6 +139,11 @@ def write_mix(
     if converter:
         programs.write(folder / "model.pdmodel", calibrate.in_float32(calibration, float32))
     others = {**calibration.parameters, **fused.parameters}
+    biases = int8.biases(fused.program)
+    for name, correction in prepared.corrections.items():
+        if name in quantized:
+            bias = biases[name]
+            others[bias] = (others[bias] + correction).astype(np.float32)
     for name in quantized:
         others.pop(name)
     for name in (*quantized, *float32):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Dict, Iterator, Sequence
+from typing import Callable, Dict, Iterator, Sequence
 
 import numpy as np
 import paddle
@@ -11,7 +11,7 @@ import paddle
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.data import read, tokenizers
-from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
+from fleetbert.data.batching import collate_padded, plan_inference
 from fleetbert.data.read import Example
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.errors import UserError
@@ -27,23 +27,14 @@ class Batches(paddle.io.IterableDataset):
         self,
         encodings: Encodings,
         chosen: Sequence[int] | np.ndarray,
-        max_length: int,
         batch_tokens: int,
         pad_id: int,
     ):
         """chosen: the numbers of the texts to take; batch_tokens: of a batch, with padding."""
         super().__init__()
-        self.pad_id = pad_id
         numbers = np.asarray(chosen, np.int64)
         self.batches = [
-            collate(
-                encodings,
-                numbers[indices],
-                packed=False,
-                max_length=max_length,
-                pad_id=pad_id,
-                round_to=SAFE_LENGTHS,
-            )
+            collate_padded(encodings, numbers[indices], pad_id)
             for indices in plan_inference(encodings.lengths[numbers], batch_tokens)
         ]
 
@@ -63,10 +54,18 @@ def draw(count: int, texts: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).permutation(count)[:texts]
 
 
-def read_batches(settings: config.Calibration, bundle: bundles.Bundle) -> Batches:
-    """Calibration texts as batches for the bundle's model; UserError as `data.read` raises it."""
+def read_batches(
+    settings: config.Calibration,
+    bundle: bundles.Bundle,
+    left: Callable[[int], int] | None = None,
+) -> Batches:
+    """Calibration texts as batches for the bundle's model; UserError as `data.read` raises it.
+
+    left: of so many texts, how many stay for others, the last that are drawn.
+    """
     examples = read_unlabelled(str(settings.data), bundle.task.pair, "calibration.data")
-    chosen = [examples[number] for number in draw(len(examples), settings.texts, settings.seed)]
+    most = min(settings.texts, len(examples) - (left(len(examples)) if left else 0))
+    chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(
         [example.text_a for example in chosen],
@@ -74,7 +73,7 @@ def read_batches(settings: config.Calibration, bundle: bundles.Bundle) -> Batche
         bundle.max_length,
     )
     every = range(len(chosen))
-    return Batches(encodings, every, bundle.max_length, settings.batch_tokens, tokenizer.pad_id)
+    return Batches(encodings, every, settings.batch_tokens, tokenizer.pad_id)
 
 
 def read_unlabelled(path: str, pair: bool, key: str) -> list[Example]:

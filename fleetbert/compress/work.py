@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-from dataclasses import dataclass
+import logging
+import tempfile
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Iterable, Mapping, Sequence
 
@@ -14,14 +16,17 @@ import paddle
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress.gate import Gate
+from fleetbert.compress import selection, smooth
+from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.sensitivity import Layers, linear_weights
-from fleetbert.engines import engine
+from fleetbert.compress.texts import Batches, Feeds, read_batches
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 from fleetbert.graph.fuse import Fused, fuse
 from fleetbert.graph.weights import Quantized
+
+log = logging.getLogger(__name__)
 
 
 class Source:
@@ -30,6 +35,18 @@ class Source:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self._temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    @classmethod
+    def of(cls, program: programs.ProgramDesc, arrays: Mapping[str, np.ndarray]) -> Source:
+        """A program that is not on disk, in a folder that goes with the last use of it."""
+        temporary = tempfile.TemporaryDirectory(prefix="fleetbert-source-")
+        source = cls(Path(temporary.name))
+        source._temporary = temporary
+        programs.write(source.folder / "model.pdmodel", program)
+        parameters = programs.parameter_bytes(dict(arrays))
+        (source.folder / "model.pdiparams").write_bytes(parameters)
+        return source
 
     @functools.cached_property
     def program(self) -> programs.ProgramDesc:
@@ -59,12 +76,28 @@ class Source:
 
 @dataclass(frozen=True)
 class Work:
-    """gate: of `job.gate`; source: of the variant `job.source`."""
+    """gate: of `job.gate`; source: of the variant `job.source`, smoothed where the job wants it;
+    smoothed: how, by weight."""
 
     job: config.Quantize
     bundle: bundles.Bundle
     source: Source
     gate: Gate
+    smoothed: Mapping[str, bundles.Smoothed] = field(default_factory=dict)
+
+    @functools.cached_property
+    def selection(self) -> Sample:
+        """The texts to choose on, opened where a method asks for them."""
+        calibration = self.job.calibration
+        return selection.open_sample(
+            self.gate, self.job.selection, calibration.data, calibration.seed, "calibration.data"
+        )
+
+    @functools.cached_property
+    def calibration_batches(self) -> Batches:
+        """Texts of `calibration.data`, but those that are held out for `selection`."""
+        held_out = functools.partial(selection.held_out, settings=self.job.selection)
+        return read_batches(self.job.calibration, self.bundle, held_out)
 
 
 def open_work(job: config.Quantize) -> Work:
@@ -81,10 +114,30 @@ def open_work(job: config.Quantize) -> Work:
             f"method: {job.method}: {bundle.root} predicts masked words; it takes classifiers"
         )
     # The gate opens float32, which verifies it.
-    gate = Gate(bundle, str(job.gate.data), job.gate.max_accuracy_drop, job.threads)
+    gate = Gate(bundle, job.gate, job.threads)
     if job.source != "float32":
         bundles.verify(bundle, job.source)
-    return Work(job, bundle, Source(bundle.folder(job.source)), gate)
+    work = Work(job, bundle, Source(bundle.folder(job.source)), gate)
+    if job.method in config.CALIBRATED and job.calibration.smooth == "auto":
+        return smoothed(work, work.calibration_batches.feeds())
+    return work
+
+
+def smoothed(work: Work, batches: Sequence[Feeds]) -> Work:
+    """The work with its source smoothed, as these texts advise."""
+    source = work.source
+    left = source.float32_layers(work.job.skip)
+    found = smooth.choose(source.program, source.layers, batches, left)
+    for name, one in found.smoothed.items():
+        log.info(
+            f"smooth: {name}: exponent {one.exponent}, token error {one.error:.2%} instead of "
+            f"{one.former_error:.2%}"
+        )
+    log.info(f"smooth: the inputs of {len(found.smoothed)} layers")
+    if not found.smoothed:
+        return work
+    program, arrays = smooth.apply(source.program, source.arrays, found.by_input)
+    return replace(work, source=Source.of(program, arrays), smoothed=found.smoothed)
 
 
 def matching(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
@@ -114,17 +167,3 @@ def weight_errors(
         )
         for name, rounded in quantized.items()
     }
-
-
-def beside_network(
-    variant: bundles.Variant, folder: Path, network: paddle.nn.Layer, work: Work
-) -> bundles.Variant:
-    """The variant with the largest difference of logits between it and the trained network."""
-    from fleetbert.compress import tuning  # with the trainer: other methods need none of it
-
-    served = engine.open_folder(variant.kind, folder, "cpu", work.gate.threads)
-    differences = [
-        abs(served(*feeds.values()) - tuning.answers(network, feeds)).max()
-        for feeds in work.gate.few(16).feeds()
-    ]
-    return variant.model_copy(update={"max_difference_to_network": float(max(differences))})

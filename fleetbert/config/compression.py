@@ -18,8 +18,9 @@ from fleetbert.config.training import (
     check_data,
 )
 
-# Methods that train, in one process or in ranks.
+# Methods that train, in one process or in ranks, and those that need texts to calibrate with.
 TRAINED = ("qat", "prune")
+CALIBRATED = ("static", "search")
 
 
 class Calibration(Section):
@@ -39,16 +40,42 @@ class Calibration(Section):
     clip: Literal["none", "auto"] = key(
         "none",
         "auto: cut outliers: the threshold of each layer's input is lowered where that changes the "
-        "layer's outputs less on texts of gate.data (no labels are looked at; a minute)",
+        "layer's outputs less on texts of selection.data (no labels are looked at; a minute)",
+    )
+    smooth: Literal["none", "auto"] = key(
+        "auto",
+        "auto: divide the channels of layers' inputs by numbers that their weights take in return, "
+        "where that changes the layers' outputs less",
+    )
+    correct_bias: bool = key(
+        True, "take the mean change of each output, on a few calibration texts, off its bias"
     )
     batch_tokens: int = key(1024, "padded tokens of a batch", ge=16)
     seed: int = key(0, "of the drawing", ge=0)
 
 
 class Gate(Section):
-    data: Optional[str] = key(None, "labelled table that every variant is measured on")
+    data: Optional[str] = key(
+        None, "labelled table that every variant is measured on; nothing is chosen on it"
+    )
     max_accuracy_drop: float = key(
         0.005, "accuracy (0 to 1) that may be lost against float32", ge=-1, le=1
+    )
+    decide: Literal["point", "confident"] = key(
+        "point",
+        "point: the drop on gate.data rules; confident: the upper end of its 95 % interval",
+    )
+
+
+class Selection(Section):
+    data: Optional[str] = key(
+        None,
+        "labelled table that clip, search and early exit choose on, never gate.data (null: texts "
+        "held out of calibration.data, or of data.train for early exit; their labels where they "
+        "have some, else what float32 answers)",
+    )
+    texts: int = key(
+        1000, "how many of them at most, drawn by chance; held out: at most a fifth", ge=1
     )
 
 
@@ -112,6 +139,7 @@ class Quantize(Section):
     skip: List[str] = key([], "weights to leave in float32: names, * matches anything")
     calibration: Calibration = Calibration()
     gate: Gate = Gate()
+    selection: Selection = Selection()
     search: Search = Search()
     report: Optional[str] = key(
         None,
@@ -159,7 +187,7 @@ class Quantize(Section):
             raise ValueError(
                 "gate.data: name a labelled table; a variant is added only after it was measured"
             )
-        if self.method in ("static", "search") and self.calibration.data is None:
+        if self.method in CALIBRATED and self.calibration.data is None:
             raise ValueError(
                 f"calibration.data: method: {self.method} needs texts to see how large activations "
                 "get; name a file, labels are not needed"

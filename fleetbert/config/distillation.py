@@ -6,7 +6,7 @@ from typing import List, Literal, Optional, Union
 
 from pydantic import model_validator
 
-from fleetbert.config.compression import Gate
+from fleetbert.config.compression import Gate, Selection
 from fleetbert.config.section import Section, key
 from fleetbert.config.training import Config, Model
 
@@ -108,12 +108,12 @@ class Exits(Section):
     dropout: float = key(0.3, "of what a head reads", ge=0, lt=1)
     texts: int = key(20_000, "how many of data.train at most, drawn by chance", ge=1)
     layers: Union[Literal["auto"], List[int]] = key(
-        "auto", "the last layer of each group (auto: what is fastest on gate.data)"
+        "auto", "the last layer of each group (auto: what is fastest on selection.data)"
     )
     speed: Optional[float] = key(
         None,
         "a text leaves when its uncertainty is under this, 0 to 1 (null: what is fastest on "
-        "gate.data and passes the gate)",
+        "selection.data and loses no more than the gate allows)",
         gt=0,
         le=1,
     )
@@ -139,6 +139,7 @@ class SelfDistill(Section):
     distill: Exits = Exits()
     data: Texts = Texts()
     gate: Gate = Gate()
+    selection: Selection = Selection()
     threads: Optional[int] = key(
         None, "for all but the choice of groups, which takes one (null: all processors)", ge=1
     )

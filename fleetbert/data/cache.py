@@ -24,15 +24,16 @@ import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import BinaryIO, Dict, Iterator, NamedTuple, Sequence, overload
+from typing import BinaryIO, Dict, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import pyarrow as pa
 from tokenizers import __version__ as library_version
 from tqdm import tqdm
 
-from fleetbert import files, locks
+from fleetbert import files, limits, locks
 from fleetbert.data import read, tokenizers, workers
+from fleetbert.data.rows import Rows
 from fleetbert.data.split import Fingerprint, Split, tokenize
 from fleetbert.data.tokenizers import Encodings, Spec, Tokenizer
 from fleetbert.errors import UserError
@@ -67,7 +68,7 @@ class Piece(NamedTuple):
     sha256: str
 
 
-class Ids(Sequence[np.ndarray]):
+class Ids(Rows):
     """Token ids of each text (int32 [length]), views into the mapped files."""
 
     def __init__(self, paths: Sequence[Path]):
@@ -79,19 +80,10 @@ class Ids(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, text: int) -> np.ndarray: ...
-
-    @overload
-    def __getitem__(self, text: slice) -> list[np.ndarray]: ...
-
-    def __getitem__(self, text: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(text, slice):
-            return [self[n] for n in range(len(self))[text]]
-        text = range(len(self))[text]
-        piece = bisect.bisect_right(self._ends, text)
+    def row(self, number: int) -> np.ndarray:
+        piece = bisect.bisect_right(self._ends, number)
         offsets = self._offsets[piece]
-        row = text - (self._ends[piece] - len(offsets) + 1)
+        row = number - (self._ends[piece] - len(offsets) + 1)
         return self._ids[piece][offsets[row] : offsets[row + 1]]
 
 
@@ -206,7 +198,7 @@ def _whole_pieces(own: Path, count: int) -> dict[int, Path]:
     """The finished pieces whose bytes are as they were written; others are removed and named."""
     whole: dict[int, Path] = {}
     paths = sorted(own.glob("*.arrow"))
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # hashing lets other threads run
+    with ThreadPoolExecutor(limits.read().processors) as pool:  # hashing lets other threads run
         for path, sha256 in zip(paths, pool.map(files.sha256, paths)):
             number, _, written = path.stem.partition("-")
             if sha256 != written:
@@ -223,7 +215,7 @@ def _make(
     name: str, own: Path, recipe: Recipe, pieces: list[Piece], missing: list[int]
 ) -> dict[int, Path]:
     """Tokenize the missing pieces on all processors."""
-    processors = len(os.sched_getaffinity(0))
+    processors = limits.read().processors
     total = sum(piece.size for piece in pieces)
     there = total - sum(pieces[number].size for number in missing)
     for leftover in own.glob(".*"):  # of killed writers; the lock keeps others out

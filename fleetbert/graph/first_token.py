@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
+from fleetbert.graph.smooth import product_before
 
 FIRST = "@first"  # after the name of a state: that of the first token alone
 
@@ -27,17 +28,28 @@ def first_token_only(program: ProgramDesc) -> ProgramDesc:
     keys = programs.producer(block, programs.argument(scores.inputs, "Y"))
     values = programs.producer(block, programs.argument(mixed.inputs, "Y"))
     state = programs.argument(query.inputs, "Input")
+    renamed = {state: state + FIRST}
+    smoothed = product_before(block, state)  # of all tokens for keys and values, of the first alone
+    if smoothed is not None:
+        state = programs.argument(smoothed.inputs, "X")
+        renamed[state] = state + FIRST
     first = programs.copy(taken)
     programs.set_argument(first.inputs, "Input", state)
     programs.set_argument(first.outputs, "Out", state + FIRST)
     del programs.attribute(first, "decrease_axis").ints[:]
     ops = []
     for op in block.ops:
-        if op is not keys and op is not values:
-            programs.rename_inputs(op, {state: state + FIRST})
+        if smoothed is not None and op is smoothed:
+            of_first = programs.copy(smoothed)
+            for slot in (*of_first.inputs, *of_first.outputs):
+                slot.arguments[:] = [renamed.get(name, name) for name in slot.arguments]
+            ops.append(of_first)
+        elif op is not keys and op is not values:
+            programs.rename_inputs(op, renamed)
         ops.append(op)
         if any(state in slot.arguments for slot in op.outputs):
             ops.append(first)
-    programs.add_variable(block, state, state + FIRST)
+    for name, new in renamed.items():
+        programs.add_variable(block, name, new)
     programs.replace_ops(block, ops)
     return program

@@ -32,6 +32,16 @@ def linear_layers(program: ProgramDesc) -> list[OpDesc]:
     return [op for op in program.blocks[0].ops if op.type == "fc"]
 
 
+def biases(program: ProgramDesc) -> dict[str, str]:
+    """The bias of each Linear that has one, by its weight."""
+    return {
+        programs.argument(op.inputs, "W"): slot.arguments[0]
+        for op in linear_layers(program)
+        for slot in op.inputs
+        if slot.parameter == "Bias" and slot.arguments
+    }
+
+
 def to_int8(
     program: ProgramDesc, thresholds: Mapping[str, float], weights: Mapping[str, Quantized]
 ) -> ProgramDesc:

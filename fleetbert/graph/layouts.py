@@ -14,7 +14,7 @@ from fleetbert.graph.program import OpDesc, ProgramDesc, VarType
 # The input that the pass adds, bool [1]: True in the first run, False in all others.
 FIRST_RUN = "first_run"
 # What oneDNN's operators read parameters through.
-READERS = {"fc": ("W", "Bias"), "layer_norm": ("Scale", "Bias")}
+READERS = {"elementwise_mul": ("Y",), "fc": ("W", "Bias"), "layer_norm": ("Scale", "Bias")}
 
 
 def convert_layouts_once(program: ProgramDesc) -> ProgramDesc:

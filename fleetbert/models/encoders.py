@@ -353,6 +353,7 @@ for _family in (
 def read(family: Family, fields: Fields, files: Tensors) -> Loaded:
     """What the files of a family hold, as the network's. KeyError names an embedding that they
     lack."""
+    files = _unwrapped(files)
     ours = any("encoder.layers." in name for name in files)  # PaddleNLP's names and layout
     pieces = (family.paddlenlp if ours else family.pieces + family.former) + family.classifier
     tensors = {}
@@ -394,6 +395,18 @@ def write(family: Family, loaded: Loaded, head: str) -> tuple[Fields, Tensors]:
     fields.update({key: fields[field] for key, field in family.repeated.items()})
     fields.update(architectures=[family.architectures[head]], model_type=family.model_type)
     return fields, files
+
+
+# What stands before all names where a network was wrapped: by PyTorch's data parallel, by
+# torch.compile, in a LightningModule.
+WRAPPERS = ("module.", "_orig_mod.", "model.")
+
+
+def _unwrapped(files: Tensors) -> Tensors:
+    for wrapper in WRAPPERS:
+        if all(name.startswith(wrapper) for name in files):
+            return _unwrapped({name[len(wrapper) :]: array for name, array in files.items()})
+    return files
 
 
 def _replaced(name: str, family: Family, pieces: Pieces) -> str:

@@ -46,6 +46,10 @@ class Classification(Task):
         """Accuracy, macro F1, mean loss, the table by class and the confusion matrix."""
         return metrics.classification(truth, outputs, labels)
 
+    def right(self, truth: np.ndarray, outputs: np.ndarray) -> np.ndarray:
+        right: np.ndarray = outputs.argmax(axis=1) == truth
+        return right
+
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[LabelAnswer]:

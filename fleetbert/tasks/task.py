@@ -85,6 +85,11 @@ class Task(ABC):
         """Metrics with `n` and `loss`; truth int64 [texts], the numbers of labels; outputs float32
         [texts, outputs]."""
 
+    def right(self, truth: np.ndarray, outputs: np.ndarray) -> np.ndarray | None:
+        """Whether each answer is right, bool [texts], where `gate_metric` is the share of those;
+        None where it is another figure."""
+        return None
+
     def evaluate_parts(
         self, parts: Sequence[Part], truth: np.ndarray, labels: Sequence[str]
     ) -> Metrics:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import shutil
 from pathlib import Path
 from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert import files, locks
+from fleetbert import files, limits, locks
 from fleetbert.compat import environment
 from fleetbert.errors import Stopped, UserError
 from fleetbert.export.program import export_bundle
@@ -109,6 +110,9 @@ def train_with(
     results, written on rank 0 when all steps are done; and callbacks that come before and after
     all others. Returns the summary."""
     environment.keep_large_blocks()
+    allowed = limits.read()
+    if strategy.rank == 0 and allowed.processors < allowed.affinity:
+        log.info(f"threads: {os.environ.get('OMP_NUM_THREADS', '1')}, because of {allowed}")
     with only_writer(strategy, Path(job.output_dir)):
         task = open_trainable(job, strategy)
         if strategy.rank == 0:

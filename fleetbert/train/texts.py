@@ -162,8 +162,8 @@ class TextTask(Trainable):
     def warnings(self) -> list[str]:
         if not self.labels:
             return []
-        found = labels_of.warnings(self.labels, self._counts(self.train))
-        warnings = [f"{self.train.name}: {warning}" for warning in found]
+        doubts = labels_of.warnings(self.labels, self._counts(self.train))
+        warnings = [f"{self.train.name}: {warning}" for warning in doubts]
         if self.dev is not None:
             lacking = [self.labels[n] for n in np.flatnonzero(self._counts(self.dev) == 0)]
             if lacking:

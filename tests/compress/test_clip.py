@@ -17,18 +17,15 @@ from fleetbert.compress.work import Source
 from fleetbert.engines import answer, engine, evaluate
 from fleetbert.graph import weights
 
-PAD = 0
 
-
-def chosen(x, threshold, input_ids=None):
+def chosen(x, threshold):
     """What is chosen for one layer with the inputs x, one row of tokens."""
     weight = np.random.default_rng(1).normal(size=(x.shape[1], 5)).astype(np.float32)
     found = SimpleNamespace(weights={"w": weights.quantize(weight, 1)})
     layers = SimpleNamespace(
         inputs={"w": "x"}, parameters={"w": weight}, run=lambda batches: [{"w": x} for _ in batches]
     )
-    batch = {"input_ids": np.ones((1, len(x)), np.int64) if input_ids is None else input_ids}
-    return clip.choose(found, layers, [batch], {"w": threshold}, PAD)
+    return clip.choose(found, layers, [{}], {"w": threshold})
 
 
 def values(seed=0):
@@ -48,15 +45,6 @@ def test_what_all_tokens_have_is_not_cut():
     x = values()
     x[:, 3] = 40.0
     assert chosen(x, 40.0) == {}
-
-
-def test_padding_does_not_count():
-    x = values()
-    x[30:, 3] = 40.0  # half of the tokens
-    assert chosen(x, 40.0) == {}
-    ids = np.where(np.arange(60) < 30, 1, PAD)[None]
-    assert chosen(x, 40.0, ids)["w"].threshold == 8.0
-    assert chosen(x[:1], 40.0, ids)["w"].former == 40.0  # a layer that reads [CLS] alone
 
 
 def test_a_token_of_large_values_counts_as_one_token():
@@ -137,4 +125,4 @@ def test_the_manifest_and_the_page_say_what_was_cut(trained, tiny_data, tmp_path
     page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
     assert "Inputs of auto that are cut below" in page
     assert all(f"<td>{name}</td>" in page for name in cut)
-    assert "error of its outputs" in capsys.readouterr().err
+    assert "token error" in capsys.readouterr().err

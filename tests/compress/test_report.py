@@ -61,6 +61,7 @@ def test_the_page_shows_it_all(bundle, tmp_path):
         output_errors={"linear_1.w_0": 0.125, "linear_2.w_0": 0.5},
         weight_errors={"linear_1.w_0": 0.01},
         thresholds={"linear_2.w_0": 3.25},
+        smoothed={"linear_2.w_0": {"exponent": 0.7, "former_error": 0.9, "error": 0.3}},
         search={
             "float32_accuracy": 0.9,
             "least_accuracy": 0.89,
@@ -70,6 +71,9 @@ def test_the_page_shows_it_all(bundle, tmp_path):
         },
     )
     random = np.random.default_rng(0)
+    drop = bundles.Drop(value=0.1, low=-0.01, high=0.2, test="mcnemar")
+    accuracy = made.accuracy[0].model_copy(update={"drop": drop})
+    made = made.model_copy(update={"accuracy": [accuracy]})
     inputs = [{"linear_2.w_0": random.normal(size=(20, 8))} for _ in range(2)]
     weights = {"linear_2.w_0": random.normal(size=(8, 4))}
     drawn = report.histograms(["linear_2.w_0"], weights, inputs, {"linear_2.w_0": 3.25})
@@ -83,6 +87,7 @@ def test_the_page_shows_it_all(bundle, tmp_path):
         failed="int8-two: accuracy falls",
         max_drop=0.01,
         data="dev.tsv",
+        caution="100 texts are too few",
         parts={"linear_1.w_0": "layer 0 attention", "linear_2.w_0": "head"},
         drawn=drawn,
         job={"method": "search"},
@@ -92,7 +97,9 @@ def test_the_page_shows_it_all(bundle, tmp_path):
     assert "<script" not in text and "http" not in text.replace("http-equiv", "")
     for shown in (
         "int8-two (not added)", "int8-two: accuracy falls", "50.00 %", "12.50 %", "1.00 %", "3.25",
-        "a processor", "paddlepaddle 2.6.2", "method: search", "In float32: layer 0 attention",
+        "a processor", "paddlepaddle 2.6.2", "100 texts are too few", "(-0.0100 to 0.2000)",
+        "<td>0.7</td><td>90.00 %</td><td>30.00 %</td>", "method: search",
+        "In float32: layer 0 attention",
     ):  # fmt: skip
         assert shown in text, shown
     assert text.index("50.00 %") < text.index("12.50 %")  # the worst first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from tiny_bert import make_network
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import search, sensitivity, static
+from fleetbert.compress import clip, search, sensitivity, static
 from fleetbert.compress.gate import Gate
 from fleetbert.compress.texts import read_batches
 from fleetbert.compress.work import Source
@@ -75,8 +76,37 @@ def test_errors_of_outputs_are_those_of_the_quantized_arithmetic(folder):
     x, weight = inputs[names[0]], layers.parameters[names[0]]
     rounded = np.clip(np.rint(x / 4 * 127), -128, 127) * 4 / 127
     y, exact = rounded @ weights.widen(quantized[names[0]]), x @ weight
-    expected = np.linalg.norm(y - exact) / np.linalg.norm(exact)
+    change, size = np.linalg.norm(y - exact, axis=1), np.linalg.norm(exact, axis=1)
+    expected = np.sqrt(np.mean((change / size) ** 2))  # of tokens of any size alike
     assert found[names[0]] == pytest.approx(expected, rel=1e-3)
+
+
+def test_padding_counts_nothing(folder):
+    """The same texts in longer rows: as many inputs of each layer, and the same errors."""
+    layers = Source(folder).layers
+    (batch,) = feeds(count=1)
+    longer = {name: np.pad(ids, ((0, 0), (0, 16))) for name, ids in batch.items()}
+    real = int((batch["input_ids"] != 0).sum())
+    for inputs in layers.run([batch, longer]):
+        assert {len(x) for x in inputs.values()} == {real, len(batch["input_ids"])}
+    name = next(iter(layers.inputs))
+    quantized = {name: weights.quantize(layers.parameters[name], 1)}
+    found = [
+        sensitivity.output_errors(layers, quantized, {name: 3.0}, [one])[name]
+        for one in (batch, longer)
+    ]
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
+
+
+def test_what_clip_tells_is_what_the_report_tells(folder):
+    layers = Source(folder).layers
+    name = list(layers.inputs)[4]
+    quantized = {name: weights.quantize(layers.parameters[name], 1)}
+    found = SimpleNamespace(weights=quantized)
+    cut = clip.choose(found, layers, feeds(), {name: 60.0})[name]
+    for threshold, told in ((cut.former, cut.former_error), (cut.threshold, cut.error)):
+        errors = sensitivity.output_errors(layers, quantized, {name: threshold}, feeds())
+        assert errors[name] == pytest.approx(told, rel=1e-4)
 
 
 def made_up(harm):
@@ -187,8 +217,9 @@ def test_a_search_that_finds_nothing_fails_at_the_gate(trained, tiny_data, prepa
     source = bundles.read(trained).folder("float32")
     groups = sensitivity.groups(programs.read(source / "model.pdmodel"))
     groups["head"].remove(prepared.left[0])
-    gate = Gate(bundles.read(trained), str(tiny_data / "dev.tsv"), -0.5, 1)
-    measure = functools.partial(search.measure_mix, prepared, groups, gate)
-    least = search.least_accuracy(gate)
+    settings = config.Gate(data=str(tiny_data / "dev.tsv"))
+    sample = Gate(bundles.read(trained), settings, 1)
+    measure = functools.partial(search.measure_mix, prepared, groups, sample, 1)
+    least = search.least_accuracy(sample, -0.5)
     with pytest.raises(GateFailed, match=r"no mix of float32 and int8 .* harm most are .*layer"):
         search.check(search.search(list(groups), measure, least), least)

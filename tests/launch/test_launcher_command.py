@@ -10,6 +10,8 @@ from pathlib import Path
 import launched
 import pytest
 
+from fleetbert import limits
+
 ONE = ("--servers", "1", "--trainers", "1")
 
 
@@ -116,7 +118,7 @@ def test_ranks_are_started_by_paddles_launcher(tmp_path, monkeypatch):
         "print('rank', os.environ['PADDLE_TRAINER_ID'], cpus, restarts, sys.argv[1:])\n"
         "sys.exit(5 if 'fail' in sys.argv else 0)\n"
     )
-    cpus = max(1, len(os.sched_getaffinity(0)) // 2)
+    cpus = max(1, limits.read().processors // 2)
     for script, words in (("kit.py", ["a=1", "--debug"]), ("kit", ["a=1", "--log_dir", "x"])):
         options = ["--ranks", "2", "--max_restart", "4", "--log_dir", f"logs-{script}"]
         done = run(tmp_path, *options, script, *words)

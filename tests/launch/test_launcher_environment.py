@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from fleetbert import limits
+
 OF_LAUNCHERS = ("PADDLE_", "POD_", "TRAINING_ROLE")
 TWO = ("--servers", "2", "--trainers", "2")
 
@@ -105,7 +107,7 @@ print("kept", environ["OMP_NUM_THREADS"])
     job = launch(body, *TWO, environ={"OMP_NUM_THREADS": given} if given else {})
     assert job.ended() == 0, job.stderr
     for name in ("server 0", "server 1", "trainer 0", "trainer 1"):
-        shared = str(max(1, len(os.sched_getaffinity(0)) // 2)) if "trainer" in name else "1"
+        shared = str(max(1, limits.read().processors // 2)) if "trainer" in name else "1"
         lines = [line.decode() for line in job.merged if line.startswith(f"[{name}]".encode())]
         assert lines == [f"[{name}] given {given or shared}", f"[{name}] kept {given or shared}"]
 

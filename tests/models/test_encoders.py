@@ -13,11 +13,12 @@ from safetensors.numpy import load_file, save_file
 
 from fleetbert import bundle as bundles
 from fleetbert import config
+from fleetbert.compress import from_program
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
 from fleetbert.export import imported
-from fleetbert.models import encoders, from_program, heads, weights
+from fleetbert.models import encoders, heads, weights
 
 FAMILIES = ("bert", "roberta", "camembert", "xlm-roberta", "ernie", "distilbert", "electra")
 MADE = np.load(Path(__file__).with_name("families") / "families.npz")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 
 import numpy as np
 import paddle
@@ -10,7 +11,7 @@ import pytest
 import tiny_job
 from safetensors.numpy import load_file
 
-from fleetbert import bundle, config
+from fleetbert import bundle, config, limits
 from fleetbert.errors import UserError
 from fleetbert.train import checkpoint, precision
 from fleetbert.train.loop import versions
@@ -466,3 +467,11 @@ class TestRefused:
             changes["data.dev"] = str(tmp_path / "dev.tsv")
         with pytest.raises(UserError, match=said):
             trainer(tmp_path / "o", changes)
+
+
+def test_threads_that_a_quota_lowers_are_told(trainer, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(limits, "read", lambda: limits.Limits(64, 2.5, None))
+    caplog.set_level(logging.INFO, "fleetbert")
+    trainer(tmp_path / "run", {"trainer.max_steps": 1})
+    words = "because of 64 processors by affinity, 2.5 by the cgroup's quota"
+    assert sum(words in message for message in caplog.messages) == 1

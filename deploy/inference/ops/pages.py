@@ -10,7 +10,6 @@ import base64
 import contextlib
 import functools
 import hashlib
-import os
 import time
 from pathlib import Path
 from typing import Awaitable, Callable, Iterator, NamedTuple
@@ -26,6 +25,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import fleetbert
+from fleetbert import limits
 from fleetbert.deploy.inference.messages import Core, Failure, Statistics, Version
 from fleetbert.deploy.inference.ops import metrics
 
@@ -127,7 +127,7 @@ def status(core: Core, began: float) -> dict[str, object]:
         "ready": core.ready(),
         "time": time.time(),
         "uptime": time.time() - began,
-        "processors": len(os.sched_getaffinity(0)),
+        "processors": limits.read().processors,
         "cpu_seconds": sum(one.cpu_seconds for one in processes),
         "resident_bytes": sum(one.resident_bytes for one in processes),
         "models": [{"name": name, "versions": found} for name, found in models.items()],

@@ -11,9 +11,9 @@ import ipaddress
 from typing import Awaitable, Callable, Mapping, NamedTuple
 from urllib.parse import urlsplit
 
-from fleetbert.deploy.inference.messages import Failure, Reason
+from fleetbert.deploy.inference.messages import Failure, Reason, show
 from fleetbert.deploy.inference.protocol import metadata
-from fleetbert.deploy.inference.protocol.tensors import refuse, show
+from fleetbert.deploy.inference.protocol.tensors import refuse
 from fleetbert.deploy.inference.settings import Admins
 
 # Of proxies: whoever asks is not the one at the other end of the connection.

@@ -60,10 +60,10 @@ class Tls:
     """A certificate and its key, checked: for both protocols."""
 
     def __init__(self, certificate: str, key: str):
-        self.certificate, self.key = certificate, key
         self._pair = _read(key, "safety.tls_key"), _read(certificate, "safety.tls_certificate")
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+            self.context.load_cert_chain(certificate, key)
         except (ssl.SSLError, ValueError) as error:
             raise UserError(
                 f"safety.tls_certificate {certificate} and safety.tls_key {key} are not a PEM "

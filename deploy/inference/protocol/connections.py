@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any, Callable, Iterable
+import socket
+import ssl
+from typing import Any, Callable, Iterable, cast
 
 import httptools
 import orjson
@@ -19,6 +21,7 @@ from fleetbert.deploy.inference.settings import Safety
 # and with None when it is no longer of interest.
 WHEN_GONE = "fleetbert.when_gone"
 MOST_HEAD_BYTES = 64 << 10  # of a request line and its headers; the parser itself has no limit
+ACCEPT_PAUSE = 1.0  # seconds, as asyncio's
 OF_UPGRADES = (b"upgrade", b"http2-settings")
 
 
@@ -53,6 +56,8 @@ class Connection(HttpToolsProtocol):
     """Uvicorn's, which by itself waits for ever for the rest of a request."""
 
     safety: Safety
+    age: float | None  # seconds after which the next answer is the last
+    handshake: Handshake | None = None  # that came before
     _in_head: bool  # a request has yet to come, or the rest of its head
     _begun: bool  # with what was read last
     _head_bytes: int
@@ -62,7 +67,9 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.connections.discard(self.handshake)
         self.transport = _Joined(transport, self.loop)  # type: ignore[assignment]
+        self._old = math.inf if self.age is None else self.loop.time() + self.age
         self._await_head()
         if len(self.connections) > self.safety.max_connections:
             self._refuse(503, f"this server takes {self.safety.max_connections} connections")
@@ -73,8 +80,11 @@ class Connection(HttpToolsProtocol):
         try:
             while data:
                 data = self._parse(data)
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
+        except httptools.HttpParserCallbackError:
+            self._refuse(400, "the request's path or a header cannot be read; write it in ASCII")
+            return
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"this is not HTTP: {error}")
             return
         if self._in_head:
             # Where the head has just begun, what came before it is no part of it.
@@ -129,6 +139,8 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._due = self.loop.time() + self.safety.body_seconds
         super().on_headers_complete()
+        if self.loop.time() > self._old and not self.pipeline:
+            self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -186,9 +198,71 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def protocol(section: Safety) -> type[Connection]:
-    """The class to give to uvicorn."""
-    return type("Limited", (Connection,), {"safety": section})
+class Handshake:
+    """A connection until TLS is agreed on. It counts as others do, and has `head_seconds`."""
+
+    def __init__(self, connection: Connection, accepted: socket.socket, context: ssl.SSLContext):
+        self._connection, self._accepted, self._context = connection, accepted, context
+        connection.handshake = self
+        self._others = cast("set[Any]", connection.connections)  # which uvicorn only ends
+        self._others.add(self)
+        self._shaking = asyncio.ensure_future(self._shake())
+
+    def shutdown(self) -> None:
+        """As uvicorn ends connections."""
+        self._shaking.cancel()
+
+    async def _shake(self) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: self._connection,
+                self._accepted,
+                ssl=self._context,
+                ssl_handshake_timeout=self._connection.safety.head_seconds,
+            )
+        except OSError:  # no TLS, or not in time
+            self._accepted.close()
+        finally:
+            self._others.discard(self)
+
+
+class TlsServer:
+    """Accepts TLS connections, as an asyncio.Server that tells of each from its first packet on.
+
+    make: a new Connection.
+    """
+
+    def __init__(
+        self, opened: socket.socket, context: ssl.SSLContext, make: Callable[[], Connection]
+    ):
+        self._opened, self._context, self._make = opened, context, make
+        self._accepting = asyncio.ensure_future(self._accept())
+
+    def close(self) -> None:
+        self._accepting.cancel()
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(self._accepting, return_exceptions=True)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                accepted, _ = await loop.sock_accept(self._opened)
+            except OSError:  # no descriptor is left
+                await asyncio.sleep(ACCEPT_PAUSE)
+                continue
+            connection = self._make()
+            if len(connection.connections) < connection.safety.max_connections:
+                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                Handshake(connection, accepted, self._context)
+            else:
+                accepted.close()
+
+
+def protocol(section: Safety, age: float | None = None) -> type[Connection]:
+    """The class to give to uvicorn. age: see Listen.age_seconds."""
+    return type("Limited", (Connection,), {"safety": section, "age": age})
 
 
 async def watch(connections: Iterable[object], section: Safety) -> None:

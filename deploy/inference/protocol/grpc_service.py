@@ -13,16 +13,21 @@ from urllib.parse import unquote, urlsplit
 import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
+from grpc_reflection.v1alpha import reflection
 
-from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response
+from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
 from fleetbert.deploy.inference.protocol import metadata
 from fleetbert.deploy.inference.protocol.admin import Caller, change
 from fleetbert.deploy.inference.protocol.middleware import Middleware, infer
-from fleetbert.deploy.inference.protocol.tensors import Tensor, outputs, refuse, show, to_raw
-from fleetbert.deploy.inference.protocol.validation import RawRequest, check_tensor_parameters
-from fleetbert.deploy.inference.settings import Admins, Safety
+from fleetbert.deploy.inference.protocol.tensors import Tensor, outputs, refuse, to_raw
+from fleetbert.deploy.inference.protocol.validation import (
+    RawRequest,
+    check_tensor_parameters,
+    unknown_parameters,
+)
+from fleetbert.deploy.inference.settings import Admins, Listen, Safety
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +53,12 @@ ADMIN = ("RepositoryModelLoad", "RepositoryModelUnload")
 WINDOW_BYTES = 1 << 20  # of a request that may be on their way before the server asks for more
 # gRPC's own limits end calls of a burst at random; this server's queue says when it is full.
 PENDING_CALLS = 1 << 20
+LONGEST = 2e6  # seconds; gRPC has 32 bits for milliseconds
+STREAMED = 64  # requests of one stream that are under way
 WATCH_SECONDS = 0.5  # how often a health watch looks
 
 # grpc has no types.
 Context = Any
-Act = Callable[[Any, Context], Awaitable[bytes]]
 
 
 class Server:
@@ -65,6 +71,7 @@ class Server:
         self,
         core: Core,
         safety: Safety,
+        listen: Listen = Listen(),  # noqa: B008  nobody changes it
         *,
         admins: Admins = "loopback",
         middleware: Middleware = Middleware(),  # noqa: B008  it cannot change
@@ -80,7 +87,14 @@ class Server:
                 ("grpc.http2.lookahead_bytes", WINDOW_BYTES),
                 ("grpc.so_reuseport", 0),  # a second server is told that the port is taken
                 ("grpc.max_allowed_incoming_connections", safety.max_connections),
-                ("grpc.server_handshake_timeout_ms", max(1, round(1000 * safety.head_seconds))),
+                ("grpc.server_handshake_timeout_ms", _milliseconds(safety.head_seconds)),
+                ("grpc.keepalive_permit_without_calls", 1),  # idle clients may ping too
+                (
+                    "grpc.http2.min_ping_interval_without_data_ms",
+                    _milliseconds(listen.grpc_ping_seconds),
+                ),
+                ("grpc.max_connection_idle_ms", _milliseconds(listen.idle_seconds)),
+                ("grpc.max_connection_age_ms", _milliseconds(listen.age_seconds or LONGEST)),
                 ("grpc.server.max_pending_requests", PENDING_CALLS),
                 ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
             )
@@ -92,6 +106,7 @@ class Server:
                 f"/{SERVICE}/{method.name}",
                 getattr(pb, method.input_type.name).FromString,
                 getattr(service, method.name),
+                method.server_streaming,
             )
             for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
             if admins != "nobody" or method.name not in ADMIN
@@ -107,6 +122,7 @@ class Server:
                 grpc.method_handlers_generic_handler(HEALTH, health),
             )
         )
+        reflection.enable_server_reflection((SERVICE, HEALTH, reflection.SERVICE_NAME), self._grpc)
         self.add_insecure_port = self._grpc.add_insecure_port
         self.add_secure_port = self._grpc.add_secure_port
         self.start = self._grpc.start
@@ -115,6 +131,10 @@ class Server:
         """Take no new calls; those under way have `grace` seconds. Health watches end at once."""
         self._health.leaving.set()
         await self._grpc.stop(grace)
+
+
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(1000 * min(seconds, LONGEST)))
 
 
 def _code_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
@@ -136,26 +156,35 @@ def _handler(
     message_seconds: float,
     method: str,
     parse: Callable[[bytes], Any],
-    act: Act,
+    act: Any,
+    streams: bool = False,
 ) -> Any:
-    """The handler of a method with one message each way. gRPC is told that requests are streams:
-    it waits for ever for the one message of others."""
+    """The handler of a method with one message each way, or with streams of them. gRPC is told
+    that all requests are streams: it waits for ever for the one message of others."""
     closed = not OPEN.fullmatch(method)
 
-    async def handle(_: object, context: Context) -> bytes:
+    def read(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            raise refuse(f"the message is not that of {method}") from None
+
+    async def answer(requests: AsyncIterator[bytes], context: Context) -> bytes | None:
+        if not streams:
+            return await act(read(await _receive(context, message_seconds)), context)
+        async for data in act(requests, read, context):
+            await context.write(data)
+        return None
+
+    async def handle(requests: AsyncIterator[bytes], context: Context) -> bytes | None:
         headers = dict(context.invocation_metadata())
         with middleware.around("grpc", method, headers) as call:
             try:
                 if closed:
                     middleware.check_key(headers)
-                data = await _receive(context, message_seconds)
-                try:
-                    request = parse(data)
-                except DecodeError:
-                    raise refuse(f"the message is not that of {method}") from None
-                answer = await act(request, context)
+                answered = await answer(requests, context)
                 call.code = grpc.StatusCode.OK.name
-                return answer
+                return answered
             except (Exception, asyncio.CancelledError) as error:
                 code, words = _code_of(error)
                 call.code = code.name
@@ -170,6 +199,8 @@ def _handler(
                     trailing = (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
                 return await context.abort(code, words, trailing)
 
+    if streams:
+        return grpc.stream_stream_rpc_method_handler(handle)
     return grpc.stream_unary_rpc_method_handler(handle)
 
 
@@ -234,15 +265,67 @@ class Service:
             outputs=found["outputs"],
         ).SerializeToString()
 
+    async def ModelConfig(  # noqa: N802
+        self, request: pb.ModelConfigRequest, _: Context
+    ) -> bytes:
+        found = metadata.model_config(self._core, request.name, request.version or None)
+        return pb.ModelConfigResponse(config=found).SerializeToString()
+
     async def ModelInfer(  # noqa: N802
         self, request: pb.ModelInferRequest, context: Context
     ) -> bytes:
+        answer, headers = await self._infer(request, context.time_remaining())
+        context.set_trailing_metadata(headers)
+        return answer.SerializeToString()
+
+    async def ModelStreamInfer(  # noqa: N802
+        self,
+        requests: AsyncIterator[bytes],
+        read: Callable[[bytes], pb.ModelInferRequest],
+        context: Context,
+    ) -> AsyncIterator[bytes]:
+        """The answers in the order of the requests, of which STREAMED are under way at most."""
+        answers: asyncio.Queue[asyncio.Future[bytes] | None] = asyncio.Queue(STREAMED)
+
+        async def answer(data: bytes) -> bytes:
+            reply = pb.ModelStreamInferResponse()
+            try:
+                request = read(data)
+                reply.infer_response.id = request.id
+                found, _ = await self._infer(request, context.time_remaining())
+                reply.infer_response.CopyFrom(found)
+            except Exception as error:
+                if not isinstance(error, Failure):
+                    log.error("a streamed request failed", exc_info=error)
+                reply.error_message = str(error) if isinstance(error, Failure) else BROKEN
+            return reply.SerializeToString()
+
+        async def take() -> None:
+            async for data in requests:
+                await answers.put(asyncio.ensure_future(answer(data)))
+            await answers.put(None)
+
+        taking = asyncio.ensure_future(take())
+        try:
+            while (answering := await answers.get()) is not None:
+                yield await answering
+        finally:
+            taking.cancel()
+            while not answers.empty():
+                left = answers.get_nowait()
+                if left is not None:
+                    left.cancel()
+
+    async def _infer(
+        self, request: pb.ModelInferRequest, seconds_left: float | None
+    ) -> tuple[pb.ModelInferResponse, tuple[tuple[str, str], ...]]:
+        """The answer, and what is told beside it."""
         with observe.Observed("grpc", "OK", _code_name_of, self._observers, request.id) as observed:
             raw: RawRequest | None = None
 
             def read() -> RawRequest:
                 nonlocal raw
-                raw = _read_request(request, context.time_remaining())
+                raw = _read_request(request, seconds_left)
                 return raw
 
             response = await infer(
@@ -254,15 +337,14 @@ class Service:
                 observed,
             )
             assert raw is not None
-            answer = _serialize(response, raw)
+            answer = _message(response, raw)
             observed.response = response
-        context.set_trailing_metadata(
-            (
-                ("x-queue-time", f"{response.queue_seconds * 1e3:.3f}"),  # milliseconds
-                ("x-inference-time", f"{response.compute_seconds * 1e3:.3f}"),
-            )
+        unknown = unknown_parameters(raw)
+        return answer, (
+            ("x-queue-time", f"{response.queue_seconds * 1e3:.3f}"),  # milliseconds
+            ("x-inference-time", f"{response.compute_seconds * 1e3:.3f}"),
+            *((("x-unknown-parameters", unknown),) if unknown else ()),
         )
-        return answer
 
     async def ModelStatistics(  # noqa: N802
         self, request: pb.ModelStatisticsRequest, _: Context
@@ -401,8 +483,7 @@ def _read_inputs(request: pb.ModelInferRequest) -> list[Tensor]:
     return tensors
 
 
-def _serialize(response: Response, raw: RawRequest) -> bytes:
-    """A ModelInferResponse."""
+def _message(response: Response, raw: RawRequest) -> pb.ModelInferResponse:
     chosen = outputs(response, raw.outputs)
     message = pb.ModelInferResponse(
         model_name=response.model,
@@ -413,4 +494,4 @@ def _serialize(response: Response, raw: RawRequest) -> bytes:
     message.parameters["cut"].int64_param = response.cut
     for output in chosen:
         message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-    return message.SerializeToString()
+    return message

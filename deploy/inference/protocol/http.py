@@ -15,15 +15,15 @@ from starlette.responses import Response as HttpResponse
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, State
+from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, State, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_body, http_json, metadata, openapi
 from fleetbert.deploy.inference.protocol.admin import Caller, change
 from fleetbert.deploy.inference.protocol.connections import WHEN_GONE
 from fleetbert.deploy.inference.protocol.http_body import ClientGone, CloseAfter
 from fleetbert.deploy.inference.protocol.middleware import Middleware, infer
-from fleetbert.deploy.inference.protocol.tensors import refuse, show
-from fleetbert.deploy.inference.protocol.validation import RawRequest
+from fleetbert.deploy.inference.protocol.tensors import refuse
+from fleetbert.deploy.inference.protocol.validation import RawRequest, unknown_parameters
 from fleetbert.deploy.inference.settings import Admins, Safety
 
 log = logging.getLogger(__name__)
@@ -44,6 +44,7 @@ JSON = "application/json"
 BINARY = "application/octet-stream"
 BROKEN = "the server failed at this request; its log says why"
 HEADER_LENGTH = "inference-header-content-length"
+UNKNOWN = "x-unknown-parameters"
 HEADERS = "fleetbert.headers"  # in a scope: by lower-case name, parsed once
 # For everyone, with or without a key: probes, and pages that hold nothing of the models.
 OPEN = re.compile(r"/v2/health/\w+|/|/docs(/.*)?|/openapi\.json")
@@ -177,7 +178,7 @@ class Infer:
         start = {
             "type": "http.response.start",
             "status": 200,
-            "headers": _headers(content, head, response),
+            "headers": _headers(content, head, response, unknown_parameters(body.request)),
         }
         await send(start)
         await send({"type": "http.response.body", "body": content})
@@ -206,7 +207,9 @@ async def _unless_gone(answering: Awaitable[Response], scope: Scope) -> Response
         when_gone(None)
 
 
-def _headers(content: bytes, head: int | None, response: Response) -> list[tuple[bytes, bytes]]:
+def _headers(
+    content: bytes, head: int | None, response: Response, unknown: str
+) -> list[tuple[bytes, bytes]]:
     headers = [
         (b"content-type", (JSON if head is None else BINARY).encode()),
         (b"content-length", b"%d" % len(content)),
@@ -215,6 +218,8 @@ def _headers(content: bytes, head: int | None, response: Response) -> list[tuple
     ]
     if head is not None:
         headers.append((HEADER_LENGTH.encode(), b"%d" % head))
+    if unknown:
+        headers.append((UNKNOWN.encode(), unknown.encode()))
     return headers
 
 
@@ -256,6 +261,9 @@ def _information(core: Core, safety: Safety) -> list[BaseRoute]:
     async def model_metadata(request: HttpRequest) -> HttpResponse:
         return _json(metadata.model_metadata(core, *_names(request)))
 
+    async def model_config(request: HttpRequest) -> HttpResponse:
+        return _json(metadata.model_config(core, *_names(request)))
+
     async def all_statistics(_: HttpRequest) -> HttpResponse:
         return _json(metadata.statistics(core))
 
@@ -275,6 +283,7 @@ def _information(core: Core, safety: Safety) -> list[BaseRoute]:
         Route("/v2/models/stats", all_statistics),
         *_both(model_statistics, "stats"),
         *_both(model_metadata),
+        *_both(model_config, "config"),
         Route("/v2/repository/index", index, methods=["POST"]),
     ]
 

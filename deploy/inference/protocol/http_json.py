@@ -11,8 +11,8 @@ from typing import Any, Dict, Mapping, NamedTuple
 import numpy as np
 import orjson
 
-from fleetbert.deploy.inference.messages import Response
-from fleetbert.deploy.inference.protocol.tensors import Tensor, outputs, refuse, show, to_raw
+from fleetbert.deploy.inference.messages import Response, show
+from fleetbert.deploy.inference.protocol.tensors import Tensor, outputs, refuse, to_raw
 from fleetbert.deploy.inference.protocol.validation import RawRequest, check_tensor_parameters
 
 Json = Dict[str, Any]  # an object

@@ -10,13 +10,20 @@ import re
 from typing import TypedDict
 
 import fleetbert
-from fleetbert.deploy.inference.messages import Core, Failure, Reason, State, Statistics
-from fleetbert.deploy.inference.protocol.tensors import OUTPUTS, show
+from fleetbert.deploy.inference.messages import Core, Failure, Reason, State, Statistics, show
+from fleetbert.deploy.inference.protocol.tensors import OUTPUTS
 
 SERVER = "fleetbert"
 PLATFORM = "paddle_inference"
+TYPES = {"BYTES": "TYPE_STRING", "INT64": "TYPE_INT64", "INT32": "TYPE_INT32", "FP32": "TYPE_FP32"}
 # In Triton's words, and for both protocols.
-EXTENSIONS = ("binary_tensor_data", "parameters", "model_repository", "statistics")
+EXTENSIONS = (
+    "binary_tensor_data",
+    "parameters",
+    "model_repository",
+    "model_configuration",
+    "statistics",
+)
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
 
 
@@ -98,6 +105,29 @@ def model_metadata(core: Core, model: str, version: str | None = None) -> ModelM
             "max_length": found.max_length,
             "variant": found.variant,
         },
+    }
+
+
+def model_config(core: Core, model: str, version: str | None = None) -> dict[str, object]:
+    """The same as Triton's ModelConfig, for its clients; a batch is the first dimension."""
+    found = model_metadata(core, model, version)
+
+    def describe(tensors: list[TensorMetadata]) -> list[dict[str, object]]:
+        return [
+            {"name": t["name"], "data_type": TYPES[t["datatype"]], "dims": t["shape"]}
+            for t in tensors
+        ]
+
+    inputs = describe(found["inputs"])
+    for tensor in inputs:
+        if tensor["name"] not in ("text", "text_pair"):
+            tensor["optional"] = True
+    return {
+        "name": found["name"],
+        "platform": PLATFORM,
+        "max_batch_size": 0,
+        "input": inputs,
+        "output": describe(found["outputs"]),
     }
 
 

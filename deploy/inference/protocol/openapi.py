@@ -1,43 +1,48 @@
-"""The OpenAPI 3.0 document of the calls in `http`, as a dict."""
+"""The OpenAPI 3.0 document of the calls in `http`, made of openapi.yaml."""
 
 from __future__ import annotations
 
-from typing import Sequence
+import copy
+import json
+from pathlib import Path
+from typing import Any, Dict, Sequence
+
+import yaml
 
 import fleetbert
 from fleetbert.deploy.inference.protocol.metadata import NAME
-from fleetbert.deploy.inference.protocol.openapi_schemas import Json, ref, schemas
 
-JSON = "application/json"
-BINARY = "application/octet-stream"
-TEXT_EXAMPLE = {
-    "inputs": [{"name": "text", "shape": [2], "datatype": "BYTES", "data": ["good", "bad"]}]
-}
-IDS_EXAMPLE = {
-    "id": "42",
-    "parameters": {"timeout": 500000},
-    "inputs": [{"name": "input_ids", "shape": [1, 3], "datatype": "INT64", "data": [[1, 2, 3]]}],
-    "outputs": [{"name": "label"}, {"name": "scores"}],
-}
+Json = Dict[str, Any]
+
+MODEL = "/v2/models/{model}"
+ADMIN = "/v2/repository/models/"
+VERSION = "A version's number, or a label such as stable"
 
 
 def document(*, admin: bool = True, api_key: bool = False, models: Sequence[str] = ()) -> Json:
     """Of the calls that `http.app` offers with the same words; `models` are examples of names."""
-    paths = {
-        "/v2/health/live": {
-            "get": _call("live", "Whether the server answers at all", {"200": _json("Live")})
-        },
-        "/v2/health/ready": {
-            "get": _call(
-                "ready",
-                "Whether every model that is to be served is ready",
-                {"200": _json("Ready"), "503": _json("NotReady", "Not yet")},
-            )
-        },
-    }
-    paths.update(_inference_paths(models))
-    if admin:
-        paths.update(_admin_paths(models))
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    source: Json = json.loads(json.dumps(yaml.safe_load(text)))  # nothing stands twice in it
+    model = _in_path("model", "A model's name", pattern=NAME.pattern.replace(r"\Z", "$"))
+    if models:
+        model["examples"] = {name: {"value": name} for name in models}
+    paths: Json = {}
+    for path, calls in source["paths"].items():
+        if path.startswith(ADMIN) and not admin:
+            continue
+        for call in calls.values():
+            codes = {**call["responses"], "500": "Error"}
+            if api_key and "security" not in call:
+                codes["401"] = "Error"
+            elif not api_key:
+                call.pop("security", None)
+            call["responses"] = {code: _response(source, code, codes[code]) for code in codes}
+            if "{model}" in path:
+                call["parameters"] = [model, *call.get("parameters", ())]
+        paths[path] = calls
+        if path.startswith(MODEL):
+            paths[path.replace(MODEL, MODEL + "/versions/{version}")] = _of_version(calls)
+    _require_properties(source)
     found: Json = {
         "openapi": "3.0.3",
         "info": {
@@ -48,204 +53,50 @@ def document(*, admin: bool = True, api_key: bool = False, models: Sequence[str]
         },
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": schemas(), "headers": _response_headers()},
+        "components": {"schemas": source["schemas"]},
     }
     if api_key:
         found["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         found["security"] = [{"key": []}]
-        for path, calls in paths.items():
-            for call in calls.values():
-                if path.startswith("/v2/health/"):
-                    call["security"] = []
-                else:
-                    call["responses"]["401"] = _error("No key, or a wrong one")
     return found
 
 
-def _inference_paths(models: Sequence[str]) -> Json:
-    paths: Json = {
-        "/v2": {
-            "get": _call("server", "The server's name and extensions", {"200": _json("Server")})
-        },
-        "/v2/models/stats": {
-            "get": _call("stats", "Counts and times of all versions", {"200": _json("Statistics")})
-        },
-        "/v2/repository/index": {
-            "post": _call(
-                "index",
-                "All versions of all models and their state",
-                {"200": _json("Index"), **_refusals(400, 413)},
-                body=_body("IndexRequest", {}),
-            )
-        },
-    }
-    for end, operation, summary, answers in (
-        (
-            "",
-            "model",
-            "A model's inputs and outputs",
-            {"200": _json("Model"), **_refusals(404, 503)},
-        ),
-        (
-            "/ready",
-            "modelReady",
-            "Whether a model is ready",
-            {
-                "200": _json("ModelReady"),
-                "503": _json("ModelNotReady", "Not yet"),
-                **_refusals(404),
-            },
-        ),
-        (
-            "/stats",
-            "modelStats",
-            "Counts and times of a model",
-            {"200": _json("Statistics"), **_refusals(404)},
-        ),
-    ):
-        for path, name, parameters in _both(end, operation, models):
-            paths[path] = {"get": _call(name, summary, answers, parameters)}
-    for path, name, parameters in _both("/infer", "infer", models):
-        parameters = [*parameters, _header_length("The JSON's length, where raw tensors follow")]
-        paths[path] = {
-            "post": _call(
-                name,
-                "The labels of texts or pairs of texts",
-                {"200": _inference_answer(), **_refusals(400, 404, 413, 503, 504)},
-                parameters,
-                _inference_body(),
-            )
-        }
-    return paths
-
-
-def _admin_paths(models: Sequence[str]) -> Json:
-    model = [_model_parameter(models)]
-    answers = {"200": {"description": "Done"}, **_refusals(400, 404, 413, 503)}
-    return {
-        f"/v2/repository/models/{{model}}/{operation}": {
-            "post": _call(operation, summary, answers, model, _body("RepositoryRequest", {}))
-        }
-        for operation, summary in (
-            ("load", "Look at the model's folder and serve what its policy says"),
-            ("unload", "Stop serving a model until it is loaded"),
-        )
-    }
-
-
-def _call(
-    operation: str,
-    summary: str,
-    responses: Json,
-    parameters: list[Json] | None = None,
-    body: Json | None = None,
-) -> Json:
-    found: Json = {
-        "operationId": operation,
-        "summary": summary,
-        "responses": {**responses, "500": _error("The server's fault")},
-    }
-    if parameters:
-        found["parameters"] = parameters
-    if body:
-        found["requestBody"] = body
+def _response(source: Json, code: str, schema: str | None) -> Json:
+    found: Json = {"description": source["meanings"][code]}
+    headers = source["headers"].get(code) or source["headers"].get(str(schema))
+    if headers:
+        found["headers"] = headers
+    if schema is not None:
+        content = {"schema": {"$ref": f"#/components/schemas/{schema}"}}
+        found["content"] = {"application/json": content}
+    if schema == "InferenceResponse":
+        found["content"]["application/octet-stream"] = {"schema": {}}
     return found
 
 
-def _both(end: str, operation: str, models: Sequence[str]) -> list[tuple[str, str, list[Json]]]:
-    """Path, operation and path parameters of a model's call, without a version and with one."""
-    model = _model_parameter(models)
-    version = _path_parameter("version", "A version's number, or a label such as stable")
-    return [
-        (f"/v2/models/{{model}}{end}", operation, [model]),
-        (
-            f"/v2/models/{{model}}/versions/{{version}}{end}",
-            f"{operation}Version",
-            [model, version],
-        ),
-    ]
+def _of_version(calls: Json) -> Json:
+    """The same calls with a version in their path."""
+    calls = copy.deepcopy(calls)
+    for call in calls.values():
+        call["operationId"] += "Version"
+        call["parameters"].insert(1, _in_path("version", VERSION))
+    return calls
 
 
-def _model_parameter(models: Sequence[str]) -> Json:
-    found = _path_parameter("model", "A model's name")
-    found["schema"]["pattern"] = NAME.pattern.replace(r"\Z", "$")
-    if models:
-        found["examples"] = {name: {"value": name} for name in models}
-    return found
+def _in_path(name: str, description: str, **schema: str) -> Json:
+    found: Json = {"name": name, "in": "path", "required": True, "description": description}
+    return {**found, "schema": {"type": "string", "minLength": 1, **schema}}
 
 
-def _path_parameter(name: str, description: str) -> Json:
-    return {
-        "name": name,
-        "in": "path",
-        "required": True,
-        "description": description,
-        "schema": {"type": "string", "minLength": 1},
-    }
-
-
-def _header_length(description: str) -> Json:
-    return {
-        "name": "Inference-Header-Content-Length",
-        "in": "header",
-        "required": False,
-        "description": description,
-        "schema": {"type": "integer", "minimum": 0},
-    }
-
-
-def _body(schema: str, example: Json) -> Json:
-    return {"required": False, "content": {JSON: {"schema": ref(schema), "example": example}}}
-
-
-def _inference_body() -> Json:
-    examples = {"texts": {"value": TEXT_EXAMPLE}, "token ids": {"value": IDS_EXAMPLE}}
-    return {
-        "required": True,
-        "content": {
-            JSON: {"schema": ref("InferenceRequest"), "examples": examples},
-            BINARY: {"schema": {}},
-        },
-    }
-
-
-def _inference_answer() -> Json:
-    names = ("X-Queue-Time", "X-Inference-Time", "Inference-Header-Content-Length")
-    return {
-        "description": "The outputs in the order of the texts",
-        "headers": {name: {"$ref": f"#/components/headers/{name}"} for name in names},
-        "content": {JSON: {"schema": ref("InferenceResponse")}, BINARY: {"schema": {}}},
-    }
-
-
-def _response_headers() -> Json:
-    milliseconds = {"type": "number", "minimum": 0}
-    length = {"type": "integer", "minimum": 0}
-    return {
-        "X-Queue-Time": {"description": "Milliseconds in the queue", "schema": milliseconds},
-        "X-Inference-Time": {"description": "Milliseconds in the engine", "schema": milliseconds},
-        "Inference-Header-Content-Length": {"description": "The JSON's length", "schema": length},
-    }
-
-
-def _refusals(*codes: int) -> Json:
-    meanings = {
-        400: "Something in the request is wrong; the sentence names it",
-        404: "No such model or version",
-        413: "More than this server takes in a request",
-        503: "The queue is full, or the model is not ready",
-        504: "The request's own time limit has passed",
-    }
-    refusals: Json = {str(code): _error(meanings[code]) for code in codes}
-    if 503 in codes:
-        seconds = {"description": "Seconds", "schema": {"type": "integer", "minimum": 1}}
-        refusals["503"]["headers"] = {"Retry-After": seconds}
-    return refusals
-
-
-def _error(description: str) -> Json:
-    return _json("Error", description)
-
-
-def _json(schema: str, description: str = "The answer") -> Json:
-    return {"description": description, "content": {JSON: {"schema": ref(schema)}}}
+def _require_properties(part: Any) -> None:
+    """Of each object that does not say which of its properties are required; none is no list."""
+    if isinstance(part, dict):
+        if part.get("type") == "object" and "properties" in part:
+            part.setdefault("required", list(part["properties"]))
+            if not part["required"]:
+                del part["required"]
+        for child in part.values():
+            _require_properties(child)
+    elif isinstance(part, list):
+        for child in part:
+            _require_properties(child)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.data.read import fault_of
-from fleetbert.deploy.inference.messages import Failure, Reason, Response
+from fleetbert.deploy.inference.messages import Failure, Reason, Response, show
 
 LITTLE = sys.byteorder == "little"
 _read_length = struct.Struct("<I").unpack_from
@@ -50,20 +50,13 @@ def refuse(message: str, reason: Reason = Reason.BAD_REQUEST) -> Failure:
     return Failure(reason, message)
 
 
-def show(value: Any) -> str:
-    """What a client sent, for a message: short, whatever it is."""
-    if isinstance(value, (list, dict)):
-        text = f"a {'list' if isinstance(value, list) else 'object'} of {len(value)}"
-    elif isinstance(value, (str, bytes)):
-        text = repr(value[:60])
-    else:
-        text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def read_texts(tensor: Tensor, max_texts: int, max_bytes: int) -> list[str]:
-    """The strings of a BYTES tensor of shape [texts], each one that `predict` would answer."""
+    """The strings of a BYTES tensor of shape [texts] or [texts, 1], each one that `predict` would
+    answer."""
     name = tensor.name
+    shape = tensor.shape
+    if type(shape) is list and len(shape) == 2 and type(shape[1]) is int and shape[1] == 1:
+        tensor = _without_column(tensor)
     if tensor.datatype != "BYTES":
         raise refuse(f"datatype of input '{name}' is {show(tensor.datatype)}; it has to be BYTES")
     (count,) = _read_shape(tensor, "[texts]", max_texts)
@@ -187,6 +180,14 @@ def _read_shape(tensor: Tensor, wanted: str, max_texts: int) -> list[int]:
             Reason.TOO_LARGE,
         )
     return shape
+
+
+def _without_column(tensor: Tensor) -> Tensor:
+    """The tensor [n, 1], nested or not, as [n]."""
+    values = tensor.values
+    if type(values) is list and values and type(values[0]) is list:
+        values = _flatten(tensor, len(values), 1)
+    return tensor._replace(shape=tensor.shape[:1], values=values)
 
 
 def _wrong_count(name: str, found: int, shape: Sequence[int]) -> Failure:

@@ -7,18 +7,19 @@ from typing import Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.deploy.inference.messages import Request, Version
+from fleetbert.deploy.inference.messages import Request, Version, list_names, show
 from fleetbert.deploy.inference.protocol.tensors import (
     OUTPUTS,
     Tensor,
     read_integers,
     read_texts,
     refuse,
-    show,
 )
 from fleetbert.deploy.inference.settings import Safety
 
-INPUTS = ("text", "text_pair", "input_ids", "token_type_ids")
+IDS = ("input_ids", "token_type_ids", "attention_mask")
+INPUTS = ("text", "text_pair", *IDS)
+PARAMETERS = ("timeout", "speed", "binary_data_output")  # of a request
 TOKEN_TYPES = 2  # BERT's segments
 # A timer has to hold it; whoever waits longer than a day waits for ever.
 LONGEST_TIMEOUT = 86400.0
@@ -91,7 +92,7 @@ def _read_texts(
     inputs: Mapping[str, Tensor], target: Version, safety: Safety
 ) -> tuple[list[str], list[str] | None]:
     if len(inputs) > 1:
-        for name in ("input_ids", "token_type_ids"):
+        for name in IDS:
             if name in inputs:
                 raise refuse(
                     f"input 'text' and input '{name}' are both given; send one or the other"
@@ -112,26 +113,36 @@ def _read_texts(
 def _read_ids(
     inputs: Mapping[str, Tensor], target: Version, safety: Safety
 ) -> tuple[list[np.ndarray], list[int]]:
-    """Each text's ids, int32, without the padding at its end, and its tokens of segment 0."""
+    """Each text's ids, int32, without the padding at its end, and its tokens of segment 0.
+
+    Where the padding begins, attention_mask says, if there is one.
+    """
     if "input_ids" not in inputs:
         raise refuse("inputs hold neither 'text' nor 'input_ids'; send one of them")
     if "text_pair" in inputs:
         raise refuse("input 'text_pair' goes with input 'text', not with 'input_ids'")
     size = (safety.max_texts, target.max_length)
     ids = read_integers(inputs["input_ids"], *size, target.vocab_size, "the model's token ids")
-    ends = np.arange(1, ids.shape[1] + 1) * (ids != target.pad_id)
-    lengths = ends.max(axis=1).tolist()
+    columns = np.arange(ids.shape[1])
+    lengths = ((columns + 1) * (ids != target.pad_id)).max(axis=1).tolist()
+    if "attention_mask" in inputs:
+        mask = read_integers(inputs["attention_mask"], *size, 2, "attention masks")
+        _check_shape("attention_mask", mask, ids)
+        sums = mask.sum(axis=1)
+        wrong = (mask != (columns < sums[:, None])).any(axis=1)
+        if wrong.any():
+            raise refuse(
+                f"text {int(wrong.argmax())} of input 'attention_mask' is not ones followed by "
+                "zeros: padding stands at the end"
+            )
+        lengths = sums.tolist()
     if 0 in lengths:
         raise refuse(f"text {lengths.index(0)} of input 'input_ids' holds only padding")
     rows = [row[:length].astype(np.int32) for row, length in zip(ids, lengths)]
     if "token_type_ids" not in inputs:
         return rows, lengths
     types = read_integers(inputs["token_type_ids"], *size, TOKEN_TYPES, "token types")
-    if types.shape != ids.shape:
-        raise refuse(
-            f"shape of input 'token_type_ids' is {list(types.shape)}, but that of 'input_ids' is "
-            f"{list(ids.shape)}"
-        )
+    _check_shape("token_type_ids", types, ids)
     first_lengths = []
     for number, (row, length) in enumerate(zip(types, lengths)):
         first = int(np.count_nonzero(row[:length] == 0))
@@ -139,6 +150,20 @@ def _read_ids(
             raise refuse(f"text {number} of input 'token_type_ids' is not zeros followed by ones")
         first_lengths.append(first)
     return rows, first_lengths
+
+
+def _check_shape(name: str, found: np.ndarray, ids: np.ndarray) -> None:
+    if found.shape != ids.shape:
+        raise refuse(
+            f"shape of input '{name}' is {list(found.shape)}, but that of 'input_ids' is "
+            f"{list(ids.shape)}"
+        )
+
+
+def unknown_parameters(raw: RawRequest) -> str:
+    """The names of a request's parameters that change nothing, in ASCII; "" if there are none."""
+    names = [show(key) for key in raw.parameters if key not in PARAMETERS]
+    return list_names(names).encode("ascii", "backslashreplace").decode() if names else ""
 
 
 def _read_speed(parameters: Mapping[str, object]) -> float | None:

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Dict, Mapping, Tuple
 
 from fleetbert import bundle as bundles
+from fleetbert.deploy.inference.settings import VERSION_NAME
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,17}")
 
 Signature = Tuple[Tuple[int, int, int], ...]  # of each file: inode, size, time of change
 
@@ -45,7 +45,9 @@ def look(root: Path, known: Mapping[Path, VersionFolder], told: set[Path]) -> In
     index: Index = {}
     for folder in _folders(root, MODEL_NAME, "a model", told):
         try:
-            paths = _folders(folder, VERSION_NAME, "a version (a number)", told)
+            paths = _folders(
+                folder, VERSION_NAME, "a version (a number, without zeros before it)", told
+            )
             versions = {int(path.name): _find(path, known) for path in paths}
             told.discard(folder)
         except (FileNotFoundError, NotADirectoryError):  # removed meanwhile

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Iterable
 
+from fleetbert import limits
 from fleetbert.deploy.inference.messages import (
     Failure,
     Reason,
@@ -21,17 +22,22 @@ from fleetbert.deploy.inference.messages import (
     State,
     Statistics,
     Version,
+    list_names,
     printable,
+    show,
 )
 from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.repository import index
 from fleetbert.deploy.inference.repository.loading import LoadedVersion, Loader
-from fleetbert.deploy.inference.settings import Policy, Serve
+from fleetbert.deploy.inference.settings import VERSION_NAME, Policy, Serve
+from fleetbert.deploy.inference.workers import process
 from fleetbert.deploy.inference.workers.pool import Lost, Refused
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
 
+# What was there so long ago at most, and is not now, is being replaced: rm, then cp.
+REPLACING_SECONDS = 30.0
 LOAD_TRIES = 3  # of a version whose workers end while they open it
 
 
@@ -88,12 +94,16 @@ class Repository:
         self._told: set[Path] = set()  # folders of which the log says what is wrong
         self._loader = Loader(settings)
         self._looked = False
+        self._seen: dict[tuple[str, int], float] = {}  # when each version was last there
         self._lock = asyncio.Lock()  # one change at a time
         self._retiring: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Begin to load what there is, and to look for changes. `ready` says when it answers."""
+        shares, threads = process.share_processors(self._settings.engine)
+        words = "%s; each version has %d workers of %d threads"
+        log.info(words, limits.read(), len(shares), threads)
         self._watching = asyncio.ensure_future(self._watch())
 
     async def close(self, grace: float) -> None:
@@ -169,9 +179,21 @@ class Repository:
     def _model(self, name: str) -> Model:
         found = self._models.get(name)
         if found is None:
-            names = ", ".join(sorted(self._models)) or "none"
-            raise Failure(Reason.NOT_FOUND, f"there is no model {name!r}; there are: {names}")
+            names = list_names(sorted(self._models))
+            raise self._absent(f"there is no model {show(name)}; there are: {names}", name)
         return found
+
+    def _absent(self, message: str, name: str, number: int | None = None) -> Failure:
+        """Of what is not there. Worth another try before the first look, or if it was there a
+        moment ago."""
+        since = time.monotonic() - REPLACING_SECONDS
+        for (model, version), seen in self._seen.items():
+            if model == name and number in (None, version) and seen > since:
+                return Failure(Reason.UNAVAILABLE, f"{message}; it was there a moment ago", 1.0)
+        if not self._looked:
+            words = f"model {show(name)} is not known yet: the server has just started"
+            return Failure(Reason.UNAVAILABLE, words, 1.0)
+        return Failure(Reason.NOT_FOUND, message)
 
     def _route(self, name: str, version: str | None) -> LoadedVersion:
         """Which version answers a request with these words."""
@@ -184,15 +206,16 @@ class Repository:
                 raise Failure(Reason.UNAVAILABLE, f"model {name} is not loaded")
             raise Failure(Reason.UNAVAILABLE, f"model {name} is not ready: {model.reason(newest)}")
         number = model.policy.aliases.get(version)
-        if number is None and index.VERSION_NAME.fullmatch(version):
+        if number is None and VERSION_NAME.fullmatch(version):
             number = int(version)
         if number in model.held:
             return model.held[number]
         if number not in model.found:
             known = [*map(str, sorted(model.found)), *sorted(model.policy.aliases)]
-            raise Failure(
-                Reason.NOT_FOUND,
-                f"model {name} has no version {version!r}; it has: {', '.join(known) or 'none'}",
+            raise self._absent(
+                f"model {name} has no version {show(version)}; it has: {list_names(known)}",
+                name,
+                -1 if number is None else number,
             )
         raise Failure(
             Reason.UNAVAILABLE,
@@ -231,8 +254,11 @@ class Repository:
             if name not in self._models:
                 policy = self._settings.repository.default
                 self._models[name] = Model(name, policy, required=not self._looked)
+        now = time.monotonic()
         for name, model in self._models.items():
             model.found = on_disk.get(name, {})
+            self._seen.update(((name, number), now) for number in model.found)
+        self._seen = {key: t for key, t in self._seen.items() if t > now - REPLACING_SECONDS}
         self._looked = True
 
     async def _update(self, model: Model) -> None:

@@ -17,13 +17,13 @@ from tqdm import tqdm
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert.compat import environment, training
-from fleetbert.compress import early_exit
+from fleetbert.compat import training
+from fleetbert.compress import early_exit, selection
 from fleetbert.compress.distill import heads, report
 from fleetbert.compress.early_exit import Choice, Observed
-from fleetbert.compress.gate import Gate, describe
-from fleetbert.compress.pipeline import Result, result_of
-from fleetbert.compress.texts import read_unlabelled
+from fleetbert.compress.gate import Gate, Sample, describe
+from fleetbert.compress.pipeline import Result
+from fleetbert.compress.texts import draw, read_unlabelled
 from fleetbert.engines import answer, engine, evaluate
 from fleetbert.engines.exits import Settings
 from fleetbert.engines.heads import Tensors
@@ -63,16 +63,18 @@ def add_variants(job: schema.SelfDistill) -> list[Result]:
 def _add_variants(
     job: schema.SelfDistill, bundle: bundles.Bundle, names: list[str], ranks: Ranks
 ) -> list[Result]:
-    gate = Gate(bundle, str(job.gate.data), job.gate.max_accuracy_drop, job.threads)
+    gate = Gate(bundle, job.gate, job.threads)
     teacher = early_exit.open_source(bundle, "float32")
     _check_layers(job.distill.layers, len(teacher.layers))
     trained = train_heads(job, gate.model._replace(batch_tokens=BATCH_TOKENS), teacher, ranks)
     if ranks.number:
         return []
+    key = "data.train"
+    sample = selection.open_sample(gate, job.selection, job.data.train, job.seed, key)
     results = []
     for name in names:
         source = teacher if name == "float32" else early_exit.open_source(bundle, name)
-        result = _add(job, gate, source, trained)
+        result = _add(job, gate, sample, source, trained)
         if result is not None:
             results.append(result)
     return results
@@ -126,7 +128,8 @@ def _examples(
         found = read_unlabelled(path, model.pair, "data.train")
         texts_a = [example.text_a for example in found]
         texts_b = [example.text_b or "" for example in found] if model.pair else None
-    chosen = np.random.default_rng(job.seed).permutation(len(texts_a))[: job.distill.texts]
+    most = len(texts_a) - selection.held_out(len(texts_a), job.selection)
+    chosen = draw(len(texts_a), min(job.distill.texts, most), job.seed)
     encodings = model.tokenizer.encode(
         [texts_a[number] for number in chosen],
         None if texts_b is None else [texts_b[number] for number in chosen],
@@ -161,25 +164,26 @@ def _check_layers(layers: object, count: int) -> None:
 def _add(
     job: schema.SelfDistill,
     gate: Gate,
+    sample: Sample,
     source: early_exit.Source,
     trained: dict[int, Tensors],
 ) -> Result | None:
     """Add the early-exit variant of `source`; None where that would not be faster than the source,
-    unless the job names the groups."""
+    unless the job names the groups. Groups and speed are chosen on `sample`."""
     target = early_exit.variant_name(source.name)
     bundle, pad_id = gate.bundle, gate.model.tokenizer.pad_id
-    least = gate.float32_accuracy - gate.max_drop
+    least = sample.float32_accuracy - gate.max_drop
     model = gate.model._replace(batch_tokens=job.distill.batch_tokens)
-    batches = list(answer.in_batches(model, gate.encodings))
-    log.info(f"{target}: measuring layers and heads on {gate.data}")
+    batches = list(answer.in_batches(model, sample.encodings))
+    log.info(f"{target}: measuring layers and heads on {sample.name}")
     with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as temporary:
         folder = Path(temporary)
         opened = early_exit.open_layers(source, folder, pad_id, THREADS)
         kind = bundle.variant(source.name).kind
         whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS)
-        observed = early_exit.observe(
-            opened, whole, batches, gate.truth, job.distill.head, trained, source
-        )
+        heads_of = (job.distill.head, trained, source)
+        observed = early_exit.observe(opened, whole, batches, sample.truth, *heads_of)
+        observed = observed._replace(reference=gate.model.task.right(sample.truth, sample.float32))
         layers = job.distill.layers if isinstance(job.distill.layers, list) else None
         choice = early_exit.choose(observed, least, layers, job.distill.speed)
         log.info(
@@ -193,11 +197,13 @@ def _add(
         faster = early_exit.times_faster(chosen, whole, *of_batches)
         at_speed_0 = functools.partial(chosen, speed=0.0)
         early = early_exit.times_faster(chosen, at_speed_0, *of_batches)
+        # What is told of each speed comes from texts that chose nothing.
+        accepting = early_exit.observe(opened, whole, gate.batches, gate.truth, *heads_of, 0)
     log.info(f"{target}: {faster:.2f} times the texts/s of {source.name}")
     pays = faster > 1 and early_exit.saves(observed, choice)
     page = bundle.root / report.name(target)
-    told = functools.partial(_report, job, gate, page, target, observed, choice)
-    if layers is None and choice.accuracy >= least - 1e-9 and not pays:
+    told = functools.partial(report.write, page, accepting, choice, target, gate, job)
+    if layers is None and choice.accuracy - choice.margin >= least - 1e-9 and not pays:
         why = (
             f"{target} is not added: at the accuracy {least:.4f} that the gate asks for, no "
             f"exit makes {source.name} faster, which answers best as it is"
@@ -212,40 +218,14 @@ def _add(
         hint = "a smaller distill.speed lets fewer texts leave early"
         refused = gate.refusal(target, measured.accuracy, hint)
         if refused is None:
-            known = {**measured.as_fields(), **evidence(observed, choice)}
+            known = {**measured.as_fields(), **evidence(accepting, choice)}
             known["times_faster"] = round(early, 3)
             bundle = new.add(variant.model_copy(update=known))
             log.info(f"added {target} to {bundle.root}")
-    told(None)
+    told(None, measured.accuracy.drop)
     if refused is not None:
         raise GateFailed(refused)
-    return result_of(bundle, target, page)
-
-
-def _report(
-    job: schema.SelfDistill,
-    gate: Gate,
-    path: Path,
-    target: str,
-    observed: Observed,
-    choice: Choice,
-    why_not: str | None,
-) -> None:
-    root = gate.bundle.root.resolve()
-    report.write(
-        path,
-        observed,
-        choice,
-        report.curve(observed, choice),
-        target=target,
-        title=f"{root.parent.name}/{root.name}",
-        data=gate.data,
-        least=gate.float32_accuracy - gate.max_drop,
-        why_not=why_not,
-        job=job.model_dump(),
-        machine=environment.machine(gate.threads),
-    )
-    log.info(f"report: {path}")
+    return Result(bundle, target, page)
 
 
 def evidence(found: Observed, choice: Choice) -> dict[str, object]:

@@ -84,6 +84,8 @@ class Whole(Tokenizer):
 
     @classmethod
     def find(cls, folder: Path) -> Spec | None:
+        if (folder / "vocab.txt").is_file():  # WordPiece's
+            return None
         path = folder / WHOLE
         config = folder / folders.CONFIG
         said = encodings.read_json(config, "tokenizer") if config.is_file() else {}
@@ -198,7 +200,7 @@ def _byte_level(folder: Path, spaced: bool) -> tokenizers.Tokenizer:
     found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
     found.add_special_tokens(list(USUAL[0].values()))
     found.post_processor = processors.RobertaProcessing(
-        sep=("</s>", words["</s>"]), cls=("<s>", words["<s>"]), add_prefix_space=spaced
+        ("</s>", words["</s>"]), ("<s>", words["<s>"]), add_prefix_space=spaced
     )
     return found
 

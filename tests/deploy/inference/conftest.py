@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
 import fake_core
 import grpc
 import pytest
@@ -17,3 +20,18 @@ def server():
 def channel(server):
     with grpc.insecure_channel(server.grpc) as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def certificate(tmp_path_factory):
+    """PEM files of a certificate for localhost, signed by itself, and of its key."""
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl to make a certificate with")
+    folder = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
+         "-keyout", "key.pem", "-out", "cert.pem"],
+        cwd=folder, check=True, capture_output=True,
+    )  # fmt: skip
+    return folder / "cert.pem", folder / "key.pem"

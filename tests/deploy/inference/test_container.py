@@ -107,6 +107,7 @@ PACKAGES = {
     "google": "protobuf",
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
     "opentelemetry": "opentelemetry-sdk",
     "paddle": "paddlepaddle",
     "pydantic_core": "pydantic",

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import threading
+import time
 from pathlib import Path
 
 import grpc
@@ -165,6 +166,11 @@ def test_an_address_without_quotes_in_yaml_is_told(tmp_path, capsys):
     assert "line 2" in said and 'has to be quoted: "::"' in said
 
 
+def test_a_key_without_effect_is_told(tmp_path):
+    with serving(tmp_path, "batching.max_age_ms=5") as served:
+        assert "batching.max_age_ms has no effect any more" in served.lines()[0]["message"]
+
+
 @pytest.mark.parametrize("key", ["http_port", "grpc_port", "admin_port"])
 def test_a_port_in_use_is_one_sentence(tmp_path, key):
     with socket.socket() as taken:
@@ -200,6 +206,63 @@ def test_what_is_wrong_is_said(tmp_path, capsys, words, part):
     assert caught.value.code == 2
     said = capsys.readouterr().err
     assert part in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("version", ["v1", "0001", "1.0"])
+def test_a_version_that_is_not_named_by_a_number_is_told(tmp_path, capsys, version):
+    (tmp_path / "sst2" / version).mkdir(parents=True)
+    (tmp_path / "sst2" / version / "manifest.json").touch()
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--repository", str(tmp_path)])
+    assert f"sst2/{version} is not named like a version; rename it" in capsys.readouterr().err
+
+
+def test_old_and_idle_connections_are_ended(tmp_path):
+    """So that a balancer that counts connections spreads clients again."""
+    with serving(tmp_path, "listen.age_seconds=2", "listen.idle_seconds=1") as served:
+        host, port = served.http.rpartition("/")[2].split(":")
+        request = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n"
+        with socket.create_connection((host, int(port)), timeout=DEADLINE) as client:
+            begin, answers = time.monotonic(), []
+            while time.monotonic() < begin + 30:
+                client.sendall(request)
+                answers.append(client.recv(65536))
+                if b"connection: close" in answers[-1]:
+                    break
+                time.sleep(0.2)
+            assert 2 <= time.monotonic() - begin < 30 and client.recv(100) == b""
+            assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
+        with socket.create_connection((host, int(port)), timeout=DEADLINE) as client:
+            client.sendall(request)
+            assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+            assert client.recv(100) == b""  # idle
+        with grpc.insecure_channel(served.grpc) as channel:
+            seen = []
+            channel.subscribe(seen.append, try_to_connect=True)
+            stub, begin = make_stub(channel), time.monotonic()
+            while time.monotonic() < begin + 5:  # no call is lost by it
+                assert stub.ServerLive(inference_pb2.ServerLiveRequest(), timeout=DEADLINE).live
+                time.sleep(0.05)
+            ready = grpc.ChannelConnectivity.READY
+            served.wait_for(lambda: seen[-1] is not ready)
+            assert seen.count(ready) >= 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_models_load_ends_at_once(tiny_bundle, tmp_path, number):
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    for version in range(1, 4):
+        (tmp_path / "models" / "tiny" / str(version)).symlink_to(tiny_bundle)
+    words = [f"repository.path={tmp_path / 'models'}", "repository.default.versions=all"]
+    with serving(tmp_path, *words, "engine.workers=2", command=REAL, ready=False) as served:
+        main = psutil.Process(served.process.pid)
+        children = served.wait_for(
+            lambda: len(main.net_connections()) > 1 and main.children(recursive=True)
+        )
+        begin = time.monotonic()
+        assert served.end(number) == (0 if number == signal.SIGTERM else 130)
+        assert time.monotonic() - begin < 15 and "Traceback" not in served.log
+        served.wait_for(lambda: not any(child.is_running() for child in children), ended=True)
 
 
 @pytest.mark.parametrize(
@@ -261,3 +324,21 @@ def test_leaving_before_all_is_answered(tmp_path, grace, signals, code):
         assert served.process.wait(DEADLINE) == code, served.log
         thread.join(DEADLINE)
         assert "Traceback" not in served.log
+
+
+def test_what_workers_print_is_lines_of_the_json_log(tiny_bundle, tmp_path):
+    """Of Paddle's import with several threads, and of its C++ where a worker crashes."""
+    shutil.copytree(tiny_bundle, tmp_path / "models" / "tiny" / "1")
+    words = [f"repository.path={tmp_path / 'models'}", "repository.default.variant=float32"]
+    words += ["engine.workers=1", "engine.threads=2", "engine.pin=false"]
+    environ = {"OMP_NUM_THREADS": "3"}
+    with serving(tmp_path, *words, command=REAL, environ=environ) as served:
+        children = psutil.Process(served.process.pid).children(recursive=True)
+        [worker] = [child for child in children if mapped(child)]
+        worker.send_signal(signal.SIGSEGV)
+        said = f"worker {worker.pid}: "
+        served.wait_for(lambda: any(said in line["message"] for line in served.lines()))
+        with Client(served.http) as client:
+            assert client.infer("tiny", TEXTS)
+    assert any("SIGSEGV" in line["message"] for line in served.lines())
+    assert "OMP_NUM_THREADS" not in served.log

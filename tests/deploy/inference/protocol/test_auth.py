@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import shutil
-import subprocess
 
 import grpc
 import pytest
@@ -19,21 +17,6 @@ from fleetbert.deploy.inference.settings import Safety
 from fleetbert.errors import UserError
 
 KEYS = ["first-key-0123456789", "second-key-0123456789"]
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory):
-    """PEM files of a certificate for localhost, signed by itself, and of its key."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl to make a certificate with")
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-         "-keyout", "key.pem", "-out", "cert.pem"],
-        cwd=folder, check=True, capture_output=True,
-    )  # fmt: skip
-    return folder / "cert.pem", folder / "key.pem"
 
 
 @pytest.fixture(scope="module")

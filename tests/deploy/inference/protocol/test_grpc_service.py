@@ -10,8 +10,12 @@ import fake_core
 import grpc
 import numpy as np
 import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_stub import make_stub
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import (
+    ProtoReflectionDescriptorDatabase,
+)
+from grpc_stub import SERVICE, make_stub
 
 import fleetbert
 from fleetbert.deploy.inference.protocol import grpc_service
@@ -20,6 +24,9 @@ from fleetbert.tasks.metrics import softmax
 
 TEXTS = ["good good", "bad", "a text of more than sixteen characters"]
 CODE = grpc.StatusCode
+EXTENSIONS = [
+    *("binary_tensor_data", "parameters", "model_repository", "model_configuration", "statistics"),
+]
 
 
 @pytest.fixture
@@ -84,8 +91,7 @@ def test_health_and_metadata_of_the_server(server, stub):
     assert stub.ServerReady(pb.ServerReadyRequest()).ready
     found = stub.ServerMetadata(pb.ServerMetadataRequest())
     assert (found.name, found.version) == ("fleetbert", fleetbert.__version__)
-    extensions = ["binary_tensor_data", "parameters", "model_repository", "statistics"]
-    assert list(found.extensions) == extensions
+    assert list(found.extensions) == EXTENSIONS
     server.core.is_ready = False
     try:
         assert not stub.ServerReady(pb.ServerReadyRequest()).ready
@@ -220,8 +226,69 @@ def test_what_is_no_text_is_refused_with_its_index(stub, raw, text, words):
 
 
 def test_a_method_that_is_not_there(channel):
-    call = channel.unary_unary("/inference.GRPCInferenceService/ModelConfig")
+    call = channel.unary_unary("/inference.GRPCInferenceService/TraceSetting")
     assert refused(call, b"").code() is CODE.UNIMPLEMENTED
+
+
+def test_model_config_is_tritons(stub):
+    config = stub.ModelConfig(pb.ModelConfigRequest(name="sst")).config
+    assert (config.name, config.max_batch_size) == ("sst", 0)
+    assert [(i.name, i.data_type, list(i.dims), i.optional) for i in config.input] == [
+        ("text", pb.TYPE_STRING, [-1], False),
+        ("input_ids", pb.TYPE_INT64, [-1, -1], True),
+        ("token_type_ids", pb.TYPE_INT64, [-1, -1], True),
+    ]
+    assert [(o.name, o.data_type) for o in config.output][::3] == [
+        ("label", pb.TYPE_STRING),
+        ("exit_layer", pb.TYPE_INT32),
+    ]
+    error = refused(stub.ModelConfig, pb.ModelConfigRequest(name="nobody"))
+    assert error.code() is CODE.NOT_FOUND
+
+
+def test_a_stream_is_answered_in_order_and_an_error_ends_nothing(server, stub):
+    models = ["sst", "full", "sst", "broken", "nobody", "sst"] * 50
+    requests = [
+        request_of(["good" * (number % 5 + 1)], model, id=str(number))
+        for number, model in enumerate(models)
+    ]
+    answers = list(stub.ModelStreamInfer(iter(requests), timeout=60))
+    words = {"full": "is full", "broken": "the server failed", "nobody": "there is no model"}
+    for number, (model, answer) in enumerate(zip(models, answers)):
+        assert answer.infer_response.id == str(number)
+        if model == "sst":
+            assert not answer.error_message
+            check_answer(answer.infer_response, ["good" * (number % 5 + 1)])
+        else:
+            assert words[model] in answer.error_message and "secret" not in answer.error_message
+    assert len(answers) == len(models)
+
+
+def test_a_stream_that_is_cancelled_cancels_its_requests(server, stub):
+    before, asked = server.core.cancelled, len(server.core.requests)
+    call = stub.ModelStreamInfer(iter([request_of(["good"], "slow")] * 5))
+    fake_core.wait_for(lambda: len(server.core.requests) == asked + 5)
+    call.cancel()
+    fake_core.wait_for(lambda: server.core.cancelled == before + 5)
+
+
+def test_reflection_tells_the_services(channel):
+    """What grpcurl asks for."""
+    database = ProtoReflectionDescriptorDatabase(channel)
+    assert "inference.GRPCInferenceService" in database.get_services()
+    pool = DescriptorPool(database)
+    service = pool.FindServiceByName("inference.GRPCInferenceService")
+    assert [method.name for method in service.methods] == [
+        method.name for method in SERVICE.methods
+    ]
+    assert pool.FindMessageTypeByName("inference.ModelInferRequest").fields_by_name["inputs"]
+
+
+def test_unknown_parameters_are_named(stub):
+    request = request_of(["good"])
+    request.parameters["sp\u00e9d"].double_param = 0.5
+    _, call = stub.ModelInfer.with_call(request, timeout=60)
+    assert dict(call.trailing_metadata())["x-unknown-parameters"] == r"'sp\xe9d'"
 
 
 def test_parameters_reach_the_core(server, stub):

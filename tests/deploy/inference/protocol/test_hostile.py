@@ -238,11 +238,18 @@ def test_an_endless_body_ends_with_its_connection(server, monkeypatch):
         head_of("Content-Length: 99999999999999999999999999"),
         head_of("Transfer-Encoding: chunked") + b"zz\r\nhello\r\n",
         head_of("Transfer-Encoding: chunked", "Content-Length: 3") + b"abc",
+        b"FOO / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v2/models/caf\xc3\xa9 HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v2 HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET /v2 HTTP/9.9\r\nHost: x\r\n\r\n",
     ],
 )
 def test_what_is_no_http(server, sent):
     found = exchange(server, sent)
-    assert found.startswith((b"HTTP/1.1 4", b"")) and b" 200 " not in found[:20]
+    head, _, body = found.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/json" in head
+    assert list(json.loads(body)) == ["error"]
 
 
 @pytest.mark.parametrize("part", [0, 20])

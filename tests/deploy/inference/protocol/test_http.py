@@ -20,6 +20,9 @@ from fleetbert.deploy.inference.protocol.middleware import Middleware
 from fleetbert.tasks.metrics import softmax
 
 TEXTS = ["good good", "bad", "a text of more than sixteen characters"]
+EXTENSIONS = [
+    *("binary_tensor_data", "parameters", "model_repository", "model_configuration", "statistics"),
+]
 
 
 @pytest.fixture
@@ -60,7 +63,7 @@ def test_server_metadata(get, path):
     assert found.json() == {
         "name": "fleetbert",
         "version": fleetbert.__version__,
-        "extensions": ["binary_tensor_data", "parameters", "model_repository", "statistics"],
+        "extensions": EXTENSIONS,
     }
 
 
@@ -132,6 +135,43 @@ def test_model_metadata(get):
     ]
 
 
+def test_model_config_is_tritons(get):
+    found = get("/v2/models/pairs/versions/1/config").json()
+    assert (found["name"], found["max_batch_size"]) == ("pairs", 0)
+    assert [(i["name"], i["data_type"], i["dims"], "optional" in i) for i in found["input"]] == [
+        ("text", "TYPE_STRING", [-1], False),
+        ("text_pair", "TYPE_STRING", [-1], False),
+        ("input_ids", "TYPE_INT64", [-1, -1], True),
+        ("token_type_ids", "TYPE_INT64", [-1, -1], True),
+    ]
+    assert found["output"][1] == {"name": "scores", "data_type": "TYPE_FP32", "dims": [-1, 3]}
+    assert get("/v2/models/nobody/config").status_code == 404
+    assert get("/v2/models/loading/config").status_code == 503
+
+
+def test_unknown_parameters_are_named(post):
+    parameters = {"sped": 0.5, "timeout": 60_000_000, "\u4e2d\r\nx: y": 1, "z" * 500: None}
+    found = post("/v2/models/sst/infer", request_of(["good"], parameters=parameters))
+    check_answer(found, ["good"])
+    named = found.headers["x-unknown-parameters"]
+    assert named.startswith(r"'sped', '\u4e2d\r\nx: y', 'zzz") and len(named) < 100
+    assert "x-unknown-parameters" not in post("/v2/models/sst/infer", request_of(["good"])).headers
+    many = {str(number): 1 for number in range(5000)}
+    found = post("/v2/models/sst/infer", request_of(["good"], parameters=many))
+    assert len(found.headers["x-unknown-parameters"]) < 100
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_texts_in_a_column(post, nested):
+    message = request_of(TEXTS)
+    message["inputs"][0]["shape"] = [len(TEXTS), 1]
+    if nested:
+        message["inputs"][0]["data"] = [[text] for text in TEXTS]
+    check_answer(post("/v2/models/sst/infer", message), TEXTS)
+    message["inputs"][0]["data"] = [["good", "bad"], *message["inputs"][0]["data"][1:]]
+    assert post("/v2/models/sst/infer", message).status_code == 400
+
+
 @pytest.mark.parametrize(("path", "version"), [("", "2"), ("/versions/stable", "1")])
 def test_inference(post, path, version):
     found = post(f"/v2/models/sst{path}/infer", request_of(TEXTS, id="七"))
@@ -159,6 +199,49 @@ def test_inference_on_ids(post):
     (output,) = post("/v2/models/sst/infer", message).json()["outputs"]
     expected = fake_core.logits_of_ids(ids, types).ravel()
     np.testing.assert_array_equal(np.float32(output["data"]), expected)
+
+
+@pytest.mark.parametrize(
+    ("mask", "rows"),
+    [
+        ([[1, 1, 1], [1, 1, 0]], [[2, 7, 3], [2, 3]]),  # what the ids say
+        ([[1, 1, 0], [1, 0, 0]], [[2, 7], [2]]),  # less
+        ([[1, 1, 1], [1, 1, 1]], [[2, 7, 3], [2, 3, 0]]),  # more
+    ],
+)
+def test_an_attention_mask_says_where_padding_begins(server, post, mask, rows):
+    entry = {"name": "input_ids", "shape": [2, 3], "datatype": "INT64"}
+    inputs = [
+        {**entry, "data": [[2, 7, 3], [2, 3, 0]]},
+        {**entry, "name": "attention_mask", "data": mask},
+    ]
+    assert post("/v2/models/sst/infer", {"inputs": inputs}).status_code == 200
+    request = server.core.requests[-1]
+    assert [row.tolist() for row in request.ids] == rows
+    assert request.first_lengths == [len(row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("mask", "words"),
+    [
+        ([[1, 1, 1], [0, 1, 1]], "text 1 of input 'attention_mask' is not ones followed by"),
+        ([[1, 1, 1], [1, 0, 1]], "text 1 of input 'attention_mask' is not ones followed by"),
+        ([[0, 0, 0], [1, 1, 0]], "text 0 of input 'input_ids' holds only padding"),
+        ([[1, 1, 2], [1, 1, 0]], "attention masks are 0 to 1"),
+        ([[1, 1], [1, 1]], "shape of input 'attention_mask' is [2, 2]"),
+    ],
+)
+def test_attention_masks_that_are_refused(post, mask, words):
+    entry = {"name": "input_ids", "shape": [2, 3], "datatype": "INT64"}
+    inputs = [
+        {**entry, "data": [[2, 7, 3], [2, 3, 0]]},
+        {**entry, "name": "attention_mask", "shape": [2, len(mask[0])], "data": mask},
+    ]
+    found = post("/v2/models/sst/infer", {"inputs": inputs})
+    assert found.status_code == 400 and words in found.json()["error"]
+    texts = request_of(["good"])["inputs"]
+    found = post("/v2/models/sst/infer", {"inputs": [*texts, inputs[1]]})
+    assert found.status_code == 400 and "send one or the other" in found.json()["error"]
 
 
 def test_pairs(post):
@@ -191,6 +274,17 @@ def test_what_is_no_text_is_refused_with_its_index(post, text, words):
     found = post("/v2/models/pairs/infer", message)
     assert found.status_code == 400
     assert found.json()["error"] == f"text 0 of input 'text_pair' {words}"
+
+
+def test_gzip_of_several_members(post):
+    """As bgzip and `cat a.gz b.gz` make it."""
+    body = json.dumps(request_of(TEXTS)).encode()
+    members = [gzip.compress(body[at : at + 9]) for at in range(0, len(body), 9)]
+    headers = {"Content-Encoding": "gzip"}
+    check_answer(post("/v2/models/sst/infer", data=b"".join(members), headers=headers), TEXTS)
+    for wrong in ([*members[:-1], members[-1][:-1]], [*members, b"x"], [gzip.compress(b"")] * 300):
+        found = post("/v2/models/sst/infer", data=b"".join(wrong), headers=headers)
+        assert found.status_code == 400
 
 
 @pytest.mark.parametrize("encode", [gzip.compress, zlib.compress], ids=["gzip", "deflate"])

@@ -303,7 +303,8 @@ def test_encoded_bodies_are_decoded(body, encoding):
 def test_truncated_or_longer_streams_are_refused(body, encoding, data):
     whole = gzip.compress(body) if encoding == "gzip" else zlib.compress(body)
     cut = whole[: data.draw(st.integers(0, len(whole) - 1))]
-    for wrong in (cut, whole + b"x", whole + whole):
+    twice = [whole + whole] if encoding == "deflate" else []  # gzip may have several members
+    for wrong in (cut, whole + b"x", *twice):
         with pytest.raises(Failure) as caught:
             http_body.decode(wrong, encoding, LIMIT)
         assert caught.value.reason is Reason.BAD_REQUEST

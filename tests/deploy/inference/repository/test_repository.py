@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from tiny_bert import LABELS, make_network
 
 from fleetbert.data.tokenizers import of_vocab
 from fleetbert.deploy.inference.messages import Failure, Reason, Request, State
-from fleetbert.deploy.inference.repository import loading
+from fleetbert.deploy.inference.repository import index, loading, repository
 from fleetbert.deploy.inference.repository.repository import select
 from fleetbert.deploy.inference.settings import Policy
 from fleetbert.deploy.inference.workers import pool, priority, process
@@ -511,3 +512,63 @@ def test_auto_takes_the_fastest_that_can_be_trusted(tiny_bundle, models, monkeyp
         assert core.ask(model=MODEL, texts=TEXTS).logits.shape == (12, 3)
     finally:
         core.close()
+
+
+def test_what_was_there_a_moment_ago_is_worth_another_try(
+    tiny_bundle, models, start, monkeypatch, tmp_path
+):
+    """rm and cp of a version in service: clients try again at 503, not at 404."""
+    put(tiny_bundle, models, 1)
+    second = put(tiny_bundle, models, 2)
+    core = start(old=7)
+    put(tiny_bundle, models, 1, "refused")
+    (models / "refused" / "1" / "vocab.txt").unlink()
+    wait_for(lambda: states(core, "refused"))
+    assert core.failure(model=MODEL, version="7", texts=TEXTS).reason is Reason.NOT_FOUND
+    assert core.failure(model=MODEL, version="old", texts=TEXTS).reason is Reason.NOT_FOUND
+    second.rename(tmp_path / "second")
+    shutil.rmtree(models / "refused")
+    wait_for(lambda: states(core) == {"1": State.READY})
+    for words in ({"model": MODEL, "version": "2"}, {"model": "refused"}):
+        failure = core.failure(**words, texts=TEXTS)
+        assert failure.reason is Reason.UNAVAILABLE and failure.retry_after == 1.0
+        assert "it was there a moment ago" in str(failure)
+    shutil.copytree(tmp_path / "second", second)
+    wait_for(lambda: states(core).get("2") is State.READY)
+    assert core.ask(model=MODEL, version="2", texts=TEXTS).version == "2"
+    shutil.rmtree(second)
+    monkeypatch.setattr(repository, "REPLACING_SECONDS", 0.2)
+    wait_for(lambda: states(core) == {"1": State.READY})
+    time.sleep(0.5)
+    for words in ({"model": MODEL, "version": "2"}, {"model": "refused"}):
+        assert core.failure(**words, texts=TEXTS).reason is Reason.NOT_FOUND
+
+
+def test_before_the_first_look_no_model_is_unknown(tiny_bundle, models, start, monkeypatch):
+    put(tiny_bundle, models, 1)
+    look, begun = index.look, threading.Event()
+
+    def late(*arguments):
+        begun.wait(60)
+        return look(*arguments)
+
+    monkeypatch.setattr(index, "look", late)
+    core = start(wait=False)
+    try:
+        failure = core.failure(model=MODEL, texts=TEXTS)
+    finally:
+        begun.set()
+    assert failure.reason is Reason.UNAVAILABLE and failure.retry_after == 1.0
+    core.wait_until_ready()
+    assert core.failure(model="nobody", texts=TEXTS).reason is Reason.NOT_FOUND
+
+
+def test_long_names_and_long_lists_are_told_short(tiny_bundle, models, start):
+    put(tiny_bundle, models, 1)
+    core = start()
+    for number in range(30):
+        (models / f"broken{number:02}" / "1").mkdir(parents=True)
+    wait_for(lambda: states(core, "broken29"))
+    for words in ({"model": "x" * 60_000}, {"model": MODEL, "version": "y" * 60_000}):
+        failure = core.failure(**words, texts=TEXTS)
+        assert failure.reason is Reason.NOT_FOUND and len(str(failure)) < 400

@@ -12,7 +12,7 @@ from fleetbert import bundle as bundles
 from fleetbert.data import tokenizers
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
-from fleetbert.graph.program import OpDesc, ProgramDesc
+from fleetbert.graph.program import ProgramDesc
 from fleetbert.models.encoders import Shape
 from fleetbert.models.weights import Source
 
@@ -45,9 +45,7 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
     A program does not say what dropout it was trained with, so it is given here. UserError for
     programs of other networks.
     """
-    folder = bundle.folder(variant)
-    program = programs.read(folder / "model.pdmodel")
-    arrays = programs.read_parameters(program, folder / "model.pdiparams")
+    program, arrays = programs.read_model(bundle.folder(variant))
     named = names(program, f"{bundle.root}: {variant}")
     tensors = {named.parameters[name]: array for name, array in arrays.items()}
     block = program.blocks[0]
@@ -122,17 +120,12 @@ def names(program: ProgramDesc, where: str) -> Names:
 def _activation(program: ProgramDesc, before: str) -> str | None:
     """The name of the activation after the Linear whose bias is the parameter `before`, in a
     program as training exports it; None if it is none of these."""
-    ops = program.blocks[0].ops
-    add = next(op for op in ops if op.type == "elementwise_add" and before in _arguments(op))
-    (output,) = (slot.arguments[0] for slot in add.outputs)
-    readers = [op for op in ops if output in _arguments(op)]
+    block = program.blocks[0]
+    add = next(op for op in programs.consumers(block, before) if op.type == "elementwise_add")
+    readers = programs.consumers(block, programs.argument(add.outputs, "Out"))
     kinds = sorted(op.type for op in readers)
     if kinds == ["elementwise_mul", "scale"]:
         return "quick_gelu"
     if kinds == ["gelu"]:
         return "gelu_new" if programs.attribute(readers[0], "approximate").b else "gelu"
     return kinds[0] if len(kinds) == 1 and kinds[0] in ("relu", "silu", "tanh") else None
-
-
-def _arguments(op: OpDesc) -> list[str]:
-    return [name for slot in op.inputs for name in slot.arguments]

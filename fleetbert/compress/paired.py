@@ -1,0 +1,116 @@
+"""What a table says of a drop: two models' answers to the same texts, compared text by text.
+
+Texts that both answer alike say nothing of which is better; what counts is how many answers only
+the first has right (lost) and how many only the second (gained). McNemar's exact test (1947) asks
+whether so uneven a split comes about by chance, Tango's interval (1998, Statistics in Medicine 17)
+which drops the same score test does not rule out. Unlike the exact test's own interval it knows
+that answers may change though none of these texts' did.
+
+A metric that is no share of right answers is computed on texts drawn anew with replacement
+(Efron's bootstrap, 1979).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Callable, Tuple
+
+import numpy as np
+
+from fleetbert.bundle import Drop
+
+Z = 1.959964  # two-sided 95 %
+DRAWS = 1000  # of the bootstrap
+STEPS = 60  # of halving, on an interval of width 2: beyond float64
+# For numbers of texts, the metric of float32 and of the variant.
+Metric = Callable[[np.ndarray], Tuple[float, float]]
+
+
+def of_answers(before: np.ndarray, after: np.ndarray) -> Drop:
+    """The drop of the share of right answers; bool [texts], whether each one is right."""
+    lost, gained = int((before & ~after).sum()), int((~before & after).sum())
+    low, high = interval(lost, gained, len(before))
+    return Drop(
+        value=(lost - gained) / len(before),
+        low=low,
+        high=high,
+        test="mcnemar",
+        lost=lost,
+        gained=gained,
+        p_value=p_value(lost, gained),
+    )
+
+
+def p_value(lost: int, gained: int) -> float:
+    """McNemar's exact test, two-sided: how likely so uneven a split or a more uneven one is where
+    losing and gaining an answer are equally likely."""
+    changed = lost + gained
+    tail = sum(math.comb(changed, k) for k in range(min(lost, gained) + 1))
+    return min(1.0, 2 * tail / 2**changed)
+
+
+def interval(lost: float, gained: float, texts: int) -> tuple[float, float]:
+    """Tango's 95 % interval of the drop, from -1 to 1."""
+    drop = (lost - gained) / texts
+
+    def edge(outside: float) -> float:
+        inside = drop
+        for _ in range(STEPS):
+            middle = (inside + outside) / 2
+            if abs(_score(middle, lost, gained, texts)) <= Z:
+                inside = middle
+            else:
+                outside = middle
+        return inside
+
+    return edge(-1.0), edge(1.0)
+
+
+def _score(drop: float, lost: float, gained: float, texts: int) -> float:
+    """Standard errors between what was seen and a true drop, whose variance is that of the
+    likeliest rates of losing and gaining that differ by it."""
+    excess = lost - gained - texts * drop
+    a, c = 2 * texts, -gained * drop * (1 - drop)
+    b = -lost - gained + (2 * texts - lost + gained) * drop
+    rate = (math.sqrt(max(0.0, b * b - 4 * a * c)) - b) / (2 * a)  # of gaining
+    variance = texts * (2 * rate + drop * (1 - drop))
+    if variance <= 0:
+        return 0.0 if excess == 0 else math.copysign(math.inf, excess)
+    return excess / math.sqrt(variance)
+
+
+def standard_error(lost: int, gained: int, texts: int) -> float:
+    """Of the drop, with half an answer more in each of the four cells, so that none that changed is
+    not taken for certainty (Agresti and Min 2005, Statistics in Medicine 24)."""
+    changed, difference, n = lost + gained + 1, lost - gained, texts + 2
+    return math.sqrt(changed - difference**2 / n) / n
+
+
+def bootstrap(metric: Metric, texts: int, seed: int = 0) -> Drop:
+    """The drop of any metric, with the interval between the 2.5th and the 97.5th percentile of
+    DRAWS samples. Samples for which the metric is not defined are left out."""
+    before, after = metric(np.arange(texts))
+    random = np.random.default_rng(seed)
+    drawn = [metric(random.integers(0, texts, texts)) for _ in range(DRAWS)]
+    low, high = np.nanpercentile([first - second for first, second in drawn], (2.5, 97.5))
+    return Drop(value=before - after, low=float(low), high=float(high), test="bootstrap")
+
+
+def texts_needed(drop: Drop, texts: int, allowed: float) -> int | None:
+    """How many texts like these would tell a drop of `allowed` from none: half of the interval is
+    then no wider. None where these are enough, or nothing may be lost."""
+    half = (drop.high - drop.low) / 2
+    if allowed <= 0 or half <= allowed:
+        return None
+    needed = texts * (half / allowed) ** 2
+    unit = 10 ** (math.floor(math.log10(needed)) - 1)  # two digits say enough
+    return math.ceil(needed / unit) * unit
+
+
+def describe(drop: Drop) -> str:
+    """The drop as words, in points of a hundred."""
+    said = f"drop {100 * drop.value:.2f} points (95 %: {100 * drop.low:.2f} to "
+    said += f"{100 * drop.high:.2f}"
+    if drop.p_value is None:
+        return said + ")"
+    return said + f"; {drop.lost} answers lost, {drop.gained} gained, p = {drop.p_value:.2g})"

@@ -1,0 +1,80 @@
+"""The texts that methods choose on. They are never the gate's, which only accepts."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from fleetbert import config, files
+from fleetbert.compress.gate import Gate, Sample
+from fleetbert.compress.texts import draw, read_unlabelled
+from fleetbert.engines import evaluate
+from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
+
+# Of a table, at most, that is held out of what it is for.
+SHARE = 5
+
+
+def held_out(texts: int, settings: config.Selection) -> int:
+    """How many of a table's texts are left to choose on: the last that `draw` would take."""
+    return 0 if settings.data is not None else min(settings.texts, texts // SHARE)
+
+
+def open_sample(
+    gate: Gate, settings: config.Selection, table: str | None, seed: int, key: str
+) -> Sample:
+    """`selection.data`, or the texts held out of `table`, which the user calls `key`.
+
+    Held-out texts keep their labels; where some have none, what float32 answers counts as right.
+    UserError for the gate's own table, and for one too small.
+    """
+    path, key = (table, key) if settings.data is None else (settings.data, "selection.data")
+    if path is None:
+        raise UserError("selection.data: name a labelled table to choose on, not gate.data")
+    if files.sha256(path) == gate.sha256:
+        raise UserError(
+            f"{key}: {path} has the texts of gate.data, which only accept what was chosen on "
+            "others; name another table as selection.data"
+        )
+    if settings.data is not None:
+        known = evaluate.read_known(gate.model, path)
+        texts = draw(len(known.truth), settings.texts, seed)
+        sample = Sample(gate.model, path, _some(known, texts))
+        log.info(f"choosing on {len(texts)} texts of {path}")
+        return sample
+    return _held_out_sample(gate, settings, path, seed, key)
+
+
+def _held_out_sample(
+    gate: Gate, settings: config.Selection, path: str, seed: int, key: str
+) -> Sample:
+    model = gate.model
+    examples = read_unlabelled(path, model.pair, key)
+    count = held_out(len(examples), settings)
+    if not count:
+        raise UserError(
+            f"{key}: {path}: {len(examples)} texts are too few to hold some out to choose on; name "
+            "a labelled table as selection.data"
+        )
+    chosen = [examples[number] for number in draw(len(examples), len(examples), seed)[-count:]]
+    numbers = {label: number for number, label in enumerate(model.labels)}
+    truth = np.array([numbers.get(example.label or "", -1) for example in chosen])
+    texts_b = [example.text_b or "" for example in chosen] if model.pair else None
+    known = evaluate.Known([example.text_a for example in chosen], texts_b, truth, 0)
+    sample = Sample(model, f"{count} texts held out of {path}", known)
+    labelled = bool((truth >= 0).all())
+    if not labelled:
+        sample.truth = sample.float32.argmax(1)
+        if model.task.right(sample.truth, sample.float32) is None:
+            raise UserError(f"{key}: {path} has no labels; name a labelled table as selection.data")
+    by = "their labels" if labelled else "what float32 answers to them"
+    log.info(f"choosing on {sample.name}, by {by}")
+    return sample
+
+
+def _some(known: evaluate.Known, texts: np.ndarray) -> evaluate.Known:
+    texts_b = None if known.texts_b is None else [known.texts_b[text] for text in texts]
+    return evaluate.Known([known.texts_a[text] for text in texts], texts_b, known.truth[texts], 0)

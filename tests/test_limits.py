@@ -1,0 +1,152 @@
+"""Processors and memory that a cgroup allows, read in a fake /sys/fs/cgroup."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fleetbert import limits
+from fleetbert.deploy.inference.settings import Engine
+from fleetbert.deploy.inference.workers.process import share_processors
+
+GIB = 1 << 30
+V1 = "5:memory:{0}\n4:cpu,cpuacct:{0}\n1:name=systemd:{0}\n"
+HYBRID = "4:memory:/a\n2:cpu:/a\n0::/a\n"
+
+
+def make(folder, own, files):
+    for name, text in files.items():
+        path = folder / "cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
+    (folder / "own").write_text(own)
+    return folder / "cgroup", folder / "own"
+
+
+CASES = {
+    "nothing": ("", {}, None, None),
+    "v2, a container": ("0::/\n", {"cpu.max": "50000 100000", "memory.max": str(GIB)}, 0.5, GIB),
+    "v2, no limit": ("0::/\n", {"cpu.max": "max 100000", "memory.max": "max"}, None, None),
+    "v2, a unit below a slice with less": (
+        "0::/user.slice/job.scope\n",
+        {
+            "user.slice/job.scope/cpu.max": "400000 100000",
+            "user.slice/cpu.max": "250000 100000",
+            "user.slice/job.scope/memory.max": str(GIB),
+            "user.slice/memory.max": "max",
+        },
+        2.5,
+        GIB,
+    ),
+    "v1, a container that sees the host's path": (
+        V1.format("/docker/abc"),
+        {
+            "cpu,cpuacct/cpu.cfs_quota_us": "150000",
+            "cpu,cpuacct/cpu.cfs_period_us": "100000",
+            "memory/memory.limit_in_bytes": str(2 * GIB),
+        },
+        1.5,
+        2 * GIB,
+    ),
+    "v1, no limit": (
+        V1.format("/"),
+        {
+            "cpu,cpuacct/cpu.cfs_quota_us": "-1",
+            "cpu,cpuacct/cpu.cfs_period_us": "100000",
+            "memory/memory.limit_in_bytes": "9223372036854771712",
+        },
+        None,
+        None,
+    ),
+    "hybrid": (
+        HYBRID,
+        {
+            "cpu/a/cpu.cfs_quota_us": "300000",
+            "cpu/a/cpu.cfs_period_us": "100000",
+            "unified/a/memory.max": str(GIB),
+        },
+        3.0,
+        GIB,
+    ),
+    "what is no number": ("0::/\n", {"cpu.max": "x y", "memory.max": ""}, None, None),
+}
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    def call(processors, own, files):
+        root, path = make(tmp_path, own, files)
+        monkeypatch.setattr(limits, "ROOT", root)
+        monkeypatch.setattr(limits, "OWN", path)
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+
+    return call
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_limits_of_cgroups(fake, case):
+    own, files, quota, memory = CASES[case]
+    fake(64, own, files)
+    assert limits.read() == (64, quota, memory)
+
+
+@pytest.mark.parametrize(
+    ("quota", "gib", "settings", "expected"),
+    [
+        ("50000", 64, {}, ([()], 1)),  # not pinned: other containers would be, to the same ones
+        ("250000", 64, {}, ([()] * 2, 1)),
+        ("1600000", 64, {}, ([()] * 8, 2)),
+        ("max", 4, {}, ([tuple(range(16 * n, 16 * n + 16)) for n in range(4)], 16)),
+        ("max", 1, {}, ([tuple(range(64))], 64)),
+        ("max", 1, {"workers": 3, "threads": 1}, ([(0,), (1,), (2,)], 1)),
+    ],
+)
+def test_workers_and_threads_follow_them(fake, quota, gib, settings, expected):
+    fake(64, "0::/\n", {"cpu.max": f"{quota} 100000", "memory.max": str(gib * GIB)})
+    shares, threads = share_processors(Engine(**settings))
+    assert (list(shares), threads) == expected
+
+
+def run_below(root, own, code, *words):
+    """Python with this fake cgroup."""
+    head = (
+        "import os; from pathlib import Path; from fleetbert import errors, limits; "
+        f"limits.ROOT, limits.OWN = Path({str(root)!r}), Path({str(own)!r}); "
+        "os.sched_getaffinity = lambda _: set(range(8)); "
+    )
+    environ = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    return subprocess.Popen(
+        [sys.executable, "-c", head + code, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environ,
+    )
+
+
+def test_training_takes_no_more_threads(tmp_path):
+    root, own = make(tmp_path, "0::/\n", {"cpu.max": "350000 100000"})
+    code = "import fleetbert.compat.prepared; print(os.environ['OMP_NUM_THREADS'])"
+    out, _ = run_below(root, own, code).communicate(timeout=120)
+    assert out == "3\n"
+
+
+def test_the_server_says_so_first(tmp_path, tiny_bundle):
+    root, own = make(tmp_path, "0::/\n", {"cpu.max": "250000 100000", "memory.max": str(GIB)})
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "models" / "tiny" / "1").symlink_to(tiny_bundle)
+    code = "from fleetbert.deploy.inference.__main__ import main; errors.run(main)"
+    words = ["--repository", str(tmp_path / "models"), "--http-port", "0", "--grpc-port", "0"]
+    words += ["listen.host=127.0.0.1", "logs.format=text", "repository.default.variant=float32"]
+    server = run_below(root, own, code, *words)
+    try:
+        assert "serving tiny (1)" in server.stdout.readline()
+    finally:
+        server.terminate()
+        _, log = server.communicate(timeout=120)
+    first = log.splitlines()[0]
+    assert "8 processors by affinity, 2.5 by the cgroup's quota, 1.0 GiB by the cgroup's" in first
+    assert "each version has 1 workers of 2 threads" in first
