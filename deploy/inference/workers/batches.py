@@ -24,6 +24,7 @@ from fleetbert.deploy.inference.workers import frames, priority
 from fleetbert.deploy.inference.workers.frames import Head
 from fleetbert.engines import engine as engines
 from fleetbert.engines.engine import Engine
+from fleetbert.errors import of_system
 from fleetbert.graph import groups
 from fleetbert.graph import program as programs
 
@@ -132,7 +133,7 @@ def serve(channel: socket.socket) -> None:
             try:
                 answer = _answer(worker, head, body)
             except Exception as error:
-                answer = frames.pack({"error": _sentence(error)})
+                answer = frames.pack({"error": _sentence(error), "of_system": of_system(error)})
             channel.sendall(answer)
 
 

@@ -81,7 +81,8 @@ class Lost(Exception):
 
 
 class Refused(Exception):
-    """A worker could not open the variant, or answers wrong: what it said."""
+    """A worker could not open the variant, or answers wrong: what it said. Its cause is an OSError
+    if the machine refused."""
 
 
 class Worker(asyncio.Protocol):
@@ -134,7 +135,7 @@ class Worker(asyncio.Protocol):
             alarm.cancel()
             self._answer = None
         if "error" in head:
-            raise Refused(head["error"])
+            raise Refused(head["error"]) from (OSError() if head["of_system"] else None)
         return head, body
 
     def kill(self, cause: str) -> None:
