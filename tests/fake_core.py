@@ -104,6 +104,9 @@ class FakeCore:
             found.model, found.version, labels, logits, scores, layers, 0.0125, 0.25, cut
         )
 
+    def live(self) -> bool:
+        return True
+
     def ready(self) -> bool:
         return self.is_ready
 

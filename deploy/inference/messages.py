@@ -140,6 +140,9 @@ class Core(Protocol):
     async def answer(self, request: Request) -> Response:
         """Failure if there is no answer. Cancelling it drops what has not been computed yet."""
 
+    def live(self) -> bool:
+        """Whether what does not answer may yet do so without a new start of the server."""
+
     def ready(self) -> bool:
         """Whether every model that is to be served has a version that answers."""
 

@@ -205,7 +205,7 @@ class Service:
         self._core, self._safety, self._observers = core, safety, observers
 
     async def ServerLive(self, *_: object) -> bytes:  # noqa: N802
-        return pb.ServerLiveResponse(live=True).SerializeToString()
+        return pb.ServerLiveResponse(live=self._core.live()).SerializeToString()
 
     async def ServerReady(self, *_: object) -> bytes:  # noqa: N802
         return pb.ServerReadyResponse(ready=self._core.ready()).SerializeToString()

@@ -229,7 +229,9 @@ def _both(
 
 def _health(core: Core) -> list[BaseRoute]:
     async def live(_: HttpRequest) -> HttpResponse:
-        return _json({"live": True})
+        if core.live():
+            return _json({"live": True})
+        return _not_ready({"live": False, "error": "no worker of a model can be started"})
 
     async def ready(_: HttpRequest) -> HttpResponse:
         if core.ready():

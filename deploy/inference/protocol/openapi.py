@@ -25,7 +25,11 @@ def document(*, admin: bool = True, api_key: bool = False, models: Sequence[str]
     """Of the calls that `http.app` offers with the same words; `models` are examples of names."""
     paths = {
         "/v2/health/live": {
-            "get": _call("live", "Whether the server answers at all", {"200": _json("Live")})
+            "get": _call(
+                "live",
+                "Whether the server answers, and can heal what does not",
+                {"200": _json("Live"), "503": _json("NotLive", "It has to be started anew")},
+            )
         },
         "/v2/health/ready": {
             "get": _call(

@@ -54,6 +54,7 @@ def schemas() -> Json:
     return {
         "Error": _object({"error": text}),
         "Live": _object({"live": flag}),
+        "NotLive": _object({"live": flag, "error": text}),
         "Ready": _object({"live": flag, "ready": flag}),
         "NotReady": _object({"live": flag, "ready": flag, "error": text}),
         "Server": _object({"name": text, "version": text, "extensions": _list(text)}),

@@ -126,6 +126,10 @@ class Repository:
                 self._retire(model, number, grace)
         await asyncio.gather(*self._retiring)
 
+    def live(self) -> bool:
+        pools = (h.scheduler.pool for model in self._models.values() for h in model.held.values())
+        return all(pool.seconds_alone() < self._settings.engine.heal_seconds for pool in pools)
+
     def ready(self) -> bool:
         answers = {
             name: any(held.scheduler.pool.alive for held in model.held.values())
@@ -271,9 +275,7 @@ class Repository:
                 if number in model.found
                 and not model.is_refused(number)
                 and model.found[number].bundle is not None
-                and (
-                    number not in model.held or model.held[number].found != model.found[number]
-                )
+                and (number not in model.held or model.held[number].found != model.found[number])
             ]
             if not missing:
                 break

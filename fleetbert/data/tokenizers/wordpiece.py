@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import shutil
+import unicodedata
 from itertools import chain
 from pathlib import Path
 from typing import Dict, List, Mapping, Sequence
@@ -29,6 +30,10 @@ PLAIN_ASCII = re.compile("[ -~]*")
 PLAIN = re.compile("[ -~\u4e00-\u9fa5，。！？、；：“”‘’（）《》【】…—·]*")
 WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 MUCH = 4096  # characters of all texts
+# The library needs 450 bytes for each of a text: longer ones are read in chunks, until there are
+# enough tokens.
+LONG, CHUNK = 1 << 14, 1 << 12  # characters
+LONGEST_WORD = 100  # characters; a longer one is unknown as a whole
 LONGEST_REMEMBERED = 30  # characters of a word
 MOST_REMEMBERED = 1 << 14
 VOCAB = "vocab.txt"
@@ -75,7 +80,9 @@ class WordPiece(Tokenizer):
             [token.startswith("##") and len(token) > 2 for token in vocab], dtype=bool
         )
         unknown_token = str(said["unk_token"])
-        model = models.WordPiece(vocab=vocab, unk_token=unknown_token, max_input_chars_per_word=100)
+        model = models.WordPiece(
+            vocab=vocab, unk_token=unknown_token, max_input_chars_per_word=LONGEST_WORD
+        )
         self._tokenizer = tokenizers.Tokenizer(model)
         self._tokenizer.normalizer = normalizers.BertNormalizer(
             clean_text=bool(said["clean_text"]),
@@ -88,6 +95,7 @@ class WordPiece(Tokenizer):
         # The fast one does not compute offsets; versions before 0.20 do not have it.
         self._encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
         self._ids_of_words = _IdsOfWords(model)
+        self._model = model
 
     @classmethod
     def find(cls, folder: Path) -> Spec | None:
@@ -151,7 +159,7 @@ class WordPiece(Tokenizer):
         if texts_b is not None and len(texts_a) != len(texts_b):
             raise ValueError(f"{len(texts_a)} first texts but {len(texts_b)} second texts")
         room = max_length - special
-        firsts = self._word_pieces(texts_a)
+        firsts = self._word_pieces(texts_a, room + 1)
         if texts_b is None:
             truncated = sum([len(first) > room for first in firsts])
             ids = [np.array([self.cls_id, *one[:room], self.sep_id], np.int32) for one in firsts]
@@ -159,7 +167,7 @@ class WordPiece(Tokenizer):
         ids = []
         first_lengths = np.zeros(len(firsts), np.int32)
         truncated = 0
-        for number, (first, second) in enumerate(zip(firsts, self._word_pieces(texts_b))):
+        for number, (first, second) in enumerate(zip(firsts, self._word_pieces(texts_b, room + 1))):
             if len(first) + len(second) > room:
                 truncated += 1
                 keep = min(len(second), max(room - len(first), room // 2))
@@ -168,13 +176,19 @@ class WordPiece(Tokenizer):
             first_lengths[number] = len(first) + 2
         return Encodings(ids, first_lengths, truncated)
 
-    def _word_pieces(self, texts: list[str]) -> list[list[int]]:
+    def _word_pieces(self, texts: list[str], most: int) -> list[list[int]]:
+        """The ids of each text: all, or at least the first `most`."""
         if all(map(self._is_plain, texts)) and sum(map(len, texts)) <= MUCH:
             ids = self._ids_of_words.__getitem__
             lines = map(str.lower, texts) if self.lowercase else texts
             return [list(chain.from_iterable(map(ids, _words(line)))) for line in lines]
         try:
-            return [encoding.ids for encoding in self._encode(texts, add_special_tokens=False)]
+            short = [text if len(text) <= LONG else "" for text in texts]
+            ids = [encoding.ids for encoding in self._encode(short, add_special_tokens=False)]
+            for number, text in enumerate(texts):
+                if len(text) > LONG:
+                    ids[number] = self._first_pieces(text, most)
+            return ids
         except (TypeError, UnicodeEncodeError):  # which of them depends on the library's version
             for number, text in enumerate(texts):
                 if isinstance(text, str) and not _is_unicode(text):
@@ -183,6 +197,31 @@ class WordPiece(Tokenizer):
                         "which is no character; remove it"
                     ) from None
             raise
+
+    def _first_pieces(self, text: str, most: int) -> list[int]:
+        """The ids of a long text, at least the first `most`.
+
+        BERT's normalization looks at one character after the other, but for marks, which stay with
+        theirs; words end at blanks and punctuation, so a chunk's last word goes with the next one.
+        Of a word that is unknown for its length, no more is kept than that takes.
+        """
+        text.encode()  # UnicodeEncodeError, wherever it stands
+        normalize = self._tokenizer.normalizer.normalize_str
+        split = self._tokenizer.pre_tokenizer.pre_tokenize_str
+        ids: list[int] = []
+        begin, last = 0, ""
+        while begin < len(text) and len(ids) < most:
+            end = begin + CHUNK
+            while end < min(len(text), begin + 2 * CHUNK) and unicodedata.combining(text[end]):
+                end += 1
+            part = last + normalize(text[begin:end])
+            words = split(part)
+            begin, last = end, ""
+            if words and begin < len(text) and words[-1][1][1] == len(part):
+                last = words.pop()[0][: LONGEST_WORD + 1]
+            for word, _ in words:
+                ids += [token.id for token in self._model.tokenize(word)]
+        return ids
 
     def _is_plain(self, text: str) -> bool:
         return isinstance(text, str) and self._plain.fullmatch(text) is not None
