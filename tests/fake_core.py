@@ -24,7 +24,7 @@ from fleetbert.deploy.inference.messages import (
 )
 from fleetbert.deploy.inference.protocol import connections, grpc_service
 from fleetbert.deploy.inference.protocol.http import app as http_app
-from fleetbert.deploy.inference.settings import Safety
+from fleetbert.deploy.inference.settings import Admins, Safety
 from fleetbert.tasks.metrics import softmax
 
 MAX_LENGTH, VOCAB = 16, 100
@@ -187,20 +187,20 @@ class Server(NamedTuple):
 
 
 @contextlib.contextmanager
-def serve(safety: Safety = SAFETY, admin: bool = True) -> Iterator[Server]:
+def serve(safety: Safety = SAFETY, admins: Admins = "loopback") -> Iterator[Server]:
     """Both protocols on free ports of loopback, in a thread with an event loop of its own."""
     core, done = FakeCore(), []
     # asyncio turns Nagle's delays off only where the protocol is named
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.bind(("127.0.0.1", 0))
-    application = http_app(core, safety, admin=admin, observers=(done.append,))
+    application = http_app(core, safety, admins=admins, observers=(done.append,))
     protocol = connections.protocol(safety)
     config = uvicorn.Config(application, log_level="critical", lifespan="off", http=protocol)
     http = uvicorn.Server(config)
     started: queue.Queue[int] = queue.Queue()
 
     async def run() -> None:
-        calls = grpc_service.Server(core, safety, admin=admin, observers=(done.append,))
+        calls = grpc_service.Server(core, safety, admins=admins, observers=(done.append,))
         grpc_port = calls.add_insecure_port("127.0.0.1:0")
         await calls.start()
         serving = asyncio.ensure_future(http.serve(sockets=[listening]))

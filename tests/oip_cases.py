@@ -74,6 +74,15 @@ REFUSED = {
         "element 4 of input 'input_ids'",
     ),
     "text in ids": (body_of({**IDS, "data": ["1"] * 6}), "element 0 of input 'input_ids'"),
+    "text empty": (body_of({**TEXT, "data": ["a", ""]}), "text 1 of input 'text' is empty"),
+    "text blank": (
+        body_of({**TEXT, "data": [" \t\u3000\x1f", "a"]}),
+        "text 0 of input 'text' is empty",
+    ),
+    "NUL in a text": (
+        body_of({**TEXT, "data": ["a", "a\0b"]}),
+        "text 1 of input 'text' holds a NUL character",
+    ),
     "number in texts": (body_of({**TEXT, "data": ["a", 1]}), "element 1 of input 'text'"),
     "ids outside": (body_of({**IDS, "data": [1, 2, 3, 4, 100, 0]}), "holds 100 at [1, 1]"),
     "ids negative": (body_of({**IDS, "data": [1, -1, 3, 4, 5, 0]}), "holds -1 at [0, 1]"),

@@ -17,6 +17,7 @@ class Reason(enum.Enum):
     """Why a request was not answered."""
 
     BAD_REQUEST = "bad_request"  # the request itself cannot be answered
+    FORBIDDEN = "forbidden"  # not for this caller
     NOT_FOUND = "not_found"  # no such model or version
     TOO_LARGE = "too_large"  # more than this server would ever take at once
     UNAUTHENTICATED = "unauthenticated"  # no key, or a wrong one

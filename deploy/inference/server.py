@@ -114,21 +114,26 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
         ports = (listen.http_port, listen.grpc_port, listen.admin_port)
         safety = _fit_connections(section.safety, sum(port is not None for port in ports))
         apart = listen.admin_port is not None
+        admins: settings.Admins = listen.admin or ("anyone" if apart else "loopback")
+        elsewhere: settings.Admins = "nobody" if apart else admins
         listeners: list[Listener] = []
-        for port, admin in ((listen.http_port, not apart), (listen.admin_port, True)):
+        for port, who, page in (
+            (listen.http_port, elsewhere, not apart),
+            (listen.admin_port, admins, True),
+        ):
             if port is not None:
                 app = http.app(
                     draining,
                     safety,
-                    admin=admin,
+                    admins=who,
                     middleware=middleware,
-                    pages=pages.routes(draining, admin),
+                    pages=pages.routes(draining, page),
                     observers=observers,
                 )
                 listeners.append(await _open_http(app, listen.host, port, safety, tls))
         if listen.grpc_port is not None:
             server = grpc_service.Server(
-                draining, safety, admin=not apart, middleware=middleware, observers=observers
+                draining, safety, admins=elsewhere, middleware=middleware, observers=observers
             )
             listeners.append(await _open_grpc(server, listen.host, listen.grpc_port, tls))
         if not listeners:

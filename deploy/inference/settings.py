@@ -11,6 +11,8 @@ from pydantic import field_validator
 
 from fleetbert.config import Section, key
 
+Admins = Literal["loopback", "anyone", "nobody"]
+
 
 class Listen(Section):
     host: str = key("0.0.0.0", 'address to listen on; "::": IPv6 and IPv4')
@@ -18,6 +20,9 @@ class Listen(Section):
     grpc_port: Optional[int] = key(8001, "0: any free one; null: no gRPC", ge=0, le=65535)
     admin_port: Optional[int] = key(
         None, "load, unload and metrics on a port of their own (null: on http_port)", ge=0, le=65535
+    )
+    admin: Optional[Admins] = key(
+        None, "who may load and unload (null: this machine only; with admin_port anyone)"
     )
     grace_seconds: float = key(20.0, "after SIGTERM: for what was taken already", ge=0)
 

@@ -8,6 +8,7 @@ import functools
 import logging
 import re
 from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from urllib.parse import unquote, urlsplit
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -17,16 +18,18 @@ from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
 from fleetbert.deploy.inference.protocol import metadata
+from fleetbert.deploy.inference.protocol.admin import Caller, change
 from fleetbert.deploy.inference.protocol.middleware import Middleware, infer
 from fleetbert.deploy.inference.protocol.tensors import Tensor, outputs, refuse, show, to_raw
 from fleetbert.deploy.inference.protocol.validation import RawRequest, check_tensor_parameters
-from fleetbert.deploy.inference.settings import Safety
+from fleetbert.deploy.inference.settings import Admins, Safety
 
 log = logging.getLogger(__name__)
 
 CODES = {
     Reason.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
+    Reason.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
     Reason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
@@ -55,8 +58,7 @@ Act = Callable[[Any, Context], Awaitable[bytes]]
 class Server:
     """A gRPC server of `core`, for a port to be added and to be started, in a running loop.
 
-    admin: whether load and unload are there. observers: told of each inference request when it is
-    done.
+    admins: who may load and unload. observers: told of each inference request when it is done.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class Server:
         core: Core,
         safety: Safety,
         *,
-        admin: bool = True,
+        admins: Admins = "loopback",
         middleware: Middleware = Middleware(),  # noqa: B008  it cannot change
         observers: Sequence[observe.Observer] = (observe.count,),
     ):
@@ -83,7 +85,7 @@ class Server:
                 ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
             )
         )
-        service = Service(core, safety, observers)
+        service = Service(core, safety, admins, observers)
         wrap = functools.partial(_handler, middleware, safety.body_seconds)
         calls = {
             method.name: wrap(
@@ -92,7 +94,7 @@ class Server:
                 getattr(service, method.name),
             )
             for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
-            if admin or method.name not in ADMIN
+            if admins != "nobody" or method.name not in ADMIN
         }
         read = health_pb2.HealthCheckRequest.FromString
         health = {
@@ -201,8 +203,11 @@ class Service:
     """The calls, each answered by a message's bytes or ended by a Failure; what each does stands in
     inference.proto."""
 
-    def __init__(self, core: Core, safety: Safety, observers: Sequence[observe.Observer]):
-        self._core, self._safety, self._observers = core, safety, observers
+    def __init__(
+        self, core: Core, safety: Safety, admins: Admins, observers: Sequence[observe.Observer]
+    ):
+        self._core, self._safety, self._admins = core, safety, admins
+        self._observers = observers
 
     async def ServerLive(self, *_: object) -> bytes:  # noqa: N802
         return pb.ServerLiveResponse(live=self._core.live()).SerializeToString()
@@ -272,20 +277,31 @@ class Service:
         return pb.RepositoryIndexResponse(models=models).SerializeToString()
 
     async def RepositoryModelLoad(  # noqa: N802
-        self, request: pb.RepositoryModelLoadRequest, _: Context
+        self, request: pb.RepositoryModelLoadRequest, context: Context
     ) -> bytes:
-        model = _model_of(request)
-        await self._core.load(model)
+        model = await self._change(self._core.load, request, context)
         reply = pb.RepositoryModelLoadResponse(model_name=model, isLoaded=True)
         return reply.SerializeToString()
 
     async def RepositoryModelUnload(  # noqa: N802
-        self, request: pb.RepositoryModelUnloadRequest, _: Context
+        self, request: pb.RepositoryModelUnloadRequest, context: Context
     ) -> bytes:
-        model = _model_of(request)
-        await self._core.unload(model)
+        model = await self._change(self._core.unload, request, context)
         reply = pb.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True)
         return reply.SerializeToString()
+
+    async def _change(
+        self,
+        act: Callable[[str], Awaitable[None]],
+        request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
+        context: Context,
+    ) -> str:
+        # "ipv4:127.0.0.1:80", "ipv6:%5B::1%5D:80"
+        peer = urlsplit(f"//{unquote(context.peer()).partition(':')[2]}")
+        Caller(peer.hostname or "", dict(context.invocation_metadata())).check(self._admins)
+        model = request.model_name or request.repository_name
+        await change(act, model, _parameters(request.parameters))
+        return model
 
 
 class Health:
@@ -329,14 +345,6 @@ class Health:
         else:
             status = words.NOT_SERVING
         return words(status=status).SerializeToString()
-
-
-def _model_of(
-    request: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
-) -> str:
-    """The model that is to be loaded or unloaded."""
-    metadata.check_repository_parameters(_parameters(request.parameters))
-    return metadata.check_name(request.model_name or request.repository_name)
 
 
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, object]:

@@ -18,18 +18,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, State
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_body, http_json, metadata, openapi
+from fleetbert.deploy.inference.protocol.admin import Caller, change
 from fleetbert.deploy.inference.protocol.connections import WHEN_GONE
 from fleetbert.deploy.inference.protocol.http_body import ClientGone, CloseAfter
 from fleetbert.deploy.inference.protocol.middleware import Middleware, infer
 from fleetbert.deploy.inference.protocol.tensors import refuse, show
 from fleetbert.deploy.inference.protocol.validation import RawRequest
-from fleetbert.deploy.inference.settings import Safety
+from fleetbert.deploy.inference.settings import Admins, Safety
 
 log = logging.getLogger(__name__)
 
 STATUS = {
     Reason.BAD_REQUEST: 400,
     Reason.UNAUTHENTICATED: 401,
+    Reason.FORBIDDEN: 403,
     Reason.NOT_FOUND: 404,
     Reason.TOO_LARGE: 413,
     Reason.UNAVAILABLE: 503,
@@ -53,15 +55,15 @@ def app(
     core: Core,
     safety: Safety,
     *,
-    admin: bool = True,
+    admins: Admins = "loopback",
     middleware: Middleware = Middleware(),  # noqa: B008  it cannot change
     pages: Sequence[BaseRoute] = (),
     observers: Sequence[observe.Observer] = (observe.count,),
 ) -> ASGIApp:
     """The calls of the protocol over `core`, for a port of `connections`.
 
-    admin: whether load and unload are there. pages: further routes. observers: told of each
-    inference request when it is done.
+    admins: who may load and unload. pages: further routes. observers: told of each inference
+    request when it is done.
     """
 
     async def openapi_json(_: HttpRequest) -> HttpResponse:
@@ -69,13 +71,13 @@ def app(
         # The document is for everyone: where a key is needed, it tells no names.
         has_keys = middleware.keys is not None
         models = [] if has_keys else sorted({version.model for version in ready})
-        return _json(openapi.document(admin=admin, api_key=has_keys, models=models))
+        return _json(openapi.document(admin=admins != "nobody", api_key=has_keys, models=models))
 
     routes = [
         *_both(Infer(core, safety, observers), "infer", methods=["POST"]),  # first: it is frequent
         *_health(core),
         *_information(core, safety),
-        *(_admin(core, safety) if admin else ()),
+        *(_admin(core, safety, admins) if admins != "nobody" else ()),
         Route("/openapi.json", openapi_json),
         *pages,
     ]
@@ -279,13 +281,17 @@ def _information(core: Core, safety: Safety) -> list[BaseRoute]:
     ]
 
 
-def _admin(core: Core, safety: Safety) -> list[BaseRoute]:
+def _admin(core: Core, safety: Safety, admins: Admins) -> list[BaseRoute]:
     def call(act: Callable[[str], Awaitable[None]]) -> Endpoint:
         async def endpoint(request: HttpRequest) -> HttpResponse:
-            model = metadata.check_name(request.path_params["model"])
+            headers = request.scope[HEADERS]
+            Caller(request.client.host if request.client else "", headers).check(admins)
+            kind = headers.get("content-type", JSON)  # Triton's clients send none
+            if kind.partition(";")[0].strip().lower() != JSON:  # a form's
+                raise HTTPException(415, f"Content-Type is {show(kind)}; it has to be {JSON}")
             parameters = (await _read_object(request, safety)).get("parameters")
-            metadata.check_repository_parameters({} if parameters is None else parameters)
-            await act(model)
+            model = request.path_params["model"]
+            await change(act, model, {} if parameters is None else parameters)
             return HttpResponse()
 
         return endpoint

@@ -7,11 +7,11 @@ the repository, the extensions of Triton's docs/protocol.
 from __future__ import annotations
 
 import re
-from typing import Mapping, TypedDict
+from typing import TypedDict
 
 import fleetbert
 from fleetbert.deploy.inference.messages import Core, Failure, Reason, State, Statistics
-from fleetbert.deploy.inference.protocol.tensors import OUTPUTS, refuse, show
+from fleetbert.deploy.inference.protocol.tensors import OUTPUTS, show
 
 SERVER = "fleetbert"
 PLATFORM = "paddle_inference"
@@ -136,18 +136,6 @@ def check_name(model: str) -> str:
     if not NAME.match(model):
         raise Failure(Reason.NOT_FOUND, f"there is no model {show(model)}")
     return model
-
-
-def check_repository_parameters(parameters: object) -> None:
-    """Of load and unload: what they ask for is either had or refused. Failure BAD_REQUEST."""
-    if not isinstance(parameters, Mapping):
-        raise refuse(f"parameters are {show(parameters)}; they have to be an object")
-    for key in parameters:
-        if key != "unload_dependents":  # a bundle has none
-            raise refuse(
-                f"parameter {show(key)} is not offered: a model is served as the server's "
-                "settings say"
-            )
 
 
 def _tensor_metadata(name: str, datatype: str, shape: list[int]) -> TensorMetadata:

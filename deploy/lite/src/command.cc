@@ -76,16 +76,27 @@ struct Line {
   std::string error;
 };
 
-Line read_line(const Classifier& classifier, std::string text) {
-  if (!text.empty() && text.back() == '\r') text.pop_back();
-  if (!is_utf8(text)) return {{}, "the line is not UTF-8"};
-  if (!classifier.bundle().pair) return {classifier.encode(text, ""), ""};
-  const auto tab = text.find('\t');
-  if (tab == std::string::npos || text.find('\t', tab + 1) != std::string::npos) {
-    return {{}, "the line has to be two texts with a tab between"};
+// `number` is the line's, from 1. What a line is, and the sentences, are as in `fleetbert predict`.
+Line read_line(const Classifier& classifier, std::string_view text, size_t number) {
+  const auto where = "line " + std::to_string(number) + ": ";
+  if (number == 1 && text.rfind("\xEF\xBB\xBF", 0) == 0) text.remove_prefix(3);
+  text = text.substr(0, text.find_last_not_of('\r') + 1);
+  if (!is_utf8(text)) return {{}, where + "is not UTF-8"};
+  std::vector<std::string_view> texts = {text};
+  if (classifier.bundle().pair) {
+    const auto columns = 1 + std::count(text.begin(), text.end(), '\t');
+    if (columns != 2) {
+      return {{}, where + "has " + std::to_string(columns) +
+                      " tab-separated columns where a pair needs two"};
+    }
+    const auto tab = text.find('\t');
+    texts = {text.substr(0, tab), text.substr(tab + 1)};
   }
-  return {classifier.encode(std::string_view(text).substr(0, tab),
-                            std::string_view(text).substr(tab + 1)), ""};
+  for (size_t i = 0; i < texts.size(); ++i) {
+    const auto fault = fault_of(texts[i]);
+    if (!fault.empty()) return {{}, where + (i ? "'text_b' " : "'text_a' ") + fault};
+  }
+  return {classifier.encode(texts[0], texts.size() > 1 ? texts[1] : ""), ""};
 }
 
 int predict(int argc, char** argv) {
@@ -102,7 +113,7 @@ int predict(int argc, char** argv) {
   while (input) {
     std::vector<Line> lines;
     for (std::string text; lines.size() < kWindow && std::getline(input, text);) {
-      lines.push_back(read_line(*classifier, std::move(text)));
+      lines.push_back(read_line(*classifier, text, read + lines.size() + 1));
     }
     std::vector<const Row*> rows;
     for (const auto& line : lines) {

@@ -273,6 +273,12 @@ std::vector<std::string> read_texts(const Tensor& tensor, const Limits& limits) 
              413);
     }
   }
+  for (size_t number = 0; number < count; ++number) {
+    const auto fault = fault_of(texts[number]);
+    if (!fault.empty()) {
+      refuse("text " + std::to_string(number) + " of input '" + tensor.name + "' " + fault);
+    }
+  }
   return texts;
 }
 
@@ -399,12 +405,20 @@ std::vector<Row> rows_of_ids(const Tensors& inputs, const Classifier& classifier
       refuse("shape of input 'token_type_ids' is not that of 'input_ids'");
     }
   }
+  const auto pad = classifier.tokenizer().pad_id();
   std::vector<Row> rows(found.rows);
   for (size_t row = 0; row < found.rows; ++row) {
-    const auto first = static_cast<std::ptrdiff_t>(row * found.columns);
-    const auto end = first + static_cast<std::ptrdiff_t>(found.columns);
-    rows[row].input_ids.assign(found.values.begin() + first, found.values.begin() + end);
-    rows[row].token_type_ids.assign(of_types.values.begin() + first, of_types.values.begin() + end);
+    const auto where = "text " + std::to_string(row) + " of input '";
+    const auto* first = found.values.data() + row * found.columns;
+    const auto* end = first + found.columns;
+    while (end != first && end[-1] == pad) --end;
+    if (end == first) refuse(where + "input_ids' holds only padding");
+    rows[row].input_ids.assign(first, end);
+    const auto* type = of_types.values.data() + row * found.columns;
+    rows[row].token_type_ids.assign(type, type + (end - first));
+    if (!std::is_sorted(type, type + (end - first))) {
+      refuse(where + "token_type_ids' is not zeros followed by ones");
+    }
   }
   return rows;
 }

@@ -48,6 +48,11 @@ Tokenizer::Tokenizer(const std::string& vocab, const std::filesystem::path& path
   if (!is_utf8(vocab)) {
     throw UserError(path.string() + ": the vocabulary is not UTF-8 text; give BERT's vocab.txt");
   }
+  if (const auto nul = vocab.find('\0'); nul != std::string::npos) {
+    const auto line = 1 + std::count(vocab.begin(), vocab.begin() + static_cast<long>(nul), '\n');
+    throw UserError(path.string() + ":" + std::to_string(line) +
+                    ": the vocabulary holds a NUL character; is the file text?");
+  }
   const bool has_mark = vocab.rfind("\xEF\xBB\xBF", 0) == 0;
   const auto text = trim_line_end(has_mark ? vocab.substr(3) : vocab, "\r\n");
   std::unordered_map<std::string, size_t> lines;

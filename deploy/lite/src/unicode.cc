@@ -178,6 +178,16 @@ bool is_whitespace(CodePoint character) {
          character == 0x205F || character == 0x3000;
 }
 
+std::string fault_of(std::string_view text) {
+  const auto characters = decode_utf8(text);
+  const auto is_blank = [](CodePoint one) {  // Python's isspace() takes four separators too
+    return is_whitespace(one) || (one >= 0x1C && one <= 0x1F);
+  };
+  if (std::all_of(characters.begin(), characters.end(), is_blank)) return "is empty";
+  if (text.find('\0') != std::string_view::npos) return "holds a NUL character";
+  return "";
+}
+
 bool is_control(CodePoint character) {
   if (character == '\t' || character == '\n' || character == '\r') return false;
   return is_one_of(character,

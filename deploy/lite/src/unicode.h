@@ -19,6 +19,10 @@ void append_utf8(CodePoint character, std::string& text);
 // Whether text is UTF-8 that decode_utf8 takes.
 bool is_utf8(std::string_view text);
 
+// Why UTF-8 text is none to answer, as the end of a sentence, or nothing: fault_of of
+// fleetbert/data/read.py.
+std::string fault_of(std::string_view text);
+
 bool is_whitespace(CodePoint character);   // Unicode's White_Space
 bool is_control(CodePoint character);      // Cc, Cf and Co, but tab and line ends
 bool is_punctuation(CodePoint character);  // Unicode's P*, and all such of ASCII ($ + < ...)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import shutil
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from boards import LABELS, MODEL, TARGETS, VOCAB, answer_of, logits_of, write_bundle
 
+from fleetbert.data.read import iter_lines
 from fleetbert.data.tokenizers.wordpiece import WordPiece
+from fleetbert.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +61,7 @@ def same_answer(found, logits):
 
 def test_texts_are_answered_in_their_order(lite, shared_bundle):
     chance = random.Random(3)
-    texts = [" ".join(chance.choices(VOCAB[5:], k=chance.randint(0, 30))) for _ in range(700)]
+    texts = [" ".join(chance.choices(VOCAB[5:], k=chance.randint(1, 30))) for _ in range(700)]
     done = lite("predict", "--bundle", shared_bundle, "--engine", "fake", text="\n".join(texts))
     assert done.returncode == 0
     tokenizer = WordPiece(shared_bundle / "vocab.txt", True)
@@ -71,25 +74,51 @@ def test_texts_are_answered_in_their_order(lite, shared_bundle):
 
 def test_pairs(lite, here, tmp_path):
     bundle = write_bundle(tmp_path, pair=True, targets=(here,))
-    (tmp_path / "pairs.txt").write_text("word1 word2\tword3\nword4\n\t\r\na\tb\tc\n")
+    lines = "word1 word2\tword3\nword4\n!\t?\r\na\tb\tc\n\tb\na\t \n"
+    (tmp_path / "pairs.txt").write_text(lines)
     words = ("--bundle", bundle, "--engine=fake", "--input", tmp_path / "pairs.txt")
     done = lite("predict", *words)
     assert done.returncode == 1
     tokenizer = WordPiece(bundle / "vocab.txt", True)
     found = [json.loads(line) for line in done.stdout.splitlines()]
     same_answer(found[0], logits_of(tokenizer, "word1 word2", "word3"))
-    same_answer(found[2], logits_of(tokenizer, "", ""))
-    assert [list(one) for one in (found[1], found[3])] == [["error"]] * 2
-    assert done.stderr.decode() == "2 of 4 lines could not be answered: see their error\n"
+    same_answer(found[2], logits_of(tokenizer, "!", "?"))
+    assert [one.get("error") for one in found] == errors_of_fleetbert(lines.encode(), pair=True)
+    assert done.stderr.decode() == "4 of 6 lines could not be answered: see their error\n"
 
 
-def test_a_line_that_is_not_utf8(programs, shared_bundle):
+def errors_of_fleetbert(lines: bytes, pair: bool) -> list[str | None]:
+    read = iter_lines(io.BytesIO(lines), pair=pair, jsonl=False)
+    return [str(found) if isinstance(found, UserError) else None for _, found in read]
+
+
+def test_lines_are_and_texts_are_what_they_are_to_fleetbert_predict(programs, shared_bundle):
+    every = [chr(code).encode() for code in range(1, 0x3100) if chr(code) != "\n"]
+    lines = [b"\xef\xbb\xbf word1", b"word1\r\r", b"", b"\r", b"a\x0cb\x0bc\xe2\x80\xa8d", *every]
+    command = programs.command(
+        "fleetbert-lite", "predict", "--bundle", shared_bundle, "--engine=fake"
+    )
+    done = subprocess.run(command, input=b"\n".join(lines), capture_output=True)
+    assert done.returncode == 1
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [one.get("error") for one in found] == errors_of_fleetbert(b"\n".join(lines), False)
+    word = logits_of(WordPiece(shared_bundle / "vocab.txt", True), "word1")
+    for one in found[:2]:
+        same_answer(one, word)
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [(b"\xff\xfe", "line 2: is not UTF-8"), (b"a\0", "line 2: 'text_a' holds a NUL character")],
+)
+def test_a_line_that_is_no_text(programs, shared_bundle, line, error):
     words = ("predict", "--bundle", shared_bundle, "--engine=fake")
     command = programs.command("fleetbert-lite", *words)
-    done = subprocess.run(command, input=b"word1\n\xff\xfe\nword2\n", capture_output=True)
+    done = subprocess.run(command, input=b"word1\n%s\nword2\n" % line, capture_output=True)
     assert done.returncode == 1
-    keys = [list(json.loads(line)) for line in done.stdout.splitlines()]
-    assert keys == [["label", "scores"], ["error"], ["label", "scores"]]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [list(one) for one in found] == [["label", "scores"], ["error"], ["label", "scores"]]
+    assert found[1]["error"] == error
 
 
 def test_bench(lite, shared_bundle, name):

@@ -83,7 +83,7 @@ def test_health_and_model(url, programs):
 
 
 def test_texts(url, bundle):
-    texts = ["word1 word2", "", "word3 " * 40, "WÖRD4 字 \x00"]
+    texts = ["word1 word2", "!", "word3 " * 40, "WÖRD4 字 \x01"]
     sent = {**TEXT, "shape": [4], "data": texts}
     for path in (INFER, "/v2/models/model/versions/1/infer"):
         found = requests.post(url + path, data=body_of(sent, id="é1"))
@@ -114,6 +114,8 @@ def test_pairs(programs, tmp_path):
     with serving(programs, bundle, *LIMITS) as (url, _):
         refused(requests.post(url + INFER, data=body_of(TEXT)), 400, "'text_pair' is missing")
         found = requests.post(url + INFER, data=body_of(TEXT, second)).json()["outputs"][2]["data"]
+        blank = body_of(TEXT, {**second, "data": ["word1", "\u2003"]})
+        refused(requests.post(url + INFER, data=blank), 400, "text 1 of input 'text_pair' is empty")
     tokenizer = WordPiece(bundle / "vocab.txt", True)
     wanted = [logits_of(tokenizer, *pair) for pair in zip(TEXT["data"], second["data"])]
     assert found == np.concatenate(wanted).tolist()
@@ -141,11 +143,7 @@ def test_binary_tensors(url, bundle):
     assert found["outputs"][2]["data"][:3] == fake_logits([0, 1, 2]).tolist()
 
 
-# A board's server takes token ids as they are.
-TAKEN_HERE = ("types mixed", "only padding")
-
-
-@pytest.mark.parametrize("case", [case for case in REFUSED if case not in TAKEN_HERE])
+@pytest.mark.parametrize("case", REFUSED)
 def test_wrong_requests(url, alive, case):
     body, named = REFUSED[case]
     found = requests.post(url + INFER, data=body, timeout=DEADLINE)

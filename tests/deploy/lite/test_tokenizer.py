@@ -117,6 +117,7 @@ def test_words(programs, tiny_vocab, text, tokens):
         ),
         ("[PAD]\n[UNK]\n[SEP]\na\n", "lacks [CLS]"),
         (b"[PAD]\n\xff\n", "not UTF-8"),
+        ("[PAD]\n[UNK]\na\0\n", "vocab.txt:3: the vocabulary holds a NUL character"),
         ("", "lacks [PAD]"),
     ],
 )

@@ -350,7 +350,7 @@ def test_health_service_follows_readiness(server, channel):
 
 
 def test_without_admin_there_is_no_load():
-    with fake_core.serve(admin=False) as server, grpc.insecure_channel(server.grpc) as channel:
+    with fake_core.serve(admins="nobody") as server, grpc.insecure_channel(server.grpc) as channel:
         stub = make_stub(channel)
         assert stub.ModelReady(pb.ModelReadyRequest(name="sst")).ready
         for call, request in (

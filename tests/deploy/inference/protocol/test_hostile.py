@@ -296,7 +296,8 @@ WRONG_IN_BOTH = (
     *("text too long", "duplicate outputs", "unknown output", "duplicate inputs", "unknown input"),
     *("data too short", "data too long", "ids too short", "ids outside", "ids negative"),
     *("ids longer than the model", "types outside", "types of another shape", "types alone"),
-    *("texts and ids", "pair for a model of texts", "datatype of ids"),
+    *("texts and ids", "pair for a model of texts", "datatype of ids", "text empty", "text blank"),
+    *("NUL in a text", "types mixed", "only padding"),
 )
 
 

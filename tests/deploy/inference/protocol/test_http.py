@@ -287,7 +287,7 @@ def test_repository_refuses(server, post, path, message, code):
 
 
 def test_without_admin_there_is_no_load():
-    with fake_core.serve(admin=False) as server:
+    with fake_core.serve(admins="nobody") as server:
         for call in ("load", "unload"):
             url = f"http://{server.http}/v2/repository/models/sst/{call}"
             assert requests.post(url, timeout=60).status_code == 404

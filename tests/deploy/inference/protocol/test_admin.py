@@ -1,0 +1,126 @@
+"""Who may load and unload: over real sockets, from this machine and from its other address."""
+
+from __future__ import annotations
+
+import socket
+
+import grpc
+import psutil
+import pytest
+import requests
+from grpc_stub import make_stub
+from served import serving
+
+from fleetbert.deploy.inference.messages import Failure, Reason
+from fleetbert.deploy.inference.protocol import inference_pb2 as pb
+from fleetbert.deploy.inference.protocol.admin import Caller
+
+LOAD = "/v2/repository/models/sst/load"
+CODE = grpc.StatusCode
+
+
+@pytest.fixture
+def load(server):
+    def call(data=None, **headers):
+        before = len(server.core.calls)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        url = f"http://{server.http}{LOAD}"
+        found = requests.post(url, data=data, headers=named, timeout=60)
+        assert (len(server.core.calls) > before) is (found.status_code == 200)
+        if found.status_code != 200:
+            assert list(found.json()) == ["error"]
+        return found
+
+    return call
+
+
+@pytest.mark.parametrize("kind", [None, "application/json", "application/JSON; charset=utf-8"])
+@pytest.mark.parametrize("data", [None, b"{}"])
+def test_this_machine_may(load, kind, data):
+    assert load(data, content_type=kind).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"]
+)
+def test_what_a_form_can_post_is_refused(load, kind):
+    found = load(b"{}", content_type=kind)
+    assert found.status_code == 415 and "application/json" in found.json()["error"]
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1:1", ""])
+def test_pages_of_other_sites_may_not(load, origin):
+    found = load(origin=origin, content_type="application/json")
+    assert found.status_code == 403 and repr(origin) in found.json()["error"]
+
+
+def test_the_servers_own_page_may(load, server):
+    assert load(origin=f"http://{server.http}").status_code == 200
+
+
+def test_a_name_that_was_made_to_resolve_to_this_machine_is_none_of_its_own(load):
+    found = load(origin="http://evil.example:8000", host="evil.example:8000")
+    assert found.status_code == 403 and "not localhost" in found.json()["error"]
+    for host in ("localhost:8000", "[::1]:8000", "127.8.0.1"):
+        assert load(host=host, origin=f"http://{host}").status_code == 200
+    for host in ("localhost.evil.example", "[::1", "10.0.0.1"):
+        assert load(host=host).status_code == 403
+
+
+@pytest.mark.parametrize("name", ["x-forwarded-for", "forwarded", "via"])
+def test_who_comes_through_a_proxy_is_elsewhere(load, server, channel, name):
+    assert load(**{name: "10.0.0.1"}).status_code == 403
+    with pytest.raises(grpc.RpcError) as caught:
+        make_stub(channel).RepositoryModelLoad(
+            pb.RepositoryModelLoadRequest(model_name="sst"),
+            metadata=((name, "10.0.0.1"),),
+            timeout=60,
+        )
+    assert caught.value.code() is CODE.PERMISSION_DENIED
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [("127.0.0.1", True), ("::1", True), ("::ffff:127.0.0.1", True), ("10.0.0.1", False),
+     ("::ffff:10.0.0.1", False), ("", False)],
+)  # fmt: skip
+def test_addresses(address, here):
+    Caller(address, {}).check("anyone")
+    if here:
+        Caller(address, {}).check("loopback")
+    else:
+        with pytest.raises(Failure, match="this machine only") as caught:
+            Caller(address, {}).check("loopback")
+        assert caught.value.reason is Reason.FORBIDDEN
+
+
+def other_address():
+    for addresses in psutil.net_if_addrs().values():
+        for one in addresses:
+            if one.family == socket.AF_INET and not one.address.startswith("127."):
+                return one.address
+    return None
+
+
+@pytest.mark.skipif(other_address() is None, reason="this machine has loopback only")
+@pytest.mark.parametrize("admin", ["null", "anyone", "nobody"])
+def test_by_default_other_machines_may_not(tmp_path, admin):
+    """A connection to the machine's other address comes from there."""
+    with serving(tmp_path, "listen.host=0.0.0.0", f"listen.admin={admin}") as served:
+        host, port = other_address(), served.http.rpartition(":")[2]
+        found = requests.post(f"http://{host}:{port}{LOAD}", timeout=60)
+        assert found.status_code == {"null": 403, "anyone": 200, "nobody": 404}[admin]
+        assert requests.get(f"http://{host}:{port}/metrics", timeout=60).status_code == 200
+        target = f"{host}:{served.grpc.rpartition(':')[2]}"
+        with grpc.insecure_channel(target) as channel:
+            call = make_stub(channel).RepositoryModelLoad
+            request = pb.RepositoryModelLoadRequest(model_name="sst")
+            if admin == "anyone":
+                assert call(request, timeout=60).isLoaded
+            else:
+                with pytest.raises(grpc.RpcError) as caught:
+                    call(request, timeout=60)
+                denied = admin == "null"
+                assert caught.value.code() is (
+                    CODE.PERMISSION_DENIED if denied else CODE.UNIMPLEMENTED
+                )
