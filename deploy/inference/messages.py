@@ -7,6 +7,7 @@ the `Failure` into bytes. None of these words knows of HTTP or gRPC.
 from __future__ import annotations
 
 import enum
+import sys
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Sequence
 
@@ -22,6 +23,7 @@ class Reason(enum.Enum):
     TOO_LARGE = "too_large"  # more than this server would ever take at once
     UNAUTHENTICATED = "unauthenticated"  # no key, or a wrong one
     UNAVAILABLE = "unavailable"  # queue full, not ready, worker lost: worth another try
+    EXHAUSTED = "exhausted"  # too many bytes wait: worth another try
     DEADLINE = "deadline"  # its own time limit passed
     CANCELLED = "cancelled"  # the client went away
     INTERNAL = "internal"  # the server's fault
@@ -55,6 +57,12 @@ class Request(NamedTuple):
         return len(self.ids if self.texts is None else self.texts)
 
     @property
+    def bytes(self) -> int:
+        """In memory, of texts and ids."""
+        texts = (*(self.texts or ()), *(self.texts_b or ()))
+        return sum(map(sys.getsizeof, texts)) + sum([one.nbytes for one in self.ids])
+
+    @property
     def characters(self) -> int:
         """Of all texts."""
         return sum(map(len, self.texts or ())) + sum(map(len, self.texts_b or ()))
@@ -72,6 +80,7 @@ class Response(NamedTuple):
     queue_seconds: float  # waiting until its last batch began
     compute_seconds: float  # its batches in the engine
     cut: int = 0  # texts that were cut to the model's maximum length
+    bundle: str = ""  # which one answered, as `Version.bundle`
 
 
 class State(enum.Enum):
@@ -110,6 +119,7 @@ class Version:
     vocab_size: int = 0  # input_ids are below it
     pad_id: int = 0  # of input_ids
     layers: int = 0
+    bundle: str = ""  # a hash of its manifest: a version may be replaced in place
     variant: str = ""  # which of the bundle's variants answers
     variants: tuple[Variant, ...] = ()
 

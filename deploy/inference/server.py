@@ -23,6 +23,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from fleetbert.deploy.inference import settings
+from fleetbert.deploy.inference.budget import Budget
 from fleetbert.deploy.inference.draining import Draining
 from fleetbert.deploy.inference.messages import Core, State
 from fleetbert.deploy.inference.ops import logs, metrics, observe, output, pages
@@ -109,7 +110,9 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
             observers.append(logs.note)
         if tracer is not None:
             observers.append(tracer.note)
-        middleware = Middleware(keys, section.logs.requests, tracer)
+        middleware = Middleware(
+            keys, section.logs.requests, tracer, Budget(section.safety.max_waiting_bytes)
+        )
         listen = section.listen
         ports = (listen.http_port, listen.grpc_port, listen.admin_port)
         safety = _fit_connections(section.safety, sum(port is not None for port in ports))
@@ -225,8 +228,8 @@ async def _open_grpc(
 
 
 def _fit_connections(safety: settings.Safety, ports: int) -> settings.Safety:
-    """With as many connections as descriptors allow, whose limit is raised as far as it may be: what
-    is left is for starting workers and reading models."""
+    """With as many connections as descriptors allow, whose limit is raised as far as it may be;
+    some are left for starting workers and reading models."""
     limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ports * safety.max_connections + OWN_DESCRIPTORS
     if limit < wanted and limit != resource.RLIM_INFINITY:

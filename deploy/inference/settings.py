@@ -42,6 +42,11 @@ class Safety(Section):
     max_body_bytes: int = key(8 << 20, "a larger request is refused with 413", ge=1024)
     max_texts: int = key(1024, "texts of one request; more are refused with 413", ge=1)
     max_text_bytes: int = key(1 << 20, "of one text; more are refused with 413", ge=16)
+    max_waiting_bytes: int = key(
+        64 << 20,
+        "of all requests, until they are token ids or answered; more are refused with 503",
+        ge=1 << 20,
+    )
     max_connections: int = key(
         1000,
         "of each port, or as many as descriptors allow (ulimit -n); further ones are closed",
@@ -94,8 +99,8 @@ class Engine(Section):
     )
     heal_seconds: float = key(
         300.0,
-        "a model that has no worker for so long, as none can be started: /v2/health/live is 503, so "
-        "that whoever runs the server starts it anew",
+        "a model that has no worker for so long, as none can be started: /v2/health/live is 503, "
+        "so that whoever runs the server starts it anew",
         gt=0,
     )
 

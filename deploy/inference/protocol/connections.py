@@ -13,6 +13,7 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.settings import Safety
 
 # ASGI's extension by which an application asks to be called when the client goes: with a function,
@@ -65,6 +66,7 @@ class Connection(HttpToolsProtocol):
         self.transport = _Joined(transport, self.loop)  # type: ignore[assignment]
         self._await_head()
         if len(self.connections) > self.safety.max_connections:
+            metrics.REFUSED_CONNECTIONS.inc()
             self._refuse(503, f"this server takes {self.safety.max_connections} connections")
 
     def data_received(self, data: bytes) -> None:

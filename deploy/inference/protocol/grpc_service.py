@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 
+from fleetbert.deploy.inference.budget import Budget
 from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
@@ -33,6 +34,7 @@ CODES = {
     Reason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Reason.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.CANCELLED: grpc.StatusCode.CANCELLED,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
@@ -85,7 +87,7 @@ class Server:
                 ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
             )
         )
-        service = Service(core, safety, admins, observers)
+        service = Service(core, safety, admins, observers, middleware.budget)
         wrap = functools.partial(_handler, middleware, safety.body_seconds)
         calls = {
             method.name: wrap(
@@ -144,11 +146,13 @@ def _handler(
 
     async def handle(_: object, context: Context) -> bytes:
         headers = dict(context.invocation_metadata())
-        with middleware.around("grpc", method, headers) as call:
+        around = middleware.around("grpc", method, headers)
+        with around as call, middleware.budget.share() as share:
             try:
                 if closed:
                     middleware.check_key(headers)
                 data = await _receive(context, message_seconds)
+                share.take(len(data))
                 try:
                     request = parse(data)
                 except DecodeError:
@@ -204,10 +208,15 @@ class Service:
     inference.proto."""
 
     def __init__(
-        self, core: Core, safety: Safety, admins: Admins, observers: Sequence[observe.Observer]
+        self,
+        core: Core,
+        safety: Safety,
+        admins: Admins,
+        observers: Sequence[observe.Observer],
+        budget: Budget,
     ):
         self._core, self._safety, self._admins = core, safety, admins
-        self._observers = observers
+        self._observers, self._budget = observers, budget
 
     async def ServerLive(self, *_: object) -> bytes:  # noqa: N802
         return pb.ServerLiveResponse(live=self._core.live()).SerializeToString()
@@ -237,13 +246,15 @@ class Service:
     async def ModelInfer(  # noqa: N802
         self, request: pb.ModelInferRequest, context: Context
     ) -> bytes:
-        with observe.Observed("grpc", "OK", _code_name_of, self._observers, request.id) as observed:
+        observing = observe.Observed("grpc", "OK", _code_name_of, self._observers, request.id)
+        with observing as observed, self._budget.share() as share:
             raw: RawRequest | None = None
 
             def read() -> RawRequest:
                 nonlocal raw
-                raw = _read_request(request, context.time_remaining())
-                return raw
+                parsed = _read_request(request, context.time_remaining())
+                raw = parsed._replace(inputs=())  # what waits for its answer needs no more
+                return parsed
 
             response = await infer(
                 self._core,
@@ -252,6 +263,7 @@ class Service:
                 request.model_version or None,
                 read,
                 observed,
+                share,
             )
             assert raw is not None
             answer = _serialize(response, raw)
@@ -411,6 +423,8 @@ def _serialize(response: Response, raw: RawRequest) -> bytes:
         raw_output_contents=map(to_raw, chosen),
     )
     message.parameters["cut"].int64_param = response.cut
+    if response.bundle:
+        message.parameters["bundle"].string_param = response.bundle
     for output in chosen:
         message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
     return message.SerializeToString()

@@ -83,11 +83,13 @@ def render(response: Response, body: Body) -> tuple[bytes, int | None]:
         "model_name": response.model,
         "model_version": response.version,
         "id": body.request.id,
-        "parameters": {"cut": response.cut},
+        "parameters": {"cut": response.cut, "bundle": response.bundle},
         "outputs": described,
     }
     if not body.request.id:
         del message["id"]
+    if not response.bundle:
+        del message["parameters"]["bundle"]
     head = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
     return (b"".join((head, *raw)), len(head)) if raw else (head, None)
 

@@ -68,7 +68,9 @@ def schemas() -> Json:
                 "inputs": _list(_object(tensor)),
                 "outputs": _list(_object(tensor)),
             },
-            parameters=_object({"labels": _list(text), "max_length": count, "variant": text}),
+            parameters=_object(
+                {"labels": _list(text), "max_length": count, "variant": text, "bundle": text}
+            ),
         ),
         "InferenceRequest": _object(
             {"inputs": {**_list({"oneOf": inputs}), "minItems": 1}},
@@ -101,7 +103,7 @@ def schemas() -> Json:
             {
                 "model_name": text,
                 "model_version": text,
-                "parameters": _object({"cut": count}),
+                "parameters": _object({"cut": count}, bundle=text),
                 "outputs": _list(_object(tensor, parameters=parameters, data={"type": "array"})),
             },
             id=text,

@@ -1,8 +1,8 @@
 """The models and versions that are served: what lies on disk, brought into service by policy.
 
 A version is loaded beside those that answer, takes over when it is ready, and the old one answers
-what it has taken. One that fails is refused until its files change, and what was served stays; where
-the machine failed (a disk, memory), or a worker ended, it is tried again after growing pauses.
+what it has taken. One that fails is refused until its files change, and what was served stays.
+Where the machine failed (a disk, memory) or a worker ended, it is tried again, with growing pauses.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import resource
 import shutil
 import socket
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -84,7 +85,7 @@ def test_a_server_without_descriptors_heals_or_says_that_it_does_not(tmp_path, w
         [worker] = workers(served)
         own = psutil.Process(served.process.pid)
         limits = resource.prlimit(own.pid, resource.RLIMIT_NOFILE)
-        highest = max(int(name) for name in os.listdir(f"/proc/{own.pid}/fd"))
+        highest = max(int(one.name) for one in Path(f"/proc/{own.pid}/fd").iterdir())
         resource.prlimit(own.pid, resource.RLIMIT_NOFILE, (highest, limits[1]))
         worker.kill()
         served.wait_for(lambda: "does not start: [Errno 24] Too many open files" in served.log)
