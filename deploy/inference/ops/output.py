@@ -18,12 +18,13 @@ import time
 
 log = logging.getLogger("fleetbert.serve")
 
-MOST_WAITING = 128  # chunks of at most a pipe's 64 KiB
+MOST_WAITING = 1 << 20  # bytes
 PAUSE = 0.01  # seconds between two reads: each one interrupts the event loop
 END_SECONDS = 2.0  # for the last lines, if somebody reads them
 
 dropped = 0  # lines
-_waiting: queue.Queue[bytes] = queue.Queue(MOST_WAITING)
+_waiting: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+_taken = _done = 0  # bytes, ever: what waits is the difference
 _pipe = _log = -1  # descriptors: where our lines come from and go to
 
 
@@ -50,29 +51,31 @@ def stop(seconds: float = END_SECONDS) -> None:
     os.dup2(_log, 2)
     until, idle = time.monotonic() + seconds, 0
     while idle < 3 and time.monotonic() < until:
-        busy = select.select([_pipe], [], [], 0)[0] or _waiting.unfinished_tasks
+        busy = select.select([_pipe], [], [], 0)[0] or _taken > _done
         idle = 0 if busy else idle + 1  # what has been read may not wait yet
         time.sleep(PAUSE)
-    if _waiting.unfinished_tasks:
+    if _taken > _done:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def _gather() -> None:
-    global dropped
+    global dropped, _taken
     rest = b""
     while True:
         lines, newline, rest = (rest + os.read(_pipe, 1 << 16)).rpartition(b"\n")
         if len(rest) > 1 << 16:  # no text at all
             rest = b""
-        try:
-            _waiting.put_nowait(lines + newline)
-        except queue.Full:
-            dropped += lines.count(b"\n") + 1
+        lines += newline
+        if _taken - _done + len(lines) <= MOST_WAITING:
+            _taken += len(lines)
+            _waiting.put(lines)
+        else:
+            dropped += lines.count(b"\n")
         time.sleep(PAUSE)
 
 
 def _hand_on() -> None:
-    global dropped
+    global dropped, _done
     told = 0
     while True:
         lines = _waiting.get()
@@ -86,4 +89,4 @@ def _hand_on() -> None:
         except OSError:  # a disk is full, or the reader has gone
             dropped += lines.count(b"\n")
         finally:
-            _waiting.task_done()
+            _done += len(lines)

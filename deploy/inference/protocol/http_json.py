@@ -79,17 +79,18 @@ def render(response: Response, body: Body) -> tuple[bytes, int | None]:
             flat = isinstance(output.values, np.ndarray)
             entry["data"] = output.values.ravel() if flat else output.values  # type: ignore[union-attr]
         described.append(entry)
+    parameters: Json = {"cut": response.cut}
+    if response.bundle:
+        parameters["bundle"] = response.bundle
     message = {
         "model_name": response.model,
         "model_version": response.version,
         "id": body.request.id,
-        "parameters": {"cut": response.cut, "bundle": response.bundle},
+        "parameters": parameters,
         "outputs": described,
     }
     if not body.request.id:
         del message["id"]
-    if not response.bundle:
-        del message["parameters"]["bundle"]
     head = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
     return (b"".join((head, *raw)), len(head)) if raw else (head, None)
 

@@ -184,11 +184,11 @@ class WordPiece(Tokenizer):
             return [list(chain.from_iterable(map(ids, _words(line)))) for line in lines]
         try:
             short = [text if len(text) <= LONG else "" for text in texts]
-            ids = [encoding.ids for encoding in self._encode(short, add_special_tokens=False)]
-            for number, text in enumerate(texts):
-                if len(text) > LONG:
-                    ids[number] = self._first_pieces(text, most)
-            return ids
+            encodings = self._encode(short, add_special_tokens=False)
+            return [
+                encoding.ids if len(text) <= LONG else self._first_pieces(text, most)
+                for text, encoding in zip(texts, encodings)
+            ]
         except (TypeError, UnicodeEncodeError):  # which of them depends on the library's version
             for number, text in enumerate(texts):
                 if isinstance(text, str) and not _is_unicode(text):

@@ -15,7 +15,7 @@ import requests
 from served import DEADLINE, REAL, ask, serving
 
 LONG = {"x-request-id": "x" * 100}
-REQUESTS = 2500  # lines of more than a pipe and the server's own room hold
+REQUESTS = 6000  # lines of more than a pipe and the server's own room hold
 
 
 @pytest.fixture
