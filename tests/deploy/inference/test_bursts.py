@@ -42,7 +42,7 @@ def test_calls_above_the_queue_are_unavailable_and_counted(tiny_bundle, tmp_path
             for number in range(BURST)
         ]
         codes = Counter(call.code().name for call in calls)
-        assert set(codes) == {"OK", "UNAVAILABLE"} and codes.total() == BURST
+        assert set(codes) == {"OK", "UNAVAILABLE"} and sum(codes.values()) == BURST
         words = {call.details() for call in calls if call.code() is grpc.StatusCode.UNAVAILABLE}
         assert all("the queue is full" in word for word in words)
         text = metrics(served)
@@ -62,7 +62,7 @@ def test_connections_above_the_limit_are_counted(tmp_path):
         for _ in range(20):
             client = stack.enter_context(socket.create_connection((host, int(port)), DEADLINE))
             client.settimeout(0.2)
-            with contextlib.suppress(TimeoutError):
+            with contextlib.suppress(OSError):
                 said.append(client.recv(100))
         stack.close()
         assert [one[:12] for one in said] == [b"HTTP/1.1 503"] * 15
