@@ -149,7 +149,7 @@ class Client:
             return known[1]
         told = self.metadata(*key).get("parameters", {})
         labels = told.get("labels", [])
-        if told.get("bundle", bundle) != bundle:
+        if (told.get("bundle") or bundle) != bundle:
             return None
         self._labels[key] = (bundle, labels)
         return labels
@@ -231,12 +231,11 @@ def _agree(outputs: dict[str, Any], labels: Sequence[str]) -> bool:
     """Whether there are as many scores as labels, and the label of each answer has the highest."""
     scores, told = outputs["scores"], outputs["label"]
     count = len(scores) // len(told)
-    if labels and len(labels) != count:
-        return False
+    if not labels:
+        return True
     rows = [scores[number * count : (number + 1) * count] for number in range(len(told))]
-    return all(
-        label not in labels or row[labels.index(label)] == max(row)
-        for label, row in zip(told, rows)
+    return len(labels) == count and all(
+        label in labels and row[labels.index(label)] == max(row) for label, row in zip(told, rows)
     )
 
 
