@@ -67,3 +67,21 @@ def test_start_and_stop_leave_handlers_of_others(capsys):
     finally:
         log.ROOT.removeHandler(other)
         log.start()
+
+
+@pytest.mark.parametrize("threads", ["2", "5"])
+def test_evaluate_says_nothing_of_paddles_threads(tiny_bundle, tmp_path, threads):
+    """Paddle warns of every OMP_NUM_THREADS but 1, where it is imported."""
+    table = tmp_path / "dev.tsv"
+    table.write_text("label\ttext_a\nbad\tword1\n好\tword2 word3\n", encoding="utf-8")
+    words = ["evaluate", "--bundle", tiny_bundle, "--variant", "float32", "--data", table]
+    done = subprocess.run(
+        [sys.executable, "-m", "fleetbert.cli", *map(str, words)],
+        env={**os.environ, "OMP_NUM_THREADS": threads},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" in done.stdout
+    for words in ("OMP_NUM_THREADS", "WARNING", "PLEASE USE"):
+        assert words not in done.stdout + done.stderr

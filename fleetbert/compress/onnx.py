@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
 from fleetbert.export.program import CHECKED_SHAPES
+from fleetbert.graph import gelu
+from fleetbert.graph import program as programs
 
 # The first with LayerNormalization as one operator: a quarter fewer nodes.
 OPSET = 17
@@ -69,14 +72,17 @@ paddle2onnx.export(program, weights, target, opset_version=int(opset), auto_upgr
 
 
 def _convert(source: Path, target: Path, opset: int) -> None:
-    files = [source / "model.pdmodel", source / "model.pdiparams", target]
-    done = subprocess.run(
-        [sys.executable, "-c", _CONVERT, *(str(file.resolve()) for file in files), str(opset)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
+    with tempfile.TemporaryDirectory() as temporary:
+        program = Path(temporary) / "model.pdmodel"
+        programs.write(program, gelu.spell_out(programs.read(source / program.name)))
+        files = [program, source / "model.pdiparams", target]
+        done = subprocess.run(
+            [sys.executable, "-c", _CONVERT, *(str(file.resolve()) for file in files), str(opset)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
     if done.returncode or not target.is_file():
         said = [line for line in done.stdout.splitlines() if line.strip()]
         raise UserError(

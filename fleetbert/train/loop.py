@@ -356,11 +356,13 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
                 f"job has {schema.yaml_word(new)}; set it back, or start anew with "
                 "trainer.resume=none or another output_dir"
             )
-    if saved.state["data"] != run.task.fingerprint:
-        raise UserError(
-            f"checkpoint {saved.folder}: the training texts have changed since; start anew with "
-            "trainer.resume=none or another output_dir"
-        )
+    whole = {"data.train": "training texts have", "distill.teacher": "teacher has"}
+    for path, changed in whole.items():
+        if path in former and former[path] != own.get(path):
+            raise UserError(
+                f"checkpoint {saved.folder}: the {changed} changed since; start anew with "
+                "trainer.resume=none or another output_dir"
+            )
 
 
 def _at(config: Any, path: str) -> Any:  # of JSON

@@ -258,6 +258,44 @@ class TestStudent:
         with pytest.raises(UserError, match="trained with"):
             train(config.Config.model_validate(plain))
 
+    def test_goes_on_with_the_same_teacher_at_another_path(
+        self, learned, make, taught, tmp_path, caplog
+    ):
+        output = Path(shutil.copytree(learned[0], tmp_path / "output"))
+        moved = Path(shutil.copytree(taught / "model", tmp_path / "moved"))
+        job = make(output, {"trainer.epochs": 2, "distill.teacher": str(moved)})
+        distilling.distill(job)
+        assert "nothing is left to train" in caplog.text
+        tensors = load_file(moved / "model.safetensors")
+        tensors["classifier.bias"] = tensors["classifier.bias"] + 1
+        save_file(tensors, moved / "model.safetensors")
+        with pytest.raises(UserError, match=r"trained with distill\.teacher: .*, this job has"):
+            distilling.distill(job)
+
+    def test_refuses_another_teacher_at_the_same_path(self, make, taught, tmp_path):
+        teacher = Path(shutil.copytree(taught / "model", tmp_path / "teacher"))
+        changes = {"distill.teacher": str(teacher), "trainer.max_steps": 2}
+        job = make(tmp_path / "output", changes)
+        distilling.distill(job)
+        distilling.distill(job)
+        tensors = load_file(teacher / "model.safetensors")
+        tensors["classifier.bias"] = tensors["classifier.bias"] + 1
+        save_file(tensors, teacher / "model.safetensors")
+        with pytest.raises(UserError, match=r"the teacher has changed since; start anew with"):
+            distilling.distill(job)
+
+    def test_a_bundle_at_another_path_is_the_same_teacher(self, make, taught, tmp_path):
+        opened = [tmp_path / "one", tmp_path / "other"]
+        for path in opened:
+            shutil.copytree(taught / "bundle", path)
+        digests = {
+            teacher.open_teacher(
+                make(tmp_path, {**LOGITS_ONLY, "distill.teacher": str(path)})
+            ).digest
+            for path in opened
+        }
+        assert len(digests) == 1
+
 
 class TestNarrower:
     """In two processes, with projections."""

@@ -2,73 +2,15 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import paddle
 import pytest
-from tiny_bert import LABELS, VOCAB
+from activation import FORMULAS, SAME, bert, make_bundle, make_network
 
 from fleetbert import bundle as bundles
-from fleetbert.compat.paddlenlp import BertConfig
-from fleetbert.data.tokenizers import of_vocab
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
-from fleetbert.export.program import export_bundle
-from fleetbert.models import activations, from_program, heads
-
-erf = np.vectorize(math.erf)
-
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def gelu_new(x):
-    return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-
-
-FORMULAS = {
-    "gelu": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
-    "gelu_new": gelu_new,
-    "gelu_pytorch_tanh": gelu_new,
-    "relu": lambda x: np.maximum(x, 0),
-    "silu": lambda x: x * sigmoid(x),
-    "swish": lambda x: x * sigmoid(x),
-    "tanh": np.tanh,
-    "quick_gelu": lambda x: x * sigmoid(1.702 * x),
-}
-SAME = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}  # one function, two names
-
-
-def bert(state, activate, ids, types):
-    """Logits of a two-layer BERT with four heads, in float64."""
-    state = {name: array.astype(np.float64) for name, array in state.items()}
-
-    def linear(name, x):
-        return x @ state[f"{name}.weight"] + state[f"{name}.bias"]
-
-    def norm(name, x):
-        x = x - x.mean(-1, keepdims=True)
-        x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-12)
-        return x * state[f"{name}.weight"] + state[f"{name}.bias"]
-
-    table = {n: state[f"bert.embeddings.{n}_embeddings.weight"] for n in
-             ("word", "position", "token_type")}  # fmt: skip
-    x = table["word"][ids] + table["position"][: ids.shape[1]] + table["token_type"][types]
-    x = norm("bert.embeddings.layer_norm", x)
-    padding = np.where(ids == 0, -1e4, 0)[:, None, None]
-    for layer in ("bert.encoder.layers.0", "bert.encoder.layers.1"):
-        q, k, v = (
-            linear(f"{layer}.self_attn.{n}_proj", x).reshape(*ids.shape, 4, -1).swapaxes(1, 2)
-            for n in "qkv"
-        )
-        scores = np.exp(q @ k.swapaxes(2, 3) / math.sqrt(q.shape[-1]) + padding)
-        mixed = (scores / scores.sum(-1, keepdims=True) @ v).swapaxes(1, 2).reshape(x.shape)
-        x = norm(f"{layer}.norm1", x + linear(f"{layer}.self_attn.out_proj", mixed))
-        inner = activate(linear(f"{layer}.linear1", x))
-        x = norm(f"{layer}.norm2", x + linear(f"{layer}.linear2", inner))
-    return linear("classifier", np.tanh(linear("bert.pooler.dense", x[:, 0])))
+from fleetbert.models import activations, from_program
 
 
 @pytest.fixture(scope="module", params=list(FORMULAS))
@@ -78,14 +20,7 @@ def name(request):
 
 @pytest.fixture(scope="module")
 def network(name):
-    paddle.seed(1)
-    shape = BertConfig(
-        vocab_size=len(VOCAB), hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=128, initializer_range=0.3, num_labels=len(LABELS), hidden_act=name,
-    )  # fmt: skip
-    network = heads.build("classification", shape)
-    network.eval()
-    return network
+    return make_network(name)
 
 
 @pytest.fixture(scope="module")
@@ -105,12 +40,7 @@ def expected(network, name, batch):
 
 @pytest.fixture(scope="module")
 def bundle(network, tmp_path_factory, tiny_vocab):
-    path = tmp_path_factory.mktemp("activation") / "bundle"
-    export_bundle(
-        path, network, task="classification", labels=LABELS, max_length=64,
-        tokenizer=of_vocab(tiny_vocab, True),
-    )  # fmt: skip
-    return path
+    return make_bundle(tmp_path_factory.mktemp("activation") / "bundle", network, tiny_vocab)
 
 
 def answers(path, variant, kind, batch):

@@ -83,6 +83,7 @@ def start(section: settings.Logs) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(section.level.upper())
+    logging.captureWarnings(True)
     for noisy in ("asyncio", "grpc", "urllib3", "opentelemetry"):
         logging.getLogger(noisy).setLevel(max(root.level, logging.WARNING))
     # It warns of every line that is not HTTP: anyone could fill the disk.

@@ -7,15 +7,19 @@ a server starts its first ones before it imports what it needs itself (`start_ea
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
 if TYPE_CHECKING:
     from fleetbert.deploy.inference.settings import Engine
+
+log = logging.getLogger(__name__)
 
 LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # What a batch waits for, the listening process has to do first: reading the next one's texts takes
@@ -67,14 +71,30 @@ def start_early(engine: Engine) -> None:
 def start(processors: Sequence[int], threads: int) -> Started:
     """One that was started early for these processors and has not ended, or a new one. Call in the
     thread that lives as long as the workers shall."""
+    started = _take_early(tuple(processors), threads) or _start(processors, threads, early=False)
+    threading.Thread(target=_log_lines, args=(started.process,), daemon=True).start()
+    return started
+
+
+def _take_early(processors: tuple[int, ...], threads: int) -> Started | None:
     for found in EARLY:
-        if (found.processors, found.threads) == (tuple(processors), threads):
+        if (found.processors, found.threads) == (processors, threads):
             EARLY.remove(found)
             if found.process.poll() is None:
                 return found
             found.socket.close()
             break
-    return _start(processors, threads, early=False)
+    return None
+
+
+def _log_lines(process: subprocess.Popen[bytes]) -> None:
+    """What a worker prints (Paddle's C++ does), as lines of the server's log."""
+    assert process.stdout is not None
+    with process.stdout as lines:
+        for line in lines:
+            text = line.decode("utf-8", "replace").rstrip()
+            if text:
+                log.warning(f"worker {process.pid}: {text}")
 
 
 def _start(processors: Sequence[int], threads: int, early: bool) -> Started:
@@ -87,7 +107,8 @@ def _start(processors: Sequence[int], threads: int, early: bool) -> Started:
             [*command, "early"] if early else command,
             env={**HUGE_PAGES, **os.environ, "OMP_NUM_THREADS": str(threads)},
             stdin=subprocess.DEVNULL,
-            stdout=2,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
             pass_fds=[theirs.fileno()],
         )
     finally:

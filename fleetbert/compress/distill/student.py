@@ -21,6 +21,7 @@ class Student(TextTask):
 
     def __init__(self, teacher: teachers.Teacher, strategy: Single, *arguments: Any):
         super().__init__(*arguments)
+        self.origins["distill.teacher"] = teacher.digest
         self.teacher_notes = teachers.notes(teacher, self.labels)
         self.settings = self.job.distill  # type: ignore[attr-defined]
         self.teacher: nn.Layer | None = None

@@ -24,12 +24,14 @@ from fleetbert.train.strategies.single import Single
 
 
 class Teacher(NamedTuple):
-    """What `distill.teacher` names. `source` holds a network's weights; None: it is a bundle."""
+    """What `distill.teacher` names. `source` holds a network's weights; None: it is a bundle.
+    digest: of its weights and tokenizer, wherever it is."""
 
     path: Path
     labels: list[str]
     tokenizer: Spec
     source: weights.Source | None
+    digest: str
 
 
 def open_teacher(job: schema.Distill) -> Teacher:
@@ -51,7 +53,8 @@ def open_teacher(job: schema.Distill) -> Teacher:
             f"distill.teacher: {path} is no trained classifier: its weights and the id2label of "
             "its config.json do not give each label a logit; name the `model` folder of a run"
         )
-    return Teacher(path, list(source.head_labels), source.tokenizer, source)
+    digest = weights.digest(source.tokenizer, source.tensors)
+    return Teacher(path, list(source.head_labels), source.tokenizer, source, digest)
 
 
 def _open_bundle(job: schema.Distill, path: Path) -> Teacher:
@@ -72,7 +75,9 @@ def _open_bundle(job: schema.Distill, path: Path) -> Teacher:
             f"distill.hidden_weight: the program of the bundle {path} gives no hidden states; set "
             "it to 0, or name the run's `model` folder as distill.teacher"
         )
-    return Teacher(path, list(bundle.labels), bundle.tokenizer, None)
+    program = " ".join(file.sha256 for file in bundle.variant("float32").files)
+    digest = f"{weights.digest(bundle.tokenizer)} {program}"
+    return Teacher(path, list(bundle.labels), bundle.tokenizer, None, digest)
 
 
 def evenly(layers: int, teacher_layers: int) -> list[int]:

@@ -24,6 +24,7 @@ class Theseus(TextTask):
 
     def __init__(self, teacher: teachers.Teacher, strategy: Single, *arguments: Any):
         super().__init__(*arguments)
+        self.origins["distill.teacher"] = teacher.digest
         self.teacher_notes = teachers.notes(teacher, self.labels)
         self.strategy = strategy
         bert = self.network.network.bert

@@ -261,3 +261,21 @@ def test_leaving_before_all_is_answered(tmp_path, grace, signals, code):
         assert served.process.wait(DEADLINE) == code, served.log
         thread.join(DEADLINE)
         assert "Traceback" not in served.log
+
+
+def test_what_workers_print_is_lines_of_the_json_log(tiny_bundle, tmp_path):
+    """Of Paddle's import with several threads, and of its C++ where a worker crashes."""
+    shutil.copytree(tiny_bundle, tmp_path / "models" / "tiny" / "1")
+    words = [f"repository.path={tmp_path / 'models'}", "repository.default.variant=float32"]
+    words += ["engine.workers=1", "engine.threads=2", "engine.pin=false"]
+    environ = {"OMP_NUM_THREADS": "3"}
+    with serving(tmp_path, *words, command=REAL, environ=environ) as served:
+        children = psutil.Process(served.process.pid).children(recursive=True)
+        [worker] = [child for child in children if mapped(child)]
+        worker.send_signal(signal.SIGSEGV)
+        said = f"worker {worker.pid}: "
+        served.wait_for(lambda: any(said in line["message"] for line in served.lines()))
+        with Client(served.http) as client:
+            assert client.infer("tiny", TEXTS)
+    assert any("SIGSEGV" in line["message"] for line in served.lines())
+    assert "OMP_NUM_THREADS" not in served.log

@@ -1,0 +1,138 @@
+"""Every `hidden_act` in each form that a bundle's model can take, as good as gelu in it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import paddle
+import pytest
+from activation import FORMULAS, SAME, bert, make_bundle, make_network
+from tiny_bert import WORDS
+
+from fleetbert import bundle as bundles
+from fleetbert.compress import onnx, qat, static
+from fleetbert.compress.texts import Batches
+from fleetbert.compress.work import Source
+from fleetbert.data import tokenizers
+from fleetbert.engines import engine
+from fleetbert.engines.alike import random_batch
+from fleetbert.graph import gelu
+from fleetbert.graph import program as programs
+from fleetbert.models import from_program
+
+NAMES = [name for name in FORMULAS if name not in SAME]
+OTHERS = [name for name in NAMES if name != "gelu"]
+BATCH = random_batch(np.random.default_rng(1), (3, 16), 100)
+# Of random weights: with 0.3 a rounding becomes an error of a sixth.
+SMALL = 0.05
+
+
+def expected(network, name):
+    state = {n: t.numpy() for n, t in network.network.state_dict().items()}
+    return bert(state, FORMULAS[name], *BATCH)
+
+
+def answers(folder, kind, batch=BATCH):
+    return engine.open_folder(kind, folder, "cpu", 1)(*batch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_onnx_computes_the_formula(name, tiny_vocab, tmp_path):
+    network = make_network(name)
+    bundle = onnx.export_onnx(make_bundle(tmp_path / "bundle", network, tiny_vocab)).bundle
+    assert bundle.variant("onnx").max_difference_to_float32 < 1e-4
+    found = answers(bundle.folder("onnx"), engine.ONNX)
+    np.testing.assert_allclose(found, expected(network, name), atol=5e-5)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_paddle_lite_computes_the_formula(name, tiny_vocab, tmp_path):
+    pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64, Python 3.8 to 3.10")
+    from fleetbert.compress import lite
+
+    network = make_network(name)
+    path = make_bundle(tmp_path / "bundle", network, tiny_vocab)
+    bundle = lite.export_lite(path, "x86", "float32").bundle
+    found = answers(bundle.folder("lite-x86-float32"), engine.LITE)
+    np.testing.assert_allclose(found, expected(network, name), atol=5e-5)
+    made = lite.export_lite(path, "armv8", "float32").bundle.variant("lite-armv8-float32")
+    assert made.max_difference_to_float32 < 1e-4
+
+
+class Errors:
+    """Of int8 beside what it was made from, relative, by name of the activation."""
+
+    def __init__(self, vocab, folder):
+        self.vocab, self.folder, self.found = vocab, folder, {}
+
+    def of(self, name):
+        if name not in self.found:
+            self.found[name] = self._measure(name, self.folder / name)
+        return self.found[name]
+
+    def _measure(self, name, folder):
+        folder.mkdir()
+        network = make_network(name, SMALL)
+        bundle = bundles.read(make_bundle(folder / "bundle", network, self.vocab))
+        batches = texts_of(bundle)
+        source = Source(bundle.folder("float32"))
+        test = random_batch(np.random.default_rng(2), (32, 32), 195)
+        static.write_mix(static.of_texts(source, batches, "abs_max"), folder)
+        before = answers(source.folder, engine.FLOAT32, test)
+        of_static = relative(answers(folder, engine.INT8, test), before)
+
+        (folder / "qat").mkdir()
+        names = from_program.names(source.program, "bundle")
+        left = source.float32_layers(())
+        qat.quantize_network(network, [names.linear[one] for one in left])
+        network.train()
+        for feeds in batches.feeds():
+            network(*map(paddle.to_tensor, feeds.values()))
+        trained = qat._trained(network, names)
+        gate = SimpleNamespace(few=lambda count: batches, threads=1)
+        work = SimpleNamespace(
+            source=source, bundle=bundle, gate=gate, job=SimpleNamespace(skip=(), source="float32")
+        )
+        qat.write(work, trained, folder / "qat")
+        as_trained = network(*map(paddle.to_tensor, test)).numpy()
+        of_qat = relative(answers(folder / "qat", engine.INT8, test), as_trained)
+        return of_static, of_qat
+
+
+def texts_of(bundle):
+    random = np.random.default_rng(0)
+    texts = [" ".join(random.choice(WORDS, 20)) for _ in range(64)]
+    tokenizer = tokenizers.open(bundle)
+    encodings = tokenizer.encode(texts, None, bundle.max_length)
+    return Batches(encodings, range(64), bundle.max_length, 1024, tokenizer.pad_id)
+
+
+def relative(found, wanted):
+    return float(np.sqrt(((found - wanted) ** 2).mean() / (wanted**2).mean()))
+
+
+@pytest.fixture(scope="module")
+def errors(tiny_vocab, tmp_path_factory):
+    return Errors(tiny_vocab, tmp_path_factory.mktemp("int8"))
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_int8_is_as_near_as_with_gelu(errors, name):
+    """After calibration beside float32, after training beside the trained network."""
+    for found, of_gelu in zip(errors.of(name), errors.of("gelu")):
+        assert 0 < found < 1.5 * of_gelu
+    assert errors.of("gelu")[0] < 0.05
+
+
+def test_only_the_approximation_is_spelled_out(tiny_vocab, tmp_path):
+    kinds = {}
+    for name in ("gelu", "gelu_new"):
+        path = make_bundle(tmp_path / name, make_network(name), tiny_vocab)
+        program = programs.read(bundles.read(path).folder("float32") / "model.pdmodel")
+        before = program.SerializeToString()
+        kinds[name] = [op.type for op in gelu.spell_out(program).blocks[0].ops]
+        assert program.SerializeToString() == before
+        assert (gelu.spell_out(program) == program) == (name == "gelu")
+    assert kinds["gelu"].count("gelu") == 2
+    assert "gelu" not in kinds["gelu_new"]
