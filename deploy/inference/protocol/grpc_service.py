@@ -157,6 +157,7 @@ def _handler(
                     request = parse(data)
                 except DecodeError:
                     raise refuse(f"the message is not that of {method}") from None
+                del data  # the message has it once more
                 answer = await act(request, context)
                 call.code = grpc.StatusCode.OK.name
                 return answer
