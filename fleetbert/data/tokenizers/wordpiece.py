@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import shutil
+import sys
 import unicodedata
 from itertools import chain
 from pathlib import Path
@@ -176,7 +177,7 @@ class WordPiece(Tokenizer):
             first_lengths[number] = len(first) + 2
         return Encodings(ids, first_lengths, truncated)
 
-    def _word_pieces(self, texts: list[str], most: int) -> list[list[int]]:
+    def _word_pieces(self, texts: list[str], most: int = sys.maxsize) -> list[list[int]]:
         """The ids of each text: all, or at least the first `most`."""
         if all(map(self._is_plain, texts)) and sum(map(len, texts)) <= MUCH:
             ids = self._ids_of_words.__getitem__

@@ -33,7 +33,8 @@ CLIENTS, TEXTS = 8, 7
 
 
 def text_of(kind: str) -> str:
-    return "word1 " + kind * (SIZE // len(kind.encode()) - 10)
+    size = len(json.dumps(kind, ensure_ascii=False).encode()) - 2
+    return "word1 " + kind * (SIZE // size - 10)
 
 
 def body_of(texts: list[str]) -> bytes:
@@ -160,7 +161,7 @@ def test_bytes_that_wait_are_limited(tmp_path):
                 stub.ModelInfer(request, timeout=DEADLINE)
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             text = requests.get(f"{served.http}/metrics", timeout=DEADLINE).text
-            assert float(re.search(r"fleetbert_exhausted_total (\S+)", text)[1]) >= 3
+            assert float(re.search(r"^fleetbert_exhausted_total (\S+)", text, re.M)[1]) >= 3
             stack.close()
             served.wait_for(lambda: ask(served.http, big).status_code == 200)
             stub.ModelInfer(request, timeout=DEADLINE)
