@@ -124,6 +124,7 @@ def register(family: Family) -> None:
 def read(family: Family, fields: Fields, files: Tensors) -> Loaded:
     """What the files of a family hold, as the network's. KeyError names an embedding that they
     lack."""
+    files = _unwrapped(files)
     ours = any("encoder.layers." in name for name in files)  # PaddleNLP's names and layout
     tensors = {}
     for old, array in files.items():
@@ -150,6 +151,17 @@ def write(family: Family, loaded: Loaded, head: str) -> tuple[Fields, Tensors]:
     fields: Fields = {family.keys.get(field, field): value for field, value in shape.items()}
     fields.update(architectures=[family.architectures[head]], model_type=family.model_type)
     return fields, files
+
+
+# What wrappers of a whole network put before all names: PyTorch's of data parallel, torch.compile.
+WRAPPERS = ("module.", "_orig_mod.")
+
+
+def _unwrapped(files: Tensors) -> Tensors:
+    for wrapper in WRAPPERS:
+        if all(name.startswith(wrapper) for name in files):
+            return _unwrapped({name[len(wrapper) :]: array for name, array in files.items()})
+    return files
 
 
 def _replaced(name: str, family: Family, pieces: Pieces) -> str:

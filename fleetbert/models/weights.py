@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import logging
 import tempfile
 from pathlib import Path
 from typing import NamedTuple, Sequence, cast
@@ -21,6 +22,8 @@ from fleetbert.data.tokenizers import Spec
 from fleetbert.errors import UserError
 from fleetbert.models import activations, encoders, weight_files
 from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
+
+log = logging.getLogger(__name__)
 
 
 class Source(NamedTuple):
@@ -66,6 +69,8 @@ def open_source(model: schema.Model) -> Source:
     else:
         source = _paddlenlp(model.init)
     tokenizer = tokenizers.changed(source.tokenizer, model.vocab, model.lowercase)
+    if model.vocab is not None and source.tensors is not None:
+        _tell_other_words(*(next(iter(s.files.values())) for s in (source.tokenizer, tokenizer)))
     shape = source.shape.copy()
     try:
         activations.get(shape.get("hidden_act", activations.DEFAULT))
@@ -79,13 +84,31 @@ def open_source(model: schema.Model) -> Source:
     return source._replace(tokenizer=tokenizer, shape=shape)
 
 
+def _tell_other_words(own: Path, given: Path) -> None:
+    """Warn of a vocabulary that gives embeddings to other words than the weights' own does."""
+    try:
+        texts = [encodings.read_text(path, "vocabulary").rstrip("\r\n") for path in (own, given)]
+    except UserError:  # of `given`: whoever needs it says so
+        return
+    words = [[word.rstrip("\r") for word in text.split("\n")] for text in texts]
+    other = [number for number, pair in enumerate(zip(*words)) if pair[0] != pair[1]]
+    if other:
+        before, after = (lines[other[0]] for lines in words)
+        log.warning(
+            f"model.vocab: {given} has other words than {own} for {len(other)} embeddings: line "
+            f"{other[0] + 1} is {after!r} instead of {before!r}; is it the vocabulary of these "
+            "weights?"
+        )
+
+
 def bert_config(source: Source, num_labels: int, vocab_size: int) -> BertConfig:
     """PaddleNLP's config for a source. The vocabulary must fit into the word embeddings."""
     if vocab_size > source.shape["vocab_size"]:
         vocab = next(iter(source.tokenizer.files.values()))
         raise UserError(
             f"model.vocab: {vocab} has {vocab_size} tokens, but the weights of "
-            f"{source.name} have embeddings for {source.shape['vocab_size']}"
+            f"{source.name} have embeddings for {source.shape['vocab_size']}; take the vocabulary "
+            "that they were trained with, or model.init: random"
         )
     return BertConfig(num_labels=num_labels, **source.shape)
 

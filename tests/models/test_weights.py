@@ -162,6 +162,20 @@ class TestLoad:
             if name.startswith("bert."):
                 np.testing.assert_array_equal(state(after)[name], array)
 
+    @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod.bert."])
+    def test_what_wraps_a_whole_network_is_no_part_of_names(self, folder, edit_tensors, wrapper):
+        before, _ = loaded(folder)
+
+        def wrap(tensors):
+            for name in list(tensors):
+                tensors[wrapper + name] = tensors.pop(name)
+
+        after, report = loaded(edit_tensors(wrap))
+        assert report.unused == []
+        for name, array in state(before).items():
+            if name.startswith("bert."):
+                np.testing.assert_array_equal(state(after)[name], array)
+
     @pytest.mark.parametrize(
         ("hugging_face", "paddles"),
         [
@@ -389,6 +403,24 @@ class TestSource:
     def test_vocab_larger_than_the_embeddings(self, folder):
         with pytest.raises(UserError, match=r"model\.vocab: .* has 999 tokens"):
             weights.bert_config(source_of(folder), 2, 999)
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda words: words[:-20], ""),
+            (lambda words: [*words[:-1], words[-1] + "x"], "for 1 embeddings: line"),
+            (
+                lambda words: [*words[:5], *reversed(words[5:])],
+                "embeddings: line 6 is '##s' instead",
+            ),
+        ],
+    )
+    def test_a_vocabulary_of_other_words_is_told(self, folder, tmp_path, caplog, change, said):
+        words = (folder / "vocab.txt").read_text().split("\n")[:-1]
+        (tmp_path / "other.txt").write_text("\r\n".join(change(words)))
+        source_of(folder, vocab=str(tmp_path / "other.txt"))
+        assert ("has other words than" in caplog.text) == bool(said)
+        assert said in caplog.text
 
     @pytest.mark.parametrize(
         ("init", "said"),
