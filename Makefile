@@ -53,7 +53,7 @@ format: venv ## Rewrite the code in the project's style
 # With BUNDLE=output/sst2/bundle DATA=dev.tsv answering and serving as well; with PUBLISH=--publish
 # the results go to docs/benchmarks/.
 bench: venv venv-bench ## Measure this project beside others: make bench BUNDLE=... DATA=...
-	$(PYTHON) -m pytest -q tests/benchmarks
+	$(PYTHON) -m pytest -q tests/bench
 	$(PYTHON) tests/benchmarks train --full $(PUBLISH)
 	$(PYTHON) tests/benchmarks distribute $(PUBLISH)
 ifdef BUNDLE

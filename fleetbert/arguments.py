@@ -29,10 +29,14 @@ SHORT = {
 }
 
 
-def keys_of(given: Mapping[str, object]) -> dict[str, object]:
-    """Arguments as keys of the config. `task={...}` is the section of that name."""
+def keys_of(
+    given: Mapping[str, object], named: Mapping[str, object | None] | None = None
+) -> dict[str, object]:
+    """Arguments as keys of the config. `task={...}` is the section of that name. named: those that
+    a function names; None is not given."""
+    own = {name: value for name, value in (named or {}).items() if value is not None}
     keys: dict[str, object] = {}
-    for name, value in given.items():
+    for name, value in {**given, **own}.items():
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         keys[name if isinstance(value, Mapping) else SHORT.get(name, name)] = value
     return keys

@@ -15,6 +15,7 @@ from fleetbert.compress import command as quantize_command
 from fleetbert.compress import export_command
 from fleetbert.compress.distill import command as distill_command
 from fleetbert.deploy.inference import command as serve_command
+from fleetbert.export import command as import_command
 from fleetbert.launch import command as launch_command
 from fleetbert.train import checkpoint_command
 from fleetbert.train import command as train_command
@@ -82,6 +83,12 @@ COMMANDS: dict[str, Command] = {
         export_command.DESCRIPTION,
         export_command.add_arguments,
         export_command.run,
+    ),
+    "import": Command(
+        "make a bundle of a finished classifier",
+        import_command.DESCRIPTION,
+        import_command.add_arguments,
+        import_command.run,
     ),
     "quantize": Command(
         "add a smaller, faster variant to a bundle",

@@ -86,7 +86,7 @@ class Client:
         server_timeout: seconds after which the server gives up (ServerError 504).
         """
         tensors = [("text", texts), *([("text_pair", pairs)] if pairs is not None else [])]
-        bodies = [_pack(values) for _, values in tensors]
+        bodies = [pack(values) for _, values in tensors]
         parameters: dict[str, Any] = {"binary_data_output": True}
         if speed is not None:
             parameters["speed"] = speed
@@ -210,7 +210,7 @@ def _path(model: str, version: str | None) -> str:
     return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
 
 
-def _pack(texts: Sequence[str]) -> bytes:
+def pack(texts: Sequence[str]) -> bytes:
     """BYTES: each text in UTF-8 after its length, uint32 little-endian."""
     encoded = [text.encode("utf-8") for text in texts]
     return b"".join(part for text in encoded for part in (struct.pack("<I", len(text)), text))
@@ -218,13 +218,13 @@ def _pack(texts: Sequence[str]) -> bytes:
 
 def _read_outputs(outputs: Sequence[dict[str, Any]], body: bytes) -> dict[str, Any]:
     """By name; the raw tensors stand in `body` in the order of `outputs`."""
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     start = 0
     for output in outputs:
         end = start + output["parameters"]["binary_data_size"]
-        found[output["name"]] = _unpack(output["datatype"], body[start:end])
+        tensors[output["name"]] = _unpack(output["datatype"], body[start:end])
         start = end
-    return found
+    return tensors
 
 
 def _agree(outputs: dict[str, Any], labels: Sequence[str]) -> bool:
@@ -239,16 +239,16 @@ def _agree(outputs: dict[str, Any], labels: Sequence[str]) -> bool:
     )
 
 
-def _answers(found: dict[str, Any], labels: Sequence[str]) -> list[Answer]:
-    texts = len(found["label"])
-    count = len(found["scores"]) // texts
+def _answers(tensors: dict[str, Any], labels: Sequence[str]) -> list[Answer]:
+    texts = len(tensors["label"])
+    count = len(tensors["scores"]) // texts
     names = labels or [str(number) for number in range(count)]
     answers = []
-    for number, label in enumerate(found["label"]):
+    for number, label in enumerate(tensors["label"]):
         row = slice(number * count, (number + 1) * count)
-        scores = dict(zip(names, found["scores"][row]))
+        scores = dict(zip(names, tensors["scores"][row]))
         answers.append(
-            Answer(label, scores, found["logits"][row].tolist(), found["exit_layer"][number])
+            Answer(label, scores, tensors["logits"][row].tolist(), tensors["exit_layer"][number])
         )
     return answers
 

@@ -38,9 +38,9 @@ HIGH = re.compile(rb"[\x80-\xff]+")
 
 def guess(data: bytes) -> Guess | None:
     """What bytes that are no text in UTF-8 probably are; None: no text at all."""
-    for mark, found in MARKS:
+    for mark, encoding in MARKS:
         if data.startswith(mark):
-            return found
+            return encoding
     if b"\0" in data:
         # Of UTF-16 every other byte is NUL where the text is ASCII, as tabs and labels mostly are.
         even, odd = data[::2].count(0), data[1::2].count(0)
@@ -66,12 +66,11 @@ def problem(data: bytes, sample: bytes | None = None) -> str | None:
         said = "holds a NUL character"
     except UnicodeDecodeError as error:
         said = f"is not UTF-8 at byte {error.start + 1}"
-    found = guess(data if sample is None else sample)
-    if found is None:
+    likely = guess(data if sample is None else sample)
+    if likely is None:
         return f"{said}; is the file text?"
-    return (
-        f"{said}, and looks like {found.title}; convert the file: `iconv -f {found.iconv} -t utf-8`"
-    )
+    title, iconv = likely
+    return f"{said}, and looks like {title}; convert the file: `iconv -f {iconv} -t utf-8`"
 
 
 def read_text(path: str | os.PathLike[str], what: str) -> str:

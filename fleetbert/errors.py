@@ -16,11 +16,12 @@ NOT_CONNECTED = 75  # EX_TEMPFAIL of sysexits.h
 class Error(Exception):
     """What a caller or a user of fleetbert may want to catch: the family of all below."""
 
+    code = 2  # exit status
+    title = "error"  # begins the line that is printed
+
 
 class UserError(Error):
     """Something the user can mend: one sentence that says what, where and what to do."""
-
-    code = 2  # exit status
 
 
 class GateFailed(UserError):
@@ -32,7 +33,7 @@ class GateFailed(UserError):
 class Stopped(Error):
     """The run was asked to stop (SIGTERM) and has saved what it had."""
 
-    code = 143
+    code, title = 143, "stopped"
 
 
 class Interrupted(Stopped):
@@ -43,6 +44,8 @@ class Interrupted(Stopped):
 
 class NotConnected(Error):
     """The ranks did not find each other; the same command may work when run again."""
+
+    code, title = NOT_CONNECTED, "not connected"
 
 
 def of_system(error: BaseException | None) -> bool:
@@ -70,18 +73,10 @@ def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) 
     argv = [word for word in argv if word != "--debug"]
     try:
         _leave(main(argv) or 0)
-    except UserError as error:
-        if debug:
+    except Error as error:
+        if debug and not isinstance(error, Stopped):
             raise
-        print(f"error: {error}", file=sys.stderr)
-        _leave(error.code)
-    except NotConnected as error:
-        if debug:
-            raise
-        print(f"not connected: {error}", file=sys.stderr)
-        _leave(NOT_CONNECTED)
-    except Stopped as error:
-        print(f"stopped: {error}", file=sys.stderr)
+        print(f"{error.title}: {error}", file=sys.stderr)
         _leave(error.code)
     except KeyboardInterrupt:
         if debug:

@@ -12,7 +12,7 @@ import shutil
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Iterator
+from typing import Any, BinaryIO, Callable, Iterator
 
 from fleetbert.errors import UserError
 
@@ -51,6 +51,26 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     sync(path.parent)
 
 
+def cached(name: str, fill: Callable[[Path], Any]) -> Path:
+    """The folder of that name in the user's cache, which `fill(folder)` made once; where the cache
+    cannot be written, a temporary one."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetbert"
+    final = base / name
+    if final.is_dir():
+        return final
+    try:
+        base.mkdir(parents=True, exist_ok=True)
+        with temporary_folder(base, f".{name}.tmp-") as new:
+            fill(new)
+            if not final.is_dir():  # nor has another process made it meanwhile
+                put_in_place(new, final)
+        return final
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
+        fill(folder)
+        return folder
+
+
 def write_json(path: Path, value: Any) -> None:
     """Replace `path` by a value as JSON, in one rename; UserError if it cannot be written."""
     with writing(path), replacing(path) as stream:
@@ -79,8 +99,8 @@ def temporary_folder(parent: Path, prefix: str) -> Iterator[Path]:
     writer can tell what a killed one left from what a live one is writing.
     """
     with locked(parent):  # no other writer cleans between mkdtemp and our lock
-        for found in parent.glob(f"{prefix}*"):
-            remove_if_abandoned(found)
+        for former in parent.glob(f"{prefix}*"):
+            remove_if_abandoned(former)
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         descriptor = os.open(folder, os.O_RDONLY)
         fcntl.flock(descriptor, fcntl.LOCK_EX)

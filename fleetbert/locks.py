@@ -18,11 +18,12 @@ import logging
 import os
 import shlex
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
 from typing import Iterator, NamedTuple
+
+import psutil
 
 from fleetbert.errors import UserError
 
@@ -132,11 +133,7 @@ def _is_still(descriptor: int, path: Path) -> bool:
 
 
 def _self() -> dict[str, str | int]:
-    try:
-        words = Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
-    except OSError:
-        words = [sys.executable, *sys.argv]
-    command = " ".join(" ".join(map(shlex.quote, words)).split())
+    command = " ".join(shlex.join(psutil.Process().cmdline()).split())
     if len(command) > LONGEST:
         command = command[:LONGEST] + " ..."
     return {"process": os.getpid(), "machine": socket.gethostname(), "command": command}
@@ -152,19 +149,9 @@ def _owner(path: Path) -> str:
         except (OSError, ValueError, LookupError, TypeError):
             process, machine, command = 0, "", ""
         here = machine == socket.gethostname()
-        if process and not (here and not _is_alive(process)):  # else it is still of a former owner
+        if process and (not here or psutil.pid_exists(process)):  # else it is of a former owner
             where = "" if here else f" on {machine}"
             return f"process {process}{where} (`{command}`)"
         if time.monotonic() > until:
             return "another process"
         time.sleep(0.02)
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

@@ -13,7 +13,9 @@ from typing import Any
 
 import jinja2
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fleetbert.files import replacing
 
@@ -58,6 +60,31 @@ def write(path: Path, template: Path, **names: Any) -> None:
     html = environment.from_string(template.read_text(encoding="utf-8")).render(**names)
     with replacing(path) as stream:
         stream.write(html.encode("utf-8"))
+
+
+def axes_of(height: float = 3.0) -> tuple[Figure, Axes]:
+    """A figure with one pair of axes; inches."""
+    figure = Figure(figsize=(5.2, height), layout="constrained")
+    return figure, figure.add_subplot()
+
+
+def name_accuracy(axes: Axes) -> None:
+    """Accuracy in per cent goes up."""
+    axes.set_ylabel("accuracy, %")
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
+
+
+def draw_gate(axes: Axes, least: float) -> None:
+    """The value that has to be reached."""
+    axes.axhline(least, color=DEV, linewidth=1, linestyle="--")
+    across = axes.get_yaxis_transform()  # x in parts of the width, y in the data's unit
+    style: dict[str, Any] = {"ha": "right", "va": "top", "color": DEV, "fontsize": 8}
+    axes.text(0.99, least, "gate", transform=across, **style)
+
+
+def ring(axes: Axes, x: Any, y: Any, size: float = 11, label: str | None = None) -> None:
+    """A circle around points."""
+    axes.plot(x, y, "o", markersize=size, markerfacecolor="none", color=DEV, label=label)
 
 
 def svg(figure: Figure) -> Markup:

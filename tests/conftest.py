@@ -153,9 +153,8 @@ def kept():
 @pytest.fixture(scope="session")
 def pruned_program(whole_program, kept, tmp_path_factory) -> Path:
     """That program with only these."""
-    from fleetbert.compress import prune
+    from fleetbert.compress import from_program, prune
     from fleetbert.graph import program as programs
-    from fleetbert.models import from_program
 
     path = tmp_path_factory.mktemp("pruned")
     program = programs.read(whole_program / "model.pdmodel")

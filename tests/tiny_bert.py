@@ -37,7 +37,7 @@ def make_network(labels: int = len(LABELS), positions: int = 512, seed: int = 1)
     return Network(BertForSequenceClassification(config))
 
 
-def add_early_exit(path: Path) -> None:
+def add_early_exit(path: Path, pad_id: int = 0) -> None:
     """Add early-exit-float32 to a bundle of `make_network`'s: its head after the first layer is
     certain of some texts and not of others at the variant's own speed."""
     import numpy as np
@@ -54,7 +54,7 @@ def add_early_exit(path: Path) -> None:
         "out.weight": random.normal(size=(6, len(LABELS))).astype(np.float32),
         "out.bias": np.zeros(len(LABELS), np.float32),
     }
-    settings = Settings([1, 2], "pooled", EARLY_SPEED, 0)
+    settings = Settings([1, 2], "pooled", EARLY_SPEED, pad_id)
     bundles.add_variant(
         path,
         "early-exit-float32",

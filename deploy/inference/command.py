@@ -7,6 +7,10 @@ import json
 import os
 from pathlib import Path
 
+from fleetbert import config
+from fleetbert.deploy.inference import settings
+from fleetbert.deploy.inference.ops import output
+from fleetbert.deploy.inference.workers import process
 from fleetbert.errors import UserError
 
 MANIFESTS = ("manifest.json", "bundle/manifest.json")
@@ -33,11 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until a signal comes."""
-    from fleetbert import config
-    from fleetbert.deploy.inference import settings
-    from fleetbert.deploy.inference.ops import output
-    from fleetbert.deploy.inference.workers import process
-
     words = []
     for name, value in (
         ("repository.path", arguments.repository),

@@ -217,9 +217,9 @@ def plan(encodings: Encodings) -> dict[str, Batches]:
         indices = list(range(start, min(start + BATCH_SIZE, len(lengths))))
         arrival.append((indices, max(lengths[index] for index in indices)))
     by_tokens: Batches = []
-    for found in plan_inference(encodings.lengths, BATCH_TOKENS):
-        longest = max(lengths[index] for index in found)
-        by_tokens.append((found.tolist(), round_up(longest, SAFE_LENGTHS)))
+    for texts in plan_inference(encodings.lengths, BATCH_TOKENS):
+        longest = max(lengths[index] for index in texts)
+        by_tokens.append((texts.tolist(), round_up(longest, SAFE_LENGTHS)))
     single: Batches = [([number], length) for number, length in enumerate(lengths)]
     return {"single": single, "arrival": arrival, "sorted": by_tokens}
 

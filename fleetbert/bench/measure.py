@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Callable, Mapping, NamedTuple, Sequence
 
 from fleetbert import files
+from fleetbert.bench import worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
 from fleetbert.engines.engine import default_threads
@@ -145,6 +146,18 @@ class Worker:
         if "error" in message:
             raise UserError(message["error"])
         return message
+
+
+def work(main: Callable[[worker.Channel, Json], None]) -> None:
+    """In a measured process: `main` with its channel and its job, until there is no more to do; a
+    UserError is told to whoever asks."""
+    channel = worker.Channel()
+    try:
+        main(channel, json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
+    except UserError as error:
+        channel.send(error=str(error))
+    except worker.Stop:
+        pass
 
 
 def start(

@@ -68,7 +68,7 @@ class Server(NamedTuple):
 
     def cpu_seconds(self) -> float:
         times = [process.cpu_times() for process in self.processes()]
-        return sum(found.user + found.system for found in times)
+        return sum(spent.user + spent.system for spent in times)
 
     def megabytes(self) -> float:
         return sum(process.memory_info().rss for process in self.processes()) / 1e6
@@ -286,12 +286,6 @@ def latencies(turns: Sequence[Json]) -> Latencies:
     return Latencies(full_p50, full_p99, half_p50, half_p99, statistics.median(shares), failed)
 
 
-def without_clients(processors: float, threads: int) -> float:
-    """How many times as much the server would do with the processors to itself, as far as they are
-    what it lacks."""
-    return threads / max(1e-9, threads - processors)
-
-
 def report(segments: Sequence[Segment], details: Mapping[str, list[Json]]) -> Json:
     """The figures of each way, ready for JSON."""
     engines: Json = {OFFLINE: measure.summarize(segments, OFFLINE)._asdict()}
@@ -318,10 +312,12 @@ def table_rows(
         if name == OFFLINE:
             rows.append([*row, *["-"] * 6, *used, "-"])
             continue
-        found = latencies(details[name])
-        row.append(f"{ratio * without_clients(found.client_processors, threads):.2f}")
-        row += [*(f"{value:.1f}" for value in found[:4]), f"{found.client_processors:.2f}"]
-        rows.append([*row, *used, str(found.failed)])
+        told = latencies(details[name])
+        # With the processors to itself, as far as they are what the server lacks.
+        alone = threads / max(1e-9, threads - told.client_processors)
+        row.append(f"{ratio * alone:.2f}")
+        row += [*(f"{value:.1f}" for value in told[:4]), f"{told.client_processors:.2f}"]
+        rows.append([*row, *used, str(told.failed)])
     return rows
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import sys
 import time
-from pathlib import Path
 from typing import Awaitable, Callable, NamedTuple, Protocol, Sequence, cast
 
 import grpc
@@ -20,8 +18,9 @@ import numpy as np
 import orjson
 import uvloop
 
-from fleetbert.bench import worker
+from fleetbert.bench import measure, worker
 from fleetbert.bench.worker import Json
+from fleetbert.client import pack
 from fleetbert.deploy.inference.protocol import inference_pb2 as messages
 from fleetbert.errors import UserError
 
@@ -122,7 +121,7 @@ class Speech(NamedTuple):
 
 def _http_request(texts: Sequence[str], address: str) -> bytes:
     """With binary tensors, as tritonclient sends them."""
-    tensor = _pack(texts)
+    tensor = pack(texts)
     one = {"name": "text", "shape": [len(texts)], "datatype": "BYTES"}
     head = orjson.dumps(
         {
@@ -146,7 +145,7 @@ def _http_scores(body: bytes) -> np.ndarray:
 def _grpc_request(texts: Sequence[str], _: str) -> bytes:
     request = messages.ModelInferRequest(model_name=MODEL)
     request.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
-    request.raw_input_contents.append(_pack(texts))
+    request.raw_input_contents.append(pack(texts))
     for name in OUTPUTS:
         request.outputs.add(name=name)
     return request.SerializeToString()
@@ -164,11 +163,6 @@ def _json_request(texts: Sequence[str], address: str) -> bytes:
 def _json_scores(body: bytes) -> np.ndarray:
     reply = orjson.loads(body)
     return np.array(reply["scores"] if isinstance(reply, dict) else reply, np.float32)
-
-
-def _pack(texts: Sequence[str]) -> bytes:
-    encoded = [text.encode() for text in texts]
-    return b"".join(len(text).to_bytes(4, "little") + text for text in encoded)
 
 
 def post(path: str, address: str, body: bytes, more: str = "") -> bytes:
@@ -257,28 +251,20 @@ async def _load(command: Json, texts: Sequence[str]) -> Json:
         "failure": load.failure,
         "seconds": load.seconds,
         "cpu_seconds": clock.cpu_seconds,
-        **{f"p{share}_ms": 1000 * percentile(load.latencies, share / 100) for share in (50, 99)},
+        **{f"p{percent}_ms": 1000 * percentile(load.latencies, percent) for percent in (50, 99)},
     }
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that `share` of the values do not pass; NaN of none."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The smallest value that so many percent of the values do not pass; NaN of none."""
+    return float(np.percentile(values or [math.nan], percent, method="inverted_cdf"))
 
 
-def main() -> None:
-    channel = worker.Channel()
-    job: Json = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+def main(channel: worker.Channel, job: Json) -> None:
     channel.send()
-    try:
-        while True:
-            channel.send(**uvloop.run(_load(channel.receive(), job["texts"])))
-    except UserError as error:
-        channel.send(error=str(error))
-    except worker.Stop:
-        pass
+    while True:
+        channel.send(**uvloop.run(_load(channel.receive(), job["texts"])))
 
 
 if __name__ == "__main__":
-    main()
+    measure.work(main)

@@ -162,17 +162,17 @@ def table_rows(replies: Mapping[str, Json], segments: Sequence[Segment]) -> list
     header = ["", "texts/s", "lowest", "highest", "tokens/s", "tokens/text", "ms/step"]
     rows = [[*header, "CPU ms/text", "peak MB", "GPU MB", "loss", "dev accuracy"]]
     for side, reply in replies.items():
-        found = measure.summarize(segments, side)
+        figures = measure.summarize(segments, side)
         gpu, loss, dev = reply.get("device_mb"), reply.get("losses"), reply["dev"]
         rows.append(
             [
                 side,
-                *(f"{value:.1f}" for value in found[:3]),
-                f"{found.tokens_per_s:.0f}",
-                f"{found.tokens / found.texts:.1f}",
+                *(f"{value:.1f}" for value in figures[:3]),
+                f"{figures.tokens_per_s:.0f}",
+                f"{figures.tokens / figures.texts:.1f}",
                 f"{1000 * reply['seconds'] / max(1, reply['steps']):.0f}",
-                f"{found.cpu_ms_per_text:.1f}",
-                f"{found.peak_mb:.0f}",
+                f"{figures.cpu_ms_per_text:.1f}",
+                f"{figures.peak_mb:.0f}",
                 "-" if gpu is None else f"{gpu:.0f}",
                 f"{loss[-1]:.4f}" if loss else "-",
                 " ".join(f"{value:.4f}" for value in dev) or "-",

@@ -7,15 +7,12 @@ to; then it says what it trains, and does steps when told to (`worker.Segments`)
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
 
 import paddle
 
 from fleetbert import config as schema
-from fleetbert.bench import worker
+from fleetbert.bench import measure, worker
 from fleetbert.bench.worker import Json
 from fleetbert.errors import UserError
 from fleetbert.train.callbacks import Callback
@@ -36,10 +33,11 @@ class Pacer(Callback):
         """What is trained, before the first step."""
         assert isinstance(run.task, TextTask)
         lengths, dev = run.task.train.encodings.lengths, run.task.dev
+        device = run.strategy.device
         return {
             "total_steps": run.total_steps,
             "versions": versions(),
-            "device_name": _device_name(run),
+            "device_name": str(paddle.device.cuda.get_device_name() if device == "gpu" else device),
             "texts": len(lengths),
             "dev_texts": 0 if dev is None else len(dev.encodings.lengths),
             "mean_tokens": float(lengths.mean()),
@@ -94,26 +92,18 @@ def _finish(run: Run) -> None:
         paddle.device.cuda.synchronize()
 
 
-def _device_name(run: Run) -> str:
-    on_gpu = run.strategy.device == "gpu"
-    return str(paddle.device.cuda.get_device_name() if on_gpu else run.strategy.device)
-
-
 def main(pacer: type[Pacer] = Pacer) -> None:
     """pacer: which one paces; others measure more."""
-    channel = worker.Channel()
-    said: Json = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    try:
+
+    def train(channel: worker.Channel, said: Json) -> None:
         job = schema.load(said["config"], said["overrides"])
         if job.task.name == "ctr":
             raise UserError("bench measures trainings of texts; task.name is ctr")
         channel.send(versions=versions())
         channel.receive()
         train_with(connect(job), job, first=(pacer(channel),))
-    except UserError as error:
-        channel.send(error=str(error))
-    except worker.Stop:
-        pass
+
+    measure.work(train)
 
 
 if __name__ == "__main__":

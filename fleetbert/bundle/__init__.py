@@ -7,6 +7,7 @@
 Whoever reads sees a complete bundle, the old or the new one, whatever happens to the writer:
 files are written to a temporary folder, forced to disk, and come into place by one rename.
 """
+# ruff: noqa: F401  what the package offers
 
 from fleetbert.bundle.manifest import (
     FORMAT_VERSION,
@@ -38,41 +39,3 @@ from fleetbert.bundle.manifest import (
 )
 from fleetbert.bundle.read import Bundle, PathLike, read, verify
 from fleetbert.bundle.write import add_variant, adding, create, replacing, writing
-
-__all__ = [
-    "FORMAT_VERSION",
-    "MANIFEST",
-    "VOCAB",
-    "Accuracy",
-    "Bundle",
-    "Clipped",
-    "Comparison",
-    "EarlyExitVariant",
-    "File",
-    "Golden",
-    "Int8Variant",
-    "LiteEarlyExitVariant",
-    "LiteVariant",
-    "Manifest",
-    "Mix",
-    "OnnxVariant",
-    "OtherVariant",
-    "PathLike",
-    "ProgramVariant",
-    "Pruning",
-    "SearchResult",
-    "Setting",
-    "SpeedPoint",
-    "Task",
-    "TokenizerInfo",
-    "TokenizerSpec",
-    "Variant",
-    "WeightOnlyVariant",
-    "add_variant",
-    "adding",
-    "create",
-    "read",
-    "replacing",
-    "verify",
-    "writing",
-]

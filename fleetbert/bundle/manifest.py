@@ -451,8 +451,8 @@ def parse(path: Path, text: bytes) -> Manifest:
 
 def to_json(manifest: Manifest) -> str:
     """What the file holds; fields that say nothing are left out."""
-    found = manifest.model_dump(exclude_none=True)
-    return json.dumps(found, ensure_ascii=False, indent=2) + "\n"
+    fields = manifest.model_dump(exclude_none=True)
+    return json.dumps(fields, ensure_ascii=False, indent=2) + "\n"
 
 
 def _from_format_1(raw: Dict[str, object]) -> Dict[str, object]:
@@ -465,14 +465,14 @@ def _from_format_1(raw: Dict[str, object]) -> Dict[str, object]:
 def _variant_from_format_1(variant: Dict[str, object]) -> Dict[str, object]:
     """The fields of `extra` where format 2 has them; what a known kind never had is left out."""
     extra = variant.get("extra", {})
-    found = {name: value for name, value in variant.items() if name != "extra"}
+    fields = {name: value for name, value in variant.items() if name != "extra"}
     if not isinstance(extra, dict):
         return variant
     comparison = {name: extra.pop(name) for name in Comparison.model_fields if name in extra}
     if len(comparison) == len(Comparison.model_fields):
-        found["comparison"] = comparison
+        fields["comparison"] = comparison
     cls = KINDS.get(str(variant.get("kind")))
     if cls is ProgramVariant and "lost_importance" in extra:
-        found["pruning"] = {name: extra[name] for name in Pruning.model_fields if name in extra}
+        fields["pruning"] = {name: extra[name] for name in Pruning.model_fields if name in extra}
     known = extra if cls is None else cls.model_fields
-    return {**found, **{name: value for name, value in extra.items() if name in known}}
+    return {**fields, **{name: value for name, value in extra.items() if name in known}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import re
 import shutil
 from dataclasses import dataclass
@@ -112,7 +113,9 @@ class Adding:
                 if left.name not in used:
                     shutil.rmtree(left)
             taken = {former.name for former in _generations(self.root, variant.name)}
-            name = next(name for name in _folder_names(variant.name) if name not in taken)
+            # `onnx`, or `onnx.2`, ... while the old one is in use
+            names = (f"{variant.name}.{number}" for number in itertools.count(2))
+            name = next(n for n in itertools.chain([variant.name], names) if n not in taken)
             variant = _with_files(self.folder, variant, name)
             files.sync_tree(self.folder)
             files.put_in_place(self.folder, self.root / name)
@@ -199,15 +202,6 @@ def _with_files(folder: Path, variant: Variant, name: str) -> Variant:
         for path in paths
     ]
     return variant.model_copy(update={"files": listed})
-
-
-def _folder_names(name: str) -> Iterator[str]:
-    """The folders a variant may have: `onnx`, or `onnx.2`, ... while the old one is in use."""
-    yield name
-    number = 2
-    while True:
-        yield f"{name}.{number}"
-        number += 1
 
 
 def _generations(root: Path, name: str) -> list[Path]:

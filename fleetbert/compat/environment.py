@@ -22,6 +22,7 @@ import threading
 import warnings
 import zlib  # noqa: F401  libpaddle 2.6.2 exports its own zlib symbols: Python's must load first
 from pathlib import Path
+from types import ModuleType
 from typing import MutableMapping
 
 import fleetbert
@@ -117,7 +118,7 @@ def restore_sigterm() -> None:
 CONTIGUOUS = {"FLAGS_use_stride_kernel": "0"}
 
 
-# Of a trainer of a parameter server: four lines of information after every step.
+# "New Executor is Running"; of a trainer of a parameter server four such lines after every step.
 WITHOUT_CHATTER = {"GLOG_minloglevel": "1"}
 
 
@@ -174,7 +175,7 @@ def prepare() -> None:
     os.environ.update(home_settings())
     # Paddle imports distutils, and PaddleNLP 2.8.1 then pip, which brings setuptools' own.
     warnings.filterwarnings("ignore", "Setuptools is replacing distutils")
-    if os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"):
+    if "GLOG_v" not in os.environ:  # of who wants to see them
         wanted.update(WITHOUT_CHATTER)
     for name, value in wanted.items():
         if name not in os.environ or set_by_launcher(name):
@@ -212,8 +213,8 @@ def _tell_lost(wanted: dict[str, str]) -> None:
         )
 
 
-def import_paddle() -> None:
-    """`prepare`, then import paddle, silently.
+def import_paddle() -> ModuleType:
+    """`prepare`, then import paddle, silently; returns it.
 
     Paddle warns of every OMP_NUM_THREADS but 1, "if you use data parallel": that is about ranks
     that each take all processors, which `thread_settings` avoids.
@@ -222,11 +223,13 @@ def import_paddle() -> None:
     said = io.StringIO()
     with contextlib.redirect_stderr(said), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a missing ccache
-        import paddle  # noqa: F401  here alone, after `prepare`
+        import paddle  # here alone, after `prepare`
     restore_sigterm()
     for line in said.getvalue().splitlines():
         if "OMP_NUM_THREADS" not in line:
             print(line, file=sys.stderr)
+    module: ModuleType = paddle
+    return module
 
 
 def cpuinfo() -> str:

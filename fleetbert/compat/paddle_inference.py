@@ -35,7 +35,6 @@ class PredictorConfig(Protocol):
     """What fleetbert uses of paddle.inference.Config, which has no types."""
 
     def set_model(self, program: str, parameters: str) -> None: ...
-    def set_model_buffer(self, program: bytes, size: int, data: bytes, data_size: int) -> None: ...
     def switch_ir_optim(self, on: bool) -> None: ...
     def enable_memory_optim(self) -> None: ...
     def enable_save_optim_model(self, on: bool) -> None: ...
@@ -58,17 +57,13 @@ class Inference(Protocol):
 
 def import_inference() -> Inference:
     """The module paddle.inference, imported when it is needed: Paddle takes seconds."""
-    environment.import_paddle()
-    from paddle import inference
-
+    inference: Inference = environment.import_paddle().inference
     return inference
 
 
 def has_cuda() -> bool:
     """Whether the installed Paddle is the build for GPUs."""
-    from paddle import device  # import_inference has loaded it
-
-    return device.is_compiled_with_cuda()
+    return bool(environment.import_paddle().is_compiled_with_cuda())
 
 
 def use_onednn(config: PredictorConfig) -> None:

@@ -38,6 +38,8 @@ def _import_transformers() -> None:
 _import_transformers()
 
 from paddlenlp.transformers import (  # noqa: E402
+    AutoModel,
+    AutoTokenizer,
     BertConfig,
     BertForMaskedLM,
     BertForSequenceClassification,
@@ -46,6 +48,8 @@ from paddlenlp.transformers import (  # noqa: E402
 )
 
 __all__ = [
+    "AutoModel",
+    "AutoTokenizer",
     "BertConfig",
     "BertForMaskedLM",
     "BertForSequenceClassification",

@@ -31,6 +31,8 @@ import paddle
 from paddle.distributed import fleet
 from paddle.distributed.ps.utils.public import get_the_one_recv_context
 
+from fleetbert.compat.static_graph import static_graph
+
 DENSE, ROWS = "fleetbert_dense", "fleetbert_rows"
 
 # brpc refuses messages of more (`-max_body_size` in wrapper/fleet.cc), and the vector is one for
@@ -52,16 +54,6 @@ _ATTRIBUTES = {  # of the operators that are kept; all else is of the compiler
     "distributed_push_sparse": ("table_id", "padding_idx", "size", "is_distributed", "is_test"),
     "send": ("table_id", "is_sparse", "send_varnames"),
 }
-
-
-@contextlib.contextmanager
-def static_mode() -> Iterator[None]:
-    """Programs are built and run in static mode only; all else here is dygraph."""
-    paddle.enable_static()
-    try:
-        yield
-    finally:
-        paddle.disable_static()
 
 
 @contextlib.contextmanager
@@ -87,7 +79,7 @@ class Fleet:
 
     def __init__(self, dense: int, rows: int, width: int, shards: int, entry: int = 0):
         self.dense, self.rows, self.width, self.entry = dense, rows, width, entry
-        with static_mode(), quiet():
+        with static_graph(), quiet():
             fleet.init(fleet.PaddleCloudRoleMaker(is_collective=False))
             self.main = self._program(shards)
 
@@ -121,7 +113,7 @@ class Fleet:
 
     def serve(self) -> None:
         """Be a server until a trainer stops it."""
-        with static_mode():
+        with static_graph():
             with quiet():
                 fleet.init_server()
             fleet.run_server()
@@ -129,7 +121,7 @@ class Fleet:
     def connect(self) -> None:
         """Be a trainer. The servers must listen already: Fleet would wait for ever."""
         self.executor = paddle.static.Executor(paddle.CPUPlace())
-        with static_mode(), quiet():
+        with static_graph(), quiet():
             self.executor.run(self.startup)
             runtime = fleet.fleet._runtime_handle
             describe = runtime.ps_desc_builder.build_worker_desc
@@ -149,19 +141,19 @@ class Fleet:
     def _alone(self, kind: str) -> tuple[paddle.static.Program, Any]:
         """A program with nothing but the one operator of that kind; and the operator."""
         former = self.main.global_block()
-        (found,) = [op for op in former.ops if op.type == kind]
+        (original,) = [op for op in former.ops if op.type == kind]
         program = paddle.static.Program()
         block = program.global_block()
-        for name in {*found.input_arg_names, *found.output_arg_names}:
+        for name in {*original.input_arg_names, *original.output_arg_names}:
             if former.has_var(name):
                 block._clone_variable(former.var(name), False)
-        attributes = {name: found.attr(name) for name in _ATTRIBUTES[kind]}
+        attributes = {name: original.attr(name) for name in _ATTRIBUTES[kind]}
         if kind == "distributed_push_sparse":
             attributes["slots"] = [0]  # which the operator checks, and its own description lacks
         operator = block.append_op(
             type=kind,
-            inputs={name: found.input(name) for name in found.input_names},
-            outputs={name: found.output(name) for name in found.output_names},
+            inputs={name: original.input(name) for name in original.input_names},
+            outputs={name: original.output(name) for name in original.output_names},
             attrs=attributes,
         )
         return program, operator
@@ -169,7 +161,7 @@ class Fleet:
     def pull_rows(self, ids: np.ndarray) -> np.ndarray:
         """Rows (ids, width) float32 of int64 ids."""
         program, operator = self._pull_rows
-        with static_mode():
+        with static_graph():
             (rows,) = self.executor.run(
                 program, {"ids": ids.reshape(-1, 1)}, [operator.output("Outputs")[0]]
             )
@@ -194,13 +186,13 @@ class Fleet:
         feed = {"ids": filled, operator.output("Outputs")[0]: divided}
         feed[operator.input("Shows")[0]] = shows
         feed[operator.input("Clicks")[0]] = np.zeros_like(shows) if self.entry else shows
-        with static_mode():
+        with static_graph():
             self.executor.run(program, feed)
 
     def push_dense(self, gradient: np.ndarray) -> None:
         """Have the servers subtract `gradient` (dense,) from the vector."""
         program, operator = self._push_dense
-        with static_mode():
+        with static_graph():
             self.executor.run(program, {operator.input("X")[0]: gradient})
 
     def set_dense(self, values: np.ndarray) -> None:
@@ -230,8 +222,8 @@ class Fleet:
             os.dup2(kept, 1)
             os.close(kept)
             os.close(read)
-        found = re.search(rb"feasign size: (\d+)", text)
-        return int(found[1]) if found else None
+        told = re.search(rb"feasign size: (\d+)", text)
+        return int(told[1]) if told else None
 
     def stop_servers(self) -> None:
         self.worker.stop_server()

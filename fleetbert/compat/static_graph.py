@@ -1,4 +1,4 @@
-"""What Paddle 2.6.2's quantization needs around it."""
+"""Paddle's static mode, for what builds and runs programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import paddle
 
 @contextlib.contextmanager
 def static_graph() -> Iterator[None]:
-    """Paddle's static mode, which its quantization of programs needs, and the former afterwards."""
+    """Static mode, and the former mode afterwards."""
     dynamic = paddle.in_dynamic_mode()
     paddle.enable_static()
     try:

@@ -100,10 +100,7 @@ def in_float32(found: Calibration, names: Sequence[str]) -> programs.ProgramDesc
             if op.type not in QUANTIZERS or programs.argument(op.outputs, "Y") in read
         ]
         programs.replace_ops(block, kept)
-    used = {n for op in block.ops for slot in (*op.inputs, *op.outputs) for n in slot.arguments}
-    variables = [programs.copy(found) for found in block.vars if found.name in used]
-    del block.vars[:]
-    block.vars.extend(variables)
+    programs.keep_variables(block, {name for op in block.ops for name in programs.arguments(op)})
     return program
 
 

@@ -8,8 +8,7 @@ import os
 from fleetbert import config
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
-from fleetbert.train import stopping
-from fleetbert.train.command import supervise
+from fleetbert.train import command, stopping
 
 DESCRIPTION = """\
 Add a smaller and faster variant to a bundle, if it keeps the accuracy that you ask for.
@@ -32,9 +31,7 @@ loses more than gate.max_accuracy_drop is not added, and the exit status is 3.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.epilog = "keys:\n" + config.help_text(config.Quantize)
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file of the job")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
+    command.add_arguments(parser, config.Quantize)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -43,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
     trains = job.method in config.TRAINED
     if trains:
         stopping.expect()
-        supervise(job)
+        command.supervise(job)
     elif int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError(
             f"method: {job.method} is for one process; start it without paddle.distributed.launch"
@@ -58,10 +55,4 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Parse `argv` and run; the overrides may stand anywhere among the options."""
-    parser = argparse.ArgumentParser(
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="show the stack of an error")
-    run(parser.parse_intermixed_args(argv))
+    run(command.parse(argv, DESCRIPTION, add_arguments))

@@ -62,8 +62,7 @@ def quantize_weights(origin: Source, bits: int = 8, skip: Sequence[str] = ()) ->
     with tempfile.TemporaryDirectory() as temporary:
         source, target = Path(temporary) / "mul", Path(temporary) / "integers"
         source.mkdir()
-        programs.write(source / "model.pdmodel", program)
-        (source / "model.pdiparams").write_bytes(programs.parameter_bytes(origin.arrays))
+        programs.write_model(source, program, origin.arrays)
         # It prints each operator's name.
         with static_graph(), contextlib.redirect_stdout(io.StringIO()):
             WeightQuantization(

@@ -98,8 +98,7 @@ def open_source(bundle: bundles.Bundle, name: str) -> Source:
     layers = groups.layer_outputs(program)
     if len(layers) < 2 or len(layers) != groups.count_layers(program):
         raise UserError(f"sources: the variant {name} of {bundle.root} is no BERT of many layers")
-    fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
-    logits = programs.argument(fetch.inputs, "X")
+    (logits,) = programs.output_names(program)
     return Source(name, program, quantized, others, layers, logits)
 
 

@@ -78,7 +78,7 @@ class Gate:
         """Some of the texts, drawn by chance, in batches for `sensitivity` and `clip`."""
         chosen = draw(len(self.truth), texts)
         tokenizer = self.model.tokenizer
-        return Batches(self.encodings, chosen, self.bundle.max_length, 1024, tokenizer.pad_id)
+        return Batches(self.encodings, chosen, 1024, tokenizer.pad_id)
 
     def logits(self, opened: engine.Engine) -> np.ndarray:
         """float32 [texts, labels] of an opened variant; UserError where they are not finite."""

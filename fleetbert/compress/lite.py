@@ -20,13 +20,11 @@ from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import lite_opt
 from fleetbert.compress.gate import Gate
-from fleetbert.compress.pipeline import Result, result_of
+from fleetbert.compress.pipeline import Result
 from fleetbert.data import tokenizers
-from fleetbert.data.batching import SAFE_LENGTHS, round_up
-from fleetbert.engines import engine, exits, heads
-from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
+from fleetbert.engines import alike, engine, exits, heads
+from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batches
 from fleetbert.errors import GateFailed, UserError
-from fleetbert.export.program import CHECKED_SHAPES
 from fleetbert.graph import gelu, groups, lite_program, weights
 from fleetbert.graph import program as programs
 
@@ -62,6 +60,7 @@ def export_lite(
     """
     _check_choice(target, precision, gate, early_exit)
     bundle = bundles.read(path)
+    _check_tokenizer(bundle)
     made_from = STATIC if precision == "static-int8" else "float32"
     source = _source(bundle, made_from)
     name = variant_name(target, precision, early_exit)
@@ -89,7 +88,7 @@ def export_lite(
             kernels=made.converted.kernels,
             **made.fields,
         )
-        return result_of(new.add(variant), name)
+        return Result(new.add(variant), name)
 
 
 def variant_name(target: str, precision: str, early_exit: bool = False) -> str:
@@ -143,6 +142,16 @@ def _check_choice(target: str, precision: str, gate: config.Gate | None, early_e
         )
 
 
+def _check_tokenizer(bundle: bundles.Bundle) -> None:
+    kind = bundle.tokenizer.kind
+    if kind != "wordpiece":
+        raise UserError(
+            f"{bundle.root}: its tokenizer is a {kind} (of BPE or Unigram), and the programs for "
+            "boards know WordPiece only: serve it with Paddle Inference, or train from an encoder "
+            "that has a vocab.txt"
+        )
+
+
 _MADE_WITH = {
     STATIC: ("static-int8", "quantize --config configs/quantize/static.yaml"),
     EARLY_EXIT: ("early exit", "distill --config configs/distill/self.yaml"),
@@ -175,9 +184,8 @@ def _convert(
 ) -> _Made:
     """early: the folder with settings and heads, where texts may leave early."""
     bits = BITS.get(precision)
-    batches = _random_batches(bundle)
-    program = programs.read(source / "model.pdmodel")
-    arrays = programs.read_parameters(program, source / "model.pdiparams")
+    batches = random_batches(bundle.max_length, tokenizers.open(bundle).vocab_size)
+    program, arrays = programs.read_model(source)
     expected = _answers(source, batches)
     spelled, answers = gelu.spell_out(program), expected
     if spelled != program:
@@ -207,7 +215,7 @@ def _convert(
         names = lite_program.quantized_weights(program, arrays)
         rounded = lite_program.as_integers(arrays, names, bits)
         same = _answers(_write(temporary / "rounded", program, rounded), batches)
-    difference = _difference(twin.answers, same)
+    difference = alike.difference(twin.answers, same)
     if not difference <= LARGEST_DIFFERENCES[precision]:  # also catches NaN
         raise UserError(
             f"Paddle Lite's logits differ from Paddle's by {difference:.3g} (at most "
@@ -220,9 +228,9 @@ def _convert(
                 shutil.copyfile(early / name, folder / name)
     extra.update({"checked_on": "x86", "max_difference_to_paddle": difference})
     if bits is not None:
-        extra["rounding_changes_logits_by"] = _difference(twin.answers, expected)
+        extra["rounding_changes_logits_by"] = alike.difference(twin.answers, expected)
     elif early is None:  # a server takes what has this key for float32 in another form
-        extra["max_difference_to_float32"] = _difference(twin.answers, expected)
+        extra["max_difference_to_float32"] = alike.difference(twin.answers, expected)
     return _Made(converted, twin.folder, extra)
 
 
@@ -302,17 +310,6 @@ def _measure(
     return accuracy
 
 
-def _random_batches(bundle: bundles.Bundle) -> list[lite_opt.Batch]:
-    """Token ids of several shapes, and the longest that the engine is ever asked."""
-    vocab_size = tokenizers.open(bundle).vocab_size
-    longest = round_up(bundle.max_length, SAFE_LENGTHS)
-    random = np.random.default_rng(0)
-    return [
-        random_batch(random, (texts, min(length, longest)), vocab_size)
-        for texts, length in (*CHECKED_SHAPES, (2, longest))
-    ]
-
-
 def _answers(folder: Path, batches: Sequence[lite_opt.Batch]) -> list[np.ndarray]:
     run = engine.open_folder(engine.FLOAT32, folder)
     return [run(*batch) for batch in batches]
@@ -320,19 +317,14 @@ def _answers(folder: Path, batches: Sequence[lite_opt.Batch]) -> list[np.ndarray
 
 def _write(folder: Path, program: programs.ProgramDesc, arrays: dict[str, np.ndarray]) -> Path:
     folder.mkdir()
-    programs.write(folder / "model.pdmodel", program)
-    (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(arrays))
+    programs.write_model(folder, program, arrays)
     return folder
 
 
 def _check_same(expected: list[np.ndarray], found: list[np.ndarray], most: float) -> None:
-    if not _difference(expected, found) <= most:  # also catches NaN
+    if not alike.difference(expected, found) <= most:  # also catches NaN
         raise UserError(
             "what Paddle Lite's converter needs changed in the program changes its answers by "
-            f"{_difference(expected, found):.3g}, so nothing was converted; export the float32 "
-            "variant again"
+            f"{alike.difference(expected, found):.3g}, so nothing was converted; export the "
+            "float32 variant again"
         )
-
-
-def _difference(one: list[np.ndarray], other: list[np.ndarray]) -> float:
-    return float(np.max([np.abs(a - b).max() for a, b in zip(one, other)]))

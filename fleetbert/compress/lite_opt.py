@@ -53,7 +53,7 @@ def convert(
     job: dict[str, Any] = {
         "model": str((source / "model.pdmodel").resolve()),
         "params": str((source / "model.pdiparams").resolve()),
-        "out": str(folder.resolve() / "model"),
+        "out": "model",  # in `folder`: opt gives it to a shell, which would break it at blanks
         "target": target,
         "float16": float16,
         "integers": f"QUANT_INT{bits}" if bits else "",

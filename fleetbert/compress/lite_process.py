@@ -15,6 +15,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from paddlelite import lite
 
 
@@ -46,8 +47,6 @@ def main(job: dict[str, Any]) -> None:
 
 def answer(model: str, batches: str, answers: str) -> None:
     """Save the logits of the batches a0, b0, a1, b1, ... as a0, a1, ..."""
-    import numpy as np
-
     config = lite.MobileConfig()
     config.set_model_from_file(model)
     predictor = lite.create_paddle_predictor(config)

@@ -8,17 +8,13 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-import numpy as np
-
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert.compress.pipeline import Result, result_of
+from fleetbert.compress.pipeline import Result
 from fleetbert.data import tokenizers
-from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.engines import engine
-from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
+from fleetbert.engines.alike import LARGEST_DIFFERENCE, difference, random_batches
 from fleetbert.errors import UserError
-from fleetbert.export.program import CHECKED_SHAPES
 from fleetbert.graph import gelu
 from fleetbert.graph import program as programs
 
@@ -42,10 +38,10 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> Result:
 
     with bundles.adding(path, "onnx") as new:
         _convert(source, new.folder / "model.onnx", opset)
-        difference = _compare(bundle, source, new.folder)
-        if not difference <= LARGEST_DIFFERENCE:
+        largest = _compare(bundle, source, new.folder)
+        if not largest <= LARGEST_DIFFERENCE:
             raise UserError(
-                f"the ONNX model's logits differ from float32's by {difference:.3g} (at most "
+                f"the ONNX model's logits differ from float32's by {largest:.3g} (at most "
                 f"{LARGEST_DIFFERENCE} is allowed), so it was not added to {bundle.root}; "
                 "try another --opset"
             )
@@ -56,9 +52,9 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> Result:
             runs_on=["x86", "gpu", "armv8"],
             versions={"fleetbert": fleetbert.__version__, **packages},
             opset=opset,
-            max_difference_to_float32=difference,
+            max_difference_to_float32=largest,
         )
-        return result_of(new.add(variant), "onnx")
+        return Result(new.add(variant), "onnx")
 
 
 # In a process of its own: paddle2onnx writes to stdout from C++, and some errors abort.
@@ -95,12 +91,5 @@ def _compare(bundle: bundles.Bundle, source: Path, folder: Path) -> float:
     threads = engine.default_threads()
     expected = engine.open_folder(engine.FLOAT32, source, "cpu", threads)
     found = engine.open_folder(engine.ONNX, folder, "cpu", threads)
-    vocab_size = tokenizers.open(bundle).vocab_size
-    longest = round_up(bundle.max_length, SAFE_LENGTHS)
-    random = np.random.default_rng(0)
-    difference = 0.0
-    for texts, length in (*CHECKED_SHAPES, (2, longest)):
-        input_ids, token_type_ids = random_batch(random, (texts, min(length, longest)), vocab_size)
-        one, other = expected(input_ids, token_type_ids), found(input_ids, token_type_ids)
-        difference = float(np.maximum(difference, np.abs(one - other).max()))
-    return difference
+    batches = random_batches(bundle.max_length, tokenizers.open(bundle).vocab_size)
+    return difference([expected(*batch) for batch in batches], [found(*batch) for batch in batches])

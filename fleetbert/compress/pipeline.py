@@ -14,9 +14,8 @@ import contextlib
 import importlib
 import logging
 import os
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from fleetbert import bundle as bundles
 from fleetbert import config
@@ -54,38 +53,13 @@ METHODS = {
 }
 
 
-@dataclass(frozen=True)
-class Result:
-    """A variant that was added: accuracies are 0 to 1, ratios beside float32; None where it was not
-    measured, as on ranks that only helped to train."""
+class Result(NamedTuple):
+    """A variant that was added, and its report if there is one; on ranks that only helped to train
+    the bundle has no such variant yet."""
 
     bundle: bundles.Bundle
     variant: str
-    accuracy: float | None = None
-    float32_accuracy: float | None = None
-    speed_ratio: float | None = None
-    size_ratio: float | None = None
     report: Path | None = None
-
-    @property
-    def drop(self) -> float | None:
-        """How much accuracy was lost."""
-        if self.accuracy is None or self.float32_accuracy is None:
-            return None
-        return self.float32_accuracy - self.accuracy
-
-
-def result_of(bundle: bundles.Bundle, name: str, page: Path | None = None) -> Result:
-    """The result of a variant that is in the bundle."""
-    variant = bundle.variant(name)
-    result = Result(bundle, name, report=page)
-    if variant.accuracy:
-        known = variant.accuracy[0]
-        result = replace(result, accuracy=known.accuracy, float32_accuracy=known.float32_accuracy)
-    if variant.comparison:
-        ratios = variant.comparison
-        result = replace(result, speed_ratio=ratios.speed_ratio, size_ratio=ratios.size_ratio)
-    return result
 
 
 def quantize(job: config.Quantize) -> Result:
@@ -126,7 +100,7 @@ def _quantize(job: config.Quantize, name: str) -> Result:
     page = write_report(work, bundle, variant, texts, refused)
     if refused is not None:
         raise GateFailed(refused)
-    return result_of(bundle, name, page)
+    return Result(bundle, name, page)
 
 
 def load(method: str) -> Method:

@@ -20,13 +20,13 @@ import paddle
 
 from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
-from fleetbert.compress import importance, tuning
+from fleetbert.compress import from_program, importance, tuning
 from fleetbert.compress.importance import Importance, Kept
-from fleetbert.compress.work import Work, beside_network, versions
+from fleetbert.compress.work import Work, versions
 from fleetbert.data.batching import plan_inference
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
-from fleetbert.models import encoders, from_program, heads, weights
+from fleetbert.models import encoders, heads, weights
 from fleetbert.models.encoders import Shape
 from fleetbert.train.strategies.single import Single
 from fleetbert.train.texts import Arrays
@@ -90,6 +90,7 @@ def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> padd
     whole = network.network.config
     shape = cast(Shape, {field: getattr(whole, field) for field in encoders.FIELDS})
     shape["kept_heads"], shape["intermediate_size"] = kept.heads.shape[1], kept.units.shape[1]
+    shape["pooler_act"] = getattr(whole, "pooler_act", "tanh")
     tensors = {name: tensor.numpy() for name, tensor in network.network.state_dict().items()}
     width = network.network.bert.encoder.layers[0].self_attn.head_dim
     source = weights.Source(
@@ -125,8 +126,7 @@ def write(work: Work, pruned: Pruned, folder: Path) -> bundles.Variant:
     the network's."""
     program = programs.copy(work.source.program)
     narrow_program(program, pruned.arrays, pruned.kept.heads.shape[1])
-    programs.write(folder / "model.pdmodel", program)
-    (folder / "model.pdiparams").write_bytes(programs.parameter_bytes(pruned.arrays))
+    programs.write_model(folder, program, pruned.arrays)
     measured, kept = pruned.importance, pruned.kept
     variant = bundles.ProgramVariant(
         name="pruned-float32",
@@ -140,7 +140,7 @@ def write(work: Work, pruned: Pruned, folder: Path) -> bundles.Variant:
             lost_importance=importance.lost(measured, kept),
         ),
     )
-    return beside_network(variant, folder, pruned.network, work)
+    return tuning.beside_network(variant, folder, pruned.network, work)
 
 
 def narrow_program(program: ProgramDesc, arrays: dict[str, np.ndarray], heads: int) -> None:

@@ -24,11 +24,10 @@ from paddle.nn.quant.quant_layers import QuantizedLinear
 from paddle.quantization.imperative.qat import ImperativeQuantizeInputs
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import calibrate, static, tuning
-from fleetbert.compress.work import Source, Work, beside_network
+from fleetbert.compress import calibrate, from_program, static, tuning
+from fleetbert.compress.work import Source, Work
 from fleetbert.graph import program as programs
 from fleetbert.graph.weights import largest
-from fleetbert.models import from_program
 from fleetbert.train.callbacks import Callback
 from fleetbert.train.loop import Run
 
@@ -83,16 +82,14 @@ def write(work: Work, trained: Trained, folder: Path) -> bundles.Variant:
     """The trained program as an int8 one; its logits are compared with the network's."""
     with tempfile.TemporaryDirectory() as temporary:
         source = Source(Path(temporary))
-        programs.write(source.folder / "model.pdmodel", work.source.program)
-        parameters = programs.parameter_bytes(trained.arrays)
-        (source.folder / "model.pdiparams").write_bytes(parameters)
+        programs.write_model(source.folder, work.source.program, trained.arrays)
         left = source.float32_layers(work.job.skip)
         # Paddle's calibration makes the program for converters around the trained thresholds.
         found = calibrate.calibrate(source.folder, work.gate.few(16), "abs_max", left)
         found = calibrate.with_thresholds(found, source.program, trained.thresholds)
         int8 = bundles.Int8Variant(name="int8-qat", method="qat")
         variant = static.write_mix(static.of_calibration(source, left, found, int8), folder)
-    return beside_network(variant, folder, trained.network, work)
+    return tuning.beside_network(variant, folder, trained.network, work)
 
 
 def quantize_network(network: paddle.nn.Layer, left: Sequence[str]) -> None:

@@ -10,7 +10,6 @@ import matplotlib
 import numpy as np
 import yaml
 from markupsafe import Markup
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -194,31 +193,11 @@ def write(
     )
 
 
-def _figure(height: float = 3.0) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(5.2, height), layout="constrained")
-    return figure, figure.add_subplot()
-
-
-def _gate(axes: Axes, least: float) -> None:
-    axes.axhline(least, color=DEV, linewidth=1, linestyle="--")
-    axes.annotate(
-        "gate",
-        (1, least),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, -2),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        color=DEV,
-        fontsize=8,
-    )
-
-
 def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float) -> Markup:
     """Accuracy in per cent over a ratio, each point named."""
-    figure, axes = _figure()
+    figure, axes = page.axes_of()
     if found:
-        _gate(axes, 100 * (found[0].accuracy - max_drop))
+        page.draw_gate(axes, 100 * (found[0].accuracy - max_drop))
     values = [100 * point.accuracy for point in found]
     gap = 0.1 * max([max(values) - min(values), 100 * max_drop, 0.1] if values else [1.0])
     lowest = float("-inf")
@@ -244,49 +223,29 @@ def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float) -> M
     axes.margins(x=0.5, y=0.35)
     axes.set_xlim(left=0)
     axes.set_xlabel(label)
-    axes.set_ylabel("accuracy, %")
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
+    page.name_accuracy(axes)
     return page.svg(figure)
 
 
 def _alone(search: bundles.SearchResult) -> Markup:
     """How much each group in int8 alone changes the logits; those left in float32 in orange."""
-    names = list(search.alone)
-    figure, axes = _figure(max(2.0, 0.6 + 0.19 * len(names)))
-    left = set(search.chosen.float32)
-    axes.barh(
-        names,
-        [search.alone[name].logit_error for name in names],
-        color=[DEV if name in left else TRAIN for name in names],
-        height=0.65,
-    )
-    axes.invert_yaxis()
-    axes.grid(axis="x")
-    axes.grid(visible=False, axis="y")
-    axes.set_xlabel("change of the logits (root of mean square)")
-    return page.svg(figure)
+    errors = {name: mix.logit_error for name, mix in search.alone.items()}
+    colours = [DEV if name in search.chosen.float32 else TRAIN for name in errors]
+    return _bars(errors, colours, "change of the logits (root of mean square)")
 
 
 def _mixes(search: bundles.SearchResult) -> Markup:
     """Accuracy of the mixes over their part in int8, the chosen one ringed."""
-    figure, axes = _figure()
+    figure, axes = page.axes_of()
     mixes = sorted(search.mixes, key=lambda mix: mix.int8_share)
     shares = [0.0, *(100 * mix.int8_share for mix in mixes)]
     values = [100 * search.float32_accuracy, *(100 * mix.accuracy for mix in mixes)]
-    _gate(axes, 100 * search.least_accuracy)
+    page.draw_gate(axes, 100 * search.least_accuracy)
     axes.plot(shares, values, "o-", color=TRAIN, markersize=4, linewidth=1)
-    axes.plot(
-        100 * search.chosen.int8_share,
-        100 * search.chosen.accuracy,
-        "o",
-        markersize=11,
-        markerfacecolor="none",
-        color=DEV,
-    )
+    page.ring(axes, 100 * search.chosen.int8_share, 100 * search.chosen.accuracy)
     axes.margins(y=0.25)
     axes.set_xlabel("multiplications in int8, %  (ringed: chosen)")
-    axes.set_ylabel("accuracy, %")
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
+    page.name_accuracy(axes)
     return page.svg(figure)
 
 
@@ -295,7 +254,7 @@ def _heads(pruning: bundles.Pruning) -> Markup:
     crossed: removed."""
     values = np.array(pruning.importance_of_heads)
     values = values / np.maximum(values.max(1, keepdims=True), 1e-30)
-    figure, axes = _figure(max(1.6, 0.8 + 0.22 * len(values)))
+    figure, axes = page.axes_of(max(1.6, 0.8 + 0.22 * len(values)))
     axes.pcolormesh(*map(np.arange, values.shape[::-1]), values, cmap="Blues", vmin=0)
     axes.invert_yaxis()
     axes.grid(visible=False)
@@ -311,13 +270,18 @@ def _heads(pruning: bundles.Pruning) -> Markup:
 
 def _lost(pruning: bundles.Pruning) -> Markup:
     """What was removed from each part, by the importance that it had."""
-    lost = pruning.lost_importance
-    figure, axes = _figure(max(2.0, 0.6 + 0.19 * len(lost)))
-    axes.barh(list(lost), list(lost.values()), color=TRAIN, height=0.65)
+    label = "importance removed (change of the loss, to first order)"
+    return _bars(pruning.lost_importance, TRAIN, label)
+
+
+def _bars(values: Mapping[str, float], colours: str | list[str], label: str) -> Markup:
+    """A bar to the right for each, by name."""
+    figure, axes = page.axes_of(max(2.0, 0.6 + 0.19 * len(values)))
+    axes.barh(list(values), list(values.values()), color=colours, height=0.65)
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("importance removed (change of the loss, to first order)")
+    axes.set_xlabel(label)
     return page.svg(figure)
 
 

@@ -6,8 +6,8 @@ from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fleetbert.compat import paddle_inference
 from fleetbert.compress.calibrate import LINEAR
+from fleetbert.engines import engine, predictor
 from fleetbert.graph import groups as layer_groups
 from fleetbert.graph import int8
 from fleetbert.graph import program as programs
@@ -59,33 +59,12 @@ class Layers:
     def run(self, batches: Sequence[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
         """For each batch the input of each layer, float32 [tokens, K], by the weight's name."""
         names = sorted(set(self.inputs.values()))
-        program = programs.copy(self.program)
-        fetch = next(op for op in program.blocks[0].ops if op.type == "fetch")
-        others = [op for op in program.blocks[0].ops if op.type != "fetch"]
-        fetches = []
-        for column, name in enumerate(names):
-            op = programs.copy(fetch)
-            op.inputs[0].arguments[0] = name
-            programs.set_attribute(op, "col", column)
-            fetches.append(op)
-        programs.replace_ops(program.blocks[0], [*others, *fetches])
-        text = program.SerializeToString()
-        data = programs.parameter_bytes(self.parameters)
-        inference = paddle_inference.import_inference()
-        config = inference.Config()
-        config.set_model_buffer(text, len(text), data, len(data))
-        config.switch_ir_optim(False)  # all passes have been run
-        config.disable_glog_info()
-        config.disable_gpu()
-        paddle_inference.use_onednn(config)
-        predictor = inference.create_predictor(config)
+        program = programs.cut(self.program, engine.INPUTS, names)
+        compute = predictor.open_as_it_is(program, self.parameters, engine.default_threads())
         for batch in batches:
-            for name, array in batch.items():
-                predictor.get_input_handle(name).copy_from_cpu(np.ascontiguousarray(array))
-            predictor.run()
-            found = {name: predictor.get_output_handle(name).copy_to_cpu() for name in names}
+            states = dict(zip(names, compute(*(batch[name] for name in engine.INPUTS))))
             yield {
-                weight: found[name].reshape(-1, found[name].shape[-1])
+                weight: states[name].reshape(-1, states[name].shape[-1])
                 for weight, name in self.inputs.items()
             }
 

@@ -11,7 +11,7 @@ import paddle
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.data import read, tokenizers
-from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
+from fleetbert.data.batching import collate_padded, plan_inference
 from fleetbert.data.read import Example
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.errors import UserError
@@ -27,7 +27,6 @@ class Batches(paddle.io.IterableDataset):
         self,
         encodings: Encodings,
         chosen: Sequence[int] | np.ndarray,
-        max_length: int,
         batch_tokens: int,
         pad_id: int,
     ):
@@ -36,14 +35,7 @@ class Batches(paddle.io.IterableDataset):
         self.pad_id = pad_id
         numbers = np.asarray(chosen, np.int64)
         self.batches = [
-            collate(
-                encodings,
-                numbers[indices],
-                packed=False,
-                max_length=max_length,
-                pad_id=pad_id,
-                round_to=SAFE_LENGTHS,
-            )
+            collate_padded(encodings, numbers[indices], pad_id)
             for indices in plan_inference(encodings.lengths[numbers], batch_tokens)
         ]
 
@@ -74,7 +66,7 @@ def read_batches(settings: config.Calibration, bundle: bundles.Bundle) -> Batche
         bundle.max_length,
     )
     every = range(len(chosen))
-    return Batches(encodings, every, bundle.max_length, settings.batch_tokens, tokenizer.pad_id)
+    return Batches(encodings, every, settings.batch_tokens, tokenizer.pad_id)
 
 
 def read_unlabelled(path: str, pair: bool, key: str) -> list[Example]:

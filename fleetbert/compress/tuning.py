@@ -3,6 +3,7 @@ with the trainer of any job, and gives its parameters back under the program's n
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Callable, Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ import paddle.nn.functional as F
 
 from fleetbert import bundle as bundles
 from fleetbert import config, files
+from fleetbert.compress import from_program
 from fleetbert.compress.distill.student import soft_cross_entropy
 from fleetbert.compress.work import Work
 from fleetbert.data import split as splits
@@ -19,7 +21,7 @@ from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
-from fleetbert.models import from_program, heads, weights
+from fleetbert.models import heads, weights
 from fleetbert.train import job as training
 from fleetbert.train.callbacks import Callback
 from fleetbert.train.loop import Run
@@ -82,26 +84,14 @@ def training_job(job: config.Quantize, bundle: bundles.Bundle) -> config.Tuning:
             "dev": None if _judges_for_the_gate(job) else job.data.dev,
         }
     )
-    return config.Tuning(
-        task=config.Task(name=bundle.task.name),
-        data=data,
-        model=config.Model(
-            init=f"{bundle.root}/{job.source} ({sha256[:16]})",
-            vocab=str(bundle.vocab_path),
-            dropout=job.dropout,
-        ),
-        optimizer=job.optimizer,
-        precision=job.precision,
-        strategy=job.strategy,
-        trainer=job.trainer,
-        callbacks=job.callbacks,
-        output_dir=job.output_dir,
-        method=job.method,
-        distill=job.distill,
-        skip=job.skip,
-        prune=job.prune,
-        held_out=job.held_out,
-    )
+    init = f"{bundle.root}/{job.source} ({sha256[:16]})"
+    own = {
+        "task": config.Task(name=bundle.task.name),
+        "data": data,
+        "model": config.Model(init=init, vocab=str(bundle.vocab_path), dropout=job.dropout),
+    }
+    shared = set(config.Tuning.model_fields) & set(config.Quantize.model_fields)
+    return config.Tuning(**{**{name: getattr(job, name) for name in shared}, **own})
 
 
 def _judges_for_the_gate(job: config.Quantize) -> bool:
@@ -190,3 +180,15 @@ def parameters(network: paddle.nn.Layer, names: from_program.Names) -> dict[str,
     """The network's parameters under the program's names."""
     state = network.network.state_dict()
     return {name: state[own].numpy() for name, own in names.parameters.items()}
+
+
+def beside_network(
+    variant: bundles.Variant, folder: Path, network: paddle.nn.Layer, work: Work
+) -> bundles.Variant:
+    """The variant with the largest difference of logits between it and the trained network."""
+    served = engine.open_folder(variant.kind, folder, "cpu", work.gate.threads)
+    differences = [
+        abs(served(*feeds.values()) - answers(network, feeds)).max()
+        for feeds in work.gate.few(16).feeds()
+    ]
+    return variant.model_copy(update={"max_difference_to_network": float(max(differences))})

@@ -16,7 +16,6 @@ from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress.gate import Gate
 from fleetbert.compress.sensitivity import Layers, linear_weights
-from fleetbert.engines import engine
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
@@ -114,17 +113,3 @@ def weight_errors(
         )
         for name, rounded in quantized.items()
     }
-
-
-def beside_network(
-    variant: bundles.Variant, folder: Path, network: paddle.nn.Layer, work: Work
-) -> bundles.Variant:
-    """The variant with the largest difference of logits between it and the trained network."""
-    from fleetbert.compress import tuning  # with the trainer: other methods need none of it
-
-    served = engine.open_folder(variant.kind, folder, "cpu", work.gate.threads)
-    differences = [
-        abs(served(*feeds.values()) - tuning.answers(network, feeds)).max()
-        for feeds in work.gate.few(16).feeds()
-    ]
-    return variant.model_copy(update={"max_difference_to_network": float(max(differences))})

@@ -3,6 +3,7 @@
 A key exists once, here, with its type, default and meaning; `help_text` prints them. What is
 wrong with a file is said with the key, the file and line, and the nearest valid name.
 """
+# ruff: noqa: F401  what the package offers
 
 from __future__ import annotations
 
@@ -40,40 +41,3 @@ from fleetbert.config.training import (
     Trainer,
     WideDeep,
 )
-
-__all__ = [
-    "TRAINED",
-    "Calibration",
-    "Callbacks",
-    "Config",
-    "Data",
-    "Distill",
-    "Distillation",
-    "Exits",
-    "Gate",
-    "Model",
-    "Optimizer",
-    "Precision",
-    "Profiler",
-    "Prune",
-    "Quantize",
-    "Search",
-    "Section",
-    "SelfDistill",
-    "SoftLabels",
-    "Strategy",
-    "Student",
-    "Task",
-    "Texts",
-    "Trainer",
-    "Tuning",
-    "WideDeep",
-    "distills_itself",
-    "fields",
-    "from_keys",
-    "help_text",
-    "key",
-    "load",
-    "load_as",
-    "yaml_word",
-]

@@ -33,6 +33,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
+from fleetbert import files
 from fleetbert.data.read import Example
 from fleetbert.errors import UserError
 
@@ -297,15 +298,12 @@ def _read_cache(path: Path) -> tuple[list[Example], list[Example]] | None:
 
 def _write_cache(path: Path, sides: tuple[list[Example], list[Example]]) -> None:
     """Write by rename, so that ranks that start together never read half a file."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
     content = json.dumps({"digest": digest(json.dumps(sides)), "sides": sides})
-    try:
+    # A cache is not owed: the home folder may be read-only or full.
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(content, encoding="utf-8")
-        temporary.replace(path)
-    except OSError:  # a cache is not owed: the home folder may be read-only or full
-        with contextlib.suppress(OSError):
-            temporary.unlink()
+        with files.replacing(path) as stream:
+            stream.write(content.encode())
 
 
 def _is_prose(lines: list[str]) -> bool:

@@ -6,11 +6,12 @@ import math
 from array import array
 from bisect import bisect_left, insort
 from functools import cached_property
-from typing import Callable, NamedTuple, Sequence, overload
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert.compat.lengths import SAFE_LENGTHS
+from fleetbert.data.rows import Rows
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.errors import UserError
 
@@ -49,7 +50,7 @@ class Batch(NamedTuple):
     n_tokens: int
 
 
-class Plan(Sequence[np.ndarray]):
+class Plan(Rows):
     """The steps of an epoch, in order: `plan[n]` are the texts of one, as indices (int32).
 
     It holds four bytes a text and four a step, and neither before the first step is asked for:
@@ -69,15 +70,7 @@ class Plan(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self._made[2]) if self._count is None else self._count
 
-    @overload
-    def __getitem__(self, number: int) -> np.ndarray: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> list[np.ndarray]: ...
-
-    def __getitem__(self, number: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(number, slice):
-            return [self[n] for n in range(len(self))[number]]
+    def row(self, number: int) -> np.ndarray:
         order, bounds, turns = self._made
         turn = turns[number]
         return order[bounds[turn] : bounds[turn + 1]]
@@ -234,6 +227,14 @@ def collate(
         np.array(first, np.int64),
         np.array([number for row in rows for number in row], np.int64),
         sum(lengths),
+    )
+
+
+def collate_padded(encodings: Encodings, indices: np.ndarray, pad_id: int) -> Batch:
+    """The texts as engines take them: each a row, padded to one of SAFE_LENGTHS."""
+    longest = SAFE_LENGTHS[-1]
+    return collate(
+        encodings, indices, packed=False, max_length=longest, pad_id=pad_id, round_to=SAFE_LENGTHS
     )
 
 

@@ -24,7 +24,7 @@ import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import BinaryIO, Dict, Iterator, NamedTuple, Sequence, overload
+from typing import BinaryIO, Dict, Iterator, NamedTuple, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from fleetbert import files, locks
 from fleetbert.data import read, tokenizers, workers
+from fleetbert.data.rows import Rows
 from fleetbert.data.split import Fingerprint, Split, tokenize
 from fleetbert.data.tokenizers import Encodings, Spec, Tokenizer
 from fleetbert.errors import UserError
@@ -67,7 +68,7 @@ class Piece(NamedTuple):
     sha256: str
 
 
-class Ids(Sequence[np.ndarray]):
+class Ids(Rows):
     """Token ids of each text (int32 [length]), views into the mapped files."""
 
     def __init__(self, paths: Sequence[Path]):
@@ -79,19 +80,10 @@ class Ids(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    @overload
-    def __getitem__(self, text: int) -> np.ndarray: ...
-
-    @overload
-    def __getitem__(self, text: slice) -> list[np.ndarray]: ...
-
-    def __getitem__(self, text: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(text, slice):
-            return [self[n] for n in range(len(self))[text]]
-        text = range(len(self))[text]
-        piece = bisect.bisect_right(self._ends, text)
+    def row(self, number: int) -> np.ndarray:
+        piece = bisect.bisect_right(self._ends, number)
         offsets = self._offsets[piece]
-        row = text - (self._ends[piece] - len(offsets) + 1)
+        row = number - (self._ends[piece] - len(offsets) + 1)
         return self._ids[piece][offsets[row] : offsets[row + 1]]
 
 

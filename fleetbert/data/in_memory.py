@@ -120,6 +120,3 @@ def _plain(value: object) -> object:
         return None if value != value else int(value) if value.is_integer() else value
     kind = type(value).__name__
     raise UserError(f"a field of a row is a {kind}; it must be a text or an integer")
-
-
-__all__ = ["Frame", "Row", "Table", "as_file", "has_pairs"]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import NamedTuple, Sequence, overload
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert.data.labels import alike
 from fleetbert.data.read import Table
+from fleetbert.data.rows import Rows
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.errors import UserError
 
@@ -71,7 +72,7 @@ def renumbered(split: Split, own: list[str], labels: list[str]) -> Split:
     return split._replace(labels=targets)
 
 
-class Chosen(Sequence[np.ndarray]):
+class Chosen(Rows):
     """Some of a sequence's token ids; those of a mapped one are not read before they are asked."""
 
     def __init__(self, ids: Sequence[np.ndarray], texts: np.ndarray):
@@ -80,16 +81,8 @@ class Chosen(Sequence[np.ndarray]):
     def __len__(self) -> int:
         return len(self.texts)
 
-    @overload
-    def __getitem__(self, text: int) -> np.ndarray: ...
-
-    @overload
-    def __getitem__(self, text: slice) -> list[np.ndarray]: ...
-
-    def __getitem__(self, text: int | slice) -> np.ndarray | list[np.ndarray]:
-        if isinstance(text, slice):
-            return [self.ids[int(one)] for one in self.texts[text]]
-        return self.ids[int(self.texts[text])]
+    def row(self, number: int) -> np.ndarray:
+        return self.ids[int(self.texts[number])]
 
 
 def hold_out(split: Split, share: float, seed: int) -> tuple[Split, Split]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Iterable
+
 import numpy as np
+
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
 
 # Of logits. Float32 kernels differ by some 1e-6; more than this is another model.
 LARGEST_DIFFERENCE = 1e-3
+SHAPES = ((1, 16), (3, 32), (8, 64), (1, 128))  # of batches to ask: texts, length
 
 
 def random_batch(
@@ -20,3 +25,16 @@ def random_batch(
         input_ids[row, used:] = 0
         token_type_ids[row, used // 2 : used] = 1
     return input_ids, token_type_ids
+
+
+def random_batches(max_length: int, vocab_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Batches of SHAPES, and of the longest rows that the engine is ever asked."""
+    longest = round_up(max_length, SAFE_LENGTHS)
+    shapes = {(texts, min(length, longest)) for texts, length in SHAPES} | {(2, longest)}
+    random = np.random.default_rng(0)
+    return [random_batch(random, shape, vocab_size) for shape in sorted(shapes)]
+
+
+def difference(some: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> float:
+    """The largest between two engines' answers to the same batches; NaN where one answers that."""
+    return float(np.max([np.abs(one - other).max() for one, other in zip(some, others)]))

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from fleetbert import bundle as bundles
 from fleetbert import tasks
 from fleetbert.data import tokenizers
-from fleetbert.data.batching import SAFE_LENGTHS, Batch, collate, plan_inference
+from fleetbert.data.batching import Batch, collate_padded, plan_inference
 from fleetbert.data.read import Example, Format, Quoting, check_texts, iter_lines
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.engines import engine
@@ -139,14 +139,7 @@ def in_batches(model: Model, encodings: Encodings) -> Iterator[tuple[np.ndarray,
     """Texts of like length together, as the engine takes them, with their numbers [texts]. The
     longest come first: streams are done at about the same time when what comes last is short."""
     for indices in reversed(plan_inference(encodings.lengths, model.batch_tokens)):
-        batch = collate(
-            encodings,
-            indices,
-            packed=False,
-            max_length=model.max_length,
-            pad_id=model.tokenizer.pad_id,
-            round_to=SAFE_LENGTHS,
-        )
+        batch = collate_padded(encodings, indices, model.tokenizer.pad_id)
         yield indices[batch.order], batch
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.data.labels import alike
-from fleetbert.data.read import Quoting, Table, read
+from fleetbert.data.read import Quoting, read
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
 from fleetbert.tasks import Metrics
@@ -44,12 +44,21 @@ def read_known(
     skip_with: what the caller's user writes to leave bad lines out, for the UserError.
     """
     table = read(path, pair=model.pair, labelled=True, on_bad_line=on_bad_line, quoting=quoting)
-    table = _known(table, model.labels, path, on_bad_line, skip_with)
-    examples = table.examples
-    index = {label: number for number, label in enumerate(model.labels)}
+    labels, index = model.labels, {label: number for number, label in enumerate(model.labels)}
+    examples = [example for example in table.examples if example.label in index]
+    unknown = [example for example in table.examples if example.label not in index]
+    if unknown and (on_bad_line == "stop" or not examples):
+        leave_out = skip_with is not None and on_bad_line == "stop"
+        shown = ", ".join(map(repr, labels[:12])) + (", ..." if len(labels) > 12 else "")
+        raise UserError(
+            f"{path}:{unknown[0].line}: the model does not know the label {unknown[0].label!r}"
+            f"{alike(unknown[0].label or '', labels)}; it knows {shown}; correct the line"
+            + (f", or leave such lines out with {skip_with}" if leave_out else "")
+        )
     truth = np.array([index[example.label] for example in examples if example.label is not None])
     texts_b = [example.text_b or "" for example in examples] if model.pair else None
-    return Known([example.text_a for example in examples], texts_b, truth, len(table.skipped))
+    skipped = len(table.skipped) + len(unknown)
+    return Known([example.text_a for example in examples], texts_b, truth, skipped)
 
 
 def evaluate(
@@ -128,29 +137,6 @@ def _macro_f1(report: Metrics) -> str:
         f"macro F1 {report['macro_f1']:.4f}, the mean over the {occurring} classes that occur in "
         f"the table or the answers; {report['macro_f1_all']:.4f} over all {total}"
     )
-
-
-def _known(
-    table: Table,
-    labels: Sequence[str],
-    path: str | Path,
-    on_bad_line: str,
-    skip_with: str | None,
-) -> Table:
-    """The table without lines whose label is not one of `labels`; UserError at the first one."""
-    known = set(labels)
-    examples = [example for example in table.examples if example.label in known]
-    unknown = [example for example in table.examples if example.label not in known]
-    if unknown and (on_bad_line == "stop" or not examples):
-        leave_out = skip_with is not None and on_bad_line == "stop"
-        shown = ", ".join(map(repr, labels[:12])) + (", ..." if len(labels) > 12 else "")
-        raise UserError(
-            f"{path}:{unknown[0].line}: the model does not know the label {unknown[0].label!r}"
-            f"{alike(unknown[0].label or '', labels)}; it knows {shown}; correct the line"
-            + (f", or leave such lines out with {skip_with}" if leave_out else "")
-        )
-    reasons = [(example.line, f"unknown label {example.label!r}") for example in unknown]
-    return Table(examples, sorted(table.skipped + reasons))
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:

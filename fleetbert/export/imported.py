@@ -40,8 +40,9 @@ def import_model(
     positions = source.shape.get("max_position_embeddings", 512)
     if max_length > int(positions):
         raise UserError(f"max_length: {max_length} is more than {source.name}'s {positions}")
-    size = tokenizers.open(source.tokenizer).vocab_size
-    network = heads.build(task, weights.bert_config(source, max(2, len(labels)), size))
+    tokenizer = tokenizers.open(source.tokenizer)
+    shape = weights.bert_config(source, max(2, len(labels)), tokenizer.vocab_size, tokenizer.pad_id)
+    network = heads.build(task, shape)
     report = weights.load(network, source)
     if report.fresh and task != "mlm":
         raise UserError(f"{source.name}: has no weights for {', '.join(report.fresh)}")

@@ -13,15 +13,13 @@ import paddle
 import fleetbert
 from fleetbert import bundle
 from fleetbert.data import tokenizers
-from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.tokenizers import Spec
-from fleetbert.engines import engine, golden
-from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
+from fleetbert.engines import alike, engine, golden
+from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import tidy
-
-CHECKED_SHAPES = ((1, 16), (3, 32), (8, 64), (1, 128))
 
 
 def export_bundle(
@@ -103,13 +101,8 @@ def save_program(network: paddle.nn.Layer, folder: Path) -> None:
     spec = [
         paddle.static.InputSpec([-1, -1], "int64", name) for name in ("input_ids", "token_type_ids")
     ]
-    training = network.training
-    network.eval()
-    try:
+    with _evaluating(network):
         paddle.jit.save(network, str(folder / "model"), input_spec=spec)
-    finally:
-        if training:
-            network.train()
     # Names and gradients of the training program: a pickle that nothing here reads.
     (folder / "model.pdiparams.info").unlink()
     program = programs.read(folder / "model.pdmodel")
@@ -119,17 +112,10 @@ def save_program(network: paddle.nn.Layer, folder: Path) -> None:
 def _compare(network: paddle.nn.Layer, folder: Path, max_length: int, vocab_size: int) -> float:
     """The largest difference of logits between the network and its program, over some shapes."""
     run = engine.open_folder(engine.FLOAT32, folder)
-    random = np.random.default_rng(0)
-    longest = round_up(max_length, SAFE_LENGTHS)
-    shapes = {(texts, min(length, longest)) for texts, length in CHECKED_SHAPES} | {(2, longest)}
-    difference = 0.0
+    batches = alike.random_batches(max_length, vocab_size)
     with _evaluating(network):
-        for shape in sorted(shapes):
-            input_ids, token_type_ids = random_batch(random, shape, vocab_size)
-            expected = _answer(network, input_ids, token_type_ids, max_length)
-            found = run(input_ids, token_type_ids)
-            difference = float(np.maximum(difference, np.abs(found - expected).max()))
-    return difference
+        expected = [_answer(network, *batch, max_length) for batch in batches]
+    return alike.difference([run(*batch) for batch in batches], expected)
 
 
 def _golden(network: paddle.nn.Layer, max_length: int, vocab_size: int) -> bundle.Golden:

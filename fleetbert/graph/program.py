@@ -39,6 +39,18 @@ def write(path: Path, program: ProgramDesc) -> None:
     path.write_bytes(program.SerializeToString())
 
 
+def read_model(folder: Path) -> tuple[ProgramDesc, Parameters]:
+    """The program and the tensors of model.pdmodel and model.pdiparams."""
+    program = read(folder / "model.pdmodel")
+    return program, read_parameters(program, folder / "model.pdiparams")
+
+
+def write_model(folder: Path, program: ProgramDesc, arrays: Parameters) -> None:
+    """What `read_model` reads."""
+    write(folder / "model.pdmodel", program)
+    (folder / "model.pdiparams").write_bytes(parameter_bytes(arrays))
+
+
 def copy(message: Message) -> Message:
     """A copy of a protobuf message that no longer depends on where it was."""
     return type(message).FromString(message.SerializeToString())

@@ -51,13 +51,13 @@ class Lines:
 
 
 def _visible(lines: Iterable[bytes]) -> list[bytes]:
-    found = []
+    shown = []
     for line in lines:
         bare = line.rstrip(b"\r")
         last = _ESCAPES.sub(b"", bare[bare.rfind(b"\r") + 1 :])
         if last.strip() or b"\r" not in bare:  # a bar that was wiped out is no line
-            found.append(last)
-    return found
+            shown.append(last)
+    return shown
 
 
 class _Terminal:

@@ -6,8 +6,9 @@ import contextlib
 import os
 import signal
 import subprocess
-from pathlib import Path
 from typing import Sequence
+
+import psutil
 
 from fleetbert.compat import environment
 from fleetbert.launch.policy import Cause, cause_of
@@ -57,14 +58,12 @@ class Process:
         return os.waitid(os.P_PID, self.popen.pid, flags) is not None
 
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it until another lets it go on; on Linux."""
+        """Whether a signal has stopped it until another lets it go on."""
         if not self.running or self.popen is None:
             return False
-        try:
-            stat = Path(f"/proc/{self.popen.pid}/stat").read_text(errors="replace")
-        except OSError:
-            return False
-        return stat.rpartition(") ")[2].startswith("T")  # behind the program's name
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return bool(psutil.Process(self.popen.pid).status() == psutil.STATUS_STOPPED)
+        return False
 
     def ask(self, signum: int) -> None:
         """Send it, and nothing that it started, a signal."""

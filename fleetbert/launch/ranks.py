@@ -126,7 +126,7 @@ class _Message(TypedDict, total=False):
     done: int  # steps of its process
     phase: int  # of `heartbeat`
     quiet: float  # seconds without a heartbeat
-    ended: int  # the rank's exit code
+    code: int  # the rank's exit code
     stopped: bool  # as the hub wanted
 
     # From the hub.
@@ -205,7 +205,7 @@ class _Supervisor:
                         hub.send({"stopped": True})
                     if "start" in message:
                         if self.asked:  # while the ranks were down
-                            hub.send({"ended": STOPPED[0], "step": 0, "done": 0})
+                            hub.send({"code": STOPPED[0], "step": 0, "done": 0})
                         else:
                             self._start(message["start"])
                 if self.rank.running:
@@ -215,7 +215,7 @@ class _Supervisor:
                     if ended:
                         self.rank.finish()
                         code = self.rank.code or 0
-                        hub.send({"ended": code, "step": monitor.step, "done": monitor.done})
+                        hub.send({"code": code, "step": monitor.step, "done": monitor.done})
                     elif now - reported >= 1.0:
                         reported = now
                         how_far: _Message = {"step": monitor.step, "done": monitor.done}
@@ -256,7 +256,7 @@ class _Supervisor:
 
 @dataclass
 class _Rank:
-    """What the hub knows of a rank."""
+    """What the hub knows of a rank; most is what its supervisor said last, see `_Message`."""
 
     name: str
     supervisor: _Connection | None = None
@@ -269,8 +269,7 @@ class _Rank:
 
     def begin(self) -> None:
         """Forget the former start."""
-        self.step, self.done, self.phase, self.quiet = 0, 0, 0, 0.0
-        self.code, self.stopped = None, False
+        vars(self).update(vars(_Rank(self.name, self.supervisor)))
 
     def send(self, message: _Message) -> None:
         try:
@@ -282,12 +281,7 @@ class _Rank:
     def receive(self) -> None:
         try:
             for message in self.supervisor.receive() if self.supervisor is not None else ():
-                self.step = message.get("step", self.step)
-                self.done = message.get("done", self.done)
-                self.phase = message.get("phase", self.phase)
-                self.quiet = message.get("quiet", self.quiet)
-                self.code = message.get("ended", self.code)
-                self.stopped = message.get("stopped", self.stopped)
+                vars(self).update(message)
         except OSError:
             self.supervisor = None
 

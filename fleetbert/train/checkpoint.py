@@ -5,6 +5,8 @@ checkpoints/step-00000120/
   rows.bin                          `sparse_table.py`, of what has one
   state.json                        where the run stands: step, epoch, position, scaler, best
   manifest.json                     sha256 and size of the others, written last
+
+Paddle is imported where tensors are: `fleetbert checkpoint` is to answer at once.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple
 
 from fleetbert import files
+from fleetbert.compat import environment
 from fleetbert.errors import UserError
 
 FORMAT = 1
@@ -48,8 +51,7 @@ def save(
 
     A failure (full disk, unwritable folder) raises UserError and leaves what was there alone.
     """
-    import paddle  # not at the top: `fleetbert checkpoint` is to answer at once
-
+    paddle = environment.import_paddle()
     target = of_step(folder, state["step"])
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -147,8 +149,7 @@ def load(path: Path) -> Checkpoint:
     problem = broken(path)
     if problem:
         raise UserError(f"checkpoint {path}: {problem}; choose another with trainer.resume")
-    import paddle  # not at the top: `fleetbert checkpoint` is to answer at once
-
+    paddle = environment.import_paddle()
     state = json.loads((path / "state.json").read_text(encoding="utf-8"))
     return Checkpoint(path, state, {p: paddle.load(str(path / n)) for p, n in TENSORS.items()})
 

@@ -25,7 +25,7 @@ newest whole checkpoint, up to --max_restart times. `fleetbert train` is the fir
 
 
 def add_arguments(
-    parser: argparse.ArgumentParser, schema: type[config.Config] = config.Config
+    parser: argparse.ArgumentParser, schema: type[config.Section] = config.Config
 ) -> None:
     parser.epilog = "keys:\n" + config.help_text(schema)
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file of the job")
@@ -34,27 +34,19 @@ def add_arguments(
 
 def run(arguments: argparse.Namespace) -> None:
     """Read the job and train it."""
+    job = read(arguments, config.Config)
+    from fleetbert.train import job as training  # with Paddle, which wants its environment first
 
-    def trainer() -> Callable[[config.Config], object]:
-        from fleetbert.train import job  # with Paddle, which wants its environment first
-
-        return job.run
-
-    run_kept(arguments, config.Config, trainer)
+    training.run(job)
 
 
-def run_kept(
-    arguments: argparse.Namespace,
-    schema: type[Job],
-    trainer: Callable[[], Callable[[Job], object]],
-) -> None:
-    """Read the job and call what `trainer` imports with it; of ranks, under a supervisor."""
+def read(arguments: argparse.Namespace, schema: type[Job]) -> Job:
+    """The job, with Paddle imported; of ranks, only under a supervisor."""
     stopping.expect()
     job = config.load_as(schema, arguments.config, arguments.overrides)
     supervise(job)
-
     environment.import_paddle()
-    trainer()(job)
+    return job
 
 
 def supervise(job: config.Config | config.Quantize) -> None:
@@ -62,11 +54,17 @@ def supervise(job: config.Config | config.Quantize) -> None:
     ranks.supervised(job.strategy.hang_timeout, resumes=job.trainer.resume == "auto")
 
 
-def main(argv: list[str]) -> None:
-    """Parse `argv` and run; the overrides may stand anywhere among the options."""
+def parse(
+    argv: list[str], description: str, add: Callable[[argparse.ArgumentParser], None]
+) -> argparse.Namespace:
+    """For the scripts in launch/: the overrides may stand anywhere among the options."""
     parser = argparse.ArgumentParser(
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    add_arguments(parser)
+    add(parser)
     parser.add_argument("--debug", action="store_true", help="show the stack of an error")
-    run(parser.parse_intermixed_args(argv))
+    return parser.parse_intermixed_args(argv)
+
+
+def main(argv: list[str]) -> None:
+    run(parse(argv, DESCRIPTION, add_arguments))

@@ -239,8 +239,7 @@ def thin(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> Curv
 
 def _axes(last: int, unit: str = "") -> tuple[Figure, Axes]:
     """A figure over the steps up to `last`."""
-    figure = Figure(figsize=(5.2, 2.5), layout="constrained")
-    axes = figure.add_subplot()
+    figure, axes = page.axes_of(2.5)
     axes.set_xlabel("step")
     axes.set_ylabel(unit)
     axes.set_xlim(0, max(last, 1) * 1.02)
@@ -277,16 +276,7 @@ def _dev_line(axes: Axes, curve: Curve, best: Row, label: str) -> None:
     if len(steps):
         axes.plot(*thin(steps, values), color=DEV, label=label, **few)
     at_best = np.flatnonzero(steps == best.get("step", -1))[-1:]
-    axes.plot(
-        steps[at_best],
-        values[at_best],
-        linestyle="none",
-        marker="o",
-        markersize=9,
-        markerfacecolor="none",
-        markeredgecolor=DEV,
-        label="best" if len(at_best) else None,
-    )
+    page.ring(axes, steps[at_best], values[at_best], 9, "best" if len(at_best) else None)
 
 
 def _svg(figure: Figure) -> Markup:

@@ -117,7 +117,7 @@ class TextTask(Trainable):
         self.collector: Labelled = self.task.collector(train, job, tokenizer)
         paddle.seed(job.trainer.seed)
         outputs = self.task.outputs(labels)
-        shape = weights.bert_config(source, outputs, tokenizer.vocab_size)
+        shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
         self.network = heads.build(job.task.name, shape)
         self.loaded = weights.load(self.network, source, labels)
         self.objective.prepare(self.network)
@@ -162,8 +162,8 @@ class TextTask(Trainable):
     def warnings(self) -> list[str]:
         if not self.labels:
             return []
-        found = labels_of.warnings(self.labels, self._counts(self.train))
-        warnings = [f"{self.train.name}: {warning}" for warning in found]
+        doubts = labels_of.warnings(self.labels, self._counts(self.train))
+        warnings = [f"{self.train.name}: {warning}" for warning in doubts]
         if self.dev is not None:
             lacking = [self.labels[n] for n in np.flatnonzero(self._counts(self.dev) == 0)]
             if lacking:

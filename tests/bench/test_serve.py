@@ -184,7 +184,7 @@ def test_failures_are_counted_and_end_their_connection(server, monkeypatch):
 
 
 def test_percentiles():
-    assert serve_client.percentile([3, 1, 2], 0.5) == 2
-    assert serve_client.percentile(range(1, 101), 0.99) == 99
-    assert serve_client.percentile([7], 0.01) == 7
-    assert math.isnan(serve_client.percentile([], 0.5))
+    assert serve_client.percentile([3, 1, 2], 50) == 2
+    assert serve_client.percentile(range(1, 101), 99) == 99
+    assert serve_client.percentile([7], 1) == 7
+    assert math.isnan(serve_client.percentile([], 50))

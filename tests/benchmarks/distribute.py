@@ -22,6 +22,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
+import psutil
+
 from benchmarks import harness
 from benchmarks.harness import Result
 from fleetbert import config as schema
@@ -90,9 +92,9 @@ def run(arguments: argparse.Namespace) -> Result:
 
     segments = measure.take_turns(arguments.rounds, list(sides), turn)
     notes = [f"{arguments.steps} steps a turn, {arguments.servers} servers, {arguments.config}."]
-    for name, found in facts.items():
-        if found["all_reduce"]:
-            seconds, size = statistics.median(found["all_reduce"]), 4 * found["parameters"]
+    for name, fact in facts.items():
+        if fact["all_reduce"]:
+            seconds, size = statistics.median(fact["all_reduce"]), 4 * fact["parameters"]
             notes.append(
                 f"{name}: an all-reduce of {size / 1e6:.1f} MB of gradients alone takes "
                 f"{1000 * seconds:.0f} ms ({size / seconds / 1e9:.2f} GB/s)."
@@ -198,13 +200,9 @@ def free_ports(number: int) -> list[int]:
 
 
 def moved(process: int) -> tuple[int, int]:
-    """Bytes that a process has read and written so far, sockets among it (0 off Linux)."""
-    try:
-        text = Path(f"/proc/{process}/io").read_text(encoding="utf-8")
-    except OSError:
-        return 0, 0
-    counts = dict(line.split(": ") for line in text.splitlines())
-    return int(counts["rchar"]), int(counts["wchar"])
+    """Bytes that a process has read and written so far, sockets among it; on Linux."""
+    counts = psutil.Process(process).io_counters()
+    return counts.read_chars, counts.write_chars
 
 
 def table_rows(

@@ -137,8 +137,8 @@ def run(arguments: argparse.Namespace) -> Result:
         measured, segments = infer.answer(rows, texts, bundle.labels, arguments.rounds)
         versions = {engine: worker.hello.get("engine") for engine, worker in workers.items()}
     sized = [["", "MB", "of float32"]]
-    for engine, found in sizes.items():
-        sized.append([engine, f"{found / 1e6:.1f}", f"{found / sizes[FLOAT32]:.3f}"])
+    for engine, bytes_of in sizes.items():
+        sized.append([engine, f"{bytes_of / 1e6:.1f}", f"{bytes_of / sizes[FLOAT32]:.3f}"])
     return Result(
         f"Answering {len(texts.examples)} texts of {texts.tokens / len(texts.examples):.1f} tokens",
         [infer.table_rows(measured), sized],
@@ -228,25 +228,25 @@ def targets(
     sizes: dict[str, int],
 ) -> list[Target]:
     """Those whose rows were measured."""
-    found = []
+    wanted = []
     for engine, reference, least in SPEEDS.get(kind or "", ()):
         if engine not in measured or reference not in measured:
             continue
         ours, other = measured[engine].p50_ms, measured[reference].p50_ms
         if ours is not None and other is not None:
-            found.append(Target(f"{engine}: p50, beside {reference}", other / ours, least))
+            wanted.append(Target(f"{engine}: p50, beside {reference}", other / ours, least))
         else:
             times = measure.ratio(segments, engine, reference).median
-            found.append(Target(f"{engine}: texts/s, beside {reference}", times, least))
+            wanted.append(Target(f"{engine}: texts/s, beside {reference}", times, least))
     exact = next((row.accuracy for row in measured.values() if row.engine == FLOAT32), None)
     for row in measured.values() if kind == "sst2" else ():
         if row.engine in COSTS and row.order == "sorted":
             drop, part = COSTS[row.engine]
             if row.accuracy is not None and exact is not None:
                 lost = exact - row.accuracy
-                found.append(Target(f"{row.engine}: accuracy lost", lost, drop, at_most=True))
+                wanted.append(Target(f"{row.engine}: accuracy lost", lost, drop, at_most=True))
             of_float32 = sizes[row.engine] / sizes[FLOAT32]
-            found.append(
+            wanted.append(
                 Target(f"{row.engine}: of float32's bytes", of_float32, part, at_most=True)
             )
-    return found
+    return wanted

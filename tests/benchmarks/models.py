@@ -7,12 +7,16 @@ from pathlib import Path
 from typing import Iterator, Sequence
 
 import numpy as np
+import onnx
+from onnxruntime import quantization
+from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from fleetbert import bundle as bundles
 from fleetbert import config as configs
 from fleetbert.bench import measure
 from fleetbert.compat import environment
 from fleetbert.compress import pipeline
+from fleetbert.compress.onnx import export_onnx
 from fleetbert.errors import UserError
 
 ORT = "ONNX Runtime"
@@ -23,8 +27,6 @@ def with_onnx(bundle: bundles.Bundle, copy: Path) -> bundles.Bundle:
     if any(variant.name == "onnx" for variant in bundle.manifest.variants):
         bundles.verify(bundle, "onnx")
         return bundle
-    from fleetbert.compress.onnx import export_onnx
-
     measure.say("exporting to ONNX")
     if bundle.root != copy:
         shutil.copytree(bundle.root, copy)
@@ -48,8 +50,6 @@ def add_variant(bundle: bundles.Bundle, method: str, calibration: str, data: str
 def _folded(model: Path, target: Path) -> str:
     """The path of the model as the quantizers take it, beside `target`: paddle2onnx writes weights
     as Constant nodes, which they pass over without a word; these are initializers."""
-    from onnxruntime.quantization.shape_inference import quant_pre_process
-
     path = str(target.with_name("folded.onnx"))
     quant_pre_process(str(model), path, skip_symbolic_shape=True)
     return path
@@ -57,10 +57,9 @@ def _folded(model: Path, target: Path) -> str:
 
 def quantize_onnx(model: Path, target: Path) -> Path:
     """ONNX Runtime's own dynamic quantization, with its defaults."""
-    import onnx
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    quantize_dynamic(_folded(model, target), str(target), weight_type=QuantType.QInt8)
+    quantization.quantize_dynamic(
+        _folded(model, target), str(target), weight_type=quantization.QuantType.QInt8
+    )
     if all(node.op_type != "MatMulInteger" for node in onnx.load(str(target)).graph.node):
         raise UserError(f"{ORT} left {model} as it was: nothing to compare with")
     return target
@@ -73,23 +72,22 @@ def quantize_onnx_static(
 
     The result has QuantizeLinear and DequantizeLinear around them, which OpenVINO runs in int8.
     """
-    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
-    class Reader(CalibrationDataReader):
+    class Reader(quantization.CalibrationDataReader):
         def __init__(self) -> None:
             self.left: Iterator[dict[str, np.ndarray]] = iter(batches)
 
         def get_next(self) -> dict[str, np.ndarray] | None:
             return next(self.left, None)
 
-    quantize_static(
+    quantization.quantize_static(
         _folded(model, target),
         str(target),
         Reader(),
         per_channel=True,
         op_types_to_quantize=["MatMul"],
-        activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8,
+        activation_type=quantization.QuantType.QUInt8,
+        weight_type=quantization.QuantType.QInt8,
         # Products of two activations, as attention's, stay float32: as in this project.
         extra_options={"MatMulConstBOnly": True},
     )

@@ -215,7 +215,7 @@ def at_equal_p99(
 ) -> list[Equal]:
     """Texts/s of ours beside the peer's, with as many connections as keep p99 within the peer's."""
     ask = functools.lru_cache(None)(ask)
-    found = []
+    rows = []
     for ours, other in pairs:
         peer = ask(other, connections)
         limit = peer["p99_ms"]
@@ -227,8 +227,8 @@ def at_equal_p99(
         within = [n for n, one in tried.items() if one["p99_ms"] <= limit and not one["failed"]]
         best = max(within or [connections], key=lambda count: rate(tried[count]))
         times = rate(tried[best]) / rate(peer)
-        found.append(Equal(ours.name, other.name, times, best, tried[best]["p99_ms"], limit))
-    return found
+        rows.append(Equal(ours.name, other.name, times, best, tried[best]["p99_ms"], limit))
+    return rows
 
 
 def rate(reply: Json) -> float:

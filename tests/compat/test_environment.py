@@ -110,6 +110,7 @@ def test_unset_variables_are_set(prepared):
         "MKL_DYNAMIC": "FALSE",
         "OMP_NUM_THREADS": "6",
         "FLAGS_use_stride_kernel": "0",
+        "GLOG_minloglevel": "1",
     }
 
 
@@ -119,6 +120,7 @@ def test_the_users_own_values_are_kept(prepared):
         "MKL_DYNAMIC": "TRUE",
         "OMP_NUM_THREADS": "3",
         "FLAGS_use_stride_kernel": "1",
+        "GLOG_v": "1",
     }
     assert prepared(**own) == own
 

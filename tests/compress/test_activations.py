@@ -11,7 +11,7 @@ from activation import FORMULAS, SAME, bert, make_bundle, make_network
 from tiny_bert import WORDS
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import onnx, qat, static
+from fleetbert.compress import from_program, onnx, qat, static
 from fleetbert.compress.texts import Batches
 from fleetbert.compress.work import Source
 from fleetbert.data import tokenizers
@@ -19,7 +19,6 @@ from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.graph import gelu
 from fleetbert.graph import program as programs
-from fleetbert.models import from_program
 
 NAMES = [name for name in FORMULAS if name not in SAME]
 OTHERS = [name for name in NAMES if name != "gelu"]
@@ -105,7 +104,7 @@ def texts_of(bundle):
     texts = [" ".join(random.choice(WORDS, 20)) for _ in range(64)]
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(texts, None, bundle.max_length)
-    return Batches(encodings, range(64), bundle.max_length, 1024, tokenizer.pad_id)
+    return Batches(encodings, range(64), 1024, tokenizer.pad_id)
 
 
 def relative(found, wanted):

@@ -70,11 +70,6 @@ def test_a_variant_is_added_with_its_evidence(
     result = pipeline.quantize(job(bundle, tiny_data, method, **changes))
     variant = bundles.read(bundle).variant(name)
     assert (result.variant, result.bundle.names[-1]) == (name, name)
-    assert result.drop == pytest.approx(result.float32_accuracy - variant.accuracy[0].accuracy)
-    assert (result.speed_ratio, result.size_ratio) == (
-        variant.comparison.speed_ratio,
-        variant.comparison.size_ratio,
-    )
     assert result.report == bundle / "quantize-report.html"
     page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
     assert f"{name}</th>" in page

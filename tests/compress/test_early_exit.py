@@ -122,7 +122,7 @@ def test_heads_as_in_the_paper_learn_too(bundle, tiny_data):
         job(bundle, tiny_data, head="fastbert", labels_weight=0.5, epochs=8, speed=0.9)
     )
     variant = result.bundle.variant("early-exit-float32")
-    assert (result.variant, result.accuracy) == (variant.name, variant.accuracy[0].accuracy)
+    assert result.variant == variant.name
     assert variant.head == "fastbert"
     assert variant.speed == 0.9
     assert variant.accuracy_by_layer[0] >= 0.9

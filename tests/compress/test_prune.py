@@ -19,13 +19,13 @@ from scipy import special, stats
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import importance, pipeline, prune, tuning
+from fleetbert.compress import from_program, importance, pipeline, prune, tuning
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed, UserError
 from fleetbert.graph import program as programs
-from fleetbert.models import from_program, heads, weights
+from fleetbert.models import heads, weights
 
 SCRIPT = processes.ROOT / "launch" / "quantize.py"
 HEADS, UNITS, WIDTH = 4, 128, 16

@@ -19,14 +19,14 @@ from scipy import special
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import command, pipeline, qat, tuning
+from fleetbert.compress import command, from_program, pipeline, qat, tuning
 from fleetbert.compress.distill import student
 from fleetbert.compress.texts import read_batches
 from fleetbert.engines import engine
 from fleetbert.errors import GateFailed, UserError
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
-from fleetbert.models import cpu, from_program
+from fleetbert.models import cpu
 
 SCRIPT = processes.ROOT / "launch" / "quantize.py"
 

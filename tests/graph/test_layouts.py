@@ -36,7 +36,7 @@ def test_layouts_are_looked_at_and_parameters_transformed_in_the_first_runs_only
 ):
     bundle = shapes.add_int8_and_early_exit(tiny_bundle, tmp_path)
     folder = bundle.folder("int8-static")
-    environ = {**os.environ, "GLOG_v": "6"}
+    environ = {**os.environ, "GLOG_v": "6", "GLOG_minloglevel": "0"}
     command = [sys.executable, "-c", RUNS, str(folder)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
     log = done.stderr.split("RUN ")[1:]

@@ -8,9 +8,10 @@ import pytest
 from activation import FORMULAS, SAME, bert, make_bundle, make_network
 
 from fleetbert import bundle as bundles
+from fleetbert.compress import from_program
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
-from fleetbert.models import activations, from_program
+from fleetbert.models import activations
 
 
 @pytest.fixture(scope="module", params=list(FORMULAS))

@@ -162,7 +162,9 @@ class TestLoad:
             if name.startswith("bert."):
                 np.testing.assert_array_equal(state(after)[name], array)
 
-    @pytest.mark.parametrize("wrapper", ["module.", "_orig_mod.", "module._orig_mod.bert."])
+    @pytest.mark.parametrize(
+        "wrapper", ["module.", "_orig_mod.", "module._orig_mod.bert.", "model."]
+    )
     def test_what_wraps_a_whole_network_is_no_part_of_names(self, folder, edit_tensors, wrapper):
         before, _ = loaded(folder)
 
@@ -456,7 +458,7 @@ class TestSource:
     @pytest.mark.parametrize(
         ("field", "value", "said"),
         [
-            ("model_type", "roberta", "is a roberta"),
+            ("model_type", "albert", "is a albert"),
             ("position_embedding_type", "relative_key", "relative position"),
         ],
     )

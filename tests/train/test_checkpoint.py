@@ -194,6 +194,15 @@ def test_a_finished_run_has_nothing_left_to_do(output, whole, trainer):
     assert tiny_job.losses(output) == tiny_job.losses(whole)
 
 
+def test_more_epochs_have_the_longer_jobs_rates_from_their_first_step(output, trainer):
+    """The checkpoint's own schedule had fallen to 0."""
+    trainer(output, {**JOB, "trainer.epochs": 3})
+    rates = {row["step"]: row["lr"] for row in tiny_job.rows(output) if "lr" in row}
+    assert [rates[n] for n in range(21, 31)] == pytest.approx(
+        [2e-3 * (31 - n) / (30 - 3) for n in range(21, 31)]
+    )
+
+
 @pytest.mark.parametrize("how", ["removed", "damaged"])
 def test_the_best_checkpoint_is_gone(output, tiny_data, tmp_path, how):
     """The newest whole one takes its place, is measured, and the job ends with results."""

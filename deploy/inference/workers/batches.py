@@ -13,7 +13,7 @@ from fleetbert.data.batching import (
     CALL_TOKENS,
     SAFE_LENGTHS,
     Batch,
-    collate,
+    collate_padded,
     cut_by_length,
     pack_rows,
     plan_inference,
@@ -102,15 +102,7 @@ class Worker:
             batches = []
             for part in _parts(lengths[chosen], packed, head["batch_tokens"]):
                 numbers = chosen[part]
-                batch = collate(
-                    encodings,
-                    numbers,
-                    packed=False,
-                    max_length=SAFE_LENGTHS[-1],
-                    pad_id=head["pad_id"],
-                    round_to=SAFE_LENGTHS,
-                )
-                batches.append((numbers, batch))
+                batches.append((numbers, collate_padded(encodings, numbers, head["pad_id"])))
                 shapes.append(_shape(lengths[numbers].tolist(), packed))
             begin = time.monotonic()
             size = sum(batch.input_ids.size for _, batch in batches)

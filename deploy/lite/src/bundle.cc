@@ -61,6 +61,8 @@ TokenizerSettings read_tokenizer(const Reader& tokenizer) {
       settings.tokenize_chinese_chars = setting.flag();
     } else if (name == "clean_text") {
       settings.clean_text = setting.flag();
+    } else if (name == "one_type") {
+      settings.one_type = setting.flag();
     } else if (name == "pad_token") {
       settings.pad = setting.text();
     } else if (name == "unk_token") {

@@ -121,6 +121,7 @@ Encoding Tokenizer::encode(std::string_view first, std::string_view second,
   encoding.first_length = encoding.ids.size();
   encoding.ids.insert(encoding.ids.end(), b.begin(), b.end());
   encoding.ids.push_back(separator_);
+  if (settings_.one_type) encoding.first_length = encoding.ids.size();
   return encoding;
 }
 

@@ -24,6 +24,7 @@ struct TokenizerSettings {
   bool strip_accents = true;
   bool tokenize_chinese_chars = true;  // each is a word of its own
   bool clean_text = true;              // control characters are removed
+  bool one_type = false;               // a pair's second text is of segment 0 too
   std::string pad = "[PAD]", unknown = "[UNK]", first = "[CLS]", separator = "[SEP]";
 };
 

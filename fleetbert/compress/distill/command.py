@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Callable
 
 from fleetbert import config
 from fleetbert.compat import environment
@@ -40,30 +39,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Read the job and distill."""
     if config.distills_itself(arguments.config, arguments.overrides):
-        _run_self(config.load_as(config.SelfDistill, arguments.config, arguments.overrides))
+        job = config.load_as(config.SelfDistill, arguments.config, arguments.overrides)
+        ranks.supervised(config.Strategy().hang_timeout, resumes=False)
+        environment.import_paddle()
+        from fleetbert.compress.distill import exits  # with Paddle, as below
+
+        exits.add_variants(job)
         return
 
-    def trainer() -> Callable[[config.Distill], object]:
-        from fleetbert.compress.distill.job import distill  # with Paddle, as the next ones
+    distillation = command.read(arguments, config.Distill)
+    from fleetbert.compress.distill.job import distill
 
-        return distill
-
-    command.run_kept(arguments, config.Distill, trainer)
-
-
-def _run_self(job: config.SelfDistill) -> None:
-    ranks.supervised(config.Strategy().hang_timeout, resumes=False)
-    environment.import_paddle()
-    from fleetbert.compress.distill.exits import add_variants
-
-    add_variants(job)
+    distill(distillation)
 
 
 def main(argv: list[str]) -> None:
-    """Parse `argv` and run; the overrides may stand anywhere among the options."""
-    parser = argparse.ArgumentParser(
-        description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="show the stack of an error")
-    run(parser.parse_intermixed_args(argv))
+    run(command.parse(argv, DESCRIPTION, add_arguments))

@@ -17,12 +17,12 @@ from tqdm import tqdm
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert.compat import environment, training
+from fleetbert.compat import training
 from fleetbert.compress import early_exit
 from fleetbert.compress.distill import heads, report
 from fleetbert.compress.early_exit import Choice, Observed
 from fleetbert.compress.gate import Gate, describe
-from fleetbert.compress.pipeline import Result, result_of
+from fleetbert.compress.pipeline import Result
 from fleetbert.compress.texts import read_unlabelled
 from fleetbert.engines import answer, engine, evaluate
 from fleetbert.engines.exits import Settings
@@ -196,7 +196,7 @@ def _add(
     log.info(f"{target}: {faster:.2f} times the texts/s of {source.name}")
     pays = faster > 1 and early_exit.saves(observed, choice)
     page = bundle.root / report.name(target)
-    told = functools.partial(_report, job, gate, page, target, observed, choice)
+    told = functools.partial(report.write, page, observed, choice, target, gate, job)
     if layers is None and choice.accuracy >= least - 1e-9 and not pays:
         why = (
             f"{target} is not added: at the accuracy {least:.4f} that the gate asks for, no "
@@ -219,33 +219,7 @@ def _add(
     told(None)
     if refused is not None:
         raise GateFailed(refused)
-    return result_of(bundle, target, page)
-
-
-def _report(
-    job: schema.SelfDistill,
-    gate: Gate,
-    path: Path,
-    target: str,
-    observed: Observed,
-    choice: Choice,
-    why_not: str | None,
-) -> None:
-    root = gate.bundle.root.resolve()
-    report.write(
-        path,
-        observed,
-        choice,
-        report.curve(observed, choice),
-        target=target,
-        title=f"{root.parent.name}/{root.name}",
-        data=gate.data,
-        least=gate.float32_accuracy - gate.max_drop,
-        why_not=why_not,
-        job=job.model_dump(),
-        machine=environment.machine(gate.threads),
-    )
-    log.info(f"report: {path}")
+    return Result(bundle, target, page)
 
 
 def evidence(found: Observed, choice: Choice) -> dict[str, object]:

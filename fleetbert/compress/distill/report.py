@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
-from typing import Mapping, Sequence
+from typing import Sequence
 
 import matplotlib
 import yaml
@@ -12,10 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from fleetbert import config as schema
 from fleetbert import page
+from fleetbert.compat import environment
 from fleetbert.compress import early_exit
 from fleetbert.compress.early_exit import Choice, Observed
-from fleetbert.page import DEV, NICE, STYLE, TRAIN
+from fleetbert.compress.gate import Gate
+from fleetbert.page import STYLE, TRAIN
+
+log = logging.getLogger(__name__)
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 LISTED = 5  # every so many of the points of the curve are in the table, and the chosen one
@@ -41,19 +47,15 @@ def write(
     path: Path,
     found: Observed,
     choice: Choice,
-    points: Sequence[Choice],
-    *,
     target: str,
-    title: str,
-    data: str,
-    least: float,
+    gate: Gate,
+    job: schema.SelfDistill,
     why_not: str | None,
-    job: Mapping[str, object],
-    machine: Mapping[str, object],
 ) -> None:
-    """Write the page. least: the accuracy that the gate asks for; why_not: said first of a variant
-    that was not added, for leaving early does not pay."""
-    whole = points[0].mean_flops
+    """Write the page. why_not: said first of a variant `target` that was not added, for leaving
+    early does not pay."""
+    points, root = curve(found, choice), gate.bundle.root.resolve()
+    whole, least = points[0].mean_flops, gate.float32_accuracy - gate.max_drop
     with matplotlib.rc_context(STYLE):
         figures = [
             ("Accuracy after each layer, if all texts left there", _layers(found, least)),
@@ -63,9 +65,9 @@ def write(
     page.write(
         path,
         TEMPLATE,
-        title=title,
+        title=f"{root.parent.name}/{root.name}",
         target=target,
-        data=data,
+        data=gate.data,
         texts=len(found.truth),
         least=least,
         why_not=why_not,
@@ -77,17 +79,16 @@ def write(
             for number, point in enumerate(points)
             if number % LISTED == 0 or point.speed == choice.speed
         ],
-        job=yaml.safe_dump(job, sort_keys=False, allow_unicode=True),
-        machine=machine,
+        job=yaml.safe_dump(job.model_dump(), sort_keys=False, allow_unicode=True),
+        machine=environment.machine(gate.threads),
     )
+    log.info(f"report: {path}")
 
 
 def _axes(least: float) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(5.2, 3.0), layout="constrained")
-    axes = figure.add_subplot()
-    axes.axhline(100 * least, color=DEV, linewidth=1, linestyle="--", label="gate")
-    axes.set_ylabel("accuracy, %")
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
+    figure, axes = page.axes_of()
+    page.draw_gate(axes, 100 * least)
+    page.name_accuracy(axes)
     axes.margins(y=0.15)
     return figure, axes
 
@@ -97,7 +98,7 @@ def _layers(found: Observed, least: float) -> Markup:
     values = by_layer(found)
     axes.plot(range(1, len(values) + 1), [100 * value for value in values], "o-", color=TRAIN)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("layer  (dashed: gate)")
+    axes.set_xlabel("layer")
     return page.svg(figure)
 
 
@@ -106,15 +107,8 @@ def _over(key: str, unit: float, points: Sequence[Choice], choice: Choice, least
     figure, axes = _axes(least)
     costs = [getattr(point, key) / unit for point in points]
     axes.plot(costs, [100 * point.accuracy for point in points], "o-", color=TRAIN, markersize=3)
-    axes.plot(
-        getattr(choice, key) / unit,
-        100 * choice.accuracy,
-        "o",
-        markersize=11,
-        markerfacecolor="none",
-        color=DEV,
-    )
+    page.ring(axes, getattr(choice, key) / unit, 100 * choice.accuracy)
     axes.set_xlim(left=0)
     what = "layers a text" if key == "mean_layers" else "operations, of all layers' = 1"
-    axes.set_xlabel(f"{what}  (a point a speed; ringed: chosen; dashed: gate)")
+    axes.set_xlabel(f"{what}  (a point a speed; ringed: chosen)")
     return page.svg(figure)

@@ -13,7 +13,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert import encodings
 from fleetbert.data import tokenizers
-from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_inference
+from fleetbert.data.batching import collate_padded, plan_inference
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
 from fleetbert.engines import answer, engine
@@ -177,7 +177,8 @@ def build(teacher: Teacher, labels: Sequence[str]) -> nn.Layer:
     """The teacher's network, which stays as it is, with its logits in the order of `labels`."""
     source = teacher.source
     assert source is not None
-    config = weights.bert_config(source, len(labels), 0)
+    pad_id = tokenizers.open(source.tokenizer).pad_id
+    config = weights.bert_config(source, len(labels), 0, pad_id)
     network = heads.build("classification", config)
     weights.load(network, source, labels)
     for parameter in network.parameters():
@@ -200,14 +201,7 @@ def bundle_logits(
     batches = plan_inference(split.encodings.lengths, answer.BATCH_TOKENS)
     mine = []
     for indices in batches[strategy.rank :: strategy.world_size]:
-        batch = collate(
-            split.encodings,
-            indices,
-            packed=False,
-            max_length=SAFE_LENGTHS[-1],
-            pad_id=tokenizer.pad_id,
-            round_to=SAFE_LENGTHS,
-        )
+        batch = collate_padded(split.encodings, indices, tokenizer.pad_id)
         mine.append((indices[batch.order], opened.run(batch)[:, columns]))
     strategy.barrier()  # `gather` does not wait for long
     logits = np.zeros((len(split.labels), len(labels)), np.float32)

@@ -10,12 +10,15 @@ from pathlib import Path
 
 from fleetbert.bundle import Bundle, Setting
 from fleetbert.data.tokenizers.base import Encodings, Spec, Tokenizer
+from fleetbert.data.tokenizers.whole import Whole
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 from fleetbert.registry import Registry
 
 __all__ = ["Encodings", "Spec", "Tokenizer", "of_vocab"]
 
-_kinds: Registry[type[Tokenizer]] = Registry("tokenizer.kind", {WordPiece.kind: WordPiece})
+_kinds: Registry[type[Tokenizer]] = Registry(
+    "tokenizer.kind", {kind.kind: kind for kind in (WordPiece, Whole)}
+)
 
 
 def register(kind: type[Tokenizer]) -> None:
@@ -25,8 +28,11 @@ def register(kind: type[Tokenizer]) -> None:
 
 def find(folder: Path) -> Spec:
     """That of a model's folder; WordPiece's, whose files may be missing, if no other kind's."""
-    specs = (kind.find(folder) for kind in reversed(list(_kinds.values())))
-    return next((spec for spec in specs if spec is not None), WordPiece.spec_in(folder))
+    for kind in reversed(list(_kinds.values())):
+        spec = kind.find(folder)
+        if spec is not None:
+            return spec
+    return WordPiece.spec_in(folder)
 
 
 def changed(spec: Spec, vocab: str | None, lowercase: bool | None) -> Spec:

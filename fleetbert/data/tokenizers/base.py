@@ -5,12 +5,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Sequence
+from typing import Any, Callable, ClassVar, NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert.bundle import Setting
 from fleetbert.bundle import TokenizerSpec as Spec
+from fleetbert.errors import UserError
 
 
 class Encodings(NamedTuple):
@@ -34,6 +35,74 @@ class Encodings(NamedTuple):
         if self.known_lengths is not None:
             return self.known_lengths
         return np.fromiter((len(ids) for ids in self.ids), np.int64, len(self.ids))
+
+
+class Template(NamedTuple):
+    """The special tokens before a text, between the two of a pair, and after.
+
+    in_first: how many of those between are of segment 0. one_type: everything is of it.
+    """
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    in_first: int = 1
+    one_type: bool = False
+
+
+def assemble(
+    firsts: list[list[int]], seconds: list[list[int]] | None, template: Template, max_length: int
+) -> Encodings:
+    """Texts, or pairs, of their ids without special tokens, cut to `max_length` tokens each.
+
+    Pairs are truncated token by token from the longer text (from the second where both are equally
+    long), as `_truncate_seq_pair` of google-research/bert does.
+    """
+    before, between, after, in_first, one_type = template
+    special = len(before) + len(after) + (0 if seconds is None else len(between))
+    if max_length < special:
+        raise UserError(f"max_length is {max_length}; {special} special tokens alone need more")
+    room = max_length - special
+    if seconds is None:
+        truncated = sum([len(first) > room for first in firsts])
+        ids = [np.array([*before, *one[:room], *after], np.int32) for one in firsts]
+        return Encodings(ids, np.array([len(one) for one in ids], np.int32), truncated)
+    if len(firsts) != len(seconds):
+        raise ValueError(f"{len(firsts)} first texts but {len(seconds)} second texts")
+    ids = []
+    first_lengths = np.zeros(len(firsts), np.int32)
+    truncated = 0
+    for number, (first, second) in enumerate(zip(firsts, seconds)):
+        if len(first) + len(second) > room:
+            truncated += 1
+            keep = min(len(second), max(room - len(first), room // 2))
+            first, second = first[: room - keep], second[:keep]
+        ids.append(np.array([*before, *first, *between, *second, *after], np.int32))
+        in_segment_0 = len(before) + len(first) + in_first
+        first_lengths[number] = len(ids[-1]) if one_type else in_segment_0
+    return Encodings(ids, first_lengths, truncated)
+
+
+def run(encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
+    """The library's encodings of texts. UserError for half of a surrogate pair."""
+    try:
+        return encode(texts, add_special_tokens=False)
+    except (TypeError, UnicodeEncodeError):  # which of them depends on the library's version
+        for number, text in enumerate(texts):
+            if isinstance(text, str) and not _is_unicode(text):
+                raise UserError(
+                    f"text {number + 1} of {len(texts)} holds half of a surrogate pair, "
+                    "which is no character; remove it"
+                ) from None
+        raise
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class Tokenizer(ABC):

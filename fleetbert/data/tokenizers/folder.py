@@ -25,7 +25,9 @@ NORMALIZATION: Settings = {"tokenize_chinese_chars": True, "clean_text": True}
 SPECIAL_TOKENS: dict[str, str] = {
     f"{name.lower()}_token": f"[{name}]" for name in ("PAD", "UNK", "CLS", "SEP", "MASK")
 }
-KNOWN = ("lowercase", "strip_accents", *NORMALIZATION, *SPECIAL_TOKENS)
+# All tokens are of one type: the family of the model has no other. No file of a folder says it.
+ONE_TYPE = "one_type"
+KNOWN = ("lowercase", "strip_accents", ONE_TYPE, *NORMALIZATION, *SPECIAL_TOKENS)
 
 CONFIG, WHOLE = "tokenizer_config.json", "tokenizer.json"
 SPECIAL_MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
@@ -93,8 +95,14 @@ def read(folder: Path, vocab: Mapping[str, int] | None) -> Settings:
 
 def fields_of_config(settings: Settings) -> Fields:
     """What tokenizer_config.json says of these settings."""
-    named = {"do_lower_case" if n == "lowercase" else n: value for n, value in settings.items()}
-    return {**named, "tokenizer_class": "BertTokenizer"}
+    fields: Fields = {
+        "do_lower_case" if name == "lowercase" else name: value
+        for name, value in settings.items()
+        if name != ONE_TYPE
+    }
+    if settings.get(ONE_TYPE):
+        fields["model_input_names"] = ["input_ids", "attention_mask"]
+    return {**fields, "tokenizer_class": "BertTokenizer"}
 
 
 def _fields(path: Path) -> Fields:

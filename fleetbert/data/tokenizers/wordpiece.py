@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -17,10 +18,10 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
-from fleetbert import encodings
+from fleetbert import encodings, files
 from fleetbert.bundle import Setting
 from fleetbert.data.tokenizers import folder as folders
-from fleetbert.data.tokenizers.base import Encodings, Spec, Tokenizer
+from fleetbert.data.tokenizers.base import Encodings, Spec, Template, Tokenizer, assemble, run
 from fleetbert.errors import UserError
 
 # Texts of printable ASCII, Chinese characters and their punctuation, and BERT's words in these.
@@ -46,7 +47,8 @@ _log = logging.getLogger(__name__)
 class WordPiece(Tokenizer):
     """Texts → token ids with BERT's normalization, pre-tokenization and WordPiece vocabulary.
 
-    A text is [CLS] a [SEP], a pair [CLS] a [SEP] b [SEP]; the first [SEP] is of segment 0.
+    A text is [CLS] a [SEP], a pair [CLS] a [SEP] b [SEP]; the first [SEP] is of segment 0, and
+    so is everything with the setting `one_type`.
 
     Accents are stripped where `strip_accents` is set, or where it is not named and `lowercase` is,
     as in the uncased models. Special tokens come from the tokenizer only: "[SEP]" written in a
@@ -76,6 +78,8 @@ class WordPiece(Tokenizer):
         vocab = _read_vocab(Path(vocab_path), special)
         self.special_ids = tuple(vocab[token] for token in special)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
+        one_type = bool(said[folders.ONE_TYPE])
+        self._template = Template((self.cls_id,), (self.sep_id,), (self.sep_id,), 1, one_type)
         self.vocab_size = len(vocab)
         self.is_subword = np.array(
             [token.startswith("##") and len(token) > 2 for token in vocab], dtype=bool
@@ -100,12 +104,12 @@ class WordPiece(Tokenizer):
 
     @classmethod
     def find(cls, folder: Path) -> Spec | None:
-        return cls.spec_in(folder) if (folder / VOCAB).is_file() else None
+        return cls.spec_in(folder) if _vocab_in(folder).is_file() else None
 
     @classmethod
     def spec_in(cls, folder: Path) -> Spec:
         """That of a folder with vocab.txt, whether it is there or not."""
-        vocab = folder / VOCAB
+        vocab = _vocab_in(folder)
         words = _read_vocab(vocab, []) if vocab.is_file() else None
         return Spec(cls.kind, {VOCAB: vocab}, folders.read(folder, words))
 
@@ -123,7 +127,7 @@ class WordPiece(Tokenizer):
     @classmethod
     def settings_in_full(cls, spec: Spec) -> dict[str, Setting]:
         lowercase = spec.settings["lowercase"]
-        first = {"lowercase": lowercase, "strip_accents": lowercase}
+        first = {"lowercase": lowercase, "strip_accents": lowercase, folders.ONE_TYPE: False}
         return {**first, **folders.NORMALIZATION, **folders.SPECIAL_TOKENS, **spec.settings}
 
     @classmethod
@@ -148,34 +152,13 @@ class WordPiece(Tokenizer):
             ).save(str(folder / folders.WHOLE))
 
     def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
-        """Encode texts, or pairs if `texts_b` is given, to at most `max_length` tokens each.
-
-        Pairs are truncated token by token from the longer text (from the second where both are
-        equally long), as `_truncate_seq_pair` of google-research/bert does. Safe to call from
-        several threads.
-        """
-        special = 2 if texts_b is None else 3
-        if max_length < special:
-            raise UserError(f"max_length is {max_length}; {special} special tokens alone need more")
+        """Encode texts, or pairs if `texts_b` is given, to at most `max_length` tokens each. Safe
+        to call from several threads."""
         if texts_b is not None and len(texts_a) != len(texts_b):
             raise ValueError(f"{len(texts_a)} first texts but {len(texts_b)} second texts")
-        room = max_length - special
-        firsts = self._word_pieces(texts_a, room + 1)
-        if texts_b is None:
-            truncated = sum([len(first) > room for first in firsts])
-            ids = [np.array([self.cls_id, *one[:room], self.sep_id], np.int32) for one in firsts]
-            return Encodings(ids, np.array([len(one) for one in ids], np.int32), truncated)
-        ids = []
-        first_lengths = np.zeros(len(firsts), np.int32)
-        truncated = 0
-        for number, (first, second) in enumerate(zip(firsts, self._word_pieces(texts_b, room + 1))):
-            if len(first) + len(second) > room:
-                truncated += 1
-                keep = min(len(second), max(room - len(first), room // 2))
-                first, second = first[: room - keep], second[:keep]
-            ids.append(np.array([self.cls_id, *first, self.sep_id, *second, self.sep_id], np.int32))
-            first_lengths[number] = len(first) + 2
-        return Encodings(ids, first_lengths, truncated)
+        most = max_length + 1  # enough to know whether a text is truncated
+        seconds = None if texts_b is None else self._word_pieces(texts_b, most)
+        return assemble(self._word_pieces(texts_a, most), seconds, self._template, max_length)
 
     def _word_pieces(self, texts: list[str], most: int = sys.maxsize) -> list[list[int]]:
         """The ids of each text: all, or at least the first `most`."""
@@ -183,21 +166,13 @@ class WordPiece(Tokenizer):
             ids = self._ids_of_words.__getitem__
             lines = map(str.lower, texts) if self.lowercase else texts
             return [list(chain.from_iterable(map(ids, _words(line)))) for line in lines]
-        try:
-            short = [text if len(text) <= LONG else "" for text in texts]
-            encodings = self._encode(short, add_special_tokens=False)
-            return [
-                encoding.ids if len(text) <= LONG else self._first_pieces(text, most)
-                for text, encoding in zip(texts, encodings)
-            ]
-        except (TypeError, UnicodeEncodeError):  # which of them depends on the library's version
-            for number, text in enumerate(texts):
-                if isinstance(text, str) and not _is_unicode(text):
-                    raise UserError(
-                        f"text {number + 1} of {len(texts)} holds half of a surrogate pair, "
-                        "which is no character; remove it"
-                    ) from None
-            raise
+        short = [text if not _is_long(text) else "" for text in texts]
+        pieces = [encoding.ids for encoding in run(self._encode, short)]
+        run(_check_long, texts)
+        for number, text in enumerate(texts):
+            if _is_long(text):
+                pieces[number] = self._first_pieces(text, most)
+        return pieces
 
     def _first_pieces(self, text: str, most: int) -> list[int]:
         """The ids of a long text, at least the first `most`.
@@ -206,7 +181,6 @@ class WordPiece(Tokenizer):
         theirs; words end at blanks and punctuation, so a chunk's last word goes with the next one.
         Of a word that is unknown for its length, no more is kept than that takes.
         """
-        text.encode()  # UnicodeEncodeError, wherever it stands
         normalize = self._tokenizer.normalizer.normalize_str
         split = self._tokenizer.pre_tokenizer.pre_tokenize_str
         ids: list[int] = []
@@ -251,17 +225,31 @@ class _IdsOfWords(Dict[str, List[int]]):
         return ids
 
 
+def _is_long(text: str) -> bool:
+    return isinstance(text, str) and len(text) > LONG
+
+
+def _check_long(texts: list[str], **_: bool) -> list[bytes]:
+    """UnicodeEncodeError for half of a surrogate pair, wherever in a long text it stands."""
+    return [text.encode() for text in texts if _is_long(text)]
+
+
 def _words(line: str) -> list[str]:
     """A plain text in parts: Chinese words have no spaces between them."""
     return line.split() if line.isascii() else WORDS.findall(line)
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+def _vocab_in(folder: Path) -> Path:
+    """vocab.txt, or one made of a tokenizer.json without it, as transformers 5 writes folders."""
+    vocab, whole = folder / VOCAB, folder / folders.WHOLE
+    if vocab.is_file() or not whole.is_file():
+        return vocab
+    words = (encodings.read_json(whole, "tokenizer").get("model") or {}).get("vocab")
+    if not isinstance(words, dict) or sorted(words.values()) != list(range(len(words))):
+        return vocab
+    text = "\n".join(sorted(words, key=lambda word: int(words[word]))) + "\n"
+    name = f"vocab-{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    return files.cached(name, lambda new: (new / VOCAB).write_text(text, "utf-8")) / VOCAB
 
 
 def _read_vocab(path: Path, special: Sequence[str]) -> dict[str, int]:

@@ -30,9 +30,9 @@ class MetricsFile(Callback):
         self._append({"step": run.state.step, **numbers})
 
     def _append(self, row: Row) -> None:
-        known = {name: value if _finite(value) else None for name, value in row.items()}
+        lost = {n: None for n, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
         with files.writing(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(known) + "\n")
+            file.write(json.dumps({**row, **lost}) + "\n")
 
 
 def cut_back(path: Path, step: int) -> None:
@@ -50,7 +50,3 @@ def cut_back(path: Path, step: int) -> None:
             rows.append(line + "\n")
     with files.writing(path), files.replacing(path) as stream:
         stream.write("".join(rows).encode("utf-8"))
-
-
-def _finite(value: object) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)

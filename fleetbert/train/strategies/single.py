@@ -138,6 +138,7 @@ class Single:
         optimizer.pop("trainers", None)  # of a parameter server's other trainers
         training.name_master_weights(optimizer)
         self.optimizer.set_state_dict(optimizer)
+        self.schedule.last_lr = self.schedule.get_lr()  # of this job's steps, which may be more
 
     def settle(self, saving: bool = False) -> None:
         """Make `task.network` what all ranks have learned, on each of them; before evaluations,

@@ -70,8 +70,8 @@ def open_openvino(job):
         inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids}
         return own.request.infer(inputs)[compiled.output(0)].copy()
 
-    found = openvino.__version__.split("-")[0]
-    return run, f"OpenVINO {found}", found
+    version = openvino.__version__.split("-")[0]
+    return run, f"OpenVINO {version}", version
 
 
 def open_torch(job):

@@ -83,6 +83,13 @@ def test_pairs_are_cut_from_the_longer_text(both, max_length):
     assert max(len(one) - 2 for one in found) <= max_length
 
 
+def test_pairs_of_a_family_with_one_type(both):
+    texts = [["a b", "c"], ["a", "b c d e f g h i"], "a b"]
+    found, wanted = both(texts, max_length=8, settings={"one_type": True})
+    same(found, wanted, texts)
+    assert [one[0] for one in found] == [6, 8, 4]
+
+
 def test_texts_are_cut(both):
     texts = ["a " * 100, "a " * 62, "a " * 63]
     found, wanted = both(texts)

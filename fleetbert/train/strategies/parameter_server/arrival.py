@@ -175,7 +175,8 @@ class Counted:
         servers had handled all of them before this call, so that no part is changing."""
         for _ in _looks():
             vector = self.tables.pull_dense()
-            if self._has_all(vector):
+            counters = (self.layout.first_counters, self.layout.counters)
+            if all((vector[places] >= self.dense).all() for places in counters):
                 break
             arrived = False
         if not arrived:
@@ -197,10 +198,6 @@ class Counted:
             assert self.last is not None
             vector[part] -= self.last[part]
         return vector[self.layout.is_weight]
-
-    def _has_all(self, vector: np.ndarray) -> bool:
-        counters = (self.layout.first_counters, self.layout.counters)
-        return all((vector[places] >= self.dense).all() for places in counters)
 
     def _lacking_last(self, vector: np.ndarray) -> np.ndarray | None:
         """Which parts have all pushes that are expected but the last of this trainer; None if that

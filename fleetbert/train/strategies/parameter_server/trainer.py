@@ -129,7 +129,8 @@ class ParameterServer(Single):
             arrived = True
         elif self.is_pushed:
             self.mirror.forget_rows()
-            self.tables.expect_of_all(self._standing_pushed())
+            standing = self.standing
+            self.tables.expect_of_all((standing.dense[self.rank], standing.rows[self.rank]))
         else:
             before = self.tables.pushed
             self._push_scaled()
@@ -168,9 +169,6 @@ class ParameterServer(Single):
         self.started = True
         self.mirror.pull_all()
         return standing.state
-
-    def _standing_pushed(self) -> tuple[int, int]:
-        return self.standing.dense[self.rank], self.standing.rows[self.rank]
 
     def remember(self, state: Callable[[], dict[str, object]]) -> None:
         rejoin.remember(self.rendezvous, self.tables, self.schedule, state())

@@ -12,7 +12,7 @@ from fleetbert import bundle as bundles
 from fleetbert.data import tokenizers
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
-from fleetbert.graph.program import OpDesc, ProgramDesc
+from fleetbert.graph.program import ProgramDesc
 from fleetbert.models.encoders import Shape
 from fleetbert.models.weights import Source
 
@@ -23,17 +23,20 @@ LAYER_LINEAR = (
     "linear2",
 )
 LAYER_NORM = ("norm1", "norm2")
-INNER_BIAS = "bert.encoder.layers.0.linear1.bias"
+# Of Linears with an activation after them.
+ACTIVATED = ("bert.encoder.layers.0.linear1.bias", "bert.pooler.dense.bias")
 EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 
 
 class Names(NamedTuple):
     """PaddleNLP's names by the program's names: of all parameters, and of the Linear weights
-    alone, in the order in which they are used. activation: as `hidden_act` calls it."""
+    alone, in the order in which they are used. activation, pooler_act: as `hidden_act` calls
+    those of the layers and of the pooler."""
 
     parameters: dict[str, str]
     linear: dict[str, str]
     activation: str
+    pooler_act: str
 
 
 def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32") -> Source:
@@ -42,9 +45,7 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
     A program does not say what dropout it was trained with, so it is given here. UserError for
     programs of other networks.
     """
-    folder = bundle.folder(variant)
-    program = programs.read(folder / "model.pdmodel")
-    arrays = programs.read_parameters(program, folder / "model.pdiparams")
+    program, arrays = programs.read_model(bundle.folder(variant))
     named = names(program, f"{bundle.root}: {variant}")
     tensors = {named.parameters[name]: array for name, array in arrays.items()}
     block = program.blocks[0]
@@ -66,6 +67,7 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
         "type_vocab_size": len(types),
         "layer_norm_eps": programs.attribute(norm, "epsilon").f,
         "pad_token_id": tokenizers.open(bundle).pad_id,
+        "pooler_act": named.pooler_act,
     }
     labels = tuple(bundle.task.labels)
     return Source(str(bundle.root), shape, bundle.tokenizer, tensors, head_labels=labels)
@@ -98,30 +100,32 @@ def names(program: ProgramDesc, where: str) -> Names:
         named_parameters.update({scale: f"{name}.weight", bias: f"{name}.bias"})
     counts = (len(tables), len(weights), len(biases), len(norms))
     wanted = (len(EMBEDDINGS), len(linear), len(linear), len(norm))
-    inner = {name: own for own, name in named_parameters.items()}.get(INNER_BIAS)
-    activation = _activation(program, inner) if inner else None
-    if counts != wanted or set(named_parameters) != stored or activation is None:
+    own = {name: parameter for parameter, name in named_parameters.items()}
+    found = [_activation(program, own[bias]) if bias in own else None for bias in ACTIVATED]
+    activation, pooler_act = found
+    if (
+        counts != wanted
+        or set(named_parameters) != stored
+        or activation is None
+        or pooler_act is None
+    ):
         raise UserError(
             f"{where} is not the program of a BERT classifier as training exports it, so it "
             "cannot be trained further; choose method: static or dynamic"
         )
-    return Names(named_parameters, {name: named_parameters[name] for name in weights}, activation)
+    linear_names = {name: named_parameters[name] for name in weights}
+    return Names(named_parameters, linear_names, activation, pooler_act)
 
 
 def _activation(program: ProgramDesc, before: str) -> str | None:
     """The name of the activation after the Linear whose bias is the parameter `before`, in a
     program as training exports it; None if it is none of these."""
-    ops = program.blocks[0].ops
-    add = next(op for op in ops if op.type == "elementwise_add" and before in _arguments(op))
-    (output,) = (slot.arguments[0] for slot in add.outputs)
-    readers = [op for op in ops if output in _arguments(op)]
+    block = program.blocks[0]
+    add = next(op for op in programs.consumers(block, before) if op.type == "elementwise_add")
+    readers = programs.consumers(block, programs.argument(add.outputs, "Out"))
     kinds = sorted(op.type for op in readers)
     if kinds == ["elementwise_mul", "scale"]:
         return "quick_gelu"
     if kinds == ["gelu"]:
         return "gelu_new" if programs.attribute(readers[0], "approximate").b else "gelu"
     return kinds[0] if len(kinds) == 1 and kinds[0] in ("relu", "silu", "tanh") else None
-
-
-def _arguments(op: OpDesc) -> list[str]:
-    return [name for slot in op.inputs for name in slot.arguments]

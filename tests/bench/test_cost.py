@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from benchmarks import cost
+
 from fleetbert.bench import measure
 
 DOC = Path(__file__).parents[2] / "docs" / "scaling.md"

@@ -1,4 +1,4 @@
-"""The parts of the benchmarks that compute; `make bench` runs these before it measures."""
+"""The parts of tests/benchmarks that compute; `make bench` runs these before it measures."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 import sys
 
 import pytest
-
 from benchmarks import distribute, harness, serve
+
 from fleetbert.bench import measure
 from fleetbert.errors import UserError
 

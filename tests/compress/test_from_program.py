@@ -7,11 +7,12 @@ import paddle
 import pytest
 
 from fleetbert import bundle as bundles
+from fleetbert.compress import from_program
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
-from fleetbert.models import from_program, heads, weights
+from fleetbert.models import heads, weights
 
 
 def test_the_network_answers_like_the_program(tiny_bundle):

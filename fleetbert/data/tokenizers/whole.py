@@ -1,0 +1,224 @@
+"""Tokenizers that a tokenizer.json describes whole, over Hugging Face's library `tokenizers`:
+byte-level BPE (RoBERTa) and Unigram (CamemBERT, XLM-RoBERTa, E5).
+
+Normalization, added tokens and the template of special tokens are what the file says. Folders
+without one, with vocab.json and merges.txt or with sentencepiece.bpe.model, get one made, once, in
+the user's cache.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import tokenizers
+from tokenizers import models, pre_tokenizers, processors
+
+from fleetbert import encodings, files
+from fleetbert.bundle import Setting
+from fleetbert.data.tokenizers import folder as folders
+from fleetbert.data.tokenizers import sentencepiece
+from fleetbert.data.tokenizers.base import Encodings, Spec, Template, Tokenizer, assemble, run
+from fleetbert.errors import UserError
+
+WHOLE = folders.WHOLE
+VOCAB, MERGES, PIECES = "vocab.json", "merges.txt", "sentencepiece.bpe.model"
+KINDS = ("BPE", "Unigram")
+# What files of either convention call the tokens, where tokenizer_config.json does not say it.
+USUAL = (
+    {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>",
+     "mask_token": "<mask>"},
+    folders.SPECIAL_TOKENS,
+)  # fmt: skip
+# Begin a word: of Unigram, and of byte-level BPE (a space as a visible character).
+WORD_STARTS = ("\u2581", "\u0120")
+
+
+class Whole(Tokenizer):
+    """Texts → token ids as a tokenizer.json says.
+
+    Special tokens come from the template only: "</s>" written in a text is ordinary characters or
+    the unknown token, so no text can pretend to be two. Other added tokens are found in texts.
+    Settings: how the five special tokens are spelled, and `one_type`.
+    """
+
+    kind = "tokenizer.json"
+
+    def __init__(self, spec: Spec):
+        self.spec = spec
+        path = spec.files[WHOLE]
+        try:
+            library = tokenizers.Tokenizer.from_str(encodings.read_text(path, "tokenizer"))
+        except UserError:
+            raise
+        except Exception as error:  # the library raises plain Exception
+            raise UserError(f"{path}: the tokenizer cannot be read: {error}") from None
+        library.no_truncation()
+        library.no_padding()
+        library.encode_special_tokens = True
+        vocab = library.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values()) + 1
+        special = {name: str(spec.settings.get(name)) for name in folders.SPECIAL_TOKENS}
+        for name in ("pad_token", "unk_token"):
+            if special[name] not in vocab:
+                raise UserError(f"{path}: the vocabulary lacks the {name} {special[name]}")
+        self.pad_id, self.unk_id = vocab[special["pad_token"]], vocab[special["unk_token"]]
+        self.template = _template(library, path)
+        one_type = self.template._replace(one_type=True)
+        self.template = one_type if spec.settings.get(folders.ONE_TYPE) else self.template
+        self.cls_id, self.sep_id = self.template.before[0], self.template.after[-1]
+        self.mask_id = vocab.get(special["mask_token"], self.unk_id)
+        added = library.get_added_tokens_decoder().items()
+        of_template = (*self.template.before, *self.template.between, *self.template.after)
+        ids = {*of_template, self.pad_id, self.unk_id, self.mask_id}
+        self.special_ids = tuple(sorted(ids | {number for number, one in added if one.special}))
+        self._never = frozenset(self.special_ids) - {self.unk_id}
+        self._tokens = vocab
+        self._encode = getattr(library, "encode_batch_fast", library.encode_batch)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (self.spec,)
+
+    @classmethod
+    def find(cls, folder: Path) -> Spec | None:
+        if (folder / "vocab.txt").is_file():  # WordPiece's
+            return None
+        path = folder / WHOLE
+        config = folder / folders.CONFIG
+        said = encodings.read_json(config, "tokenizer") if config.is_file() else {}
+        if not path.is_file():
+            made = _converted(folder, said)
+            if made is None:
+                return None
+            path = made
+        model = encodings.read_json(path, "tokenizer").get("model") or {}
+        if model.get("type") not in KINDS:
+            return None
+        words = model.get("vocab") or {}
+        known = {word[0] for word in words} if model["type"] == "Unigram" else set(words)
+        usual = next((one for one in USUAL if one["pad_token"] in known), USUAL[0])
+        settings: dict[str, Setting] = {**usual}
+        mapped = folder / folders.SPECIAL_MAP
+        for fields in (encodings.read_json(mapped, "tokenizer") if mapped.is_file() else {}, said):
+            for name in folders.SPECIAL_TOKENS:
+                token = fields.get(name)
+                token = token.get("content") if isinstance(token, dict) else token
+                if isinstance(token, str):
+                    settings[name] = token
+        return Spec(cls.kind, {WHOLE: path}, settings)
+
+    @classmethod
+    def open(cls, spec: Spec) -> Whole:
+        return cls(spec)
+
+    @classmethod
+    def with_defaults(cls, spec: Spec) -> Spec:
+        if "lowercase" in spec.settings:
+            raise UserError(
+                f"model.lowercase: {spec.files[WHOLE]} says how texts are normalized; leave it out"
+            )
+        return spec
+
+    @classmethod
+    def save(cls, spec: Spec, folder: Path) -> None:
+        shutil.copyfile(spec.files[WHOLE], folder / WHOLE)
+        fields = {n: value for n, value in spec.settings.items() if n != folders.ONE_TYPE}
+        fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+        inputs = ["input_ids", "attention_mask"]
+        if not spec.settings.get(folders.ONE_TYPE):
+            inputs.insert(1, "token_type_ids")
+        text = json.dumps({**fields, "model_input_names": inputs}, ensure_ascii=False)
+        (folder / folders.CONFIG).write_text(text + "\n", encoding="utf-8")
+
+    def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
+        seconds = None if texts_b is None else self._pieces(texts_b)
+        return assemble(self._pieces(texts_a), seconds, self.template, max_length)
+
+    def _pieces(self, texts: list[str]) -> list[list[int]]:
+        found = [encoding.ids for encoding in run(self._encode, texts)]
+        return [
+            ids
+            if self._never.isdisjoint(ids)
+            else [self.unk_id if one in self._never else one for one in ids]
+            for ids in found
+        ]
+
+    @cached_property
+    def is_subword(self) -> np.ndarray:
+        found = np.zeros(self.vocab_size, bool)
+        for token, number in self._tokens.items():
+            found[number] = not token.startswith(WORD_STARTS)
+        found[list(self.special_ids)] = False
+        return found
+
+
+def _converted(folder: Path, said: folders.Fields) -> Path | None:
+    """The tokenizer.json of a folder that has the files of either kind; None if it has neither."""
+    if (folder / PIECES).is_file():
+        config = folder / "config.json"
+        fields = encodings.read_json(config, "configuration") if config.is_file() else {}
+        camembert = sentencepiece.CAMEMBERT
+        names = (str(said.get("tokenizer_class", "")).lower(), fields.get("model_type"))
+        family = camembert if camembert in names[0] or names[1] == camembert else "xlm-roberta"
+        key = f"{family}-{files.sha256(folder / PIECES)[:32]}"
+        made = files.cached(
+            f"tokenizer-{key}",
+            lambda new: sentencepiece.convert(folder / PIECES, family).save(str(new / WHOLE)),
+        )
+    elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
+        spaced = bool(said.get("add_prefix_space", False))
+        hashes = "-".join(files.sha256(folder / name)[:16] for name in (VOCAB, MERGES))
+        made = files.cached(
+            f"tokenizer-bpe-{hashes}-{int(spaced)}",
+            lambda new: _byte_level(folder, spaced).save(str(new / WHOLE)),
+        )
+    else:
+        return None
+    return made / WHOLE
+
+
+def _byte_level(folder: Path, spaced: bool) -> tokenizers.Tokenizer:
+    """RoBERTa's: byte-level BPE (Radford et al. 2019) and its template."""
+    vocab, merges = folder / VOCAB, folder / MERGES
+    words = encodings.read_json(vocab, "vocabulary")
+    lacking = [token for token in USUAL[0].values() if token not in words]
+    if lacking:
+        raise UserError(f"{vocab}: the vocabulary lacks {', '.join(lacking)}; give RoBERTa's")
+    lines = encodings.read_text(merges, "list of merges").split("\n")
+    pairs = [
+        (line.partition(" ")[0], line.partition(" ")[2])
+        for line in lines
+        if line and not line.startswith("#version")
+    ]
+    try:
+        found = tokenizers.Tokenizer(models.BPE(words, pairs))
+    except Exception as error:  # the library raises plain Exception, or TypeError
+        raise UserError(f"{merges} does not go with {VOCAB} beside it: {error}") from None
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+    found.add_special_tokens(list(USUAL[0].values()))
+    found.post_processor = processors.RobertaProcessing(
+        ("</s>", words["</s>"]), ("<s>", words["<s>"]), add_prefix_space=spaced
+    )
+    return found
+
+
+def _template(library: tokenizers.Tokenizer, path: Path) -> Template:
+    """What the post-processor puts around texts, seen from what it makes of two."""
+    single, pair = library.encode("a"), library.encode("a", "b")
+    where, ids, types = pair.sequence_ids, pair.ids, pair.type_ids
+    firsts = [at for at, number in enumerate(where) if number == 0]
+    seconds = [at for at, number in enumerate(where) if number == 1]
+    if not firsts or not seconds or max(firsts) > min(seconds):
+        raise UserError(f"{path}: its post_processor does not put one text after the other")
+    before, between, after = (
+        ids[: firsts[0]], ids[firsts[-1] + 1 : seconds[0]], ids[seconds[-1] + 1 :]
+    )  # fmt: skip
+    alone = [at for at, number in enumerate(single.sequence_ids) if number == 0]
+    same = (before, after) == (single.ids[: alone[0]], single.ids[alone[-1] + 1 :])
+    if not before or not after or not same or types != sorted(types) or max(types) > 1:
+        raise UserError(f"{path}: its post_processor is not that of BERT or of RoBERTa")
+    in_first = sum(kind == 0 for kind in types[firsts[-1] + 1 : seconds[0]])
+    return Template(tuple(before), tuple(between), tuple(after), in_first, one_type=not any(types))

@@ -1,0 +1,57 @@
+"""The command line of `fleetbert import`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fleetbert import config
+from fleetbert.compat import environment
+
+DESCRIPTION = """\
+Make a bundle of a finished classifier, without training.
+
+  fleetbert import path/of/a/classifier --output output/imported/bundle
+  fleetbert ask --bundle output/imported/bundle "a text"
+
+The folder is one of Hugging Face's or PaddleNLP's: config.json, weights and a tokenizer, of any of
+the families in docs/encoders.md. Labels are those that its config.json names (id2label). The bundle
+is then quantized, distilled and served as any other.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source", metavar="FOLDER", help="the model's folder, package:NAME, or a PaddleNLP name"
+    )
+    parser.add_argument(
+        "--output", metavar="BUNDLE", help="the bundle to make (output/import-N/bundle)"
+    )
+    parser.add_argument(
+        "--label",
+        action="append",
+        metavar="NAME",
+        help="a label, once for each logit, in their order; where config.json names none",
+    )
+    parser.add_argument("--pair", action="store_true", help="it answers pairs of texts")
+    parser.add_argument(
+        "--max-length", type=int, default=128, metavar="N", help="tokens of a text (128)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    environment.import_paddle()
+    from fleetbert.arguments import numbered  # with NumPy, which --help has no need of
+    from fleetbert.export import imported  # loads Paddle
+
+    output = arguments.output
+    path = numbered("import") / "bundle" if output is None else Path(output)
+    bundle = imported.import_model(
+        config.Model(init=arguments.source),
+        path,
+        arguments.label,
+        arguments.pair,
+        arguments.max_length,
+    )
+    labels = ", ".join(bundle.labels) or "masked words"
+    print(f"made {bundle.root}: float32, {bundle.max_length} tokens, {labels}")

@@ -1,0 +1,183 @@
+"""Byte-level BPE and Unigram beside transformers (files/make.py made what it answers)."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers as library
+
+from fleetbert import bundle as bundles
+from fleetbert.data import tokenizers
+from fleetbert.data.tokenizers import sentencepiece
+from fleetbert.data.tokenizers.whole import Whole
+from fleetbert.errors import UserError
+
+FILES = Path(__file__).with_name("files")
+EXPECTED = json.loads((FILES / "expected.json").read_text())
+FAMILIES = ("roberta", "xlm-roberta", "camembert")
+SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request) -> str:
+    return request.param
+
+
+def write(folder: Path, family: str) -> Path:
+    """A folder of the family, without tokenizer.json."""
+    folder.mkdir()
+    names = ("vocab.json", "merges.txt") if family == "roberta" else ("sentencepiece.bpe.model",)
+    for name in names:
+        shutil.copyfile(FILES / name, folder / name)
+    (folder / "config.json").write_text(json.dumps({"model_type": family}))
+    return folder
+
+
+@pytest.fixture
+def tokenizer(family, tmp_path) -> Whole:
+    return tokenizers.open(tokenizers.find(write(tmp_path / "model", family)))
+
+
+def ids(tokenizer, texts, seconds=None, max_length=512) -> list[list[int]]:
+    return [one.tolist() for one in tokenizer.encode(texts, seconds, max_length).ids]
+
+
+def test_ids_are_those_of_transformers(tokenizer, family):
+    rows = zip(EXPECTED["texts"], EXPECTED[family])
+    rows = [(text, wanted) for text, wanted in rows if not any(one in text for one in SPECIAL)]
+    assert len(rows) == len(EXPECTED["texts"]) - 1
+    texts, wanted = zip(*rows)
+    assert ids(tokenizer, list(texts)) == list(wanted)
+
+
+def test_pairs_are_those_of_transformers(tokenizer, family):
+    firsts, seconds = map(list, zip(*EXPECTED["pairs"]))
+    found = tokenizer.encode(firsts, seconds, 512)
+    assert [one.tolist() for one in found.ids] == EXPECTED[f"{family} pairs"]
+    assert found.first_lengths.tolist() == [len(one) for one in found.ids]  # one type
+
+
+def test_special_tokens(tokenizer, family):
+    assert set(EXPECTED[f"{family} special"]) <= set(tokenizer.special_ids)
+    assert tokenizer.pad_id == EXPECTED[f"{family} pad"]
+    wanted = EXPECTED[family][EXPECTED["texts"].index("")]
+    assert (tokenizer.cls_id, tokenizer.sep_id) == (wanted[0], wanted[-1])
+
+
+@pytest.mark.parametrize("text", ["</s>", "a </s></s> b", "<pad><pad>", "x<mask>", "<s>NOTUSED"])
+def test_no_text_can_spell_a_special_token(tokenizer, text):
+    (found,) = ids(tokenizer, [text])
+    inner = found[1:-1]
+    assert inner
+    assert not set(inner) & (set(tokenizer.special_ids) - {tokenizer.unk_id})
+
+
+@pytest.mark.parametrize("max_length", [4, 7, 20])
+def test_texts_are_cut_and_the_template_stays(tokenizer, max_length):
+    texts = ["word " * 9, "a"]
+    found = tokenizer.encode(texts, texts[::-1], max_length)
+    assert [len(one) for one in found.ids] == [max_length] * 2 if max_length < 10 else True
+    between = tokenizer.template.between
+    for one in found.ids:
+        row = one.tolist()
+        assert (row[0], row[-1]) == (tokenizer.cls_id, tokenizer.sep_id)
+        assert any(tuple(row[at : at + 2]) == between for at in range(len(row)))
+    with pytest.raises(UserError, match="max_length is 3; 4 special tokens alone"):
+        tokenizer.encode(texts, texts, 3)
+
+
+def test_words_are_told_from_what_continues_them(tokenizer, family):
+    (found,) = ids(tokenizer, [" bad word"])
+    first = tokenizer.spec.files["tokenizer.json"]
+    start = "\u0120" if family == "roberta" else "\u2581"
+    named = library.Tokenizer.from_file(str(first))
+    begins = [named.id_to_token(one).startswith(start) for one in found[1:-1]]
+    assert [not one for one in tokenizer.is_subword[found[1:-1]]] == begins
+    assert begins.count(True) == 2
+    assert not tokenizer.is_subword[list(tokenizer.special_ids)].any()
+
+
+def test_another_process_can_be_given_one(tokenizer):
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert ids(again, ["word </s>"]) == ids(tokenizer, ["word </s>"])
+
+
+def test_half_of_a_surrogate_pair_is_named(tokenizer):
+    with pytest.raises(UserError, match="text 2 of 2 holds half of a surrogate pair"):
+        tokenizer.encode(["a", "\ud800"], None, 16)
+
+
+def test_a_saved_folder_opens_again(tokenizer, tmp_path):
+    (tmp_path / "saved").mkdir()
+    tokenizers.save(tokenizer.spec, tmp_path / "saved")
+    again = tokenizers.open(tokenizers.find(tmp_path / "saved"))
+    assert again.spec.settings == tokenizer.spec.settings
+    texts = EXPECTED["texts"]
+    assert ids(again, texts) == ids(tokenizer, texts)
+
+
+def test_a_bundle_carries_tokenizer_json(tokenizer, tmp_path):
+    bundle = bundles.create(
+        tmp_path / "bundle", task="classification", labels=["a", "b"], max_length=64,
+        tokenizer=tokenizer.spec, fill=lambda folder: [],
+    )  # fmt: skip
+    again = tokenizers.open(bundles.read(bundle.root))
+    assert again.spec.files["tokenizer.json"].parent == bundle.root.resolve()
+    assert ids(again, EXPECTED["texts"]) == ids(tokenizer, EXPECTED["texts"])
+
+
+def test_a_template_of_berts_segments(tmp_path):
+    """A tokenizer.json of Unigram with [CLS] a [SEP] b [SEP], and padding and truncation set."""
+    made = sentencepiece.convert(FILES / "sentencepiece.bpe.model", "xlm-roberta")
+    made.post_processor = library.processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> $B:1 </s>:1",
+        special_tokens=[("<s>", 0), ("</s>", 2)],
+    )  # fmt: skip
+    made.enable_truncation(5)
+    made.enable_padding(length=40)
+    made.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenizers.open(tokenizers.find(tmp_path))
+    found = tokenizer.encode(["word"], ["bad word"], 64)
+    (row,) = found.ids
+    first = len(ids(tokenizer, ["word"])[0])
+    assert found.first_lengths.tolist() == [first]
+    assert np.count_nonzero(row == 2) == 2
+    one_type = tokenizer.spec._replace(settings={**tokenizer.spec.settings, "one_type": True})
+    assert tokenizers.open(one_type).encode(["word"], ["bad"], 64).first_lengths[0] > first
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda f: (f / "merges.txt").write_text("no merge of these\n"), "does not go with"),
+        (lambda f: (f / "vocab.json").write_text('{"a": 0}'), "lacks <pad>, <unk>, <s>"),
+        (lambda f: (f / "vocab.json").write_text("{"), "is no JSON"),
+        (lambda f: (f / "sentencepiece.bpe.model").write_bytes(b"\x0f\x01"), "is no Unigram model"),
+        (
+            lambda f: (f / "tokenizer.json").write_text(
+                '{"model": {"type": "BPE", "vocab": {"<pad>": 0}, "merges": 3}}'
+            ),
+            "the tokenizer cannot be read",
+        ),
+    ],
+)
+def test_files_that_cannot_be_used(change, said, tmp_path):
+    folder = write(tmp_path / "model", "roberta")
+    change(folder)
+    with pytest.raises(UserError, match=said):
+        tokenizers.open(tokenizers.find(folder))
+
+
+def test_lowercase_is_refused(tokenizer):
+    with pytest.raises(UserError, match=r"model\.lowercase: .*tokenizer\.json says how texts"):
+        tokenizers.changed(tokenizer.spec, None, True)
