@@ -24,9 +24,12 @@ from fleetbert.deploy.inference.workers import frames, priority
 from fleetbert.deploy.inference.workers.frames import Head
 from fleetbert.engines import engine as engines
 from fleetbert.engines.engine import Engine
+from fleetbert.errors import of_system
 from fleetbert.graph import groups
 from fleetbert.graph import program as programs
 
+# In Paddle's errors: a file that its own code cannot open, or too little memory.
+OF_SYSTEM = ("(NotFound) Cannot open file", "(Unavailable)", "(ResourceExhausted)")
 ROUNDS = 5  # of a measurement; the fastest counts
 MEASURE_SECONDS = 1.5  # after so many no further round begins
 MEASURED_SHAPE = (8, 64)  # texts, length
@@ -124,7 +127,8 @@ def serve(channel: socket.socket) -> None:
             try:
                 answer = _answer(worker, head, body)
             except Exception as error:
-                answer = frames.pack({"error": _sentence(error)})
+                failed = of_system(error) or any(word in str(error) for word in OF_SYSTEM)
+                answer = frames.pack({"error": _sentence(error), "of_system": failed})
             channel.sendall(answer)
 
 
