@@ -15,6 +15,7 @@ import requests
 from served import DEADLINE, REAL, ask, serving
 
 LONG = {"x-request-id": "x" * 100}
+ALL_LINES = {"GLOG_v": "10", "GLOG_minloglevel": "0"}  # of native code
 REQUESTS = 6000  # lines of more than a pipe and the server's own room hold
 
 
@@ -102,7 +103,7 @@ def test_workers_that_say_much_keep_answering(tiny_bundle, tmp_path, pipe):
     shutil.copytree(tiny_bundle, tmp_path / "models" / "sst" / "1")
     words = ["repository.default.variant=float32", "engine.workers=1", "engine.threads=1"]
     words.append(f"repository.path={tmp_path / 'models'}")
-    with serving(tmp_path, *words, command=REAL, environ={"GLOG_v": "10"}) as served:
+    with serving(tmp_path, *words, command=REAL, environ=ALL_LINES) as served:
         for _ in range(50):
             assert ask(served.http, "word1").status_code == 200
         text = ""
