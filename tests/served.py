@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -112,3 +113,18 @@ def ask(url: str, text: str, model: str = "sst", **options: Any) -> requests.Res
     tensor = {"name": "text", "shape": [1], "datatype": "BYTES", "data": [text]}
     options.setdefault("timeout", DEADLINE)
     return requests.post(f"{url}/v2/models/{model}/infer", json={"inputs": [tensor]}, **options)
+
+
+def connect(address: str) -> socket.socket:
+    """A connection to host:port, with a scheme before it or none."""
+    host, port = address.rpartition("://")[2].split(":")
+    return socket.create_connection((host, int(port)), timeout=DEADLINE)
+
+
+def read_all(client: socket.socket) -> bytes:
+    """All that comes until the server ends the connection."""
+    got = b""
+    with contextlib.suppress(ConnectionError):
+        while part := client.recv(65536):
+            got += part
+    return got

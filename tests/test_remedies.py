@@ -64,7 +64,7 @@ NO_KEYS = {
         *("pdmodel", "pdiparams", "pdparams", "nb", "onnx", "json", "safetensors"),
         *("name", "version"),
     )
-} | {"optimizer.pdopt"}
+} | {"optimizer.pdopt", "data.pkl"}
 
 
 def options_of(command: str) -> set[str]:

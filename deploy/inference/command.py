@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 from pathlib import Path
 
 from fleetbert import config
@@ -15,7 +14,6 @@ from fleetbert.deploy.inference.workers import process
 from fleetbert.errors import UserError
 
 MANIFESTS = ("manifest.json", "bundle/manifest.json")
-VERSION = re.compile("0|[1-9][0-9]{0,17}")  # repository.index's, which is slow to import
 
 DESCRIPTION = """\
 Answer over HTTP and gRPC (the Open Inference Protocol v2), with a page for people at /.
@@ -77,7 +75,7 @@ def _check_repository(path: Path) -> None:
             "(--repository, or repository.path)"
         )
     found = [p.relative_to(path) for name in MANIFESTS for p in path.glob(f"[!.]*/[!.]*/{name}")]
-    if any(VERSION.fullmatch(manifest.parts[1]) for manifest in found):
+    if any(settings.VERSION_NAME.fullmatch(manifest.parts[1]) for manifest in found):
         return
     if found:
         name, version = found[0].parts[:2]

@@ -5,6 +5,7 @@ Read with `fleetbert.config.load_as(Serve, path, overrides)`, which explains wha
 
 from __future__ import annotations
 
+import re
 from typing import Dict, List, Literal, Optional, Union
 
 from pydantic import field_validator
@@ -12,6 +13,7 @@ from pydantic import field_validator
 from fleetbert.config import Section, key
 
 Admins = Literal["loopback", "anyone", "nobody"]
+VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,17}")  # of a folder in the repository
 
 
 class Listen(Section):

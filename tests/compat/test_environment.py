@@ -132,6 +132,7 @@ def test_where_paddle_is_there_already_nothing_is_set_and_what_is_lost_is_said_o
     prepared()
     monkeypatch.setitem(sys.modules, "paddle", sys)
     monkeypatch.setattr(environment, "_is_prepared", False)
+    monkeypatch.setattr(environment, "started_with", lambda *_: False)  # pytest may have been
     os.environ.clear()
     os.environ["OMP_NUM_THREADS"] = "1"  # by Paddle
     with pytest.warns(RuntimeWarning) as warned:

@@ -38,6 +38,13 @@ NARROW = {
 LOGITS_ONLY = {**NARROW, "distill.hidden_weight": 0.0}
 
 
+def change_weights(folder):
+    """Make another model of the one in this folder."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors["classifier.bias"] = tensors["classifier.bias"] + 1
+    save_file(tensors, folder / "model.safetensors")
+
+
 @pytest.fixture(autouse=True)
 def generators_as_before():
     states = np.random.get_state(), python_random.getstate()
@@ -266,9 +273,7 @@ class TestStudent:
         job = make(output, {"trainer.epochs": 2, "distill.teacher": str(moved)})
         distilling.distill(job)
         assert "nothing is left to train" in caplog.text
-        tensors = load_file(moved / "model.safetensors")
-        tensors["classifier.bias"] = tensors["classifier.bias"] + 1
-        save_file(tensors, moved / "model.safetensors")
+        change_weights(moved)
         with pytest.raises(UserError, match=r"trained with distill\.teacher: .*, this job has"):
             distilling.distill(job)
 
@@ -278,9 +283,7 @@ class TestStudent:
         job = make(tmp_path / "output", changes)
         distilling.distill(job)
         distilling.distill(job)
-        tensors = load_file(teacher / "model.safetensors")
-        tensors["classifier.bias"] = tensors["classifier.bias"] + 1
-        save_file(tensors, teacher / "model.safetensors")
+        change_weights(teacher)
         with pytest.raises(UserError, match=r"the teacher has changed since; start anew with"):
             distilling.distill(job)
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Dict, Mapping, Tuple
 
 from fleetbert import bundle as bundles
+from fleetbert.deploy.inference.settings import VERSION_NAME
 from fleetbert.errors import UserError, of_system
 
 log = logging.getLogger(__name__)
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,17}")
 
 # Of each file: inode, size, times of change of its content and of anything about it.
 Signature = Tuple[Tuple[int, int, int, int], ...]

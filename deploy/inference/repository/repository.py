@@ -31,7 +31,7 @@ from fleetbert.deploy.inference.messages import (
 from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.repository import index
 from fleetbert.deploy.inference.repository.loading import LoadedVersion, Loader
-from fleetbert.deploy.inference.settings import Policy, Serve
+from fleetbert.deploy.inference.settings import VERSION_NAME, Policy, Serve
 from fleetbert.deploy.inference.workers import process
 from fleetbert.deploy.inference.workers.pool import Lost, Refused
 from fleetbert.errors import UserError, of_system
@@ -228,7 +228,7 @@ class Repository:
                 raise Failure(Reason.UNAVAILABLE, f"model {name} is not loaded")
             raise Failure(Reason.UNAVAILABLE, f"model {name} is not ready: {model.reason(newest)}")
         number = model.policy.aliases.get(version)
-        if number is None and index.VERSION_NAME.fullmatch(version):
+        if number is None and VERSION_NAME.fullmatch(version):
             number = int(version)
         if number in model.held:
             return model.held[number]

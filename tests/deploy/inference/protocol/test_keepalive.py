@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import ssl
 import time
 
 import grpc
 import pytest
 from grpc_stub import make_stub
-from served import DEADLINE, ask, serving
+from served import DEADLINE, ask, connect, read_all, serving
 
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
 
@@ -70,20 +69,6 @@ def secure(certificate, tmp_path_factory):
     words += [f"safety.tls_certificate={certificate[0]}", f"safety.tls_key={certificate[1]}"]
     with serving(tmp_path_factory.mktemp("secure"), *words) as served:
         yield served
-
-
-def connect(address):
-    host, port = address.rpartition("://")[2].split(":")
-    return socket.create_connection((host, int(port)), timeout=DEADLINE)
-
-
-def read_all(client):
-    """All that comes until the server ends the connection."""
-    got = b""
-    with contextlib.suppress(ConnectionError):
-        while part := client.recv(65536):
-            got += part
-    return got
 
 
 def held(client):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
 import threading
 import time
 
@@ -12,7 +11,7 @@ import grpc
 import pytest
 import requests
 from oip_cases import TEXT, body_of
-from served import DEADLINE, ask, serving
+from served import DEADLINE, ask, connect, read_all, serving
 
 HEAD = b"POST /v2/models/sst/infer HTTP/1.1\r\nhost: x\r\n"
 SLOW = {  # what is sent at once, what is sent again and again, what the answer says
@@ -40,23 +39,9 @@ def impatient(tmp_path_factory):
         yield served
 
 
-def connect(served, grpc=False):
-    host, port = (served.grpc if grpc else served.http.partition("://")[2]).split(":")
-    return socket.create_connection((host, int(port)), timeout=DEADLINE)
-
-
-def read_all(client):
-    """All that comes until the server ends the connection."""
-    got = b""
-    with contextlib.suppress(ConnectionError):
-        while part := client.recv(65536):
-            got += part
-    return got
-
-
 def hold(served, sent, more):
     """Send slowly until the server ends the connection; what it said."""
-    with connect(served) as client:
+    with connect(served.http) as client:
         client.sendall(sent)
         ended = threading.Event()
 
@@ -103,7 +88,7 @@ def test_slow_requests_are_ended_and_others_answered(impatient):
 
 
 def test_a_connection_that_has_had_its_answer_may_wait_longer_than_a_request(impatient):
-    with connect(impatient) as client:
+    with connect(impatient.http) as client:
         for seconds in (4, 0):  # more than head_seconds and body_seconds
             client.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
@@ -116,7 +101,7 @@ def test_an_answer_may_take_longer_than_its_request(impatient):
 
 def test_an_answer_goes_out_in_one_piece(impatient):
     body = body_of(TEXT)
-    with connect(impatient) as client:
+    with connect(impatient.http) as client:
         for _ in range(30):
             client.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
             head, _, rest = client.recv(65536).partition(b"\r\n\r\n")
@@ -126,7 +111,7 @@ def test_an_answer_goes_out_in_one_piece(impatient):
 
 
 def test_a_head_without_an_end(impatient):
-    with connect(impatient) as client:
+    with connect(impatient.http) as client:
         client.sendall(HEAD)
         with contextlib.suppress(OSError):  # the server has closed
             while True:
@@ -155,15 +140,15 @@ def test_a_call_without_its_message_is_ended(impatient):
 
 
 def test_a_connection_that_does_not_speak_grpc_is_ended(impatient):
-    with connect(impatient, grpc=True) as client:
+    with connect(impatient.grpc) as client:
         read_all(client)
 
 
 def test_connections_beyond_the_limit_are_refused(tmp_path):
     words = ["safety.max_connections=5", "safety.head_seconds=600"]
     with serving(tmp_path, *words) as served, contextlib.ExitStack() as stack:
-        held = [stack.enter_context(connect(served)) for _ in range(5)]
-        with connect(served) as sixth:
+        held = [stack.enter_context(connect(served.http)) for _ in range(5)]
+        with connect(served.http) as sixth:
             said = read_all(sixth)
         assert said.startswith(b"HTTP/1.1 503 ")
         assert b"this server takes 5 connections" in said
