@@ -498,18 +498,32 @@ def fail_reading(models: Path, monkeypatch, times: int) -> None:
     monkeypatch.setattr(files, "sha256", read)
 
 
-def fail_opening(models: Path, monkeypatch, times: int) -> None:
-    """A worker, when it reads the bundle: too many symbolic links."""
-    loop, pack, left = models.parent / "loop", pool.frames.pack, [times]
-    loop.symlink_to(loop)
+def open_another(path: Path, monkeypatch, times: int) -> None:
+    """A worker opens the bundle at `path` instead, so many times."""
+    pack, left = pool.frames.pack, [times]
 
     def send(head, *arrays):
         if head.get("do") == "open" and left[0]:
             left[0] -= 1
-            head = {**head, "bundle": str(loop)}
+            head = {**head, "bundle": str(path)}
         return pack(head, *arrays)
 
     monkeypatch.setattr(pool.frames, "pack", send)
+
+
+def fail_opening(models: Path, monkeypatch, times: int) -> None:
+    """A worker, when it reads the bundle: too many symbolic links."""
+    loop = models.parent / "loop"
+    loop.symlink_to(loop)
+    open_another(loop, monkeypatch, times)
+
+
+def lose_program(models: Path, monkeypatch, times: int) -> None:
+    """The repository goes away while Paddle opens the program of a bundle that was read."""
+    away = models.parent / "away"
+    shutil.copytree(models / MODEL / "1", away)
+    (away / "float32" / "model.pdmodel").unlink()
+    open_another(away, monkeypatch, times)
 
 
 def end_workers(models: Path, monkeypatch, times: int) -> None:
@@ -526,7 +540,7 @@ def end_workers(models: Path, monkeypatch, times: int) -> None:
 
 
 @pytest.mark.parametrize("poll", [0, 0.05])
-@pytest.mark.parametrize("fail", [fail_reading, fail_opening, end_workers])
+@pytest.mark.parametrize("fail", [fail_reading, fail_opening, lose_program, end_workers])
 def test_what_the_machine_refuses_is_tried_again(
     tiny_bundle, models, monkeypatch, caplog, fail, poll
 ):
