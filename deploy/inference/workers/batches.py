@@ -29,8 +29,13 @@ from fleetbert.graph import groups
 from fleetbert.graph import program as programs
 
 # What engines say, in errors of their own, of a file that they cannot open, and of want of memory.
-CANNOT_OPEN = ("(NotFound) Cannot open file", "NO_SUCHFILE", "system error number")
-NO_MEMORY = ("(Unavailable)", "(ResourceExhausted)")
+CANNOT_OPEN = (
+    "(NotFound) Cannot open file",
+    "fails to open file",
+    "NO_SUCHFILE",
+    "system error number",
+)
+NO_MEMORY = "(ResourceExhausted)"
 ROUNDS = 5  # of a measurement; the fastest counts
 MEASURE_SECONDS = 1.5  # after so many no further round begins
 MEASURED_SHAPE = (8, 64)  # texts, length
@@ -128,7 +133,7 @@ def serve(channel: socket.socket) -> None:
             try:
                 answer = _answer(worker, head, body)
             except Exception as error:
-                lacking = any(word in str(error) for word in NO_MEMORY)
+                lacking = NO_MEMORY in str(error)
                 failed = of_system(error) or lacking
                 answer = frames.pack({"error": _sentence(error), "of_system": failed})
             channel.sendall(answer)
