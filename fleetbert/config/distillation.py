@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from fleetbert.config.compression import Gate, Selection
 from fleetbert.config.section import Section, key
-from fleetbert.config.training import Config, Model
+from fleetbert.config.training import Config, Loss, Model
 
 
 class Student(Model):
@@ -62,6 +62,8 @@ class Distill(Config):
             raise ValueError("distill.teacher: name the `model` folder of a run, or a bundle")
         if self.task.name in ("mlm", "ctr"):
             raise ValueError("task.name: only classifiers of texts and pairs can be distilled")
+        if self.loss != Loss():
+            raise ValueError("loss: distillation has a loss of its own; leave the section out")
         if self.trainer.compile:
             raise ValueError("trainer.compile: distillation runs as Python only; set it to false")
         for name in ("vocab", "lowercase"):

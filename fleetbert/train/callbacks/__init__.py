@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fleetbert.launch import heartbeat
 from fleetbert.train.callbacks.checkpoint import Checkpoints
+from fleetbert.train.callbacks.early_stopping import EarlyStopping
 from fleetbert.train.callbacks.evaluation import Evaluation
 from fleetbert.train.callbacks.metrics import MetricsFile
 from fleetbert.train.callbacks.profiler import Profiler
@@ -36,4 +37,7 @@ def build(run: Run) -> list[Callback]:
     if first and wanted.progress:
         chosen.append(Progress())
     # Evaluation before checkpoints: a new best is to be saved with the step that reached it.
-    return [*chosen, Evaluation(), Checkpoints()]
+    chosen += [Evaluation(), Checkpoints()]
+    if run.job.trainer.patience is not None:
+        chosen.append(EarlyStopping())
+    return chosen
