@@ -23,12 +23,13 @@ def import_model(
     """Write the model that `model.init` names as a bundle at `path`, with the variant float32.
 
     labels: in the order of the logits; None: `id2label` of its config.json. UserError if it has no
-    head, if the labels are not as many as the head has or are its own in another order, or if it
-    has no positions for `max_length`.
+    head or one that does not choose a label, if the labels are not as many as the head has or are
+    its own in another order, or if it has no positions for `max_length`.
     """
     source = weights.open_source(model)
     tensors = source.tensors or {}
     if "classifier.weight" in tensors:
+        _refuse_other_answers(source, tensors["classifier.weight"].shape[1])
         labels = _labels(source, tensors["classifier.weight"].shape[1], labels)
         task = "pair_classification" if pair else "classification"
     elif any(name.startswith("cls.predictions.") for name in tensors):
@@ -58,6 +59,20 @@ def import_model(
             tokenizer=source.tokenizer,
             made_from=source.name,
         )
+
+
+def _refuse_other_answers(source: weights.Source, count: int) -> None:
+    """Its logits are to be one for each label, of which a text has one."""
+    if source.problem_type == "regression" or count == 1:
+        found = f"a number for each text ({count} logit{'s' * (count > 1)}; regression)"
+    elif source.problem_type == "multi_label_classification":
+        found = "several labels for a text (problem_type: multi_label_classification)"
+    else:
+        return
+    raise UserError(
+        f"{source.name}: its head gives {found}, and a bundle's gives each text one label; train "
+        "one from its encoder: model.init"
+    )
 
 
 def _labels(source: weights.Source, count: int, given: Sequence[str] | None) -> list[str]:
