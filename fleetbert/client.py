@@ -30,6 +30,13 @@ class Answer(NamedTuple):
     exit_layer: int
 
 
+class NumberAnswer(NamedTuple):
+    """Of regression: the number, and the layer after which the text left the model."""
+
+    value: float
+    exit_layer: int
+
+
 class ServerError(Exception):
     """The server refused: its sentence and the HTTP `status`, e.g. 404 for an unknown model; 503
     may be tried again after `retry_after` seconds."""
@@ -78,8 +85,9 @@ class Client:
         version: str | None = None,
         speed: float | None = None,
         server_timeout: float | None = None,
-    ) -> list[Answer]:
-        """Answers in the order of the texts; `pairs` are the second texts of a model of pairs.
+    ) -> list[Any]:
+        """Answers in the order of the texts, each an Answer, or a NumberAnswer of regression;
+        `pairs` are the second texts of a model of pairs.
 
         version: a number or a label ("stable"); speed: early exit's threshold, 0 to 1;
         server_timeout: seconds after which the server gives up (ServerError 504).
@@ -203,7 +211,7 @@ def pack(texts: Sequence[str]) -> bytes:
     return b"".join(part for text in encoded for part in (struct.pack("<I", len(text)), text))
 
 
-def _answers(outputs: Sequence[dict[str, Any]], body: bytes, labels: Sequence[str]) -> list[Answer]:
+def _answers(outputs: Sequence[dict[str, Any]], body: bytes, labels: Sequence[str]) -> list[Any]:
     """The raw tensors stand in `body` in the order of `outputs`."""
     tensors: dict[str, Any] = {}
     start = 0
@@ -211,6 +219,8 @@ def _answers(outputs: Sequence[dict[str, Any]], body: bytes, labels: Sequence[st
         end = start + output["parameters"]["binary_data_size"]
         tensors[output["name"]] = _unpack(output["datatype"], body[start:end])
         start = end
+    if "values" in tensors:
+        return list(map(NumberAnswer, tensors["values"], tensors["exit_layer"]))
     texts = len(tensors["label"])
     count = len(tensors["scores"]) // texts
     names = labels or [str(number) for number in range(count)]

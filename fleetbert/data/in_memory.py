@@ -30,8 +30,8 @@ def as_file(name: str, table: Table, folder: Path, labelled: bool = True) -> Pat
     """The path of a table: its own, or `folder`/`name`.jsonl with its rows.
 
     A row is a mapping with text_a (or text), text_b and label; a tuple (text_a, label) or (text_a,
-    text_b, label), without `labelled` (text_a,) or (text_a, text_b); or a text. Labels are texts or
-    integers. UserError names the row, from 0, that is none of these.
+    text_b, label), without `labelled` (text_a,) or (text_a, text_b); or a text. What labels may be,
+    the task says. UserError names the row, from 0, that is none of these.
     """
     if isinstance(table, (str, os.PathLike)):
         return Path(table)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Sequence
 
 from fleetbert import bundle as bundles
-from fleetbert import config, files
+from fleetbert import config, files, tasks
 from fleetbert.data import tokenizers
 from fleetbert.errors import UserError
 from fleetbert.export.program import export_bundle
@@ -22,15 +22,18 @@ def import_model(
 ) -> bundles.Bundle:
     """Write the model that `model.init` names as a bundle at `path`, with the variant float32.
 
-    labels: in the order of the logits; None: `id2label` of its config.json. UserError if it has no
+    labels: in the order of the logits; None: `id2label` of its config.json. A classifier with one
+    logit answers with it, a number. UserError if it has no
     head, if the labels are not as many as the head has or are its own in another order, or if it
     has no positions for `max_length`.
     """
     source = weights.open_source(model)
     tensors = source.tensors or {}
     if "classifier.weight" in tensors:
-        labels = _labels(source, tensors["classifier.weight"].shape[1], labels)
-        task = "pair_classification" if pair else "classification"
+        count = tensors["classifier.weight"].shape[1]
+        kind = "regression" if count == 1 else "classification"
+        task = f"pair_{kind}" if pair else kind
+        labels = tasks.get(task).labels_of(_labels(source, count, labels))
     elif any(name.startswith("cls.predictions.") for name in tensors):
         labels, task = [], "mlm"
     else:
@@ -41,7 +44,8 @@ def import_model(
     if max_length > int(positions):
         raise UserError(f"max_length: {max_length} is more than {source.name}'s {positions}")
     tokenizer = tokenizers.open(source.tokenizer)
-    shape = weights.bert_config(source, max(2, len(labels)), tokenizer.vocab_size, tokenizer.pad_id)
+    outputs = tasks.get(task).outputs(labels)
+    shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
     network = heads.build(task, shape)
     report = weights.load(network, source)
     if report.fresh and task != "mlm":

@@ -1,4 +1,4 @@
-"""Metrics of a classifier's answers, by scikit-learn's definitions. NumPy only."""
+"""Metrics of answers, by scikit-learn's and SciPy's definitions. NumPy only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import numpy as np
 # Ready for JSON: numbers by name, and tables of them.
 Metrics = Dict[str, Any]
 
-
+# The figures that pages and progress show of an evaluation, and what they call them.
+FIGURES = {
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "auc": "AUC",
+    "spearman": "Spearman",
+    "pearson": "Pearson",
+    "mse": "squared error",
+}
 # A confusion matrix has no more rows: it grows with the square of the labels.
 MOST_LABELS = 50
 # Pairs of labels that are listed instead, the most frequent first.
@@ -117,3 +125,37 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities float64 [texts, labels]."""
     exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def regression(truth: np.ndarray, values: np.ndarray) -> Metrics:
+    """n, spearman, pearson, mse and loss (the same); truth and values float32 [texts].
+
+    The correlations are SciPy's spearmanr and pearsonr; where all numbers of one side are equal,
+    where these give NaN, they are 0.
+    """
+    truth, values = truth.astype(np.float64), values.astype(np.float64)
+    mse = float(((truth - values) ** 2).mean())
+    return {
+        "n": len(truth),
+        "spearman": pearson(ranks(truth), ranks(values)),
+        "pearson": pearson(truth, values),
+        "mse": mse,
+        "loss": mse,
+    }
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """float64 [n] from 1, equal ones with the mean of their ranks."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    means: np.ndarray = ends - (counts - 1) / 2
+    return means[places.reshape(-1)]
+
+
+def pearson(one: np.ndarray, other: np.ndarray) -> float:
+    """Pearson's correlation of float64 [n] each; 0 where one does not vary."""
+    if not len(one) or one.min() == one.max() or other.min() == other.max():
+        return 0.0
+    centred = [side - side.mean() for side in (one, other)]
+    one, other = (side / np.abs(side).max() for side in centred)  # squares stay in range
+    return float((one @ other) / np.sqrt((one @ one) * (other @ other)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from sklearn.metrics import (
     accuracy_score,
     confusion_matrix,
@@ -167,3 +168,19 @@ def test_auc_and_log_loss_are_scikit_learns(seed, rows, levels):
 def test_without_both_answers_there_is_no_auc():
     with pytest.raises(ValueError, match="no AUC"):
         criteo.auc(np.ones(3), np.arange(3.0))
+
+
+numbers = st.floats(-1e6, 1e6, width=32)
+
+
+@given(st.lists(st.tuples(numbers, numbers | st.sampled_from([0.0, 1.0])), min_size=2))
+def test_correlations_are_scipys(pairs):
+    truth, values = np.array(pairs, np.float32).T
+    found = metrics.regression(truth, values)
+    assert found["mse"] == pytest.approx(((truth - values.astype(np.float64)) ** 2).mean())
+    if np.ptp(truth) and np.ptp(values):
+        wide = truth.astype(np.float64), values.astype(np.float64)
+        assert found["spearman"] == pytest.approx(stats.spearmanr(*wide).statistic, abs=1e-9)
+        assert found["pearson"] == pytest.approx(stats.pearsonr(*wide).statistic, abs=1e-7)
+    else:
+        assert found["spearman"] == found["pearson"] == 0.0

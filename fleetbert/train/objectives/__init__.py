@@ -9,6 +9,7 @@ from fleetbert.registry import Registry
 from fleetbert.train.objectives.classification import CrossEntropy
 from fleetbert.train.objectives.masked_words import MaskedWords
 from fleetbert.train.objectives.objective import Objective
+from fleetbert.train.objectives.regression import SquaredError
 
 __all__ = ["Objective", "get", "register"]
 
@@ -17,6 +18,8 @@ _objectives: Registry[Objective] = Registry(
     {
         "classification": CrossEntropy(),
         "pair_classification": CrossEntropy(),
+        "regression": SquaredError(),
+        "pair_regression": SquaredError(),
         "mlm": MaskedWords(),
     },
 )

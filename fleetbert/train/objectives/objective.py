@@ -21,6 +21,7 @@ class Objective(ABC):
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         """A float32 scalar: the sum over the examples, each with its `weight`."""
 
-    @abstractmethod
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
-        """What `tasks.Task.evaluate_parts` needs of one batch."""
+        """What `tasks.Task.evaluate_parts` needs of one batch: the outputs of its texts."""
+        logits = network(**arrays["inputs"]).astype("float32").numpy()
+        return {"texts": arrays["texts"], "logits": logits}
