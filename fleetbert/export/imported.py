@@ -23,16 +23,15 @@ def import_model(
     """Write the model that `model.init` names as a bundle at `path`, with the variant float32.
 
     labels: in the order of the logits; None: `id2label` of its config.json. A classifier with one
-    logit answers with it, a number. UserError if it has no
-    head, if the labels are not as many as the head has or are its own in another order, or if it
-    has no positions for `max_length`.
+    logit answers with it, a number. UserError if it has no head or one whose answers no task has,
+    if the labels are not as many as the head has or are its own in another order, or if it has no
+    positions for `max_length`.
     """
     source = weights.open_source(model)
     tensors = source.tensors or {}
     if "classifier.weight" in tensors:
         count = tensors["classifier.weight"].shape[1]
-        kind = "regression" if count == 1 else "classification"
-        task = f"pair_{kind}" if pair else kind
+        task = _task(source, count, pair)
         labels = tasks.get(task).labels_of(_labels(source, count, labels))
     elif any(name.startswith("cls.predictions.") for name in tensors):
         labels, task = [], "mlm"
@@ -62,6 +61,23 @@ def import_model(
             tokenizer=source.tokenizer,
             made_from=source.name,
         )
+
+
+def _task(source: weights.Source, logits: int, pair: bool) -> str:
+    """That of a classifier."""
+    if source.problem_type == "multi_label_classification":
+        raise UserError(
+            f"{source.name}: its head gives several labels for a text (problem_type: "
+            "multi_label_classification), and a bundle's gives each text one label; train one from "
+            "its encoder: model.init"
+        )
+    if source.problem_type == "regression" and logits > 1:
+        raise UserError(
+            f"{source.name}: its head gives {logits} numbers for each text, and a bundle's gives "
+            "one; train one from its encoder: model.init"
+        )
+    kind = "regression" if logits == 1 else "classification"
+    return f"pair_{kind}" if pair else kind
 
 
 def _labels(source: weights.Source, count: int, given: Sequence[str] | None) -> list[str]:
