@@ -597,7 +597,7 @@ def test_load_looks_anew_where_nothing_seems_changed(
     folder = put(tiny_bundle, models, 1)
     core = start()
     [worker] = core.workers(MODEL)
-    before = core.ask(model=MODEL, texts=TEXTS).logits
+    before = core.ask(model=MODEL, texts=TEXTS).outputs["logits"]
     core.call(core.repository.load(MODEL))
     assert core.workers(MODEL) == [worker]
     shutil.rmtree(folder / "float32")
@@ -605,7 +605,7 @@ def test_load_looks_anew_where_nothing_seems_changed(
     time.sleep(0.2)
     assert core.workers(MODEL) == [worker]
     core.call(core.repository.load(MODEL))
-    assert np.abs(core.ask(model=MODEL, texts=TEXTS).logits - before).max() > 0.1
+    assert np.abs(core.ask(model=MODEL, texts=TEXTS).outputs["logits"] - before).max() > 0.1
 
 
 def test_a_variant_that_the_machine_refuses_for_a_moment_is_not_left_out(
