@@ -104,6 +104,11 @@ class Exits(Section):
     labels_weight: float = key(
         0.0, "share of the loss that the labels of data.train make up; 0 needs none", ge=0, le=1
     )
+    weighting: Literal["none", "uncertainty"] = key(
+        "none",
+        "uncertainty: the surer an earlier head is of a text, the less it counts for the later "
+        "ones, which it would not reach; a fifth of the texts, drawn anew each epoch, counts whole",
+    )
     epochs: int = key(10, "passes over the hidden states", ge=1)
     learning_rate: float = key(1e-3, "AdamW's, at its highest", gt=0)
     weight_decay: float = key(0.1, "AdamW's", ge=0)

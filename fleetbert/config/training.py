@@ -269,6 +269,15 @@ class Profiler(Section):
 class Callbacks(Section):
     progress: bool = key(True, "a progress bar on rank 0")
     visualdl: bool = key(True, "write VisualDL logs")
+    tensorboard: bool = key(False, "write TensorBoard logs (needs tensorboardX)")
+    mlflow: Optional[str] = key(
+        None,
+        "MLflow experiment to log to, at MLFLOW_TRACKING_URI, else in output_dir/mlflow (needs "
+        "mlflow or mlflow-skinny)",
+    )
+    wandb: Optional[str] = key(
+        None, "Weights & Biases project to log to (needs wandb; WANDB_MODE=offline stays here)"
+    )
     report: bool = key(True, "write report.html at the end")
     profiler: Profiler = Profiler()
 
