@@ -23,7 +23,8 @@ def import_model(
     """Write the model that `model.init` names as a bundle at `path`, with the variant float32.
 
     labels: in the order of the logits; None: `id2label` of its config.json. A classifier with one
-    logit answers with it, a number. UserError if it has no
+    logit answers with it, a number; one whose config.json has the `problem_type` of several labels,
+    with these. UserError if it has no
     head, if the labels are not as many as the head has or are its own in another order, or if it
     has no positions for `max_length`.
     """
@@ -31,8 +32,7 @@ def import_model(
     tensors = source.tensors or {}
     if "classifier.weight" in tensors:
         count = tensors["classifier.weight"].shape[1]
-        kind = "regression" if count == 1 else "classification"
-        task = f"pair_{kind}" if pair else kind
+        task = _task(source, count, pair)
         labels = tasks.get(task).labels_of(_labels(source, count, labels))
     elif any(name.startswith("cls.predictions.") for name in tensors):
         labels, task = [], "mlm"
@@ -62,6 +62,16 @@ def import_model(
             tokenizer=source.tokenizer,
             made_from=source.name,
         )
+
+
+def _task(source: weights.Source, logits: int, pair: bool) -> str:
+    """The task of a classifier."""
+    if source.problem_type == tasks.MULTI_LABEL.name:
+        if pair:
+            raise UserError(f"{source.name}: has several labels, which single texts have only")
+        return tasks.MULTI_LABEL.name
+    kind = "regression" if logits == 1 else "classification"
+    return f"pair_{kind}" if pair else kind
 
 
 def _labels(source: weights.Source, count: int, given: Sequence[str] | None) -> list[str]:

@@ -29,7 +29,8 @@ log = logging.getLogger(__name__)
 
 class Source(NamedTuple):
     """What `model.init` names: the shape, the tokenizer and perhaps the weights; the family that
-    the weights are saved in; and the labels of its classifier's logits, () where unknown."""
+    the weights are saved in; the labels of its classifier's logits, () where unknown; and what
+    config.json says of the head's problem, as transformers has it ("regression", ...)."""
 
     name: str
     shape: Shape
@@ -37,6 +38,7 @@ class Source(NamedTuple):
     tensors: Tensors | None  # by the network's names; None: fresh weights
     family: Family = BERT
     head_labels: tuple[str, ...] = ()
+    problem_type: str = ""
 
 
 def digest(tokenizer: Spec, tensors: Tensors | None = None) -> str:
@@ -335,7 +337,8 @@ def _folder(folder: Path, name: str) -> Source:
     except KeyError as error:
         lacking = str(error.args[0])[len(encoders.ENCODER) :]
         raise UserError(f"model.init {name}: its weights hold no {lacking}") from error
-    return Source(name, shape, tokenizer, tensors, family, _head_labels(fields, tensors))
+    problem = str(fields.get("problem_type") or "")
+    return Source(name, shape, tokenizer, tensors, family, _head_labels(fields, tensors), problem)
 
 
 def _head_labels(fields: Fields, tensors: Tensors) -> tuple[str, ...]:

@@ -110,8 +110,12 @@ def test_a_run_goes_on_bit_for_bit(data, tmp_path):
 
 
 def test_pairs_have_numbers_too(data, tmp_path):
-    changes = {"task.name": "pair_regression", "trainer.epochs": 1,
-               "data.train": str(data / "pairs.tsv"), "data.dev": str(data / "pairs-dev.tsv")}  # fmt: skip
+    changes = {
+        "task.name": "pair_regression",
+        "trainer.epochs": 1,
+        "data.train": str(data / "pairs.tsv"),
+        "data.dev": str(data / "pairs-dev.tsv"),
+    }
     found = training.train(job(data, tmp_path, **changes))
     assert np.isfinite(found.metrics["mse"])
     (answer,) = fleetbert.load(found.bundle)(["word1 word0"], ["word0 word1"])
