@@ -64,6 +64,7 @@ class FakeCore:
         self.requests: list[Request] = []
         self.cancelled = 0
         self.calls: list[tuple[str, str]] = []
+        self.labels, self.bundle = LABELS, ""  # of all answers
         self.looked_for: list[str] = []  # models that were to be loaded, known or not
         names = ("sst", "pairs", "full", "late", "broken", "lost", "slow")
         self._versions = [version(name, "1", pair=name == "pairs") for name in names]
@@ -100,11 +101,14 @@ class FakeCore:
             logits = logits_of_rows(request.ids, request.first_lengths)
             cut = 0
         found = self.find(request.model, request.version)
-        labels = [LABELS[row] for row in logits.argmax(axis=1)]
+        labels = [self.labels[row] for row in logits.argmax(axis=1)]
         scores = softmax(logits).astype(np.float32)
         layers = np.arange(1, request.size + 1, dtype=np.int32)
         told = {"label": labels, "scores": scores, "logits": logits, "exit_layer": layers}
-        return Response(found.model, found.version, told, 0.0125, 0.25, cut)
+        return Response(found.model, found.version, told, 0.0125, 0.25, cut, self.bundle)
+
+    def live(self) -> bool:
+        return True
 
     def ready(self) -> bool:
         return self.is_ready

@@ -7,6 +7,7 @@ the `Failure` into bytes. None of these words knows of HTTP or gRPC.
 from __future__ import annotations
 
 import enum
+import sys
 from dataclasses import dataclass
 from typing import Any, List, Mapping, NamedTuple, Protocol, Sequence, Union
 
@@ -24,6 +25,7 @@ class Reason(enum.Enum):
     TOO_LARGE = "too_large"  # more than this server would ever take at once
     UNAUTHENTICATED = "unauthenticated"  # no key, or a wrong one
     UNAVAILABLE = "unavailable"  # queue full, not ready, worker lost: worth another try
+    EXHAUSTED = "exhausted"  # too many bytes wait: worth another try
     DEADLINE = "deadline"  # its own time limit passed
     CANCELLED = "cancelled"  # the client went away
     INTERNAL = "internal"  # the server's fault
@@ -57,6 +59,12 @@ class Request(NamedTuple):
         return len(self.ids if self.texts is None else self.texts)
 
     @property
+    def bytes(self) -> int:
+        """In memory, of texts and ids."""
+        texts = (*(self.texts or ()), *(self.texts_b or ()))
+        return sum(map(sys.getsizeof, texts)) + sum([one.nbytes for one in self.ids])
+
+    @property
     def characters(self) -> int:
         """Of all texts."""
         return sum(map(len, self.texts or ())) + sum(map(len, self.texts_b or ()))
@@ -84,6 +92,7 @@ class Response(NamedTuple):
     queue_seconds: float  # waiting until its last batch began
     compute_seconds: float  # its batches in the engine
     cut: int = 0  # texts that were cut to the model's maximum length
+    bundle: str = ""  # which one answered, as `Version.bundle`
 
     @property
     def size(self) -> int:
@@ -129,6 +138,7 @@ class Version:
     vocab_size: int = 0  # input_ids are below it
     pad_id: int = 0  # of input_ids
     layers: int = 0
+    bundle: str = ""  # a hash of its manifest: a version may be replaced in place
     variant: str = ""  # which of the bundle's variants answers
     variants: tuple[Variant, ...] = ()
 
@@ -175,6 +185,9 @@ class Core(Protocol):
 
     async def answer(self, request: Request) -> Response:
         """Failure if there is no answer. Cancelling it drops what has not been computed yet."""
+
+    def live(self) -> bool:
+        """Whether what does not answer may yet do so without a new start of the server."""
 
     def ready(self) -> bool:
         """Whether every model that is to be served has a version that answers."""

@@ -34,6 +34,7 @@ from fleetbert.config.training import (
     Callbacks,
     Config,
     Data,
+    Loss,
     Model,
     Optimizer,
     Precision,

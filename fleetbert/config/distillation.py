@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from fleetbert.config.compression import Gate, Selection
 from fleetbert.config.section import Section, key
-from fleetbert.config.training import Config, Model
+from fleetbert.config.training import Config, Loss, Model
 
 
 class Student(Model):
@@ -62,6 +62,8 @@ class Distill(Config):
             raise ValueError("distill.teacher: name the `model` folder of a run, or a bundle")
         if self.task.name in ("mlm", "ctr"):
             raise ValueError("task.name: only classifiers of texts and pairs can be distilled")
+        if self.loss != Loss():
+            raise ValueError("loss: distillation has a loss of its own; leave the section out")
         if self.trainer.compile:
             raise ValueError("trainer.compile: distillation runs as Python only; set it to false")
         for name in ("vocab", "lowercase"):
@@ -101,6 +103,11 @@ class Exits(Section):
     )
     labels_weight: float = key(
         0.0, "share of the loss that the labels of data.train make up; 0 needs none", ge=0, le=1
+    )
+    weighting: Literal["none", "uncertainty"] = key(
+        "none",
+        "uncertainty: the surer an earlier head is of a text, the less it counts for the later "
+        "ones, which it would not reach; a fifth of the texts, drawn anew each epoch, counts whole",
     )
     epochs: int = key(10, "passes over the hidden states", ge=1)
     learning_rate: float = key(1e-3, "AdamW's, at its highest", gt=0)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import List, Literal, Optional
+import math
+from typing import Dict, List, Literal, Optional, Union
 
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -80,20 +81,64 @@ class Model(Section):
 
 
 class Optimizer(Section):
-    name: Literal["adamw", "sgd"] = key(
-        "adamw", "sgd: the plain gradient, without momentum and decay, for comparisons"
+    name: Literal["adamw", "lamb", "sgd"] = key(
+        "adamw",
+        "lamb: for batches of thousands (You et al. 2020); sgd: the plain gradient, without "
+        "momentum and decay, for comparisons",
     )
     learning_rate: float = key(5e-5, "peak learning rate", gt=0)
-    schedule: Literal["linear", "constant"] = key(
-        "linear", "after warm-up: decay to zero at the last step, or stay"
+    schedule: Literal["linear", "cosine", "constant"] = key(
+        "linear",
+        "after warm-up: fall to zero at the last step, evenly or as half a cosine (Loshchilov and "
+        "Hutter 2017), or stay",
     )
     warmup_ratio: float = key(0.1, "share of the steps that warm up", ge=0, lt=1)
     weight_decay: float = key(0.01, "decay of all weights but biases and LayerNorm", ge=0)
-    beta1: float = key(0.9, "AdamW", ge=0, lt=1)
-    beta2: float = key(0.999, "AdamW", ge=0, lt=1)
-    epsilon: float = key(1e-8, "AdamW", gt=0)
+    layer_decay: float = key(
+        1.0,
+        "learning rate of each layer beside that of the layer above it; the embeddings are below "
+        "the first, the head has the whole rate (Howard and Ruder 2018; 1: all learn alike)",
+        gt=0,
+        le=1,
+    )
+    beta1: float = key(0.9, "AdamW, LAMB", ge=0, lt=1)
+    beta2: float = key(0.999, "AdamW, LAMB", ge=0, lt=1)
+    epsilon: float = key(1e-8, "AdamW, LAMB", gt=0)
     max_grad_norm: float = key(1.0, "clip the global norm of unscaled gradients (0: never)", ge=0)
     accumulate_steps: int = key(1, "micro-batches that one optimizer step is cut into", ge=1)
+
+
+class Loss(Section):
+    """Ways to generalize better, of which none is on by default: docs/train.md has what they
+    gained."""
+
+    class_weights: Union[Literal["none", "balanced"], Dict[str, float]] = key(
+        "none",
+        "what a text counts by its label: balanced: all labels alike; or {label: weight}, 1 for "
+        "those left out",
+    )
+    label_smoothing: float = key(
+        0.0, "share of a label that is spread over all (Szegedy et al. 2016)", ge=0, lt=1
+    )
+    r_drop: float = key(
+        0.0,
+        "weight of the divergence of two forwards with different dropout (R-Drop, Liang et al. "
+        "2021; they had 1 to 5; a step takes twice as long)",
+        ge=0,
+    )
+    adversarial: float = key(
+        0.0,
+        "norm by which a text's word embeddings are moved against the loss (FGM, Miyato et al. "
+        "2017; about 1; a step takes twice as long)",
+        ge=0,
+    )
+
+    @field_validator("class_weights")
+    @classmethod
+    def _is_positive(cls, value: Union[str, Dict[str, float]]) -> Union[str, Dict[str, float]]:
+        if isinstance(value, dict) and not all(0 < w < math.inf for w in value.values()):
+            raise PydanticCustomError("weight", "Input should hold weights above 0")
+        return value
 
 
 class Precision(Section):
@@ -191,6 +236,22 @@ class Trainer(Section):
         "(docs/tasks.md; mlm: always loss, ctr: always AUC); macro_f1: over the classes that occur "
         "in the dev texts or the answers, as in scikit-learn",
     )
+    patience: Optional[int] = key(
+        None,
+        "early stopping: end after so many evaluations in a row that were not better (Prechelt "
+        "1998); the best weights are kept either way",
+        ge=1,
+    )
+    patience_metric: Optional[str] = key(
+        None,
+        "what has to get better for that (null: best_metric): any figure of an evaluation, one of "
+        "your own too; more is better but of loss",
+    )
+    recompute: bool = key(
+        False,
+        "keep less for the backward and compute it again (gradient checkpointing, Chen et al. "
+        "2016): less memory, a step takes a third longer",
+    )
     compile: bool = key(
         False,
         "train through paddle.jit.to_static, and CINN where Paddle is built with it; on a CPU "
@@ -210,6 +271,15 @@ class Profiler(Section):
 class Callbacks(Section):
     progress: bool = key(True, "a progress bar on rank 0")
     visualdl: bool = key(True, "write VisualDL logs")
+    tensorboard: bool = key(False, "write TensorBoard logs (needs tensorboardX)")
+    mlflow: Optional[str] = key(
+        None,
+        "MLflow experiment to log to, at MLFLOW_TRACKING_URI, else in output_dir/mlflow (needs "
+        "mlflow or mlflow-skinny)",
+    )
+    wandb: Optional[str] = key(
+        None, "Weights & Biases project to log to (needs wandb; WANDB_MODE=offline stays here)"
+    )
     report: bool = key(True, "write report.html at the end")
     profiler: Profiler = Profiler()
 
@@ -221,6 +291,7 @@ class Config(Section):
     data: Data = Data()
     model: Model = Model()
     optimizer: Optimizer = Optimizer()
+    loss: Loss = Loss()
     precision: Precision = Precision()
     strategy: Strategy = Strategy()
     wide_deep: WideDeep = WideDeep()
@@ -241,6 +312,10 @@ class Config(Section):
             raise ValueError(f"data.builtin: api_docs has no {lacks}; give data.train")
         if model.init == "random" and model.vocab is None:
             raise ValueError("model.vocab: model.init: random needs a vocab.txt")
+        if self.loss.adversarial and self.trainer.compile:
+            raise ValueError("trainer.compile: with loss.adversarial it must be false")
+        if self.trainer.recompute and self.trainer.compile:
+            raise ValueError("trainer.compile: with trainer.recompute it must be false")
         if model.hidden_size % model.num_attention_heads:
             raise ValueError(
                 "model.hidden_size: must be a multiple of model.num_attention_heads "
@@ -265,5 +340,9 @@ def _check_ctr(job: Config) -> None:
         raise ValueError("data.batch_size: task.name: ctr has no tokens; give rows, and no tokens")
     if job.precision.level not in ("O0", "auto"):
         raise ValueError("precision.level: task.name: ctr computes in float32; choose O0")
+    if job.loss != Loss():
+        raise ValueError("loss: task.name: ctr has a loss of its own; leave the section out")
+    if job.trainer.recompute:
+        raise ValueError("trainer.recompute: task.name: ctr has no encoder; set it to false")
     if job.trainer.compile:
         raise ValueError("trainer.compile: task.name: ctr runs as Python only; set it to false")

@@ -20,8 +20,8 @@ from fleetbert.engines.exits import Settings, Text, Texts, Work, uncertainty
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.streams import Streams, first_batches
 from fleetbert.errors import UserError
+from fleetbert.graph import embeddings, single_row, weights
 from fleetbert.graph import program as programs
-from fleetbert.graph import single_row, weights
 
 
 class Done(NamedTuple):
@@ -155,10 +155,17 @@ def open_variant(folder: Path, options: Options) -> EarlyExitEngine:
     if options.device != "cpu":
         raise UserError("an early-exit variant runs on CPUs (oneDNN); use --device cpu")
     settings = exits.load_settings(folder)
-    tensors = weights.load(folder)
+    quantized, others = weights.load(folder)
     parts = [programs.read(folder / exits.program_name(end)) for end in settings.ends]
+    tables = embeddings.integer_tables(parts[0], quantized)
     groups = [
-        open_group(part, weights.pick(*tensors, part), options.threads, options.streams)
+        open_group(
+            part,
+            weights.pick(quantized, others, part, tables),
+            options.threads,
+            options.streams,
+            tables,
+        )
         for part in parts
     ]
     paddle_inference.ease_numpy()

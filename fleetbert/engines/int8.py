@@ -23,12 +23,12 @@ from fleetbert.data.batching import (
     row_lengths,
 )
 from fleetbert.data.packing import packed_layout
-from fleetbert.engines import predictor
 from fleetbert.engines.engine import Batches, Engine, Inputs, Options, Result
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.streams import Streams, first_batches
 from fleetbert.errors import UserError
-from fleetbert.graph import embeddings, single_row
+from fleetbert.graph import embeddings, single_row, weights
+from fleetbert.graph import program as programs
 
 
 class Pending(NamedTuple):
@@ -94,9 +94,12 @@ def open_variant(folder: Path, options: Options) -> Int8Engine:
     """
     if options.device != "cpu":
         raise UserError("an int8 variant of this kind runs on CPUs (oneDNN); use --device cpu")
-    program, parameters = predictor.read_integers(folder)
+    program = programs.read(folder / "x86.pdmodel")
+    quantized, others = weights.load(folder)
+    tables = embeddings.integer_tables(program, quantized)
+    parameters = weights.pick(quantized, others, program, tables)
     pad_id = embeddings.pad_id(program, parameters)
-    groups = open_group(program, parameters, options.threads, options.streams)
+    groups = open_group(program, parameters, options.threads, options.streams, tables)
     return Int8Engine(groups, pad_id, any_length=single_row.fits(program))
 
 

@@ -6,7 +6,7 @@ single row without padding (`graph.single_row`). Embeddings are added up in NumP
 
 from __future__ import annotations
 
-from typing import Callable, Sequence
+from typing import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from fleetbert.engines.predictor import Predict
 from fleetbert.graph import embeddings, layouts, packed, single_row
 from fleetbert.graph.program import Parameters, ProgramDesc
 from fleetbert.graph.reuse import add_in_place, share_variables
+from fleetbert.graph.weights import Quantized
 
 # (input_ids, token_type_ids, layout) of a batch → states of a group of layers that begins with the
 # embeddings, (states, input_ids, layout) → states of any other; the last group gives the outputs
@@ -24,14 +25,19 @@ Group = Callable[[np.ndarray, np.ndarray, PackedLayout], np.ndarray]
 
 
 def open_group(
-    program: ProgramDesc, parameters: Parameters, threads: int, streams: bool = False
+    program: ProgramDesc,
+    parameters: Parameters,
+    threads: int,
+    streams: bool = False,
+    integers: Mapping[str, Quantized] | None = None,
 ) -> list[Group]:
     """Open a BERT for CPUs whose passes have been run, or a group of its layers.
 
     streams: one for each of the threads instead of one for them all. They share their parameters,
-    which the first run of the first changes: it has to be over before the others begin.
+    which the first run of the first changes: it has to be over before the others begin. integers:
+    tables that `parameters` need not have.
     """
-    start = embeddings.take_out(program, parameters)
+    start = embeddings.take_out(program, parameters, integers)
     split = (1, threads) if streams else (threads, 1)
     single: Sequence[Predict | None] = [None] * split[1]
     if single_row.fits(start.program):
@@ -44,7 +50,7 @@ def open_group(
 
 
 def _group(
-    tables: list[np.ndarray], needed: Sequence[str], single: Predict | None, rows: Predict
+    tables: list[embeddings.Table], needed: Sequence[str], single: Predict | None, rows: Predict
 ) -> Group:
     """single: for a single row; rows: for rows that texts share, with the fields of the layout
     `needed`."""

@@ -24,9 +24,9 @@ def import_model(
 
     labels: in the order of the logits; None: `id2label` of its config.json. A classifier with one
     logit answers with it, a number; one whose config.json has the `problem_type` of several labels,
-    with these. UserError if it has no
-    head, if the labels are not as many as the head has or are its own in another order, or if it
-    has no positions for `max_length`.
+    with these. UserError if it has no head or one whose answers no task has, if the labels are not
+    as many as the head has or are its own in another order, or if it has no positions for
+    `max_length`.
     """
     source = weights.open_source(model)
     tensors = source.tensors or {}
@@ -65,11 +65,16 @@ def import_model(
 
 
 def _task(source: weights.Source, logits: int, pair: bool) -> str:
-    """The task of a classifier."""
+    """That of a classifier."""
     if source.problem_type == tasks.MULTI_LABEL.name:
         if pair:
-            raise UserError(f"{source.name}: has several labels, which single texts have only")
+            raise UserError(f"{source.name}: has several labels, which only single texts have")
         return tasks.MULTI_LABEL.name
+    if source.problem_type == "regression" and logits > 1:
+        raise UserError(
+            f"{source.name}: its head gives {logits} numbers for each text, and a bundle's gives "
+            "one; train one from its encoder: model.init"
+        )
     kind = "regression" if logits == 1 else "classification"
     return f"pair_{kind}" if pair else kind
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Collection, NamedTuple
 
 import numpy as np
 from safetensors import safe_open
@@ -63,15 +63,36 @@ def save(folder: Path, quantized: dict[str, Quantized], others: Parameters) -> N
 
 
 def load(folder: Path) -> tuple[dict[str, Quantized], Parameters]:
-    """What `save` wrote."""
-    with safe_open(folder / NAME, framework="numpy") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    """What `save` wrote. Integers are read where they lie in the file, when they are needed:
+    processes share them."""
+    path = folder / NAME
+    with safe_open(path, framework="numpy") as file:
         axes = json.loads(file.metadata()["axes"])
+        tensors = {
+            name: file.get_tensor(name)
+            for name in file.keys()  # noqa: SIM118
+            if name not in axes
+        }
+    mapped = _map(path, axes)
     quantized = {
-        name: Quantized(tensors.pop(name), tensors.pop(name + SCALE), axis)
+        name: Quantized(mapped[name], tensors.pop(name + SCALE), axis)
         for name, axis in axes.items()
     }
     return quantized, tensors
+
+
+def _map(path: Path, names: Collection[str]) -> Parameters:
+    """Tensors of integers, mapped: https://huggingface.co/docs/safetensors/index#format."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    found = {}
+    for name in names:
+        entry = header[name]
+        dtype = {"I8": np.int8, "I16": np.int16}[entry["dtype"]]
+        start = 8 + length + entry["data_offsets"][0]
+        found[name] = np.asarray(np.memmap(path, dtype, "r", start, tuple(entry["shape"])))
+    return found
 
 
 def parameters(folder: Path, program: ProgramDesc) -> Parameters:
@@ -82,10 +103,17 @@ def parameters(folder: Path, program: ProgramDesc) -> Parameters:
     return pick(*load(folder), program)
 
 
-def pick(quantized: dict[str, Quantized], others: Parameters, program: ProgramDesc) -> Parameters:
-    """The same of what `load` gave."""
+def pick(
+    quantized: dict[str, Quantized],
+    others: Parameters,
+    program: ProgramDesc,
+    without: Collection[str] = (),
+) -> Parameters:
+    """The same of what `load` gave, but for those in `without`."""
     arrays = {}
     for name in programs.parameter_names(program):
+        if name in without:
+            continue
         described = programs.variable(program.blocks[0], name).type.lod_tensor.tensor
         if name in quantized:
             is_float = described.data_type == programs.VarType.FP32

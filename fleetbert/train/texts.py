@@ -113,7 +113,15 @@ class TextTask(Trainable):
     ):
         self.job, self.source, self.tokenizer, self.labels = job, source, tokenizer, labels
         self.train, self.dev = train, dev
-        self.task, self.objective = tasks.get(job.task.name), objectives.get(job.task.name)
+        self.task = tasks.get(job.task.name)
+        self.objective = objectives.regularize(
+            objectives.get(job.task.name),
+            job.loss,
+            job.task.name,
+            labels,
+            self.task.counts(train.labels, labels) if labels else None,
+        )
+        self.passes = self.objective.passes
         self.metrics: Mapping[str, Metric] = {}
         self.collector: Labelled = self.task.collector(train, job, tokenizer)
         paddle.seed(job.trainer.seed)
@@ -207,6 +215,9 @@ class TextTask(Trainable):
 
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         return self.objective.loss(model, arrays)
+
+    def again(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        return self.objective.again(model, arrays)
 
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
         return self.objective.predict(network, arrays)

@@ -29,11 +29,13 @@ class Trainable(ABC):
     collector: makes the arrays of steps, in NumPy; with `data.num_workers` in other processes.
     table: rows that the network computes with besides, of a table that a rank cannot hold; the
         arrays then have `ids`, of those that they need.
+    passes: 2 where `again` has something to learn.
     """
 
     network: nn.Layer
     collector: Collector
     table: SparseTable | None = None
+    passes = 1
 
     @property
     @abstractmethod
@@ -66,6 +68,10 @@ class Trainable(ABC):
     @abstractmethod
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         """A float32 scalar. `model` is called like `network`; it may wait for other ranks."""
+
+    def again(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        """As `loss`, of the same arrays, when its gradients are there; theirs are added."""
+        raise NotImplementedError
 
     @abstractmethod
     def dev_batches(self) -> Sequence[np.ndarray]:

@@ -8,7 +8,8 @@ import pytest
 from fleetbert.data.packing import pack, packed_layout
 from fleetbert.engines import predictor
 from fleetbert.engines.packed import open_group
-from fleetbert.graph import embeddings, groups
+from fleetbert.graph import embeddings, groups, weights
+from fleetbert.graph import program as programs
 
 SHAPES = ((2, 16), (5, 32))  # a row alone has attention of its own
 
@@ -73,3 +74,39 @@ def test_ids_that_no_table_has_are_refused(fused, token, kind):
     input_ids[0, 3], types[0, 3] = token, kind
     with pytest.raises(IndexError):
         run(input_ids, types, packed_layout(input_ids != 0))
+
+
+def test_rows_of_integers_are_widened_bit_by_bit_as_the_table():
+    random = np.random.default_rng(0)
+    tables = [random.normal(size=(rows, 16)).astype(np.float32) for rows in (50, 12, 2)]
+    integers = [weights.quantize(table, 0) for table in tables]
+    widened = [weights.widen(one) for one in integers]
+    ids = random.integers(0, 50, (3, 12)), random.integers(0, 2, (3, 12)), np.arange(12)
+    np.testing.assert_array_equal(
+        embeddings.add_up(integers, *ids), embeddings.add_up(widened, *ids)
+    )
+    with pytest.raises(IndexError):
+        embeddings.add_up(integers, ids[0] + 50, *ids[1:])
+
+
+def test_the_words_of_an_int8_program_stay_integers(fused, tmp_path):
+    """Opened with them or with the table widened, it answers the same bits."""
+    name = programs.argument(
+        next(op for op in fused.program.blocks[0].ops if op.type == "lookup_table_v2").inputs, "W"
+    )
+    quantized = {name: weights.quantize(fused.parameters[name], 0)}
+    others = {other: array for other, array in fused.parameters.items() if other != name}
+    weights.save(tmp_path, quantized, others)
+    quantized, others = weights.load(tmp_path)
+    tables = embeddings.integer_tables(fused.program, quantized)
+    assert list(tables) == [name]
+    assert tables[name].integers.dtype == np.int8
+    assert not tables[name].integers.flags.owndata  # it lies in the file
+    without = weights.pick(quantized, others, fused.program, tables)
+    assert name not in without
+    whole = weights.pick(quantized, others, fused.program)
+    ids, types = make_batch(5, 32)
+    at = packed_layout(ids != 0)
+    found = open_group(fused.program, without, 1, integers=tables)[0](ids, types, at)
+    expected = open_group(fused.program, whole, 1)[0](ids, types, at)
+    np.testing.assert_array_equal(found, expected)

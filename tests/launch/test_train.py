@@ -211,6 +211,19 @@ class TestTwoRanks:
         assert set(judged[0]) == {3, 6}
         assert judged[0] == pytest.approx(judged[1], abs=1e-4)
 
+    def test_computed_twice_and_attacked_they_have_the_losses_of_one_process(self, start, write):
+        """One process takes its steps in two halves: a text's words are moved in its half."""
+        changes = {
+            **JOB, **SAME_EVERYWHERE, "trainer.recompute": True, "loss.adversarial": 0.5,
+            "loss.class_weights": {"good": 2.0}, "callbacks.profiler.enabled": False,
+        }  # fmt: skip
+        one, expected = write({**changes, "optimizer.accumulate_steps": 2})
+        two, output = write(changes)
+        ended(start(one))
+        ended(start(two, ranks=2))
+        assert len(tiny_job.losses(output)) == 6
+        assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(expected), abs=1e-5)
+
     def test_summary_and_profile_know_of_both(self, two_ranks):
         output, _ = two_ranks
         summary = json.loads((output / "summary.json").read_text())

@@ -40,6 +40,26 @@ class NumpyAdamW:
             self.weights[name] -= rate * m_hat / (np.sqrt(v_hat) + s["epsilon"])
 
 
+class NumpyLamb(NumpyAdamW):
+    """You et al. 2020, algorithm 2; spared weights have no decay and a trust ratio of 1."""
+
+    def step(self, gradients):
+        s = self.settings
+        rate = self.rate(self.steps)
+        self.steps += 1
+        for name, g in gradients.items():
+            m, v, w = self.first[name], self.second[name], self.weights[name]
+            m[:] = s["beta1"] * m + (1 - s["beta1"]) * g
+            v[:] = s["beta2"] * v + (1 - s["beta2"]) * g**2
+            m_hat = m / (1 - s["beta1"] ** self.steps)
+            v_hat = v / (1 - s["beta2"] ** self.steps)
+            move, trust = m_hat / (np.sqrt(v_hat) + s["epsilon"]), 1.0
+            if name not in self.spared:
+                move = move + s["weight_decay"] * w
+                trust = np.linalg.norm(w) / np.linalg.norm(move)
+            w -= rate * trust * move
+
+
 def linear_rate(step, peak, total, warmup):
     """Rises over the first `warmup` steps, the last of which has the peak; 0 after the last."""
     if step < warmup:
@@ -68,18 +88,20 @@ def test_biases_and_layer_norms_are_spared(task):
     assert any("word_embeddings" in name for name in decayed)
 
 
-@pytest.mark.parametrize("max_grad_norm", [1.0, 0.05, 0.0])
-def test_steps_are_those_of_numpy(max_grad_norm):
+@pytest.mark.parametrize(
+    ("name", "max_grad_norm"), [("adamw", 1.0), ("adamw", 0.05), ("adamw", 0.0), ("lamb", 0.0)]
+)
+def test_steps_are_those_of_numpy(name, max_grad_norm):
     settings = {
         "learning_rate": 0.02, "warmup_ratio": 0.25, "weight_decay": 0.3, "beta1": 0.8,
-        "beta2": 0.95, "epsilon": 1e-6, "max_grad_norm": max_grad_norm,
+        "beta2": 0.95, "epsilon": 1e-6, "max_grad_norm": max_grad_norm, "name": name,
     }  # fmt: skip
     net = network("classification")
     adamw, schedule = optimizer.build(config.Optimizer(**settings), net, STEPS)
     named = dict(net.named_parameters())
     weights = {name: p.numpy().astype(np.float64) for name, p in named.items()}
     spared = {name for name, p in named.items() if len(p.shape) == 1}
-    reference = NumpyAdamW(
+    reference = {"adamw": NumpyAdamW, "lamb": NumpyLamb}[name](
         weights, spared, lambda step: linear_rate(step, 0.02, STEPS, 3), settings
     )
     rng = np.random.default_rng(0)
@@ -105,6 +127,31 @@ def test_steps_are_those_of_numpy(max_grad_norm):
     assert moved > 0.05
 
 
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+def test_lower_layers_learn_more_slowly(name):
+    """Gradients of one size in all weights, without decay: moves tell the rates."""
+    net = network("classification")
+    settings = config.Optimizer(
+        name=name, learning_rate=0.01, layer_decay=0.5, weight_decay=0, schedule="constant",
+        warmup_ratio=0, max_grad_norm=0,
+    )  # fmt: skip
+    chosen, _ = optimizer.build(settings, net, STEPS)
+    before = {n: p.numpy() for n, p in net.named_parameters()}
+    sum(p.sum() for p in net.parameters()).backward()
+    chosen.step()
+    moves = {n: np.abs(p.numpy() - before[n]).max() for n, p in net.named_parameters()}
+    biases = {n: move for n, move in moves.items() if n.endswith("bias")}
+    whole = biases["network.classifier.bias"]
+    assert whole == pytest.approx(0.01, rel=1e-3)
+    expected = {
+        "embeddings": 0.125, "encoder.layers.0": 0.25, "encoder.layers.1": 0.5, "pooler": 1,
+    }  # fmt: skip
+    for part, share in expected.items():
+        shares = [move / whole for n, move in biases.items() if f".{part}." in n]
+        assert shares
+        assert shares == pytest.approx([share] * len(shares), rel=1e-3), part
+
+
 class TestRate:
     def at(self, total, **settings):
         return optimizer.rate(config.Optimizer(learning_rate=2.0, **settings), total)
@@ -124,6 +171,14 @@ class TestRate:
         rate = self.at(100, warmup_ratio=0.1, schedule="constant")
         assert rate(4) == pytest.approx(1.0)
         assert {rate(step) for step in (9, 50, 99, 1000)} == {2.0}
+
+    def test_half_a_cosine(self):
+        rate = self.at(100, warmup_ratio=0.1, schedule="cosine")
+        assert [rate(step) for step in (4, 9, 10)] == pytest.approx([1.0, 2.0, 2.0])
+        steps = np.arange(10, 100)
+        expected = 1 + np.cos(np.pi * (steps - 10) / 90)
+        assert [rate(int(step)) for step in steps] == pytest.approx(expected)
+        assert rate(100) == rate(150) == 0
 
     def test_without_warm_up(self):
         rate = self.at(10, warmup_ratio=0.0)

@@ -48,6 +48,7 @@ class ModelParameters(TypedDict):
     labels: list[str]
     max_length: int
     variant: str
+    bundle: str
 
 
 class ModelMetadata(TypedDict):
@@ -103,6 +104,7 @@ def model_metadata(core: Core, model: str, version: str | None = None) -> ModelM
             "labels": list(found.labels),
             "max_length": found.max_length,
             "variant": found.variant,
+            "bundle": found.bundle,
         },
     }
 

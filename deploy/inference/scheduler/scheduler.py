@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 import logging
 import math
 from collections import Counter
-from typing import NamedTuple, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -32,6 +34,11 @@ USUAL_BATCHES = 100  # that the next version runs before it takes over
 # thread and back costs a tenth of that, and more where the processors are busy.
 INLINE_CHARACTERS = 4096
 FEWEST_TOKENS = 3  # of a text: [CLS], one more, [SEP]
+# Characters that a thread tokenizes before it looks whether somebody still waits.
+MOST_AT_ONCE = 1 << 16
+# More threads than these take the processors, and Python's lock, from who listens.
+TOKENIZING = ThreadPoolExecutor(2, "tokenize")
+LATE = "the request's timeout has passed"
 
 
 class Encoded(NamedTuple):
@@ -57,6 +64,8 @@ class Scheduler:
     ):
         self.model = model
         self.version = version
+        manifest = bundle.manifest.model_dump_json().encode()
+        self.bundle = hashlib.sha256(manifest).hexdigest()[:16]
         self.counts = Counts(model, version)
         self._timeout = batching.timeout_ms / 1000
         golden = goldens.read(bundle, plan.variant)
@@ -122,12 +131,12 @@ class Scheduler:
                 Reason.UNAVAILABLE, f"model {self.model} has no worker: {self.pool.failing}"
             )
         self.queue.check(FEWEST_TOKENS * request.size)  # before tokenizing costs anything
+        timeout = self._timeout if request.timeout is None else request.timeout
         if request.characters > INLINE_CHARACTERS:
-            encoded = await self._loop.run_in_executor(None, self._encode, request)
+            encoded = await self._encode_aside(request, timeout)
         else:
             encoded = self._encode(request)
         self.counts.cut(encoded.cut)
-        timeout = self._timeout if request.timeout is None else request.timeout
         pending = PendingRequest(request.size, arrival + timeout, arrival, encoded.cut)
         speed = request.speed if self._early else None
         texts = [
@@ -142,6 +151,29 @@ class Scheduler:
         finally:
             pending.future = None
             self.queue.finish(pending)
+
+    async def _encode_aside(self, request: Request, timeout: float) -> Encoded:
+        """In a thread, which stops when the client has gone or its time is over."""
+        parts: list[Encoded] = []
+        over = False
+
+        def encode() -> None:
+            for part in _parts(request):
+                if over:
+                    return
+                parts.append(self._encode(part))
+
+        try:
+            await asyncio.wait_for(self._loop.run_in_executor(TOKENIZING, encode), timeout)
+        except asyncio.TimeoutError:
+            raise Failure(Reason.DEADLINE, LATE) from None
+        finally:
+            over = True
+        return Encoded(
+            [one for part in parts for one in part.ids],
+            [one for part in parts for one in part.first_lengths],
+            sum(part.cut for part in parts),
+        )
 
     def _encode(self, request: Request) -> Encoded:
         """Failure BAD_REQUEST if a text cannot be tokenized. Safe to call in several threads."""
@@ -188,7 +220,7 @@ class Scheduler:
         """Give batches to the workers that are free, and see to it that this is called again."""
         now = self._loop.time()
         for pending in self.queue.expire(now):
-            _fail(pending, Failure(Reason.DEADLINE, "the request's timeout has passed"))
+            _fail(pending, Failure(Reason.DEADLINE, LATE))
         while (worker := self.pool.take_free()) is not None:
             texts = self.queue.take(now, self._computed())
             if not texts:
@@ -259,6 +291,7 @@ class Scheduler:
             pending.last_begin - pending.arrival,
             pending.compute_seconds,
             pending.cut,
+            self.bundle,
         )
 
     def _lose(self, texts: list[Text], lost: Lost) -> None:
@@ -274,6 +307,24 @@ class Scheduler:
                 _fail(text.request, Failure(Reason.UNAVAILABLE, words))
         self.queue.put_back(texts)
         self._pump()
+
+
+def _parts(request: Request) -> Iterator[Request]:
+    """Requests with its texts, each of MOST_AT_ONCE characters or a text that has more."""
+    texts, others = request.texts or [], request.texts_b
+    begin, characters = 0, 0
+    for end, text in enumerate(texts):
+        size = len(text) + (len(others[end]) if others else 0)
+        if characters and characters + size > MOST_AT_ONCE:
+            yield _part(request, begin, end)
+            begin, characters = end, 0
+        characters += size
+    yield _part(request, begin, len(texts))
+
+
+def _part(request: Request, begin: int, end: int) -> Request:
+    texts, others = request.texts or [], request.texts_b
+    return request._replace(texts=texts[begin:end], texts_b=others and others[begin:end])
 
 
 def _fail(pending: PendingRequest, failure: Failure) -> None:

@@ -11,8 +11,9 @@ from fleetbert.train.objectives.masked_words import MaskedWords
 from fleetbert.train.objectives.multi_label import BinaryCrossEntropy
 from fleetbert.train.objectives.objective import Objective
 from fleetbert.train.objectives.regression import SquaredError
+from fleetbert.train.objectives.regularized import regularize
 
-__all__ = ["Objective", "get", "register"]
+__all__ = ["Objective", "get", "register", "regularize"]
 
 _objectives: Registry[Objective] = Registry(
     "task.name",

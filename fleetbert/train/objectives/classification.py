@@ -11,6 +11,8 @@ from fleetbert.train.objectives.objective import Objective
 
 
 class CrossEntropy(Objective):
+    has_classes = True
+
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         """Weighted sum of the cross entropies."""
         logits = model(**arrays["inputs"])

@@ -12,7 +12,11 @@ from fleetbert.tasks import Arrays, Part
 
 
 class Objective(ABC):
-    """The network is the one of the task's head."""
+    """The network is the one of the task's head. `has_classes`: it gives logits of the labels.
+    `passes`: 2 where `again` comes after the gradients of `loss`."""
+
+    has_classes = False
+    passes = 1
 
     def prepare(self, network: Headed) -> None:  # noqa: B027  most change nothing
         """Change a network before its weights are given to an optimizer."""
@@ -20,6 +24,10 @@ class Objective(ABC):
     @abstractmethod
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         """A float32 scalar: the sum over the examples, each with its `weight`."""
+
+    def again(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        """As `loss`, of the same arrays, when its gradients are there; theirs are added."""
+        raise NotImplementedError
 
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
         """What `tasks.Task.evaluate_parts` needs of one batch: the outputs of its texts."""

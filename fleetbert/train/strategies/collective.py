@@ -7,6 +7,7 @@ from typing import Callable, ContextManager
 import paddle
 import paddle.distributed as dist
 from paddle.distributed import fleet
+from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
 from fleetbert.compat import training
 from fleetbert.launch import heartbeat
@@ -31,6 +32,9 @@ class Collective(Single):
     def without_sync(self) -> ContextManager[object]:
         no_sync: ContextManager[object] = self.model.no_sync()
         return no_sync
+
+    def sync_gradients(self) -> None:
+        fused_allreduce_gradients(list(self.task.network.parameters()), None)
 
     def gather(self, value: T) -> list[T]:
         values: list[T] = []

@@ -34,6 +34,7 @@ class Single:
     member = "rank"  # what users call one of the processes
     rank = 0
     world_size = 1
+    syncs_late = False  # gradients are shared after the last backward, not during it
     rejoins = False  # this rank was killed, and is started again while the others go on
 
     def __init__(self, device: str):
@@ -59,16 +60,22 @@ class Single:
         """The context for all micro-batches of a step but the last."""
         return contextlib.nullcontext()
 
+    def sync_gradients(self) -> None:
+        """Average the gradients over all ranks, where `syncs_late`."""
+
     def step(self, micro_batches: list[Arrays]) -> Step:
         """One optimizer step over this rank's micro-batches (arrays of `task.micro_batches`)."""
         self.model.train()
         self.take_rows(micro_batches)
         loss = 0.0
-        for number, arrays in enumerate(micro_batches, 1):
-            last = number == len(micro_batches)
-            with contextlib.nullcontext() if last else self.without_sync():
+        passes = (self.task.loss, self.task.again)[: self.task.passes]
+        turns = [(of, arrays) for arrays in micro_batches for of in passes]
+        for number, (of, arrays) in enumerate(turns, 1):
+            last = number == len(turns)
+            during = last and not self.syncs_late
+            with contextlib.nullcontext() if during else self.without_sync():
                 with self.precision.forward():
-                    part = self.task.loss(self.model, arrays)
+                    part = of(self.model, arrays)
                 # Ranks average their gradients; a step's gradient is their sum. A loss that is not
                 # finite makes all gradients NaN, and so tells the other ranks without a message.
                 factor = part.detach() * 0.0 + float(self.world_size)
@@ -76,6 +83,8 @@ class Single:
                 with training.interrupt_waits():
                     scaled.backward()
             loss += float(part)
+        if self.syncs_late:
+            self.sync_gradients()
         self.precision.widen_gradients()
         self.scaler.step(self.optimizer)
         if training.found_infinite(self.scaler):

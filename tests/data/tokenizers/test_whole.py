@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import random_texts
 import tokenizers as library
 
 from fleetbert import bundle as bundles
@@ -58,6 +59,12 @@ def test_ids_are_those_of_transformers(tokenizer, family):
     assert len(rows) == len(EXPECTED["texts"]) - 1
     texts, wanted = zip(*rows)
     assert ids(tokenizer, list(texts)) == list(wanted)
+
+
+def test_ids_of_random_strings_are_those_of_transformers(tokenizer, family):
+    wanted = EXPECTED[f"{family} strings"]
+    found = ids(tokenizer, random_texts.draw(100 * len(wanted), 2), max_length=1 << 16)
+    assert random_texts.digests(found) == wanted
 
 
 def test_pairs_are_those_of_transformers(tokenizer, family):

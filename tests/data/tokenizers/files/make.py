@@ -16,27 +16,13 @@ from pathlib import Path
 
 from tokenizers import ByteLevelBPETokenizer
 
+sys.path.append(str(Path(__file__).resolve().parents[3]))
+from random_texts import digests, draw
+
+STRINGS = 3000
 OUT, *CORPUS = map(Path, sys.argv[1:])
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 LINES = [line for path in CORPUS for line in path.read_text().split("\n")[1:1500] if line]
-ALPHABETS = [
-    (0x20, 0x7F), (0x80, 0x250), (0x250, 0x600), (0x300, 0x370), (0x600, 0x3000), (0x3000, 0x3100),
-    (0x4E00, 0xA000), (0xAC00, 0xD7A4), (0xE000, 0x10000), (0x1F300, 0x1F700), (0x0, 0x21),
-]  # fmt: skip
-
-
-def draw(count, seed):
-    chance = random.Random(seed)
-
-    def part():
-        if chance.random() < 0.3:
-            return chance.choice(
-                ["  ", " ", "\n", "\t", "\u3000", "\u200b", "ﬁ", "①", "naïve", "don't"]
-            )
-        first, end = chance.choice(ALPHABETS)
-        return "".join(chr(chance.randrange(first, end)) for _ in range(chance.randint(1, 6)))
-
-    return ["".join(part() for _ in range(chance.randint(1, 12))) for _ in range(count)]
 
 
 def make_files():
@@ -64,7 +50,8 @@ def main():
     chance = random.Random(0)
     texts = chance.sample([line for line in LINES if len(line) < 120], 60) + draw(120, 1)
     texts += ["", " ", "a", "  two  spaces  ", "word <mask> word", "Ünïcödé ﬁne"]
-    pairs = [[a, b] for a, b in zip(texts[::7], texts[3::7])]
+    plain = [text for text in texts if not any(token in text for token in SPECIAL)]
+    pairs = [[a, b] for a, b in zip(plain[::7], plain[3::7])]
     found = {"texts": texts, "pairs": pairs}
     for name, kind in (
         ("roberta", hf.RobertaTokenizer),
@@ -79,8 +66,9 @@ def main():
                 (Path(folder) / file).write_bytes((OUT / file).read_bytes())
             tokenizer = kind.from_pretrained(folder)
             found[name] = [tokenizer(text)["input_ids"] for text in texts]
-            found[f"{name} pairs"] = [tokenizer(*pair)["input_ids"] for pair in pairs]
+            found[f"{name} pairs"] = tokenizer(*map(list, zip(*pairs)))["input_ids"]
             found[f"{name} special"] = tokenizer.all_special_ids
+            found[f"{name} strings"] = digests(tokenizer(draw(STRINGS, 2))["input_ids"])
             found[f"{name} pad"] = tokenizer.pad_token_id
     (OUT / "expected.json").write_text(json.dumps(found))
 

@@ -126,6 +126,7 @@ def test_model_metadata(get):
             "labels": list(fake_core.LABELS),
             "max_length": fake_core.MAX_LENGTH,
             "variant": "float32",
+            "bundle": "",
         },
     }
     assert get("/v2/models/sst").json() == expected

@@ -1,0 +1,108 @@
+"""Runs that stop early, compute again for less memory, or go on bit for bit with all of it on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tiny_job
+
+from fleetbert import files
+from fleetbert.errors import UserError
+from fleetbert.train import job as training
+from fleetbert.train.callbacks import Callback
+
+ALL = {
+    "loss.class_weights": "balanced", "loss.label_smoothing": 0.1, "loss.r_drop": 0.5,
+    "loss.adversarial": 0.3, "trainer.recompute": True, "optimizer.name": "lamb",
+    "optimizer.layer_decay": 0.9, "optimizer.schedule": "cosine", "data.batching": "pack",
+    "trainer.checkpoint_every": 4, "trainer.patience": 50,
+}  # fmt: skip
+
+
+# A rate at which nothing is learned, and so nothing gets better.
+IDLE = {
+    "trainer.epochs": 9, "trainer.patience": 2, "optimizer.learning_rate": 1e-12,
+    "trainer.eval_every": 3,
+}  # fmt: skip
+
+
+class Fails(Callback):
+    def on_step(self, run):
+        if run.state.step == 6:
+            raise RuntimeError("pulled the plug")
+
+
+def test_a_resumed_run_has_the_same_losses_bit_for_bit(trainer, tmp_path):
+    trainer(tmp_path / "whole", ALL)
+    with pytest.raises(RuntimeError, match="pulled"):
+        training.train(trainer.job(tmp_path / "cut", ALL), callbacks=[Fails()])
+    summary = trainer(tmp_path / "cut", ALL)
+    assert summary["resumed_at"] == 4
+    losses = tiny_job.losses(tmp_path / "whole")
+    assert len(losses) == 10
+    assert tiny_job.losses(tmp_path / "cut") == losses
+
+
+def test_a_recipe_that_changed_is_another_job(trainer, tmp_path):
+    trainer(tmp_path, {"trainer.max_steps": 2})
+    with pytest.raises(UserError, match=r"loss.r_drop: 0.0, this job has 1.0"):
+        trainer(tmp_path, {"loss.r_drop": 1.0})
+
+
+def test_checkpoints_from_before_there_was_a_choice_are_gone_on_from(trainer, tmp_path):
+    trainer(tmp_path, {"trainer.max_steps": 2, "trainer.checkpoint_every": 2})
+    (state,) = (tmp_path / "checkpoints").glob("step-*/state.json")
+    kept = json.loads(state.read_text())
+    del kept["config"]["loss"], kept["config"]["optimizer"]["layer_decay"]
+    state.write_text(json.dumps(kept))
+    manifest = state.with_name("manifest.json")
+    listed = json.loads(manifest.read_text())
+    listed["files"]["state.json"] = {"size": state.stat().st_size, "sha256": files.sha256(state)}
+    manifest.write_text(json.dumps(listed))
+    assert trainer(tmp_path)["resumed_at"] == 2
+
+
+def test_computing_again_changes_no_loss(trainer, tmp_path):
+    trainer(tmp_path / "plain", {"model.dropout": 0.2})
+    trainer(tmp_path / "again", {"model.dropout": 0.2, "trainer.recompute": True})
+    assert tiny_job.losses(tmp_path / "again") == tiny_job.losses(tmp_path / "plain")
+
+
+class TestEarlyStopping:
+    def test_ends_when_nothing_gets_better_and_stays_there(self, trainer, tmp_path, caplog):
+        caplog.set_level("INFO")
+        summary = trainer(tmp_path, IDLE)
+        assert summary["steps"] == 9  # the first evaluation is the best, two more are not better
+        assert "accuracy was not better in 2 evaluations: stops at step 9 of 90" in caplog.text
+        assert (tmp_path / "checkpoints" / "step-00000009").is_dir()
+        again = trainer(tmp_path, IDLE)
+        assert (again["steps"], again["resumed_at"]) == (9, 9)
+        assert trainer(tmp_path, {**IDLE, "trainer.patience": 3})["steps"] == 12
+
+    def test_a_run_that_learns_goes_on(self, trainer, tmp_path):
+        changes = {"trainer.epochs": 3, "trainer.patience": 1, "trainer.patience_metric": "loss"}
+        assert trainer(tmp_path, changes)["steps"] == 30
+
+    def test_a_figure_that_is_not_there_ends_the_run_after_its_checkpoint(self, trainer, tmp_path):
+        changes = {"trainer.patience": 1, "trainer.patience_metric": "bleu"}
+        with pytest.raises(UserError, match="bleu is no figure of an evaluation; there are n, acc"):
+            trainer(tmp_path, changes)
+        assert list((tmp_path / "checkpoints").glob("step-*"))
+
+    def test_needs_texts_to_evaluate_on(self, trainer, tmp_path):
+        with pytest.raises(UserError, match=r"trainer.patience: there are no texts to evaluate on"):
+            trainer(tmp_path, {"trainer.patience": 1, "data.dev": None})
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"loss.adversarial": 1.0, "trainer.compile": True}, "trainer.compile: with loss.adver"),
+        ({"trainer.recompute": True, "trainer.compile": True}, "trainer.compile: with trainer.rec"),
+        ({"loss.class_weights": {"good": 0.0}}, "should hold weights above 0"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(trainer, tmp_path, changes, said):
+    with pytest.raises(ValueError, match=said):
+        trainer.job(tmp_path, changes)
