@@ -87,11 +87,11 @@ def per_class(
     truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str]
 ) -> dict[str, dict[str, float]]:
     """`table` of texts with a label each; truth and predicted int64 [texts]."""
-    counts = (
+    right, support, answered = (
         np.bincount(numbers, minlength=len(labels))
         for numbers in (truth[truth == predicted], truth, predicted)
     )
-    return table(*counts, labels)
+    return table(right, support, answered, labels)
 
 
 def table(
