@@ -111,6 +111,10 @@ def test_quantized_by_macro_f1(run, data):
 def test_methods_of_one_label_are_refused(run, data):
     with pytest.raises(UserError, match="answers the task multi_label_classification, and"):
         fleetbert.early_exit(run.bundle, data / "train.jsonl", gate=data / "dev.jsonl")
+    with pytest.raises(UserError, match="only classifiers of texts and pairs can be distilled"):
+        fleetbert.distill(
+            run.bundle, data / "train.jsonl", task={"name": "multi_label_classification"}
+        )
 
 
 @pytest.mark.parametrize(
