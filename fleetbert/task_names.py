@@ -24,6 +24,7 @@ KINDS: dict[str, Kind] = {
     "pair_classification": Kind(pair=True),
     "regression": Kind(label="number", least_labels=0),
     "pair_regression": Kind(pair=True, label="number", least_labels=0),
+    "multi_label_classification": Kind(label="names", least_labels=1),
     "mlm": Kind(least_labels=0),
     "ctr": Kind(),
 }

@@ -69,7 +69,7 @@ def _answers(manifest: Manifest) -> list[str]:
 
 def _without_labels(manifest: Manifest) -> str | None:
     kind = task_names.KINDS[manifest.task.name]
-    return "- Answers: a number" if kind.label == "number" else None
+    return "- Answers: a number for each text" if kind.label == "number" else None
 
 
 def _row(variant: Variant) -> str:

@@ -15,9 +15,10 @@ from fleetbert.config.section import Section, key
 class Task(Section):
     name: str = key(
         "classification",
-        "what to learn (docs/tasks.md): classification: a label of a text; regression: a number; "
-        "pair_classification, pair_regression: of a pair of texts; mlm: masked words; ctr: clicks, "
-        "from rows in Criteo's format (docs/wide_deep.md); or a task registered from outside",
+        "what to learn (docs/tasks.md): classification: a label of a text; "
+        "multi_label_classification: several labels; regression: a number; pair_classification, "
+        "pair_regression: of a pair of texts; mlm: masked words; ctr: clicks, from rows in "
+        "Criteo's format (docs/wide_deep.md); or a task registered from outside",
     )
     mask_probability: float = key(0.15, "mlm: share of the words to predict", gt=0, lt=1)
     whole_word: bool = key(False, "mlm: mask all pieces of a word together")
@@ -229,7 +230,7 @@ class Trainer(Section):
     )
     keep_checkpoints: int = key(2, "newest checkpoints to keep, besides the best", ge=1)
     resume: str = key("auto", "auto: newest whole checkpoint in output_dir; a path; none: anew")
-    best_metric: Literal["accuracy", "macro_f1", "spearman", "pearson", "loss"] = key(
+    best_metric: Literal["accuracy", "macro_f1", "micro_f1", "spearman", "pearson", "loss"] = key(
         "accuracy",
         "what decides which weights are the best; of a task without it the task's own figure "
         "(docs/tasks.md; mlm: always loss, ctr: always AUC); macro_f1: over the classes that occur "

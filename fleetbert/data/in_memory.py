@@ -118,5 +118,8 @@ def _plain(value: object) -> object:
         return value
     if isinstance(value, float):  # pandas' missing value, and its integers beside missing ones
         return None if value != value else int(value) if value.is_integer() else value
+    if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):  # an array of several labels
+        given = value if isinstance(value, (list, tuple)) else value.tolist()
+        return [_plain(one) for one in given]
     kind = type(value).__name__
-    raise UserError(f"a field of a row is a {kind}; it must be a text or an integer")
+    raise UserError(f"a field of a row is a {kind}; it must be a text, a number or a list")

@@ -1,4 +1,4 @@
-"""How a table writes what is learned of a text: a name, a number.
+"""How a table writes what is learned of a text: a name, a number, several names.
 
 Each kind is a function of what stands in the column or field `label` → the text that an example
 keeps of it, "" where there is nothing. A `tasks.Task` says which kind it reads (`label`).
@@ -46,7 +46,23 @@ def number(label: object) -> str:
 
 LARGEST = 1e30  # float32 holds it
 
-KINDS: dict[str, Callable[[object], str]] = {"name": name, "number": number}
+
+def names(label: object) -> str:
+    """Names with commas between, or a list of JSON, as a JSON list: sorted, each once."""
+    if label is None or (isinstance(label, str) and not label.strip()):
+        return ""
+    given = label if isinstance(label, list) else str(name(label)).split(",")
+    found = sorted({name(one) for one in given})
+    if not found or not found[0]:
+        raise LineError(
+            "'label' is an empty list; name the text's labels, or one for texts that have none"
+            if not found
+            else "'label' has an empty name; put one comma between two labels"
+        )
+    return json.dumps(found, ensure_ascii=False)
+
+
+KINDS: dict[str, Callable[[object], str]] = {"name": name, "number": number, "names": names}
 
 
 def fault_of(text: str) -> str | None:

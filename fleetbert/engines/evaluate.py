@@ -120,8 +120,9 @@ def _tables(report: Metrics) -> list[str]:
     lines = align(rows)
     if len(classes) > MOST_CLASSES:
         lines.append(f"the {MOST_CLASSES} worst of {len(classes)} classes; --json has all")
-    lines += ["", _macro_f1(report)]
-    if len(labels) <= WIDEST_CONFUSION:
+    if "macro_f1_classes" in report:
+        lines += ["", _macro_f1(report)]
+    if "confusion" in report and len(labels) <= WIDEST_CONFUSION:
         counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
         lines += ["", *align([["true \\ answered", *labels], *counts])]
     if confusions := report.get("confusions"):

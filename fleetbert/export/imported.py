@@ -23,9 +23,10 @@ def import_model(
     """Write the model that `model.init` names as a bundle at `path`, with the variant float32.
 
     labels: in the order of the logits; None: `id2label` of its config.json. A classifier with one
-    logit answers with it, a number. UserError if it has no head or one whose answers no task has,
-    if the labels are not as many as the head has or are its own in another order, or if it has no
-    positions for `max_length`.
+    logit answers with it, a number; one whose config.json has the `problem_type` of several labels,
+    with these. UserError if it has no head or one whose answers no task has, if the labels are not
+    as many as the head has or are its own in another order, or if it has no positions for
+    `max_length`.
     """
     source = weights.open_source(model)
     tensors = source.tensors or {}
@@ -65,12 +66,10 @@ def import_model(
 
 def _task(source: weights.Source, logits: int, pair: bool) -> str:
     """That of a classifier."""
-    if source.problem_type == "multi_label_classification":
-        raise UserError(
-            f"{source.name}: its head gives several labels for a text (problem_type: "
-            "multi_label_classification), and a bundle's gives each text one label; train one from "
-            "its encoder: model.init"
-        )
+    if source.problem_type == tasks.MULTI_LABEL.name:
+        if pair:
+            raise UserError(f"{source.name}: has several labels, which only single texts have")
+        return tasks.MULTI_LABEL.name
     if source.problem_type == "regression" and logits > 1:
         raise UserError(
             f"{source.name}: its head gives {logits} numbers for each text, and a bundle's gives "

@@ -13,6 +13,7 @@ from fleetbert.tasks.classification import CLASSIFICATION, PAIR_CLASSIFICATION
 from fleetbert.tasks.collect import Arrays
 from fleetbert.tasks.masked_words import MASKED_WORDS
 from fleetbert.tasks.metrics import Metrics
+from fleetbert.tasks.multi_label import MULTI_LABEL
 from fleetbert.tasks.regression import PAIR_REGRESSION, REGRESSION
 from fleetbert.tasks.task import Answer, Criterion, Part, Task, Tensor, Values
 
@@ -34,6 +35,7 @@ BUILT_IN: tuple[Task, ...] = (
     PAIR_CLASSIFICATION,
     REGRESSION,
     PAIR_REGRESSION,
+    MULTI_LABEL,
     MASKED_WORDS,
 )
 _tasks: Registry[Task] = Registry(

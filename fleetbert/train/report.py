@@ -28,7 +28,7 @@ MOST_CLASSES = 50  # of a table, the worst first where there are more
 MOST_CONFUSIONS = 30
 
 # The figures that have a curve, each with the one that is drawn beside it.
-BESIDE = {"accuracy": "macro_f1", "auc": None, "spearman": "pearson"}
+BESIDE = {"accuracy": "macro_f1", "auc": None, "spearman": "pearson", "micro_f1": "macro_f1"}
 
 Row = Dict[str, Any]
 Curve = Tuple[np.ndarray, np.ndarray]
@@ -189,7 +189,21 @@ def draw_answers(best: Row) -> list[tuple[str, str, Markup]]:
     with matplotlib.rc_context(STYLE):
         if best.get("scatter"):
             drawn.append(_scatter(np.array(best["scatter"]), best))
+        for label, found in best.get("precision_recall", {}).items():
+            drawn.append(_precision_recall(label, found))
     return drawn
+
+
+def _precision_recall(label: str, found: Row) -> tuple[str, str, Markup]:
+    """Precision over recall of one label, as its threshold falls."""
+    figure, axes = page.axes_of(2.5)
+    recall, precision = np.array(found["points"]).T
+    axes.plot(recall, precision, color=DEV)
+    axes.set_xlim(0, 1.02)
+    axes.set_ylim(0, 1.05)
+    axes.set_xlabel("recall")
+    axes.set_ylabel("precision")
+    return f"{label}", f"average precision {found['average']:.4f}", _svg(figure)
 
 
 def _scatter(points: np.ndarray, best: Row) -> tuple[str, str, Markup]:

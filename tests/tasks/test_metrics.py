@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from sklearn.metrics import (
     accuracy_score,
+    average_precision_score,
     confusion_matrix,
     f1_score,
     log_loss,
@@ -184,3 +185,39 @@ def test_correlations_are_scipys(pairs):
         assert found["pearson"] == pytest.approx(stats.pearsonr(*wide).statistic, abs=1e-7)
     else:
         assert found["spearman"] == found["pearson"] == 0.0
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 7), st.floats(0, 1))
+def test_figures_of_several_labels_are_scikit_learns(seed, texts, n_labels, share):
+    rng = np.random.default_rng(seed)
+    truth = rng.random((texts, n_labels)) < share
+    logits = rng.normal(size=(texts, n_labels)).astype(np.float32) * 3
+    labels = [f"label {n}" for n in range(n_labels)]
+    found, guessed = metrics.multi_label(truth, logits, labels), logits > 0
+    for average in ("macro", "micro"):
+        # scikit-learn takes one column for one class, and would count the other one too
+        flat = (truth[:, 0], guessed[:, 0]) if n_labels == 1 else (truth, guessed)
+        kind = {"average": "binary"} if n_labels == 1 else {"average": average}
+        expected = f1_score(*flat, zero_division=0, **kind)
+        assert found[f"{average}_f1"] == pytest.approx(expected, abs=1e-12)
+    assert found["subset_accuracy"] == pytest.approx((truth == guessed).all(1).mean())
+    chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    assert metrics.sigmoid(logits) == pytest.approx(chances, abs=1e-12)
+    likely = np.where(truth, chances, 1 - chances)
+    assert found["loss"] == pytest.approx(-np.log(likely).mean())
+    for number, scores in enumerate(found["classes"].values()):
+        precision, recall, _, _ = precision_recall_fscore_support(
+            truth[:, number], guessed[:, number], average="binary", zero_division=0
+        )
+        assert (scores["precision"], scores["recall"]) == pytest.approx((precision, recall))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 5))
+def test_average_precision_is_scikit_learns(seed, texts, levels):
+    rng = np.random.default_rng(seed)
+    truth = rng.random(texts) < 0.4
+    truth[rng.integers(texts)] = True
+    scores = rng.integers(0, levels + 1, texts).astype(np.float32)
+    precision, recall = metrics.precision_recall(truth, scores)
+    found = (np.diff(recall, prepend=0.0) * precision).sum()
+    assert found == pytest.approx(average_precision_score(truth, scores))

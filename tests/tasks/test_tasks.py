@@ -49,6 +49,25 @@ def test_a_regression_tells_numbers():
     assert NUMBERS.targets(["0.5", "2.0"], []).dtype == np.float32
 
 
+def test_several_labels_are_told_by_their_thresholds():
+    task, labels = tasks.get("multi_label_classification"), ["joy", "love", "怒"]
+    assert task.labels_of(['["joy", "怒"]', '["joy"]', '["love"]']) == labels
+    targets = task.targets(['["joy", "怒"]', '["love"]'], labels)
+    assert targets.tolist() == [[True, False, True], [False, True, False]]
+    assert task.unknown('["joy", "hate"]', set(labels)) == "hate"
+    assert task.counts(targets, labels).tolist() == [1, 1, 1]
+    outputs = np.array([[0.1, -1.0, 2.0], [-1.0, -0.5, -3.0]], np.float32)
+    one, other = task.to_answers(labels, outputs, None)
+    assert one.labels == ["怒", "joy"] and other.labels == []
+    assert one.scores["joy"] == pytest.approx(1 / (1 + np.exp(-0.1)))
+    assert task.in_words(one.as_json()) == "怒 (88.1%), joy (52.5%)"
+    assert task.in_words(other.as_json()) == "no label (the likeliest: love, 37.8%)"
+    told, scores, logits = task.tell(labels, outputs)
+    assert told == ['["怒", "joy"]', "[]"]
+    assert scores[0].tolist() == pytest.approx(list(one.scores.values()))
+    assert logits is outputs
+
+
 def test_numbers_that_are_all_equal_are_doubted():
     assert NUMBERS.doubts(np.array([2.5, 2.5], np.float32), []) == [
         "all texts have the number 2.5: nothing can be learned"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fleetbert.registry import Registry
 from fleetbert.train.objectives.classification import CrossEntropy
 from fleetbert.train.objectives.masked_words import MaskedWords
+from fleetbert.train.objectives.multi_label import BinaryCrossEntropy
 from fleetbert.train.objectives.objective import Objective
 from fleetbert.train.objectives.regression import SquaredError
 from fleetbert.train.objectives.regularized import regularize
@@ -21,6 +22,7 @@ _objectives: Registry[Objective] = Registry(
         "pair_classification": CrossEntropy(),
         "regression": SquaredError(),
         "pair_regression": SquaredError(),
+        "multi_label_classification": BinaryCrossEntropy(),
         "mlm": MaskedWords(),
     },
 )

@@ -14,7 +14,10 @@ from fleetbert.engines import answer as answers
 from fleetbert.export.program import export_bundle
 
 TEXTS = ["word1", "word2 word3 字1", "word4 " * 40]
-LABELS: dict[str, list[str]] = {"regression": []}
+LABELS: dict[str, list[str]] = {
+    "regression": [],
+    "multi_label_classification": ["joy", "怒", "love"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +64,15 @@ def test_numbers_are_those_of_the_engine(server, made):
     reply = requests.post(url, json=message, timeout=60)
     assert reply.status_code == 400
     assert reply.json()["error"] == "output 'label' is unknown; choose from values, exit_layer"
+
+
+def test_several_labels_are_those_of_the_engine(server, made):
+    name = "multi_label_classification"
+    expected = answers.answer(answers.load(made / name / "1"), TEXTS)
+    with Client(server.http) as client:
+        found = client.infer(name, TEXTS)
+    assert [one.labels for one in found] == [one.labels for one in expected]
+    assert len({len(one.labels) for one in expected}) > 1  # some texts have more than others
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
+        assert one.scores == pytest.approx(other.scores, abs=1e-5)

@@ -279,6 +279,7 @@ async function ask() {
 
 function headline(output) {
   if (output.label) return output.label[0];
+  if (output.labels) return JSON.parse(output.labels[0]).join(", ") || "no label";
   return output.values[0].toPrecision(5);
 }
 
