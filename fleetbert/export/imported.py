@@ -33,7 +33,8 @@ def import_model(
     if "classifier.weight" in tensors:
         count = tensors["classifier.weight"].shape[1]
         task = _task(source, count, pair)
-        labels = tasks.get(task).labels_of(_labels(source, count, labels))
+        known = _labels(source, count, labels)
+        labels = known if tasks.get(task).least_labels else []
     elif any(name.startswith("cls.predictions.") for name in tensors):
         labels, task = [], "mlm"
     else:
