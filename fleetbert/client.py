@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 import requests
 from requests.auth import AuthBase
 
+TRIES = 3  # of a question whose version is replaced meanwhile
 LENGTH_HEADER = "Inference-Header-Content-Length"
 
 
@@ -25,6 +26,23 @@ class Answer(NamedTuple):
     the layer after which the text left the model."""
 
     label: str
+    scores: dict[str, float]
+    logits: list[float]
+    exit_layer: int
+
+
+class NumberAnswer(NamedTuple):
+    """Of regression: the number, and the layer after which the text left the model."""
+
+    value: float
+    exit_layer: int
+
+
+class LabelsAnswer(NamedTuple):
+    """Of several labels: those above their threshold, the likeliest first, the probability of each
+    label, logits in the order of the labels, and the layer after which the text left the model."""
+
+    labels: list[str]
     scores: dict[str, float]
     logits: list[float]
     exit_layer: int
@@ -59,7 +77,7 @@ class Client:
     ):
         self._url = (url if "://" in url else f"http://{url}").rstrip("/")
         self._timeout = timeout
-        self._labels: dict[tuple[str, str], list[str]] = {}
+        self._labels: dict[tuple[str, str], tuple[str | None, list[str]]] = {}  # and their bundle
         self._session = requests.Session()
         self._verify = verify
         # http_proxy is for other machines: a proxy's localhost is the proxy.
@@ -78,8 +96,9 @@ class Client:
         version: str | None = None,
         speed: float | None = None,
         server_timeout: float | None = None,
-    ) -> list[Answer]:
-        """Answers in the order of the texts; `pairs` are the second texts of a model of pairs.
+    ) -> list[Any]:
+        """Answers in the order of the texts, each an Answer, a LabelsAnswer or a NumberAnswer, as
+        the model's task has it; `pairs` are the second texts of a model of pairs.
 
         version: a number or a label ("stable"); speed: early exit's threshold, 0 to 1;
         server_timeout: seconds after which the server gives up (ServerError 504).
@@ -104,13 +123,18 @@ class Client:
             for (name, values), body in zip(tensors, bodies)
         ]
         head = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
-        reply = self._call(
-            "POST", f"{_path(model, version)}/infer", b"".join([head, *bodies]), len(head)
+        path, body = f"{_path(model, version)}/infer", b"".join([head, *bodies])
+        for _ in range(TRIES):
+            reply = self._call("POST", path, body, len(head))
+            size = int(reply.headers[LENGTH_HEADER])
+            found = json.loads(reply.content[:size])
+            tensors_of = _read_outputs(found["outputs"], reply.content[size:])
+            labels = self._labels_of(found, tensors_of)
+            if labels is not None:
+                return _answers(tensors_of, labels)
+        raise ServerError(
+            503, f"the answers of model {model} and its labels are of different bundles", 1.0
         )
-        size = int(reply.headers[LENGTH_HEADER])
-        told = json.loads(reply.content[:size])
-        labels = self._labels_of(told["model_name"], told["model_version"])
-        return _answers(told["outputs"], reply.content[size:], labels)
 
     def metadata(self, model: str, version: str | None = None) -> dict[str, Any]:
         """Versions, inputs and outputs of a model."""
@@ -133,12 +157,22 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _labels_of(self, model: str, version: str) -> list[str]:
-        """A version never changes, so each is asked for once."""
-        labels = self._labels.get((model, version))
-        if labels is None:
-            labels = self.metadata(model, version).get("parameters", {}).get("labels", [])
-            self._labels[model, version] = labels
+    def _labels_of(self, found: dict[str, Any], outputs: dict[str, Any]) -> list[str] | None:
+        """Those that an answer was made with; None if the version was replaced in place since.
+
+        They are asked for once for each bundle. Servers that do not name it are asked again where
+        labels and scores contradict each other.
+        """
+        key = found["model_name"], found["model_version"]
+        bundle = found.get("parameters", {}).get("bundle")
+        known = self._labels.get(key)
+        if known is not None and known[0] == bundle and (bundle or _agree(outputs, known[1])):
+            return known[1]
+        told = self.metadata(*key).get("parameters", {})
+        labels = told.get("labels", [])
+        if (told.get("bundle") or bundle) != bundle:
+            return None
+        self._labels[key] = (bundle, labels)
         return labels
 
     def _call(
@@ -203,24 +237,43 @@ def pack(texts: Sequence[str]) -> bytes:
     return b"".join(part for text in encoded for part in (struct.pack("<I", len(text)), text))
 
 
-def _answers(outputs: Sequence[dict[str, Any]], body: bytes, labels: Sequence[str]) -> list[Answer]:
-    """The raw tensors stand in `body` in the order of `outputs`."""
+def _read_outputs(outputs: Sequence[dict[str, Any]], body: bytes) -> dict[str, Any]:
+    """By name; the raw tensors stand in `body` in the order of `outputs`."""
     tensors: dict[str, Any] = {}
     start = 0
     for output in outputs:
         end = start + output["parameters"]["binary_data_size"]
         tensors[output["name"]] = _unpack(output["datatype"], body[start:end])
         start = end
-    texts = len(tensors["label"])
+    return tensors
+
+
+def _agree(outputs: dict[str, Any], labels: Sequence[str]) -> bool:
+    """Whether there are as many scores as labels, and the label of each answer has the highest."""
+    if not labels or "label" not in outputs:
+        return True
+    scores, told = outputs["scores"], outputs["label"]
+    count = len(scores) // len(told)
+    rows = [scores[number * count : (number + 1) * count] for number in range(len(told))]
+    return len(labels) == count and all(
+        label in labels and row[labels.index(label)] == max(row) for label, row in zip(told, rows)
+    )
+
+
+def _answers(tensors: dict[str, Any], labels: Sequence[str]) -> list[Any]:
+    if "values" in tensors:
+        return list(map(NumberAnswer, tensors["values"], tensors["exit_layer"]))
+    told = tensors["labels"] if "labels" in tensors else tensors["label"]
+    texts = len(told)
     count = len(tensors["scores"]) // texts
     names = labels or [str(number) for number in range(count)]
-    answers = []
-    for number, label in enumerate(tensors["label"]):
+    answers: list[Any] = []
+    for number, label in enumerate(told):
         row = slice(number * count, (number + 1) * count)
         scores = dict(zip(names, tensors["scores"][row]))
-        answers.append(
-            Answer(label, scores, tensors["logits"][row].tolist(), tensors["exit_layer"][number])
-        )
+        rest = (scores, tensors["logits"][row].tolist(), tensors["exit_layer"][number])
+        several = "labels" in tensors
+        answers.append(LabelsAnswer(json.loads(label), *rest) if several else Answer(label, *rest))
     return answers
 
 

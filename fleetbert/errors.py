@@ -48,6 +48,16 @@ class NotConnected(Error):
     code, title = NOT_CONNECTED, "not connected"
 
 
+def of_system(error: BaseException | None) -> bool:
+    """Whether the machine refused (a disk, memory, a limit), whoever told it: it may go well the
+    next time."""
+    while error is not None:
+        if isinstance(error, (OSError, MemoryError)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def run(main: Callable[[list[str]], int | None], argv: list[str] | None = None) -> None:
     """Run a command's `main` and exit with 0, or what its error says: 2 user error, 3 gate,
     75 ranks did not connect, 130 Ctrl-C, 143 stopped by SIGTERM.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import subprocess
 import sys
@@ -123,6 +124,59 @@ def test_threads_may_share_one(client):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.fixture
+def replaced():
+    """A server of its own, and a function that replaces what its model `sst` is."""
+    with fake_core.serve() as served:
+        versions = served.core._versions
+
+        def replace(labels, bundle, told=None):
+            """`told`: the bundle that answers name, where it is another one than metadata's."""
+            (number,) = [n for n, v in enumerate(versions) if (v.model, v.version) == ("sst", "2")]
+            versions[number] = dataclasses.replace(versions[number], labels=labels, bundle=bundle)
+            served.core.labels, served.core.bundle = labels, bundle if told is None else told
+
+        yield served, replace
+
+
+def test_labels_are_those_of_the_bundle_that_answered(replaced):
+    """Also where the label itself does not tell: the others have changed places."""
+    server, replace = replaced
+    first, second, third = fake_core.LABELS
+    with Client(server.http) as client:
+        for labels in ((first, second, third), (third, second, first), (first, third, second)):
+            replace(labels, "of " + " ".join(labels))
+            for _ in range(2):
+                [one] = client.infer("sst", ["good good"])
+                scores = softmax(fake_core.logits_of(["good good"]))[0]
+                assert one.scores == pytest.approx(dict(zip(labels, scores)), abs=1e-6)
+                assert one.label == max(one.scores, key=one.scores.get)
+        client.metadata = None  # labels are asked for once
+        client.infer("sst", ["good"])
+
+
+def test_a_version_that_is_replaced_between_answer_and_labels_is_asked_again(replaced):
+    server, replace = replaced
+    labels = fake_core.LABELS
+    replace(labels, "new", told="old")  # for ever: two servers behind one address
+    with Client(server.http) as client:
+        with pytest.raises(ServerError, match="different bundles") as caught:
+            client.infer("sst", ["good"])
+        assert (caught.value.status, caught.value.retry_after) == (503, 1.0)
+        replace(labels, "new")
+        assert client.infer("sst", ["good"])[0].label == labels[1]
+
+
+def test_servers_that_name_no_bundle_are_asked_where_label_and_scores_contradict(replaced):
+    server, replace = replaced
+    with Client(server.http) as client:
+        for labels in (fake_core.LABELS, fake_core.LABELS[::-1], ("a", "b", "c")):
+            replace(labels, "")
+            [one] = client.infer("sst", ["bad bad"])
+            assert one.label == labels[0] == max(one.scores, key=one.scores.get)
+            assert list(one.scores) == list(labels)
 
 
 def test_it_needs_requests_only():

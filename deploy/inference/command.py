@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fleetbert import config
 from fleetbert.deploy.inference import settings
+from fleetbert.deploy.inference.ops import output
 from fleetbert.deploy.inference.workers import process
 from fleetbert.errors import UserError
 
@@ -49,6 +50,7 @@ def run(arguments: argparse.Namespace) -> None:
         settings.Serve, arguments.config or os.devnull, [*words, *arguments.overrides]
     )
     _check_repository(Path(section.repository.path))
+    output.start()  # before the workers, which inherit it
     process.start_early(section.engine)
     try:
         import uvloop

@@ -25,6 +25,9 @@ class Draining:
         self._check()
         return await self._core.answer(request)
 
+    def live(self) -> bool:
+        return self._core.live()
+
     def ready(self) -> bool:
         return not self.leaving and self._core.ready()
 

@@ -7,8 +7,9 @@ the `Failure` into bytes. None of these words knows of HTTP or gRPC.
 from __future__ import annotations
 
 import enum
+import sys
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Sequence
+from typing import Any, List, Mapping, NamedTuple, Protocol, Sequence, Union
 
 import numpy as np
 
@@ -24,6 +25,7 @@ class Reason(enum.Enum):
     TOO_LARGE = "too_large"  # more than this server would ever take at once
     UNAUTHENTICATED = "unauthenticated"  # no key, or a wrong one
     UNAVAILABLE = "unavailable"  # queue full, not ready, worker lost: worth another try
+    EXHAUSTED = "exhausted"  # too many bytes wait: worth another try
     DEADLINE = "deadline"  # its own time limit passed
     CANCELLED = "cancelled"  # the client went away
     INTERNAL = "internal"  # the server's fault
@@ -57,9 +59,28 @@ class Request(NamedTuple):
         return len(self.ids if self.texts is None else self.texts)
 
     @property
+    def bytes(self) -> int:
+        """In memory, of texts and ids."""
+        texts = (*(self.texts or ()), *(self.texts_b or ()))
+        return sum(map(sys.getsizeof, texts)) + sum([one.nbytes for one in self.ids])
+
+    @property
     def characters(self) -> int:
         """Of all texts."""
         return sum(map(len, self.texts or ())) + sum(map(len, self.texts_b or ()))
+
+
+# Of an output, one for each text: strings, or an array [texts, ...].
+Values = Union[List[str], np.ndarray]
+
+
+class Told(NamedTuple):
+    """An output of a version, as its task says it (`tasks.Task.tensors`): -1 in its shape is one
+    for each text."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
 
 
 class Response(NamedTuple):
@@ -67,13 +88,16 @@ class Response(NamedTuple):
 
     model: str
     version: str
-    labels: Sequence[str]  # one for each text: its likeliest
-    logits: np.ndarray  # float32 [texts, labels]
-    scores: np.ndarray  # float32 [texts, labels]: probabilities
-    exit_layer: np.ndarray  # int32 [texts]: the layer after which each text left
+    outputs: Mapping[str, Values]  # by name, in the order of `Version.outputs`
     queue_seconds: float  # waiting until its last batch began
     compute_seconds: float  # its batches in the engine
     cut: int = 0  # texts that were cut to the model's maximum length
+    bundle: str = ""  # which one answered, as `Version.bundle`
+
+    @property
+    def size(self) -> int:
+        """How many texts."""
+        return len(next(iter(self.outputs.values())))
 
 
 class State(enum.Enum):
@@ -106,12 +130,15 @@ class Version:
     state: State
     reason: str = ""
     aliases: tuple[str, ...] = ()  # "stable", "canary"
+    task: str = ""
     labels: tuple[str, ...] = ()
+    outputs: tuple[Told, ...] = ()
     pair: bool = False
     max_length: int = 0  # tokens of a text: longer texts are cut, longer input_ids refused
     vocab_size: int = 0  # input_ids are below it
     pad_id: int = 0  # of input_ids
     layers: int = 0
+    bundle: str = ""  # a hash of its manifest: a version may be replaced in place
     variant: str = ""  # which of the bundle's variants answers
     variants: tuple[Variant, ...] = ()
 
@@ -158,6 +185,9 @@ class Core(Protocol):
 
     async def answer(self, request: Request) -> Response:
         """Failure if there is no answer. Cancelling it drops what has not been computed yet."""
+
+    def live(self) -> bool:
+        """Whether what does not answer may yet do so without a new start of the server."""
 
     def ready(self) -> bool:
         """Whether every model that is to be served has a version that answers."""

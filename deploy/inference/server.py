@@ -12,9 +12,11 @@ import contextlib
 import functools
 import gc
 import os
+import resource
 import signal
 import socket
 import sys
+import threading
 from typing import Any, Awaitable, Callable, Iterator, NamedTuple, NoReturn, Protocol
 
 import psutil
@@ -22,14 +24,16 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from fleetbert.deploy.inference import settings
+from fleetbert.deploy.inference.budget import Budget
 from fleetbert.deploy.inference.draining import Draining
 from fleetbert.deploy.inference.messages import Core, State
-from fleetbert.deploy.inference.ops import logs, metrics, observe, pages
+from fleetbert.deploy.inference.ops import logs, metrics, observe, output, pages
 from fleetbert.deploy.inference.protocol import auth, connections, grpc_service, http
 from fleetbert.deploy.inference.protocol.middleware import Middleware
 from fleetbert.errors import UserError
 
 WRITE_SECONDS = 2.0  # for the last answers, to clients that read
+OWN_DESCRIPTORS = 256  # for everything but connections
 
 
 class Startable(Core, Protocol):
@@ -96,6 +100,7 @@ class _Signals:
             with contextlib.suppress(psutil.Error):
                 child.kill()
         print("stopped at once: what was taken is not answered", file=sys.stderr, flush=True)
+        output.stop(0.2)
         os._exit(130 if self.interrupted else 143)
 
     def leave(self) -> None:
@@ -106,6 +111,7 @@ class _Signals:
 async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], Startable]) -> None:
     """Serve until a signal comes. UserError if it cannot begin; KeyboardInterrupt after Ctrl-C."""
     signals = _Signals()
+    output.start()
     logs.start(section.logs)
     if section.batching.max_age_ms != settings.Batching().max_age_ms:
         logs.log.warning("batching.max_age_ms has no effect any more; take it out of the config")
@@ -125,8 +131,12 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
             observers.append(logs.note)
         if tracer is not None:
             observers.append(tracer.note)
-        middleware = Middleware(keys, section.logs.requests, tracer)
-        listen, safety = section.listen, section.safety
+        middleware = Middleware(
+            keys, section.logs.requests, tracer, Budget(section.safety.max_waiting_bytes)
+        )
+        listen = section.listen
+        ports = (listen.http_port, listen.grpc_port, listen.admin_port)
+        safety = _fit_connections(section.safety, sum(port is not None for port in ports))
         apart = listen.admin_port is not None
         admins: settings.Admins = listen.admin or ("anyone" if apart else "loopback")
         elsewhere: settings.Admins = "nobody" if apart else admins
@@ -163,7 +173,7 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
             await _first(_ready(core), signals.first)
             if core.ready():
                 where = ", ".join(listener.address for listener in listeners)
-                print(f"serving {_models(core)} on {where}", flush=True)
+                _print(f"serving {_models(core)} on {where}\n")
             await signals.first.wait()
             logs.log.info("leaving", extra={"fields": {"grace_seconds": listen.grace_seconds}})
             draining.leaving = True
@@ -174,6 +184,11 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
         if signals.second.is_set():
             signals.leave_at_once()
         signals.leave()
+
+
+def _print(line: str) -> None:
+    """On stdout, which somebody may have tied to a pipe that nobody reads: nothing waits for it."""
+    threading.Thread(target=os.write, args=(1, line.encode()), daemon=True).start()
 
 
 class Listener(NamedTuple):
@@ -234,6 +249,27 @@ async def _open_grpc(
         raise UserError(f"listen.grpc_port: {address} cannot be listened on; name another port")
     await server.start()
     return Listener(f"grpc{'s' if tls else ''}://{address}", server.stop)
+
+
+def _fit_connections(safety: settings.Safety, ports: int) -> settings.Safety:
+    """With as many connections as descriptors allow, whose limit is raised as far as it may be;
+    some are left for starting workers and reading models."""
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = ports * safety.max_connections + OWN_DESCRIPTORS
+    if limit < wanted and limit != resource.RLIM_INFINITY:
+        limit = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    fitting = max(1, (limit - OWN_DESCRIPTORS) // max(1, ports))
+    if limit == resource.RLIM_INFINITY or fitting >= safety.max_connections:
+        return safety
+    logs.log.warning(
+        "%d file descriptors (ulimit -n) allow %d connections of each port, not "
+        "safety.max_connections, which is %d",
+        limit,
+        fitting,
+        safety.max_connections,
+    )
+    return safety.model_copy(update={"max_connections": fitting})
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -59,7 +59,16 @@ class Safety(Section):
     max_body_bytes: int = key(8 << 20, "a larger request is refused with 413", ge=1024)
     max_texts: int = key(1024, "texts of one request; more are refused with 413", ge=1)
     max_text_bytes: int = key(1 << 20, "of one text; more are refused with 413", ge=16)
-    max_connections: int = key(1000, "of each port; further ones are closed", ge=1)
+    max_waiting_bytes: int = key(
+        64 << 20,
+        "of all requests, until they are token ids or answered; more are refused with 503",
+        ge=1 << 20,
+    )
+    max_connections: int = key(
+        1000,
+        "of each port, or as many as descriptors allow (ulimit -n); further ones are closed",
+        ge=1,
+    )
     head_seconds: float = key(10.0, "for a request's headers to come, or a handshake", gt=0)
     body_seconds: float = key(60.0, "for its body to come, or its answer to be read", gt=0)
 
@@ -103,6 +112,12 @@ class Engine(Section):
     hang_seconds: float = key(
         10.0,
         "a batch that takes longer, and three times as long as others: the worker is replaced",
+        gt=0,
+    )
+    heal_seconds: float = key(
+        300.0,
+        "a model that has no worker for so long, as none can be started: /v2/health/live is 503, "
+        "so that whoever runs the server starts it anew",
         gt=0,
     )
 

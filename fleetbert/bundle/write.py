@@ -14,6 +14,7 @@ from typing import Callable, Iterator
 from pydantic import ValidationError
 
 from fleetbert import files, locks
+from fleetbert.bundle import card
 from fleetbert.bundle.manifest import (
     MANIFEST,
     File,
@@ -74,6 +75,7 @@ def create(
             variants=variants,
         )
         (temporary / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
+        (temporary / card.NAME).write_text(card.card(manifest), encoding="utf-8")
         files.sync_tree(temporary)
         files.put_in_place(temporary, final)
     return read(final)
@@ -120,7 +122,8 @@ class Adding:
             files.sync_tree(self.folder)
             files.put_in_place(self.folder, self.root / name)
             variants = [v for v in manifest.variants if v.name != variant.name] + [variant]
-            _replace_manifest(self.root, manifest.model_copy(update={"variants": variants}))
+            manifest = manifest.model_copy(update={"variants": variants})
+            _replace_manifest(self.root, manifest)
             for former_name in taken:
                 shutil.rmtree(self.root / former_name)
         return read(self.root)
@@ -210,7 +213,8 @@ def _generations(root: Path, name: str) -> list[Path]:
 
 
 def _replace_manifest(root: Path, manifest: Manifest) -> None:
-    for left in root.glob(f".{MANIFEST}.tmp-*"):  # by a killed writer: we have the lock
-        left.unlink()
-    with files.replacing(root / MANIFEST) as stream:
-        stream.write(to_json(manifest).encode())
+    for name, text in ((MANIFEST, to_json(manifest)), (card.NAME, card.card(manifest))):
+        for left in root.glob(f".{name}.tmp-*"):  # by a killed writer: we have the lock
+            left.unlink()
+        with files.replacing(root / name) as stream:
+            stream.write(text.encode())

@@ -9,6 +9,7 @@ from pydantic import model_validator
 from fleetbert.config.compression import Gate, Selection
 from fleetbert.config.section import Section, key
 from fleetbert.config.training import Config, Loss, Model
+from fleetbert.task_names import KINDS
 
 
 class Student(Model):
@@ -60,7 +61,7 @@ class Distill(Config):
         distill, model = self.distill, self.model
         if distill.teacher is None:
             raise ValueError("distill.teacher: name the `model` folder of a run, or a bundle")
-        if self.task.name in ("mlm", "ctr"):
+        if self.task.name in ("mlm", "ctr") or KINDS[self.task.name].label != "name":
             raise ValueError("task.name: only classifiers of texts and pairs can be distilled")
         if self.loss != Loss():
             raise ValueError("loss: distillation has a loss of its own; leave the section out")
@@ -103,6 +104,11 @@ class Exits(Section):
     )
     labels_weight: float = key(
         0.0, "share of the loss that the labels of data.train make up; 0 needs none", ge=0, le=1
+    )
+    weighting: Literal["none", "uncertainty"] = key(
+        "none",
+        "uncertainty: the surer an earlier head is of a text, the less it counts for the later "
+        "ones, which it would not reach; a fifth of the texts, drawn anew each epoch, counts whole",
     )
     epochs: int = key(10, "passes over the hidden states", ge=1)
     learning_rate: float = key(1e-3, "AdamW's, at its highest", gt=0)

@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 
 import fleetbert
-from fleetbert import bundle
+from fleetbert import bundle, tasks
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.tokenizers import Spec
@@ -46,6 +46,7 @@ def export_bundle(
 
     opened = tokenizers.open(tokenizer)
     vocab_size, pad_id = opened.vocab_size, opened.pad_id
+    answers = tasks.get(task).answers
 
     def fill(folder: Path) -> list[bundle.Variant]:
         difference = export_program(
@@ -66,7 +67,7 @@ def export_bundle(
                     "paddlepaddle": paddle.__version__,
                 },
                 max_difference_to_network=difference,
-                golden=_golden(network, max_length, vocab_size, pad_id) if labels else None,
+                golden=_golden(network, max_length, vocab_size, pad_id) if answers else None,
             )
         ]
 

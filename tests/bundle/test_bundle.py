@@ -74,7 +74,7 @@ def test_what_is_written_is_read(tmp_path):
     assert bundle.max_length == 64
     assert not bundle.task.pair
     assert bundle.variant("float32").accuracy[0].accuracy == 0.9
-    assert names(bundle.root) == ["float32", "manifest.json", "vocab.txt"]
+    assert names(bundle.root) == ["README.md", "float32", "manifest.json", "vocab.txt"]
     assert names(bundle.root.parent) == ["bundle", "given-vocab.txt"]
     # Whoever serves it need not be who trained it.
     assert bundle.root.stat().st_mode & 0o055 == 0o055 & ~_umask()
@@ -184,7 +184,7 @@ def test_a_bundle_is_replaced_whole(tmp_path):
     create(tmp_path / "bundle", fill_with("new"))
     assert content(tmp_path / "bundle") == "new"
     assert names(tmp_path) == ["bundle", "given-vocab.txt"]
-    assert names(tmp_path / "bundle") == ["float32", "manifest.json", "vocab.txt"]
+    assert names(tmp_path / "bundle") == ["README.md", "float32", "manifest.json", "vocab.txt"]
 
 
 def test_a_bundle_is_replaced_where_folders_cannot_be_swapped(tmp_path, monkeypatch):
@@ -226,7 +226,7 @@ def test_a_failing_fill_changes_nothing(tmp_path):
         bundles.add_variant(tmp_path / "bundle", "onnx", fail)
     assert content(tmp_path / "bundle") == "one"
     assert names(tmp_path) == ["bundle", "given-vocab.txt"]
-    assert names(tmp_path / "bundle") == ["float32", "manifest.json", "vocab.txt"]
+    assert names(tmp_path / "bundle") == ["README.md", "float32", "manifest.json", "vocab.txt"]
 
 
 def test_variants_are_added_and_replaced(tmp_path):
@@ -275,7 +275,7 @@ def test_two_writers_at_once_lose_nothing(tmp_path):
     for name in ("a", "b", "c"):
         assert content(root, name, "model.onnx") == f"{name} 9"
     assert names(root) == sorted(
-        ["float32", "manifest.json", "vocab.txt"]
+        ["README.md", "float32", "manifest.json", "vocab.txt"]
         + [bundles.read(root).folder(name).name for name in ("a", "b", "c")]
     )
 
@@ -345,7 +345,7 @@ def test_a_second_writer_is_told_who_the_first_is(tmp_path, first, second, named
     create(tmp_path / "bundle")  # a dead one's lock is none
     bundles.add_variant(root, "a", fill_one("a", "x"))
     assert names(tmp_path) == ["bundle", "given-vocab.txt"]
-    assert names(root) == ["a", "float32", "manifest.json", "vocab.txt"]
+    assert names(root) == ["README.md", "a", "float32", "manifest.json", "vocab.txt"]
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ def test_a_killed_writer_leaves_the_bundle_as_it_was(tmp_path, body):
     create(tmp_path / "bundle", fill_with("two"))
     bundles.add_variant(root, "onnx", fill_one("onnx", "newer"))
     assert names(tmp_path) == ["bundle", "given-vocab.txt"]
-    assert names(root) == ["float32", "manifest.json", "onnx", "vocab.txt"]
+    assert names(root) == ["README.md", "float32", "manifest.json", "onnx", "vocab.txt"]
 
 
 def test_writers_killed_at_any_time_leave_a_whole_bundle(tmp_path):

@@ -337,7 +337,8 @@ def test_two_ranks_learn_what_one_learns(bundle, tiny_data, tmp_path):
     """Without dropout: the same gradients but for rounding, so the same heads."""
     path = tmp_path / "job.yaml"
     alone = Path(shutil.copytree(bundle, tmp_path / "alone"))
-    wanted = {**values(bundle, tiny_data, dropout=0.0), "sources": ["float32"]}
+    weighted = values(bundle, tiny_data, dropout=0.0, weighting="uncertainty")
+    wanted = {**weighted, "sources": ["float32"]}
     path.write_text(json.dumps(wanted), encoding="utf-8")
     launcher = ["--nproc_per_node", "2", "--backend", "gloo"]
     script = ROOT / "launch" / "distill.py"

@@ -40,7 +40,7 @@ def test_a_model_that_differs_is_not_added(copied_bundle, monkeypatch, differenc
     assert bundles.read(copied_bundle).manifest == before
     bundles.verify(bundles.read(copied_bundle), "onnx")
     found = sorted(path.name for path in copied_bundle.iterdir())
-    assert found == ["float32", "manifest.json", "onnx", "vocab.txt"]
+    assert found == ["README.md", "float32", "manifest.json", "onnx", "vocab.txt"]
 
 
 @pytest.mark.parametrize("opset", [0, 10, 20])

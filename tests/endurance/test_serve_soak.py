@@ -1,5 +1,6 @@
 """`make endurance`: minutes of steady load on a server whose versions change, whose workers are
-killed and whom others send nonsense. No answer may be wrong, no good request may fail but by 503.
+killed, whose repository goes away and returns, whose log nobody reads for a while, and whom others
+send nonsense, huge texts and bursts. No answer may be wrong, no good request may fail but by 503.
 
 FLEETBERT_SOAK_MINUTES (10) sets how long, FLEETBERT_SEED (0) what is sent.
 """
@@ -7,8 +8,11 @@ FLEETBERT_SOAK_MINUTES (10) sets how long, FLEETBERT_SEED (0) what is sent.
 from __future__ import annotations
 
 import contextlib
+import gzip
+import json
 import os
 import random
+import re
 import shutil
 import socket
 import statistics
@@ -16,14 +20,17 @@ import threading
 import time
 from collections import Counter
 
+import grpc
 import numpy as np
 import psutil
 import pytest
 import requests
+from grpc_stub import make_stub
 from served import REAL, serving
 from tiny_bert import LABELS, WORDS, make_network
 
 from fleetbert.data.tokenizers import of_vocab
+from fleetbert.deploy.inference.protocol import inference_pb2
 from fleetbert.engines import answer as answers
 from fleetbert.export.program import export_bundle
 
@@ -32,8 +39,11 @@ SEED = int(os.environ.get("FLEETBERT_SEED", "0"))
 RELOAD_SECONDS, KILL_SECONDS, HOSTILE_SECONDS = 20, 30, 0.5
 CLIENTS = 6
 PAUSE = 0.03  # of a client between its requests: steady, not as fast as it goes
-FLAT = 1.05
+HUGE_SECONDS, BURST_SECONDS, AWAY_SECONDS, UNREAD_SECONDS = 5, 30, 25, 20
+BURST, CHANNELS = 3000, 10
+FLAT = 1.2
 SAME = 1e-3  # of logits: batches of other shapes round otherwise, other weights are far away
+HUGE = [" word1", "a", "\u0301\u0302", "\x01", "字", ".", "\U0001f600"]
 HEAD = "POST /v2/models/tiny/infer HTTP/1.1\r\nhost: x\r\n"
 HOSTILE = [  # as bytes on a connection; the server may say 4xx or close it
     HEAD + 'content-length: 9\r\n\r\n{"inputs"',
@@ -59,9 +69,16 @@ class Soak:
         self.versions: set[str] = set()
         self.swaps: list[tuple[float, float]] = []  # published, first seen to answer
         self.lock = threading.Lock()
+        self.disk = threading.Lock()  # whose holder changes the repository
+        self.told = b""  # of the log, lately
 
     def going(self) -> bool:
         return time.monotonic() < self.end and not self.wrong
+
+    def pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while self.going() and time.monotonic() < until:
+            time.sleep(0.1)
 
     def note(self, word: str) -> None:
         with self.lock:
@@ -130,9 +147,11 @@ def reload(soak, bundles, models):
             time.sleep(0.1)
             continue
         number += 1
-        shutil.copytree(bundles[number % 2], models / ".new")
-        began = time.monotonic()
-        (models / ".new").rename(models / str(number))
+        with soak.disk:
+            shutil.copytree(bundles[number % 2], models / ".new")
+            began = time.monotonic()
+            (models / ".new").rename(models / str(number))
+        soak.note("published")
         while soak.going() and str(number) not in soak.versions:
             time.sleep(0.1)
             index = requests.post(f"{soak.served.http}/v2/repository/index", timeout=120).json()
@@ -141,7 +160,7 @@ def reload(soak, bundles, models):
                 soak.wrong.append(f"version {number} is refused: {found['reason']}")
         if str(number) in soak.versions:
             soak.swaps.append((began, time.monotonic()))
-        with contextlib.suppress(FileNotFoundError):
+        with soak.disk, contextlib.suppress(FileNotFoundError):
             shutil.rmtree(models / str(number - 2))
         due = max(due + RELOAD_SECONDS, time.monotonic())
 
@@ -159,6 +178,77 @@ def kill(soak):
             workers = psutil.Process(soak.served.process.pid).children()
             min(workers, key=lambda worker: worker.create_time()).kill()
             soak.note("killed")
+
+
+def send_huge(soak):
+    """Seven megabytes in a few kilobytes, of clients that hang up."""
+    chance = random.Random(SEED)
+    host, port = soak.served.http.partition("://")[2].split(":")
+    while soak.going():
+        texts = [WORDS[0] + unit * (1_000_000 // len(unit.encode())) for unit in HUGE]
+        tensor = {"name": "text", "shape": [len(texts)], "datatype": "BYTES", "data": texts}
+        body = gzip.compress(json.dumps({"inputs": [tensor]}).encode(), 1)
+        head = f"{HEAD}content-encoding: gzip\r\ncontent-length: {len(body)}\r\n\r\n"
+        with socket.create_connection((host, int(port)), 30) as one:
+            one.sendall(head.encode() + body)
+            time.sleep(chance.random())
+        soak.note("huge")
+        time.sleep(HUGE_SECONDS)
+
+
+def burst(soak):
+    """Thousands of gRPC calls at once: each is answered, or refused as the queue is full."""
+    channels = [grpc.insecure_channel(soak.served.grpc) for _ in range(CHANNELS)]
+    stubs = [make_stub(channel) for channel in channels]
+    while soak.going():
+        requests = []
+        for number in range(BURST):
+            request = inference_pb2.ModelInferRequest(model_name="tiny")
+            tensor = request.inputs.add(name="text", datatype="BYTES", shape=[1])
+            tensor.contents.bytes_contents.append(soak.texts[number % len(soak.texts)].encode())
+            request.outputs.add(name="logits")
+            requests.append(request)
+        calls = [
+            stubs[number % CHANNELS].ModelInfer.future(request, timeout=110)
+            for number, request in enumerate(requests)
+        ]
+        for number, call in enumerate(calls):
+            try:
+                reply = call.result()
+            except grpc.RpcError as error:
+                soak.note(error.code().name)
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    soak.wrong.append(f"of a burst: {error.code()}: {error.details()}")
+                continue
+            soak.note("OK")
+            found = np.frombuffer(reply.raw_output_contents[0], np.float32)
+            right = soak.expected[int(reply.model_version) % 2][number % len(soak.texts)]
+            if not np.abs(found - right).max() < SAME:
+                soak.wrong.append(f"version {reply.model_version}: a burst's answer is wrong")
+        soak.pause(BURST_SECONDS)
+    for channel in channels:
+        channel.close()
+
+
+def hide(soak, models):
+    """The repository is gone for a while, as a volume that is mounted anew."""
+    while soak.going():
+        soak.pause(AWAY_SECONDS)
+        with soak.disk:
+            models.parent.rename(models.parent.with_name("away"))
+            soak.pause(3)
+            models.parent.with_name("away").rename(models.parent)
+        soak.note("away")
+
+
+def read_log(soak, descriptor):
+    """By turns it is read and not."""
+    began = time.monotonic()
+    while soak.going() or soak.served.process.poll() is None:
+        if (time.monotonic() - began) % (2 * UNREAD_SECONDS) < UNREAD_SECONDS or not soak.going():
+            with contextlib.suppress(BlockingIOError):
+                soak.told = (soak.told + os.read(descriptor, 1 << 16))[-(1 << 16) :]
+        time.sleep(0.01)
 
 
 def memory(process) -> tuple[int, int]:
@@ -185,13 +275,18 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
     shutil.copytree(tiny_bundle, models / "1")
     words = [f"repository.path={tmp_path / 'models'}", "repository.poll_seconds=0.5",
              "repository.default.variant=float32", "engine.workers=2", "engine.threads=1",
-             "batching.timeout_ms=110000"]  # fmt: skip
+             "batching.timeout_ms=110000", "logs.requests=true"]  # fmt: skip
+    os.mkfifo(tmp_path / "server.log")
+    log = os.open(tmp_path / "server.log", os.O_RDWR | os.O_NONBLOCK)
     with serving(tmp_path, *words, command=REAL) as served:
         soak = Soak(served, texts, expected)
         threads = [threading.Thread(target=ask, args=(soak, n)) for n in range(CLIENTS)]
         threads += [threading.Thread(target=harass, args=(soak,))]
         threads += [threading.Thread(target=reload, args=(soak, bundles, models))]
-        threads += [threading.Thread(target=kill, args=(soak,))]
+        threads += [threading.Thread(target=hide, args=(soak, models))]
+        threads += [threading.Thread(target=act, args=(soak,)) for act in (kill, send_huge, burst)]
+        reader = threading.Thread(target=read_log, args=(soak, log))
+        reader.start()
         for thread in threads:
             thread.start()
         began, samples = time.monotonic(), []
@@ -201,10 +296,16 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
         for thread in threads:
             thread.join()
         restarts = requests.get(f"{served.http}/metrics", timeout=120).text
-        assert served.end() == 0, served.log
+        assert served.end() == 0, soak.told.decode(errors="replace")
+        reader.join()
+        os.close(log)
     inside = [s for when, s in soak.latencies if any(a <= when <= b for a, b in soak.swaps)]
     outside = [s for when, s in soak.latencies if not any(a <= when <= b for a, b in soak.swaps)]
     length = samples[-1][0]
+    eighths = [
+        statistics.median(rss for when, rss in samples if min(7, int(8 * when / length)) == part)
+        for part in range(8)
+    ]
     early = statistics.median(rss for when, rss in samples if 0.25 <= when / length < 0.5)
     late = statistics.median(rss for when, rss in samples if when / length >= 0.75)
     with capfd.disabled():
@@ -212,10 +313,15 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
             f"\n{dict(soak.counts)}, {len(soak.swaps)} versions taken over; p99 "
             f"{1000 * p99(inside):.0f} ms in swaps, {1000 * p99(outside):.0f} ms otherwise; "
             f"listening process {early / 1e6:.1f} MB in the second quarter, {late / 1e6:.1f} MB "
-            "in the last"
+            f"in the last; by eighths {[round(one / 1e6) for one in eighths]}"
         )
     assert soak.wrong == []
+    counted = re.findall(r'requests_total\{code="OK",.*protocol="grpc".*\} (\S+)', restarts)
+    assert sum(map(float, counted)) == soak.counts["OK"] > 0
+    assert soak.counts["huge"] > 0 < soak.counts["away"]
+    assert float(re.search(r"^\w+_log_lines_dropped_total (\S+)", restarts, re.M)[1]) > 0
     assert soak.counts["200"] > 100 and soak.counts["hostile"] > 10
+    assert len(soak.swaps) >= soak.counts["published"] - 1  # the last one may be under way
     assert len(soak.swaps) >= int(60 * MINUTES / RELOAD_SECONDS) // 4
     assert ("fleetbert_worker_restarts_total" in restarts) == (soak.counts["killed"] > 0)
     if MINUTES >= 5:  # before that the allocators still fill

@@ -23,6 +23,16 @@ REQUEST_SECONDS = Histogram(
     buckets=SECONDS,
     registry=REGISTRY,
 )
+EXHAUSTED = Counter(
+    "fleetbert_exhausted",
+    "Requests refused as too many bytes wait (safety.max_waiting_bytes)",
+    registry=REGISTRY,
+)
+REFUSED_CONNECTIONS = Counter(
+    "fleetbert_refused_connections",
+    "HTTP connections above safety.max_connections",
+    registry=REGISTRY,
+)
 
 # Counted by the queue and the workers.
 QUEUE_SECONDS = Histogram(

@@ -17,7 +17,7 @@ from typing import Awaitable, Callable, Iterator, NamedTuple
 import orjson
 import prometheus_client
 import psutil
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 from starlette.requests import Request
@@ -27,7 +27,7 @@ from starlette.routing import BaseRoute, Route
 import fleetbert
 from fleetbert import limits
 from fleetbert.deploy.inference.messages import Core, Failure, Statistics, Version
-from fleetbert.deploy.inference.ops import metrics
+from fleetbert.deploy.inference.ops import metrics, output
 
 FOLDER = Path(__file__).parent / "page"
 CSS = Path(fleetbert.__file__).parent / "page.css"  # the reports' style
@@ -147,6 +147,7 @@ def _version(version: Version, found: Statistics | None) -> dict[str, object]:
         "state": version.state.value,
         "reason": version.reason,
         "aliases": version.aliases,
+        "task": version.task,
         "labels": version.labels,
         "pair": version.pair,
         "max_length": version.max_length,
@@ -206,7 +207,7 @@ def _processes() -> list[Process]:
 class Processes(Collector):
     """The same for Prometheus; by role, so that a replaced worker makes no new series."""
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         memory = GaugeMetricFamily(
             "fleetbert_resident_bytes", "Resident memory of living processes", labels=["role"]
         )
@@ -220,4 +221,7 @@ class Processes(Collector):
             memory.add_metric([role], sum(process.resident_bytes for process in chosen))
             cpu.add_metric([role], sum(process.cpu_seconds for process in chosen))
             count.add_metric([role], len(chosen))
-        return iter((memory, cpu, count))
+        dropped = CounterMetricFamily(
+            "fleetbert_log_lines_dropped", "Lines that nobody read in time", output.dropped
+        )
+        return iter((memory, cpu, count, dropped))

@@ -15,6 +15,7 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.settings import Safety
 
 # ASGI's extension by which an application asks to be called when the client goes: with a function,
@@ -72,6 +73,7 @@ class Connection(HttpToolsProtocol):
         self._old = math.inf if self.age is None else self.loop.time() + self.age
         self._await_head()
         if len(self.connections) > self.safety.max_connections:
+            metrics.REFUSED_CONNECTIONS.inc()
             self._refuse(503, f"this server takes {self.safety.max_connections} connections")
 
     def data_received(self, data: bytes) -> None:

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
+from fleetbert.deploy.inference.budget import Budget, Share
 from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
@@ -38,6 +39,7 @@ CODES = {
     Reason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     Reason.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
     Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
+    Reason.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Reason.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
     Reason.CANCELLED: grpc.StatusCode.CANCELLED,
     Reason.INTERNAL: grpc.StatusCode.INTERNAL,
@@ -99,7 +101,7 @@ class Server:
                 ("grpc.server.max_pending_requests_hard_limit", PENDING_CALLS),
             )
         )
-        service = Service(core, safety, admins, observers)
+        service = Service(core, safety, admins, observers, middleware.budget)
         wrap = functools.partial(_handler, middleware, safety.body_seconds)
         calls = {
             method.name: wrap(
@@ -169,20 +171,27 @@ def _handler(
         except DecodeError:
             raise refuse(f"the message is not that of {method}") from None
 
-    async def answer(requests: AsyncIterator[bytes], context: Context) -> bytes | None:
+    async def answer(
+        requests: AsyncIterator[bytes], context: Context, share: Share
+    ) -> bytes | None:
         if not streams:
-            return await act(read(await _receive(context, message_seconds)), context)
+            data = await _receive(context, message_seconds)
+            share.take(len(data))
+            request = read(data)
+            del data  # the message has it once more
+            return await act(request, context)
         async for data in act(requests, read, context):
             await context.write(data)
         return None
 
     async def handle(requests: AsyncIterator[bytes], context: Context) -> bytes | None:
         headers = dict(context.invocation_metadata())
-        with middleware.around("grpc", method, headers) as call:
+        around = middleware.around("grpc", method, headers)
+        with around as call, middleware.budget.share() as share:
             try:
                 if closed:
                     middleware.check_key(headers)
-                answered = await answer(requests, context)
+                answered = await answer(requests, context, share)
                 call.code = grpc.StatusCode.OK.name
                 return answered
             except (Exception, asyncio.CancelledError) as error:
@@ -235,13 +244,18 @@ class Service:
     inference.proto."""
 
     def __init__(
-        self, core: Core, safety: Safety, admins: Admins, observers: Sequence[observe.Observer]
+        self,
+        core: Core,
+        safety: Safety,
+        admins: Admins,
+        observers: Sequence[observe.Observer],
+        budget: Budget,
     ):
         self._core, self._safety, self._admins = core, safety, admins
-        self._observers = observers
+        self._observers, self._budget = observers, budget
 
     async def ServerLive(self, *_: object) -> bytes:  # noqa: N802
-        return pb.ServerLiveResponse(live=True).SerializeToString()
+        return pb.ServerLiveResponse(live=self._core.live()).SerializeToString()
 
     async def ServerReady(self, *_: object) -> bytes:  # noqa: N802
         return pb.ServerReadyResponse(ready=self._core.ready()).SerializeToString()
@@ -290,10 +304,12 @@ class Service:
         async def answer(data: bytes) -> bytes:
             reply = pb.ModelStreamInferResponse()
             try:
-                request = read(data)
-                reply.infer_response.id = request.id
-                found, _ = await self._infer(request, context.time_remaining())
-                reply.infer_response.CopyFrom(found)
+                with self._budget.share() as share:
+                    share.take(len(data))
+                    request = read(data)
+                    reply.infer_response.id = request.id
+                    found, _ = await self._infer(request, context.time_remaining())
+                    reply.infer_response.CopyFrom(found)
             except Exception as error:
                 if not isinstance(error, Failure):
                     log.error("a streamed request failed", exc_info=error)
@@ -320,13 +336,15 @@ class Service:
         self, request: pb.ModelInferRequest, seconds_left: float | None
     ) -> tuple[pb.ModelInferResponse, tuple[tuple[str, str], ...]]:
         """The answer, and what is told beside it."""
-        with observe.Observed("grpc", "OK", _code_name_of, self._observers, request.id) as observed:
+        observing = observe.Observed("grpc", "OK", _code_name_of, self._observers, request.id)
+        with observing as observed, self._budget.share() as share:
             raw: RawRequest | None = None
 
             def read() -> RawRequest:
                 nonlocal raw
-                raw = _read_request(request, seconds_left)
-                return raw
+                parsed = _read_request(request, seconds_left)
+                raw = parsed._replace(inputs=())  # what waits for its answer needs no more
+                return parsed
 
             response = await infer(
                 self._core,
@@ -335,6 +353,7 @@ class Service:
                 request.model_version or None,
                 read,
                 observed,
+                share,
             )
             assert raw is not None
             answer = _message(response, raw)
@@ -492,6 +511,8 @@ def _message(response: Response, raw: RawRequest) -> pb.ModelInferResponse:
         raw_output_contents=map(to_raw, chosen),
     )
     message.parameters["cut"].int64_param = response.cut
+    if response.bundle:
+        message.parameters["bundle"].string_param = response.bundle
     for output in chosen:
         message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
     return message

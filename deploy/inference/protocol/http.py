@@ -35,6 +35,7 @@ STATUS = {
     Reason.NOT_FOUND: 404,
     Reason.TOO_LARGE: 413,
     Reason.UNAVAILABLE: 503,
+    Reason.EXHAUSTED: 503,
     Reason.DEADLINE: 504,
     Reason.CANCELLED: 499,  # nginx's; nobody is there to read it
     Reason.INTERNAL: 500,
@@ -45,6 +46,7 @@ BINARY = "application/octet-stream"
 BROKEN = "the server failed at this request; its log says why"
 HEADER_LENGTH = "inference-header-content-length"
 UNKNOWN = "x-unknown-parameters"
+SHARE = "fleetbert.share"  # in a scope: what its request holds of the budget
 HEADERS = "fleetbert.headers"  # in a scope: by lower-case name, parsed once
 # For everyone, with or without a key: probes, and pages that hold nothing of the models.
 OPEN = re.compile(r"/v2/health/\w+|/|/docs(/.*)?|/openapi\.json")
@@ -97,7 +99,9 @@ class App:
         }
         scope["app"], scope[HEADERS] = self, headers
         path = scope["path"]
-        with self._middleware.around("http", f"{scope['method']} {path}", headers) as call:
+        middleware = self._middleware
+        around = middleware.around("http", f"{scope['method']} {path}", headers)
+        with around as call, middleware.budget.share() as scope[SHARE]:
 
             async def send_numbered(message: Message) -> None:
                 if message["type"] == "http.response.start":
@@ -108,7 +112,7 @@ class App:
 
             try:
                 if not OPEN.fullmatch(path):
-                    self._middleware.check_key(headers)
+                    middleware.check_key(headers)
                 await self._router(scope, receive, send_numbered)
             except ClientGone:
                 call.code = str(STATUS[Reason.CANCELLED])
@@ -132,7 +136,7 @@ def _error_response(scope: Scope, error: Exception) -> HttpResponse:
     if not isinstance(error, Failure):
         log.error("HTTP request failed", exc_info=error)
         return _json({"error": BROKEN}, 500)
-    if error.reason is Reason.UNAVAILABLE:
+    if error.reason in (Reason.UNAVAILABLE, Reason.EXHAUSTED):
         wait = RETRY_AFTER if error.retry_after is None else error.retry_after
         headers["Retry-After"] = str(max(1, math.ceil(wait)))
     if error.reason is Reason.UNAUTHENTICATED:
@@ -160,17 +164,20 @@ class Infer:
         names = scope["path_params"]
         request_id = headers.get("x-request-id", "")
         with observe.Observed("http", "200", _code_of, self._observers, request_id) as observed:
-            data = await http_body.read(headers, receive, self._safety.max_body_bytes)
+            limit, share = self._safety.max_body_bytes, scope[SHARE]
+            data = await http_body.read(headers, receive, limit, share)
             observed.arrived()
             body: http_json.Body | None = None
 
             def parse() -> RawRequest:
-                nonlocal body
-                body = http_json.parse(data, headers.get(HEADER_LENGTH))
-                return body.request
+                nonlocal body, data
+                parsed = http_json.parse(data, headers.get(HEADER_LENGTH))
+                # What waits for its answer needs neither.
+                data, body = b"", parsed._replace(request=parsed.request._replace(inputs=()))
+                return parsed.request
 
-            version = names.get("version")
-            answering = infer(self._core, self._safety, names["model"], version, parse, observed)
+            target = (names["model"], names.get("version"))
+            answering = infer(self._core, self._safety, *target, parse, observed, share)
             response = await _unless_gone(answering, scope)
             assert body is not None
             content, head = http_json.render(response, body)
@@ -236,7 +243,9 @@ def _both(
 
 def _health(core: Core) -> list[BaseRoute]:
     async def live(_: HttpRequest) -> HttpResponse:
-        return _json({"live": True})
+        if core.live():
+            return _json({"live": True})
+        return _not_ready({"live": False, "error": "no worker of a model can be started"})
 
     async def ready(_: HttpRequest) -> HttpResponse:
         if core.ready():
@@ -317,7 +326,8 @@ def _names(request: HttpRequest) -> tuple[str, str | None]:
 async def _read_object(request: HttpRequest, safety: Safety) -> Mapping[str, object]:
     """The body's JSON object; an empty body is an empty object."""
     headers = request.scope[HEADERS]
-    data = await http_body.read(headers, request.receive, safety.max_body_bytes)
+    limit, share = safety.max_body_bytes, request.scope[SHARE]
+    data = await http_body.read(headers, request.receive, limit, share)
     return http_json.read_object(data) if data else {}
 
 

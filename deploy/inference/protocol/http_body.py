@@ -8,6 +8,7 @@ from typing import Mapping
 
 from starlette.types import Receive
 
+from fleetbert.deploy.inference.budget import Share
 from fleetbert.deploy.inference.messages import Failure, Reason, show
 from fleetbert.deploy.inference.protocol.tensors import refuse
 
@@ -30,15 +31,21 @@ class CloseAfter(Failure):
     """A request whose body was not read to its end: the connection cannot be used again."""
 
 
-async def read(headers: Mapping[str, str], receive: Receive, limit: int) -> bytes:
-    """The whole body, decoded; Failure TOO_LARGE if it is or would become more than `limit`."""
+async def read(headers: Mapping[str, str], receive: Receive, limit: int, share: Share) -> bytes:
+    """The whole body, decoded; `share` holds its bytes. Failure TOO_LARGE if it is or would become
+    more than `limit`, EXHAUSTED if there is no room for them."""
     announced = headers.get("content-length", "0")
     expects = headers.get("expect", "").lower() == "100-continue"
     if expects and announced.isdecimal() and int(announced[:20]) > limit:
         raise CloseAfter(Reason.TOO_LARGE, _too_large(limit))
-    body = await _receive_all(receive, limit)
+    body = await _receive_all(receive, limit, share)
     encoding = headers.get("content-encoding")
-    return body if encoding is None else decode(body, encoding, limit)
+    if encoding is None:
+        return body
+    decoded = decode(body, encoding, limit)
+    share.give_back()
+    share.take(len(decoded))
+    return decoded
 
 
 def decode(body: bytes, encoding: str, limit: int) -> bytes:
@@ -69,9 +76,10 @@ def _inflate(body: bytes, window: int, name: str, limit: int) -> bytes:
     raise refuse(f"the body has {len(body)} bytes after its {name} stream")
 
 
-async def _receive_all(receive: Receive, limit: int) -> bytes:
-    """A body that is too large is read on, up to DRAIN_BYTES, and thrown away."""
+async def _receive_all(receive: Receive, limit: int, share: Share) -> bytes:
+    """A body that is refused is read on, up to DRAIN_BYTES, and thrown away."""
     parts: list[bytes] = []
+    refusal: Failure | None = None
     size, more = 0, True
     while more:
         event = await receive()
@@ -79,14 +87,21 @@ async def _receive_all(receive: Receive, limit: int) -> bytes:
             raise ClientGone
         part, more = event.get("body", b""), event.get("more_body", False)
         size += len(part)
-        if size <= limit:
-            parts.append(part)
-        else:
+        if size > limit:
+            refusal = Failure(Reason.TOO_LARGE, _too_large(limit))
+        if refusal is None:
+            try:
+                share.take(len(part))
+                parts.append(part)
+            except Failure as failure:
+                refusal = failure
+        if refusal is not None:
             parts.clear()
+            share.give_back()
             if more and size > DRAIN_BYTES:
-                raise CloseAfter(Reason.TOO_LARGE, _too_large(limit))
-    if size > limit:
-        raise Failure(Reason.TOO_LARGE, _too_large(limit))
+                raise CloseAfter(refusal.reason, str(refusal))
+    if refusal is not None:
+        raise refusal
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

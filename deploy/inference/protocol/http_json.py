@@ -79,11 +79,14 @@ def render(response: Response, body: Body) -> tuple[bytes, int | None]:
             flat = isinstance(output.values, np.ndarray)
             entry["data"] = output.values.ravel() if flat else output.values  # type: ignore[union-attr]
         described.append(entry)
+    parameters: Json = {"cut": response.cut}
+    if response.bundle:
+        parameters["bundle"] = response.bundle
     message = {
         "model_name": response.model,
         "model_version": response.version,
         "id": body.request.id,
-        "parameters": {"cut": response.cut},
+        "parameters": parameters,
         "outputs": described,
     }
     if not body.request.id:

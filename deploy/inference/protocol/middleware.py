@@ -6,6 +6,7 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, ContextManager, Iterator, Mapping, NamedTuple
 
+from fleetbert.deploy.inference.budget import Budget, Share
 from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response
 from fleetbert.deploy.inference.ops.logs import CALL, Call
 from fleetbert.deploy.inference.ops.observe import Observed
@@ -27,6 +28,7 @@ class Middleware(NamedTuple):
     keys: Keys | None = None
     write_calls: bool = False
     tracer: Tracer | None = None
+    budget: Budget = Budget(64 << 20)  # one for all ports
 
     @contextmanager
     def around(self, protocol: str, method: str, headers: Mapping[str, str]) -> Iterator[Call]:
@@ -57,9 +59,12 @@ async def infer(
     version: str | None,
     read: Callable[[], RawRequest],
     observed: Observed,
+    share: Share,
 ) -> Response:
     """The answer to an inference request, the same way for both protocols; Failure otherwise."""
     target = observed.version = core.find(model, version)
     request = validate(read(), target, version, safety, observed.request_id)
     observed.request_id = request.id
+    share.give_back()
+    share.take(request.bytes)
     return await core.answer(request)

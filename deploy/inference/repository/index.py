@@ -13,32 +13,42 @@ from typing import Dict, Mapping, Tuple
 
 from fleetbert import bundle as bundles
 from fleetbert.deploy.inference.settings import VERSION_NAME
-from fleetbert.errors import UserError
+from fleetbert.errors import UserError, of_system
 
 log = logging.getLogger(__name__)
 
 MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
-Signature = Tuple[Tuple[int, int, int], ...]  # of each file: inode, size, time of change
+# Of each file: inode, size, times of change of its content and of anything about it.
+Signature = Tuple[Tuple[int, int, int, int], ...]
 
 
 @dataclass(frozen=True)
 class VersionFolder:
-    """A version's folder. `bundle` is None, and `reason` says why, if it is not whole (yet)."""
+    """A version's folder. `bundle` is None, and `reason` says why, if it is not whole (yet), or
+    cannot be read: `failed` then."""
 
     path: Path
     bundle: bundles.Bundle | None
     signature: Signature
     reason: str = ""
+    failed: bool = False
 
 
 Index = Dict[str, Dict[int, VersionFolder]]  # by model and version
 
 
-def look(root: Path, known: Mapping[Path, VersionFolder], told: set[Path]) -> Index:
+def look(
+    root: Path,
+    known: Mapping[Path, VersionFolder],
+    told: set[Path],
+    failing: set[Path],
+    anew: str | None = None,
+) -> Index:
     """The models and versions below `root`. What has not changed since it became `known` is not
-    read again, and what cannot be read for now is as it was. What is wrong with a folder is logged
-    once: `told` has those that were.
+    read again, but for the model `anew`, and what cannot be read for now is as it was. What is
+    wrong with a folder is logged once: `told` has those with wrong names, `failing` those that
+    cannot be read.
 
     OSError if `root` cannot be listed.
     """
@@ -48,16 +58,18 @@ def look(root: Path, known: Mapping[Path, VersionFolder], told: set[Path]) -> In
             paths = _folders(
                 folder, VERSION_NAME, "a version (a number, without zeros before it)", told
             )
-            versions = {int(path.name): _find(path, known) for path in paths}
-            told.discard(folder)
+            unchanged = {} if folder.name == anew else known
+            versions = {int(path.name): _find(path, unchanged) for path in paths}
+            failing.discard(folder)
         except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
+            failing.discard(folder)
             continue
         except OSError as error:  # that is not absence
             versions = {
                 int(path.name): found for path, found in known.items() if path.parent == folder
             }
-            if folder not in told:
-                told.add(folder)
+            if folder not in failing:
+                failing.add(folder)
                 log.warning("%s cannot be read and counts as unchanged: %s", folder, error.strerror)
         if versions:
             index[folder.name] = versions
@@ -94,13 +106,13 @@ def _find(path: Path, known: Mapping[Path, VersionFolder]) -> VersionFolder:
         bundle = bundles.read(inside if inside.is_dir() else path)
         return VersionFolder(path, bundle, _sign(bundle))
     except UserError as error:
-        return VersionFolder(path, None, (), str(error))
+        return VersionFolder(path, None, (), str(error), of_system(error))
     except OSError as error:
-        return VersionFolder(path, None, (), f"{error.filename}: {error.strerror}")
+        return VersionFolder(path, None, (), f"{error.filename}: {error.strerror}", failed=True)
 
 
 def _sign(bundle: bundles.Bundle) -> Signature:
     files = [bundle.root / bundles.MANIFEST, *bundle.tokenizer.files.values()]
     files += [bundle.root / file.path for v in bundle.manifest.variants for file in v.files]
     states = [file.stat() for file in files]
-    return tuple((state.st_ino, state.st_size, state.st_mtime_ns) for state in states)
+    return tuple((s.st_ino, s.st_size, s.st_mtime_ns, s.st_ctime_ns) for s in states)

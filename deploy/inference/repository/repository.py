@@ -2,16 +2,18 @@
 
 A version is loaded beside those that answer, takes over when it is ready, and the old one answers
 what it has taken. One that fails is refused until its files change, and what was served stays.
+Where the machine failed (a disk, memory) or a worker ended, it is tried again, with growing pauses.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Iterable
+from typing import Iterable, NamedTuple
 
 from fleetbert import limits
 from fleetbert.deploy.inference.messages import (
@@ -32,13 +34,23 @@ from fleetbert.deploy.inference.repository.loading import LoadedVersion, Loader
 from fleetbert.deploy.inference.settings import VERSION_NAME, Policy, Serve
 from fleetbert.deploy.inference.workers import process
 from fleetbert.deploy.inference.workers.pool import Lost, Refused
-from fleetbert.errors import UserError
+from fleetbert.errors import UserError, of_system
 
 log = logging.getLogger(__name__)
 
 # What was there so long ago at most, and is not now, is being replaced: rm, then cp.
 REPLACING_SECONDS = 30.0
-LOAD_TRIES = 3  # of a version whose workers end while they open it
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between two tries of what the machine refused
+LOAD_TRIES = 3  # at once, of a version whose workers end while they open it
+
+
+class Refusal(NamedTuple):
+    """Why a version is not served, as it was found; `due`: when it is tried again."""
+
+    found: index.VersionFolder
+    reason: str
+    due: float = math.inf
+    pause: float = 0.0
 
 
 @dataclass
@@ -53,7 +65,7 @@ class Model:
     found: dict[int, index.VersionFolder] = field(default_factory=dict)
     held: dict[int, LoadedVersion] = field(default_factory=dict)
     loading: set[int] = field(default_factory=set)
-    refused: dict[int, tuple[index.Signature, str]] = field(default_factory=dict)
+    refused: dict[int, Refusal] = field(default_factory=dict)
     draining: list[LoadedVersion] = field(default_factory=list)
 
     def wanted(self) -> list[int]:
@@ -67,8 +79,13 @@ class Model:
         return select(self.policy, usable)
 
     def is_refused(self, number: int) -> bool:
-        """Whether these very files were refused."""
-        return number in self.refused and self.refused[number][0] == self.found[number].signature
+        """Whether these very files were refused, and are not to be tried again yet."""
+        refusal = self.refused.get(number)
+        return (
+            refusal is not None
+            and refusal.found == self.found[number]
+            and time.monotonic() < refusal.due
+        )
 
     def reason(self, number: int) -> str:
         """Why a version does not answer."""
@@ -76,7 +93,7 @@ class Model:
         if found is not None and found.bundle is None:
             return printable(found.reason)
         if found is not None and self.is_refused(number):
-            return printable(self.refused[number][1])
+            return printable(self.refused[number].reason)
         return "it is being loaded" if number in self.loading else "it is not loaded"
 
 
@@ -91,7 +108,8 @@ class Repository:
             for name, policy in settings.repository.models.items()
         }
         self._known: dict[Path, index.VersionFolder] = {}
-        self._told: set[Path] = set()  # folders of which the log says what is wrong
+        self._told: set[Path] = set()  # folders with wrong names, of which the log says so
+        self._failing: set[Path] = set()  # folders that cannot be read
         self._loader = Loader(settings)
         self._looked = False
         self._seen: dict[tuple[str, int], float] = {}  # when each version was last there
@@ -115,6 +133,10 @@ class Repository:
             for number in list(model.held):
                 self._retire(model, number, grace)
         await asyncio.gather(*self._retiring)
+
+    def live(self) -> bool:
+        pools = (h.scheduler.pool for model in self._models.values() for h in model.held.values())
+        return all(pool.seconds_alone() < self._settings.engine.heal_seconds for pool in pools)
 
     def ready(self) -> bool:
         answers = {
@@ -153,7 +175,7 @@ class Repository:
 
     async def load(self, model: str) -> None:
         async with self._lock:
-            await self._look()
+            await self._look(anew=model)
             found = self._model(model)
             found.unloaded = False
             found.refused.clear()
@@ -223,7 +245,7 @@ class Repository:
         )
 
     async def _watch(self) -> None:
-        seconds = self._settings.repository.poll_seconds
+        seconds, pause = self._settings.repository.poll_seconds, FIRST_PAUSE
         while True:
             try:
                 async with self._lock:
@@ -232,23 +254,30 @@ class Repository:
                         await self._update(model)
             except Exception:  # the next look may go well; what answers goes on
                 log.exception("looking for changes in %s failed", self._root)
-            if not seconds:
+            if not (seconds or self._may_heal()):
                 return
-            await asyncio.sleep(seconds)
+            await asyncio.sleep(seconds or pause)
+            pause = min(LONGEST_PAUSE, 2 * pause)
 
-    async def _look(self) -> None:
-        """See what is on disk."""
+    def _may_heal(self) -> bool:
+        """Whether a further look may find what the machine refused."""
+        refused = (r for model in self._models.values() for r in model.refused.values())
+        failed = (found.failed for found in self._known.values())
+        return bool(self._failing) or any(failed) or any(r.due < math.inf for r in refused)
+
+    async def _look(self, anew: str | None = None) -> None:
+        """See what is on disk; `anew` the model of that name, also where it seems unchanged."""
         loop = asyncio.get_running_loop()
         try:
             on_disk = await loop.run_in_executor(
-                None, index.look, self._root, self._known, self._told
+                None, index.look, self._root, self._known, self._told, self._failing, anew
             )
         except OSError as error:
-            if self._root not in self._told:
-                self._told.add(self._root)
+            if self._root not in self._failing:
+                self._failing.add(self._root)
                 log.error("the repository %s cannot be listed: %s", self._root, error.strerror)
             return
-        self._told.discard(self._root)
+        self._failing.discard(self._root)
         self._known = {f.path: f for versions in on_disk.values() for f in versions.values()}
         for name in on_disk:
             if name not in self._models:
@@ -270,10 +299,7 @@ class Repository:
                 if number in model.found
                 and not model.is_refused(number)
                 and model.found[number].bundle is not None
-                and (
-                    number not in model.held
-                    or model.held[number].found.signature != model.found[number].signature
-                )
+                and (number not in model.held or model.held[number].found != model.found[number])
             ]
             if not missing:
                 break
@@ -323,13 +349,21 @@ class Repository:
             held = await self._try(model, number, found)
         except Exception as error:
             expected = isinstance(error, (UserError, Refused, Lost, OSError))
-            model.refused[number] = (found.signature, str(error) or type(error).__name__)
+            reason, refusal = str(error) or type(error).__name__, model.refused.get(number)
             metrics.LOADS.labels(model.name, "refused").inc()
+            if of_system(error) or isinstance(error, Lost):
+                last = refusal.pause if refusal and refusal.found == found else 0.0
+                pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * last))
+                due, then = time.monotonic() + pause, f"; tried again after {pause:g} s"
+            else:
+                due, pause, then = math.inf, 0.0, ""
+            model.refused[number] = Refusal(found, reason, due, pause)
             log.error(
-                "version %d of model %s is refused: %s",
+                "version %d of model %s is refused: %s%s",
                 number,
                 model.name,
-                error,
+                reason,
+                then,
                 exc_info=not expected,
             )
             return
@@ -337,6 +371,7 @@ class Repository:
             model.loading.discard(number)
         if number in model.held:
             self._retire(model, number, self._settings.listen.grace_seconds)
+        model.refused.pop(number, None)
         model.held[number] = held
         model.required = True
         metrics.LOADS.labels(model.name, "ready").inc()

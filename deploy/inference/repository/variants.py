@@ -10,7 +10,7 @@ from fleetbert.deploy.inference.messages import Variant
 from fleetbert.deploy.inference.workers import frames
 from fleetbert.deploy.inference.workers.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
 from fleetbert.engines.engine import OPENERS
-from fleetbert.errors import UserError
+from fleetbert.errors import UserError, of_system
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,8 @@ async def measure(plan: Plan, names: list[str], gently: bool) -> dict[str, float
     """Texts a second of each variant through all layers on this processor, measured in a worker
     that is ended then.
 
-    Variants that cannot be opened are left out, with a line in the log.
+    Variants that cannot be opened are left out, with a line in the log. OSError or Refused where
+    the machine is at fault: they may be opened the next time.
     """
     names = list(names)
     while names:
@@ -59,6 +60,8 @@ async def measure(plan: Plan, names: list[str], gently: bool) -> dict[str, float
                 try:
                     await worker.open(plan, name, gently)
                 except Refused as error:
+                    if of_system(error):
+                        raise
                     log.warning("variant %s of %s is left out: %s", name, plan.bundle, error)
                     names.remove(name)
             if not names:

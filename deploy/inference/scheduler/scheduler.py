@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import itertools
 import logging
 import math
 from collections import Counter
-from typing import NamedTuple, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert import tasks
 from fleetbert.data.tokenizers import Tokenizer
-from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response
+from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response, Values
 from fleetbert.deploy.inference.ops.counts import Counts
-from fleetbert.deploy.inference.scheduler.queue import PendingRequest, Queue, Row, Text
+from fleetbert.deploy.inference.scheduler.queue import PendingRequest, Queue, Text
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.deploy.inference.workers.pool import Lost, Plan, Pool, Worker
 from fleetbert.engines import golden as goldens
 from fleetbert.engines.engine import EARLY_EXIT, LITE_EARLY_EXIT
 from fleetbert.engines.golden import Golden
 from fleetbert.errors import UserError
-from fleetbert.tasks.metrics import softmax
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,11 @@ USUAL_BATCHES = 100  # that the next version runs before it takes over
 # thread and back costs a tenth of that, and more where the processors are busy.
 INLINE_CHARACTERS = 4096
 FEWEST_TOKENS = 3  # of a text: [CLS], one more, [SEP]
+# Characters that a thread tokenizes before it looks whether somebody still waits.
+MOST_AT_ONCE = 1 << 16
+# More threads than these take the processors, and Python's lock, from who listens.
+TOKENIZING = ThreadPoolExecutor(2, "tokenize")
+LATE = "the request's timeout has passed"
 
 
 class Encoded(NamedTuple):
@@ -56,12 +64,16 @@ class Scheduler:
     ):
         self.model = model
         self.version = version
+        manifest = bundle.manifest.model_dump_json().encode()
+        self.bundle = hashlib.sha256(manifest).hexdigest()[:16]
         self.counts = Counts(model, version)
         self._timeout = batching.timeout_ms / 1000
         golden = goldens.read(bundle, plan.variant)
         if golden is None:  # the workers have only each other to be compared with
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
-        self.pool = Pool(plan, golden, len(bundle.labels), self._freed)
+        self._task = tasks.get(bundle.task.name)
+        self._outputs = [tensor.name for tensor in self._task.tensors(bundle.labels)]
+        self.pool = Pool(plan, golden, self._task.outputs(bundle.labels), self._freed)
         self.queue = Queue(
             batching.batch_tokens,
             batching.queue_tokens,
@@ -119,12 +131,12 @@ class Scheduler:
                 Reason.UNAVAILABLE, f"model {self.model} has no worker: {self.pool.failing}"
             )
         self.queue.check(FEWEST_TOKENS * request.size)  # before tokenizing costs anything
+        timeout = self._timeout if request.timeout is None else request.timeout
         if request.characters > INLINE_CHARACTERS:
-            encoded = await self._loop.run_in_executor(None, self._encode, request)
+            encoded = await self._encode_aside(request, timeout)
         else:
             encoded = self._encode(request)
         self.counts.cut(encoded.cut)
-        timeout = self._timeout if request.timeout is None else request.timeout
         pending = PendingRequest(request.size, arrival + timeout, arrival, encoded.cut)
         speed = request.speed if self._early else None
         texts = [
@@ -139,6 +151,29 @@ class Scheduler:
         finally:
             pending.future = None
             self.queue.finish(pending)
+
+    async def _encode_aside(self, request: Request, timeout: float) -> Encoded:
+        """In a thread, which stops when the client has gone or its time is over."""
+        parts: list[Encoded] = []
+        over = False
+
+        def encode() -> None:
+            for part in _parts(request):
+                if over:
+                    return
+                parts.append(self._encode(part))
+
+        try:
+            await asyncio.wait_for(self._loop.run_in_executor(TOKENIZING, encode), timeout)
+        except asyncio.TimeoutError:
+            raise Failure(Reason.DEADLINE, LATE) from None
+        finally:
+            over = True
+        return Encoded(
+            [one for part in parts for one in part.ids],
+            [one for part in parts for one in part.first_lengths],
+            sum(part.cut for part in parts),
+        )
 
     def _encode(self, request: Request) -> Encoded:
         """Failure BAD_REQUEST if a text cannot be tokenized. Safe to call in several threads."""
@@ -185,7 +220,7 @@ class Scheduler:
         """Give batches to the workers that are free, and see to it that this is called again."""
         now = self._loop.time()
         for pending in self.queue.expire(now):
-            _fail(pending, Failure(Reason.DEADLINE, "the request's timeout has passed"))
+            _fail(pending, Failure(Reason.DEADLINE, LATE))
         while (worker := self.pool.take_free()) is not None:
             texts = self.queue.take(now, self._computed())
             if not texts:
@@ -229,11 +264,11 @@ class Scheduler:
         self.counts.batch(len(texts), tokens, padded, answers.layers.tolist(), answers.seconds)
         self.counts.waited([begin - text.arrival for text in texts])
         self.queue.observe(tokens, answers.seconds)
-        logits = answers.logits
-        finite = np.isfinite(logits).all(axis=1).tolist()
-        best = logits.argmax(axis=1).tolist()
+        outputs = answers.logits
+        finite = np.isfinite(outputs).all(axis=1).tolist()
         # All at once: NumPy takes as long for one text.
-        scores = softmax(np.where(np.isfinite(logits), logits, 0.0)).astype(np.float32)
+        answerable = np.where(np.isfinite(outputs), outputs, np.float32(0))
+        told = [*self._task.tell(self._labels, answerable), answers.layers]
         for pending in {text.request for text in texts}:
             pending.last_begin = max(pending.last_begin, begin)
             pending.compute_seconds += answers.seconds
@@ -242,9 +277,7 @@ class Scheduler:
             if not finite[number]:
                 _fail(pending, Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
             one = slice(number, number + 1)
-            pending.rows[text.place] = Row(
-                self._labels[best[number]], logits[one], scores[one], answers.layers[one]
-            )
+            pending.rows[text.place] = [values[one] for values in told]
             pending.missing -= 1
             if not pending.missing and pending.future is not None and not pending.future.done():
                 pending.future.set_result(self._response(pending))
@@ -254,13 +287,11 @@ class Scheduler:
         return Response(
             self.model,
             self.version,
-            [row.label for row in rows],
-            np.concatenate([row.logits for row in rows]),
-            np.concatenate([row.scores for row in rows]),
-            np.concatenate([row.layer for row in rows]),
+            {name: _together(values) for name, values in zip(self._outputs, zip(*rows))},
             pending.last_begin - pending.arrival,
             pending.compute_seconds,
             pending.cut,
+            self.bundle,
         )
 
     def _lose(self, texts: list[Text], lost: Lost) -> None:
@@ -278,10 +309,35 @@ class Scheduler:
         self._pump()
 
 
+def _parts(request: Request) -> Iterator[Request]:
+    """Requests with its texts, each of MOST_AT_ONCE characters or a text that has more."""
+    texts, others = request.texts or [], request.texts_b
+    begin, characters = 0, 0
+    for end, text in enumerate(texts):
+        size = len(text) + (len(others[end]) if others else 0)
+        if characters and characters + size > MOST_AT_ONCE:
+            yield _part(request, begin, end)
+            begin, characters = end, 0
+        characters += size
+    yield _part(request, begin, len(texts))
+
+
+def _part(request: Request, begin: int, end: int) -> Request:
+    texts, others = request.texts or [], request.texts_b
+    return request._replace(texts=texts[begin:end], texts_b=others and others[begin:end])
+
+
 def _fail(pending: PendingRequest, failure: Failure) -> None:
     """It will not be answered, unless it is over already."""
     if pending.future is not None and not pending.future.done():
         pending.future.set_exception(failure)
+
+
+def _together(values: Sequence[Values]) -> Values:
+    """Of all texts, of one tensor."""
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values)
+    return list(itertools.chain.from_iterable(values))
 
 
 def golden_texts(tokenizer: Tokenizer, max_length: int) -> list[np.ndarray]:

@@ -24,9 +24,18 @@ from fleetbert.deploy.inference.workers import frames, priority
 from fleetbert.deploy.inference.workers.frames import Head
 from fleetbert.engines import engine as engines
 from fleetbert.engines.engine import Engine
+from fleetbert.errors import UserError, of_system
 from fleetbert.graph import groups
 from fleetbert.graph import program as programs
 
+# What engines say, in errors of their own, of a file that they cannot open, and of want of memory.
+CANNOT_OPEN = (
+    "(NotFound) Cannot open file",
+    "fails to open file",
+    "NO_SUCHFILE",
+    "system error number",
+)
+NO_MEMORY = "(ResourceExhausted)"
 ROUNDS = 5  # of a measurement; the fastest counts
 MEASURE_SECONDS = 1.5  # after so many no further round begins
 MEASURED_SHAPE = (8, 64)  # texts, length
@@ -124,7 +133,9 @@ def serve(channel: socket.socket) -> None:
             try:
                 answer = _answer(worker, head, body)
             except Exception as error:
-                answer = frames.pack({"error": _sentence(error)})
+                lacking = NO_MEMORY in str(error)
+                failed = of_system(error) or lacking
+                answer = frames.pack({"error": _sentence(error), "of_system": failed})
             channel.sendall(answer)
 
 
@@ -143,12 +154,24 @@ def _sentence(error: Exception) -> str:
 
 
 def _open(head: Head) -> Opened:
-    bundle = bundles.read(head["bundle"])
+    """What goes wrong here because the bundle's files are not as they were when the parent read it
+    (a repository that goes away, a copy under way) has an OSError as its cause."""
+    try:
+        bundle = bundles.read(head["bundle"])
+    except UserError as error:
+        raise error from OSError()
     variant = head["variant"]
     packed = bundle.variant(variant).kind in engines.PACKED
-    engine = engines.open(
-        bundle, variant, device=head["device"], threads=head["threads"], verify=False
-    )
+    try:
+        engine = engines.open(
+            bundle, variant, device=head["device"], threads=head["threads"], verify=False
+        )
+    except Exception as error:
+        # A file that the manifest does not list was never there.
+        listed = [file.path for one in bundle.manifest.variants for file in one.files]
+        if any(w in str(error) for w in CANNOT_OPEN) and any(f in str(error) for f in listed):
+            raise error from OSError()
+        raise
     if engine.early_exit is not None:
         return Opened(engine, engine.early_exit.ends[-1], packed)
     folder = bundle.folder(variant)

@@ -1,7 +1,7 @@
 """The worker processes of one version: started, watched, replaced, ended.
 
 Everything runs in the server's event loop. A worker that ends or takes too long for a batch is
-killed and replaced, after a pause that grows while that goes on.
+killed and replaced, after a pause that grows while that goes on, whatever refuses another one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class Lost(Exception):
 
 
 class Refused(Exception):
-    """A worker could not open the variant, or answers wrong: what it said."""
+    """A worker could not open the variant, or answers wrong: what it said. Its cause is an OSError
+    if the machine refused."""
 
 
 class Worker(asyncio.Protocol):
@@ -134,7 +135,7 @@ class Worker(asyncio.Protocol):
             alarm.cancel()
             self._answer = None
         if "error" in head:
-            raise Refused(head["error"])
+            raise Refused(head["error"]) from (OSError() if head["of_system"] else None)
         return head, body
 
     def kill(self, cause: str) -> None:
@@ -183,6 +184,7 @@ class Pool:
         self.free: list[Worker] = []
         self.layers = 0
         self.failing = ""  # why the last start of a worker failed; empty if it did not
+        self._alone_since = math.inf  # when the last worker that could answer was lost
         self._golden = golden
         self._labels = labels
         self._expected: np.ndarray | None = None
@@ -201,6 +203,10 @@ class Pool:
     def alive(self) -> int:
         """How many workers can answer now or soon."""
         return len(self._workers)
+
+    def seconds_alone(self) -> float:
+        """For how long no worker could answer."""
+        return 0.0 if self._workers else max(0.0, time.monotonic() - self._alone_since)
 
     async def open(self, gently: bool) -> None:
         """Start all workers; Refused or Lost if one of them cannot open the variant or answers
@@ -275,9 +281,11 @@ class Pool:
         while True:
             await asyncio.shield(worker.lost)
             del self._workers[number]
+            self._alone_since = time.monotonic()
             if worker in self.free:
                 self.free.remove(worker)
-            await worker.close()
+            with contextlib.suppress(OSError, RuntimeError):  # no descriptor or thread is left
+                await worker.close()
             metrics.WORKER_RESTARTS.labels(self.plan.model, worker.cause).inc()
             log.warning(
                 "worker %d of model %s is lost (%s, exit status %s); another is started",
@@ -294,9 +302,14 @@ class Pool:
                 try:
                     worker = await self._start(number, gently=False)
                     break
-                except (Refused, Lost) as error:
-                    self.failing = str(error)
-                    log.error("a worker of model %s does not start: %s", self.plan.model, error)
+                except Exception as error:  # too little memory, descriptors, processes, ...
+                    self.failing = str(error) or type(error).__name__
+                    log.error(
+                        "a worker of model %s does not start: %s; tried again after %g s",
+                        self.plan.model,
+                        self.failing,
+                        pause,
+                    )
             self.failing = ""
             self._release(worker)
             self._warm_later(worker)

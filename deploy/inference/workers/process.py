@@ -73,14 +73,20 @@ def start_early(engine: Engine) -> None:
     """Start the workers of the first version, which import Paddle at once. They end with this
     process, as all do."""
     processors, threads = share_processors(engine)
-    EARLY.extend(_start(mine, threads, early=True) for mine in processors)
+    with contextlib.suppress(OSError):  # the pool will say why
+        EARLY.extend(_start(mine, threads, early=True) for mine in processors)
 
 
 def start(processors: Sequence[int], threads: int) -> Started:
     """One that was started early for these processors and has not ended, or a new one. Call in the
     thread that lives as long as the workers shall."""
     started = _take_early(tuple(processors), threads) or _start(processors, threads, early=False)
-    threading.Thread(target=_log_lines, args=(started.process,), daemon=True).start()
+    try:
+        threading.Thread(target=_log_lines, args=(started.process,), daemon=True).start()
+    except RuntimeError:  # there are too many: nobody else knows of the process
+        started.process.kill()
+        started.socket.close()
+        raise
     return started
 
 

@@ -13,6 +13,7 @@ from paddle import nn
 
 from fleetbert import config as schema
 from fleetbert.data.packing import pack, packed_layout
+from fleetbert.engines import exits
 from fleetbert.engines import heads as trained
 from fleetbert.engines.heads import ATTENTION_HEADS
 
@@ -63,6 +64,8 @@ class FastBert(nn.Layer):
         return self.out(paddle.tanh(self.inner(self.mix(mixed))))
 
 
+RANDOM_SHARE = 0.2  # of the texts: with `weighting: uncertainty` they count whole
+
 KINDS: dict[str, Callable[[int, int, int], nn.Layer]] = {"pooled": Pooled, "fastbert": FastBert}
 
 
@@ -93,15 +96,23 @@ def train(
 
     labels: int64 [texts], what they really are; needed where settings.labels_weight is not 0.
     add_up: puts the sum over all ranks into a tensor; None: there is only this one.
+
+    With `weighting: uncertainty` a text counts in a head as it would reach it, by the least
+    uncertainty of the heads before; a `RANDOM_SHARE` of the texts, others in each epoch, counts
+    whole, so that late heads see texts enough.
     """
     width = examples[0].inputs[0].shape[-1] // (2 if settings.head == "pooled" else 1)
     inner = settings.width or max(2, width // 12 * 2)  # even, for two attention heads
     count = examples[0].logits.shape[1]
+    reach = [np.ones(len(example.numbers), np.float32) for example in examples]
     for layer in range(len(examples[0].inputs)):
         paddle.seed(seed)
         head = KINDS[settings.head](width, inner, count)
         paddle.seed(seed + rank)  # dropout's: of other texts in each rank
-        _train(head, settings, examples, layer, labels, seed, add_up)
+        _train(head, settings, examples, layer, labels, reach, seed, add_up)
+        if settings.weighting == "uncertainty":
+            for example, reached in zip(examples, reach):
+                np.minimum(reached, _uncertainty(head, example, layer), out=reached)
         yield {name: value.numpy() for name, value in head.state_dict().items()}
 
 
@@ -111,6 +122,7 @@ def _train(
     examples: Sequence[Example],
     layer: int,
     labels: np.ndarray | None,
+    reach: list[np.ndarray],
     seed: int,
     add_up: Callable[[paddle.Tensor], object] | None,
 ) -> None:
@@ -124,19 +136,21 @@ def _train(
         schedule, parameters=head.parameters(), weight_decay=settings.weight_decay
     )
     random = np.random.default_rng(seed)
-    for _ in range(settings.epochs):
+    for epoch in range(settings.epochs):
         for number in random.permutation(len(examples)):
             example = examples[number]
             x = paddle.to_tensor(example.inputs[layer].astype(np.float32))
             logits = head(F.dropout(x, settings.dropout), paddle.to_tensor(example.real))
             wanted = F.softmax(paddle.to_tensor(example.logits))
-            loss = F.kl_div(F.log_softmax(logits), wanted, reduction="sum")
+            losses = F.kl_div(F.log_softmax(logits), wanted, reduction="none").sum(-1)
             if settings.labels_weight and labels is not None:
                 truth = paddle.to_tensor(labels[example.numbers])
-                loss = loss * (1 - settings.labels_weight)
-                loss = loss + settings.labels_weight * F.cross_entropy(
-                    logits, truth, reduction="sum"
+                losses = losses * (1 - settings.labels_weight)
+                losses = losses + settings.labels_weight * F.cross_entropy(
+                    logits, truth, reduction="none"
                 )
+            weight = _weight(reach[number], example.numbers, seed, epoch)
+            loss = (losses * paddle.to_tensor(weight)).sum()
             (loss * example.share).backward()
             if add_up is not None:
                 for parameter in head.parameters():
@@ -144,3 +158,16 @@ def _train(
             optimizer.step()
             optimizer.clear_grad()
             schedule.step()
+
+
+def _weight(reach: np.ndarray, numbers: np.ndarray, seed: int, epoch: int) -> np.ndarray:
+    """What texts count in an epoch, float32 [texts]; the same in every rank."""
+    drawn = np.random.default_rng([seed, epoch]).random(int(numbers.max()) + 1)[numbers]
+    return np.where(drawn < RANDOM_SHARE, np.float32(1), reach)
+
+
+def _uncertainty(head: nn.Layer, example: Example, layer: int) -> np.ndarray:
+    """Of the head's answers to a part, float32 [texts]."""
+    with paddle.no_grad():
+        x = paddle.to_tensor(example.inputs[layer].astype(np.float32))
+        return exits.uncertainty(head(x, paddle.to_tensor(example.real)).numpy())

@@ -7,6 +7,8 @@ import json
 import logging
 import re
 import shutil
+import sys
+import unicodedata
 from itertools import chain
 from pathlib import Path
 from typing import Dict, List, Mapping, Sequence
@@ -18,8 +20,18 @@ from tokenizers.implementations import BertWordPieceTokenizer
 
 from fleetbert import encodings, files
 from fleetbert.bundle import Setting
+from fleetbert.data.tokenizers import base
 from fleetbert.data.tokenizers import folder as folders
-from fleetbert.data.tokenizers.base import Encodings, Spec, Template, Tokenizer, assemble, run
+from fleetbert.data.tokenizers.base import (
+    Encodings,
+    Spec,
+    Template,
+    Tokenizer,
+    assemble,
+    check_long,
+    is_long,
+    run,
+)
 from fleetbert.errors import UserError
 
 # Texts of printable ASCII, Chinese characters and their punctuation, and BERT's words in these.
@@ -30,6 +42,7 @@ PLAIN_ASCII = re.compile("[ -~]*")
 PLAIN = re.compile("[ -~\u4e00-\u9fa5，。！？、；：“”‘’（）《》【】…—·]*")
 WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 MUCH = 4096  # characters of all texts
+LONGEST_WORD = 100  # characters; a longer one is unknown as a whole
 LONGEST_REMEMBERED = 30  # characters of a word
 MOST_REMEMBERED = 1 << 14
 VOCAB = "vocab.txt"
@@ -79,7 +92,9 @@ class WordPiece(Tokenizer):
             [token.startswith("##") and len(token) > 2 for token in vocab], dtype=bool
         )
         unknown_token = str(said["unk_token"])
-        model = models.WordPiece(vocab=vocab, unk_token=unknown_token, max_input_chars_per_word=100)
+        model = models.WordPiece(
+            vocab=vocab, unk_token=unknown_token, max_input_chars_per_word=LONGEST_WORD
+        )
         self._tokenizer = tokenizers.Tokenizer(model)
         self._tokenizer.normalizer = normalizers.BertNormalizer(
             clean_text=bool(said["clean_text"]),
@@ -92,6 +107,7 @@ class WordPiece(Tokenizer):
         # The fast one does not compute offsets; versions before 0.20 do not have it.
         self._encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
         self._ids_of_words = _IdsOfWords(model)
+        self._model = model
 
     @classmethod
     def find(cls, folder: Path) -> Spec | None:
@@ -147,15 +163,47 @@ class WordPiece(Tokenizer):
         to call from several threads."""
         if texts_b is not None and len(texts_a) != len(texts_b):
             raise ValueError(f"{len(texts_a)} first texts but {len(texts_b)} second texts")
-        seconds = None if texts_b is None else self._word_pieces(texts_b)
-        return assemble(self._word_pieces(texts_a), seconds, self._template, max_length)
+        most = max_length + 1  # enough to know whether a text is truncated
+        seconds = None if texts_b is None else self._word_pieces(texts_b, most)
+        return assemble(self._word_pieces(texts_a, most), seconds, self._template, max_length)
 
-    def _word_pieces(self, texts: list[str]) -> list[list[int]]:
+    def _word_pieces(self, texts: list[str], most: int = sys.maxsize) -> list[list[int]]:
+        """The ids of each text: all, or at least the first `most`."""
         if all(map(self._is_plain, texts)) and sum(map(len, texts)) <= MUCH:
             ids = self._ids_of_words.__getitem__
             lines = map(str.lower, texts) if self.lowercase else texts
             return [list(chain.from_iterable(map(ids, _words(line)))) for line in lines]
-        return [encoding.ids for encoding in run(self._encode, texts)]
+        short = [text if not is_long(text) else "" for text in texts]
+        pieces = [encoding.ids for encoding in run(self._encode, short)]
+        check_long(texts)
+        for number, text in enumerate(texts):
+            if is_long(text):
+                pieces[number] = self._first_pieces(text, most)
+        return pieces
+
+    def _first_pieces(self, text: str, most: int) -> list[int]:
+        """The ids of a long text, at least the first `most`.
+
+        BERT's normalization looks at one character after the other, but for marks, which stay with
+        theirs; words end at blanks and punctuation, so a chunk's last word goes with the next one.
+        Of a word that is unknown for its length, no more is kept than that takes.
+        """
+        normalize = self._tokenizer.normalizer.normalize_str
+        split = self._tokenizer.pre_tokenizer.pre_tokenize_str
+        ids: list[int] = []
+        begin, last = 0, ""
+        while begin < len(text) and len(ids) < most:
+            end = begin + base.CHUNK
+            while end < min(len(text), begin + 2 * base.CHUNK) and unicodedata.combining(text[end]):
+                end += 1
+            part = last + normalize(text[begin:end])
+            words = split(part)
+            begin, last = end, ""
+            if words and begin < len(text) and words[-1][1][1] == len(part):
+                last = words.pop()[0][: LONGEST_WORD + 1]
+            for word, _ in words:
+                ids += [token.id for token in self._model.tokenize(word)]
+        return ids
 
     def _is_plain(self, text: str) -> bool:
         return isinstance(text, str) and self._plain.fullmatch(text) is not None

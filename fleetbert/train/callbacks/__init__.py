@@ -7,6 +7,7 @@ any, and add it to `build`.
 
 from __future__ import annotations
 
+from fleetbert import trackers
 from fleetbert.launch import heartbeat
 from fleetbert.train.callbacks.checkpoint import Checkpoints
 from fleetbert.train.callbacks.early_stopping import EarlyStopping
@@ -15,6 +16,7 @@ from fleetbert.train.callbacks.metrics import MetricsFile
 from fleetbert.train.callbacks.profiler import Profiler
 from fleetbert.train.callbacks.progress import Progress
 from fleetbert.train.callbacks.supervised import Supervised
+from fleetbert.train.callbacks.tracking import Tracking
 from fleetbert.train.callbacks.visualdl import VisualDL
 from fleetbert.train.loop import Callback, Run
 
@@ -34,6 +36,9 @@ def build(run: Run) -> list[Callback]:
         chosen.append(MetricsFile())
     if first and wanted.visualdl:
         chosen.append(VisualDL())
+    targets = {kind: getattr(wanted, kind) for kind in trackers.KINDS}
+    if first and any(targets.values()):
+        chosen.append(Tracking({kind: target for kind, target in targets.items() if target}))
     if first and wanted.progress:
         chosen.append(Progress())
     # Evaluation before checkpoints: a new best is to be saved with the step that reached it.

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetbert.data.tokenizers import base, wordpiece
 from fleetbert.data.tokenizers.wordpiece import PLAIN, SPECIAL_TOKENS, WordPiece
 from fleetbert.errors import UserError
 
@@ -236,3 +237,41 @@ def test_texts_that_cannot_be_encoded(tokenizer):
         tokenizer.encode(["fine", "\ud800"], None, 8)
     with pytest.raises(UserError, match="max_length is 1"):
         tokenizer.encode(["a"], None, 1)
+
+
+OTHERS = [
+    {"lowercase": True},
+    {"lowercase": False},
+    {"lowercase": True, "strip_accents": False},
+    {"lowercase": False, "strip_accents": True},
+    {"lowercase": True, "clean_text": False},
+    {"lowercase": True, "tokenize_chinese_chars": False},
+]
+runs = st.tuples(texts, st.sampled_from([1, 1, 1, 2, 30, 120])).map(lambda run: run[0] * run[1])
+
+
+@pytest.mark.parametrize("settings", OTHERS, ids=str)
+@given(text=st.lists(runs, max_size=5).map("".join), chunk=st.integers(5, 50))
+def test_a_long_text_in_chunks_has_the_ids_of_the_whole(vocab_path, settings, text, chunk):
+    tokenizer = WordPiece(vocab_path, settings["lowercase"], settings)
+    [whole] = tokenizer._encode([text], add_special_tokens=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(base, "CHUNK", chunk)
+        assert tokenizer._first_pieces(text, len(text) + 1) == whole.ids
+        some = tokenizer._first_pieces(text, 7)
+    assert some == whole.ids[: len(some)] and len(some) >= min(7, len(whole.ids))
+
+
+@given(pairs=st.lists(st.tuples(runs, runs), min_size=1, max_size=3), room=st.integers(0, 40))
+def test_long_texts_and_pairs_are_truncated_as_short_ones(tokenizer, pairs, room):
+    first, second = map(list, zip(*pairs))
+    for others in (None, second):
+        expected = tokenizer.encode(first, others, room + 3)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(base, "LONG", 10)
+            patch.setattr(wordpiece, "MUCH", 0)
+            patch.setattr(base, "CHUNK", 8)
+            found = tokenizer.encode(first, others, room + 3)
+        assert [one.tolist() for one in found.ids] == [one.tolist() for one in expected.ids]
+        assert found.first_lengths.tolist() == expected.first_lengths.tolist()
+        assert found.truncated == expected.truncated

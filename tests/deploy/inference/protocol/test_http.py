@@ -122,9 +122,11 @@ def test_model_metadata(get):
             {"name": "exit_layer", "datatype": "INT32", "shape": [-1]},
         ],
         "parameters": {
+            "task": "classification",
             "labels": list(fake_core.LABELS),
             "max_length": fake_core.MAX_LENGTH,
             "variant": "float32",
+            "bundle": "",
         },
     }
     assert get("/v2/models/sst").json() == expected

@@ -19,13 +19,13 @@ import pytest
 from running_core import RunningCore, command, gather, gone, sample, wait_for
 from tiny_bert import LABELS, make_network
 
+from fleetbert import files
 from fleetbert.data.tokenizers import of_vocab
 from fleetbert.deploy.inference.messages import Failure, Reason, Request, State
 from fleetbert.deploy.inference.repository import index, loading, repository
 from fleetbert.deploy.inference.repository.repository import select
 from fleetbert.deploy.inference.settings import Policy
 from fleetbert.deploy.inference.workers import pool, priority, process
-from fleetbert.files import sha256
 
 MODEL = "tiny"
 TEXTS = [f"word{number} word{number + 1} word{3 * number}" for number in range(12)]
@@ -132,13 +132,13 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
     put(tiny_bundle, models, 1)
     core = start()
     [old_worker] = core.workers(MODEL)
-    expected = {"1": core.ask(model=MODEL, texts=TEXTS).logits}
+    expected = {"1": core.ask(model=MODEL, texts=TEXTS).outputs["logits"]}
     seen = []
 
     async def keep_asking():
         while len(seen) < 20 or [v for v, _ in seen[-20:]].count("2") < 20:
             reply = await core.answer(Request(MODEL, texts=TEXTS))
-            seen.append((reply.version, reply.logits))
+            seen.append((reply.version, reply.outputs["logits"]))
             await asyncio.sleep(0.01)  # the processors are needed for loading, too
 
     async def ask_with_many():
@@ -148,7 +148,7 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
     wait_for(lambda: len(seen) > 50, "load")
     put(other_bundle, models, 2)
     assert load.result(120) == [None] * 4
-    expected["2"] = core.ask(model=MODEL, texts=TEXTS).logits
+    expected["2"] = core.ask(model=MODEL, texts=TEXTS).outputs["logits"]
     assert np.abs(expected["1"] - expected["2"]).max() > 0.1
     for version, logits in seen:
         np.testing.assert_allclose(logits, expected[version], atol=1e-4)
@@ -158,7 +158,9 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
     # The old one comes back when the new one is taken away.
     shutil.rmtree(models / MODEL / "2")
     wait_for(lambda: states(core) == {"1": State.READY}, "the old version")
-    np.testing.assert_allclose(core.ask(model=MODEL, texts=TEXTS).logits, expected["1"], atol=1e-4)
+    np.testing.assert_allclose(
+        core.ask(model=MODEL, texts=TEXTS).outputs["logits"], expected["1"], atol=1e-4
+    )
 
 
 @pytest.mark.skipif(not priority.may_return(), reason="this user may not raise a priority again")
@@ -241,7 +243,7 @@ def test_versions_of_one_vocabulary_share_a_tokenizer(tiny_bundle, models, start
     vocab = third / "vocab.txt"
     vocab.write_text(vocab.read_text() + "another\n")
     manifest = json.loads((third / "manifest.json").read_text())
-    manifest["tokenizer"]["sha256"] = sha256(vocab)
+    manifest["tokenizer"]["sha256"] = files.sha256(vocab)
     (third / "manifest.json").write_text(json.dumps(manifest))
     third.rename(models / MODEL / "3")
     wait_for(lambda: states(core).get("3") is State.READY, "a version of another vocabulary")
@@ -276,7 +278,7 @@ def accept_weights(bundle: Path) -> None:
     path = bundle / "float32" / "model.pdiparams"
     manifest = json.loads((bundle / "manifest.json").read_text())
     [file] = [f for f in manifest["variants"][0]["files"] if f["path"].endswith("pdiparams")]
-    file["sha256"] = sha256(path)
+    file["sha256"] = files.sha256(path)
     (bundle / "manifest.json").write_text(json.dumps(manifest))
 
 
@@ -382,7 +384,7 @@ def test_several_versions_answer_by_number_and_alias(tiny_bundle, other_bundle, 
     asked = {name: core.ask(model=MODEL, version=name, texts=TEXTS) for name in ("stable", "10")}
     assert [reply.version for reply in asked.values()] == ["3", "10"]
     assert core.ask(model=MODEL, texts=TEXTS).version == "10"
-    assert np.abs(asked["stable"].logits - asked["10"].logits).max() > 0.1
+    assert np.abs(asked["stable"].outputs["logits"] - asked["10"].outputs["logits"]).max() > 0.1
 
 
 def test_a_version_that_is_still_being_copied_waits(tiny_bundle, models, start):
@@ -486,6 +488,148 @@ def test_what_cannot_be_read_for_a_while_keeps_its_model(tiny_bundle, models, st
     assert core.workers(MODEL) == [worker]
 
 
+def fail_reading(models: Path, monkeypatch, times: int) -> None:
+    """The listening process, when it checks hashes."""
+    failures, real = iter([errno.EIO, errno.ESTALE, errno.ENOENT] * times), files.sha256
+
+    def read(path):
+        for number in failures:
+            raise OSError(number, os.strerror(number), str(path))
+        return real(path)
+
+    monkeypatch.setattr(files, "sha256", read)
+
+
+def open_another(path: Path, monkeypatch, times: int) -> None:
+    """A worker opens the bundle at `path` instead, so many times."""
+    pack, left = pool.frames.pack, [times]
+
+    def send(head, *arrays):
+        if head.get("do") == "open" and left[0]:
+            left[0] -= 1
+            head = {**head, "bundle": str(path)}
+        return pack(head, *arrays)
+
+    monkeypatch.setattr(pool.frames, "pack", send)
+
+
+def fail_opening(models: Path, monkeypatch, times: int) -> None:
+    """A worker, when it reads the bundle: too many symbolic links."""
+    loop = models.parent / "loop"
+    loop.symlink_to(loop)
+    open_another(loop, monkeypatch, times)
+
+
+def lose_program(models: Path, monkeypatch, times: int) -> None:
+    """The repository goes away while Paddle opens the program of a bundle that was read."""
+    away = models.parent / "away"
+    shutil.copytree(models / MODEL / "1", away)
+    (away / "float32" / "model.pdmodel").unlink()
+    open_another(away, monkeypatch, times)
+
+
+def end_workers(models: Path, monkeypatch, times: int) -> None:
+    """As for want of memory, more often than is tried at once."""
+    real, left = pool.Worker.open, [times * repository.LOAD_TRIES]
+
+    async def open_or_end(self, *words):
+        if left[0]:
+            left[0] -= 1
+            self.process.kill()
+        return await real(self, *words)
+
+    monkeypatch.setattr(pool.Worker, "open", open_or_end)
+
+
+@pytest.mark.parametrize("poll", [0, 0.05])
+@pytest.mark.parametrize("fail", [fail_reading, fail_opening, lose_program, end_workers])
+def test_what_the_machine_refuses_is_tried_again(
+    tiny_bundle, models, monkeypatch, caplog, fail, poll
+):
+    monkeypatch.setattr(repository, "FIRST_PAUSE", 0.05)
+    put(tiny_bundle, models, 1)
+    fail(models, monkeypatch, 2)
+    core = RunningCore(settings(models, poll_seconds=poll, default={"variant": "float32"}))
+    try:
+        core.wait_until_ready()
+        assert core.ask(model=MODEL, texts=TEXTS).version == "1"
+        pauses = [m.rsplit(" ", 2)[1] for m in caplog.messages if "tried again after" in m]
+        assert pauses[:2] == ["0.05", "0.1"]
+    finally:
+        core.close()
+
+
+def test_a_repository_that_cannot_be_listed_at_the_start_is_looked_at_again(
+    tiny_bundle, models, monkeypatch
+):
+    monkeypatch.setattr(repository, "FIRST_PAUSE", 0.05)
+    core = RunningCore(settings(models, poll_seconds=0, default={"variant": "float32"}))
+    try:
+        time.sleep(0.3)
+        put(tiny_bundle, models, 1)  # mounted at last
+        core.wait_until_ready()
+    finally:
+        core.close()
+
+
+def test_a_refused_version_whose_times_and_sizes_stay_is_tried_again(tiny_bundle, models, start):
+    folder = put(tiny_bundle, models, 1)
+    path = folder / "float32" / "model.pdiparams"
+    state, whole = path.stat(), path.read_bytes()
+    break_hash(folder)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    core = start(wait=False)
+    wait_for(lambda: "is not the file that was exported" in reason(core, "1"), "the refusal")
+    before = refused()
+    time.sleep(0.3)
+    assert refused() == before  # what is wrong in itself is not tried again
+    with path.open("r+b") as file:
+        file.write(whole)
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    core.wait_until_ready()
+
+
+def test_load_looks_anew_where_nothing_seems_changed(
+    tiny_bundle, other_bundle, models, start, monkeypatch
+):
+    """Some file systems of networks tell old attributes."""
+    monkeypatch.setattr(index, "_sign", lambda _: ())
+    folder = put(tiny_bundle, models, 1)
+    core = start()
+    [worker] = core.workers(MODEL)
+    before = core.ask(model=MODEL, texts=TEXTS).outputs["logits"]
+    core.call(core.repository.load(MODEL))
+    assert core.workers(MODEL) == [worker]
+    shutil.rmtree(folder / "float32")
+    shutil.copytree(other_bundle, folder, dirs_exist_ok=True)
+    time.sleep(0.2)
+    assert core.workers(MODEL) == [worker]
+    core.call(core.repository.load(MODEL))
+    assert np.abs(core.ask(model=MODEL, texts=TEXTS).outputs["logits"] - before).max() > 0.1
+
+
+def test_a_variant_that_the_machine_refuses_for_a_moment_is_not_left_out(
+    tiny_bundle, models, monkeypatch
+):
+    monkeypatch.setattr(repository, "FIRST_PAUSE", 0.05)
+    put(tiny_bundle, models, 1)
+    fail_opening(models, monkeypatch, 1)
+    core = RunningCore(settings(models, poll_seconds=0))
+    try:
+        core.wait_until_ready()
+        speeds = [v.texts_per_s for v in core.do(core.repository.find, MODEL).variants]
+        assert len(speeds) == 2 and None not in speeds
+    finally:
+        core.close()
+
+
+def settings(models: Path, **options) -> dict:
+    return {
+        "repository": {"path": str(models), **options},
+        "engine": {"workers": 1, "threads": 1},
+    }
+
+
 def test_auto_takes_the_fastest_that_can_be_trusted(tiny_bundle, models, monkeypatch):
     """Measured in a real worker; what cannot be opened, or was never compared, is left out."""
     folder = put(tiny_bundle, models, 1)
@@ -497,19 +641,14 @@ def test_auto_takes_the_fastest_that_can_be_trusted(tiny_bundle, models, monkeyp
     broken = {**onnx, "name": "broken", "kind": "paddle-inference", "accuracy": known}
     manifest["variants"] += [unknown, broken]
     (folder / "manifest.json").write_text(json.dumps(manifest))
-    core = RunningCore(
-        {
-            "repository": {"path": str(models), "poll_seconds": 0},
-            "engine": {"workers": 1, "threads": 1},
-        }
-    )
+    core = RunningCore(settings(models, poll_seconds=0))
     try:
         core.wait_until_ready()
         version = core.do(core.repository.find, MODEL)
         speeds = {v.name: v.texts_per_s for v in version.variants}
         assert speeds["unmeasured"] is speeds["broken"] is None
         assert version.variant == max(("float32", "onnx"), key=lambda name: speeds[name])
-        assert core.ask(model=MODEL, texts=TEXTS).logits.shape == (12, 3)
+        assert core.ask(model=MODEL, texts=TEXTS).outputs["logits"].shape == (12, 3)
     finally:
         core.close()
 

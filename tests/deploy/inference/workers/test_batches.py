@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.deploy.inference.workers import batches
+from fleetbert.errors import UserError, of_system
 
 CALL_COST = 40  # of a call, in tokens
 
@@ -44,3 +48,21 @@ def test_texts_of_other_lengths_join_only_where_that_is_worth_the_padding():
 
 def test_long_rows_are_not_shared_by_short_texts():
     assert lengths_in([20, 512, 20, 500] + [20] * 30, True) == [[20] * 32, [500, 512]]
+
+
+@pytest.mark.parametrize("file", ["model.pdmodel", "model.pdiparams", "model.onnx"])
+def test_a_file_that_goes_away_while_it_is_opened_is_not_the_variants_fault(
+    tiny_bundle, tmp_path, monkeypatch, file
+):
+    root = tmp_path / "bundle"
+    shutil.copytree(tiny_bundle, root)
+    variant = "onnx" if file.endswith("onnx") else "float32"
+    head = {"bundle": str(root), "variant": variant, "device": "cpu", "threads": 1}
+    bundle = bundles.read(root)
+    (root / variant / file).unlink()
+    with pytest.raises(UserError, match="is missing") as before:
+        batches._open(head)
+    monkeypatch.setattr(bundles, "read", lambda _: bundle)  # it was there a moment ago
+    with pytest.raises(Exception) as gone:
+        batches._open(head)
+    assert of_system(before.value) and of_system(gone.value)

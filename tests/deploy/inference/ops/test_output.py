@@ -1,0 +1,118 @@
+"""Logs that nobody reads, or that cannot be written, keep nobody waiting."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import time
+
+import psutil
+import pytest
+import requests
+from served import DEADLINE, REAL, ask, serving
+
+LONG = {"x-request-id": "x" * 100}
+ALL_LINES = {"GLOG_v": "10", "GLOG_minloglevel": "0"}  # of native code
+REQUESTS = 6000  # lines of more than a pipe and the server's own room hold
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """A server's log, as a pipe that is read by nobody but the test."""
+    path = tmp_path / "server.log"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    yield descriptor
+    os.close(descriptor)
+
+
+def dropped(served) -> int:
+    text = requests.get(f"{served.http}/metrics", timeout=DEADLINE).text
+    return int(float(re.search(r"^fleetbert_log_lines_dropped_total (\S+)", text, re.M)[1]))
+
+
+def ask_often(served) -> None:
+    with requests.Session() as session:
+        for _ in range(REQUESTS):
+            url = f"{served.http}/v2/health/live"
+            assert session.get(url, headers=LONG, timeout=DEADLINE).status_code == 200
+
+
+def read_all(descriptor: int) -> str:
+    parts = []
+    while True:
+        try:
+            parts.append(os.read(descriptor, 1 << 16))
+        except BlockingIOError:
+            return b"".join(parts).decode()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_log_that_nobody_reads_keeps_nobody_waiting(tmp_path, pipe, number, code):
+    with serving(tmp_path, "logs.requests=true") as served:
+        ask_often(served)
+        assert dropped(served) > 0
+        assert served.end(number) == code
+
+
+def test_who_reads_again_is_told_what_was_dropped(tmp_path, pipe):
+    with serving(tmp_path, "logs.requests=true") as served:
+        ask_often(served)
+        count, text = dropped(served), ""
+
+        def told():
+            nonlocal text
+            text += read_all(pipe)
+            return "were dropped: nobody read them" in text
+
+        served.wait_for(told)
+        assert served.end() == 0
+        lines = [json.loads(line) for line in (text + read_all(pipe)).splitlines()]
+    whole = [line for line in lines if line.get("method") == "GET /v2/health/live"]
+    assert REQUESTS - 10 <= len(whole) + count <= REQUESTS + 10
+
+
+def test_a_log_that_cannot_be_written_keeps_nobody_waiting(tmp_path):
+    (tmp_path / "server.log").symlink_to("/dev/full")
+    with serving(tmp_path, "logs.requests=true") as served:
+        assert ask(served.http, "good").status_code == 200
+        served.wait_for(lambda: dropped(served))
+        assert served.end() == 0
+
+
+def test_a_stdout_that_nobody_reads_keeps_nobody_waiting(tmp_path):
+    path = tmp_path / "server.out"
+    os.mkfifo(path)
+    descriptor = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    with pytest.raises(BlockingIOError):
+        while True:
+            os.write(descriptor, b"x" * 4096)
+    with serving(tmp_path, ready=False) as served:
+        connections = psutil.Process(served.process.pid).connections
+        served.wait_for(lambda: len(connections("tcp")) > 1)
+        time.sleep(0.5)  # it is ready and says so
+        assert served.end() == 0
+    os.close(descriptor)
+
+
+def test_workers_that_say_much_keep_answering(tiny_bundle, tmp_path, pipe):
+    """Native code writes to its stderr, too."""
+    shutil.copytree(tiny_bundle, tmp_path / "models" / "sst" / "1")
+    words = ["repository.default.variant=float32", "engine.workers=1", "engine.threads=1"]
+    words.append(f"repository.path={tmp_path / 'models'}")
+    with serving(tmp_path, *words, command=REAL, environ=ALL_LINES) as served:
+        for _ in range(50):
+            assert ask(served.http, "word1").status_code == 200
+        text = ""
+
+        def more_than_fits():
+            nonlocal text
+            text += read_all(pipe)
+            return len(text) > 1 << 16
+
+        served.wait_for(more_than_fits)
+        assert "InitGoogleLogging" in text
+        assert served.end() == 0

@@ -1,0 +1,71 @@
+"""More calls at once than the server takes: each is answered or refused, and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import socket
+from collections import Counter
+
+import grpc
+import requests
+from grpc_stub import make_stub
+from served import DEADLINE, REAL, serving
+
+from fleetbert.deploy.inference.protocol import inference_pb2
+
+BURST, CHANNELS = 3000, 10
+
+
+def metrics(served) -> str:
+    return requests.get(f"{served.http}/metrics", timeout=DEADLINE).text
+
+
+def test_calls_above_the_queue_are_unavailable_and_counted(tiny_bundle, tmp_path):
+    shutil.copytree(tiny_bundle, tmp_path / "models" / "tiny" / "1")
+    words = [f"repository.path={tmp_path / 'models'}", "repository.default.variant=float32"]
+    words += ["engine.workers=1", "engine.threads=1", "batching.queue_tokens=600"]
+    request = inference_pb2.ModelInferRequest(model_name="tiny")
+    tensor = request.inputs.add(name="text", datatype="BYTES", shape=[1])
+    tensor.contents.bytes_contents.append(b"word1 word2")
+    with serving(tmp_path, *words, command=REAL) as served, contextlib.ExitStack() as stack:
+        channels = [
+            stack.enter_context(
+                grpc.insecure_channel(served.grpc, [("grpc.use_local_subchannel_pool", 1)])
+            )
+            for _ in range(CHANNELS)
+        ]
+        stubs = [make_stub(channel) for channel in channels]
+        calls = [
+            stubs[number % CHANNELS].ModelInfer.future(request, timeout=DEADLINE)
+            for number in range(BURST)
+        ]
+        codes = Counter(call.code().name for call in calls)
+        assert set(codes) == {"OK", "UNAVAILABLE"} and sum(codes.values()) == BURST
+        words = {call.details() for call in calls if call.code() is grpc.StatusCode.UNAVAILABLE}
+        assert all("the queue is full" in word for word in words)
+        text = metrics(served)
+        for code, count in codes.items():
+            [value] = re.findall(
+                rf'requests_total{{code="{code}",.*protocol="grpc".*}} (\S+)', text
+            )
+            assert float(value) == count
+        [value] = re.findall(r'refused_total{.*reason="unavailable".*} (\S+)', text)
+        assert float(value) == codes["UNAVAILABLE"]
+
+
+def test_connections_above_the_limit_are_counted(tmp_path):
+    with serving(tmp_path, "safety.max_connections=5") as served, contextlib.ExitStack() as stack:
+        host, port = served.http.partition("://")[2].split(":")
+        said = []
+        for _ in range(20):
+            client = stack.enter_context(socket.create_connection((host, int(port)), DEADLINE))
+            client.settimeout(0.2)
+            with contextlib.suppress(OSError):
+                said.append(client.recv(100))
+        stack.close()
+        assert [one[:12] for one in said] == [b"HTTP/1.1 503"] * 15
+        served.wait_for(
+            lambda: "fleetbert_refused_connections_total 15" in metrics(served), ended=True
+        )

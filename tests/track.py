@@ -1,0 +1,73 @@
+"""A run that is cut and goes on, written to every tracker; prints what they then hold, as JSON.
+
+python tests/track.py FOLDER, in the environment of `make venv-clients`: it has no Paddle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import sys
+from pathlib import Path
+
+FOLDER = Path(sys.argv[1])
+sys.path.insert(0, str(Path(__file__).parents[1]))
+os.environ["WANDB_MODE"] = "offline"
+
+import mlflow  # noqa: E402
+from tensorboardX.proto.event_pb2 import Event  # noqa: E402
+
+from fleetbert import trackers  # noqa: E402
+
+
+def write(resumed_at: int, steps: range) -> None:
+    opened = [
+        of(FOLDER, "films", {"optimizer.learning_rate": 5e-5}, resumed_at)
+        for of in trackers.KINDS.values()
+    ]
+    for step in steps:
+        for tracker in opened:
+            tracker.log(step, {"train/loss": 1 / step})
+    for tracker in opened:
+        tracker.close()
+
+
+def events() -> list[Event]:
+    """TFRecord: length (8 bytes), its checksum (4), an event, its checksum (4)."""
+    found = []
+    for path in sorted((FOLDER / "tensorboard").iterdir(), key=lambda path: path.name):
+        data = path.read_bytes()
+        while data:
+            (size,) = struct.unpack("<Q", data[:8])
+            found.append(Event.FromString(data[12 : 12 + size]))
+            data = data[16 + size :]
+    return found
+
+
+write(0, range(1, 4))
+write(2, range(3, 5))
+client = mlflow.MlflowClient((FOLDER / "mlflow").resolve().as_uri())
+experiment = client.get_experiment_by_name("films").experiment_id
+runs = client.search_runs([experiment])
+history = client.get_metric_history(runs[0].info.run_id, "train/loss")
+scalars = [
+    (event.step, value.tag, round(value.simple_value, 4))
+    for event in events()
+    for value in event.summary.value
+    if value.tag == "train/loss"
+]
+print(
+    json.dumps(
+        {
+            "mlflow": [[metric.step, metric.value] for metric in history],
+            "mlflow_runs": [(run.info.status, run.data.params) for run in runs],
+            "tensorboard": scalars,
+            "wandb": [
+                b"train/loss" in path.read_bytes()
+                for path in sorted(FOLDER.glob("wandb/offline-run-*/run-*.wandb"))
+            ],
+            "ids": json.loads((FOLDER / trackers.IDS).read_text()),
+        }
+    )
+)
