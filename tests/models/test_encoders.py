@@ -281,7 +281,7 @@ def test_the_task_of_a_head_is_what_its_config_says(fields, logits, pair, task, 
     bundle = imported.import_model(
         config.Model(init=str(folder)), tmp_path / "bundle", None, pair, max_length=16
     )
-    assert (bundle.task, bundle.labels) == (task, labels)
+    assert (bundle.task.name, bundle.labels) == (task, labels)
 
 
 @pytest.mark.parametrize(
