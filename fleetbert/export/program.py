@@ -11,7 +11,7 @@ import numpy as np
 import paddle
 
 import fleetbert
-from fleetbert import bundle
+from fleetbert import bundle, tasks
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.tokenizers import Spec
@@ -45,6 +45,7 @@ def export_bundle(
     """
 
     vocab_size = tokenizers.open(tokenizer).vocab_size
+    answers = tasks.get(task).answers
 
     def fill(folder: Path) -> list[bundle.Variant]:
         difference = export_program(
@@ -61,7 +62,7 @@ def export_bundle(
                     "paddlepaddle": paddle.__version__,
                 },
                 max_difference_to_network=difference,
-                golden=_golden(network, max_length, vocab_size) if labels else None,
+                golden=_golden(network, max_length, vocab_size) if answers else None,
             )
         ]
 

@@ -84,7 +84,7 @@ class Observed:
                 self._ok,
                 seconds,
                 self.request_id,
-                len(response.labels),
+                response.size,
                 response.queue_seconds,
                 response.compute_seconds,
             )
