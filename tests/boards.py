@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert.compress import lite_unigram
 from fleetbert.data.tokenizers import of_vocab
 from fleetbert.engines import early_exit, exits, heads
 from fleetbert.tasks.metrics import softmax
@@ -21,9 +22,16 @@ MODEL = b"not a model: the fake engine does not read it" * 1000
 
 
 def write_bundle(
-    folder: Path, *, pair: bool = False, targets=(HERE,), precisions=("int8",), max_length=16
+    folder: Path,
+    *,
+    pair: bool = False,
+    targets=(HERE,),
+    precisions=("int8",),
+    max_length=16,
+    unigram=None,
 ) -> Path:
-    """A bundle with a variant for each target and precision."""
+    """A bundle with a variant for each target and precision; unigram: its tokenizer, else one of
+    `VOCAB`."""
     vocab = folder / "words.txt"
     vocab.write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
 
@@ -34,6 +42,8 @@ def write_bundle(
                 name = f"lite-{target}-{precision}"
                 (path / name).mkdir()
                 (path / name / "model.nb").write_bytes(MODEL)
+                if unigram is not None:
+                    lite_unigram.write(lite_unigram.compiled(unigram), path / name)
                 variants.append(
                     bundles.LiteVariant(
                         name=name,
@@ -49,7 +59,7 @@ def write_bundle(
         task="pair_classification" if pair else "classification",
         labels=LABELS,
         max_length=max_length,
-        tokenizer=of_vocab(vocab, True),
+        tokenizer=of_vocab(vocab, True) if unigram is None else unigram.spec,
         fill=fill,
     )
     return folder / "bundle"
@@ -119,10 +129,10 @@ def open_early_exit(folder: Path) -> early_exit.EarlyExitEngine:
     return early_exit.EarlyExitEngine(exits.load_settings(folder), [groups], folder)
 
 
-def fake_logits(ids, types=None, labels: int = len(LABELS)) -> np.ndarray:
+def fake_logits(ids, types=None, labels: int = len(LABELS), pad_id: int = 0) -> np.ndarray:
     """float32 [labels]: what engine.cc's fake answers to a row of token ids."""
     types = [0] * len(ids) if types is None else types
-    total = sum((i + 1000 * t) * n for n, (i, t) in enumerate(zip(ids, types), 1) if i)
+    total = sum((i + 1000 * t) * n for n, (i, t) in enumerate(zip(ids, types), 1) if i != pad_id)
     return np.array([total * k % 97 / 16 for k in range(1, labels + 1)], np.float32)
 
 
@@ -131,7 +141,8 @@ def logits_of(tokenizer, text: str, second: str | None = None, max_length: int =
     pairs = None if second is None else [second]
     encoded = tokenizer.encode([text], pairs, max_length)
     ids, first = encoded.ids[0].tolist(), int(encoded.first_lengths[0])
-    return fake_logits(ids, [0] * first + [1] * (len(ids) - first))
+    types = [0] * first + [1] * (len(ids) - first)
+    return fake_logits(ids, types, pad_id=tokenizer.pad_id)
 
 
 def answer_of(logits: np.ndarray) -> dict:

@@ -8,10 +8,15 @@ import subprocess
 import unicodedata
 from pathlib import Path
 
+import tokenizers as library
+
 from fleetbert.bundle import create
-from fleetbert.data.tokenizers import of_vocab
+from fleetbert.compress import lite_unigram
+from fleetbert.data import tokenizers
+from fleetbert.data.tokenizers import of_vocab, sentencepiece
 from fleetbert.data.tokenizers.wordpiece import SPECIAL_TOKENS, WordPiece
 
+PIECES = Path(__file__).with_name("data") / "tokenizers" / "files" / "sentencepiece.bpe.model"
 ALPHABETS = [
     (0x20, 0x7F),
     (0x80, 0x250),
@@ -64,7 +69,11 @@ def ids_of(programs, path, texts, lowercase, max_length, settings=None):
             tokenizer=spec._replace(settings={**spec.settings, **settings}),
             fill=lambda folder: [],
         )
-    command = programs.command("fleetbert-lite-tokens", path, case, max_length)
+    return run(programs, path, case, max_length, texts)
+
+
+def run(programs, path, how, max_length, texts):
+    command = programs.command("fleetbert-lite-tokens", path, how, max_length)
     lines = "".join(json.dumps(text) + "\n" for text in texts)
     done = subprocess.run(command, input=lines, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -72,7 +81,11 @@ def ids_of(programs, path, texts, lowercase, max_length, settings=None):
 
 
 def expected(path, texts, lowercase, max_length, settings=None):
-    tokenizer = WordPiece(path, lowercase, settings)
+    return encoded(WordPiece(path, lowercase, settings), texts, max_length)
+
+
+def encoded(tokenizer, texts, max_length):
+    """As `ids_of`, by the tokenizer that fleetbert trains with."""
     found = []
     for entry in texts:
         a, b = ([entry], None) if isinstance(entry, str) else ([entry[0]], [entry[1]])
@@ -103,3 +116,36 @@ def same(found, wanted, texts):
     wrong = [(ascii(text), a, b) for text, a, b in zip(texts, found, wanted) if a != b]
     assert wrong[:3] == []
     assert len(found) == len(wanted)
+
+
+def write_unigram(folder: Path, texts, seed=0, normalizer=None, pre_tokenizer=None, added=()):
+    """A tokenizer of Unigram with the normalizer of SentencePiece's, of whose pieces most are the
+    characters that the texts can become and words' parts; each has a chance of its own."""
+    chance = random.Random(seed)
+    made = sentencepiece.convert(PIECES, sentencepiece.XLM_ROBERTA)
+    normalizer = made.normalizer if normalizer is None else normalizer
+    flat = [text for entry in texts for text in ([entry] if isinstance(entry, str) else entry)]
+    words = [f"\u2581{one}" for text in flat for one in normalizer.normalize_str(text).split()]
+    characters = sorted(set("".join(words)) - {"\u2581"})
+    known = [one for one in characters if chance.random() < 0.97]
+    starts = [(word, chance.randrange(len(word))) for word in words]
+    parts = [word[at : at + chance.randint(2, 5)] for word, at in starts]
+    pieces = [(one, 0.0) for one in ("<s>", "<pad>", "</s>", "<unk>")]
+    pieces += [(one, -chance.uniform(1, 12)) for one in dict.fromkeys(["\u2581", *known, *parts])]
+    pieces += [("<mask>", 0.0)]
+    model = library.Tokenizer(library.models.Unigram(pieces, unk_id=3))
+    model.normalizer = normalizer
+    model.pre_tokenizer = made.pre_tokenizer if pre_tokenizer is None else pre_tokenizer
+    model.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    model.add_tokens(list(added))
+    model.post_processor = made.post_processor
+    folder.mkdir(exist_ok=True)
+    model.save(str(folder / "tokenizer.json"))
+    return tokenizers.open(tokenizers.find(folder))
+
+
+def ids_of_unigram(programs, tokenizer, texts, max_length):
+    """As `ids_of`, of a tokenizer that the exporter writes for boards."""
+    folder = tokenizer.spec.files["tokenizer.json"].parent
+    lite_unigram.write(lite_unigram.compiled(tokenizer), folder)
+    return run(programs, folder / lite_unigram.NAME, "unigram", max_length, texts)

@@ -17,11 +17,13 @@ import numpy as np
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert import config
-from fleetbert.compress import lite_opt
+from fleetbert import config, tasks
+from fleetbert.compress import lite_opt, lite_unigram
 from fleetbert.compress.gate import Gate
 from fleetbert.compress.pipeline import Result
 from fleetbert.data import tokenizers
+from fleetbert.data.tokenizers.whole import Whole
+from fleetbert.data.tokenizers.wordpiece import WordPiece
 from fleetbert.engines import alike, engine, exits, heads
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batches
 from fleetbert.errors import GateFailed, UserError
@@ -60,7 +62,7 @@ def export_lite(
     """
     _check_choice(target, precision, gate, early_exit)
     bundle = bundles.read(path)
-    _check_tokenizer(bundle)
+    tokenizer = _compiled(bundle)
     made_from = STATIC if precision == "static-int8" else "float32"
     source = _source(bundle, made_from)
     name = variant_name(target, precision, early_exit)
@@ -76,6 +78,8 @@ def export_lite(
         accuracy = []
         if gate is not None:
             accuracy = [_measure(bundle, name, made, gate, threads)]
+        if tokenizer is not None:
+            lite_unigram.write(tokenizer, made.converted.folder)
         for file in made.converted.folder.iterdir():
             file.rename(new.folder / file.name)
         variant = KINDS[early_exit](
@@ -142,14 +146,17 @@ def _check_choice(target: str, precision: str, gate: config.Gate | None, early_e
         )
 
 
-def _check_tokenizer(bundle: bundles.Bundle) -> None:
-    kind = bundle.tokenizer.kind
-    if kind != "wordpiece":
+def _compiled(bundle: bundles.Bundle) -> lite_unigram.Compiled | None:
+    """What the programs for boards need beside the model; None of WordPiece: vocab.txt is all."""
+    tokenizer = tokenizers.open(bundle)
+    if isinstance(tokenizer, Whole):
+        return lite_unigram.compiled(tokenizer)
+    if not isinstance(tokenizer, WordPiece):
         raise UserError(
-            f"{bundle.root}: its tokenizer is a {kind} (of BPE or Unigram), and the programs for "
-            "boards know WordPiece only: serve it with Paddle Inference, or train from an encoder "
-            "that has a vocab.txt"
+            f"{bundle.root}: its tokenizer is a {tokenizer.kind}, and the programs for boards know "
+            "WordPiece and Unigram: serve it with Paddle Inference"
         )
+    return None
 
 
 _MADE_WITH = {
@@ -164,6 +171,7 @@ def _source(bundle: bundles.Bundle, name: str) -> Path:
             f"{bundle.root} is a pretrained encoder (task mlm), which no board can ask anything; "
             "export a classifier that was trained from it"
         )
+    tasks.get(bundle.task.name).check_picks_label(str(bundle.root), "boards tell labels only")
     if all(found.name != name for found in bundle.manifest.variants) and name in _MADE_WITH:
         wanted, command = _MADE_WITH[name]
         raise UserError(

@@ -53,5 +53,5 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.pair,
         arguments.max_length,
     )
-    labels = ", ".join(bundle.labels) or "masked words"
+    labels = ", ".join(bundle.labels) or bundle.task.name
     print(f"made {bundle.root}: float32, {bundle.max_length} tokens, {labels}")

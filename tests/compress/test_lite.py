@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
 from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
 
+import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import config
+from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import sentencepiece
 from fleetbert.engines import answer, engine, evaluate, exits
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed, UserError
 from fleetbert.graph import program as programs
+from fleetbert.models import encoders, heads, weights
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
 
-from fleetbert.compress import lite, lite_opt
+from fleetbert.compress import lite, lite_opt, lite_unigram
 from fleetbert.graph import lite_program
 
 SHAPES = [(1, 16), (2, 32), (5, 64), (3, 128), (1, 512), (17, 48)]
@@ -408,14 +413,89 @@ class TestPython:
             lite.export_lite(tiny_bundle, "armv8", "int8")
 
 
-def test_a_tokenizer_that_boards_do_not_know_is_refused(tmp_path):
-    files = Path(__file__).parents[1] / "data" / "tokenizers" / "files"
-    made = sentencepiece.convert(files / "sentencepiece.bpe.model", "xlm-roberta")
-    made.save(str(tmp_path / "tokenizer.json"))
+FILES = Path(__file__).parents[1] / "data" / "tokenizers" / "files"
+EXPECTED = json.loads((FILES / "expected.json").read_text())["texts"]
+XLM = sentencepiece.XLM_ROBERTA
+
+
+def unigram_spec(folder: Path, **parts):
+    """Of a tiny XLM-RoBERTa; parts of its tokenizer.json that are otherwise."""
+    folder.mkdir()
+    whole = json.loads(sentencepiece.convert(FILES / "sentencepiece.bpe.model", XLM).to_str())
+    whole["model"].update(parts.pop("model", {}))
+    (folder / "tokenizer.json").write_text(json.dumps({**whole, **parts}))
+    return tokenizers.find(folder)
+
+
+def added(content: str, **how):
+    usual = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    return {"id": 1, "content": content, **usual, **how}
+
+
+REGEX = {"type": "Replace", "pattern": {"Regex": "[^a-z]"}, "content": ""}
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ({"normalizer": REGEX}, r"what the regular expression '\[\^a-z\]' finds"),
+        ({"normalizer": {"type": "Nmt"}}, "its normalizer is Nmt"),
+        ({"pre_tokenizer": {"type": "BertPreTokenizer"}}, "pre_tokenizer is BertPreTokenizer"),
+        (
+            {"pre_tokenizer": {"type": "Metaspace", "replacement": "_", "prepend_scheme": "first"}},
+            "Metaspace with prepend_scheme first",
+        ),
+        ({"model": {"byte_fallback": True}}, "unknown characters in bytes"),
+        ({"model": {"unk_id": None}}, "no token for unknown characters"),
+        ({"added_tokens": [added("<pad>", single_word=True)]}, "'<pad>' is found as a single word"),
+    ],
+)
+def test_a_tokenizer_that_boards_do_not_know_is_refused(tmp_path, parts, reason):
+    bundle = bundles.create(
+        tmp_path / "bundle", task="classification", labels=["a", "b"], max_length=64,
+        tokenizer=unigram_spec(tmp_path / "made", **parts), fill=lambda folder: [],
+    )  # fmt: skip
+    with pytest.raises(UserError, match=reason) as raised:
+        lite.export_lite(bundle.root, "armv8", "float32")
+    assert "serve the bundle with Paddle Inference" in str(raised.value)
+    assert not list(bundle.root.glob("*lite*"))
+
+
+def test_byte_level_bpe_is_refused_with_the_reason(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for name in ("vocab.json", "merges.txt"):
+        shutil.copyfile(FILES / name, tmp_path / name)
     bundle = bundles.create(
         tmp_path / "bundle", task="classification", labels=["a", "b"], max_length=64,
         tokenizer=tokenizers.find(tmp_path), fill=lambda folder: [],
     )  # fmt: skip
-    with pytest.raises(UserError, match="the programs for boards know WordPiece only"):
+    with pytest.raises(UserError, match=r"because it is byte-level BPE, which splits texts by a"):
         lite.export_lite(bundle.root, "armv8", "float32")
-    assert not list(bundle.root.glob("*lite*"))
+
+
+def test_a_family_with_unigram_answers_as_float32_does(tmp_path):
+    """A tiny XLM-RoBERTa with random weights, imported, for x86 and with early exit."""
+    shape: encoders.Shape = {
+        "vocab_size": 0, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 128, "max_position_embeddings": 64, "type_vocab_size": 2,
+        "layer_norm_eps": 1e-5, "pad_token_id": 1, "one_type": True,
+    }  # fmt: skip
+    spec = unigram_spec(tmp_path / "tokenizer")
+    shape["vocab_size"] = tokenizers.open(spec).vocab_size
+    paddle.seed(3)
+    made = BertConfig(num_labels=3, initializer_range=0.3, **shape)
+    source = weights.Source("made", shape, spec, None, encoders.ROBERTA)
+    weights.save_folder(heads.build("classification", made), source, tmp_path / "model", LABELS)
+    path = fleetbert.import_model(tmp_path / "model", tmp_path / "bundle", max_length=48)
+    lite.export_lite(path, "x86", "float32")
+    add_early_exit(path, pad_id=1)
+    lite.export_lite(path, "x86", "float32", early_exit=True)
+    texts = [line for line in EXPECTED if line.strip() and line.isprintable()]
+    wanted = np.array([one.logits for one in fleetbert.load(path, variant="float32")(texts)])
+    assert np.std(wanted) > 0.1
+    for name in ("lite-x86-float32", "lite-x86-float32-early-exit"):
+        names = {Path(file.path).name for file in bundles.read(path).variant(name).files}
+        assert lite_unigram.NAME in names
+        how = {"speed": 0.0} if "early" in name else {}
+        found = [one.logits for one in fleetbert.load(path, variant=name)(texts, **how)]
+        np.testing.assert_allclose(found, wanted, atol=1e-4)

@@ -3,6 +3,7 @@
 #include "error.h"
 #include "json_file.h"
 #include "sha256.h"
+#include "unigram.h"
 
 namespace fleetbert {
 namespace {
@@ -48,8 +49,8 @@ std::string text_or_nothing(const Reader& reader, const char* section, const cha
 }
 
 // `settings` names what is not usual; strip_accents is as `lowercase` where it is not named.
-TokenizerSettings read_tokenizer(const Reader& tokenizer) {
-  TokenizerSettings settings;
+WordPieceSettings read_wordpiece(const Reader& tokenizer) {
+  WordPieceSettings settings;
   settings.lowercase = settings.strip_accents = tokenizer.at("lowercase").flag();
   if (!tokenizer.has("settings")) return settings;
   const auto said = tokenizer.at("settings");
@@ -122,9 +123,13 @@ Bundle read_bundle(const std::filesystem::path& root) {
   if (length < 3 || length > kMaxLength) reader.at("max_length").fail("is out of bounds");
   bundle.max_length = static_cast<size_t>(length);
   const auto tokenizer = reader.at("tokenizer");
-  if (tokenizer.at("kind").text() != "wordpiece") tokenizer.at("kind").fail("is not wordpiece");
-  bundle.tokenizer = read_tokenizer(tokenizer);
-  bundle.vocab_sha256 = tokenizer.at("sha256").text();
+  bundle.is_wordpiece = tokenizer.at("kind").text() == "wordpiece";
+  if (bundle.is_wordpiece) {
+    bundle.wordpiece = read_wordpiece(tokenizer);
+    bundle.vocab_sha256 = tokenizer.at("sha256").text();
+  } else if (tokenizer.at("kind").text() != "tokenizer.json") {
+    tokenizer.at("kind").fail("is neither wordpiece nor tokenizer.json");
+  }
   for (const auto& entry : reader.at("variants").list()) {
     const auto kind = entry.at("kind").text();
     if (kind != "paddle-lite" && kind != "paddle-lite-early-exit") continue;
@@ -210,13 +215,25 @@ void verify_files(const Bundle& bundle, const Variant& variant) {
   }
 }
 
-std::string read_vocab(const Bundle& bundle) {
-  auto text = read_file(bundle.vocab_path(), kMaxManifest);
-  if (sha256(text) != bundle.vocab_sha256) {
-    throw UserError(bundle.vocab_path().string() + " is not the file that was exported (its sha256 "
-                    "differs from the manifest's): copy the bundle again");
+std::unique_ptr<Tokenizer> open_tokenizer(const Bundle& bundle, const Variant& variant) {
+  std::unique_ptr<Tokenizer> opened;
+  if (bundle.is_wordpiece) {
+    const auto text = read_file(bundle.vocab_path(), kMaxManifest);
+    if (sha256(text) != bundle.vocab_sha256) {
+      throw UserError(bundle.vocab_path().string() + " is not the file that was exported (its "
+                      "sha256 differs from the manifest's): copy the bundle again");
+    }
+    opened = std::make_unique<WordPiece>(text, bundle.vocab_path(), bundle.wordpiece);
+  } else {
+    opened = std::make_unique<Unigram>(file_of(bundle, variant, "unigram.safetensors"));
   }
-  return text;
+  const auto needed = opened->special_tokens(bundle.pair);
+  if (bundle.max_length < needed) {
+    throw UserError((bundle.root / "manifest.json").string() + ": max_length is " +
+                    std::to_string(bundle.max_length) + ", and its tokenizer needs " +
+                    std::to_string(needed) + ": export again");
+  }
+  return opened;
 }
 
 }  // namespace fleetbert

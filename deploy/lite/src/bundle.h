@@ -1,14 +1,16 @@
-// A bundle as fleetbert writes it: manifest.json, vocab.txt and a folder for each variant. A board
-// needs only the variants that it runs.
+// A bundle as fleetbert writes it: manifest.json, the tokenizer's file and a folder for each variant.
+// A board needs only the variants that it runs, and vocab.txt; of other tokenizers the variants have
+// what it needs.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "tokenizer.h"
+#include "wordpiece.h"
 
 namespace fleetbert {
 
@@ -33,8 +35,9 @@ struct Bundle {
   bool pair = false;  // whether it answers pairs of texts
   std::vector<std::string> labels;
   size_t max_length = 0;
-  TokenizerSettings tokenizer;
-  std::string vocab_sha256;
+  bool is_wordpiece = true;     // else Unigram, in the variants
+  WordPieceSettings wordpiece;  // if it is
+  std::string vocab_sha256;     // if it is
   std::vector<Variant> variants;
 
   std::filesystem::path vocab_path() const { return root / "vocab.txt"; }
@@ -60,7 +63,7 @@ std::filesystem::path file_of(const Bundle& bundle, const Variant& variant,
 // Checks sizes and hashes of the variant's files. Throws UserError that names the wrong one.
 void verify_files(const Bundle& bundle, const Variant& variant);
 
-// The vocabulary's text, its hash checked. Throws UserError.
-std::string read_vocab(const Bundle& bundle);
+// The tokenizer, its file's hash checked (of Unigram's: `verify_files`). Throws UserError.
+std::unique_ptr<Tokenizer> open_tokenizer(const Bundle& bundle, const Variant& variant);
 
 }  // namespace fleetbert

@@ -15,8 +15,8 @@ constexpr size_t kBatchTokens = 1024;
 
 }  // namespace
 
-Classifier::Classifier(Bundle bundle, Variant variant, Tokenizer tokenizer, Exits exits,
-                       std::unique_ptr<Engine> engine)
+Classifier::Classifier(Bundle bundle, Variant variant, std::unique_ptr<Tokenizer> tokenizer,
+                       Exits exits, std::unique_ptr<Engine> engine)
     : bundle_(std::move(bundle)),
       variant_(std::move(variant)),
       tokenizer_(std::move(tokenizer)),
@@ -29,9 +29,10 @@ std::unique_ptr<Classifier> Classifier::open(const std::filesystem::path& path,
   auto bundle = read_bundle(path);
   auto variant = choose_variant(bundle, name);
   verify_files(bundle, variant);
-  Tokenizer tokenizer(read_vocab(bundle), bundle.vocab_path(), bundle.tokenizer);
+  auto tokenizer = open_tokenizer(bundle, variant);
   Model model;
   model.labels = bundle.labels.size();
+  model.pad_id = tokenizer->pad_id();
   Exits exits;
   if (variant.early_exit) {
     exits = read_exits(file_of(bundle, variant, "exits.json").parent_path(), model.labels);
@@ -54,8 +55,8 @@ std::unique_ptr<Classifier> Classifier::open(const std::filesystem::path& path,
 }
 
 Row Classifier::encode(std::string_view text, std::string_view second) const {
-  auto encoding = bundle_.pair ? tokenizer_.encode(text, second, bundle_.max_length)
-                               : tokenizer_.encode(text, bundle_.max_length);
+  auto encoding = bundle_.pair ? tokenizer_->encode(text, second, bundle_.max_length)
+                               : tokenizer_->encode(text, bundle_.max_length);
   Row row;
   row.token_type_ids.assign(encoding.ids.size(), 1);
   std::fill_n(row.token_type_ids.begin(), encoding.first_length, 0);
@@ -76,7 +77,7 @@ std::vector<Answer> Classifier::answer(const std::vector<const Row*>& rows) cons
     batch.length = length(order[start]);  // the longest comes first
     const auto fitting = std::max<size_t>(1, kBatchTokens / batch.length);
     batch.texts = std::min(fitting, order.size() - start);
-    batch.input_ids.assign(batch.texts * batch.length, tokenizer_.pad_id());
+    batch.input_ids.assign(batch.texts * batch.length, tokenizer_->pad_id());
     batch.token_type_ids.assign(batch.texts * batch.length, 0);
     std::vector<double> speeds;
     for (size_t row = 0; row < batch.texts; ++row) {

@@ -42,16 +42,16 @@ class Classifier {
 
   const Bundle& bundle() const { return bundle_; }
   const Variant& variant() const { return variant_; }
-  const Tokenizer& tokenizer() const { return tokenizer_; }
+  const Tokenizer& tokenizer() const { return *tokenizer_; }
   Engine& engine() const { return *engine_; }
 
  private:
-  Classifier(Bundle bundle, Variant variant, Tokenizer tokenizer, Exits exits,
-             std::unique_ptr<Engine> engine);
+  Classifier(Bundle bundle, Variant variant, std::unique_ptr<Tokenizer> tokenizer,
+             Exits exits, std::unique_ptr<Engine> engine);
 
   Bundle bundle_;
   Variant variant_;
-  Tokenizer tokenizer_;
+  std::unique_ptr<Tokenizer> tokenizer_;
   Exits exits_;
   std::unique_ptr<Engine> engine_;
 };

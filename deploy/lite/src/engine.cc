@@ -15,6 +15,7 @@ class Fake : public Engine {
       : groups_(model.groups.size()),
         labels_(model.labels),
         width_(model.width),
+        pad_id_(model.pad_id),
         delay_ms_(delay_ms) {}
 
   std::vector<float> run(size_t group, const Batch& batch,
@@ -34,7 +35,7 @@ class Fake : public Engine {
       uint64_t sum = 0;
       for (size_t column = 0; column < batch.length; ++column) {
         const auto at = row * batch.length + column;
-        if (batch.input_ids[at] == 0) continue;  // padding
+        if (batch.input_ids[at] == pad_id_) continue;  // padding
         sum += static_cast<uint64_t>(batch.input_ids[at] + 1000 * batch.token_type_ids[at]) *
                (column + 1);
       }
@@ -65,7 +66,7 @@ class Fake : public Engine {
   std::vector<float> last(const Batch& batch, const std::vector<float>& state) const {
     std::vector<float> logits(batch.texts * labels_);
     for (size_t token = 0; token < batch.input_ids.size(); ++token) {
-      if (batch.input_ids[token] == 0) continue;  // padding
+      if (batch.input_ids[token] == pad_id_) continue;  // padding
       const auto row = token / batch.length, column = token % batch.length;
       for (size_t label = 0; label < labels_; ++label) {
         logits[row * labels_ + label] +=
@@ -76,6 +77,7 @@ class Fake : public Engine {
   }
 
   size_t groups_, labels_, width_;
+  int64_t pad_id_;
   int delay_ms_;
 };
 

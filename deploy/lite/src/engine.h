@@ -25,6 +25,7 @@ struct Model {
   std::vector<std::filesystem::path> groups;
   size_t labels = 0;
   size_t width = 0;  // of the hidden states between groups
+  int64_t pad_id = 0;
 };
 
 struct EngineOptions {

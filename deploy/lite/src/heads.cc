@@ -3,18 +3,16 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <cstring>
 #include <limits>
 #include <utility>
 
 #include "error.h"
-#include "json_file.h"
+#include "tensors.h"
 
 namespace fleetbert {
 namespace {
 
-constexpr uint64_t kMaxFile = 1u << 30;
-constexpr size_t kMaxSize = 1u << 20;  // of a dimension
+constexpr uint64_t kMaxSize = 1u << 20;  // of a dimension
 constexpr size_t kAttentionHeads = 2;  // of fastbert, as in heads.py
 
 struct Tensor {
@@ -22,43 +20,11 @@ struct Tensor {
   std::vector<float> values;
 };
 
-// A file of safetensors: the length of a JSON header (8 bytes), the header, the tensors' bytes.
-// https://github.com/huggingface/safetensors#format
 std::map<std::string, Tensor> read_tensors(const std::filesystem::path& path) {
-  const auto text = read_file(path, kMaxFile);
-  uint64_t length = 0;
-  for (size_t i = 0; i < 8 && i < text.size(); ++i) {
-    length |= static_cast<uint64_t>(static_cast<unsigned char>(text[i])) << 8 * i;
-  }
-  if (text.size() < 8 || length > text.size() - 8) {
-    throw UserError(path.string() + " is cut short: copy the bundle again");
-  }
-  const auto data = text.substr(8 + static_cast<size_t>(length));
-  const auto header = parse_json(text.substr(8, static_cast<size_t>(length)), path);
-  const Reader reader(header, "", path);
+  const TensorFile file(path, kMaxSize);
   std::map<std::string, Tensor> found;
-  for (const auto& name : reader.keys()) {
-    if (name == "__metadata__") continue;
-    const auto entry = reader.at(name);
-    if (entry.at("dtype").text() != "F32") entry.at("dtype").fail("is not F32");
-    Tensor tensor;
-    uint64_t count = 1;
-    for (const auto& size : entry.at("shape").list()) {
-      if (size.number() < 1 || size.number() > kMaxSize) size.fail("is out of bounds");
-      tensor.shape.push_back(static_cast<size_t>(size.number()));
-      count *= size.number();
-      if (count > data.size()) size.fail("asks for more than the file has");
-    }
-    const auto offsets = entry.at("data_offsets").list();
-    if (offsets.size() != 2 || offsets[1].number() > data.size() ||
-        offsets[0].number() > offsets[1].number() ||
-        offsets[1].number() - offsets[0].number() != count * sizeof(float)) {
-      entry.at("data_offsets").fail("does not fit the shape or the file");
-    }
-    tensor.values.resize(static_cast<size_t>(count));
-    // All targets are little-endian, as the file is.
-    std::memcpy(tensor.values.data(), data.data() + offsets[0].number(), tensor.values.size() * sizeof(float));
-    found.emplace(name, std::move(tensor));
+  for (const auto& name : file.names()) {
+    found[name] = {file.shape(name), file.values<float>(name, "F32")};
   }
   return found;
 }

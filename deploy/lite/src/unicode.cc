@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <initializer_list>
 #include <iterator>
+#include <optional>
 #include <stdexcept>
 
 namespace fleetbert {
@@ -74,6 +75,22 @@ constexpr Range kUnordered[] = {
     {0x1E6EE, 0x1E6EF}, {0x1E6F5, 0x1E6F5},
 };
 
+// Compatible with others since Unicode 12 to 17; it leaves them as they are.
+constexpr Range kCompatibleSince[] = {
+    {0x32FF, 0x32FF}, {0xA7F1, 0xA7F4}, {0xAB69, 0xAB69}, {0x10781, 0x107BA}, {0x1CCD6, 0x1CCF9},
+    {0x1E030, 0x1E06D}, {0x1F16C, 0x1F16C}, {0x1FBF0, 0x1FBF9},
+};
+
+// Marks that utf8proc 2.8 does not know and `tokenizers` joins to what stands before: Unicode 15.1 to
+// 17.
+constexpr Range kJoining[] = {
+    {0x0897, 0x0897}, {0x1ACF, 0x1ADD}, {0x1AE0, 0x1AEB}, {0x10D69, 0x10D6D}, {0x10EFA, 0x10EFC},
+    {0x113B8, 0x113C0}, {0x113C2, 0x113C2}, {0x113C5, 0x113C5}, {0x113C7, 0x113CA},
+    {0x113CC, 0x113D0}, {0x113D2, 0x113D2}, {0x113E1, 0x113E2}, {0x11B60, 0x11B67},
+    {0x11F5A, 0x11F5A}, {0x1611E, 0x1612F}, {0x1E5EE, 0x1E5EF}, {0x1E6E3, 0x1E6E3},
+    {0x1E6E6, 0x1E6E6}, {0x1E6EE, 0x1E6EF}, {0x1E6F5, 0x1E6F5},
+};
+
 template <size_t size>
 bool is_in(const Range (&ranges)[size], CodePoint character) {
   const auto* found = std::lower_bound(
@@ -96,16 +113,20 @@ bool is_nonspacing_mark(CodePoint character) {
   return is_one_of(character, {UTF8PROC_CATEGORY_MN});
 }
 
-void append_decomposed(CodePoint character, std::vector<CodePoint>& out) {
-  if (character < 0xC0 || is_unknown(character)) {
+// compatible: "ﬁ" becomes "fi" too.
+void append_decomposed(CodePoint character, bool compatible, std::vector<CodePoint>& out) {
+  if (character < (compatible ? 0xA0 : 0xC0) || is_unknown(character) ||
+      (compatible && is_in(kCompatibleSince, character))) {
     out.push_back(character);
     return;
   }
-  utf8proc_int32_t parts[8];  // canonical decompositions have four characters at most
+  constexpr utf8proc_ssize_t kMost = 18;  // characters of a decomposition
+  utf8proc_int32_t parts[kMost];
   int boundary = UTF8PROC_BOUNDCLASS_START;
+  const int options = UTF8PROC_DECOMPOSE | (compatible ? UTF8PROC_COMPAT : 0);
   const auto count = utf8proc_decompose_char(
-      character, parts, 8, static_cast<utf8proc_option_t>(UTF8PROC_DECOMPOSE), &boundary);
-  if (count < 1 || count > 8) {
+      character, parts, kMost, static_cast<utf8proc_option_t>(options), &boundary);
+  if (count < 1 || count > kMost) {
     out.push_back(character);
     return;
   }
@@ -131,6 +152,36 @@ void order_marks(std::vector<CodePoint>& text) {
     });
     start = end;
   }
+}
+
+// The character that two make, or nothing.
+std::optional<CodePoint> composed_of(CodePoint first, CodePoint second) {
+  utf8proc_int32_t both[3] = {first, second, 0};
+  const int options = UTF8PROC_COMPOSE | UTF8PROC_STABLE;
+  const auto left = utf8proc_normalize_utf32(both, 2, static_cast<utf8proc_option_t>(options));
+  if (left != 1 || is_unknown(both[0])) return std::nullopt;
+  return both[0];
+}
+
+// Marks in canonical order go into the character before them, where there is one of both:
+// Unicode Standard Annex 15.
+std::vector<CodePoint> compose(const std::vector<CodePoint>& text) {
+  std::vector<CodePoint> out;
+  std::optional<size_t> starter;
+  int before = 0;  // class of what stands before
+  for (const auto character : text) {
+    const auto own = combining_class(character);
+    if (starter && (*starter + 1 == out.size() || before < own)) {
+      if (const auto one = composed_of(out[*starter], character)) {
+        out[*starter] = *one;
+        continue;
+      }
+    }
+    if (own == 0) starter = out.size();
+    before = own;
+    out.push_back(character);
+  }
+  return out;
 }
 
 }  // namespace
@@ -215,10 +266,32 @@ bool is_chinese(CodePoint character) {
 std::vector<CodePoint> strip_accents(const std::vector<CodePoint>& text) {
   std::vector<CodePoint> out;
   out.reserve(text.size());
-  for (const auto character : text) append_decomposed(character, out);
+  for (const auto character : text) append_decomposed(character, false, out);
   order_marks(out);
   out.erase(std::remove_if(out.begin(), out.end(), is_nonspacing_mark), out.end());
   return out;
+}
+
+std::vector<CodePoint> normal_form(const std::vector<CodePoint>& text, bool compatible,
+                                   bool composed) {
+  std::vector<CodePoint> out;
+  out.reserve(text.size());
+  for (const auto character : text) append_decomposed(character, compatible, out);
+  order_marks(out);
+  return composed ? compose(out) : out;
+}
+
+std::vector<size_t> grapheme_ends(const std::vector<CodePoint>& text) {
+  std::vector<size_t> ends;
+  utf8proc_int32_t state = 0;
+  const auto known = [](CodePoint one) { return is_in(kJoining, one) ? 0x301 : one; };
+  for (size_t at = 1; at < text.size(); ++at) {
+    if (utf8proc_grapheme_break_stateful(known(text[at - 1]), known(text[at]), &state)) {
+      ends.push_back(at);
+    }
+  }
+  if (!text.empty()) ends.push_back(text.size());
+  return ends;
 }
 
 std::vector<CodePoint> lower(const std::vector<CodePoint>& text) {

@@ -31,6 +31,13 @@ bool is_chinese(CodePoint character);      // one that BERT makes a word of its 
 // Canonical decomposition without non-spacing marks: "É" becomes "E".
 std::vector<CodePoint> strip_accents(const std::vector<CodePoint>& text);
 
+// Unicode's normalization forms: NFC, NFD, NFKC, NFKD.
+std::vector<CodePoint> normal_form(const std::vector<CodePoint>& text, bool compatible,
+                                   bool composed);
+
+// Where the graphemes (what a reader takes for one character) of a text end, ascending.
+std::vector<size_t> grapheme_ends(const std::vector<CodePoint>& text);
+
 // In lower case, each character for itself.
 std::vector<CodePoint> lower(const std::vector<CodePoint>& text);
 

@@ -101,7 +101,9 @@ bool open_and_ask(Mutator& mutate, const fs::path& bundle, const EngineOptions& 
 // Reads a vocabulary and encodes a text with it; whether both are what they should be.
 bool encode(Mutator& mutate, const std::string& vocab, const std::string& text) {
   try {
-    const Tokenizer tokenizer(vocab, "vocab.txt", mutate.below(2) == 0);
+    WordPieceSettings settings;
+    settings.lowercase = mutate.below(2) == 0;
+    const WordPiece tokenizer(vocab, "vocab.txt", settings);
     tokenizer.encode(text, 3 + mutate.below(30));
     tokenizer.encode(text, text, 3 + mutate.below(30));
     return true;

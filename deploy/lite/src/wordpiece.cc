@@ -1,0 +1,144 @@
+#include "wordpiece.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "error.h"
+#include "unicode.h"
+
+namespace fleetbert {
+namespace {
+
+constexpr size_t kLongestWord = 100;  // characters; a longer word is [UNK]
+constexpr std::string_view kContinued = "##";
+
+// What BertNormalizer makes of a text.
+std::vector<CodePoint> normalize(std::string_view text, const WordPieceSettings& settings) {
+  std::vector<CodePoint> out;
+  const auto characters = decode_utf8(text);
+  out.reserve(characters.size());
+  for (const auto character : characters) {
+    if (settings.clean_text) {
+      if (character == 0 || character == 0xFFFD || is_control(character)) continue;
+      if (is_whitespace(character)) {
+        out.push_back(' ');
+        continue;
+      }
+    }
+    if (settings.tokenize_chinese_chars && is_chinese(character)) {
+      out.insert(out.end(), {' ', character, ' '});
+    } else {
+      out.push_back(character);
+    }
+  }
+  if (settings.strip_accents) out = strip_accents(out);
+  return settings.lowercase ? lower(out) : out;
+}
+
+std::string trim_line_end(std::string text, const char* ends) {
+  text.erase(text.find_last_not_of(ends) + 1);
+  return text;
+}
+
+}  // namespace
+
+WordPiece::WordPiece(const std::string& vocab, const std::filesystem::path& path,
+                     WordPieceSettings settings)
+    : settings_(std::move(settings)) {
+  if (!is_utf8(vocab)) {
+    throw UserError(path.string() + ": the vocabulary is not UTF-8 text; give BERT's vocab.txt");
+  }
+  if (const auto nul = vocab.find('\0'); nul != std::string::npos) {
+    const auto line = 1 + std::count(vocab.begin(), vocab.begin() + static_cast<long>(nul), '\n');
+    throw UserError(path.string() + ":" + std::to_string(line) +
+                    ": the vocabulary holds a NUL character; is the file text?");
+  }
+  const bool has_mark = vocab.rfind("\xEF\xBB\xBF", 0) == 0;
+  const auto text = trim_line_end(has_mark ? vocab.substr(3) : vocab, "\r\n");
+  std::unordered_map<std::string, size_t> lines;
+  for (size_t position = 0; position <= text.size(); ++size_) {
+    const auto end = std::min(text.find('\n', position), text.size());
+    const auto token = trim_line_end(text.substr(position, end - position), "\r");
+    position = end + 1;
+    const auto [found, is_new] = lines.emplace(token, size_);
+    if (!is_new) {
+      throw UserError(path.string() + ":" + std::to_string(size_ + 1) + ": the token '" + token +
+                      "' is in line " + std::to_string(found->second + 1) +
+                      " already; a vocabulary has each token once");
+    }
+    longest_ = std::max(longest_, token.size());
+    const auto id = static_cast<int64_t>(size_);
+    if (token.rfind(kContinued, 0) == 0) {
+      continued_.emplace(token.substr(kContinued.size()), id);
+    } else {
+      starts_.emplace(token, id);
+    }
+  }
+  const auto special = [&](const std::string& token) {
+    const auto found = starts_.find(token);
+    if (found == starts_.end()) {
+      throw UserError(path.string() + ": the vocabulary lacks " + token +
+                      "; give BERT's vocab.txt");
+    }
+    return found->second;
+  };
+  pad_ = special(settings_.pad);
+  unknown_ = special(settings_.unknown);
+  const auto first = special(settings_.first), separator = special(settings_.separator);
+  template_ = {{first}, {separator}, {separator}, 1, settings_.one_type};
+}
+
+std::vector<int64_t> WordPiece::pieces(std::string_view text) const {
+  std::vector<int64_t> ids;
+  std::string word;
+  size_t length = 0;  // characters
+  const auto end_word = [&] {
+    if (length > kLongestWord) {
+      ids.push_back(unknown_);
+    } else if (length > 0) {
+      add_word(word, ids);
+    }
+    word.clear();
+    length = 0;
+  };
+  for (const auto character : normalize(text, settings_)) {
+    if (is_whitespace(character)) {
+      end_word();
+    } else if (is_punctuation(character)) {
+      end_word();
+      append_utf8(character, word);
+      length = 1;
+      end_word();
+    } else {
+      append_utf8(character, word);
+      ++length;
+    }
+  }
+  end_word();
+  return ids;
+}
+
+void WordPiece::add_word(const std::string& word, std::vector<int64_t>& ids) const {
+  const auto before = ids.size();
+  for (size_t start = 0; start < word.size();) {
+    const auto& tokens = start == 0 ? starts_ : continued_;
+    size_t length = std::min(longest_, word.size() - start);
+    for (; length > 0; --length) {
+      const auto end = start + length;
+      // Not in the middle of a character.
+      if (end < word.size() && (static_cast<unsigned char>(word[end]) & 0xC0) == 0x80) continue;
+      const auto found = tokens.find(word.substr(start, length));
+      if (found == tokens.end()) continue;
+      ids.push_back(found->second);
+      break;
+    }
+    if (length == 0) {  // no token fits: the whole word is unknown
+      ids.resize(before);
+      ids.push_back(unknown_);
+      return;
+    }
+    start += length;
+  }
+}
+
+}  // namespace fleetbert
