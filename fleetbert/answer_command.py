@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EVALUATE = """\
-Measure a bundle on a labelled table: accuracy, loss, speed, and each class's precision, recall
-and F1.
+Measure a bundle on a labelled table: the figures of its task (accuracy, Spearman's correlation,
+...), loss and speed, and of classes each one's precision, recall and F1.
 
   fleetbert evaluate --bundle output/quickstart/bundle --data dev.tsv
 
@@ -135,7 +135,7 @@ _JSONL = {".jsonl": True, ".json": True, ".txt": False}
 
 
 ASK = """\
-Answer a few texts for reading: the label and its probability.
+Answer a few texts for reading: the label and its probability, or the number.
 
   fleetbert ask --bundle output/quickstart/bundle "Draw a histogram with a legend"
 """
@@ -159,13 +159,14 @@ def run_ask(arguments: argparse.Namespace) -> None:
     if not lines:
         raise UserError("ask: give at least one text, or --file")
     texts = [line[:-1].decode("utf-8", "backslashreplace") for line in lines]
-    for objects, _ in answer.answer_lines(_load(arguments), io.BytesIO(b"".join(lines)), False):
+    model = _load(arguments)
+    for objects, _ in answer.answer_lines(model, io.BytesIO(b"".join(lines)), False):
         for text, reply in zip(texts, objects):
             print(text)
             if "error" in reply:
                 print(f"  error: {reply['error']}")
             else:
-                print(f"  → {reply['label']} ({reply['scores'][reply['label']]:.1%})")
+                print(f"  → {model.task.in_words(reply)}")
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

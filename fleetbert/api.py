@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 # The truth, int64 [texts], and logits, float32 [texts, labels], or predictions, int64 [texts].
 Metric = Callable[["np.ndarray", "np.ndarray"], float]
+Predictions = Callable[["np.ndarray"], "np.ndarray"]
 
 
 def train(
@@ -54,13 +55,13 @@ def train(
     """Fine-tune a model on labelled texts, or pairs of texts.
 
     train, dev: what to learn from, and to choose the best step by: a .tsv or .jsonl with text_a,
-        label and for pairs text_b; a list of (text, label), (text, text, label) or dicts; a dict
-        of columns; a pandas DataFrame; a datasets.Dataset. What is not a file is written to
-        `output_dir`/data.
+        label (as the task has it) and for pairs text_b; a list of (text, label), (text, text,
+        label) or dicts; a dict of columns; a pandas DataFrame; a datasets.Dataset. What is not a
+        file is written to `output_dir`/data.
     init: where the weights come from: a folder in Hugging Face's format, `package:NAME` of an
         installed Python package, a PaddleNLP name, or random (which needs the key `model.vocab`).
-    task: classification, pair_classification, ...; None: what the rows or the config say.
-    labels: all labels in the order of the logits; None: those of `train`, sorted.
+    task: classification, regression, ... (docs/tasks.md); None: what the rows or the config say.
+    labels: all labels in the order of the logits; None: those of `train`, sorted. Not of numbers.
     epochs, batch_size (texts of a step), learning_rate (its peak), max_length (tokens of a text),
         seed, device (auto, cpu, gpu): None: what the config says, else its default.
     output_dir: where all goes. A run of the same job that is there is gone on with. None: a new
@@ -69,7 +70,7 @@ def train(
     metrics: functions of the truth, int64 [texts], and the logits, float32 [texts, labels], that
         are computed at each evaluation, by name or named as they are called. One whose second
         parameter is called predictions or y_pred, as scikit-learn's are, gets the numbers of the
-        likeliest labels instead, int64 [texts].
+        likeliest labels instead, int64 [texts] (of regression the numbers, float32 [texts]).
     config: a YAML file of a job, which all other arguments change.
     keys: keys of the config, dotted (`**{"optimizer.warmup_ratio": 0.2}`) or nested
         (`optimizer={"warmup_ratio": 0.2}`); `fleetbert train --help` lists them.
@@ -93,15 +94,18 @@ def train(
     job = job_of(configs.Config, given, tables, config, output_dir, "train")
     is_open = config is None and not {"task", "task.name"} & set(given)
     written = None if isinstance(train, (str, os.PathLike)) else job.data.train
+    is_open = is_open or job.task.name == "regression"  # of rows with pairs it is of pairs
     if is_open and written is not None and in_memory.has_pairs(written):
-        pair = job.task.model_copy(update={"name": "pair_classification"})
+        pair = job.task.model_copy(update={"name": f"pair_{job.task.name}"})
         job = job.model_copy(update={"task": pair})
     if job.task.name == "ctr" or job.strategy.name == "parameter_server":
         raise UserError("strategy.name: servers, and the task ctr, are for `fleetbert train`")
     environment.import_paddle()
+    from fleetbert import tasks
     from fleetbert.train import job as training  # loads Paddle
 
-    return _run(training.train(job, callbacks, _named(metrics), labels))
+    named_metrics = _named(metrics, tasks.get(job.task.name).predictions)
+    return _run(training.train(job, callbacks, named_metrics, labels))
 
 
 def import_model(
@@ -267,16 +271,18 @@ def load(
     return Model(answer.load(path, variant, device, threads, batch_tokens, streams=True))
 
 
-def _named(metrics: Mapping[str, Metric] | Sequence[Metric]) -> dict[str, Metric]:
+def _named(
+    metrics: Mapping[str, Metric] | Sequence[Metric], predictions: Predictions
+) -> dict[str, Metric]:
     by_name = metrics if isinstance(metrics, Mapping) else {m.__name__: m for m in metrics}
-    return {name: _of_logits(metric) for name, metric in by_name.items()}
+    return {name: _of_logits(metric, predictions) for name, metric in by_name.items()}
 
 
-def _of_logits(metric: Metric) -> Metric:
+def _of_logits(metric: Metric, predictions: Predictions) -> Metric:
     """The metric, called with logits; see `train`."""
     parameters = list(inspect.signature(metric).parameters)
     if parameters[1:2] in (["predictions"], ["y_pred"]):
-        return lambda truth, logits: float(metric(truth, logits.argmax(1)))
+        return lambda truth, logits: float(metric(truth, predictions(logits)))
     return lambda truth, logits: float(metric(truth, logits))
 
 
@@ -305,4 +311,5 @@ def _variant(result: pipeline.Result) -> Variant:
         bundle.variant("float32").bytes,
         result.report,
         (measured.drop.low, measured.drop.high),
+        measured.metric,
     )

@@ -31,6 +31,23 @@ class Answer(NamedTuple):
     exit_layer: int
 
 
+class NumberAnswer(NamedTuple):
+    """Of regression: the number, and the layer after which the text left the model."""
+
+    value: float
+    exit_layer: int
+
+
+class LabelsAnswer(NamedTuple):
+    """Of several labels: those above their threshold, the likeliest first, the probability of each
+    label, logits in the order of the labels, and the layer after which the text left the model."""
+
+    labels: list[str]
+    scores: dict[str, float]
+    logits: list[float]
+    exit_layer: int
+
+
 class ServerError(Exception):
     """The server refused: its sentence and the HTTP `status`, e.g. 404 for an unknown model; 503
     may be tried again after `retry_after` seconds."""
@@ -79,8 +96,9 @@ class Client:
         version: str | None = None,
         speed: float | None = None,
         server_timeout: float | None = None,
-    ) -> list[Answer]:
-        """Answers in the order of the texts; `pairs` are the second texts of a model of pairs.
+    ) -> list[Any]:
+        """Answers in the order of the texts, each an Answer, a LabelsAnswer or a NumberAnswer, as
+        the model's task has it; `pairs` are the second texts of a model of pairs.
 
         version: a number or a label ("stable"); speed: early exit's threshold, 0 to 1;
         server_timeout: seconds after which the server gives up (ServerError 504).
@@ -232,27 +250,30 @@ def _read_outputs(outputs: Sequence[dict[str, Any]], body: bytes) -> dict[str, A
 
 def _agree(outputs: dict[str, Any], labels: Sequence[str]) -> bool:
     """Whether there are as many scores as labels, and the label of each answer has the highest."""
+    if not labels or "label" not in outputs:
+        return True
     scores, told = outputs["scores"], outputs["label"]
     count = len(scores) // len(told)
-    if not labels:
-        return True
     rows = [scores[number * count : (number + 1) * count] for number in range(len(told))]
     return len(labels) == count and all(
         label in labels and row[labels.index(label)] == max(row) for label, row in zip(told, rows)
     )
 
 
-def _answers(tensors: dict[str, Any], labels: Sequence[str]) -> list[Answer]:
-    texts = len(tensors["label"])
+def _answers(tensors: dict[str, Any], labels: Sequence[str]) -> list[Any]:
+    if "values" in tensors:
+        return list(map(NumberAnswer, tensors["values"], tensors["exit_layer"]))
+    told = tensors["labels"] if "labels" in tensors else tensors["label"]
+    texts = len(told)
     count = len(tensors["scores"]) // texts
     names = labels or [str(number) for number in range(count)]
-    answers = []
-    for number, label in enumerate(tensors["label"]):
+    answers: list[Any] = []
+    for number, label in enumerate(told):
         row = slice(number * count, (number + 1) * count)
         scores = dict(zip(names, tensors["scores"][row]))
-        answers.append(
-            Answer(label, scores, tensors["logits"][row].tolist(), tensors["exit_layer"][number])
-        )
+        rest = (scores, tensors["logits"][row].tolist(), tensors["exit_layer"][number])
+        several = "labels" in tensors
+        answers.append(LabelsAnswer(json.loads(label), *rest) if several else Answer(label, *rest))
     return answers
 
 

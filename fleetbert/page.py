@@ -68,9 +68,9 @@ def axes_of(height: float = 3.0) -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def name_accuracy(axes: Axes) -> None:
-    """Accuracy in per cent goes up."""
-    axes.set_ylabel("accuracy, %")
+def name_accuracy(axes: Axes, metric: str = "accuracy") -> None:
+    """Accuracy in per cent, or a hundred times another metric, goes up."""
+    axes.set_ylabel("accuracy, %" if metric == "accuracy" else f"{metric} × 100")
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
 
 

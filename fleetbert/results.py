@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Literal, Mapping, Sequence, cast
+from typing import TYPE_CHECKING, Any, Dict, Literal, Mapping, Sequence
 
 from fleetbert.data import in_memory
 from fleetbert.data.in_memory import Table
@@ -13,7 +13,6 @@ from fleetbert.errors import UserError
 
 if TYPE_CHECKING:
     from fleetbert.engines import answer
-    from fleetbert.tasks.classification import LabelAnswer
 
 Metrics = Dict[str, Any]  # numbers by name, and tables of them by label
 
@@ -26,9 +25,10 @@ class Run:
     bundle: for `load`, `quantize` and `fleetbert serve`.
     model: the weights in Hugging Face's format, for `init` and `distill`.
     report: an HTML page; None where the key `callbacks.report` is false.
-    metrics: of the best step, on `dev`: accuracy, macro_f1 (over the macro_f1_classes labels that
-        occur, as scikit-learn's; macro_f1_all is over all), loss (nats), n (texts), your own, and
-        tables by label: classes, confusion; above 50 labels the most frequent confusions instead.
+    metrics: of the best step, on `dev`: those of the task (docs/tasks.md), of classification
+        accuracy, macro_f1 (over the macro_f1_classes labels that occur, as scikit-learn's;
+        macro_f1_all is over all), loss (nats), n (texts), your own, and tables by label:
+        classes, confusion; above 50 labels the most frequent confusions instead.
         Empty without `dev`.
     summary: what summary.json holds: steps, texts_per_s, wall_s, versions, config, ...
     """
@@ -45,8 +45,8 @@ class Run:
 class Variant:
     """A form of the model in a bundle, measured beside float32 on the texts of `gate`.
 
-    accuracy, float32_accuracy: 0 to 1, of n texts. drop: float32's less its own; interval: of the
-        drop, 95 %, from a comparison text by text.
+    accuracy, float32_accuracy: 0 to 1, of n texts, or the figure of the task that `metric` names.
+        drop: float32's less its own; interval: of the drop, 95 %, from a comparison text by text.
     speed_ratio: its texts/s by float32's, on this machine.
     size, float32_size: of their files, in bytes.
     report: an HTML page with the evidence.
@@ -62,6 +62,7 @@ class Variant:
     float32_size: int
     report: Path
     interval: tuple[float, float]
+    metric: str = "accuracy"
 
     @property
     def drop(self) -> float:
@@ -76,7 +77,7 @@ class Model:
 
     @property
     def labels(self) -> list[str]:
-        """In the order of the logits."""
+        """In the order of the logits; none of regression."""
         return list(self._opened.labels)
 
     @property
@@ -90,9 +91,10 @@ class Model:
         pairs: Sequence[str] | None = None,
         *,
         speed: float | None = None,
-    ) -> list[LabelAnswer]:
-        """The answers, in the order of the texts: label, scores (probabilities by label), logits
-        float32 [labels], and exit_layer, after which the text left (None: it could not leave).
+    ) -> list[Any]:
+        """The answers, in the order of the texts. Of classification: label, scores (probabilities
+        by label), logits float32 [labels], and exit_layer, after which the text left (None: it
+        could not leave). Of regression: value. All have as_json(), as `fleetbert predict` prints.
 
         pairs: the second texts, as many as `texts`, of a model of pairs.
         speed: of early-exit variants: a text leaves when its uncertainty is under this, 0 (none
@@ -118,8 +120,7 @@ class Model:
         if not len(texts):
             return []
         answers = answer.answer(model, list(texts), None if pairs is None else list(pairs))
-        # A task from outside the package may answer with a class of its own.
-        return cast("list[LabelAnswer]", list(answers))
+        return list(answers)  # of a class of the task, which may be from outside the package
 
     __call__ = predict
 
@@ -129,8 +130,9 @@ class Model:
         on_bad_line: Literal["stop", "skip"] = "stop",
         quoting: Literal["auto", "none", "minimal"] = "auto",
     ) -> Metrics:
-        """Metrics on a labelled table (see `train`): accuracy, macro_f1, loss (nats), n,
-        texts_per_s and tables by label. UserError at a bad line, unless `on_bad_line` is skip.
+        """Metrics on a labelled table (see `train`): those of the task (docs/tasks.md; accuracy,
+        macro_f1 and tables by label of classification), loss, n and texts_per_s. UserError at
+        a bad line, unless `on_bad_line` is skip.
         quoting: of a file, as the key data.quoting."""
         from fleetbert.engines import evaluate  # loads Paddle
 

@@ -5,20 +5,34 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from pydantic_core import PydanticCustomError
 
-# Whether a question is two texts.
-PAIRS: dict[str, bool] = {
-    "classification": False,
-    "pair_classification": True,
-    "mlm": False,
-    "ctr": False,
+
+class Kind(NamedTuple):
+    """pair: whether a question is two texts. label: how a table writes what is learned, see
+    `data.written`. least_labels: that a bundle has."""
+
+    pair: bool = False
+    label: str = "name"
+    least_labels: int = 2
+
+
+KINDS: dict[str, Kind] = {
+    "classification": Kind(),
+    "pair_classification": Kind(pair=True),
+    "regression": Kind(label="number", least_labels=0),
+    "pair_regression": Kind(pair=True, label="number", least_labels=0),
+    "multi_label_classification": Kind(label="names", least_labels=1),
+    "mlm": Kind(least_labels=0),
+    "ctr": Kind(),
 }
 
 
 def check(name: str) -> str:
     """For pydantic: the name, if there is such a task."""
-    if name not in PAIRS:
-        *names, last = map(repr, PAIRS)
+    if name not in KINDS:
+        *names, last = map(repr, KINDS)
         raise PydanticCustomError("literal_error", f"Input should be {', '.join(names)} or {last}")
     return name

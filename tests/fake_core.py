@@ -13,6 +13,7 @@ from typing import Any, Callable, Iterator, NamedTuple, Sequence
 import numpy as np
 import uvicorn
 
+from fleetbert import tasks
 from fleetbert.deploy.inference.messages import (
     Failure,
     Reason,
@@ -20,6 +21,7 @@ from fleetbert.deploy.inference.messages import (
     Response,
     State,
     Statistics,
+    Told,
     Version,
 )
 from fleetbert.deploy.inference.protocol import connections, grpc_service
@@ -29,6 +31,7 @@ from fleetbert.tasks.metrics import softmax
 
 MAX_LENGTH, VOCAB = 16, 100
 LABELS = ("negative", "positive", "无")
+OUTPUTS = tuple(Told(*tensor) for tensor in tasks.get("classification").tensors(LABELS))
 SAFETY = Safety(max_body_bytes=1 << 20, max_texts=64, max_text_bytes=4096)
 DEADLINE = 120
 
@@ -101,18 +104,8 @@ class FakeCore:
         labels = [self.labels[row] for row in logits.argmax(axis=1)]
         scores = softmax(logits).astype(np.float32)
         layers = np.arange(1, request.size + 1, dtype=np.int32)
-        return Response(
-            found.model,
-            found.version,
-            labels,
-            logits,
-            scores,
-            layers,
-            0.0125,
-            0.25,
-            cut,
-            self.bundle,
-        )
+        told = {"label": labels, "scores": scores, "logits": logits, "exit_layer": layers}
+        return Response(found.model, found.version, told, 0.0125, 0.25, cut, self.bundle)
 
     def live(self) -> bool:
         return True
@@ -178,8 +171,10 @@ def version(
         state,
         reason,
         aliases,
-        LABELS,
-        pair,
+        task="classification",
+        labels=LABELS,
+        outputs=OUTPUTS,
+        pair=pair,
         max_length=MAX_LENGTH,
         vocab_size=VOCAB,
         layers=2,

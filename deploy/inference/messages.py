@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import sys
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, Sequence
+from typing import Any, List, Mapping, NamedTuple, Protocol, Sequence, Union
 
 import numpy as np
 
@@ -70,19 +70,34 @@ class Request(NamedTuple):
         return sum(map(len, self.texts or ())) + sum(map(len, self.texts_b or ()))
 
 
+# Of an output, one for each text: strings, or an array [texts, ...].
+Values = Union[List[str], np.ndarray]
+
+
+class Told(NamedTuple):
+    """An output of a version, as its task says it (`tasks.Task.tensors`): -1 in its shape is one
+    for each text."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+
+
 class Response(NamedTuple):
     """Answers in the order of the request's texts."""
 
     model: str
     version: str
-    labels: Sequence[str]  # one for each text: its likeliest
-    logits: np.ndarray  # float32 [texts, labels]
-    scores: np.ndarray  # float32 [texts, labels]: probabilities
-    exit_layer: np.ndarray  # int32 [texts]: the layer after which each text left
+    outputs: Mapping[str, Values]  # by name, in the order of `Version.outputs`
     queue_seconds: float  # waiting until its last batch began
     compute_seconds: float  # its batches in the engine
     cut: int = 0  # texts that were cut to the model's maximum length
     bundle: str = ""  # which one answered, as `Version.bundle`
+
+    @property
+    def size(self) -> int:
+        """How many texts."""
+        return len(next(iter(self.outputs.values())))
 
 
 class State(enum.Enum):
@@ -115,7 +130,9 @@ class Version:
     state: State
     reason: str = ""
     aliases: tuple[str, ...] = ()  # "stable", "canary"
+    task: str = ""
     labels: tuple[str, ...] = ()
+    outputs: tuple[Told, ...] = ()
     pair: bool = False
     max_length: int = 0  # tokens of a text: longer texts are cut, longer input_ids refused
     vocab_size: int = 0  # input_ids are below it

@@ -16,13 +16,14 @@ from typing import List, NamedTuple, Sequence, Tuple
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert import tasks
 from fleetbert.bench import measure
 from fleetbert.bench.measure import Figures, Segment, Worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
 from fleetbert.data import api_docs, tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
-from fleetbert.data.read import Example, read
+from fleetbert.data.read import Example, read_as
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.engines.answer import BATCH_TOKENS
@@ -129,10 +130,7 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     bundle = bundles.read(arguments.bundle)
-    if not bundle.labels:
-        raise UserError(
-            f"bundle {arguments.bundle} has no labels to answer with; name a classifier"
-        )
+    tasks.get(bundle.task.name).check_answers(str(arguments.bundle))
     engines, missing = choose(bundle, arguments.engines), []
     with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
         texts = tokenize(bundle, arguments.data, arguments.texts, arguments.orders, Path(name))
@@ -186,7 +184,8 @@ def tokenize(
     """The first `most` texts of the table `data` as token ids, in a file of `folder` too."""
     pair = bundle.task.pair
     if data is not None:
-        examples = read(data, pair=pair, labelled=False).examples[:most]
+        form = tasks.get(bundle.task.name).table_format(data, labelled=False)
+        examples = read_as(data, form).examples[:most]
     elif pair:
         raise UserError("the bundle answers pairs of texts, api_docs has none: give --data")
     else:

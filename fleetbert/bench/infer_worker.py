@@ -51,7 +51,7 @@ def answer_each(
     model: answer.Model, encodings: Encodings, batches: list[tuple[list[int], int]]
 ) -> tuple[np.ndarray, list[float]]:
     """Logits [texts, labels] of these batches, and the seconds of each."""
-    logits = np.empty((len(encodings.ids), len(model.labels)), np.float32)
+    logits = np.empty((len(encodings.ids), model.task.outputs(model.labels)), np.float32)
     times = []
     for indices, _ in batches:
         started = time.perf_counter()

@@ -19,6 +19,7 @@ import psutil
 import requests
 
 from fleetbert import bundle as bundles
+from fleetbert import tasks
 from fleetbert.bench import infer, measure
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.serve_client import MODEL
@@ -208,8 +209,11 @@ def start(
 ) -> tuple[Bench, str]:
     """The server (and `others`, which run), the clients and the engine offline, until the stack is
     closed; and the variant that the server answers with."""
-    if not bundle.labels or bundle.task.pair:
-        raise UserError(f"bundle {bundle.root} does not answer single texts; name one that does")
+    task = tasks.get(bundle.task.name)
+    if not (task.answers and task.picks_label) or task.pair:
+        raise UserError(
+            f"bundle {bundle.root} does not answer single texts with a label; name one that does"
+        )
     threads = arguments.threads
     texts = infer.tokenize(bundle, arguments.data, arguments.texts, ["sorted"], folder)
     server = stack.enter_context(serve(folder, bundle, arguments.variant, threads))

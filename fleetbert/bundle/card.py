@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from fleetbert import task_names
 from fleetbert.bundle.manifest import Accuracy, Manifest, Variant
 
 NAME = "README.md"
@@ -23,12 +24,12 @@ def card(manifest: Manifest) -> str:
         "",
         "## Variants",
         "",
-        "| variant | measured on | texts | accuracy (95 %) | drop from float32 (95 %) "
+        "| variant | measured on | texts | figure (95 %) | drop from float32 (95 %) "
         "| times float32's speed | MB | runs on |",
         "|---|---|---|---|---|---|---|---|",
         *(_row(variant) for variant in variants),
         "",
-        "The accuracies are of these texts only: measure on your own with `fleetbert evaluate`. "
+        "The figures are of these texts only: measure on your own with `fleetbert evaluate`. "
         "Speeds were measured on one machine beside float32, on the same texts.",
         "",
         "## Use",
@@ -57,13 +58,18 @@ def _answers(manifest: Manifest) -> list[str]:
     more = f" and {len(labels) - MOST_LABELS} more" if len(labels) > MOST_LABELS else ""
     source = next((v.made_from for v in manifest.variants if v.made_from), None)
     facts = [
-        f"- Answers: {len(labels)} labels: {few}{more}" if labels else None,
+        f"- Answers: {len(labels)} labels: {few}{more}" if labels else _without_labels(manifest),
         f"- Trained from: {source}" if source else None,
         f"- Texts are cut to {manifest.max_length} tokens ({tokenizer.kind}"
         + (", lower-cased)." if tokenizer.lowercase else ")."),
         "- It knows its labels only, and the language and kind of texts that it was trained on.",
     ]
     return [fact for fact in facts if fact]
+
+
+def _without_labels(manifest: Manifest) -> str | None:
+    kind = task_names.KINDS[manifest.task.name]
+    return "- Answers: a number for each text" if kind.label == "number" else None
 
 
 def _row(variant: Variant) -> str:
@@ -80,6 +86,8 @@ def _row(variant: Variant) -> str:
 
 
 def _with_interval(measured: Accuracy) -> str:
+    if measured.metric != "accuracy":
+        return f"{measured.metric} {measured.accuracy:.3f}"
     low, high = wilson(measured.accuracy, measured.n)
     return f"{measured.accuracy:.3f} ({low:.3f} to {high:.3f})"
 

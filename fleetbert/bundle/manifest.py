@@ -39,21 +39,24 @@ class _Strict(BaseModel):
 
 
 class Task(_Strict):
-    """What the model answers. `labels` are in the order of the logits; none for `mlm`."""
+    """What the model answers. `labels` are in the order of the logits; none where it answers with
+    none, as `mlm` and numbers do."""
 
     name: str
     labels: List[str] = Field(default_factory=list)
 
     @property
     def pair(self) -> bool:
-        return task_names.PAIRS[self.name]
+        return task_names.KINDS[self.name].pair
 
     _is_known = field_validator("name")(task_names.check)
 
     @model_validator(mode="after")
     def _labels_fit(self) -> "Task":
-        if self.name != "mlm" and len(self.labels) < 2:
-            raise ValueError(f"task {self.name} needs two labels or more, got {self.labels}")
+        least = task_names.KINDS[self.name].least_labels
+        if len(self.labels) < least:
+            number = {1: "a label", 2: "two labels"}.get(least, f"{least} labels")
+            raise ValueError(f"task {self.name} needs {number} or more, got {self.labels}")
         if len(set(self.labels)) != len(self.labels):
             raise ValueError(f"labels appear twice in {self.labels}")
         return self
@@ -135,14 +138,23 @@ class Drop(_Strict):
 
 
 class Accuracy(_Strict):
-    """Accuracy (0 to 1) of a variant on `n` examples of named data, beside float32's."""
+    """A variant on `n` examples of named data, beside float32: its accuracy (0 to 1), or the figure
+    of its task that `metric` names (`tasks.Task.gate_metric`)."""
 
     data: str
     data_sha256: Optional[str] = None
     n: int
+    metric: str = "accuracy"
     accuracy: float
     float32_accuracy: Optional[float] = None
     drop: Optional[Drop] = None
+
+    @model_serializer(mode="wrap")
+    def _without_the_usual(self, dump: SerializerFunctionWrapHandler) -> Dict[str, object]:
+        fields: Dict[str, object] = dump(self)
+        if self.metric == "accuracy":  # as manifests had it before there were others
+            del fields["metric"]
+        return fields
 
 
 class Comparison(_Strict):

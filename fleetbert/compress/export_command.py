@@ -106,5 +106,5 @@ def _export_lite(arguments: argparse.Namespace) -> None:
         told.append("which was not run: it runs on ARM only")
     if variant.accuracy:
         found = variant.accuracy[0]
-        told.append(f"accuracy {found.accuracy:.4f} (float32 {found.float32_accuracy:.4f})")
+        told.append(f"{found.metric} {found.accuracy:.4f} (float32 {found.float32_accuracy:.4f})")
     print(", ".join(told))

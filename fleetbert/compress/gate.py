@@ -119,6 +119,7 @@ class Gate(Sample):
             data=self.data,
             data_sha256=self.sha256,
             n=len(self.truth),
+            metric=self.model.task.gate_metric,
             accuracy=self.metric(logits),
             float32_accuracy=self.float32_accuracy,
             drop=self.drop(logits),
@@ -148,8 +149,10 @@ class Gate(Sample):
         # All layers: which texts near the limit leave is a matter of rounding, which differs
         # between processors.
         whole = functools.partial(variant, speed=0.0)
-        vocab_size = self.model.tokenizer.vocab_size
-        answers = golden.record(whole, self.bundle.max_length, vocab_size, golden.INTEGER_SHARE)
+        tokenizer, longest = self.model.tokenizer, self.bundle.max_length
+        answers = golden.record(
+            whole, longest, tokenizer.vocab_size, golden.INTEGER_SHARE, tokenizer.pad_id
+        )
         return Measured(self.accuracy(logits["variant"]), comparison, answers, sizes[0] / 1e6)
 
     def refusal(self, name: str, accuracy: bundles.Accuracy, hint: str) -> str | None:
@@ -163,8 +166,9 @@ class Gate(Sample):
         few = too_few(accuracy, self.max_drop)
         confident = ", and gate.decide: confident asks it of the upper end"
         return (
-            f"{name}: accuracy on {accuracy.data} falls from {accuracy.float32_accuracy:.4f} to "
-            f"{accuracy.accuracy:.4f}, {told}; {self.key} allows {self.max_drop}"
+            f"{name}: {accuracy.metric} on {accuracy.data} falls from "
+            f"{accuracy.float32_accuracy:.4f} to {accuracy.accuracy:.4f}, {told}; "
+            f"{self.key} allows {self.max_drop}"
             f"{confident if self.decide == 'confident' else ''}: the bundle stays as it was; "
             f"{f'{few}; ' if few else ''}{hint}"
         )
@@ -200,8 +204,9 @@ def describe(name: str, measured: Measured) -> str:
     accuracy, comparison = measured.accuracy, measured.comparison
     drop = f"{paired.describe(accuracy.drop)}, " if accuracy.drop else ""
     return (
-        f"{name}: accuracy {accuracy.accuracy:.4f} (float32 {accuracy.float32_accuracy:.4f}, "
-        f"{accuracy.n} texts), {drop}{comparison.speed_ratio:.2f} times its texts/s, "
+        f"{name}: {accuracy.metric} {accuracy.accuracy:.4f} (float32 "
+        f"{accuracy.float32_accuracy:.4f}, {accuracy.n} texts), {drop}"
+        f"{comparison.speed_ratio:.2f} times its texts/s, "
         f"{measured.megabytes:.1f} MB ({comparison.size_ratio:.3f} of float32), "
         f"logits within {comparison.max_logit_difference:.3f}"
     )

@@ -17,7 +17,7 @@ import numpy as np
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert import config
+from fleetbert import config, tasks
 from fleetbert.compress import lite_opt, lite_unigram
 from fleetbert.compress.gate import Gate
 from fleetbert.compress.pipeline import Result
@@ -171,6 +171,7 @@ def _source(bundle: bundles.Bundle, name: str) -> Path:
             f"{bundle.root} is a pretrained encoder (task mlm), which no board can ask anything; "
             "export a classifier that was trained from it"
         )
+    tasks.get(bundle.task.name).check_picks_label(str(bundle.root), "boards tell labels only")
     if all(found.name != name for found in bundle.manifest.variants) and name in _MADE_WITH:
         wanted, command = _MADE_WITH[name]
         raise UserError(

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from fleetbert import bundle as bundles
 from fleetbert import page
 from fleetbert.page import DEV, INK, NICE, STYLE, TRAIN
+from fleetbert.tasks.metrics import FIGURES
 
 NAME = "quantize-report.html"
 TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -157,13 +158,22 @@ def write(
     int8 = made if isinstance(made, bundles.Int8Variant) else bundles.Int8Variant(name="none")
     search = int8.search
     pruning = made.pruning if isinstance(made, bundles.ProgramVariant) else None
+    metric = made.accuracy[0].metric if made.accuracy else "accuracy"
+    shown = FIGURES.get(metric, metric)
+    title_of = shown[0].upper() + shown[1:]
     with matplotlib.rc_context(STYLE):
         overview = [
-            ("Accuracy and speed", _scatter(found, "speed", "texts/s, times float32's", max_drop)),
-            ("Accuracy and size", _scatter(found, "size", "bytes, of float32's", max_drop)),
+            (
+                f"{title_of} and speed",
+                _scatter(found, "speed", "texts/s, times float32's", max_drop, metric),
+            ),
+            (
+                f"{title_of} and size",
+                _scatter(found, "size", "bytes, of float32's", max_drop, metric),
+            ),
         ]
         curves = (
-            [("Each part alone in int8", _alone(search)), ("Mixes", _mixes(search))]
+            [("Each part alone in int8", _alone(search)), ("Mixes", _mixes(search, metric))]
             if search
             else []
         )
@@ -177,6 +187,7 @@ def write(
         title=title,
         failed=failed,
         data=data,
+        metric=shown,
         caution=caution,
         max_drop=max_drop,
         made=made.name,
@@ -200,8 +211,8 @@ def write(
     )
 
 
-def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float) -> Markup:
-    """Accuracy in per cent over a ratio, each point named."""
+def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float, metric: str) -> Markup:
+    """The metric in per cent over a ratio, each point named."""
     figure, axes = page.axes_of()
     if found:
         page.draw_gate(axes, 100 * (found[0].accuracy - max_drop))
@@ -230,7 +241,7 @@ def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float) -> M
     axes.margins(x=0.5, y=0.35)
     axes.set_xlim(left=0)
     axes.set_xlabel(label)
-    page.name_accuracy(axes)
+    page.name_accuracy(axes, metric)
     return page.svg(figure)
 
 
@@ -241,8 +252,8 @@ def _alone(search: bundles.SearchResult) -> Markup:
     return _bars(errors, colours, "change of the logits (root of mean square)")
 
 
-def _mixes(search: bundles.SearchResult) -> Markup:
-    """Accuracy of the mixes over their part in int8, the chosen one ringed."""
+def _mixes(search: bundles.SearchResult, metric: str) -> Markup:
+    """The metric of the mixes over their part in int8, the chosen one ringed."""
     figure, axes = page.axes_of()
     mixes = sorted(search.mixes, key=lambda mix: mix.int8_share)
     shares = [0.0, *(100 * mix.int8_share for mix in mixes)]
@@ -252,7 +263,7 @@ def _mixes(search: bundles.SearchResult) -> Markup:
     page.ring(axes, 100 * search.chosen.int8_share, 100 * search.chosen.accuracy)
     axes.margins(y=0.25)
     axes.set_xlabel("multiplications in int8, %  (ringed: chosen)")
-    page.name_accuracy(axes)
+    page.name_accuracy(axes, metric)
     return page.svg(figure)
 
 

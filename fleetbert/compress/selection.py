@@ -52,7 +52,7 @@ def _held_out_sample(
     gate: Gate, settings: config.Selection, path: str, seed: int, key: str
 ) -> Sample:
     model = gate.model
-    examples = read_unlabelled(path, model.pair, key)
+    examples = read_unlabelled(path, model.task, key)
     count = held_out(len(examples), settings)
     if not count:
         raise UserError(
@@ -60,12 +60,15 @@ def _held_out_sample(
             "a labelled table as selection.data"
         )
     chosen = [examples[number] for number in draw(len(examples), len(examples), seed)[-count:]]
-    numbers = {label: number for number, label in enumerate(model.labels)}
-    truth = np.array([numbers.get(example.label or "", -1) for example in chosen])
+    known = frozenset(model.labels)
+    written = [example.label or "" for example in chosen]
+    labelled = all(one and model.task.unknown(one, known) is None for one in written)
+    truth = np.zeros(count, np.int64)
+    if labelled:
+        truth = model.task.targets(written, model.labels)
     texts_b = [example.text_b or "" for example in chosen] if model.pair else None
-    known = evaluate.Known([example.text_a for example in chosen], texts_b, truth, 0)
-    sample = Sample(model, f"{count} texts held out of {path}", known)
-    labelled = bool((truth >= 0).all())
+    texts = evaluate.Known([example.text_a for example in chosen], texts_b, truth, 0)
+    sample = Sample(model, f"{count} texts held out of {path}", texts)
     if not labelled:
         sample.truth = sample.float32.argmax(1)
         if model.task.right(sample.truth, sample.float32) is None:

@@ -9,12 +9,13 @@ import numpy as np
 import paddle
 
 from fleetbert import bundle as bundles
-from fleetbert import config
+from fleetbert import config, tasks
 from fleetbert.data import read, tokenizers
 from fleetbert.data.batching import collate_padded, plan_inference
 from fleetbert.data.read import Example
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.errors import UserError
+from fleetbert.tasks import Task
 
 # What a program is fed: input_ids and token_type_ids, int64 [texts, length].
 Feeds = Dict[str, np.ndarray]
@@ -63,7 +64,8 @@ def read_batches(
 
     left: of so many texts, how many stay for others, the last that are drawn.
     """
-    examples = read_unlabelled(str(settings.data), bundle.task.pair, "calibration.data")
+    task = tasks.get(bundle.task.name)
+    examples = read_unlabelled(str(settings.data), task, "calibration.data")
     most = min(settings.texts, len(examples) - (left(len(examples)) if left else 0))
     chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]
     tokenizer = tokenizers.open(bundle)
@@ -76,10 +78,10 @@ def read_batches(
     return Batches(encodings, every, settings.batch_tokens, tokenizer.pad_id)
 
 
-def read_unlabelled(path: str, pair: bool, key: str) -> list[Example]:
+def read_unlabelled(path: str, task: Task, key: str) -> list[Example]:
     """The texts of a table, or of a file with one a line; UserError names the job's `key`."""
     if Path(path).suffix.lower() in (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES):
-        return read.read(path, pair=pair, labelled=False).examples
-    if pair:
+        return read.read_as(path, task.table_format(path, labelled=False)).examples
+    if task.pair:
         raise UserError(f"{key}: {path}: pairs need a .tsv, .csv or .jsonl with text_b")
     return read.read_texts(path).examples

@@ -15,7 +15,7 @@ import paddle
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert import config
+from fleetbert import config, tasks
 from fleetbert.compress import selection, smooth
 from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.sensitivity import Layers, linear_weights
@@ -112,6 +112,10 @@ def open_work(job: config.Quantize) -> Work:
     if job.method in config.TRAINED and bundle.task.name == "mlm":
         raise UserError(
             f"method: {job.method}: {bundle.root} predicts masked words; it takes classifiers"
+        )
+    if job.method in config.TRAINED:
+        tasks.get(bundle.task.name).check_picks_label(
+            f"method: {job.method}: {bundle.root}", "it trains by the labels' cross entropy"
         )
     # The gate opens float32, which verifies it.
     gate = Gate(bundle, job.gate, job.threads)

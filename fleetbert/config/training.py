@@ -15,9 +15,10 @@ from fleetbert.config.section import Section, key
 class Task(Section):
     name: str = key(
         "classification",
-        "what to learn: classification: a label of a text; pair_classification: of a pair of "
-        "texts; mlm: masked words; ctr: clicks, from rows in Criteo's format (docs/wide_deep.md); "
-        "or a task that is registered from outside",
+        "what to learn (docs/tasks.md): classification: a label of a text; "
+        "multi_label_classification: several labels; regression: a number; pair_classification, "
+        "pair_regression: of a pair of texts; mlm: masked words; ctr: clicks, from rows in "
+        "Criteo's format (docs/wide_deep.md); or a task registered from outside",
     )
     mask_probability: float = key(0.15, "mlm: share of the words to predict", gt=0, lt=1)
     whole_word: bool = key(False, "mlm: mask all pieces of a word together")
@@ -229,10 +230,11 @@ class Trainer(Section):
     )
     keep_checkpoints: int = key(2, "newest checkpoints to keep, besides the best", ge=1)
     resume: str = key("auto", "auto: newest whole checkpoint in output_dir; a path; none: anew")
-    best_metric: Literal["accuracy", "macro_f1", "loss"] = key(
+    best_metric: Literal["accuracy", "macro_f1", "micro_f1", "spearman", "pearson", "loss"] = key(
         "accuracy",
-        "what decides which weights are the best (mlm: always loss, ctr: always AUC); macro_f1: "
-        "over the classes that occur in the dev texts or the answers, as in scikit-learn",
+        "what decides which weights are the best; of a task without it the task's own figure "
+        "(docs/tasks.md; mlm: always loss, ctr: always AUC); macro_f1: over the classes that occur "
+        "in the dev texts or the answers, as in scikit-learn",
     )
     patience: Optional[int] = key(
         None,
@@ -304,8 +306,10 @@ class Config(Section):
         if self.task.name == "ctr":
             _check_ctr(self)
             return self
-        if data.builtin and self.task.name == "pair_classification":
-            raise ValueError("data.builtin: api_docs has no pairs; give data.train")
+        kind = task_names.KINDS[self.task.name]
+        if data.builtin and (kind.pair or kind.label != "name"):
+            lacks = "pairs" if kind.pair else f"labels for task.name: {self.task.name}"
+            raise ValueError(f"data.builtin: api_docs has no {lacks}; give data.train")
         if model.init == "random" and model.vocab is None:
             raise ValueError("model.vocab: model.init: random needs a vocab.txt")
         if self.loss.adversarial and self.trainer.compile:

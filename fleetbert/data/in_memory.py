@@ -30,8 +30,8 @@ def as_file(name: str, table: Table, folder: Path, labelled: bool = True) -> Pat
     """The path of a table: its own, or `folder`/`name`.jsonl with its rows.
 
     A row is a mapping with text_a (or text), text_b and label; a tuple (text_a, label) or (text_a,
-    text_b, label), without `labelled` (text_a,) or (text_a, text_b); or a text. Labels are texts or
-    integers. UserError names the row, from 0, that is none of these.
+    text_b, label), without `labelled` (text_a,) or (text_a, text_b); or a text. What labels may be,
+    the task says. UserError names the row, from 0, that is none of these.
     """
     if isinstance(table, (str, os.PathLike)):
         return Path(table)
@@ -118,5 +118,8 @@ def _plain(value: object) -> object:
         return value
     if isinstance(value, float):  # pandas' missing value, and its integers beside missing ones
         return None if value != value else int(value) if value.is_integer() else value
+    if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):  # an array of several labels
+        given = value if isinstance(value, (list, tuple)) else value.tolist()
+        return [_plain(one) for one in given]
     kind = type(value).__name__
-    raise UserError(f"a field of a row is a {kind}; it must be a text or an integer")
+    raise UserError(f"a field of a row is a {kind}; it must be a text, a number or a list")

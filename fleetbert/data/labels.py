@@ -38,7 +38,7 @@ def warnings(labels: Sequence[str], counts: np.ndarray) -> list[str]:
     if fractions:
         found.append(
             f"labels that are numbers with fractions: {_few(fractions)}; each is a class of its "
-            "own, and no number is learned: write names or integers for classes"
+            "own: name task.name: regression to learn numbers, or write names for classes"
         )
     texts = int(counts.sum())
     if len(labels) * LEAST_TEXTS > texts:

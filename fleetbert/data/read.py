@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import BinaryIO, Dict, Iterable, Iterator, Literal, NamedTuple, Sequence, Tuple
 
 from fleetbert import encodings
+from fleetbert.data import written
+from fleetbert.data.written import LineError, fault_of
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -54,10 +56,6 @@ class Table(NamedTuple):
     skipped: list[tuple[int, str]]
 
 
-class LineError(ValueError):
-    """A line that cannot be used; its text is the reason, without the place."""
-
-
 class Format(NamedTuple):
     """How the lines of a file become examples.
 
@@ -67,6 +65,7 @@ class Format(NamedTuple):
     labelled: whether a label is needed.
     separator: what stands between two columns.
     quoted: whether fields may be quoted.
+    label: how a label is written, of `written.KINDS`.
     """
 
     kind: str
@@ -75,6 +74,7 @@ class Format(NamedTuple):
     labelled: bool
     separator: str = "\t"
     quoted: bool = False
+    label: str = "name"
 
     def records(self, lines: Numbered) -> Iterator[tuple[int, bytes]]:
         """What `parse` takes: lines, or several that are one quoted record, as one."""
@@ -84,27 +84,32 @@ class Format(NamedTuple):
         if self.kind == "plain":
             return _from_plain(line, number, False)
         if self.columns is None:
-            return _from_json(line, number, self.pair, self.labelled)
+            return _example(_json_row(line), number, self)
         values = _fields(_decode(line), self)
         if len(values) != len(self.columns):
             raise LineError(_wrong_count(values, self))
-        return _example(dict(zip(self.columns, values)), number, self.pair, self.labelled)
+        return _example(dict(zip(self.columns, values)), number, self)
 
 
 def table_format(
-    path: str | Path, *, pair: bool | None, labelled: bool, quoting: Quoting = "auto"
+    path: str | Path,
+    *,
+    pair: bool | None,
+    labelled: bool,
+    quoting: Quoting = "auto",
+    label: str = "name",
 ) -> Format:
     """JSONL if `path` ends in .jsonl or .json, else TSV or, with .csv, what its header is separated
     by. The header is read and checked.
 
     With `pair` every line needs a `text_b`; without, `text_b` is ignored. With `labelled` every
-    line needs a label; without, a label is kept where there is one. Integer and boolean labels of
-    JSONL become text ("1", "true"). With `quoting` auto, .csv is quoted, and TSV if all of the file
-    reads as such (`_is_quoted`); what was found is logged.
+    line needs a label; without, a label is kept where there is one. `label` says how it is written,
+    see `written`. With `quoting` auto, .csv is quoted, and TSV if all of the file reads as such
+    (`_is_quoted`); what was found is logged.
     """
     if Path(path).suffix.lower() in JSON_SUFFIXES:
-        return Format("jsonl", None, pair, labelled)
-    return _with_header(Path(path), pair, labelled, quoting)
+        return Format("jsonl", None, pair, labelled, label=label)
+    return _with_header(Path(path), pair, labelled, quoting)._replace(label=label)
 
 
 def texts_format(path: str | Path, quoting: Quoting = "auto") -> Format:
@@ -219,7 +224,8 @@ def parse_question(line: bytes, line_number: int, pair: bool, jsonl: bool) -> Ex
     """
     try:
         if jsonl:
-            return _from_json(line, line_number, pair, False)
+            row = {**_json_row(line), "label": None}
+            return _example(row, line_number, Format("jsonl", None, pair, False))
         return _from_plain(line, line_number, pair)
     except LineError as error:
         raise UserError(f"line {line_number}: {error}") from None
@@ -500,7 +506,7 @@ def _wrong_count(values: Sequence[str], form: Format) -> str:
     )
 
 
-def _from_json(line: bytes, number: int, pair: bool | None, labelled: bool) -> Example:
+def _json_row(line: bytes) -> Row:
     try:
         row = json.loads(_decode(line))
     except LineError:
@@ -512,17 +518,17 @@ def _from_json(line: bytes, number: int, pair: bool | None, labelled: bool) -> E
         raise LineError("is not a JSON object; write one object with 'text_a' a line")
     if "text_a" not in row and "text" in row:
         row["text_a"] = row["text"]
-    return _example(row, number, pair, labelled)
+    return row
 
 
 def _from_plain(line: bytes, number: int, pair: bool) -> Example:
-    text = _decode(line)
+    text, form = _decode(line), Format("plain", None, pair, False)
     if not pair:
-        return _example({"text_a": text}, number, False, False)
+        return _example({"text_a": text}, number, form)
     texts = text.split("\t")
     if len(texts) != 2:
         raise LineError(f"has {len(texts)} tab-separated columns where a pair needs two")
-    return _example({"text_a": texts[0], "text_b": texts[1]}, number, True, False)
+    return _example({"text_a": texts[0], "text_b": texts[1]}, number, form)
 
 
 def _decode(line: bytes) -> str:
@@ -533,13 +539,16 @@ def _decode(line: bytes) -> str:
     return line.decode("utf-8")
 
 
-def _example(row: Row, number: int, pair: bool | None, labelled: bool) -> Example:
-    """Check one row; `pair` None takes text_b where there is one."""
+def _example(row: Row, number: int, form: Format) -> Example:
+    """Check one row; a form's `pair` None takes text_b where there is one."""
     text_a = _text(row, "text_a")
     text_b = None
-    if pair or (pair is None and row.get("text_b")):
+    if form.pair or (form.pair is None and row.get("text_b")):
         text_b = _text(row, "text_b")
-    return Example(text_a, text_b, _label(row, labelled), number)
+    label = written.KINDS[form.label](row.get("label"))
+    if form.labelled and not label:
+        raise LineError("has no 'label'")
+    return Example(text_a, text_b, label or None, number)
 
 
 def _text(row: Row, field: str) -> str:
@@ -552,37 +561,6 @@ def _text(row: Row, field: str) -> str:
     if fault is not None:
         raise LineError(f"{field!r} {fault}")
     return text
-
-
-def _label(row: Row, labelled: bool) -> str | None:
-    label = row.get("label")
-    if isinstance(label, (bool, int)):
-        label = json.dumps(label)
-    if label is not None and not isinstance(label, str):
-        raise LineError(f"'label' is not a text or an integer but {type(label).__name__}")
-    label = (label or "").strip()
-    if not label:
-        if labelled:
-            raise LineError("has no 'label'")
-        return None
-    fault = fault_of(label)
-    if fault is not None:
-        raise LineError(f"'label' {fault}")
-    return label
-
-
-def fault_of(text: str) -> str | None:
-    """Why `text` is no text to train on or to answer, as the end of a sentence; None where it is
-    one. NUL and half surrogate pairs are what JSON's escapes smuggle past a decoder."""
-    if not text or text.isspace():
-        return "is empty"
-    if "\0" in text:
-        return "holds a NUL character"
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return "holds half of a surrogate pair, which is no character"
-    return None
 
 
 def check_texts(name: str, texts: Iterable[object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
@@ -20,7 +21,9 @@ class Split(NamedTuple):
 
     name: str
     encodings: Encodings
-    labels: np.ndarray  # int64 [texts], numbers of label names; zeros where there are none
+    # [texts, ...], what is learned of each: at first int64 [texts], numbers of labels as they are
+    # written, then what a task makes of these (`with_targets`); zeros where there are none
+    labels: np.ndarray
     skipped: int  # bad lines left out
     lines: np.ndarray  # int64 [texts], where each text stands in its file, from 1
     fingerprint: str | None = None  # as `fingerprint` gives it, where it is known already
@@ -52,24 +55,31 @@ def tokenize(
     return Split(name, encodings, labels, len(table.skipped), lines), names
 
 
-def renumbered(split: Split, own: list[str], labels: list[str]) -> Split:
-    """The split with its labels' numbers in `own` replaced by those in `labels`.
+def with_targets(
+    split: Split,
+    own: Sequence[str],
+    labels: Sequence[str],
+    targets: np.ndarray,
+    unknown: Sequence[str | None],
+) -> Split:
+    """The split with what a task makes of its written labels `own`: targets [own, ...] for their
+    numbers.
 
-    UserError with the line of the first text whose label is not among them.
+    unknown: for each of `own` a label in it that is not among the training `labels`; UserError with
+    the line of the first text that has one.
     """
-    if own == labels:
-        return split
-    places = {name: number for number, name in enumerate(labels)}
-    numbers = np.array([places.get(name, -1) for name in own], np.int64)
-    targets = numbers[split.labels]
-    if (targets < 0).any():
-        text = int(np.argmax(targets < 0))
-        label = own[split.labels[text]]
+    bad = np.array([label is not None for label in unknown], bool)
+    if bad.any() and bad[split.labels].any():
+        text = int(np.argmax(bad[split.labels]))
+        label = unknown[split.labels[text]] or ""
         raise UserError(
             f"{split.name}:{split.lines[text]}: label {label!r}{alike(label, labels)} is not among "
             f"the training labels {', '.join(labels[:20])}"
         )
-    return split._replace(labels=targets)
+    if targets.ndim == 1 and targets.dtype == np.int64:
+        return split._replace(labels=targets[split.labels])
+    digest = hashlib.sha256(f"{fingerprint(split)}{json.dumps(list(own))}".encode())
+    return split._replace(labels=targets[split.labels], fingerprint=digest.hexdigest())
 
 
 class Chosen(Rows):

@@ -55,7 +55,7 @@ class Model(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """Logits float32 [texts, labels], how many texts were cut to the maximum length, and, of
+    """Outputs float32 [texts, outputs], how many texts were cut to the maximum length, and, of
     variants with early exit, int64 [texts] the layers after which they left."""
 
     values: np.ndarray

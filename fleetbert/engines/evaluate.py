@@ -10,7 +10,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.data.labels import alike
-from fleetbert.data.read import Quoting, read
+from fleetbert.data.read import Quoting, read_as
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
 from fleetbert.tasks import Metrics
@@ -23,8 +23,8 @@ NOT_IN_THE_HEADLINE = ("macro_f1", "macro_f1_all", "texts_per_s", "mean_layers")
 
 
 class Known(NamedTuple):
-    """A labelled table for a model: its texts, int64 [texts] numbers of their labels, and how
-    many bad lines were left out."""
+    """A labelled table for a model: its texts, their targets [texts, ...] (`tasks.Task.targets`),
+    and how many bad lines were left out."""
 
     texts_a: list[str]
     texts_b: list[str] | None
@@ -43,19 +43,23 @@ def read_known(
 
     skip_with: what the caller's user writes to leave bad lines out, for the UserError.
     """
-    table = read(path, pair=model.pair, labelled=True, on_bad_line=on_bad_line, quoting=quoting)
-    labels, index = model.labels, {label: number for number, label in enumerate(model.labels)}
-    examples = [example for example in table.examples if example.label in index]
-    unknown = [example for example in table.examples if example.label not in index]
+    task, labels = model.task, model.labels
+    table = read_as(path, task.table_format(path, quoting, labelled=True), on_bad_line)
+    written = [example.label or "" for example in table.examples]
+    known = frozenset(labels)
+    strange = [task.unknown(label, known) for label in written]
+    examples = [example for example, label in zip(table.examples, strange) if label is None]
+    unknown = [(example, label) for example, label in zip(table.examples, strange) if label]
     if unknown and (on_bad_line == "stop" or not examples):
+        example, label = unknown[0]
         leave_out = skip_with is not None and on_bad_line == "stop"
         shown = ", ".join(map(repr, labels[:12])) + (", ..." if len(labels) > 12 else "")
         raise UserError(
-            f"{path}:{unknown[0].line}: the model does not know the label {unknown[0].label!r}"
-            f"{alike(unknown[0].label or '', labels)}; it knows {shown}; correct the line"
+            f"{path}:{example.line}: the model does not know the label {label!r}"
+            f"{alike(label, labels)}; it knows {shown}; correct the line"
             + (f", or leave such lines out with {skip_with}" if leave_out else "")
         )
-    truth = np.array([index[example.label] for example in examples if example.label is not None])
+    truth = task.targets([example.label or "" for example in examples], labels)
     texts_b = [example.text_b or "" for example in examples] if model.pair else None
     skipped = len(table.skipped) + len(unknown)
     return Known([example.text_a for example in examples], texts_b, truth, skipped)
@@ -116,8 +120,9 @@ def _tables(report: Metrics) -> list[str]:
     lines = align(rows)
     if len(classes) > MOST_CLASSES:
         lines.append(f"the {MOST_CLASSES} worst of {len(classes)} classes; --json has all")
-    lines += ["", _macro_f1(report)]
-    if len(labels) <= WIDEST_CONFUSION:
+    if "macro_f1_classes" in report:
+        lines += ["", _macro_f1(report)]
+    if "confusion" in report and len(labels) <= WIDEST_CONFUSION:
         counts = [[label, *map(str, row)] for label, row in zip(labels, report["confusion"])]
         lines += ["", *align([["true \\ answered", *labels], *counts])]
     if confusions := report.get("confusions"):

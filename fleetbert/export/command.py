@@ -54,6 +54,6 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.pair,
         arguments.max_length,
     )
-    labels = ", ".join(bundle.labels) or "masked words"
+    labels = ", ".join(bundle.labels) or bundle.task.name
     variants = ", ".join(variant.name for variant in bundle.manifest.variants)
     print(f"made {bundle.root}: {variants}, {bundle.max_length} tokens, {labels}")

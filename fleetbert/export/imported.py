@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Sequence
 
 from fleetbert import bundle as bundles
-from fleetbert import config, files
+from fleetbert import config, files, tasks
 from fleetbert.data import tokenizers
 from fleetbert.errors import UserError
 from fleetbert.export import from_paddle
@@ -24,9 +24,11 @@ def import_model(
     """Write the model that `model.init` names as a bundle at `path`, with the variant float32. A
     folder with an exported program is the part of `from_paddle`.
 
-    labels: in the order of the logits; None: `id2label` of its config.json. UserError if it has no
-    head or one that does not choose a label, if the labels are not as many as the head has or are
-    its own in another order, or if it has no positions for `max_length`.
+    labels: in the order of the logits; None: `id2label` of its config.json. A classifier with one
+    logit answers with it, a number; one whose config.json has the `problem_type` of several labels,
+    with these. UserError if it has no head or one whose answers no task has, if the labels are not
+    as many as the head has or are its own in another order, or if it has no positions for
+    `max_length`.
     """
     program = from_paddle.find(Path(model.init))
     if program is not None:
@@ -34,9 +36,10 @@ def import_model(
     source = weights.open_source(model)
     tensors = source.tensors or {}
     if "classifier.weight" in tensors:
-        _refuse_other_answers(source, tensors["classifier.weight"].shape[1])
-        labels = _labels(source, tensors["classifier.weight"].shape[1], labels)
-        task = "pair_classification" if pair else "classification"
+        count = tensors["classifier.weight"].shape[1]
+        task = _task(source, count, pair)
+        known = _labels(source, count, labels)
+        labels = known if tasks.get(task).least_labels else []
     elif any(name.startswith("cls.predictions.") for name in tensors):
         labels, task = [], "mlm"
     else:
@@ -47,7 +50,8 @@ def import_model(
     if max_length > int(positions):
         raise UserError(f"max_length: {max_length} is more than {source.name}'s {positions}")
     tokenizer = tokenizers.open(source.tokenizer)
-    shape = weights.bert_config(source, max(2, len(labels)), tokenizer.vocab_size, tokenizer.pad_id)
+    outputs = tasks.get(task).outputs(labels)
+    shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
     network = heads.build(task, shape)
     report = weights.load(network, source)
     if report.fresh and task != "mlm":
@@ -66,18 +70,19 @@ def import_model(
         )
 
 
-def _refuse_other_answers(source: weights.Source, count: int) -> None:
-    """Its logits are to be one for each label, of which a text has one."""
-    if source.problem_type == "regression" or count == 1:
-        found = f"a number for each text ({count} logit{'s' * (count > 1)}; regression)"
-    elif source.problem_type == "multi_label_classification":
-        found = "several labels for a text (problem_type: multi_label_classification)"
-    else:
-        return
-    raise UserError(
-        f"{source.name}: its head gives {found}, and a bundle's gives each text one label; train "
-        "one from its encoder: model.init"
-    )
+def _task(source: weights.Source, logits: int, pair: bool) -> str:
+    """That of a classifier."""
+    if source.problem_type == tasks.MULTI_LABEL.name:
+        if pair:
+            raise UserError(f"{source.name}: has several labels, which only single texts have")
+        return tasks.MULTI_LABEL.name
+    if source.problem_type == "regression" and logits > 1:
+        raise UserError(
+            f"{source.name}: its head gives {logits} numbers for each text, and a bundle's gives "
+            "one; train one from its encoder: model.init"
+        )
+    kind = "regression" if logits == 1 else "classification"
+    return f"pair_{kind}" if pair else kind
 
 
 def _labels(source: weights.Source, count: int, given: Sequence[str] | None) -> list[str]:

@@ -8,7 +8,8 @@ import json
 import logging
 import tempfile
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from types import MappingProxyType
+from typing import Mapping, NamedTuple, Sequence
 
 import numpy as np
 from paddle import nn
@@ -237,11 +238,15 @@ def _are_placeholders(labels: Sequence[str]) -> bool:
 
 
 def save_folder(
-    network: nn.Layer, source: Source, folder: Path, labels: Sequence[str] = ()
+    network: nn.Layer,
+    source: Source,
+    folder: Path,
+    labels: Sequence[str] = (),
+    head_fields: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Write the network's weights as a folder of the source's family that `model.init` can read,
     and transformers, or PaddleNLP where the source is its: config.json, model.safetensors, and the
-    tokenizer's files."""
+    tokenizer's files. head_fields: of the config.json besides."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {n: t.astype("float32").numpy() for n, t in network.network.state_dict().items()}
     for tied in ("cls.predictions.decoder.weight", "cls.predictions.decoder.bias"):
@@ -254,6 +259,7 @@ def save_folder(
     if labels:
         fields["id2label"] = {str(number): label for number, label in enumerate(labels)}
         fields["label2id"] = {label: number for number, label in enumerate(labels)}
+    fields.update(head_fields)
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     tokenizers.save(source.tokenizer, folder)
 

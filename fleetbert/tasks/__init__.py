@@ -13,19 +13,40 @@ from fleetbert.tasks.classification import CLASSIFICATION, PAIR_CLASSIFICATION
 from fleetbert.tasks.collect import Arrays
 from fleetbert.tasks.masked_words import MASKED_WORDS
 from fleetbert.tasks.metrics import Metrics
-from fleetbert.tasks.task import Answer, Criterion, Part, Task, Tensor
+from fleetbert.tasks.multi_label import MULTI_LABEL
+from fleetbert.tasks.regression import PAIR_REGRESSION, REGRESSION
+from fleetbert.tasks.task import Answer, Criterion, Part, Task, Tensor, Values
 
-__all__ = ["Answer", "Arrays", "Criterion", "Metrics", "Part", "Task", "Tensor", "get", "register"]
+__all__ = [
+    "Answer",
+    "Arrays",
+    "Criterion",
+    "Metrics",
+    "Part",
+    "Task",
+    "Tensor",
+    "Values",
+    "get",
+    "register",
+]
 
+BUILT_IN: tuple[Task, ...] = (
+    CLASSIFICATION,
+    PAIR_CLASSIFICATION,
+    REGRESSION,
+    PAIR_REGRESSION,
+    MULTI_LABEL,
+    MASKED_WORDS,
+)
 _tasks: Registry[Task] = Registry(
     "task.name",
-    {task.name: task for task in (CLASSIFICATION, PAIR_CLASSIFICATION, MASKED_WORDS)},
+    {task.name: task for task in BUILT_IN},
 )
 
 
 def register(task: Task) -> None:
     """Add a kind of task: jobs and bundles may name it from now on."""
-    task_names.PAIRS[task.name] = task.pair
+    task_names.KINDS[task.name] = task_names.Kind(task.pair, task.label, task.least_labels)
     _tasks.add(task.name, task)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert.errors import UserError
 from fleetbert.tasks import metrics
-from fleetbert.tasks.task import Metrics, Task, Tensor
+from fleetbert.tasks.task import Metrics, Task, Tensor, Values
 
 
 class LabelAnswer(NamedTuple):
@@ -58,6 +58,13 @@ class Classification(Task):
             LabelAnswer(labels[int(row.argmax())], dict(zip(labels, row.tolist())), logits, layer)
             for logits, row, layer in zip(outputs, metrics.softmax(outputs), layers)
         ]
+
+    def in_words(self, told: Mapping[str, Any]) -> str:
+        return f"{told['label']} ({told['scores'][told['label']]:.1%})"
+
+    def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
+        best = [labels[number] for number in outputs.argmax(axis=1).tolist()]
+        return [best, metrics.softmax(outputs).astype(np.float32), outputs]
 
     def tensors(self, labels: Sequence[str]) -> list[Tensor]:
         return [

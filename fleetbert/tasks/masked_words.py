@@ -60,8 +60,12 @@ class MaskedWords(Task):
     head = "masked_words"
     collects = Masked
     gate_metric = "accuracy"
+    picks_label = False
+    least_labels = 0
 
-    def table_format(self, path: str | Path, quoting: read.Quoting = "auto") -> read.Format:
+    def table_format(
+        self, path: str | Path, quoting: read.Quoting = "auto", labelled: bool | None = None
+    ) -> read.Format:
         return read.texts_format(path, quoting)
 
     def outputs(self, labels: Sequence[str]) -> int:

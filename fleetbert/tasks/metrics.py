@@ -1,4 +1,4 @@
-"""Metrics of a classifier's answers, by scikit-learn's definitions. NumPy only."""
+"""Metrics of answers, by scikit-learn's and SciPy's definitions. NumPy only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,17 @@ import numpy as np
 # Ready for JSON: numbers by name, and tables of them.
 Metrics = Dict[str, Any]
 
-
+# The figures that pages and progress show of an evaluation, and what they call them.
+FIGURES = {
+    "accuracy": "accuracy",
+    "macro_f1": "macro F1",
+    "micro_f1": "micro F1",
+    "subset_accuracy": "all labels right",
+    "auc": "AUC",
+    "spearman": "Spearman",
+    "pearson": "Pearson",
+    "mse": "squared error",
+}
 # A confusion matrix has no more rows: it grows with the square of the labels.
 MOST_LABELS = 50
 # Pairs of labels that are listed instead, the most frequent first.
@@ -76,11 +86,19 @@ def confused(truth: np.ndarray, predicted: np.ndarray, n_labels: int) -> list[tu
 def per_class(
     truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str]
 ) -> dict[str, dict[str, float]]:
-    """Precision, recall and F1 of each label, 0 where nothing was predicted or nothing is there."""
+    """`table` of texts with a label each; truth and predicted int64 [texts]."""
     right, support, answered = (
         np.bincount(numbers, minlength=len(labels))
         for numbers in (truth[truth == predicted], truth, predicted)
     )
+    return table(right, support, answered, labels)
+
+
+def table(
+    right: np.ndarray, support: np.ndarray, answered: np.ndarray, labels: Sequence[str]
+) -> dict[str, dict[str, float]]:
+    """Precision, recall and F1 of each label, 0 where nothing was predicted or nothing is there.
+    Counts int64 [labels]: of those that are right, that are there, and that were predicted."""
     precision = right / np.maximum(answered, 1)
     recall = right / np.maximum(support, 1)
     f1 = 2 * right / np.maximum(support + answered, 1)
@@ -101,6 +119,55 @@ def _worst_first(item: tuple[str, dict[str, float]]) -> tuple[bool, float, float
     return scores["support"] == 0, scores["f1"], -scores["support"]
 
 
+def multi_label(truth: np.ndarray, logits: np.ndarray, labels: Sequence[str]) -> Metrics:
+    """n, macro_f1, micro_f1, subset_accuracy, loss (nats), classes, labels.
+
+    truth: bool [texts, labels]; logits: float32 [texts, labels], above 0 where a label is answered.
+    The F1s are scikit-learn's over all labels, with 0 where one neither occurs nor is answered;
+    subset_accuracy is the share of texts whose labels are all right, its accuracy_score. loss: the
+    mean binary cross entropy. Above MOST_LABELS labels the classes come worst first.
+    """
+    predicted = logits > 0
+    right, support, answered = ((c).sum(0) for c in (truth & predicted, truth, predicted))
+    classes = table(right, support, answered, labels)
+    if len(labels) > MOST_LABELS:
+        classes = dict(sorted(classes.items(), key=_worst_first))
+    return {
+        "n": len(truth),
+        "macro_f1": float(np.mean([scores["f1"] for scores in classes.values()])),
+        "micro_f1": float(2 * right.sum() / max(support.sum() + answered.sum(), 1)),
+        "subset_accuracy": float((truth == predicted).all(1).mean()),
+        "loss": binary_cross_entropy(truth, logits),
+        "classes": classes,
+        "labels": list(labels),
+    }
+
+
+def binary_cross_entropy(truth: np.ndarray, logits: np.ndarray) -> float:
+    """Mean of -log sigmoid of the logits of what is true, and of minus those of what is not; bool
+    and float32 [texts, labels]."""
+    total, rows = 0.0, max(1, BLOCK // logits.shape[1])
+    for start in range(0, len(truth), rows):
+        some = logits[start : start + rows].astype(np.float64)
+        total += float(np.logaddexp(0, np.where(truth[start : start + rows], -some, some)).sum())
+    return total / truth.size
+
+
+def precision_recall(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Precision and recall, float64 [thresholds], at each score that occurs, from the highest down:
+    scikit-learn's precision_recall_curve, without its last point and the other way round. truth
+    bool [texts], true somewhere; scores float32 [texts]."""
+    order = np.argsort(-scores, kind="stable")
+    last = np.append(np.flatnonzero(np.diff(scores[order])), len(order) - 1)
+    right = np.cumsum(truth[order])[last]
+    return right / (last + 1), right / right[-1]
+
+
+def sigmoid(logits: np.ndarray) -> np.ndarray:
+    """Probabilities float64 [texts, labels], each by itself."""
+    return 0.5 * (1 + np.tanh(0.5 * logits.astype(np.float64)))
+
+
 def cross_entropy(truth: np.ndarray, logits: np.ndarray) -> float:
     """Mean of -log softmax(logits)[truth] in nats; truth int64 [texts], logits [texts, labels]."""
     total, rows = 0.0, max(1, BLOCK // logits.shape[1])
@@ -117,3 +184,37 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities float64 [texts, labels]."""
     exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return exponentials / exponentials.sum(axis=1, keepdims=True)
+
+
+def regression(truth: np.ndarray, values: np.ndarray) -> Metrics:
+    """n, spearman, pearson, mse and loss (the same); truth and values float32 [texts].
+
+    The correlations are SciPy's spearmanr and pearsonr; where all numbers of one side are equal,
+    where these give NaN, they are 0.
+    """
+    truth, values = truth.astype(np.float64), values.astype(np.float64)
+    mse = float(((truth - values) ** 2).mean())
+    return {
+        "n": len(truth),
+        "spearman": pearson(ranks(truth), ranks(values)),
+        "pearson": pearson(truth, values),
+        "mse": mse,
+        "loss": mse,
+    }
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """float64 [n] from 1, equal ones with the mean of their ranks."""
+    _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    means: np.ndarray = ends - (counts - 1) / 2
+    return means[places.reshape(-1)]
+
+
+def pearson(one: np.ndarray, other: np.ndarray) -> float:
+    """Pearson's correlation of float64 [n] each; 0 where one does not vary."""
+    if not len(one) or one.min() == one.max() or other.min() == other.max():
+        return 0.0
+    centred = [side - side.mean() for side in (one, other)]
+    one, other = (side / np.abs(side).max() for side in centred)  # squares stay in range
+    return float((one @ other) / np.sqrt((one @ one) * (other @ other)))

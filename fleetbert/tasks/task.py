@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import ClassVar, Dict, NamedTuple, Protocol, Sequence
+from typing import (
+    Any,
+    ClassVar,
+    Collection,
+    Dict,
+    List,
+    Mapping,
+    NamedTuple,
+    Protocol,
+    Sequence,
+    Union,
+)
 
 import numpy as np
 
 from fleetbert import config as schema
+from fleetbert.data import labels as labels_of
 from fleetbert.data import read
-from fleetbert.data.split import Split
+from fleetbert.data.split import Split, with_targets
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
 from fleetbert.tasks.collect import Labelled
 from fleetbert.tasks.metrics import Metrics
 
+# A tensor's values, one for each text: strings, or an array [texts, ...].
+Values = Union[List[str], np.ndarray]
 # What one batch of an evaluation gave, by name; sent between ranks.
 Part = Dict[str, np.ndarray]
 
@@ -65,13 +80,59 @@ class Task(ABC):
     head: ClassVar[str]  # of the network, see `models.heads`
     collects: ClassVar[type[Labelled]] = Labelled  # what makes a step's arrays
     gate_metric: ClassVar[str]  # what compression may lose little of; higher is better
+    label: ClassVar[str] = "name"  # how tables write what is learned, of `data.written.KINDS`
+    # The outputs are logits of labels, of which the largest is the answer. Methods that compare
+    # probabilities of labels (early exit, distillation, qat, prune) and boards take no others.
+    picks_label: ClassVar[bool] = True
+    least_labels: ClassVar[int] = 2  # that a bundle has
 
-    def table_format(self, path: str | Path, quoting: read.Quoting = "auto") -> read.Format:
-        """How training texts are read."""
-        return read.table_format(path, pair=self.pair, labelled=self.labelled, quoting=quoting)
+    def table_format(
+        self, path: str | Path, quoting: read.Quoting = "auto", labelled: bool | None = None
+    ) -> read.Format:
+        """How texts are read; labelled: whether each needs a label (None: as training does)."""
+        labelled = self.labelled if labelled is None else labelled
+        return read.table_format(
+            path, pair=self.pair, labelled=labelled, quoting=quoting, label=self.label
+        )
+
+    def labels_of(self, written: Sequence[str]) -> list[str]:
+        """The labels of a model that learns from texts with these written labels, which are sorted
+        and each there once."""
+        return list(written)
 
     def check_labels(self, labels: Sequence[str]) -> None:  # noqa: B027  most need no check
         """UserError for labels of training texts that nothing can be learned from."""
+
+    def unknown(self, written: str, labels: Collection[str]) -> str | None:
+        """A label in a written one that is not among `labels`; None if there is none."""
+        return None if written in labels else written
+
+    def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
+        """What written labels ask of the outputs, [written, ...]: here int64, the numbers of
+        labels; -1 for an unknown one."""
+        places = {label: number for number, label in enumerate(labels)}
+        return np.array([places.get(label, -1) for label in written], np.int64)
+
+    def with_targets(self, split: Split, own: Sequence[str], labels: Sequence[str]) -> Split:
+        """The split with targets for its written labels `own`; UserError with the line of a label
+        that is unknown."""
+        if not self.labelled:
+            return split
+        known = frozenset(labels)
+        unknown = [self.unknown(written, known) for written in own]
+        return with_targets(split, own, labels, self.targets(own, labels), unknown)
+
+    def counts(self, targets: np.ndarray, labels: Sequence[str]) -> np.ndarray:
+        """Texts of each label, int64 [labels]."""
+        return np.bincount(targets, minlength=len(labels))
+
+    def describe(self, targets: np.ndarray, labels: Sequence[str]) -> str | None:
+        """What training texts ask for, as a line for the log."""
+        return labels_of.describe(labels, self.counts(targets, labels)) if labels else None
+
+    def doubts(self, targets: np.ndarray, labels: Sequence[str]) -> list[str]:
+        """What of it looks like a mistake."""
+        return labels_of.warnings(labels, self.counts(targets, labels)) if labels else []
 
     def collector(self, split: Split, job: schema.Config, tokenizer: Tokenizer) -> Labelled:
         return self.collects(split, job, tokenizer)
@@ -82,8 +143,13 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
-        """Metrics with `n` and `loss`; truth int64 [texts], the numbers of labels; outputs float32
+        """Metrics with `n` and `loss`; truth [texts, ...], as `targets` gives it; outputs float32
         [texts, outputs]."""
+
+    def predictions(self, outputs: np.ndarray) -> np.ndarray:
+        """What a metric of scikit-learn's takes as `y_pred`; here the likeliest label's number."""
+        best: np.ndarray = outputs.argmax(axis=1)
+        return best
 
     def right(self, truth: np.ndarray, outputs: np.ndarray) -> np.ndarray | None:
         """Whether each answer is right, bool [texts], where `gate_metric` is the share of those;
@@ -95,7 +161,12 @@ class Task(ABC):
     ) -> Metrics:
         """`evaluate` the outputs of all batches, which come in any order; `texts` of a part says
         which they are."""
-        return self.evaluate(truth, together(parts, truth, self.outputs(labels)), labels)
+        outputs = together(parts, truth, self.outputs(labels))
+        return {**self.evaluate(truth, outputs, labels), **self.plots(truth, outputs, labels)}
+
+    def plots(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
+        """What a run's report draws besides; ready for JSON, and small."""
+        return {}
 
     def criterion(self, wanted: str, metrics: Metrics) -> Criterion:
         """What the best step is told by, where a job wants `trainer.best_metric`."""
@@ -114,6 +185,27 @@ class Task(ABC):
     @abstractmethod
     def tensors(self, labels: Sequence[str]) -> list[Tensor]:
         """What a server tells of each text, `exit_layer` last."""
+
+    def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
+        """The values of `tensors` but `exit_layer`, of an engine's finite outputs."""
+        raise NotImplementedError(f"task {self.name} cannot be served: it has no `tell`")
+
+    def in_words(self, told: Mapping[str, Any]) -> str:
+        """An answer's `as_json` as one line for a reader."""
+        return json.dumps(told, ensure_ascii=False)
+
+    def head_fields(self) -> dict[str, object]:
+        """Fields of a model's config.json by which transformers knows what its head is for."""
+        return {}
+
+    def check_picks_label(self, where: str, because: str) -> None:
+        """UserError unless the answer is the likeliest of labels, which a method, at `where` for
+        the user, needs for the reason `because`."""
+        if self.answers and not self.picks_label:
+            raise UserError(
+                f"{where} answers the task {self.name}, and {because}; the methods static, dynamic "
+                "and search, and export to onnx, take every task (docs/tasks.md)"
+            )
 
     def check_answers(self, where: str) -> None:
         """UserError unless a bundle of it, at `where`, can be asked."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Dict
 
 from fleetbert.errors import UserError
+from fleetbert.tasks.metrics import FIGURES
 from fleetbert.train import checkpoint
 
 DESCRIPTION = """\
@@ -71,7 +72,9 @@ def _list(folder: Path) -> int:
     problems = {path: checkpoint.broken(path, quick=True) for path in paths}
     newest, best = _marked(problems)
     evaluated = _evaluations(folder.parent / "metrics.jsonl")
-    rows = [("step", "epoch", "saved", "size", "dev accuracy", "dev loss", "")]
+    named = {name for metrics in evaluated.values() for name in metrics}
+    figure = next((name for name in FIGURES if f"dev.{name}" in named), "accuracy")
+    rows = [("step", "epoch", "saved", "size", f"dev {FIGURES[figure]}", "dev loss", "")]
     for path in paths:
         state, step = _state(path), checkpoint.step_of(path)
         marks = [name for name, it in (("newest", newest), ("best", best)) if it == path]
@@ -82,7 +85,7 @@ def _list(folder: Path) -> int:
                 str(state.get("epoch", "")),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime)),
                 _megabytes(path),
-                _figure(metrics.get("dev.accuracy")),
+                _figure(metrics.get(f"dev.{figure}")),
                 _figure(metrics.get("dev.loss")),
                 f"BROKEN: {problems[path]}" if problems[path] else ", ".join(marks),
             )

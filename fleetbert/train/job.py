@@ -11,7 +11,7 @@ from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert import files, limits, locks
+from fleetbert import files, limits, locks, tasks
 from fleetbert.compat import environment
 from fleetbert.errors import Stopped, UserError
 from fleetbert.export.program import export_bundle
@@ -69,6 +69,8 @@ def train(
     else:
 
         def open_with_metrics(job: schema.Config, strategy: Single) -> TextTask:
+            if labels and not tasks.get(job.task.name).least_labels:
+                raise UserError(f"labels: task.name: {job.task.name} has none; leave labels out")
             task = open_task(job, strategy, labels=list(labels) if labels else None)
             task.metrics = metrics or {}
             return task
@@ -234,12 +236,16 @@ def _write_results(run: Run, summary: Summary) -> None:
     summary["dev"] = dict(best)
     network.eval()
     with files.writing(folder / "model"), files.temporary_folder(folder, ".model-") as aside:
-        weights.save_folder(network, task.source, aside, task.labels)
+        fields = task.task.head_fields()
+        weights.save_folder(network, task.source, aside, task.labels, fields)
         files.sync_tree(aside)
         files.put_in_place(aside, folder / "model")
     accuracy = []
-    if "accuracy" in best and task.dev is not None:
-        accuracy = [bundles.Accuracy(data=task.dev.name, n=best["n"], accuracy=best["accuracy"])]
+    metric = task.task.gate_metric
+    if metric in best and task.dev is not None:
+        accuracy = [
+            bundles.Accuracy(data=task.dev.name, n=best["n"], metric=metric, accuracy=best[metric])
+        ]
     with files.writing(folder / "bundle"):
         export_bundle(
             folder / "bundle",

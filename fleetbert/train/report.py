@@ -20,11 +20,15 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, ScalarFo
 
 from fleetbert import page
 from fleetbert.page import DEV, NICE, STYLE, TRAIN, number, percent
+from fleetbert.tasks.metrics import FIGURES
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MOST_POINTS = 2000  # of a curve
 MOST_CLASSES = 50  # of a table, the worst first where there are more
 MOST_CONFUSIONS = 30
+
+# The figures that have a curve, each with the one that is drawn beside it.
+BESIDE = {"accuracy": "macro_f1", "auc": None, "spearman": "pearson", "micro_f1": "macro_f1"}
 
 Row = Dict[str, Any]
 Curve = Tuple[np.ndarray, np.ndarray]
@@ -36,7 +40,10 @@ def write_report(folder: Path) -> None:
     A reader sees the old report or the new one. OSError if summary.json cannot be read.
     """
     run = collect(folder)
-    curves = draw_curves(run["rows"], run["dev"], run["mixed"])
+    curves = [
+        *draw_curves(run["rows"], run["dev"], run["mixed"]),
+        *draw_answers(run["dev"]),
+    ]
     server_curves = draw_server_curves(run["rows"])
     path = folder / "report.html"
     page.write(path, TEMPLATE, **run, curves=curves, server_curves=server_curves)
@@ -94,17 +101,14 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
     if dev:
         unit = "masked words" if config.get("task", {}).get("name") == "mlm" else "texts"
         place = f"{dev['n']:,} {unit}, step {dev['step']:,}"
-        if "accuracy" in dev:
-            tiles.append(("Dev accuracy", percent(dev["accuracy"]), place))
-        if "auc" in dev:
-            tiles.append(("Dev AUC", f"{dev['auc']:.4f}", place))
-        if "macro_f1" in dev:
-            labels = len(dev.get("labels", []))
-            occurring = dev.get("macro_f1_classes", labels)
-            mean = f"of the {occurring:,} of {labels:,} classes that occur, step {dev['step']:,}"
-            tiles.append(
-                ("Dev macro F1", f"{dev['macro_f1']:.4f}", mean if occurring < labels else place)
-            )
+        labels = len(dev.get("labels", []))
+        occurring = dev.get("macro_f1_classes", labels)
+        mean = f"of the {occurring:,} of {labels:,} classes that occur, step {dev['step']:,}"
+        for key, name in FIGURES.items():
+            if key in dev:
+                value = percent(dev[key]) if key == "accuracy" else f"{dev[key]:.4f}"
+                some = key == "macro_f1" and occurring < labels
+                tiles.append((f"Dev {name}", value, mean if some else place))
         tiles.append(("Dev loss", f"{dev['loss']:.4f}", place))
     skipped = summary.get("skipped_steps", 0)
     world = summary.get("world_size", 1)
@@ -139,22 +143,21 @@ def draw_curves(rows: list[Row], best: Row, mixed: bool) -> list[tuple[str, str,
     with matplotlib.rc_context(STYLE):
         loss, dev_loss = _curve(rows, "loss"), _curve(rows, "dev.loss")
         if len(loss[0]) or len(dev_loss[0]):
-            figure, axes = _axes(last, "nats")
+            figure, axes = _axes(last, "" if "mse" in best else "nats")
             note = _smoothed_line(axes, loss, label="training")
             _dev_line(axes, dev_loss, best, "dev")
             drawn.append(("Loss", note, _svg(figure)))
-        accuracy, macro_f1 = _curve(rows, "dev.accuracy"), _curve(rows, "dev.macro_f1")
-        if len(accuracy[0]):
+        for key, beside in BESIDE.items():
+            line, other = _curve(rows, f"dev.{key}"), _curve(rows, f"dev.{beside}")
+            if not len(line[0]):
+                continue
             figure, axes = _axes(last)
-            _dev_line(axes, accuracy, best, "accuracy")
-            _line(axes, macro_f1, DEV, label="macro F1", alpha=0.6, linestyle="--")
-            note = f"best by {best['metric']}: step {best['step']:,}" if "metric" in best else ""
-            drawn.append(("Dev accuracy", note, _svg(figure)))
-        auc = _curve(rows, "dev.auc")
-        if len(auc[0]):
-            figure, axes = _axes(last)
-            _dev_line(axes, auc, best, "AUC")
-            drawn.append(("Dev AUC", "", _svg(figure)))
+            _dev_line(axes, line, best, FIGURES[key])
+            if beside is not None:
+                _line(axes, other, DEV, label=FIGURES[beside], alpha=0.6, linestyle="--")
+            metric = best.get("metric")
+            note = f"best by {metric}: step {best['step']:,}" if metric and key != "auc" else ""
+            drawn.append((f"Dev {FIGURES[key]}", note, _svg(figure)))
         rate = _curve(rows, "lr")
         if len(rate[0]):
             figure, axes = _axes(last)
@@ -178,6 +181,41 @@ def draw_curves(rows: list[Row], best: Row, mixed: bool) -> list[tuple[str, str,
             _line(axes, scale, TRAIN, drawstyle="steps-post")
             drawn.append(("Loss scale", "", _svg(figure)))
     return drawn
+
+
+def draw_answers(best: Row) -> list[tuple[str, str, Markup]]:
+    """The same of the best step's answers to the dev texts: what `tasks.Task.plots` gave."""
+    drawn = []
+    with matplotlib.rc_context(STYLE):
+        if best.get("scatter"):
+            drawn.append(_scatter(np.array(best["scatter"]), best))
+        for label, found in best.get("precision_recall", {}).items():
+            drawn.append(_precision_recall(label, found))
+    return drawn
+
+
+def _precision_recall(label: str, found: Row) -> tuple[str, str, Markup]:
+    """Precision over recall of one label, as its threshold falls."""
+    figure, axes = page.axes_of(2.5)
+    recall, precision = np.array(found["points"]).T
+    axes.plot(recall, precision, color=DEV)
+    axes.set_xlim(0, 1.02)
+    axes.set_ylim(0, 1.05)
+    axes.set_xlabel("recall")
+    axes.set_ylabel("precision")
+    return f"{label}", f"average precision {found['average']:.4f}", _svg(figure)
+
+
+def _scatter(points: np.ndarray, best: Row) -> tuple[str, str, Markup]:
+    """Answers over what is true; on the line both are equal."""
+    figure, axes = page.axes_of(2.5)
+    ends = [points.min(), points.max()]
+    axes.plot(ends, ends, color=TRAIN, linewidth=1)
+    axes.plot(points[:, 0], points[:, 1], "o", color=DEV, markersize=2.5, alpha=0.5)
+    axes.set_xlabel("true")
+    axes.set_ylabel("answer")
+    note = f"{len(points):,} of {best['n']:,} dev texts, step {best['step']:,}"
+    return "Answers", note, _svg(figure)
 
 
 def draw_server_curves(rows: list[Row]) -> list[tuple[str, str, Markup]]:

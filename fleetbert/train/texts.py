@@ -14,8 +14,7 @@ from paddle import nn
 from fleetbert import config as schema
 from fleetbert import tasks
 from fleetbert.data import api_docs, batching, cache, read, tokenizers
-from fleetbert.data import labels as labels_of
-from fleetbert.data.split import Split, fingerprint, renumbered, tokenize
+from fleetbert.data.split import Split, fingerprint, tokenize
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
 from fleetbert.models import heads, weights
@@ -29,7 +28,8 @@ from fleetbert.train.trainable import Described, Trainable
 # `data.cache: auto` caches tables of more bytes; 32 MiB are about 300,000 sentences.
 LARGE = 32 << 20
 
-# Of the texts' true labels, int64 [texts], and the network's outputs, float32 [texts, outputs].
+# Of the texts' targets, as `Task.targets` gives them, and the network's outputs, float32 [texts,
+# outputs].
 Metric = Callable[[np.ndarray, np.ndarray], float]
 
 
@@ -52,10 +52,11 @@ def open_task(
             f"{source.name} has ({longest})"
         )
     opened = open_splits(job, tokenizer, connected)
+    task = tasks.get(job.task.name)
     if labels is None:
-        labels = opened[0][1]
-        tasks.get(job.task.name).check_labels(labels)
-    splits = [renumbered(split, own, labels) for split, own in opened]
+        labels = task.labels_of(opened[0][1])
+        task.check_labels(labels)
+    splits = [task.with_targets(split, own, labels) for split, own in opened]
     return (kind or TextTask)(job, source, tokenizer, labels, *splits)
 
 
@@ -118,7 +119,7 @@ class TextTask(Trainable):
             job.loss,
             job.task.name,
             labels,
-            self._counts(train) if labels else None,
+            self.task.counts(train.labels, labels) if labels else None,
         )
         self.passes = self.objective.passes
         self.metrics: Mapping[str, Metric] = {}
@@ -156,8 +157,8 @@ class TextTask(Trainable):
                 if counts["skipped_lines"]:
                     counted.append(f"{counts['skipped_lines']} bad lines skipped")
                 notes.append(f"{split.name}: {', '.join(counted)}")
-        if self.labels:
-            notes.append(labels_of.describe(self.labels, self._counts(self.train)))
+        if said := self.task.describe(self.train.labels, self.labels):
+            notes.append(said)
         name, loaded = self.source.name, self.loaded
         if loaded.fresh and self.source.tensors is not None:
             notes.append(f"{name}: no weights for {', '.join(loaded.fresh)}; they start fresh")
@@ -168,22 +169,17 @@ class TextTask(Trainable):
         return notes
 
     def warnings(self) -> list[str]:
-        if not self.labels:
-            return []
-        doubts = labels_of.warnings(self.labels, self._counts(self.train))
+        doubts = self.task.doubts(self.train.labels, self.labels)
         warnings = [f"{self.train.name}: {warning}" for warning in doubts]
-        if self.dev is not None:
-            lacking = [self.labels[n] for n in np.flatnonzero(self._counts(self.dev) == 0)]
+        if self.dev is not None and self.labels:
+            counts = self.task.counts(self.dev.labels, self.labels)
+            lacking = [self.labels[n] for n in np.flatnonzero(counts == 0)]
             if lacking:
                 warnings.append(
                     f"{self.dev.name}: has no text of {len(lacking)} of the {len(self.labels)} "
                     f"labels: {weights.few(lacking)}; nothing is measured of them"
                 )
         return warnings
-
-    def _counts(self, split: Split) -> np.ndarray:
-        """Texts of each label, int64 [labels]."""
-        return np.bincount(split.labels, minlength=len(self.labels))
 
     def describe(self) -> Described:
         splits = {"train": self.train, "dev": self.dev}

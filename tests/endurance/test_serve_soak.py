@@ -151,6 +151,7 @@ def reload(soak, bundles, models):
             shutil.copytree(bundles[number % 2], models / ".new")
             began = time.monotonic()
             (models / ".new").rename(models / str(number))
+        soak.note("published")
         while soak.going() and str(number) not in soak.versions:
             time.sleep(0.1)
             index = requests.post(f"{soak.served.http}/v2/repository/index", timeout=120).json()
@@ -301,6 +302,10 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
     inside = [s for when, s in soak.latencies if any(a <= when <= b for a, b in soak.swaps)]
     outside = [s for when, s in soak.latencies if not any(a <= when <= b for a, b in soak.swaps)]
     length = samples[-1][0]
+    eighths = [
+        statistics.median(rss for when, rss in samples if min(7, int(8 * when / length)) == part)
+        for part in range(8)
+    ]
     early = statistics.median(rss for when, rss in samples if 0.25 <= when / length < 0.5)
     late = statistics.median(rss for when, rss in samples if when / length >= 0.75)
     with capfd.disabled():
@@ -308,7 +313,7 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
             f"\n{dict(soak.counts)}, {len(soak.swaps)} versions taken over; p99 "
             f"{1000 * p99(inside):.0f} ms in swaps, {1000 * p99(outside):.0f} ms otherwise; "
             f"listening process {early / 1e6:.1f} MB in the second quarter, {late / 1e6:.1f} MB "
-            "in the last"
+            f"in the last; by eighths {[round(one / 1e6) for one in eighths]}"
         )
     assert soak.wrong == []
     counted = re.findall(r'requests_total\{code="OK",.*protocol="grpc".*\} (\S+)', restarts)
@@ -316,6 +321,7 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
     assert soak.counts["huge"] > 0 < soak.counts["away"]
     assert float(re.search(r"^\w+_log_lines_dropped_total (\S+)", restarts, re.M)[1]) > 0
     assert soak.counts["200"] > 100 and soak.counts["hostile"] > 10
+    assert len(soak.swaps) >= soak.counts["published"] - 1  # the last one may be under way
     assert len(soak.swaps) >= int(60 * MINUTES / RELOAD_SECONDS) // 4
     assert ("fleetbert_worker_restarts_total" in restarts) == (soak.counts["killed"] > 0)
     if MINUTES >= 5:  # before that the allocators still fill

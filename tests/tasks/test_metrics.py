@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from sklearn.metrics import (
     accuracy_score,
+    average_precision_score,
     confusion_matrix,
     f1_score,
     log_loss,
@@ -167,3 +169,55 @@ def test_auc_and_log_loss_are_scikit_learns(seed, rows, levels):
 def test_without_both_answers_there_is_no_auc():
     with pytest.raises(ValueError, match="no AUC"):
         criteo.auc(np.ones(3), np.arange(3.0))
+
+
+numbers = st.floats(-1e6, 1e6, width=32)
+
+
+@given(st.lists(st.tuples(numbers, numbers | st.sampled_from([0.0, 1.0])), min_size=2))
+def test_correlations_are_scipys(pairs):
+    truth, values = np.array(pairs, np.float32).T
+    found = metrics.regression(truth, values)
+    assert found["mse"] == pytest.approx(((truth - values.astype(np.float64)) ** 2).mean())
+    if np.ptp(truth) and np.ptp(values):
+        wide = truth.astype(np.float64), values.astype(np.float64)
+        assert found["spearman"] == pytest.approx(stats.spearmanr(*wide).statistic, abs=1e-9)
+        assert found["pearson"] == pytest.approx(stats.pearsonr(*wide).statistic, abs=1e-7)
+    else:
+        assert found["spearman"] == found["pearson"] == 0.0
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 7), st.floats(0, 1))
+def test_figures_of_several_labels_are_scikit_learns(seed, texts, n_labels, share):
+    rng = np.random.default_rng(seed)
+    truth = rng.random((texts, n_labels)) < share
+    logits = rng.normal(size=(texts, n_labels)).astype(np.float32) * 3
+    labels = [f"label {n}" for n in range(n_labels)]
+    found, guessed = metrics.multi_label(truth, logits, labels), logits > 0
+    for average in ("macro", "micro"):
+        # scikit-learn takes one column for one class, and would count the other one too
+        flat = (truth[:, 0], guessed[:, 0]) if n_labels == 1 else (truth, guessed)
+        kind = {"average": "binary"} if n_labels == 1 else {"average": average}
+        expected = f1_score(*flat, zero_division=0, **kind)
+        assert found[f"{average}_f1"] == pytest.approx(expected, abs=1e-12)
+    assert found["subset_accuracy"] == pytest.approx((truth == guessed).all(1).mean())
+    chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    assert metrics.sigmoid(logits) == pytest.approx(chances, abs=1e-12)
+    likely = np.where(truth, chances, 1 - chances)
+    assert found["loss"] == pytest.approx(-np.log(likely).mean())
+    for number, scores in enumerate(found["classes"].values()):
+        precision, recall, _, _ = precision_recall_fscore_support(
+            truth[:, number], guessed[:, number], average="binary", zero_division=0
+        )
+        assert (scores["precision"], scores["recall"]) == pytest.approx((precision, recall))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 5))
+def test_average_precision_is_scikit_learns(seed, texts, levels):
+    rng = np.random.default_rng(seed)
+    truth = rng.random(texts) < 0.4
+    truth[rng.integers(texts)] = True
+    scores = rng.integers(0, levels + 1, texts).astype(np.float32)
+    precision, recall = metrics.precision_recall(truth, scores)
+    found = (np.diff(recall, prepend=0.0) * precision).sum()
+    assert found == pytest.approx(average_precision_score(truth, scores))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fleetbert import tasks
+from fleetbert import task_names, tasks
 from fleetbert.errors import UserError
 from fleetbert.tasks.classification import LabelAnswer
 
+NUMBERS = tasks.get("regression")
 LABELS = ["bad", "好"]
 
 
@@ -31,6 +32,67 @@ def test_a_classifier_tells_labels_scores_logits_and_layers():
     assert whole.exit_layer is None
     assert whole.as_json() == {"label": "bad", "scores": {"bad": 0.5, "好": 0.5}}
     assert isinstance(whole, LabelAnswer)
+
+
+def test_a_regression_tells_numbers():
+    assert tasks.get("pair_regression").pair and not NUMBERS.pair
+    assert [tuple(tensor) for tensor in NUMBERS.tensors([])] == [
+        ("values", "FP32", (-1,)),
+        ("exit_layer", "INT32", (-1,)),
+    ]
+    outputs = np.array([[0.25], [-3.0]], np.float32)
+    (values,) = NUMBERS.tell([], outputs)
+    assert values.tolist() == [0.25, -3.0]
+    one, other = NUMBERS.to_answers([], outputs, None)
+    assert (one.value, other.value) == (0.25, -3.0)
+    assert NUMBERS.in_words(other.as_json()) == "-3.0000"
+    assert NUMBERS.targets(["0.5", "2.0"], []).dtype == np.float32
+
+
+def test_several_labels_are_told_by_their_thresholds():
+    task, labels = tasks.get("multi_label_classification"), ["joy", "love", "怒"]
+    assert task.labels_of(['["joy", "怒"]', '["joy"]', '["love"]']) == labels
+    targets = task.targets(['["joy", "怒"]', '["love"]'], labels)
+    assert targets.tolist() == [[True, False, True], [False, True, False]]
+    assert task.unknown('["joy", "hate"]', set(labels)) == "hate"
+    assert task.counts(targets, labels).tolist() == [1, 1, 1]
+    outputs = np.array([[0.1, -1.0, 2.0], [-1.0, -0.5, -3.0]], np.float32)
+    one, other = task.to_answers(labels, outputs, None)
+    assert one.labels == ["怒", "joy"] and other.labels == []
+    assert one.scores["joy"] == pytest.approx(1 / (1 + np.exp(-0.1)))
+    assert task.in_words(one.as_json()) == "怒 (88.1%), joy (52.5%)"
+    assert task.in_words(other.as_json()) == "no label (the likeliest: love, 37.8%)"
+    told, scores, logits = task.tell(labels, outputs)
+    assert told == ['["怒", "joy"]', "[]"]
+    assert scores[0].tolist() == pytest.approx(list(one.scores.values()))
+    assert logits is outputs
+
+
+def test_numbers_that_are_all_equal_are_doubted():
+    assert NUMBERS.doubts(np.array([2.5, 2.5], np.float32), []) == [
+        "all texts have the number 2.5: nothing can be learned"
+    ]
+    assert not NUMBERS.doubts(np.array([2.5, 1], np.float32), [])
+
+
+@pytest.mark.parametrize("name", [task.name for task in tasks.BUILT_IN])
+def test_schemas_know_what_a_task_says(name):
+    task = tasks.get(name)
+    assert task_names.KINDS[name] == (task.pair, task.label, task.least_labels)
+
+
+@pytest.mark.parametrize("name", [task.name for task in tasks.BUILT_IN if task.answers])
+def test_what_a_task_tells_has_the_shapes_of_its_tensors(name):
+    task = tasks.get(name)
+    labels = LABELS[: task.least_labels]
+    outputs = np.random.default_rng(0).normal(size=(3, task.outputs(labels))).astype(np.float32)
+    *tensors, last = task.tensors(labels)
+    assert last == ("exit_layer", "INT32", (-1,))
+    for tensor, values in zip(tensors, task.tell(labels, outputs)):
+        if tensor.datatype == "BYTES":
+            assert all(isinstance(value, str) for value in values) and len(values) == 3
+        else:
+            assert values.dtype == np.float32 and values.shape == (3, *tensor.shape[1:])
 
 
 def test_answers_of_all_ranks_are_put_in_order():

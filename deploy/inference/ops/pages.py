@@ -147,6 +147,7 @@ def _version(version: Version, found: Statistics | None) -> dict[str, object]:
         "state": version.state.value,
         "reason": version.reason,
         "aliases": version.aliases,
+        "task": version.task,
         "labels": version.labels,
         "pair": version.pair,
         "max_length": version.max_length,

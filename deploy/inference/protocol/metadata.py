@@ -11,7 +11,6 @@ from typing import TypedDict
 
 import fleetbert
 from fleetbert.deploy.inference.messages import Core, Failure, Reason, State, Statistics, show
-from fleetbert.deploy.inference.protocol.tensors import OUTPUTS
 
 SERVER = "fleetbert"
 PLATFORM = "paddle_inference"
@@ -45,6 +44,7 @@ class TensorMetadata(TypedDict):
 
 
 class ModelParameters(TypedDict):
+    task: str
     labels: list[str]
     max_length: int
     variant: str
@@ -90,18 +90,17 @@ def model_metadata(core: Core, model: str, version: str | None = None) -> ModelM
     """Of the version that a request with these words would go to; Failure as in `Core.find`."""
     found = core.find(model, version)
     texts = ("text", "text_pair") if found.pair else ("text",)
-    labels = len(found.labels)
     tensors = [(name, "BYTES", [-1]) for name in texts]
     tensors += [(name, "INT64", [-1, -1]) for name in ("input_ids", "token_type_ids")]
-    answers = (("BYTES", [-1]), ("FP32", [-1, labels]), ("FP32", [-1, labels]), ("INT32", [-1]))
     ready = (other for other in core.versions(model) if other.state is State.READY)
     return {
         "name": found.model,
         "versions": [other.version for other in ready],
         "platform": PLATFORM,
         "inputs": [_tensor_metadata(*tensor) for tensor in tensors],
-        "outputs": [_tensor_metadata(name, *rest) for name, rest in zip(OUTPUTS, answers)],
+        "outputs": [_tensor_metadata(t.name, t.datatype, list(t.shape)) for t in found.outputs],
         "parameters": {
+            "task": found.task,
             "labels": list(found.labels),
             "max_length": found.max_length,
             "variant": found.variant,

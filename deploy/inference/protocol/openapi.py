@@ -48,7 +48,7 @@ def document(*, admin: bool = True, api_key: bool = False, models: Sequence[str]
         "info": {
             "title": "fleetbert",
             "version": fleetbert.__version__,
-            "description": "The Open Inference Protocol v2: texts, or token ids, to labels.",
+            "description": "The Open Inference Protocol v2: texts, or token ids, to answers.",
             "license": {"name": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],

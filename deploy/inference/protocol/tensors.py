@@ -16,12 +16,12 @@ from typing import Any, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.data.read import fault_of
-from fleetbert.deploy.inference.messages import Failure, Reason, Response, show
+from fleetbert.deploy.inference.messages import Failure, Reason, Response, Values, show
 
+DATATYPES = {"f": "FP32", "i": "INT32"}
 LITTLE = sys.byteorder == "little"
 _read_length = struct.Struct("<I").unpack_from
 ONLY_INTEGERS = frozenset({int})
-OUTPUTS = ("label", "scores", "logits", "exit_layer")
 INTEGERS: dict[str, np.dtype[Any]] = {"INT64": np.dtype("<i8"), "INT32": np.dtype("<i4")}
 
 
@@ -133,18 +133,13 @@ def read_integers(
 
 def outputs(response: Response, names: Sequence[str] = ()) -> list[Output]:
     """The outputs `names` (none: all) of a response, in that order."""
-    count, labels = response.logits.shape
-    chosen = []
-    for name in names or OUTPUTS:
-        if name == "label":
-            chosen.append(Output(name, "BYTES", (count,), response.labels))
-        elif name == "scores":
-            chosen.append(Output(name, "FP32", (count, labels), response.scores))
-        elif name == "logits":
-            chosen.append(Output(name, "FP32", (count, labels), response.logits))
-        else:
-            chosen.append(Output(name, "INT32", (count,), response.exit_layer))
-    return chosen
+    return [_output(name, response.outputs[name]) for name in names or response.outputs]
+
+
+def _output(name: str, values: Values) -> Output:
+    if isinstance(values, np.ndarray):
+        return Output(name, DATATYPES[values.dtype.kind], values.shape, values)
+    return Output(name, "BYTES", (len(values),), values)
 
 
 def to_raw(output: Output) -> bytes:

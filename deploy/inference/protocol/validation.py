@@ -9,7 +9,6 @@ import numpy as np
 
 from fleetbert.deploy.inference.messages import Request, Version, list_names, show
 from fleetbert.deploy.inference.protocol.tensors import (
-    OUTPUTS,
     Tensor,
     read_integers,
     read_texts,
@@ -64,8 +63,9 @@ def validate(
                 "or input_ids and token_type_ids"
             )
     for name in raw.outputs:
-        if name not in OUTPUTS:
-            raise refuse(f"output {show(name)} is unknown; choose from {', '.join(OUTPUTS)}")
+        known = [tensor.name for tensor in target.outputs]
+        if name not in known:
+            raise refuse(f"output {show(name)} is unknown; choose from {', '.join(known)}")
     if len(set(raw.outputs)) != len(raw.outputs):
         raise refuse(f"output '{_repeated(raw.outputs)}' is asked for twice")
     texts = texts_b = None

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from typing import Sequence
 
 from fleetbert import bundle as bundles
+from fleetbert import tasks
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.data.tokenizers import Tokenizer
-from fleetbert.deploy.inference.messages import State, Version
+from fleetbert.deploy.inference.messages import State, Told, Version
 from fleetbert.deploy.inference.repository import index, variants
 from fleetbert.deploy.inference.scheduler.scheduler import Scheduler
 from fleetbert.deploy.inference.settings import Policy, Serve
 from fleetbert.deploy.inference.workers import priority, process
 from fleetbert.deploy.inference.workers.pool import Plan
-from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +57,8 @@ class Loader:
         batches: the usual ones (texts, length) of the version in service."""
         bundle, engine = found.bundle, self._settings.engine
         assert bundle is not None
-        if not bundle.labels:
-            raise UserError(f"bundle {bundle.root} is a pretrained encoder without labels")
+        task = tasks.get(bundle.task.name)
+        task.check_answers(str(bundle.root))
         processors, threads = process.share_processors(engine)
         longest = round_up(bundle.max_length, SAFE_LENGTHS)
         loop = asyncio.get_running_loop()
@@ -93,7 +93,9 @@ class Loader:
             str(number),
             State.READY,
             aliases=tuple(sorted(a for a, n in policy.aliases.items() if n == number)),
+            task=bundle.task.name,
             labels=tuple(bundle.labels),
+            outputs=tuple(Told(*tensor) for tensor in task.tensors(bundle.labels)),
             pair=bundle.task.pair,
             max_length=bundle.max_length,
             vocab_size=tokenizer.vocab_size,

@@ -16,25 +16,20 @@ import asyncio
 import heapq
 import itertools
 from collections import OrderedDict, deque
-from typing import NamedTuple, Sequence
+from typing import List, Sequence
 
 import numpy as np
 
 from fleetbert.data.batching import CALL_TOKENS
-from fleetbert.deploy.inference.messages import Failure, Reason, Response
+from fleetbert.deploy.inference.messages import Failure, Reason, Response, Values
 
 # Before the first batch was measured: BERT-base in float32 on one processor.
 FIRST_GUESS = 500.0  # tokens a second
 NEWEST_SHARE = 0.2  # of the newest batch in a running mean
 
 
-class Row(NamedTuple):
-    """The answer to a text: arrays [1, labels] and [1]."""
-
-    label: str
-    logits: np.ndarray
-    scores: np.ndarray
-    layer: np.ndarray
+# The answer to a text: of each output a list or an array with one entry.
+Row = List[Values]
 
 
 class PendingRequest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import logging
 import math
 from collections import Counter
@@ -13,17 +14,17 @@ from typing import Iterator, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert import tasks
 from fleetbert.data.tokenizers import Tokenizer
-from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response
+from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response, Values
 from fleetbert.deploy.inference.ops.counts import Counts
-from fleetbert.deploy.inference.scheduler.queue import PendingRequest, Queue, Row, Text
+from fleetbert.deploy.inference.scheduler.queue import PendingRequest, Queue, Text
 from fleetbert.deploy.inference.settings import Batching
 from fleetbert.deploy.inference.workers.pool import Lost, Plan, Pool, Worker
 from fleetbert.engines import golden as goldens
 from fleetbert.engines.engine import EARLY_EXIT, LITE_EARLY_EXIT
 from fleetbert.engines.golden import Golden
 from fleetbert.errors import UserError
-from fleetbert.tasks.metrics import softmax
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,9 @@ class Scheduler:
         golden = goldens.read(bundle, plan.variant)
         if golden is None:  # the workers have only each other to be compared with
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
-        self.pool = Pool(plan, golden, len(bundle.labels), self._freed)
+        self._task = tasks.get(bundle.task.name)
+        self._outputs = [tensor.name for tensor in self._task.tensors(bundle.labels)]
+        self.pool = Pool(plan, golden, self._task.outputs(bundle.labels), self._freed)
         self.queue = Queue(
             batching.batch_tokens,
             batching.queue_tokens,
@@ -261,11 +264,11 @@ class Scheduler:
         self.counts.batch(len(texts), tokens, padded, answers.layers.tolist(), answers.seconds)
         self.counts.waited([begin - text.arrival for text in texts])
         self.queue.observe(tokens, answers.seconds)
-        logits = answers.logits
-        finite = np.isfinite(logits).all(axis=1).tolist()
-        best = logits.argmax(axis=1).tolist()
+        outputs = answers.logits
+        finite = np.isfinite(outputs).all(axis=1).tolist()
         # All at once: NumPy takes as long for one text.
-        scores = softmax(np.where(np.isfinite(logits), logits, 0.0)).astype(np.float32)
+        answerable = np.where(np.isfinite(outputs), outputs, np.float32(0))
+        told = [*self._task.tell(self._labels, answerable), answers.layers]
         for pending in {text.request for text in texts}:
             pending.last_begin = max(pending.last_begin, begin)
             pending.compute_seconds += answers.seconds
@@ -274,9 +277,7 @@ class Scheduler:
             if not finite[number]:
                 _fail(pending, Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
             one = slice(number, number + 1)
-            pending.rows[text.place] = Row(
-                self._labels[best[number]], logits[one], scores[one], answers.layers[one]
-            )
+            pending.rows[text.place] = [values[one] for values in told]
             pending.missing -= 1
             if not pending.missing and pending.future is not None and not pending.future.done():
                 pending.future.set_result(self._response(pending))
@@ -286,10 +287,7 @@ class Scheduler:
         return Response(
             self.model,
             self.version,
-            [row.label for row in rows],
-            np.concatenate([row.logits for row in rows]),
-            np.concatenate([row.scores for row in rows]),
-            np.concatenate([row.layer for row in rows]),
+            {name: _together(values) for name, values in zip(self._outputs, zip(*rows))},
             pending.last_begin - pending.arrival,
             pending.compute_seconds,
             pending.cut,
@@ -333,6 +331,13 @@ def _fail(pending: PendingRequest, failure: Failure) -> None:
     """It will not be answered, unless it is over already."""
     if pending.future is not None and not pending.future.done():
         pending.future.set_exception(failure)
+
+
+def _together(values: Sequence[Values]) -> Values:
+    """Of all texts, of one tensor."""
+    if isinstance(values[0], np.ndarray):
+        return np.concatenate(values)
+    return list(itertools.chain.from_iterable(values))
 
 
 def golden_texts(tokenizer: Tokenizer, max_length: int) -> list[np.ndarray]:

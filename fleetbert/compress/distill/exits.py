@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
+from fleetbert import tasks
 from fleetbert.compat import training
 from fleetbert.compress import early_exit, selection
 from fleetbert.compress.distill import heads, report
@@ -47,6 +48,9 @@ def add_variants(job: schema.SelfDistill) -> list[Result]:
     """
     ranks = _join()
     bundle = bundles.read(job.bundle)
+    tasks.get(bundle.task.name).check_picks_label(
+        f"distill.kind: self: {bundle.root}", "a text leaves early where a label is certain"
+    )
     names = job.sources
     if names is None:
         names = [name for name in ("float32", "int8-static") if name in bundle.names]
@@ -125,7 +129,7 @@ def _examples(
     if job.distill.labels_weight:
         texts_a, texts_b, labels, _ = evaluate.read_known(model, path)
     else:
-        found = read_unlabelled(path, model.pair, "data.train")
+        found = read_unlabelled(path, model.task, "data.train")
         texts_a = [example.text_a for example in found]
         texts_b = [example.text_b or "" for example in found] if model.pair else None
     most = len(texts_a) - selection.held_out(len(texts_a), job.selection)

@@ -13,6 +13,10 @@ from fleetbert.bundle import Setting
 from fleetbert.bundle import TokenizerSpec as Spec
 from fleetbert.errors import UserError
 
+# The library needs 450 bytes for each character of a text: of longer ones it is given the
+# beginning, which has enough tokens.
+LONG, CHUNK = 1 << 14, 1 << 12  # characters
+
 
 class Encodings(NamedTuple):
     """Token ids of texts or pairs.
@@ -95,6 +99,15 @@ def run(encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
                     "which is no character; remove it"
                 ) from None
         raise
+
+
+def is_long(text: str) -> bool:
+    return isinstance(text, str) and len(text) > LONG
+
+
+def check_long(texts: list[str]) -> None:
+    """UserError for half of a surrogate pair, wherever in a long text it stands."""
+    run(lambda texts, **_: [text.encode() for text in texts if is_long(text)], texts)
 
 
 def _is_unicode(text: str) -> bool:

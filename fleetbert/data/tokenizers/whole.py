@@ -9,7 +9,9 @@ the user's cache.
 from __future__ import annotations
 
 import json
+import re
 import shutil
+import sys
 from functools import cached_property
 from pathlib import Path
 
@@ -19,9 +21,18 @@ from tokenizers import models, pre_tokenizers, processors
 
 from fleetbert import encodings, files
 from fleetbert.bundle import Setting
+from fleetbert.data.tokenizers import base, sentencepiece
 from fleetbert.data.tokenizers import folder as folders
-from fleetbert.data.tokenizers import sentencepiece
-from fleetbert.data.tokenizers.base import Encodings, Spec, Template, Tokenizer, assemble, run
+from fleetbert.data.tokenizers.base import (
+    Encodings,
+    Spec,
+    Template,
+    Tokenizer,
+    assemble,
+    check_long,
+    is_long,
+    run,
+)
 from fleetbert.errors import UserError
 
 WHOLE = folders.WHOLE
@@ -35,6 +46,13 @@ USUAL = (
 )  # fmt: skip
 # Begin a word: of Unigram, and of byte-level BPE (a space as a visible character).
 WORD_STARTS = ("\u2581", "\u0120")
+# One space between characters that no normalizer joins with it: Latin, Greek and Cyrillic letters,
+# Chinese characters, Hangul syllables. Where texts are split at spaces, the ids of what stands
+# before are the first ids of the whole.
+LETTER = "[0-9A-Za-z\u00c0-\u024f\u0391-\u03c9\u0400-\u0481\u048a-\u04ff\u4e00-\u9fa5\uac00-\ud7a3]"
+BETWEEN_WORDS = re.compile(f"(?<={LETTER}) (?={LETTER})")
+LOCAL = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "StripAccents", "Strip")
+LOCAL_PATTERNS = ({"Regex": " {2,}"}, {"String": " "})
 
 
 class Whole(Tokenizer):
@@ -77,6 +95,9 @@ class Whole(Tokenizer):
         self.special_ids = tuple(sorted(ids | {number for number, one in added if one.special}))
         self._never = frozenset(self.special_ids) - {self.unk_id}
         self._tokens = vocab
+        words = [one.content for _, one in added if not one.special]
+        plain = all(word.isascii() and " " not in word for word in words)
+        self._may_cut = plain and _splits_at_spaces(library)
         self._encode = getattr(library, "encode_batch_fast", library.encode_batch)
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -134,17 +155,36 @@ class Whole(Tokenizer):
         (folder / folders.CONFIG).write_text(text + "\n", encoding="utf-8")
 
     def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
-        seconds = None if texts_b is None else self._pieces(texts_b)
-        return assemble(self._pieces(texts_a), seconds, self.template, max_length)
+        most = max_length + 1  # enough to know whether a text is truncated
+        seconds = None if texts_b is None else self._pieces(texts_b, most)
+        return assemble(self._pieces(texts_a, most), seconds, self.template, max_length)
 
-    def _pieces(self, texts: list[str]) -> list[list[int]]:
-        found = [encoding.ids for encoding in run(self._encode, texts)]
+    def _pieces(self, texts: list[str], most: int = sys.maxsize) -> list[list[int]]:
+        """The ids of each text: all, or at least the first `most`."""
+        short = ["" if self._may_cut and is_long(text) else text for text in texts]
+        found = [encoding.ids for encoding in run(self._encode, short)]
+        check_long(texts)
+        for number, text in enumerate(texts):
+            if text and not short[number]:
+                found[number] = self._first_ids(text, most)
         return [
             ids
             if self._never.isdisjoint(ids)
             else [self.unk_id if one in self._never else one for one in ids]
             for ids in found
         ]
+
+    def _first_ids(self, text: str, most: int) -> list[int]:
+        """The ids of a long text, at least the first `most`: of its first words, if there are
+        spaces between them."""
+        size = base.CHUNK
+        while (space := BETWEEN_WORDS.search(text, size)) is not None:
+            [encoding] = self._encode([text[: space.start()]], add_special_tokens=False)
+            if len(encoding.ids) >= most:
+                return encoding.ids
+            size = 2 * space.start()
+        [encoding] = self._encode([text], add_special_tokens=False)
+        return encoding.ids
 
     @cached_property
     def is_subword(self) -> np.ndarray:
@@ -153,6 +193,30 @@ class Whole(Tokenizer):
             found[number] = not token.startswith(WORD_STARTS)
         found[list(self.special_ids)] = False
         return found
+
+
+def _splits_at_spaces(library: tokenizers.Tokenizer) -> bool:
+    """Whether a word between spaces gets the ids that it has alone, whatever follows it."""
+    normalizer, splitter = _steps(library.normalizer), _steps(library.pre_tokenizer)
+    local = all(
+        step["type"] in LOCAL or (step["type"] == "Replace" and step["pattern"] in LOCAL_PATTERNS)
+        for step in normalizer
+    )
+    splits = [
+        step["type"] in ("Whitespace", "WhitespaceSplit", "BertPreTokenizer")
+        or (step["type"] == "ByteLevel" and step.get("use_regex", True))
+        or (step["type"] == "Metaspace" and step.get("split", True))
+        for step in splitter
+    ]
+    return local and splits[:1] == [True] and not getattr(library.model, "dropout", None)
+
+
+def _steps(component: object) -> list[folders.Fields]:
+    """A normalizer or pre-tokenizer as tokenizer.json writes it: its steps, if it is a sequence."""
+    if component is None:
+        return []
+    said = json.loads(component.__getstate__())  # type: ignore[attr-defined]
+    return said.get("normalizers") or said.get("pretokenizers") or [said]
 
 
 def _converted(folder: Path, said: folders.Fields) -> Path | None:

@@ -20,8 +20,18 @@ from tokenizers.implementations import BertWordPieceTokenizer
 
 from fleetbert import encodings, files
 from fleetbert.bundle import Setting
+from fleetbert.data.tokenizers import base
 from fleetbert.data.tokenizers import folder as folders
-from fleetbert.data.tokenizers.base import Encodings, Spec, Template, Tokenizer, assemble, run
+from fleetbert.data.tokenizers.base import (
+    Encodings,
+    Spec,
+    Template,
+    Tokenizer,
+    assemble,
+    check_long,
+    is_long,
+    run,
+)
 from fleetbert.errors import UserError
 
 # Texts of printable ASCII, Chinese characters and their punctuation, and BERT's words in these.
@@ -32,9 +42,6 @@ PLAIN_ASCII = re.compile("[ -~]*")
 PLAIN = re.compile("[ -~\u4e00-\u9fa5，。！？、；：“”‘’（）《》【】…—·]*")
 WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9 ]")
 MUCH = 4096  # characters of all texts
-# The library needs 450 bytes for each of a text: longer ones are read in chunks, until there are
-# enough tokens.
-LONG, CHUNK = 1 << 14, 1 << 12  # characters
 LONGEST_WORD = 100  # characters; a longer one is unknown as a whole
 LONGEST_REMEMBERED = 30  # characters of a word
 MOST_REMEMBERED = 1 << 14
@@ -166,11 +173,11 @@ class WordPiece(Tokenizer):
             ids = self._ids_of_words.__getitem__
             lines = map(str.lower, texts) if self.lowercase else texts
             return [list(chain.from_iterable(map(ids, _words(line)))) for line in lines]
-        short = [text if not _is_long(text) else "" for text in texts]
+        short = [text if not is_long(text) else "" for text in texts]
         pieces = [encoding.ids for encoding in run(self._encode, short)]
-        run(_check_long, texts)
+        check_long(texts)
         for number, text in enumerate(texts):
-            if _is_long(text):
+            if is_long(text):
                 pieces[number] = self._first_pieces(text, most)
         return pieces
 
@@ -186,8 +193,8 @@ class WordPiece(Tokenizer):
         ids: list[int] = []
         begin, last = 0, ""
         while begin < len(text) and len(ids) < most:
-            end = begin + CHUNK
-            while end < min(len(text), begin + 2 * CHUNK) and unicodedata.combining(text[end]):
+            end = begin + base.CHUNK
+            while end < min(len(text), begin + 2 * base.CHUNK) and unicodedata.combining(text[end]):
                 end += 1
             part = last + normalize(text[begin:end])
             words = split(part)
@@ -223,15 +230,6 @@ class _IdsOfWords(Dict[str, List[int]]):
                 self.clear()
             self[words] = ids
         return ids
-
-
-def _is_long(text: str) -> bool:
-    return isinstance(text, str) and len(text) > LONG
-
-
-def _check_long(texts: list[str], **_: bool) -> list[bytes]:
-    """UnicodeEncodeError for half of a surrogate pair, wherever in a long text it stands."""
-    return [text.encode() for text in texts if _is_long(text)]
 
 
 def _words(line: str) -> list[str]:

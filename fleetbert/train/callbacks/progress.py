@@ -6,6 +6,7 @@ import sys
 
 from tqdm import tqdm
 
+from fleetbert.tasks.metrics import FIGURES
 from fleetbert.train.loop import Callback, Metrics, Row, Run
 
 
@@ -53,9 +54,7 @@ class Progress(Callback):
 
     def on_evaluation(self, run: Run, metrics: Metrics) -> None:
         numbers = "  ".join(
-            f"{name} {metrics[name]:.4f}"
-            for name in ("accuracy", "macro_f1", "auc", "loss")
-            if name in metrics
+            f"{name} {metrics[name]:.4f}" for name in (*FIGURES, "loss") if name in metrics
         )
         best = "  (best so far)" if run.state.best.get("step") == run.state.step else ""
         self.bar.write(f"step {run.state.step}: dev {numbers}{best}", file=sys.stderr)

@@ -8,7 +8,9 @@ from __future__ import annotations
 from fleetbert.registry import Registry
 from fleetbert.train.objectives.classification import CrossEntropy
 from fleetbert.train.objectives.masked_words import MaskedWords
+from fleetbert.train.objectives.multi_label import BinaryCrossEntropy
 from fleetbert.train.objectives.objective import Objective
+from fleetbert.train.objectives.regression import SquaredError
 from fleetbert.train.objectives.regularized import regularize
 
 __all__ = ["Objective", "get", "register", "regularize"]
@@ -18,6 +20,9 @@ _objectives: Registry[Objective] = Registry(
     {
         "classification": CrossEntropy(),
         "pair_classification": CrossEntropy(),
+        "regression": SquaredError(),
+        "pair_regression": SquaredError(),
+        "multi_label_classification": BinaryCrossEntropy(),
         "mlm": MaskedWords(),
     },
 )

@@ -6,7 +6,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
-from fleetbert.tasks import Arrays, Part
+from fleetbert.tasks import Arrays
 from fleetbert.train.objectives.objective import Objective
 
 
@@ -18,7 +18,3 @@ class CrossEntropy(Objective):
         logits = model(**arrays["inputs"])
         losses = F.cross_entropy(logits.astype("float32"), arrays["labels"], reduction="none")
         return (losses.flatten() * arrays["weight"]).sum()
-
-    def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
-        logits = network(**arrays["inputs"]).astype("float32").numpy()
-        return {"texts": arrays["texts"], "logits": logits}

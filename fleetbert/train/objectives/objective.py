@@ -29,6 +29,7 @@ class Objective(ABC):
         """As `loss`, of the same arrays, when its gradients are there; theirs are added."""
         raise NotImplementedError
 
-    @abstractmethod
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
-        """What `tasks.Task.evaluate_parts` needs of one batch."""
+        """What `tasks.Task.evaluate_parts` needs of one batch: the outputs of its texts."""
+        logits = network(**arrays["inputs"]).astype("float32").numpy()
+        return {"texts": arrays["texts"], "logits": logits}

@@ -14,7 +14,7 @@ import tokenizers as library
 
 from fleetbert import bundle as bundles
 from fleetbert.data import tokenizers
-from fleetbert.data.tokenizers import sentencepiece
+from fleetbert.data.tokenizers import base, sentencepiece
 from fleetbert.data.tokenizers.whole import Whole
 from fleetbert.errors import UserError
 
@@ -65,6 +65,61 @@ def test_ids_of_random_strings_are_those_of_transformers(tokenizer, family):
     wanted = EXPECTED[f"{family} strings"]
     found = ids(tokenizer, random_texts.draw(100 * len(wanted), 2), max_length=1 << 16)
     assert random_texts.digests(found) == wanted
+
+
+def test_a_long_text_is_read_until_there_are_enough_tokens(tokenizer, monkeypatch):
+    """Its ids are the first ones of the whole, in whatever characters it is written."""
+    assert tokenizer._may_cut
+    texts = random_texts.draw(1500, 3)
+    texts = [" ".join(texts[start : start + 15]) for start in range(0, 1500, 15)]
+    texts += [
+        "a 'b's  c\u0301 d \u0301e <mask> f\n g  h i" * 3,
+        "字 词 句" * 9,
+        "ab" * 50,
+        "  a b " * 9,
+    ]
+    wanted = [tokenizer.encode(texts, texts[::-1], size) for size in (8, 40, 4000)]
+    read = []
+    real = tokenizer._encode
+    monkeypatch.setattr(base, "LONG", 10)
+    monkeypatch.setattr(base, "CHUNK", 3)
+    monkeypatch.setattr(
+        tokenizer, "_encode", lambda given, **how: (read.extend(given), real(given, **how))[1]
+    )
+    for size, before in zip((8, 40, 4000), wanted):
+        found = tokenizer.encode(texts, texts[::-1], size)
+        assert [one.tolist() for one in found.ids] == [one.tolist() for one in before.ids]
+        assert found.first_lengths.tolist() == before.first_lengths.tolist()
+        assert found.truncated == before.truncated
+    read.clear()
+    tokenizer.encode(["word one " * 100_000], None, 16)
+    assert 0 < sum(map(len, read)) < 200
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"normalizer": library.normalizers.Replace("a b", "c")},
+        {"pre_tokenizer": library.pre_tokenizers.ByteLevel(use_regex=False)},
+        {"pre_tokenizer": library.pre_tokenizers.Metaspace(split=False)},
+        {"pre_tokenizer": library.pre_tokenizers.Punctuation()},
+        {"pre_tokenizer": None},
+    ],
+    ids=lambda part: repr(*part.values())[:20],
+)
+def test_a_long_text_is_read_whole_where_words_may_hold_spaces(tmp_path, monkeypatch, part):
+    monkeypatch.setattr(base, "LONG", 10)
+    monkeypatch.setattr(base, "CHUNK", 3)
+    spec = tokenizers.find(write(tmp_path / "model", "roberta"))
+    whole = library.Tokenizer.from_file(str(spec.files["tokenizer.json"]))
+    for name, value in part.items():
+        setattr(whole, name, value)
+    path = tmp_path / "tokenizer.json"
+    whole.save(str(path))
+    changed = tokenizers.open(spec._replace(files={"tokenizer.json": path}))
+    assert not changed._may_cut
+    text = "the a b of a b and the b " * 20
+    assert changed._pieces([text], 3) == [whole.encode(text, add_special_tokens=False).ids]
 
 
 def test_pairs_are_those_of_transformers(tokenizer, family):

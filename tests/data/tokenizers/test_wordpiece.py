@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetbert.data.tokenizers import wordpiece
+from fleetbert.data.tokenizers import base, wordpiece
 from fleetbert.data.tokenizers.wordpiece import PLAIN, SPECIAL_TOKENS, WordPiece
 from fleetbert.errors import UserError
 
@@ -256,7 +256,7 @@ def test_a_long_text_in_chunks_has_the_ids_of_the_whole(vocab_path, settings, te
     tokenizer = WordPiece(vocab_path, settings["lowercase"], settings)
     [whole] = tokenizer._encode([text], add_special_tokens=False)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wordpiece, "CHUNK", chunk)
+        patch.setattr(base, "CHUNK", chunk)
         assert tokenizer._first_pieces(text, len(text) + 1) == whole.ids
         some = tokenizer._first_pieces(text, 7)
     assert some == whole.ids[: len(some)] and len(some) >= min(7, len(whole.ids))
@@ -268,9 +268,9 @@ def test_long_texts_and_pairs_are_truncated_as_short_ones(tokenizer, pairs, room
     for others in (None, second):
         expected = tokenizer.encode(first, others, room + 3)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(wordpiece, "LONG", 10)
+            patch.setattr(base, "LONG", 10)
             patch.setattr(wordpiece, "MUCH", 0)
-            patch.setattr(wordpiece, "CHUNK", 8)
+            patch.setattr(base, "CHUNK", 8)
             found = tokenizer.encode(first, others, room + 3)
         assert [one.tolist() for one in found.ids] == [one.tolist() for one in expected.ids]
         assert found.first_lengths.tolist() == expected.first_lengths.tolist()

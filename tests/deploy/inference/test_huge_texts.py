@@ -219,4 +219,4 @@ def test_the_rest_is_not_tokenized_when_the_client_has_gone(core, monkeypatch):
     time.sleep(0.3)
     assert len(calls) == 1 and calls[0] <= 3
     found = core.ask(model=MODEL, texts=texts)
-    assert found.cut == 100 and len(found.labels) == 100 and sum(calls[1:]) == 100
+    assert found.cut == 100 and len(found.outputs["label"]) == 100 and sum(calls[1:]) == 100

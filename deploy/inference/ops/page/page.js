@@ -187,9 +187,10 @@ function versionPart(version) {
   for (const alias of version.aliases) title.append(make("span", { className: "pill", textContent: alias }));
   const parts = [title];
   if (version.reason) parts.push(make("p", { className: "reason", textContent: version.reason }));
-  if (version.labels.length) {
+  if (version.state === "READY") {
     const shown = version.labels.slice(0, 12).join(", ") + (version.labels.length > 12 ? ", …" : "");
-    const text = `${version.pair ? "pairs of texts" : "texts"} → ${version.labels.length} labels: ${shown}`;
+    const what = version.labels.length ? `${version.labels.length} labels: ${shown}` : version.task.replace("pair_", "");
+    const text = `${version.pair ? "pairs of texts" : "texts"} → ${what}`;
     const more = `${version.layers} layers, at most ${version.max_length} tokens, ${say(version.texts)} texts answered`;
     parts.push(make("p", { className: "muted", textContent: `${text} · ${more}` }));
   }
@@ -276,16 +277,22 @@ async function ask() {
   }
 }
 
+function headline(output) {
+  if (output.label) return output.label[0];
+  if (output.labels) return JSON.parse(output.labels[0]).join(", ") || "no label";
+  return output.values[0].toPrecision(5);
+}
+
 function showAnswer(found, milliseconds) {
   const output = Object.fromEntries(found.outputs.map((o) => [o.name, o.data.flat()]));
   const [name, number] = $("model").value.split("/versions/");
   const version = last && last.models.find((m) => m.name === name).versions.find((v) => v.version === number);
   const labels = version ? version.labels : [];
-  $("label").textContent = output.label[0];
+  $("label").textContent = headline(output);
   const layer = output.exit_layer ? `left after layer ${output.exit_layer[0]}` : "";
   const of = version && layer ? ` of ${version.layers}` : "";
   $("how").textContent = `${layer}${of} · ${say(milliseconds, " ms")} to here and back`;
-  const rows = output.scores
+  const rows = (output.scores || [])
     .map((score, i) => [labels[i] || String(i), score])
     .sort((a, b) => b[1] - a[1])
     .map(([label, score]) => {

@@ -122,6 +122,7 @@ def test_model_metadata(get):
             {"name": "exit_layer", "datatype": "INT32", "shape": [-1]},
         ],
         "parameters": {
+            "task": "classification",
             "labels": list(fake_core.LABELS),
             "max_length": fake_core.MAX_LENGTH,
             "variant": "float32",

@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
 
 from fleetbert.deploy.inference.messages import Failure, Reason, Response
-from fleetbert.deploy.inference.protocol import http_body, http_json, tensors
+from fleetbert.deploy.inference.protocol import http_body, http_json
 from fleetbert.deploy.inference.protocol.validation import validate
 from fleetbert.tasks.metrics import softmax
 
+OUTPUTS = ("label", "scores", "logits", "exit_layer")
 SST, PAIRS = fake_core.version("sst", "2"), fake_core.version("pairs", "1", pair=True)
 LIMIT = fake_core.SAFETY.max_body_bytes
 
@@ -216,7 +217,8 @@ def make_response(count=3):
     labels = ["positive", "无", ""][:count]
     scores = softmax(logits).astype(np.float32)
     layers = np.arange(count, dtype=np.int32)
-    return Response("sst", "2", labels, logits, scores, layers, 0.001, 0.002, 1)
+    told = dict(zip(OUTPUTS, (labels, scores, logits, layers)))
+    return Response("sst", "2", told, 0.001, 0.002, 1)
 
 
 def decode_raw(output, raw):
@@ -231,7 +233,7 @@ def decode_raw(output, raw):
     return np.frombuffer(raw, dtype).tolist()
 
 
-@given(st.lists(st.sampled_from(tensors.OUTPUTS), unique=True), st.booleans(), st.data())
+@given(st.lists(st.sampled_from(OUTPUTS), unique=True), st.booleans(), st.data())
 def test_answers_are_the_same_in_json_and_in_binary(names, all_binary, data):
     response = make_response()
     wanted = []
@@ -251,14 +253,14 @@ def test_answers_are_the_same_in_json_and_in_binary(names, all_binary, data):
         "id": "a",
         "parameters": {"cut": 1},
     }
-    scores = softmax(response.logits)
+    scores = softmax(response.outputs["logits"])
     expected = {
         "label": ["positive", "无", ""],
         "scores": scores.astype(np.float32).ravel().tolist(),
-        "logits": response.logits.ravel().tolist(),
+        "logits": response.outputs["logits"].ravel().tolist(),
         "exit_layer": [0, 1, 2],
     }
-    assert [output["name"] for output in message["outputs"]] == (names or list(tensors.OUTPUTS))
+    assert [output["name"] for output in message["outputs"]] == (names or list(OUTPUTS))
     position = head
     flags = {entry["name"]: entry.get("parameters", {}).get("binary_data") for entry in wanted}
     for output in message["outputs"]:

@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from prometheus_client import generate_latest
 from running_core import RunningCore, command, gather, gone, sample, wait_for
 from tiny_bert import LABELS, make_network
 
 from fleetbert import files
 from fleetbert.data.tokenizers import of_vocab
 from fleetbert.deploy.inference.messages import Failure, Reason, Request, State
+from fleetbert.deploy.inference.ops import metrics, observe
 from fleetbert.deploy.inference.repository import index, loading, repository
 from fleetbert.deploy.inference.repository.repository import select
 from fleetbert.deploy.inference.settings import Policy
@@ -132,13 +134,13 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
     put(tiny_bundle, models, 1)
     core = start()
     [old_worker] = core.workers(MODEL)
-    expected = {"1": core.ask(model=MODEL, texts=TEXTS).logits}
+    expected = {"1": core.ask(model=MODEL, texts=TEXTS).outputs["logits"]}
     seen = []
 
     async def keep_asking():
         while len(seen) < 20 or [v for v, _ in seen[-20:]].count("2") < 20:
             reply = await core.answer(Request(MODEL, texts=TEXTS))
-            seen.append((reply.version, reply.logits))
+            seen.append((reply.version, reply.outputs["logits"]))
             await asyncio.sleep(0.01)  # the processors are needed for loading, too
 
     async def ask_with_many():
@@ -148,7 +150,7 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
     wait_for(lambda: len(seen) > 50, "load")
     put(other_bundle, models, 2)
     assert load.result(120) == [None] * 4
-    expected["2"] = core.ask(model=MODEL, texts=TEXTS).logits
+    expected["2"] = core.ask(model=MODEL, texts=TEXTS).outputs["logits"]
     assert np.abs(expected["1"] - expected["2"]).max() > 0.1
     for version, logits in seen:
         np.testing.assert_allclose(logits, expected[version], atol=1e-4)
@@ -158,7 +160,9 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
     # The old one comes back when the new one is taken away.
     shutil.rmtree(models / MODEL / "2")
     wait_for(lambda: states(core) == {"1": State.READY}, "the old version")
-    np.testing.assert_allclose(core.ask(model=MODEL, texts=TEXTS).logits, expected["1"], atol=1e-4)
+    np.testing.assert_allclose(
+        core.ask(model=MODEL, texts=TEXTS).outputs["logits"], expected["1"], atol=1e-4
+    )
 
 
 @pytest.mark.skipif(not priority.may_return(), reason="this user may not raise a priority again")
@@ -382,7 +386,7 @@ def test_several_versions_answer_by_number_and_alias(tiny_bundle, other_bundle, 
     asked = {name: core.ask(model=MODEL, version=name, texts=TEXTS) for name in ("stable", "10")}
     assert [reply.version for reply in asked.values()] == ["3", "10"]
     assert core.ask(model=MODEL, texts=TEXTS).version == "10"
-    assert np.abs(asked["stable"].logits - asked["10"].logits).max() > 0.1
+    assert np.abs(asked["stable"].outputs["logits"] - asked["10"].outputs["logits"]).max() > 0.1
 
 
 def test_a_version_that_is_still_being_copied_waits(tiny_bundle, models, start):
@@ -595,7 +599,7 @@ def test_load_looks_anew_where_nothing_seems_changed(
     folder = put(tiny_bundle, models, 1)
     core = start()
     [worker] = core.workers(MODEL)
-    before = core.ask(model=MODEL, texts=TEXTS).logits
+    before = core.ask(model=MODEL, texts=TEXTS).outputs["logits"]
     core.call(core.repository.load(MODEL))
     assert core.workers(MODEL) == [worker]
     shutil.rmtree(folder / "float32")
@@ -603,7 +607,7 @@ def test_load_looks_anew_where_nothing_seems_changed(
     time.sleep(0.2)
     assert core.workers(MODEL) == [worker]
     core.call(core.repository.load(MODEL))
-    assert np.abs(core.ask(model=MODEL, texts=TEXTS).logits - before).max() > 0.1
+    assert np.abs(core.ask(model=MODEL, texts=TEXTS).outputs["logits"] - before).max() > 0.1
 
 
 def test_a_variant_that_the_machine_refuses_for_a_moment_is_not_left_out(
@@ -646,9 +650,42 @@ def test_auto_takes_the_fastest_that_can_be_trusted(tiny_bundle, models, monkeyp
         speeds = {v.name: v.texts_per_s for v in version.variants}
         assert speeds["unmeasured"] is speeds["broken"] is None
         assert version.variant == max(("float32", "onnx"), key=lambda name: speeds[name])
-        assert core.ask(model=MODEL, texts=TEXTS).logits.shape == (12, 3)
+        assert core.ask(model=MODEL, texts=TEXTS).outputs["logits"].shape == (12, 3)
     finally:
         core.close()
+
+
+def series(version: str) -> list[str]:
+    found = generate_latest(metrics.REGISTRY).decode().splitlines()
+    return [line for line in found if f'model="{MODEL}"' in line and f'version="{version}"' in line]
+
+
+def test_metrics_forget_versions_that_are_gone(tiny_bundle, models, start, monkeypatch):
+    monkeypatch.setattr(repository, "TOLD_SECONDS", 0.2)
+    put(tiny_bundle, models, 101)
+    core = start()
+
+    def ask(version: str) -> None:
+        assert core.ask(model=MODEL, texts=TEXTS).version == version
+        observe.count(observe.Done("http", MODEL, version, "200", 0.1, ""))
+
+    ask("101")
+    at_first = len(series("101"))
+    put(tiny_bundle, models, 102)
+    wait_for(lambda: not series("101"), "one version's series")
+    ask("102")
+    assert len(series("102")) == at_first > 50
+    before = refused()
+    broken = put(tiny_bundle, models, 104, "broken")
+    break_hash(broken)
+    broken.rename(models / MODEL / "104")
+    wait_for(lambda: refused() > before, "the refusal")
+    shutil.rmtree(models / MODEL / "102")  # 101 comes back
+    wait_for(lambda: states(core).get("101") is State.READY, "the first version")
+    ask("101")
+    time.sleep(0.5)
+    assert [line[-4:] for line in series("101") if "requests_total" in line] == [" 1.0"]
+    assert len(series("101")) == at_first and not series("102") and not series("104")
 
 
 def test_what_was_there_a_moment_ago_is_worth_another_try(

@@ -77,8 +77,8 @@ def test_a_text_leaves_at_the_speed_it_asks_for_whoever_shares_its_batch(
         assert version.variants[-1].speed == EARLY_SPEED
         for speed, wanted in expected.items():
             reply = core.ask(model=MODEL, texts=texts, speed=speed)
-            assert reply.exit_layer.tolist() == wanted.exit_layers.tolist()
-            np.testing.assert_allclose(reply.logits, wanted.values, atol=1e-4)
+            assert reply.outputs["exit_layer"].tolist() == wanted.exit_layers.tolist()
+            np.testing.assert_allclose(reply.outputs["logits"], wanted.values, atol=1e-4)
 
         pool = core.scheduler(MODEL).pool
         wait_for(lambda: pool.warm, "warmth")  # the worker is free then

@@ -115,12 +115,14 @@ def test_answers_are_those_of_the_command_line_in_any_mix_of_batches(both, offli
         return await asyncio.gather(*map(both.answer, requests))
 
     replies = both.call(ask_all())
-    logits = np.concatenate([reply.logits for reply in replies])
+    logits = np.concatenate([reply.outputs["logits"] for reply in replies])
     np.testing.assert_allclose(logits, expected.values, atol=1e-4)
     assert sum(reply.cut for reply in replies) == expected.truncated > 0
     for reply, (start, end) in zip(replies, parts):
-        assert reply.labels == [LABELS[best] for best in expected.values[start:end].argmax(1)]
-        assert reply.exit_layer.tolist() == [LAYERS] * (end - start)
+        assert reply.outputs["label"] == [
+            LABELS[best] for best in expected.values[start:end].argmax(1)
+        ]
+        assert reply.outputs["exit_layer"].tolist() == [LAYERS] * (end - start)
         assert reply.queue_seconds >= 0
         assert reply.compute_seconds > 0
     [statistics] = both.do(both.repository.statistics, MODEL)
@@ -134,9 +136,11 @@ def test_token_ids_are_answered_like_their_texts(both, offline):
     encodings = offline.tokenizer.encode(texts, None, offline.max_length)
     firsts = encodings.first_lengths.tolist()
     reply = both.ask(model=MODEL, ids=encodings.ids, first_lengths=firsts)
-    np.testing.assert_allclose(reply.logits, both.ask(model=MODEL, texts=texts).logits, atol=1e-5)
+    np.testing.assert_allclose(
+        reply.outputs["logits"], both.ask(model=MODEL, texts=texts).outputs["logits"], atol=1e-5
+    )
     other = both.ask(model=MODEL, ids=encodings.ids, first_lengths=[2] * 5)
-    assert np.abs(other.logits - reply.logits).max() > 0.01
+    assert np.abs(other.outputs["logits"] - reply.outputs["logits"]).max() > 0.01
 
 
 @pytest.mark.parametrize(
@@ -198,7 +202,7 @@ def test_a_full_queue_refuses_and_then_answers(both):
     refused = [result for result in results if isinstance(result, Failure)]
     assert 0 < len(refused) < 10
     assert all(one.reason is Reason.UNAVAILABLE and one.retry_after > 0 for one in refused)
-    assert both.ask(model=MODEL, texts=texts[:3]).logits.shape == (3, 3)
+    assert both.ask(model=MODEL, texts=texts[:3]).outputs["logits"].shape == (3, 3)
 
 
 def test_questions_in_a_killed_worker_are_answered_by_another(both, offline):
@@ -217,7 +221,7 @@ def test_questions_in_a_killed_worker_are_answered_by_another(both, offline):
 
     reply = both.call(ask_and_kill())
     expected = answers.compute_logits(offline, texts, None).values
-    np.testing.assert_allclose(reply.logits, expected, atol=1e-4)
+    np.testing.assert_allclose(reply.outputs["logits"], expected, atol=1e-4)
     wait_for(lambda: len(both.workers(MODEL)) == 2, "a new worker")
     assert restarts("crash") == before + 1
     assert gone(busy[0])
@@ -228,7 +232,7 @@ def test_a_worker_that_is_killed_while_it_is_idle_is_replaced(both):
     [first, _] = both.workers(MODEL)
     os.kill(first, signal.SIGSEGV)
     wait_for(lambda: first not in both.workers(MODEL), "its end")
-    assert both.ask(model=MODEL, texts=["word1"] * 50).logits.shape == (50, 3)
+    assert both.ask(model=MODEL, texts=["word1"] * 50).outputs["logits"].shape == (50, 3)
     wait_for(lambda: len(both.workers(MODEL)) == 2, "a new worker")
 
 
@@ -257,11 +261,11 @@ def test_new_workers_are_warmed_one_at_a_time_while_the_others_answer(both, monk
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: len(set(both.workers(MODEL)) - old) == 2, "new workers")
     for _ in range(20):
-        assert both.ask(model=MODEL, texts=["word1"]).labels[0] in LABELS
+        assert both.ask(model=MODEL, texts=["word1"]).outputs["label"][0] in LABELS
     wait_for(lambda: pool.warm, "warmth")
     assert warmed == {pid: list(pool.plan.lengths) for pid in both.workers(MODEL)}
     assert most == 1
-    assert both.ask(model=MODEL, texts=["word1"]).labels[0] in LABELS
+    assert both.ask(model=MODEL, texts=["word1"]).outputs["label"][0] in LABELS
 
 
 def test_workers_leave_signals_to_the_server(both):
@@ -269,7 +273,7 @@ def test_workers_leave_signals_to_the_server(both):
     for pid in pids:
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
-    assert both.ask(model=MODEL, texts=make_texts(50, seed=6)).logits.shape == (50, 3)
+    assert both.ask(model=MODEL, texts=make_texts(50, seed=6)).outputs["logits"].shape == (50, 3)
     assert both.workers(MODEL) == pids
 
 
@@ -301,7 +305,7 @@ def test_a_worker_that_hangs_is_killed_and_its_texts_answered(both, offline):
     # Within the timeout of requests that name none: the defaults leave the other worker time.
     reply = both.ask(model=MODEL, texts=texts, timeout=Batching().timeout_ms / 1000)
     expected = answers.compute_logits(offline, texts, None).values
-    np.testing.assert_allclose(reply.logits, expected, atol=1e-4)
+    np.testing.assert_allclose(reply.outputs["logits"], expected, atol=1e-4)
     assert restarts("hang") == before + 1
     assert gone(stopped)
 
@@ -331,7 +335,7 @@ def test_a_timeout_counts_while_every_worker_computes(both):
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
-    assert [len(reply.labels) for reply in replies] == [1, 1, 1]
+    assert [len(reply.outputs["label"]) for reply in replies] == [1, 1, 1]
     assert both.workers(MODEL) == pids
 
 
@@ -341,7 +345,7 @@ def test_a_worker_of_a_slow_model_is_given_three_times_what_its_batches_take(bot
     monkeypatch.setattr(scheduler.pool, "plan", replace(scheduler.pool.plan, hang_seconds=1e-6))
     monkeypatch.setattr(scheduler.queue, "speed", 1e-3)
     pids = both.workers(MODEL)
-    assert both.ask(model=MODEL, texts=["word1"]).labels[0] in LABELS
+    assert both.ask(model=MODEL, texts=["word1"]).outputs["label"][0] in LABELS
     assert both.workers(MODEL) == pids
     monkeypatch.setattr(scheduler.queue, "speed", 1e9)
     for pid in pids:  # or it may answer before the loop looks at its clock

@@ -1,0 +1,127 @@
+"""Several labels for each text, or none."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Collection, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert.tasks import metrics
+from fleetbert.tasks.task import Metrics, Task, Tensor, Values
+
+# A text has the labels whose probability is above it.
+THRESHOLD = 0.5
+# Of labels that a report draws, the most frequent, and of points on each curve.
+MOST_CURVES, CURVE_POINTS = 12, 60
+
+
+class LabelsAnswer(NamedTuple):
+    """The labels whose probability is above THRESHOLD, the likeliest first; the probability of each
+    label (each is 0 to 1 by itself), logits [labels], and the layer after which the text left."""
+
+    labels: list[str]
+    scores: dict[str, float]
+    logits: np.ndarray
+    exit_layer: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        rounded = {name: round(score, 6) for name, score in self.scores.items()}
+        return {"labels": self.labels, "scores": rounded}
+
+
+class MultiLabel(Task):
+    name = "multi_label_classification"
+    head = "classifier"
+    gate_metric = "macro_f1"
+    label = "names"
+    picks_label = False
+    least_labels = 1
+
+    def labels_of(self, written: Sequence[str]) -> list[str]:
+        return sorted({name for one in written for name in json.loads(one)})
+
+    def unknown(self, written: str, labels: Collection[str]) -> str | None:
+        return next((name for name in json.loads(written) if name not in labels), None)
+
+    def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
+        """bool [written, labels]."""
+        places = {label: number for number, label in enumerate(labels)}
+        found = np.zeros((len(written), len(labels)), bool)
+        for row, one in zip(found, written):
+            row[[places[name] for name in json.loads(one) if name in places]] = True
+        return found
+
+    def counts(self, targets: np.ndarray, labels: Sequence[str]) -> np.ndarray:
+        counts: np.ndarray = targets.sum(axis=0, dtype=np.int64)
+        return counts
+
+    def describe(self, targets: np.ndarray, labels: Sequence[str]) -> str:
+        return f"{super().describe(targets, labels)}; {targets.sum(1).mean():.2f} a text"
+
+    def outputs(self, labels: Sequence[str]) -> int:
+        return len(labels)
+
+    def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
+        """Macro and micro F1, the share of texts with all labels right, and the table by label."""
+        return metrics.multi_label(truth, outputs, labels)
+
+    def plots(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
+        """`precision_recall`: of the most frequent labels [recall, precision] by threshold, and
+        scikit-learn's average precision."""
+        order = np.argsort(-truth.sum(0), kind="stable")[:MOST_CURVES].tolist()
+        drawn = {}
+        for number in order:
+            if truth[:, number].any():
+                precision, recall = metrics.precision_recall(truth[:, number], outputs[:, number])
+                average = float((np.diff(recall, prepend=0.0) * precision).sum())
+                some = np.unique(np.linspace(0, len(recall) - 1, CURVE_POINTS).astype(int))
+                points = np.stack([recall[some], precision[some]], 1).round(4)
+                drawn[labels[number]] = {"average": average, "points": points.tolist()}
+        return {"precision_recall": drawn}
+
+    def predictions(self, outputs: np.ndarray) -> np.ndarray:
+        """bool [texts, labels]."""
+        chosen: np.ndarray = outputs > 0  # logits: of THRESHOLD it is 0
+        return chosen
+
+    def to_answers(
+        self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
+    ) -> list[LabelsAnswer]:
+        layers = [None] * len(outputs) if exit_layers is None else exit_layers.tolist()
+        return [
+            LabelsAnswer(_chosen(labels, row), dict(zip(labels, row.tolist())), logits, layer)
+            for logits, row, layer in zip(outputs, metrics.sigmoid(outputs), layers)
+        ]
+
+    def in_words(self, told: Mapping[str, Any]) -> str:
+        scores = told["scores"]
+        if told["labels"]:
+            return ", ".join(f"{label} ({scores[label]:.1%})" for label in told["labels"])
+        likeliest = max(scores, key=scores.__getitem__)
+        return f"no label (the likeliest: {likeliest}, {scores[likeliest]:.1%})"
+
+    def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
+        scores = metrics.sigmoid(outputs)
+        chosen = [json.dumps(_chosen(labels, row), ensure_ascii=False) for row in scores]
+        return [chosen, scores.astype(np.float32), outputs]
+
+    def tensors(self, labels: Sequence[str]) -> list[Tensor]:
+        return [
+            Tensor("labels", "BYTES", (-1,)),
+            Tensor("scores", "FP32", (-1, len(labels))),
+            Tensor("logits", "FP32", (-1, len(labels))),
+            Tensor("exit_layer", "INT32", (-1,)),
+        ]
+
+    def head_fields(self) -> dict[str, object]:
+        return {"problem_type": "multi_label_classification"}
+
+
+def _chosen(labels: Sequence[str], scores: np.ndarray) -> list[str]:
+    """Those above THRESHOLD, the likeliest first."""
+    order = np.argsort(-scores, kind="stable").tolist()
+    return [labels[number] for number in order if scores[number] > THRESHOLD]
+
+
+MULTI_LABEL = MultiLabel()

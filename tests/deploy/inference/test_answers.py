@@ -1,0 +1,78 @@
+"""Answers that are no label, over the server: what the engine says, by each protocol."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import requests
+import tiny_bert
+from served import REAL, serving
+
+from fleetbert.client import Client
+from fleetbert.data import tokenizers
+from fleetbert.engines import answer as answers
+from fleetbert.export.program import export_bundle
+
+TEXTS = ["word1", "word2 word3 字1", "word4 " * 40]
+LABELS: dict[str, list[str]] = {
+    "regression": [],
+    "multi_label_classification": ["joy", "怒", "love"],
+}
+
+
+@pytest.fixture(scope="module")
+def made(tiny_vocab, tmp_path_factory):
+    """A bundle of each task, by the name of the task, in a repository of models."""
+    folder = tmp_path_factory.mktemp("answers") / "models"
+    for name, labels in LABELS.items():
+        network = tiny_bert.make_network(labels=max(1, len(labels)))
+        spec = tokenizers.of_vocab(tiny_vocab, True)
+        export_bundle(folder / name / "1", network, task=name, labels=labels, max_length=32,
+                      tokenizer=spec)  # fmt: skip
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(made, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("server")
+    words = [f"repository.path={made}", "repository.default.variant=float32"]
+    with serving(folder, *words, "engine.workers=1", "engine.threads=1", command=REAL) as served:
+        yield served
+
+
+def test_numbers_are_those_of_the_engine(server, made):
+    expected = answers.answer(answers.load(made / "regression" / "1"), TEXTS)
+    with Client(server.http) as client:
+        found = client.infer("regression", TEXTS)
+        described = client.metadata("regression")
+    assert [one.value for one in found] == pytest.approx([a.value for a in expected], abs=1e-5)
+    assert [one.exit_layer for one in found] == [2, 2, 2]
+    assert described["parameters"]["task"] == "regression"
+    assert described["outputs"] == [
+        {"name": "values", "datatype": "FP32", "shape": [-1]},
+        {"name": "exit_layer", "datatype": "INT32", "shape": [-1]},
+    ]
+    message = {
+        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [3], "data": TEXTS}],
+        "outputs": [{"name": "values"}],
+    }
+    url = f"{server.http}/v2/models/regression/infer"
+    (output,) = requests.post(url, json=message, timeout=60).json()["outputs"]
+    assert output["shape"] == [3]
+    np.testing.assert_allclose(output["data"], [a.value for a in expected], atol=1e-5)
+    message["outputs"] = [{"name": "label"}]
+    reply = requests.post(url, json=message, timeout=60)
+    assert reply.status_code == 400
+    assert reply.json()["error"] == "output 'label' is unknown; choose from values, exit_layer"
+
+
+def test_several_labels_are_those_of_the_engine(server, made):
+    name = "multi_label_classification"
+    expected = answers.answer(answers.load(made / name / "1"), TEXTS)
+    with Client(server.http) as client:
+        found = client.infer(name, TEXTS)
+    assert [one.labels for one in found] == [one.labels for one in expected]
+    assert len({len(one.labels) for one in expected}) > 1  # some texts have more than others
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
+        assert one.scores == pytest.approx(other.scores, abs=1e-5)
