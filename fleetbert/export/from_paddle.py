@@ -13,7 +13,7 @@ import logging
 import shutil
 import struct
 from pathlib import Path
-from typing import NamedTuple, Sequence, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import paddle
@@ -57,6 +57,7 @@ OPERATORS = {
     *QUANTIZERS,
 }  # fmt: skip
 
+Fields = Dict[str, Any]  # of config.json
 # input_ids and token_type_ids, int64 [texts, length].
 Batch = Tuple[np.ndarray, np.ndarray]
 
@@ -98,15 +99,14 @@ def import_program(
     path: Path,
     model: config.Model,
     bundle: Path,
-    labels: Sequence[str] | None,
-    pair: bool,
+    answers: Callable[[Fields, int], tuple[str, list[str]]],
     max_length: int,
 ) -> bundles.Bundle:
     """Write the program at `path` (.pdmodel), the .pdiparams beside it and the folder's tokenizer
     as a bundle.
 
-    labels: in the order of the logits; None: `id2label` of the folder's config.json. UserError says
-    why a program cannot be served.
+    answers: the task and the labels, of the folder's config.json ({} without one) and the number of
+    logits. UserError says why a program cannot be served.
     """
     given = _read(path)
     spec = tokenizers.changed(tokenizers.find(path.parent), model.vocab, model.lowercase)
@@ -127,7 +127,9 @@ def import_program(
         )
     batches = alike.random_batches(max_length, tokenizer.vocab_size)
     expected = _answers(given, batches)
-    names = _labels(given, labels, expected[0].shape[-1])
+    file = path.with_name("config.json")
+    fields = encodings.read_json(file, "configuration") if file.is_file() else {}
+    task, labels = answers(fields, expected[0].shape[1])
 
     def fill(folder: Path) -> list[bundles.Variant]:
         programs.write_model(_made(folder / "float32"), widened.program, widened.arrays)
@@ -157,8 +159,8 @@ def import_program(
 
     return bundles.create(
         bundle,
-        task="pair_classification" if pair else "classification",
-        labels=names,
+        task=task,
+        labels=labels,
         max_length=max_length,
         tokenizer=spec,
         fill=fill,
@@ -249,22 +251,12 @@ def _answers(given: Given, batches: Sequence[Batch]) -> list[np.ndarray]:
             f"{given.path}: Paddle {paddle.__version__} cannot run it on texts of up to "
             f"{max(ids.shape[1] for ids, _ in batches)} tokens ({(lines or [repr(error)])[-1]})"
         ) from error
-    if any(one.ndim != 2 or one.shape[1] < 2 for one in found):
+    if any(one.ndim != 2 for one in found):
         raise UserError(
             f"{given.path}: answers with shape {list(found[0].shape)}; a classifier's logits are "
             "[texts, labels]"
         )
     return found
-
-
-def _labels(given: Given, labels: Sequence[str] | None, count: int) -> list[str]:
-    file = given.path.with_name("config.json")
-    fields = encodings.read_json(file, "configuration") if file.is_file() else {}
-    named = {str(number): str(label) for number, label in (fields.get("id2label") or {}).items()}
-    known = [named.get(str(number), f"LABEL_{number}") for number in range(count)]
-    if labels is not None and len(labels) != count:
-        raise UserError(f"labels: {given.path} has {count} logits; give as many, in their order")
-    return known if labels is None else list(labels)
 
 
 def _widened(program: ProgramDesc, arrays: Parameters) -> Widened:

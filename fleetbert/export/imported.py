@@ -32,14 +32,19 @@ def import_model(
     """
     program = from_paddle.find(Path(model.init))
     if program is not None:
-        return from_paddle.import_program(program, model, path, labels, pair, max_length)
+
+        def answers(fields: weights.Fields, count: int) -> tuple[str, list[str]]:
+            known = weights.head_labels(fields, count)
+            return _answers(str(program), fields.get("problem_type"), known, count, pair, labels)
+
+        with files.writing(path):
+            return from_paddle.import_program(program, model, path, answers, max_length)
     source = weights.open_source(model)
     tensors = source.tensors or {}
     if "classifier.weight" in tensors:
         count = tensors["classifier.weight"].shape[1]
-        task = _task(source, count, pair)
-        known = _labels(source, count, labels)
-        labels = known if tasks.get(task).least_labels else []
+        known = source.head_labels
+        task, labels = _answers(source.name, source.problem_type, known, count, pair, labels)
     elif any(name.startswith("cls.predictions.") for name in tensors):
         labels, task = [], "mlm"
     else:
@@ -70,35 +75,47 @@ def import_model(
         )
 
 
-def _task(source: weights.Source, logits: int, pair: bool) -> str:
-    """That of a classifier."""
-    if source.problem_type == tasks.MULTI_LABEL.name:
+def _answers(
+    name: str,
+    problem_type: str | None,
+    known: Sequence[str],
+    count: int,
+    pair: bool,
+    given: Sequence[str] | None,
+) -> tuple[str, list[str]]:
+    """The task and the labels of a classifier with `count` logits. known: of its config.json."""
+    task = _task(name, problem_type, count, pair)
+    labels = _labels(name, known, count, given)
+    return task, labels if tasks.get(task).least_labels else []
+
+
+def _task(name: str, problem_type: str | None, logits: int, pair: bool) -> str:
+    if problem_type == tasks.MULTI_LABEL.name:
         if pair:
-            raise UserError(f"{source.name}: has several labels, which only single texts have")
+            raise UserError(f"{name}: has several labels, which only single texts have")
         return tasks.MULTI_LABEL.name
-    if source.problem_type == "regression" and logits > 1:
+    if problem_type == "regression" and logits > 1:
         raise UserError(
-            f"{source.name}: its head gives {logits} numbers for each text, and a bundle's gives "
+            f"{name}: its head gives {logits} numbers for each text, and a bundle's gives "
             "one; train one from its encoder: model.init"
         )
     kind = "regression" if logits == 1 else "classification"
     return f"pair_{kind}" if pair else kind
 
 
-def _labels(source: weights.Source, count: int, given: Sequence[str] | None) -> list[str]:
-    """The labels of a classifier with `count` logits; LABEL_0, ... where none are known, as in
-    transformers."""
-    known = list(source.head_labels) or [f"LABEL_{number}" for number in range(count)]
+def _labels(name: str, known: Sequence[str], count: int, given: Sequence[str] | None) -> list[str]:
+    """LABEL_0, ... where none are known, as in transformers."""
+    known = list(known) or [f"LABEL_{number}" for number in range(count)]
     if given is None:
         return known
     if len(given) != count:
         raise UserError(
-            f"labels: {source.name} has {count} logits, and the labels "
+            f"labels: {name} has {count} logits, and the labels "
             f"{weights.few(given) or 'none'}; give as many, in their order"
         )
     if list(given) != known and set(given) == set(known):
         raise UserError(
-            f"labels: {weights.few(given)} is another order than that of {source.name}'s "
+            f"labels: {weights.few(given)} is another order than that of {name}'s "
             f"id2label, {weights.few(known)}; leave labels out, or correct id2label"
         )
     return list(given)

@@ -351,23 +351,24 @@ def _folder(folder: Path, name: str) -> Source:
         tokenizer,
         tensors,
         family,
-        _head_labels(fields, tensors),
+        head_labels(fields, tensors["classifier.weight"].shape[1])
+        if "classifier.weight" in tensors
+        else (),
         encoders.is_paddlenlps(files),
         fields.get("problem_type"),
     )
 
 
-def _head_labels(fields: Fields, tensors: Tensors) -> tuple[str, ...]:
-    """The labels of the classifier's logits, by `id2label` or else `label2id` of a config.json;
-    () if it names none, or not one for each."""
+def head_labels(fields: Fields, count: int) -> tuple[str, ...]:
+    """The labels of a classifier's `count` logits, by `id2label` or else `label2id` of a
+    config.json; () if it names none, or not one for each."""
     by_number, by_label = fields.get("id2label"), fields.get("label2id")
     if not by_number and isinstance(by_label, dict):
         by_number = {number: label for label, number in by_label.items()}
-    head = tensors.get("classifier.weight")
-    if head is None or not isinstance(by_number, dict):
+    if not isinstance(by_number, dict):
         return ()
     names = {str(number): str(label).strip() for number, label in by_number.items()}
-    labels = tuple(names.get(str(number), "") for number in range(head.shape[1]))
+    labels = tuple(names.get(str(number), "") for number in range(count))
     return labels if len(names) == len(set(labels)) == len(labels) and all(labels) else ()
 
 

@@ -248,8 +248,26 @@ def test_files_that_cannot_be_used(exported, tmp_path, change, said):
     assert not (tmp_path / "bundle").exists()
 
 
+@pytest.mark.parametrize(
+    ("logits", "problem", "task", "labels"),
+    [
+        (1, None, "regression", []),
+        (3, "multi_label_classification", "multi_label_classification", LABELS),
+    ],
+)
+def test_other_answers(tmp_path, logits, problem, task, labels):
+    """As of weights: config.json's `problem_type`, or a single logit, says what they are."""
+    folder = export(tmp_path / "model", make_network(labels=logits))
+    fields = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**fields, "problem_type": problem}))
+    bundle = bundles.read(fleetbert.import_model(folder, tmp_path / "bundle"))
+    assert (bundle.task.name, bundle.labels) == (task, labels)
+
+
 def test_labels_and_lengths_that_do_not_fit(exported, tmp_path):
-    with pytest.raises(UserError, match="has 3 logits; give as many, in their order"):
+    with pytest.raises(
+        UserError, match="has 3 logits, and the labels a, b; give as many, in their order"
+    ):
         fleetbert.import_model(exported, tmp_path / "bundle", labels=["a", "b"])
     small = export(tmp_path / "small", make_network(positions=32))
     with pytest.raises(UserError, match="cannot run it on texts of up to 64 tokens"):
