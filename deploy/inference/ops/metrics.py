@@ -90,3 +90,19 @@ WORKER_RESTARTS = Counter(
     ("model", "cause"),
     registry=REGISTRY,
 )
+
+_PER_VERSION = (
+    *(REQUESTS, REQUEST_SECONDS, QUEUE_SECONDS, BATCH_SECONDS, BATCH_TEXTS),
+    *(TOKENS, PADDING, CUT, EXITS, QUEUED_TOKENS, REFUSED),
+)
+
+
+def forget(model: str, version: str) -> None:
+    """Drop the series of a version that is gone: a server that changes versions for months would
+    tell ever more of them. Whoever holds one of its counters counts nowhere from now on."""
+    for metric in _PER_VERSION:
+        samples = [sample for family in metric.collect() for sample in family.samples]
+        labels = [{k: v for k, v in s.labels.items() if k != "le"} for s in samples]
+        of_version = [one for one in labels if (one["model"], one["version"]) == (model, version)]
+        for values in {tuple(one.values()) for one in of_version}:
+            metric.remove(*values)

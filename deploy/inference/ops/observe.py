@@ -98,3 +98,9 @@ def _series(model: str, version: str, protocol: str, code: str) -> tuple[Counter
         metrics.REQUESTS.labels(model, version, protocol, code),
         metrics.REQUEST_SECONDS.labels(model, version, protocol),
     )
+
+
+def forget(model: str, version: str) -> None:
+    """Drop the series of a version that is gone."""
+    _series.cache_clear()
+    metrics.forget(model, version)

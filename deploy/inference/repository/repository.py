@@ -28,7 +28,7 @@ from fleetbert.deploy.inference.messages import (
     printable,
     show,
 )
-from fleetbert.deploy.inference.ops import metrics
+from fleetbert.deploy.inference.ops import metrics, observe
 from fleetbert.deploy.inference.repository import index
 from fleetbert.deploy.inference.repository.loading import LoadedVersion, Loader
 from fleetbert.deploy.inference.settings import VERSION_NAME, Policy, Serve
@@ -41,6 +41,7 @@ log = logging.getLogger(__name__)
 # What was there so long ago at most, and is not now, is being replaced: rm, then cp.
 REPLACING_SECONDS = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between two tries of what the machine refused
+TOLD_SECONDS = 600.0  # for so long the metrics tell of a version that is gone: scrapes are seldom
 LOAD_TRIES = 3  # at once, of a version whose workers end while they open it
 
 
@@ -366,6 +367,7 @@ class Repository:
                 then,
                 exc_info=not expected,
             )
+            self._forget_later(model.name, number)
             return
         finally:
             model.loading.discard(number)
@@ -393,10 +395,22 @@ class Repository:
             await held.scheduler.drain(grace)
             await held.scheduler.close()
             model.draining.remove(held)
+            self._forget_later(model.name, number)
 
         task = asyncio.ensure_future(end())
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
+
+    def _forget_later(self, name: str, number: int) -> None:
+        """Drop the series of a version that does not answer, unless it has come back then."""
+
+        def forget() -> None:
+            model = self._models.get(name)
+            draining = [int(held.version.version) for held in model.draining] if model else []
+            if model is None or number not in (*model.held, *model.loading, *draining):
+                observe.forget(name, str(number))
+
+        asyncio.get_running_loop().call_later(TOLD_SECONDS, forget)
 
 
 def select(policy: Policy, numbers: Iterable[int]) -> list[int]:

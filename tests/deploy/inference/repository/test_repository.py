@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from prometheus_client import generate_latest
 from running_core import RunningCore, command, gather, gone, sample, wait_for
 from tiny_bert import LABELS, make_network
 
 from fleetbert import files
 from fleetbert.data.tokenizers import of_vocab
 from fleetbert.deploy.inference.messages import Failure, Reason, Request, State
+from fleetbert.deploy.inference.ops import metrics, observe
 from fleetbert.deploy.inference.repository import index, loading, repository
 from fleetbert.deploy.inference.repository.repository import select
 from fleetbert.deploy.inference.settings import Policy
@@ -651,6 +653,39 @@ def test_auto_takes_the_fastest_that_can_be_trusted(tiny_bundle, models, monkeyp
         assert core.ask(model=MODEL, texts=TEXTS).outputs["logits"].shape == (12, 3)
     finally:
         core.close()
+
+
+def series(version: str) -> list[str]:
+    found = generate_latest(metrics.REGISTRY).decode().splitlines()
+    return [line for line in found if f'model="{MODEL}"' in line and f'version="{version}"' in line]
+
+
+def test_metrics_forget_versions_that_are_gone(tiny_bundle, models, start, monkeypatch):
+    monkeypatch.setattr(repository, "TOLD_SECONDS", 0.2)
+    put(tiny_bundle, models, 101)
+    core = start()
+
+    def ask(version: str) -> None:
+        assert core.ask(model=MODEL, texts=TEXTS).version == version
+        observe.count(observe.Done("http", MODEL, version, "200", 0.1, ""))
+
+    ask("101")
+    at_first = len(series("101"))
+    put(tiny_bundle, models, 102)
+    wait_for(lambda: not series("101"), "one version's series")
+    ask("102")
+    assert len(series("102")) == at_first > 50
+    before = refused()
+    broken = put(tiny_bundle, models, 104, "broken")
+    break_hash(broken)
+    broken.rename(models / MODEL / "104")
+    wait_for(lambda: refused() > before, "the refusal")
+    shutil.rmtree(models / MODEL / "102")  # 101 comes back
+    wait_for(lambda: states(core).get("101") is State.READY, "the first version")
+    ask("101")
+    time.sleep(0.5)
+    assert [line[-4:] for line in series("101") if "requests_total" in line] == [" 1.0"]
+    assert len(series("101")) == at_first and not series("102") and not series("104")
 
 
 def test_what_was_there_a_moment_ago_is_worth_another_try(
