@@ -39,6 +39,7 @@ REQUIRES = [
     "tqdm",
     "matplotlib>=3.5",
     "jinja2>=3",
+    "packaging",  # `fleetbert doctor` reads bounds of versions
     "psutil",
     "threadpoolctl>=3",
     "requests",

@@ -122,7 +122,8 @@ def import_model(
 
     source: a classifier (or a masked language model) of a family in docs/encoders.md: a folder in
         Hugging Face's or PaddleNLP's format, `package:NAME` of an installed Python package, or a
-        PaddleNLP name.
+        PaddleNLP name. Or a folder with an exported Paddle Inference program (.pdmodel) of a
+        classifier and its tokenizer; what PaddleSlim quantized keeps its scales.
     bundle: the folder to make; what is there is replaced. None: output/import-1/bundle, ...
     labels: in the order of the logits; None: what its config.json says.
     pair: whether it answers pairs of texts. max_length: tokens of a text; longer is cut.

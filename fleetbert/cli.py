@@ -15,6 +15,7 @@ from fleetbert.compress import command as quantize_command
 from fleetbert.compress import export_command
 from fleetbert.compress.distill import command as distill_command
 from fleetbert.deploy.inference import command as serve_command
+from fleetbert.doctor import command as doctor_command
 from fleetbert.export import command as import_command
 from fleetbert.launch import command as launch_command
 from fleetbert.train import checkpoint_command
@@ -113,6 +114,12 @@ COMMANDS: dict[str, Command] = {
         serve_command.DESCRIPTION,
         serve_command.add_arguments,
         serve_command.run,
+    ),
+    "doctor": Command(
+        "look at this machine and try everything on it",
+        doctor_command.DESCRIPTION,
+        doctor_command.add_arguments,
+        doctor_command.run,
     ),
     "bench": Command(
         "measure your own bundle, server or training",

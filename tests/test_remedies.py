@@ -22,6 +22,9 @@ SHARED = {"--help", "--debug", "--version"}  # of every command, and of fleetber
 # Options of other programs, where a message says how to start them.
 OTHERS = {
     "--no-deps": "pip",
+    "--force-reinstall": "pip",
+    "--query-gpu": "nvidia-smi",
+    "--format": "nvidia-smi",
     "--shm-size": "docker",
     "--nproc_per_node": "paddle.distributed.launch",
     "--run_mode": "paddle.distributed.launch",

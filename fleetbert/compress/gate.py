@@ -149,8 +149,10 @@ class Gate(Sample):
         # All layers: which texts near the limit leave is a matter of rounding, which differs
         # between processors.
         whole = functools.partial(variant, speed=0.0)
-        vocab_size = self.model.tokenizer.vocab_size
-        answers = golden.record(whole, self.bundle.max_length, vocab_size, golden.INTEGER_SHARE)
+        tokenizer, longest = self.model.tokenizer, self.bundle.max_length
+        answers = golden.record(
+            whole, longest, tokenizer.vocab_size, golden.INTEGER_SHARE, tokenizer.pad_id
+        )
         return Measured(self.accuracy(logits["variant"]), comparison, answers, sizes[0] / 1e6)
 
     def refusal(self, name: str, accuracy: bundles.Accuracy, hint: str) -> str | None:

@@ -91,5 +91,6 @@ def _compare(bundle: bundles.Bundle, source: Path, folder: Path) -> float:
     threads = engine.default_threads()
     expected = engine.open_folder(engine.FLOAT32, source, "cpu", threads)
     found = engine.open_folder(engine.ONNX, folder, "cpu", threads)
-    batches = random_batches(bundle.max_length, tokenizers.open(bundle).vocab_size)
+    tokenizer = tokenizers.open(bundle)
+    batches = random_batches(bundle.max_length, tokenizer.vocab_size, tokenizer.pad_id)
     return difference([expected(*batch) for batch in batches], [found(*batch) for batch in batches])

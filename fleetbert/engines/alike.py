@@ -14,25 +14,28 @@ SHAPES = ((1, 16), (3, 32), (8, 64), (1, 128))  # of batches to ask: texts, leng
 
 
 def random_batch(
-    random: np.random.Generator, shape: tuple[int, int], vocab_size: int
+    random: np.random.Generator, shape: tuple[int, int], vocab_size: int, pad_id: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-    """input_ids and token_type_ids int64 of that shape, as of pairs, some rows padded with 0."""
+    """input_ids and token_type_ids int64 of that shape, as of pairs, some rows padded."""
     texts, length = shape
     input_ids = random.integers(1, vocab_size, shape)
+    input_ids[input_ids == pad_id] = 0
     token_type_ids = np.zeros(shape, np.int64)
     for row in range(texts):
         used = length - row * length // (2 * texts)
-        input_ids[row, used:] = 0
+        input_ids[row, used:] = pad_id
         token_type_ids[row, used // 2 : used] = 1
     return input_ids, token_type_ids
 
 
-def random_batches(max_length: int, vocab_size: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def random_batches(
+    max_length: int, vocab_size: int, pad_id: int = 0
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Batches of SHAPES, and of the longest rows that the engine is ever asked."""
     longest = round_up(max_length, SAFE_LENGTHS)
     shapes = {(texts, min(length, longest)) for texts, length in SHAPES} | {(2, longest)}
     random = np.random.default_rng(0)
-    return [random_batch(random, shape, vocab_size) for shape in sorted(shapes)]
+    return [random_batch(random, shape, vocab_size, pad_id) for shape in sorted(shapes)]
 
 
 def difference(some: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> float:

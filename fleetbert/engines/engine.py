@@ -33,6 +33,9 @@ LITE_EARLY_EXIT = "paddle-lite-early-exit"
 # Kinds whose texts share rows (`engines.packed`).
 PACKED = (INT8, EARLY_EXIT)
 
+# For batches whose answers nobody needs: every vocabulary has it, and no family pads with it.
+ANY_TOKEN = 2
+
 INPUTS = ("input_ids", "token_type_ids")
 # Arrays [texts, length] by name; an encoder's are INPUTS.
 Inputs = Mapping[str, np.ndarray]
@@ -111,7 +114,7 @@ class Engine(abc.ABC):
     def warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
         """Run a batch of each shape (texts, length) once through all layers."""
         for texts, length in shapes:
-            ids = np.ones((texts, length), np.int64)  # a token that every vocabulary has
+            ids = np.full((texts, length), ANY_TOKEN, np.int64)
             with self._lock:
                 self(ids, np.zeros_like(ids), speed=0.0)
 

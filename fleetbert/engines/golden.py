@@ -28,14 +28,17 @@ class Golden(NamedTuple):
     bound: float
 
 
-def record(run: Run, max_length: int, vocab_size: int, share: float) -> bundles.Golden:
+def record(
+    run: Run, max_length: int, vocab_size: int, share: float, pad_id: int = 0
+) -> bundles.Golden:
     """The answers of `run` to a few texts, for the manifest."""
     random = np.random.default_rng(0)
     longest = min(max_length, LONGEST)
     lengths = sorted({3, longest // 2 + 1, longest})
-    ids = np.zeros((len(lengths), round_up(longest, SAFE_LENGTHS)), np.int64)
+    ids = np.full((len(lengths), round_up(longest, SAFE_LENGTHS)), pad_id, np.int64)
     for row, length in zip(ids, lengths):
-        row[:length] = random.integers(1, vocab_size, length)
+        drawn = random.integers(1, vocab_size, length)
+        row[:length] = np.where(drawn == pad_id, 0, drawn)
     logits = run(ids, np.zeros_like(ids))
     return bundles.Golden(
         ids=[row[:length].tolist() for row, length in zip(ids, lengths)],

@@ -15,8 +15,9 @@ Make a bundle of a finished classifier, without training.
   fleetbert ask --bundle output/imported/bundle "a text"
 
 The folder is one of Hugging Face's or PaddleNLP's: config.json, weights and a tokenizer, of any of
-the families in docs/encoders.md. Labels are those that its config.json names (id2label). The bundle
-is then quantized, distilled and served as any other.
+the families in docs/encoders.md. Or it holds an exported Paddle Inference program (.pdmodel and
+.pdiparams) and its tokenizer, quantized by PaddleSlim or not. Labels are those that its config.json
+names (id2label). The bundle is then quantized, distilled and served as any other.
 """
 
 
@@ -54,4 +55,5 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.max_length,
     )
     labels = ", ".join(bundle.labels) or bundle.task.name
-    print(f"made {bundle.root}: float32, {bundle.max_length} tokens, {labels}")
+    variants = ", ".join(variant.name for variant in bundle.manifest.variants)
+    print(f"made {bundle.root}: {variants}, {bundle.max_length} tokens, {labels}")

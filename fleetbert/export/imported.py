@@ -1,4 +1,4 @@
-"""A finished model in Hugging Face's format → a bundle, without training."""
+"""A finished model → a bundle, without training."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config, files, tasks
 from fleetbert.data import tokenizers
 from fleetbert.errors import UserError
+from fleetbert.export import from_paddle
 from fleetbert.export.program import export_bundle
 from fleetbert.models import heads, weights
 
@@ -20,7 +21,8 @@ def import_model(
     pair: bool = False,
     max_length: int = 128,
 ) -> bundles.Bundle:
-    """Write the model that `model.init` names as a bundle at `path`, with the variant float32.
+    """Write the model that `model.init` names as a bundle at `path`, with the variant float32. A
+    folder with an exported program is the part of `from_paddle`.
 
     labels: in the order of the logits; None: `id2label` of its config.json. A classifier with one
     logit answers with it, a number; one whose config.json has the `problem_type` of several labels,
@@ -28,6 +30,9 @@ def import_model(
     as many as the head has or are its own in another order, or if it has no positions for
     `max_length`.
     """
+    program = from_paddle.find(Path(model.init))
+    if program is not None:
+        return from_paddle.import_program(program, model, path, labels, pair, max_length)
     source = weights.open_source(model)
     tensors = source.tensors or {}
     if "classifier.weight" in tensors:

@@ -44,12 +44,17 @@ def export_bundle(
     program was found to answer like the network (UserError otherwise).
     """
 
-    vocab_size = tokenizers.open(tokenizer).vocab_size
+    opened = tokenizers.open(tokenizer)
+    vocab_size, pad_id = opened.vocab_size, opened.pad_id
     answers = tasks.get(task).answers
 
     def fill(folder: Path) -> list[bundle.Variant]:
         difference = export_program(
-            network, folder / "float32", max_length=max_length, vocab_size=vocab_size
+            network,
+            folder / "float32",
+            max_length=max_length,
+            vocab_size=vocab_size,
+            pad_id=pad_id,
         )
         return [
             bundle.ProgramVariant(
@@ -62,7 +67,7 @@ def export_bundle(
                     "paddlepaddle": paddle.__version__,
                 },
                 max_difference_to_network=difference,
-                golden=_golden(network, max_length, vocab_size) if answers else None,
+                golden=_golden(network, max_length, vocab_size, pad_id) if answers else None,
             )
         ]
 
@@ -77,7 +82,7 @@ def export_bundle(
 
 
 def export_program(
-    network: paddle.nn.Layer, folder: Path, *, max_length: int, vocab_size: int
+    network: paddle.nn.Layer, folder: Path, *, max_length: int, vocab_size: int, pad_id: int = 0
 ) -> float:
     """Write model.pdmodel and model.pdiparams to `folder`; returns the largest difference found.
 
@@ -86,7 +91,7 @@ def export_program(
     difference in logits above LARGEST_DIFFERENCE is a UserError.
     """
     save_program(network, folder)
-    difference = _compare(network, folder, max_length, vocab_size)
+    difference = _compare(network, folder, max_length, vocab_size, pad_id)
     if not difference <= LARGEST_DIFFERENCE:  # also catches NaN
         raise UserError(
             f"the exported program's logits differ from the network's by {difference:.3g} (at "
@@ -110,23 +115,27 @@ def save_program(network: paddle.nn.Layer, folder: Path) -> None:
     programs.write(folder / "model.pdmodel", tidy.tidy(program))
 
 
-def _compare(network: paddle.nn.Layer, folder: Path, max_length: int, vocab_size: int) -> float:
+def _compare(
+    network: paddle.nn.Layer, folder: Path, max_length: int, vocab_size: int, pad_id: int
+) -> float:
     """The largest difference of logits between the network and its program, over some shapes."""
     run = engine.open_folder(engine.FLOAT32, folder)
-    batches = alike.random_batches(max_length, vocab_size)
+    batches = alike.random_batches(max_length, vocab_size, pad_id)
     with _evaluating(network):
         expected = [_answer(network, *batch, max_length) for batch in batches]
     return alike.difference([run(*batch) for batch in batches], expected)
 
 
-def _golden(network: paddle.nn.Layer, max_length: int, vocab_size: int) -> bundle.Golden:
+def _golden(
+    network: paddle.nn.Layer, max_length: int, vocab_size: int, pad_id: int
+) -> bundle.Golden:
     """Answers of the network itself, for whoever serves the program."""
 
     def run(input_ids: np.ndarray, token_type_ids: np.ndarray) -> np.ndarray:
         return _answer(network, input_ids, token_type_ids, max_length)
 
     with _evaluating(network):
-        return golden.record(run, max_length, vocab_size, golden.FLOAT_SHARE)
+        return golden.record(run, max_length, vocab_size, golden.FLOAT_SHARE, pad_id)
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ def tidy(program: ProgramDesc, output: str = "logits") -> ProgramDesc:
     program = give_shapes(program)
     block = program.blocks[0]
     _remove_identities(block)
-    _rename(block, programs.output_names(program)[0], output)
+    rename(block, programs.output_names(program)[0], output)
     used = {name for op in block.ops for name in programs.arguments(op)}
     stored = {described.name for described in block.vars if described.persistable}
     programs.keep_variables(block, used | stored)
@@ -71,7 +71,8 @@ def _give_shape(block: BlockDesc, op: OpDesc) -> None:
     variable.type.lod_tensor.tensor.dims[:] = [1]
 
 
-def _rename(block: BlockDesc, old: str, new: str) -> None:
+def rename(block: BlockDesc, old: str, new: str) -> None:
+    """Let a variable have another name, in place."""
     for op in block.ops:
         for slot in [*op.inputs, *op.outputs]:
             slot.arguments[:] = [new if name == old else name for name in slot.arguments]

@@ -17,6 +17,8 @@ from fleetbert import bundle as bundles
 from fleetbert import cli
 from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.data import tokenizers
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.engines import engine, golden
 from fleetbert.models import encoders, heads, weights
 
 FILES = Path(__file__).parents[1] / "data" / "tokenizers" / "files"
@@ -86,6 +88,20 @@ def test_it_answers_as_the_network_does(made, bundle):
     assert opened.tokenizer.settings["one_type"] is True
 
 
+def check_golden(bundle: Path, variant: str) -> None:
+    """Its golden texts are answered one by one as when they were recorded together."""
+    opened = bundles.read(bundle)
+    kept, run = golden.read(opened, variant), engine.open(opened, variant)
+    for ids, logits in zip(kept.ids, kept.logits):
+        row = np.full((1, round_up(len(ids), SAFE_LENGTHS)), 1)  # padding
+        row[0, : len(ids)] = ids
+        np.testing.assert_allclose(run(row, 0 * row)[0], logits, atol=kept.bound)
+
+
+def test_golden_texts_are_padded_as_its_texts(bundle):
+    check_golden(bundle, "float32")
+
+
 def test_int8_and_early_exit_know_its_padding(made, bundle):
     answers = [LABELS[one] for one in made[1].argmax(1)]
     table = list(zip(TEXTS, answers))
@@ -95,6 +111,7 @@ def test_int8_and_early_exit_know_its_padding(made, bundle):
     found = logits_of(bundle, "int8-static")
     error = np.linalg.norm(found - made[1]) / np.linalg.norm(made[1])
     assert error < 0.2
+    check_golden(bundle, "int8-static")
     tiny_bert.add_early_exit(bundle, pad_id=1)
     model = fleetbert.load(bundle, variant="early-exit-float32")
     assert {one.exit_layer for one in model(list(TEXTS), speed=0.9)} & {1}

@@ -262,23 +262,52 @@ def test_model_config_of_older_versions_of_paddlenlp(family, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("fields", "logits", "said"),
+    ("fields", "logits", "pair", "task", "labels"),
     [
-        ({"problem_type": "regression"}, 3, "gives a number for each text"),
-        ({}, 1, "gives a number for each text .1 logit; regression"),
-        ({"problem_type": "multi_label_classification"}, 3, "several labels for a text"),
+        ({}, 3, False, "classification", ["LABEL_0", "LABEL_1", "LABEL_2"]),
+        ({}, 1, False, "regression", []),
+        ({"problem_type": "regression"}, 1, True, "pair_regression", []),
+        (
+            {"problem_type": "multi_label_classification"},
+            2,
+            False,
+            "multi_label_classification",
+            ["LABEL_0", "LABEL_1"],
+        ),
     ],
 )
-def test_heads_that_choose_no_label_are_not_imported(fields, logits, said, tmp_path):
-    folder = write(tmp_path / "m", "bert", "classifier")
+def test_the_task_of_a_head_is_what_its_config_says(fields, logits, pair, task, labels, tmp_path):
+    folder = write_head(tmp_path / "m", logits, fields)
+    bundle = imported.import_model(
+        config.Model(init=str(folder)), tmp_path / "bundle", None, pair, max_length=16
+    )
+    assert (bundle.task.name, bundle.labels) == (task, labels)
+
+
+@pytest.mark.parametrize(
+    ("problem", "pair", "said"),
+    [
+        ("regression", False, "its head gives 3 numbers for each text"),
+        ("multi_label_classification", True, "several labels, which only single texts have"),
+    ],
+)
+def test_heads_that_no_task_has_are_refused(problem, pair, said, tmp_path):
+    folder = write_head(tmp_path / "m", 3, {"problem_type": problem})
+    with pytest.raises(UserError, match=said):
+        imported.import_model(config.Model(init=str(folder)), tmp_path / "bundle", None, pair)
+    assert not (tmp_path / "bundle").exists()
+
+
+def write_head(folder: Path, logits: int, fields: dict) -> Path:
+    """A BERT with the first of its logits, and more fields in config.json."""
+    write(folder, "bert", "classifier")
     known, files = files_of("bert", "classifier")
     for name in ("classifier.weight", "classifier.bias"):
         files[name] = files[name][:logits]
     save_file(files, folder / "model.safetensors")
+    known = {name: value for name, value in known.items() if name not in ("id2label", "label2id")}
     (folder / "config.json").write_text(json.dumps({**known, **fields}))
-    with pytest.raises(UserError, match=said):
-        imported.import_model(config.Model(init=str(folder)), tmp_path / "bundle", None)
-    assert not (tmp_path / "bundle").exists()
+    return folder
 
 
 @pytest.mark.parametrize(

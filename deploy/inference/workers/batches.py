@@ -209,7 +209,7 @@ def _by_speed(
 
 
 def _uniform_batch(texts: int, length: int) -> Batch:
-    """A batch of one token id that every vocabulary has."""
-    ids = np.ones((texts, length), np.int64)
+    """A batch of one token id."""
+    ids = np.full((texts, length), engines.ANY_TOKEN, np.int64)
     order = np.arange(texts)
     return Batch(ids, np.zeros_like(ids), None, None, order * length, order, texts * length)

@@ -1,0 +1,238 @@
+"""The machine and what is installed on it. Nothing here imports Paddle."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Callable, Iterator
+
+from packaging.requirements import Requirement
+
+from fleetbert import limits
+from fleetbert.compat import environment
+from fleetbert.doctor.findings import Finding, broken, not_here, ok
+
+PYTHONS = ((3, 8), (3, 12))
+# Compute capabilities that paddlepaddle-gpu 2.6.2 of PyPI has kernels for (CUDA 11.8).
+CAPABILITIES = (6.1, 8.6)
+SHM = Path("/dev/shm")
+SMALL_SHM = 64 << 20  # bytes; Docker's default, in which two ranks and a reader do not fit
+DESCRIPTORS = 1024
+EXTRAS = {
+    "serve": "answers over HTTP and gRPC",
+    "tracing": "OpenTelemetry",
+    "lite": "models for ARM boards",
+}
+FLAGS = {
+    "avx2": "fast float32",
+    "avx512f": "faster float32",
+    "avx512_vnni": "int8 with 8 bits",
+    "avx512_bf16": "bfloat16",
+    "amx_int8": "int8 in tiles",
+}
+
+
+def look() -> Iterator[Finding]:
+    """All of it, one after another."""
+    yield python()
+    yield from packages()
+    yield processors()
+    yield memory()
+    yield shared_memory()
+    yield descriptors()
+    yield from folders()
+    yield card()
+
+
+def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
+    said = ".".join(map(str, version))
+    least, most = (".".join(map(str, of)) for of in PYTHONS)
+    if PYTHONS[0] <= version[:2] <= PYTHONS[1]:
+        return ok("Python", f"{said}, {platform.platform()}")
+    return broken("Python", said, f"PaddlePaddle 2.6.2 runs on Python {least} to {most}")
+
+
+def packages(
+    installed: Callable[[str], str] = importlib.metadata.version,
+    required: Callable[[str], list[str] | None] = importlib.metadata.requires,
+) -> Iterator[Finding]:
+    """The packages that fleetbert needs, by the bounds that it was installed with."""
+    try:
+        needs = [Requirement(line) for line in required("fleetbert") or []]
+    except importlib.metadata.PackageNotFoundError:
+        yield not_here("packages", "fleetbert is not installed here", "pip install .")
+        return
+    wrong = _wrong(needs, None, installed)
+    if wrong:
+        yield broken("packages", "; ".join(said for said, _ in wrong), _install(wrong))
+    else:
+        yield ok("packages", f"fleetbert {installed('fleetbert')}, {_versions(installed)}")
+    for extra, purpose in EXTRAS.items():
+        if wrong := _wrong(needs, extra, installed):
+            remedy = f"pip install 'fleetbert[{extra}]'"
+            yield not_here(f"extra {extra}", f"{wrong[0][0]} ({purpose})", remedy)
+
+
+def _wrong(
+    needs: list[Requirement], extra: str | None, installed: Callable[[str], str]
+) -> list[tuple[str, Requirement]]:
+    wrong = []
+    for need in needs:
+        of_extra = need.marker is not None and "extra" in str(need.marker)
+        if of_extra != (extra is not None):
+            continue
+        if need.marker is not None and not need.marker.evaluate({"extra": extra or ""}):
+            continue
+        try:
+            version = installed(need.name)
+        except importlib.metadata.PackageNotFoundError:
+            if not _is_bound_only(need):  # these are of what other packages may bring
+                wrong.append((f"{need.name} is not installed", need))
+            continue
+        if not need.specifier.contains(version, prereleases=True):
+            wrong.append((f"{need.name} {version}, where it must be {need.specifier}", need))
+    return wrong
+
+
+def _is_bound_only(need: Requirement) -> bool:
+    return all(spec.operator == "<" for spec in need.specifier) and len(need.specifier) > 0
+
+
+def _install(wrong: list[tuple[str, Requirement]]) -> str:
+    return "pip install " + " ".join(f"'{need.name}{need.specifier}'" for _, need in wrong)
+
+
+def _versions(installed: Callable[[str], str]) -> str:
+    said = []
+    for name in ("paddlepaddle", "paddlepaddle-gpu", "paddlenlp", "numpy", "onnxruntime"):
+        try:
+            said.append(f"{name} {installed(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return ", ".join(said)
+
+
+def processors() -> Finding:
+    cpuinfo = environment.cpuinfo()
+    flags = set(cpuinfo.split())
+    name = environment.machine(1)["processor"]
+    has = [f"{flag} ({use})" for flag, use in FLAGS.items() if flag in flags]
+    lacks = [flag for flag in FLAGS if flag not in flags]
+    said = f"{name}; {limits.read()}; has {', '.join(has) or 'none of ' + ', '.join(FLAGS)}"
+    if has and lacks:
+        said += f"; lacks {', '.join(lacks)}"
+    if cpuinfo and "avx2" not in flags and platform.machine() == "x86_64":
+        return broken("processors", said, "Paddle's wheels need AVX2: take another machine")
+    return ok("processors", said)
+
+
+def memory() -> Finding:
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    may = min(pages, limits.read().memory or pages)
+    said = f"{may / 2**30:.1f} GiB may be used of {pages / 2**30:.1f}"
+    if may < 2 << 30:
+        return broken("memory", said, "training a small encoder takes 2 GiB: raise the limit")
+    return ok("memory", said)
+
+
+def shared_memory(folder: Path = SHM) -> Finding:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        remedy = "mount it, e.g. docker run --shm-size 1g"
+        return broken("shared memory", f"{folder}: {error.strerror}", remedy)
+    said = f"{folder} has {free / 2**20:.0f} MiB free"
+    if free < SMALL_SHM:
+        remedy = f"free {SMALL_SHM >> 20} MiB for ranks and readers, or docker run --shm-size 1g"
+        return broken("shared memory", said, remedy)
+    return ok("shared memory", said)
+
+
+def descriptors() -> Finding:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    said = f"{soft} open files, {hard} when raised"
+    if 0 <= hard < DESCRIPTORS:
+        return broken("descriptors", said, f"ulimit -n {DESCRIPTORS} or more, for the server")
+    return ok("descriptors", said)
+
+
+def folders() -> Iterator[Finding]:
+    """Where libraries and jobs write."""
+    yield home(os.environ.get("HOME"), _first_home())
+    remedies = {
+        tempfile.gettempdir(): ("temporary folder", "set TMPDIR to a folder that can be written"),
+        str(Path.cwd()): ("current folder", "jobs write output_dir there: change the folder"),
+    }
+    for folder, (name, remedy) in remedies.items():
+        problem = _problem(folder)
+        yield broken(name, f"{folder}: {problem}", remedy) if problem else ok(name, _room(folder))
+
+
+def home(now: str | None, first: str | None) -> Finding:
+    """HOME as it is now, and as this process was given it (`environment` changes it)."""
+    given = first or now or str(Path.home())
+    problem = _problem(given)
+    if problem is None:
+        return ok("home", _room(given))
+    remedy = "set HOME to a folder that can be written"
+    if now is not None and now != given and _problem(now) is None:
+        said = f"{given} cannot be written ({problem}); libraries keep their files in {now}"
+        return not_here("home", said, remedy)
+    return broken("home", f"{given}: {problem}", remedy)
+
+
+def _first_home() -> str | None:
+    try:
+        variables = Path("/proc/self/environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    found = [os.fsdecode(v[len(b"HOME=") :]) for v in variables if v.startswith(b"HOME=")]
+    return found[0] if found else None
+
+
+def _problem(folder: str) -> str | None:
+    """Why nothing can be written there."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder) as file:
+            file.write(b"0" * 4096)
+            file.flush()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _room(folder: str) -> str:
+    return f"{folder} can be written, {shutil.disk_usage(folder).free / 2**30:.1f} GiB free"
+
+
+def card(ask: str = "nvidia-smi") -> Finding:
+    """NVIDIA cards, their driver, and whether Paddle's wheel has kernels for them."""
+    query = "--query-gpu=name,driver_version,compute_cap,memory.total"
+    try:
+        said = subprocess.run(
+            [ask, query, "--format=csv,noheader"], capture_output=True, text=True, timeout=30
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return not_here("GPU", f"no {ask}: all runs on the CPU")
+    if said.returncode or not said.stdout.strip():
+        return broken("GPU", said.stderr.strip() or said.stdout.strip(), "mend the driver")
+    cards = [line.split(", ") for line in said.stdout.strip().splitlines()]
+    found = "; ".join(", ".join(parts) for parts in cards)
+    least, most = CAPABILITIES
+    for _, _, capability, _ in cards:
+        if not least <= float(capability) <= most:
+            remedy = f"PyPI's paddlepaddle-gpu 2.6.2 has kernels for {least} to {most} only"
+            return broken("GPU", f"{found}: compute capability {capability}", remedy)
+    try:
+        version = importlib.metadata.version("paddlepaddle-gpu")
+    except importlib.metadata.PackageNotFoundError:
+        remedy = "pip install --force-reinstall --no-deps paddlepaddle-gpu==2.6.2"
+        return broken("GPU", f"{found}; Paddle's wheel is the CPU's", remedy)
+    return ok("GPU", f"{found}; paddlepaddle-gpu {version}")

@@ -1,0 +1,154 @@
+"""Trains a tiny BERT, compresses it and answers in every variant: `python -m fleetbert.doctor.smoke
+FOLDER`. A line of JSON for each step, a `Finding`; the bundle stays in the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Callable, Iterator
+
+import fleetbert
+from fleetbert.compat import environment
+from fleetbert.doctor.findings import Finding, broken, not_here, ok
+
+SHAPE = {
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "num_attention_heads": 2,
+    "intermediate_size": 128,
+}
+TEXTS, DEV = 320, 80
+LEAST_ACCURACY = 0.9  # chance is 0.5; with these texts it is 1.0
+LEAST_AGREEMENT = 0.95  # of a variant's answers with float32's
+REPORT = "please send this table with the whole message to the project's issues"
+
+
+def write_data(folder: Path) -> None:
+    """Two labels that a bag of words tells apart: vocab.txt, train.tsv, dev.tsv."""
+    words = [f"word{number}" for number in range(100)]
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    (folder / "vocab.txt").write_text("\n".join(special + words) + "\n", encoding="utf-8")
+    random = Random(0)
+    for name, count in (("train", TEXTS), ("dev", DEV)):
+        lines = ["label\ttext_a"]
+        for number in range(count):
+            kind = number % 2
+            own = random.choices(words[50 * kind : 50 * kind + 50], k=random.randint(4, 11))
+            lines.append(f"{('bad', 'good')[kind]}\t{' '.join(own)}")
+        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def write_job(folder: Path, output: str, level: str = "O0") -> Path:
+    """The file of a training job of seconds."""
+    job = {
+        "data": {
+            "train": str(folder / "train.tsv"),
+            "dev": str(folder / "dev.tsv"),
+            "max_length": 16,
+        },
+        "model": {"init": "random", "vocab": str(folder / "vocab.txt"), **SHAPE},
+        "optimizer": {"learning_rate": 2e-3},
+        "precision": {"level": level},
+        "callbacks": {"progress": False, "report": False, "visualdl": False},
+        "output_dir": str(folder / output),
+    }
+    path = folder / f"{output}.json"  # JSON is YAML
+    path.write_text(json.dumps(job), encoding="utf-8")
+    return path
+
+
+def trained(folder: Path, output: str, level: str = "O0") -> str:
+    """Train; what came of it. ValueError where nothing was learned."""
+    run = fleetbert.train(config=write_job(folder, output, level))
+    accuracy = run.metrics["accuracy"]
+    if accuracy < LEAST_ACCURACY:
+        raise ValueError(f"accuracy {accuracy:.3f}, at least {LEAST_ACCURACY} was expected")
+    return f"accuracy {accuracy:.3f}, {run.summary['texts_per_s']:.0f} texts/s"
+
+
+def paddle_runs() -> str:
+    paddle = environment.import_paddle()
+    square = paddle.ones([64, 64])
+    if float((square @ square).sum()) != 64.0**3:
+        raise ValueError("a product of ones is wrong")
+    kind = f"CUDA {paddle.version.cuda()}" if paddle.device.is_compiled_with_cuda() else "CPU"
+    return f"paddlepaddle {paddle.__version__} ({kind})"
+
+
+def mixed_precision(folder: Path) -> Iterator[Finding]:
+    import paddle
+
+    if not paddle.device.is_compiled_with_cuda() or not paddle.device.cuda.device_count():
+        yield not_here("train O1, O2", "there is no GPU, and Paddle's AMP does nothing on a CPU")
+        return
+    for level in ("O1", "O2"):
+        yield step(f"train {level}", partial(trained, folder, level, level))
+
+
+def variants(folder: Path) -> Iterator[Finding]:
+    """Quantize, cut for early exit, export; each variant answers the dev texts as float32 does."""
+    bundle, train, dev = (folder / name for name in ("run/bundle", "train.tsv", "dev.tsv"))
+    texts = [line.split("\t")[1] for line in dev.read_text(encoding="utf-8").splitlines()[1:]]
+    expected = [answer.label for answer in fleetbert.load(bundle)(texts)]
+
+    def agree(name: str) -> str:
+        answers = fleetbert.load(bundle, variant=name)(texts)
+        agreed = sum(answer.label == label for answer, label in zip(answers, expected))
+        same = agreed / len(texts)
+        if same < LEAST_AGREEMENT:
+            raise ValueError(f"{same:.0%} of its answers are float32's")
+        return f"{same:.0%} of {len(texts)} answers are float32's"
+
+    def quantized(method: str) -> str:
+        made = fleetbert.quantize(bundle, method=method, calibration=train, gate=dev, max_drop=0.05)
+        return agree(made.name)
+
+    def exits() -> str:
+        made = fleetbert.early_exit(
+            bundle, train, gate=dev, max_drop=0.05, sources=["float32"],
+            distill={"layers": [1, 2], "epochs": 2, "speed": 0.5},
+        )  # fmt: skip
+        return "; ".join(agree(variant.name) for variant in made) or "texts leave no earlier"
+
+    def onnx() -> str:
+        from fleetbert.compress.onnx import export_onnx  # loads Paddle
+
+        export_onnx(bundle)
+        return agree("onnx")
+
+    yield step("quantize static", partial(quantized, "static"))
+    yield step("quantize dynamic", partial(quantized, "dynamic"))
+    yield step("early exit", exits)
+    yield step("export ONNX", onnx)
+
+
+def step(check: str, do: Callable[[], str]) -> Finding:
+    """Do it: ok with what it says and the time it took, broken with its error."""
+    began = time.perf_counter()
+    try:
+        return ok(check, f"{do()} ({time.perf_counter() - began:.0f} s)")
+    except Exception as error:  # whatever it is, it is to be told
+        return broken(check, f"{type(error).__name__}: {error}".splitlines()[0], REPORT)
+
+
+def run(folder: Path) -> Iterator[Finding]:
+    paddle = step("Paddle", paddle_runs)
+    yield paddle
+    if paddle.state == "broken":
+        return
+    write_data(folder)
+    float32 = step("train float32", partial(trained, folder, "run"))
+    yield float32
+    yield from mixed_precision(folder)
+    if float32.state == "ok":
+        yield from variants(folder)
+
+
+if __name__ == "__main__":
+    for finding in run(Path(sys.argv[1])):
+        print(json.dumps(finding._asdict()), flush=True)

@@ -1,0 +1,389 @@
+"""An exported Paddle Inference program of a classifier → a bundle, without its training code.
+
+A float32 program becomes the variant float32 as it is, but for the names of its inputs and its
+output. A quantized one, as PaddleSlim's ACT and Paddle's post-training quantization save it (ONNX
+format: quantize_linear, dequantize_linear), becomes two: float32, with its weights widened, and
+int8-imported, with its own integers and scales. Both are compared with the program that was given,
+run by Paddle Inference without any pass.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import struct
+from pathlib import Path
+from typing import NamedTuple, Sequence, Tuple
+
+import numpy as np
+import paddle
+from google.protobuf.message import DecodeError
+
+import fleetbert
+from fleetbert import bundle as bundles
+from fleetbert import config, encodings
+from fleetbert.compat import paddle_inference
+from fleetbert.data import tokenizers
+from fleetbert.engines import alike, engine, golden, predictor
+from fleetbert.errors import UserError
+from fleetbert.graph import int8, tidy, weights
+from fleetbert.graph import program as programs
+from fleetbert.graph.first_token import first_token_only
+from fleetbert.graph.fuse import fuse
+from fleetbert.graph.program import OpDesc, Parameters, ProgramDesc, VarType
+from fleetbert.graph.transposes import merge_transposes
+from fleetbert.graph.weights import Quantized
+
+NAME = "int8-imported"
+PROGRAM = ".pdmodel"
+WEIGHTS = ("model*.safetensors*", "model_state*.pdparams*", "pytorch_model*.bin*")
+QUANTIZERS = ("quantize_linear", "dequantize_linear")
+# Relative error (Frobenius norm) of the logits of a quantized program's variants beside its own, on
+# random ids. float32 does not round activations, int8-imported no products of attention, and some
+# processors take 7 bits of weights. Another model's logits are off by more than 1.
+LARGEST_ERROR = 0.5
+PADDED = 14  # tokens of a row that is half padding; it and its half are of SAFE_LENGTHS
+# What classifiers compute with. Others may read files, write them or run Python.
+OPERATORS = {
+    "arange", "assign", "assign_value", "bmm", "cast", "clip", "concat", "cumsum", "dropout",
+    "elementwise_add", "elementwise_div", "elementwise_mul", "elementwise_pow", "elementwise_sub",
+    "equal", "erf", "exp", "expand_as_v2", "expand_v2", "fc", "feed", "fetch", "fill_any_like",
+    "fill_constant", "fill_constant_batch_size_like", "flatten_contiguous_range", "gather", "gelu",
+    "greater_than", "layer_norm", "less_than", "logical_and", "logical_not", "logical_or",
+    "lookup_table", "lookup_table_v2", "matmul", "matmul_v2", "mul", "not_equal", "pow", "range",
+    "reduce_max", "reduce_mean", "reduce_sum", "relu", "reshape2", "rsqrt", "scale", "shape",
+    "sigmoid", "silu", "slice", "softmax", "split", "sqrt", "square", "squeeze2", "stack",
+    "strided_slice", "sum", "swish", "tanh", "tile", "transpose2", "unsqueeze2", "unstack", "where",
+    *QUANTIZERS,
+}  # fmt: skip
+
+# input_ids and token_type_ids, int64 [texts, length].
+Batch = Tuple[np.ndarray, np.ndarray]
+
+log = logging.getLogger(__name__)
+
+
+class Given(NamedTuple):
+    """path: of the .pdmodel file; inputs: its own names of input_ids and token_type_ids; program:
+    with fleetbert's names; arrays: its parameters."""
+
+    path: Path
+    inputs: list[str]
+    program: ProgramDesc
+    arrays: Parameters
+
+
+class Widened(NamedTuple):
+    """A quantized program in float32. thresholds: the magnitude that becomes 127, by activation;
+    quantized: the weights that it had as integers."""
+
+    program: ProgramDesc
+    arrays: Parameters
+    thresholds: dict[str, float]
+    quantized: dict[str, Quantized]
+
+
+def find(folder: Path) -> Path | None:
+    """The program in a folder; None where it has none, or has a model's weights to take instead."""
+    found = sorted(folder.glob(f"*{PROGRAM}")) if folder.is_dir() else []
+    if not found or any(True for pattern in WEIGHTS for _ in folder.glob(pattern)):
+        return None
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise UserError(f"{folder} has several programs ({names}): leave one of them in it")
+    return found[0]
+
+
+def import_program(
+    path: Path,
+    model: config.Model,
+    bundle: Path,
+    labels: Sequence[str] | None,
+    pair: bool,
+    max_length: int,
+) -> bundles.Bundle:
+    """Write the program at `path` (.pdmodel), the .pdiparams beside it and the folder's tokenizer
+    as a bundle.
+
+    labels: in the order of the logits; None: `id2label` of the folder's config.json. UserError says
+    why a program cannot be served.
+    """
+    given = _read(path)
+    spec = tokenizers.changed(tokenizers.find(path.parent), model.vocab, model.lowercase)
+    for file in spec.files.values():
+        if not file.is_file():
+            raise UserError(f"{path.parent} has no {file.name}: put the model's beside {path.name}")
+    tokenizer = tokenizers.open(spec)
+    widened = _widened(given.program, given.arrays)
+    (words,) = (
+        len(widened.arrays[programs.argument(op.inputs, "W")])
+        for op in widened.program.blocks[0].ops
+        if op.type == "lookup_table_v2" and programs.argument(op.inputs, "Ids") == "input_ids"
+    )
+    if tokenizer.vocab_size > words:
+        raise UserError(
+            f"{path}: looks up {words} words, and its tokenizer has {tokenizer.vocab_size}; put "
+            "the tokenizer that it was trained with beside it"
+        )
+    batches = alike.random_batches(max_length, tokenizer.vocab_size)
+    expected = _answers(given, batches)
+    names = _labels(given, labels, expected[0].shape[-1])
+
+    def fill(folder: Path) -> list[bundles.Variant]:
+        programs.write_model(_made(folder / "float32"), widened.program, widened.arrays)
+        float32 = engine.open_folder(engine.FLOAT32, folder / "float32")
+        found = [float32(*batch) for batch in batches]
+        difference = alike.difference(found, expected)
+        error = _error(found, expected)
+        rounded = widened.quantized and error <= LARGEST_ERROR
+        if not (rounded or difference <= alike.LARGEST_DIFFERENCE):  # also catches NaN
+            raise UserError(
+                f"{path}: as a float32 variant its logits differ by {difference:.3g} from what "
+                "Paddle Inference answers without passes; export it again in float32"
+            )
+        _check_padding(float32, tokenizer, path)
+        variants: list[bundles.Variant] = [
+            bundles.ProgramVariant(
+                name="float32",
+                runs_on=["x86", "gpu", "armv8"],
+                max_difference_to_network=difference,
+                golden=golden.record(float32, max_length, tokenizer.vocab_size, golden.FLOAT_SHARE),
+                **_origin(path),
+            )
+        ]
+        if widened.quantized:
+            variants += _int8(widened, folder, batches, expected, tokenizer, max_length, path)
+        return variants
+
+    return bundles.create(
+        bundle,
+        task="pair_classification" if pair else "classification",
+        labels=names,
+        max_length=max_length,
+        tokenizer=spec,
+        fill=fill,
+    )
+
+
+def _origin(path: Path) -> dict[str, object]:
+    versions = {"fleetbert": fleetbert.__version__, "paddlepaddle": paddle.__version__}
+    return {"made_from": str(path), "versions": versions}
+
+
+def _read(path: Path) -> Given:
+    """UserError for a program that is damaged, or is asked or answers otherwise than a bundle's."""
+    parameters = path.with_suffix(".pdiparams")
+    if not parameters.is_file():
+        raise UserError(f"{path}: {parameters.name} is not beside it; copy both files")
+    try:
+        program = programs.read(path)
+        arrays = programs.read_parameters(program, parameters)
+    except (DecodeError, ValueError, KeyError, OverflowError, struct.error) as error:
+        raise UserError(
+            f"{path} or {parameters.name} cannot be read ({error}): export it again"
+        ) from error
+    if len(program.blocks) != 1:
+        raise UserError(
+            f"{path}: has branches or loops ({len(program.blocks)} blocks), which no BERT has"
+        )
+    block = program.blocks[0]
+    strange = sorted({op.type for op in block.ops} - OPERATORS)
+    if strange:
+        quantized = any(name.startswith("fake_") for name in strange)
+        raise UserError(
+            f"{path}: has the operator {strange[0]}, which no classifier here computes with"
+            + (": save the quantized program with onnx_format" if quantized else "")
+        )
+    outputs = programs.output_names(program)
+    if len(outputs) != 1:
+        raise UserError(f"{path}: has {len(outputs)} outputs; export it with its logits alone")
+    own = _inputs(program, path)
+    for old, new in zip(own, engine.INPUTS):
+        tidy.rename(block, old, new)
+    return Given(path, own, tidy.tidy(program), arrays)
+
+
+def _inputs(program: ProgramDesc, path: Path) -> list[str]:
+    """The names of what is input_ids and token_type_ids in every bundle, told by the tables that
+    they are looked up in: words have most rows."""
+    block = program.blocks[0]
+    inputs = programs.input_names(program)
+    for name in inputs:
+        tensor = programs.variable(block, name).type.lod_tensor.tensor
+        if tensor.data_type != VarType.INT64 or list(tensor.dims) != [-1, -1]:
+            raise UserError(
+                f"{path}: its input {name} is no int64 [-1, -1] but {list(tensor.dims)}; export it "
+                "for texts of any number and length"
+            )
+    looked_up = {
+        programs.argument(op.inputs, "Ids"): programs.argument(op.inputs, "W")
+        for op in block.ops
+        if op.type == "lookup_table_v2"
+    }
+    if len(inputs) != 2 or not set(inputs) <= set(looked_up):
+        raise UserError(
+            f"{path}: is given {', '.join(inputs) or 'nothing'}, and a bundle's program is given "
+            "input_ids and token_type_ids; export it with these two, so that it makes masks and "
+            "positions itself"
+        )
+
+    def rows(name: str) -> int:
+        return programs.variable(block, looked_up[name]).type.lod_tensor.tensor.dims[0]
+
+    return sorted(inputs, key=rows, reverse=True)
+
+
+def _answers(given: Given, batches: Sequence[Batch]) -> list[np.ndarray]:
+    """The program's logits as it stands, by Paddle Inference without passes."""
+    try:
+        files = (given.path, given.path.with_suffix(".pdiparams"))
+        options = paddle_inference.import_inference().Config(*map(str, files))
+        options.switch_ir_optim(False)
+        run = predictor.bind(predictor.create(options, "cpu", 1), given.inputs)
+        found = [run(*batch)[0] for batch in batches]
+    except UserError:
+        raise
+    except Exception as error:  # Paddle raises RuntimeError, ValueError, OSError, ...
+        lines = [line for line in str(error).splitlines() if "Error" in line]
+        raise UserError(
+            f"{given.path}: Paddle {paddle.__version__} cannot run it on texts of up to "
+            f"{max(ids.shape[1] for ids, _ in batches)} tokens ({(lines or [repr(error)])[-1]})"
+        ) from error
+    if any(one.ndim != 2 or one.shape[1] < 2 for one in found):
+        raise UserError(
+            f"{given.path}: answers with shape {list(found[0].shape)}; a classifier's logits are "
+            "[texts, labels]"
+        )
+    return found
+
+
+def _labels(given: Given, labels: Sequence[str] | None, count: int) -> list[str]:
+    file = given.path.with_name("config.json")
+    fields = encodings.read_json(file, "configuration") if file.is_file() else {}
+    named = {str(number): str(label) for number, label in (fields.get("id2label") or {}).items()}
+    known = [named.get(str(number), f"LABEL_{number}") for number in range(count)]
+    if labels is not None and len(labels) != count:
+        raise UserError(f"labels: {given.path} has {count} logits; give as many, in their order")
+    return known if labels is None else list(labels)
+
+
+def _widened(program: ProgramDesc, arrays: Parameters) -> Widened:
+    """The program without quantize and dequantize operators."""
+    program, arrays = programs.copy(program), dict(arrays)
+    block = program.blocks[0]
+    thresholds, quantized = {}, {}
+    same_as: dict[str, str] = {}
+    kept: list[OpDesc] = []
+    for op in block.ops:
+        programs.rename_inputs(op, same_as)
+        if op.type not in QUANTIZERS:
+            kept.append(op)
+            continue
+        name = programs.argument(op.inputs, "X")
+        same_as[programs.argument(op.outputs, "Y")] = name
+        scale = arrays[programs.argument(op.inputs, "Scale")].astype(np.float32).reshape(-1)
+        if name in arrays:
+            quantized[name] = _integers(arrays[name], scale, programs.attribute(op, "quant_axis").i)
+        elif op.type == "quantize_linear":
+            thresholds[name] = float(scale[0])
+    for name, integers in quantized.items():
+        arrays[name] = weights.widen(integers)
+        programs.variable(block, name).type.lod_tensor.tensor.data_type = VarType.FP32
+    programs.replace_ops(block, kept)
+    programs.keep_variables(block, {name for op in kept for name in programs.arguments(op)})
+    arrays = {name: arrays[name] for name in programs.parameter_names(program)}
+    return Widened(program, arrays, thresholds, quantized)
+
+
+def _integers(stored: np.ndarray, scale: np.ndarray, axis: int) -> Quantized:
+    """scale: one for each index of the axis, or one for all."""
+    axis = max(axis, 0) if len(scale) > 1 else stored.ndim - 1
+    scales = np.broadcast_to(scale, stored.shape[axis : axis + 1])
+    return Quantized(stored.astype(np.int8), np.ascontiguousarray(scales), axis)
+
+
+def _check_padding(run: golden.Run, tokenizer: tokenizers.Tokenizer, path: Path) -> None:
+    """UserError unless a text's answer is the same with padding after it."""
+    text = np.random.default_rng(0).choice(tokenizer.ordinary_ids, (1, PADDED // 2))
+    ids = np.full((1, PADDED), tokenizer.pad_id, np.int64)
+    ids[:, : PADDED // 2] = text
+    padded, alone = (run(one, np.zeros_like(one)) for one in (ids, text))
+    if not np.abs(padded - alone).max() <= alike.LARGEST_DIFFERENCE:
+        raise UserError(
+            f"{path}: answers otherwise when padding follows a text, and the tokenizer's padding "
+            f"is token {tokenizer.pad_id}; export it so that it makes its mask of input_ids itself"
+        )
+
+
+def _int8(
+    widened: Widened,
+    folder: Path,
+    batches: Sequence[Batch],
+    expected: list[np.ndarray],
+    tokenizer: tokenizers.Tokenizer,
+    max_length: int,
+    path: Path,
+) -> list[bundles.Variant]:
+    """The variant with the program's own integers and thresholds, if the int8 engine takes it; else
+    none, and the log says why."""
+    made = _made(folder / NAME)
+    try:
+        variant = _write_int8(widened, folder / "float32", made)
+        opened = engine.open_folder(engine.INT8, made)
+        found = [opened(*batch) for batch in batches]
+        error = _error(found, expected)
+        if not error <= LARGEST_ERROR:  # also catches NaN
+            raise UserError(f"there its logits differ by {error:.1%} from its own")
+    except Exception as reason:  # a program of another shape than BERT's fails anywhere
+        shutil.rmtree(made)
+        said = str(reason).strip() or type(reason).__name__
+        log.warning(f"{path}: float32 alone, for the int8 engine cannot run it: {said}")
+        return []
+    log.info(f"{path}: in int8 its logits differ by {error:.1%} from its own, on random ids")
+    fields = {
+        **_origin(path),
+        "max_difference_to_network": alike.difference(found, expected),
+        "golden": golden.record(opened, max_length, tokenizer.vocab_size, golden.INTEGER_SHARE),
+    }
+    return [variant.model_copy(update=fields)]
+
+
+def _write_int8(widened: Widened, float32: Path, made: Path) -> bundles.Int8Variant:
+    """Write the int8 form of the program in the folder `float32` into the folder `made`."""
+    fused = fuse(float32)
+    program = merge_transposes(fused.program)
+    layers = {
+        programs.argument(op.inputs, "W"): programs.argument(op.inputs, "Input")
+        for op in int8.linear_layers(program)
+    }
+    own = {
+        name: quantized
+        for name, quantized in widened.quantized.items()
+        if quantized.axis == 1 and layers.get(name) in widened.thresholds
+    }
+    if not own:
+        raise UserError("none of its Linear layers has integers and a threshold")
+    program = int8.to_int8(first_token_only(program), widened.thresholds, own)
+    stored = dict(own)
+    for name in programs.embedding_tables(program):
+        stored[name] = weights.quantize(widened.arrays[name], 0)
+    programs.write(made / "x86.pdmodel", program)
+    others = {name: array for name, array in fused.parameters.items() if name not in stored}
+    weights.save(made, stored, others)
+    return bundles.Int8Variant(
+        name=NAME,
+        runs_on=["x86"],
+        float32_layers=[name for name in layers if name not in own],
+        thresholds={name: widened.thresholds[layers[name]] for name in own},
+    )
+
+
+def _error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+    """Relative, of all logits together (Frobenius norm)."""
+    ours, theirs = (np.concatenate(list(some)) for some in (found, expected))
+    return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder

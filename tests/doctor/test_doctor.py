@@ -1,0 +1,155 @@
+"""`fleetbert doctor`: all is well here, and faults that are put in are named."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from fleetbert.doctor import command, machine, trial
+from fleetbert.doctor.findings import Finding
+
+COMMAND = [sys.executable, "-m", "fleetbert.cli", "doctor", "--json"]
+
+
+def doctor(*words: str, **changes: str) -> tuple[int, dict[str, Finding]]:
+    """Exit code and findings of the command, with other environment variables."""
+    done = subprocess.run(
+        [*COMMAND, *words], capture_output=True, text=True, timeout=900,
+        env={**os.environ, **changes},
+    )  # fmt: skip
+    assert done.stdout, done.stderr
+    findings = [Finding(**found) for found in json.loads(done.stdout)]
+    return done.returncode, {finding.check: finding for finding in findings}
+
+
+def test_everything_runs_here_and_nothing_is_left(tmp_path):
+    code, found = doctor(TMPDIR=str(tmp_path))
+    assert code == 0, found
+    assert {f.check for f in found.values() if f.state == "ok"} >= {
+        "Python", "packages", "processors", "memory", "descriptors", "home", "Paddle",
+        "train float32", "quantize static", "quantize dynamic", "early exit", "export ONNX",
+        "train two ranks", "serve",
+    }  # fmt: skip
+    assert found["train O1, O2"].state == "not here"
+    assert list(tmp_path.iterdir()) == []
+
+
+class TestFaults:
+    def test_a_wheel_of_another_kind(self, tmp_path):
+        """Paddle is there and cannot be imported."""
+        (tmp_path / "paddle.py").write_text("raise ImportError('libcudart.so.11.0: no such file')")
+        code, found = doctor(PYTHONPATH=str(tmp_path))
+        assert code == 2
+        assert found["Paddle"].state == "broken"
+        assert "libcudart.so.11.0" in found["Paddle"].found
+        assert "serve" not in found
+
+    def test_a_process_that_crashes(self, tmp_path):
+        (tmp_path / "paddle.py").write_text("import os; os.kill(os.getpid(), 11)")
+        _, found = doctor(PYTHONPATH=str(tmp_path))
+        assert found["try"].state == "broken"
+        assert "exit code -11, before its first step" in found["try"].found
+
+    def test_a_home_that_cannot_be_written(self):
+        code, found = doctor("--no-run", HOME="/proc")
+        assert (code, found["home"].state) == (0, "not here")
+        assert found["home"].found.startswith("/proc cannot be written")
+        assert "set HOME" in found["home"].remedy
+        assert machine.home("/proc", "/proc").state == "broken"
+        assert found["temporary folder"].state == "ok"
+
+    def test_numpy_of_another_major_version(self):
+        def installed(name: str) -> str:
+            return "2.1.0" if name == "numpy" else importlib.metadata.version(name)
+
+        (found, *_) = machine.packages(installed)
+        assert found.state == "broken"
+        assert found.found == "numpy 2.1.0, where it must be <2,>=1.22"
+        assert found.remedy == "pip install 'numpy<2,>=1.22'"
+
+    def test_a_package_that_is_missing_an_extra_that_is_not_there(self):
+        def installed(name: str) -> str:
+            if name in ("tokenizers", "starlette"):
+                raise importlib.metadata.PackageNotFoundError(name)
+            return importlib.metadata.version(name)
+
+        found = {finding.check: finding for finding in machine.packages(installed)}
+        assert "tokenizers is not installed" in found["packages"].found
+        assert found["extra serve"].state == "not here"
+        assert found["extra serve"].remedy == "pip install 'fleetbert[serve]'"
+
+    def test_fleetbert_that_was_never_installed(self):
+        def required(name: str) -> list[str]:
+            raise importlib.metadata.PackageNotFoundError(name)
+
+        (found,) = machine.packages(required=required)
+        assert (found.state, found.remedy) == ("not here", "pip install .")
+
+    def test_shared_memory_that_is_full_or_missing(self, monkeypatch, tmp_path):
+        usage = namedtuple("usage", "total used free")
+        monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: usage(64 << 20, 64 << 20, 0))
+        found = machine.shared_memory()
+        assert (found.state, found.found) == ("broken", "/dev/shm has 0 MiB free")
+        monkeypatch.undo()
+        assert machine.shared_memory(tmp_path / "none").state == "broken"
+        assert machine.shared_memory(tmp_path).state == "ok"
+
+    @pytest.mark.parametrize("version", [(3, 7, 9), (3, 13, 0)])
+    def test_a_python_without_a_wheel(self, version):
+        found = machine.python(version)
+        assert found.state == "broken"
+        assert "3.8 to 3.12" in found.remedy
+
+
+class TestCards:
+    @pytest.fixture
+    def smi(self, tmp_path):
+        """smi(lines) → an nvidia-smi that says them."""
+
+        def make(said: str, code: int = 0) -> str:
+            path = tmp_path / "nvidia-smi"
+            path.write_text(f"#!/bin/sh\ncat <<'END'\n{said}\nEND\nexit {code}\n")
+            path.chmod(0o755)
+            return str(path)
+
+        return make
+
+    def test_none(self, tmp_path):
+        assert machine.card(str(tmp_path / "nothing")).state == "not here"
+
+    def test_one_that_the_wheel_has_no_kernels_for(self, smi):
+        found = machine.card(smi("NVIDIA H100 80GB HBM3, 550.54.15, 9.0, 81559 MiB"))
+        assert found.state == "broken"
+        assert "compute capability 9.0" in found.found
+        assert "6.1 to 8.6" in found.remedy
+
+    def test_one_beside_the_wheel_for_cpus(self, smi):
+        found = machine.card(smi("NVIDIA A10, 550.54.15, 8.6, 23028 MiB"))
+        assert found.state == "broken"
+        assert "paddlepaddle-gpu==2.6.2" in found.remedy
+
+    def test_a_driver_that_fails(self, smi):
+        found = machine.card(smi("NVIDIA-SMI has failed: no driver", 9))
+        assert (found.state, found.found) == ("broken", "NVIDIA-SMI has failed: no driver")
+
+
+def test_the_table_has_a_line_for_each_and_the_remedy_below(capsys):
+    command.tell(Finding("home", "broken", "/proc: no", "set HOME"))
+    assert capsys.readouterr().out.splitlines() == [
+        "broken    home              /proc: no",
+        "                            → set HOME",
+    ]
+
+
+def test_variables_of_a_cluster_are_left_out(monkeypatch):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "8")
+    kept = trial.environment()
+    assert "PADDLE_TRAINERS_NUM" not in kept
+    assert Path(kept["PYTHONPATH"].split(os.pathsep)[0], "fleetbert", "doctor").is_dir()
