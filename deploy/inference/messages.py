@@ -110,7 +110,8 @@ class State(enum.Enum):
 
 
 class Variant(NamedTuple):
-    """What people want to know of a bundle's variant; None where it was not measured."""
+    """What people want to know of a bundle's variant; None where it was not measured. accuracy: the
+    figure of the task that `metric` names."""
 
     name: str
     kind: str
@@ -119,6 +120,7 @@ class Variant(NamedTuple):
     texts_per_s: float | None
     speed: float | None  # early exit's threshold, unless a request names one
     bytes: int
+    metric: str = "accuracy"
 
 
 @dataclass(frozen=True)

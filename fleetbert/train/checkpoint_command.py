@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Dict
 
 from fleetbert.errors import UserError
-from fleetbert.tasks.metrics import FIGURES
 from fleetbert.train import checkpoint
 
 DESCRIPTION = """\
@@ -68,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(folder: Path) -> int:
+    from fleetbert.tasks.metrics import FIGURES  # with NumPy, which --help has no need of
+
     paths = checkpoint.listed(folder)
     problems = {path: checkpoint.broken(path, quick=True) for path in paths}
     newest, best = _marked(problems)

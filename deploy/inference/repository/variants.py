@@ -98,6 +98,7 @@ def describe(bundle: bundles.Bundle, measured: dict[str, float]) -> tuple[Varian
                 texts_per_s=measured.get(variant.name),
                 speed=variant.speed if isinstance(variant, EARLY_EXIT) else None,
                 bytes=variant.bytes,
+                metric=accuracy.metric if accuracy else "accuracy",
             )
         )
     return tuple(described)

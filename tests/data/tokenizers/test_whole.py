@@ -15,7 +15,7 @@ import tokenizers as library
 from fleetbert import bundle as bundles
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import base, sentencepiece
-from fleetbert.data.tokenizers.whole import Whole
+from fleetbert.data.tokenizers.whole import BETWEEN_WORDS, Whole
 from fleetbert.errors import UserError
 
 FILES = Path(__file__).with_name("files")
@@ -79,6 +79,7 @@ def test_a_long_text_is_read_until_there_are_enough_tokens(tokenizer, monkeypatc
         "  a b " * 9,
     ]
     wanted = [tokenizer.encode(texts, texts[::-1], size) for size in (8, 40, 4000)]
+    whole = [encoding.ids for encoding in tokenizer._encode(texts, add_special_tokens=False)]
     read = []
     real = tokenizer._encode
     monkeypatch.setattr(base, "LONG", 10)
@@ -91,9 +92,18 @@ def test_a_long_text_is_read_until_there_are_enough_tokens(tokenizer, monkeypatc
         assert [one.tolist() for one in found.ids] == [one.tolist() for one in before.ids]
         assert found.first_lengths.tolist() == before.first_lengths.tolist()
         assert found.truncated == before.truncated
+    for text, ids_of_all in zip(texts, whole):
+        for most in (1, 2, 7, 40):
+            some = tokenizer._first_ids(text, most)
+            assert some == ids_of_all[: len(some)] and len(some) >= min(most, len(ids_of_all))
     read.clear()
     tokenizer.encode(["word one " * 100_000], None, 16)
     assert 0 < sum(map(len, read)) < 200
+
+
+@pytest.mark.parametrize("text", ["a  b", "a \u0301b", "\u0e33 a", "a\u3000b", "a\nb", ") b"])
+def test_no_text_is_divided_where_characters_may_join(text):
+    assert BETWEEN_WORDS.search(text) is None
 
 
 @pytest.mark.parametrize(

@@ -159,14 +159,14 @@ function accuracies(variant) {
   const found = variant.accuracy;
   if (found === null || found === undefined) return "–";
   const percent = (value) => (100 * value).toFixed(2) + " %";
-  if (typeof found === "number") return percent(found);
+  if (typeof found === "number") return variant.metric === "accuracy" ? percent(found) : found.toFixed(4);
   const list = Array.isArray(found) ? found : [found];
   const names = list.map((a) => `${percent(a.accuracy)} (${a.data.split("/").pop()}, ${a.n})`);
   return names.join(", ") || "–";
 }
 
 function variantTable(version) {
-  const heads = ["variant", "kind", "accuracy", "texts/s here"];
+  const heads = ["variant", "kind", version.variants[0].metric, "texts/s here"];
   const rows = version.variants.map((variant) =>
     make(
       "tr",
