@@ -109,7 +109,7 @@ setup(
             "pytest>=8",
             "pytest-rerunfailures",
             "pytest-timeout",
-            "pytest-xdist",  # two tests at once: many wait for processes
+            "pytest-xdist",  # three tests at once: many wait for processes
             "ruff",
             "types-PyYAML",
             "types-psutil",
