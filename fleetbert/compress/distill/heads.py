@@ -149,8 +149,10 @@ def _train(
                 losses = losses + settings.labels_weight * F.cross_entropy(
                     logits, truth, reduction="none"
                 )
-            weight = _weight(reach[number], example.numbers, seed, epoch)
-            loss = (losses * paddle.to_tensor(weight)).sum()
+            if settings.weighting == "uncertainty":
+                weight = _weight(reach[number], example.numbers, seed, epoch)
+                losses = losses * paddle.to_tensor(weight)
+            loss = losses.sum()
             (loss * example.share).backward()
             if add_up is not None:
                 for parameter in head.parameters():

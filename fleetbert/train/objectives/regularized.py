@@ -72,7 +72,8 @@ class Regularized(Objective):
     def __init__(
         self, objective: Objective, settings: schema.Loss, weights: np.ndarray | None = None
     ):
-        self.objective, self.settings, self.weights = objective, settings, weights
+        self.objective, self.settings = objective, settings
+        self.weights = None if weights is None else paddle.to_tensor(weights)
         self.has_classes = objective.has_classes
         self.passes = 2 if settings.adversarial else 1
         # Of the words' embeddings, (rows, length, hidden): of each forward of `loss`.
@@ -121,7 +122,7 @@ class Regularized(Objective):
     def _weighted(self, arrays: Arrays) -> Arrays:
         if self.weights is None:
             return arrays
-        of_texts = paddle.to_tensor(self.weights)[arrays["labels"].flatten()]
+        of_texts = self.weights[arrays["labels"].flatten()]
         return {**arrays, "weight": arrays["weight"] * of_texts}
 
     def _once(self, model: nn.Layer, arrays: Arrays) -> tuple[paddle.Tensor, paddle.Tensor]:
