@@ -203,6 +203,8 @@ def build(task: str, config: BertConfig) -> Headed:
     config.hidden_act = "gelu"  # PaddleNLP looks for a function of that name in Paddle
     network = heads.get(tasks.get(task).head)(config)
     for layer in network.sublayers():
+        if isinstance(layer, nn.LayerNorm):
+            layer._epsilon = config.layer_norm_eps  # PaddleNLP sets it where it draws weights only
         if "activation" in vars(layer) and callable(layer.activation):
             layer.activation = activation
     network.network.bert.pooler.activation = Function(getattr(config, "pooler_act", "tanh"))
