@@ -74,6 +74,9 @@ class Served:
         """The log's lines, as JSON."""
         return [json.loads(line) for line in self.log.splitlines(keepends=True) if line[-1] == "\n"]
 
+    def workers(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the exit code."""
         self.process.send_signal(number)

@@ -40,10 +40,13 @@ class _Strict(BaseModel):
 
 class Task(_Strict):
     """What the model answers. `labels` are in the order of the logits; none where it answers with
-    none, as `mlm` and numbers do."""
+    none, as `mlm` and numbers do. width: how many numbers its vectors have, where it answers with
+    vectors; pooling: how a text's tokens become one."""
 
     name: str
     labels: List[str] = Field(default_factory=list)
+    width: Optional[int] = Field(None, ge=1)
+    pooling: Optional[str] = None
 
     @property
     def pair(self) -> bool:
