@@ -68,7 +68,9 @@ def prepare(work: Work) -> Prepared:
             made[form].mkdir()
             batches = work.calibration_batches.feeds() if form == STATIC else None
             quantize(float32, made[form] / MODEL, left, batches)
-        tried, tried_on, chosen = {}, None, wanted
+        chosen: str = wanted
+        tried: dict[str, bundles.OnnxTried] = {}
+        tried_on = None
         if wanted == "auto":
             tried = compare(made, work.selection, work.gate.threads)
             tried_on, chosen = work.selection.name, choose(tried, work.gate.max_drop)
