@@ -12,11 +12,13 @@ from pydantic_core import PydanticCustomError
 
 class Kind(NamedTuple):
     """pair: whether a question is two texts. label: how a table writes what is learned, see
-    `data.written`. least_labels: that a bundle has."""
+    `data.written`. least_labels: that a bundle has. per_token: whether a text has logits for each
+    of its tokens."""
 
     pair: bool = False
     label: str = "name"
     least_labels: int = 2
+    per_token: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -25,6 +27,7 @@ KINDS: dict[str, Kind] = {
     "regression": Kind(label="number", least_labels=0),
     "pair_regression": Kind(pair=True, label="number", least_labels=0),
     "multi_label_classification": Kind(label="names", least_labels=1),
+    "token_classification": Kind(label="spans", per_token=True),
     "mlm": Kind(least_labels=0),
     "ctr": Kind(),
 }

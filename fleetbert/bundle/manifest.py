@@ -172,8 +172,8 @@ class Comparison(_Strict):
 class Golden(_Strict):
     """What a variant answered where it was made, to be asked again where it is served.
 
-    ids: token ids of each text; logits: [texts, labels]; bound: the largest difference of a logit
-    that is not another model's.
+    ids: token ids of each text; logits: [texts, labels], or [tokens, labels] of all texts where
+    each token has them; bound: the largest difference of a logit that is not another model's.
     """
 
     ids: List[List[int]]
@@ -182,10 +182,13 @@ class Golden(_Strict):
 
     @model_validator(mode="after")
     def _whole(self) -> "Golden":
-        widths = {len(row) for row in self.logits}
-        if len(self.logits) != len(self.ids) or len(widths) != 1 or not all(self.ids):
+        if len({len(row) for row in self.logits}) != 1 or not all(self.ids):
             raise ValueError("golden is no list of texts and their logits")
         return self
+
+    def is_whole(self, per_token: bool) -> bool:
+        """Whether there are logits for each text, or token."""
+        return len(self.logits) == (sum(map(len, self.ids)) if per_token else len(self.ids))
 
 
 class Pruning(_Strict):
@@ -465,6 +468,11 @@ class Manifest(_Strict):
             if variant.golden and max(map(len, variant.golden.ids)) > self.max_length:
                 raise ValueError(
                     f"golden of variant {variant.name} has more than max_length tokens"
+                )
+            per_token = task_names.KINDS[self.task.name].per_token
+            if variant.golden and not variant.golden.is_whole(per_token):
+                raise ValueError(
+                    f"golden of variant {variant.name} is no list of texts and their logits"
                 )
         return self
 

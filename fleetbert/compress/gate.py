@@ -19,6 +19,7 @@ from fleetbert import config, files
 from fleetbert.compress import paired
 from fleetbert.compress.texts import Batches, draw
 from fleetbert.engines import answer, engine, evaluate, golden
+from fleetbert.tasks.task import largest_difference
 
 # Rounds of both models in turn, for the ratio of their speeds.
 ROUNDS = 3
@@ -52,7 +53,9 @@ class Sample:
     def __init__(self, model: answer.Model, name: str, texts: evaluate.Known):
         """model: of float32."""
         self.model, self.name, self.truth = model, name, texts.truth
-        self.encodings = model.tokenizer.encode(texts.texts_a, texts.texts_b, model.max_length)
+        given = (model.tokenizer, texts.texts_a, texts.texts_b, model.max_length)
+        self.encodings = model.task.encode(*given)
+        self.texts = texts.texts_a
         self.batches = list(answer.in_batches(model, self.encodings))
 
     @functools.cached_property
@@ -70,9 +73,16 @@ class Sample:
         return Batches(self.encodings, chosen, 1024, self.model.tokenizer.pad_id)
 
     def logits(self, opened: engine.Engine) -> np.ndarray:
-        """float32 [texts, labels] of an opened variant; UserError where they are not finite."""
+        """Of an opened variant, as the task takes them; UserError where they are not finite."""
+        return self.of_texts(self.run(opened))
+
+    def run(self, opened: engine.Engine) -> np.ndarray:
+        """The outputs of an opened variant themselves."""
         model = self.model._replace(engine=opened)
         return answer.run_batches(model, self.batches, len(self.truth))[0]
+
+    def of_texts(self, outputs: np.ndarray) -> np.ndarray:
+        return self.model.task.of_texts(outputs, self.encodings.words, self.texts)
 
     def metric(self, logits: np.ndarray, texts: np.ndarray | None = None) -> float:
         """What the task counts, of logits [texts, labels]; texts: the numbers of some of them."""
@@ -88,6 +98,17 @@ class Sample:
         after = task.right(self.truth, logits)
         if before is not None and after is not None:
             return paired.of_answers(before, after)
+        outputs = (self.float32, logits)
+        sums = [task.sums(self.truth, one, self.model.labels) for one in outputs]
+        if sums[0] is not None and sums[1] is not None:
+            first, second = sums[0], sums[1]
+            return paired.bootstrap(
+                lambda texts: (
+                    task.of_sums(first[texts].sum(0)),
+                    task.of_sums(second[texts].sum(0)),
+                ),
+                len(self.truth),
+            )
         return paired.bootstrap(
             lambda texts: (self.metric(self.float32, texts), self.metric(logits, texts)),
             len(self.truth),
@@ -130,11 +151,11 @@ class Gate(Sample):
         variant = engine.open_folder(kind, folder, "cpu", self.threads)
         engines = {"float32": self.model.engine, "variant": variant}
         times: dict[str, list[float]] = {name: [] for name in engines}
-        logits = {}
+        outputs = {}
         for _ in range(ROUNDS + 1):  # the first warms up
             for name, opened in engines.items():
                 started = time.perf_counter()
-                logits[name] = self.logits(opened)
+                outputs[name] = self.run(opened)
                 times[name].append(time.perf_counter() - started)
         ratios = [slow / fast for slow, fast in zip(times["float32"][1:], times["variant"][1:])]
         speed = {n: len(self.truth) / statistics.median(found[1:]) for n, found in times.items()}
@@ -143,7 +164,7 @@ class Gate(Sample):
             texts_per_s=round(speed["variant"], 1),
             float32_texts_per_s=round(speed["float32"], 1),
             speed_ratio=round(statistics.median(ratios), 3),
-            max_logit_difference=float(np.abs(logits["variant"] - logits["float32"]).max()),
+            max_logit_difference=largest_difference(outputs["variant"], outputs["float32"]),
             size_ratio=round(sizes[0] / sizes[1], 4),
         )
         # All layers: which texts near the limit leave is a matter of rounding, which differs
@@ -153,7 +174,8 @@ class Gate(Sample):
         answers = golden.record(
             whole, longest, tokenizer.vocab_size, golden.INTEGER_SHARE, tokenizer.pad_id
         )
-        return Measured(self.accuracy(logits["variant"]), comparison, answers, sizes[0] / 1e6)
+        accuracy = self.accuracy(self.of_texts(outputs["variant"]))
+        return Measured(accuracy, comparison, answers, sizes[0] / 1e6)
 
     def refusal(self, name: str, accuracy: bundles.Accuracy, hint: str) -> str | None:
         """Why the variant may not enter, with the hint what to do; None if it may."""

@@ -9,6 +9,11 @@ from fleetbert.graph.smooth import product_before
 FIRST = "@first"  # after the name of a state: that of the first token alone
 
 
+def is_per_token(program: ProgramDesc) -> bool:
+    """Whether the program's outputs are of every token: it takes none of them out."""
+    return all(op.type != "slice" for op in program.blocks[0].ops)
+
+
 def first_token_only(program: ProgramDesc) -> ProgramDesc:
     """The program with one query in its last layer; as it is where more of that layer is read.
 

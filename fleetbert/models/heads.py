@@ -81,6 +81,28 @@ class TextClassifier(Headed):
         return self.network.classifier(self.network.dropout(pooled))
 
 
+class TokenClassifier(Headed):
+    """BERT with dropout and a linear layer on each token (Devlin et al. 2019, section 5.3)."""
+
+    head = "tokens"
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.network = BertForSequenceClassification(config)  # its pooler is not used
+
+    def forward(
+        self,
+        input_ids: paddle.Tensor,
+        token_type_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        segments: paddle.Tensor | None = None,
+    ) -> paddle.Tensor:
+        """Logits (rows, length, labels)."""
+        bert = self.network.bert
+        hidden, _ = encode(bert, input_ids, token_type_ids, position_ids, segments)
+        return self.network.classifier(self.network.dropout(hidden))
+
+
 class MaskedLanguageModel(Headed):
     """BERT with the masked-word head, its output tied to the word embeddings."""
 
@@ -104,7 +126,7 @@ class MaskedLanguageModel(Headed):
 
 
 heads: Registry[type[Headed]] = Registry(
-    "head", {head.head: head for head in (TextClassifier, MaskedLanguageModel)}
+    "head", {head.head: head for head in (TextClassifier, TokenClassifier, MaskedLanguageModel)}
 )
 
 

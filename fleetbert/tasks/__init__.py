@@ -16,6 +16,7 @@ from fleetbert.tasks.metrics import Metrics
 from fleetbert.tasks.multi_label import MULTI_LABEL
 from fleetbert.tasks.regression import PAIR_REGRESSION, REGRESSION
 from fleetbert.tasks.task import Answer, Criterion, Part, Task, Tensor, Values
+from fleetbert.tasks.token_classification import TOKEN_CLASSIFICATION
 
 __all__ = [
     "Answer",
@@ -36,6 +37,7 @@ BUILT_IN: tuple[Task, ...] = (
     REGRESSION,
     PAIR_REGRESSION,
     MULTI_LABEL,
+    TOKEN_CLASSIFICATION,
     MASKED_WORDS,
 )
 _tasks: Registry[Task] = Registry(
@@ -46,7 +48,8 @@ _tasks: Registry[Task] = Registry(
 
 def register(task: Task) -> None:
     """Add a kind of task: jobs and bundles may name it from now on."""
-    task_names.KINDS[task.name] = task_names.Kind(task.pair, task.label, task.least_labels)
+    kind = task_names.Kind(task.pair, task.label, task.least_labels, task.per_token)
+    task_names.KINDS[task.name] = kind
     _tasks.add(task.name, task)
 
 

@@ -48,15 +48,17 @@ class Labelled:
         split = self.split
         place = None if split.folder is None else (split.name, split.folder)
         state = {"job": self.job, "tokenizer": self.tokenizer, "place": place}
-        return state if place else {**state, "split": split}
+        # What a task has made of the labels is not in the cache.
+        return {**state, "labels": split.labels} if place else {**state, "split": split}
 
     def __setstate__(self, state: Arrays) -> None:
-        place = state.pop("place")
+        place, labels = state.pop("place"), state.pop("labels", None)
         self.__dict__.update(state)
         if place:
             from fleetbert.data import cache  # a server has tasks, but no pyarrow
 
-            self.split, _ = cache.load(*place)
+            split, _ = cache.load(*place)
+            self.split = split._replace(labels=labels)
 
     def plan(self, epoch: int) -> batching.Plan:
         """The texts of each optimizer step of an epoch."""

@@ -19,11 +19,16 @@ FIGURES = {
     "spearman": "Spearman",
     "pearson": "Pearson",
     "mse": "squared error",
+    "entity_f1": "entity F1",
+    "entity_precision": "precision of spans",
+    "entity_recall": "recall of spans",
 }
 # A confusion matrix has no more rows: it grows with the square of the labels.
 MOST_LABELS = 50
 # Pairs of labels that are listed instead, the most frequent first.
 MOST_CONFUSIONS = 1000
+# In a confusion matrix of spans: no span there.
+NOTHING = "none"
 # Logits in float64 at a time, 32 MB.
 BLOCK = 1 << 22
 
@@ -178,6 +183,41 @@ def cross_entropy(truth: np.ndarray, logits: np.ndarray) -> float:
         np.exp(shifted, out=shifted)
         total += float((np.log(shifted.sum(axis=1)) - chosen).sum())
     return total / len(truth)
+
+
+def entities(
+    truth: Sequence[np.ndarray], answered: Sequence[np.ndarray], kinds: Sequence[str]
+) -> Metrics:
+    """n, entity_f1, entity_precision, entity_recall, classes, labels, confusion, counted.
+
+    truth, answered: of each text int64 [spans, 3], where each begins, ends, and its kind. A span is
+    right where all three are: seqeval's f1_score, precision_score and recall_score. confusion: the
+    kinds of spans at the same place, with NOTHING where the other side has none there.
+    """
+    size = len(kinds)
+    counts = np.zeros((size + 1, size + 1), np.int64)
+    for true, given in zip(truth, answered):
+        there, told = (
+            {(begin, end): kind for begin, end, kind in spans.tolist()} for spans in (true, given)
+        )
+        for place in {**there, **told}:
+            counts[there.get(place, size), told.get(place, size)] += 1
+    right = counts.diagonal()[:size]
+    support, found = counts[:size].sum(1), counts[:, :size].sum(0)
+    return {
+        "n": len(truth),
+        "entity_f1": float(2 * right.sum() / max(support.sum() + found.sum(), 1)),
+        "entity_precision": float(right.sum() / max(found.sum(), 1)),
+        "entity_recall": float(right.sum() / max(support.sum(), 1)),
+        "classes": table(right, support, found, kinds),
+        "labels": [*kinds, NOTHING],
+        "confusion": counts.tolist(),
+        "counted": "spans",
+    }
+
+
+def as_set(spans: np.ndarray) -> set[tuple[int, ...]]:
+    return set(map(tuple, spans.tolist()))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

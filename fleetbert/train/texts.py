@@ -67,7 +67,8 @@ def open_splits(
     data, task = job.data, tasks.get(job.task.name)
 
     def tokenized(name: str, table: read.Table) -> tuple[Split, list[str]]:
-        return tokenize(name, table, tokenizer, task.pair, task.labelled, data.max_length)
+        how = (tokenizer, task.pair, task.labelled, data.max_length, task.label)
+        return tokenize(name, table, *how)
 
     if data.builtin:
         tables = [read.Table(examples, []) for examples in api_docs.load()]
@@ -227,7 +228,7 @@ class TextTask(Trainable):
         truth = self.dev.labels
         metrics = self.task.evaluate_parts(parts, truth, self.labels)
         if self.metrics:
-            outputs = together(parts, truth, self.task.outputs(self.labels))
+            outputs = together(parts, self.task.room(len(truth), self.labels))
             metrics.update({name: float(of(truth, outputs)) for name, of in self.metrics.items()})
         return metrics
 

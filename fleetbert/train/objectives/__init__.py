@@ -12,6 +12,7 @@ from fleetbert.train.objectives.multi_label import BinaryCrossEntropy
 from fleetbert.train.objectives.objective import Objective
 from fleetbert.train.objectives.regression import SquaredError
 from fleetbert.train.objectives.regularized import regularize
+from fleetbert.train.objectives.tokens import TokenCrossEntropy
 
 __all__ = ["Objective", "get", "register", "regularize"]
 
@@ -23,6 +24,7 @@ _objectives: Registry[Objective] = Registry(
         "regression": SquaredError(),
         "pair_regression": SquaredError(),
         "multi_label_classification": BinaryCrossEntropy(),
+        "token_classification": TokenCrossEntropy(),
         "mlm": MaskedWords(),
     },
 )
