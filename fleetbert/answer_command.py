@@ -28,14 +28,14 @@ Measure a bundle on a labelled table: the figures of its task (accuracy, Spearma
   fleetbert evaluate --bundle output/quickstart/bundle --data dev.tsv
 
 The table is TSV or CSV with a header (columns text_a, label, for pairs text_b) or JSONL with such
-fields.
+fields; of a model of spans JSONL, or columns of tagged tokens (CoNLL).
 """
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument(
-        "--data", required=True, metavar="FILE", help="labelled .tsv, .csv or .jsonl"
+        "--data", required=True, metavar="FILE", help="labelled .tsv, .csv, .jsonl, .conll"
     )
     parser.add_argument(
         "--on-bad-line",
@@ -74,9 +74,9 @@ Answer texts: one line of JSON for each line of input, in its order.
 
 Input is JSONL ({"text_a": ...} or {"text": ...}, for pairs with "text_b"; an "id" is passed on),
 TSV or CSV with a header that has text_a, or one text a line (pairs: two texts with a tab between).
-A file ending in .jsonl, .tsv, .csv or .txt is taken as that; otherwise the first line tells. A line
-that cannot be answered becomes {"error": ...}; the others go on, and the exit code is 0. A quoted
-field may hold line ends: then its lines get one answer.
+A file ending in .jsonl, .tsv, .csv, .conll or .txt is taken as that; otherwise the first line
+tells. A line that cannot be answered becomes {"error": ...}; the others go on, and the exit code is
+0. A quoted field may hold line ends: then its lines get one answer.
 """
 
 
@@ -108,6 +108,8 @@ def run_predict(arguments: argparse.Namespace) -> None:
                 form = read.table_format(
                     arguments.input, pair=model.pair, labelled=False, quoting=quoting
                 )
+            elif Path(arguments.input).suffix.lower() in read.TAG_SUFFIXES:
+                form = read.table_format(arguments.input, pair=False, labelled=False, label="spans")
             windows = answer.answer_lines(model, stream, jsonl, quoting=quoting, form=form)
             for objects, counts in windows:
                 for line in objects:
@@ -135,7 +137,7 @@ _JSONL = {".jsonl": True, ".json": True, ".txt": False}
 
 
 ASK = """\
-Answer a few texts for reading: the label and its probability, or the number.
+Answer a few texts for reading: the label and its probability, the number, or the spans.
 
   fleetbert ask --bundle output/quickstart/bundle "Draw a histogram with a legend"
 """

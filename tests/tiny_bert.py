@@ -10,7 +10,9 @@ EARLY_SPEED = 0.6
 LABELS = ["bad", "so so", "好"]
 
 
-def make_network(labels: int = len(LABELS), positions: int = 512, seed: int = 1):
+def make_network(
+    labels: int = len(LABELS), positions: int = 512, seed: int = 1, per_token: bool = False
+):
     """A two-layer BERT whose random weights are large enough that texts get different answers."""
     import paddle
     from paddlenlp.transformers import BertConfig, BertForSequenceClassification
@@ -34,6 +36,10 @@ def make_network(labels: int = len(LABELS), positions: int = 512, seed: int = 1)
         initializer_range=0.3,
         num_labels=labels,
     )
+    if per_token:
+        from fleetbert.models.heads import TokenClassifier
+
+        return TokenClassifier(config)
     return Network(BertForSequenceClassification(config))
 
 

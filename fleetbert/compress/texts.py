@@ -80,7 +80,10 @@ def read_batches(
 
 def read_unlabelled(path: str, task: Task, key: str) -> list[Example]:
     """The texts of a table, or of a file with one a line; UserError names the job's `key`."""
-    if Path(path).suffix.lower() in (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES):
+    suffixes = (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES)
+    if task.label == "spans":
+        suffixes = (*read.TAG_SUFFIXES, *suffixes)
+    if Path(path).suffix.lower() in suffixes:
         return read.read_as(path, task.table_format(path, labelled=False)).examples
     if task.pair:
         raise UserError(f"{key}: {path}: pairs need a .tsv, .csv or .jsonl with text_b")

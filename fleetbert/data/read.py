@@ -34,6 +34,8 @@ Row = Dict[str, object]  # of JSON or of a table, by column
 BOM = b"\xef\xbb\xbf"
 JSON_SUFFIXES = (".jsonl", ".json")
 COLUMN_SUFFIXES = (".tsv", ".csv")  # files with a header
+# Columns of tagged tokens; read as such wherever texts are wanted.
+TAG_SUFFIXES = (".conll", ".bio", ".iob", ".bioes", ".bmes", ".bilou")
 # Bytes that a quoted record may have: a quote that is never closed costs no more memory.
 LONGEST_RECORD = 16 << 20
 
@@ -125,7 +127,7 @@ def table_format(
     """
     if Path(path).suffix.lower() in JSON_SUFFIXES:
         return Format("jsonl", None, pair, labelled, label=label)
-    if label == "spans":
+    if label == "spans" and (labelled or Path(path).suffix.lower() not in COLUMN_SUFFIXES):
         return Format("conll", None, False, labelled, label=label)
     return _with_header(Path(path), pair, labelled, quoting)._replace(label=label)
 
@@ -275,6 +277,8 @@ def iter_lines(
             lines = chain([(number, line)], lines)
         break
     for number, line in lines if form is None else form.records(lines):
+        if form is not None and form.kind == "conll" and form.is_empty(line):
+            continue
         try:
             if form is not None:
                 yield number, form.parse(line, number)

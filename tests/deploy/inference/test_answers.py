@@ -17,6 +17,7 @@ TEXTS = ["word1", "word2 word3 字1", "word4 " * 40]
 LABELS: dict[str, list[str]] = {
     "regression": [],
     "multi_label_classification": ["joy", "怒", "love"],
+    "token_classification": ["O", "B-人", "I-人", "B-loc", "I-loc"],
 }
 
 
@@ -25,7 +26,8 @@ def made(tiny_vocab, tmp_path_factory):
     """A bundle of each task, by the name of the task, in a repository of models."""
     folder = tmp_path_factory.mktemp("answers") / "models"
     for name, labels in LABELS.items():
-        network = tiny_bert.make_network(labels=max(1, len(labels)))
+        per_token = name == "token_classification"
+        network = tiny_bert.make_network(labels=max(1, len(labels)), per_token=per_token)
         spec = tokenizers.of_vocab(tiny_vocab, True)
         export_bundle(folder / name / "1", network, task=name, labels=labels, max_length=32,
                       tokenizer=spec)  # fmt: skip
@@ -76,3 +78,27 @@ def test_several_labels_are_those_of_the_engine(server, made):
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
+
+
+def test_spans_are_those_of_the_engine(server, made):
+    """Of texts that share batches with others, are cut, or have characters beyond Unicode's BMP."""
+    name = "token_classification"
+    texts = [*TEXTS, "😀 字字 word1, word2", "word7 " * 9]
+    expected = answers.answer(answers.load(made / name / "1"), texts)
+    assert sum(len(one.spans) for one in expected) > 5
+    with Client(server.http) as client:
+        found = client.infer(name, texts)
+        assert client.metadata(name)["outputs"][0] == {
+            "name": "spans", "datatype": "BYTES", "shape": [-1],
+        }  # fmt: skip
+    for text, one, other in zip(texts, found, expected):
+        assert [span[:3] for span in one.spans] == [span[:3] for span in other.spans]
+        assert all(text[span.start : span.end] == span.text for span in one.spans)
+        scores = ([span.score for span in side.spans] for side in (one, other))
+        np.testing.assert_allclose(next(scores), next(scores), atol=1e-5)
+    ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [2, 7, 3]}
+    reply = requests.post(
+        f"{server.http}/v2/models/{name}/infer", json={"inputs": [ids]}, timeout=60
+    )
+    assert reply.status_code == 400
+    assert reply.json()["error"].endswith("answers with characters of texts: send input 'text'")

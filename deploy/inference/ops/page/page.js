@@ -267,7 +267,7 @@ async function ask() {
     });
     const found = await reply.json();
     if (!reply.ok) throw new Error(found.error || `status ${reply.status}`);
-    showAnswer(found, performance.now() - began);
+    showAnswer(found, performance.now() - began, body.inputs[0].data[0]);
   } catch (error) {
     $("problem").textContent = error.message;
     $("problem").hidden = false;
@@ -277,13 +277,32 @@ async function ask() {
   }
 }
 
+// Offsets count characters, which a string of this language has one or two units for.
+function tagged(text, spans) {
+  const letters = Array.from(text);
+  const kinds = [...new Set(spans.map((s) => s.kind))];
+  const parts = [];
+  let at = 0;
+  for (const span of spans) {
+    parts.push(letters.slice(at, span.start).join(""));
+    const words = letters.slice(span.start, span.end).join("");
+    const kind = make("small", { textContent: span.kind });
+    const title = `${span.kind}, ${(100 * span.score).toFixed(2)} %`;
+    const hue = { className: `span k${kinds.indexOf(span.kind) % 6}`, title };
+    parts.push(make("mark", hue, words, kind));
+    at = span.end;
+  }
+  return [...parts, letters.slice(at).join("")];
+}
+
 function headline(output) {
+  if (output.spans) return JSON.parse(output.spans[0]).length + " spans";
   if (output.label) return output.label[0];
   if (output.labels) return JSON.parse(output.labels[0]).join(", ") || "no label";
   return output.values[0].toPrecision(5);
 }
 
-function showAnswer(found, milliseconds) {
+function showAnswer(found, milliseconds, text) {
   const output = Object.fromEntries(found.outputs.map((o) => [o.name, o.data.flat()]));
   const [name, number] = $("model").value.split("/versions/");
   const version = last && last.models.find((m) => m.name === name).versions.find((v) => v.version === number);
@@ -292,6 +311,8 @@ function showAnswer(found, milliseconds) {
   const layer = output.exit_layer ? `left after layer ${output.exit_layer[0]}` : "";
   const of = version && layer ? ` of ${version.layers}` : "";
   $("how").textContent = `${layer}${of} · ${say(milliseconds, " ms")} to here and back`;
+  $("spans").hidden = !output.spans;
+  $("spans").replaceChildren(...(output.spans ? tagged(text, JSON.parse(output.spans[0])) : []));
   const rows = (output.scores || [])
     .map((score, i) => [labels[i] || String(i), score])
     .sort((a, b) => b[1] - a[1])
