@@ -30,9 +30,9 @@ quickstart: venv ## Train BERT on two processes, then ask it questions
 	@echo "  .venv/bin/python launch/train.py --help"
 
 # A busy machine may spoil a test that kills and times real processes: tests/conftest.py says which
-# run once more when they fail. Three run at once: many wait for processes.
+# run once more when they fail.
 test: venv venv-clients packages ## Run the tests
-	$(PYTHON) -m pytest -q -n 3 --dist loadfile $(TESTS)
+	$(PYTHON) -m pytest -q -n 2 --dist loadfile $(TESTS)
 
 endurance: venv ## Kill ranks at random, 50 times: make endurance KILLS=50 SEED=0
 	FLEETBERT_KILLS=$(KILLS) FLEETBERT_SEED=$(SEED) $(PYTHON) -m pytest -q tests/endurance

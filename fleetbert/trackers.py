@@ -1,8 +1,9 @@
-"""Other people's books of experiments: TensorBoard, MLflow, Weights & Biases.
+"""Other people's books of experiments: VisualDL, TensorBoard, MLflow, Weights & Biases.
 
-Each library is imported only when a job asks for it, and is no dependency. Where a tracker sends to
-is said as its users do: MLFLOW_TRACKING_URI, WANDB_MODE, WANDB_API_KEY, ... Without the first
-MLflow's files go into the run's folder, as the others' do. Nothing here needs Paddle.
+Each library is imported only when a job asks for it; only VisualDL's is a dependency. Where a
+tracker sends to is said as its users do: MLFLOW_TRACKING_URI, WANDB_MODE, WANDB_API_KEY, ...
+Without the first MLflow's files go into the run's folder, as the others' do. Nothing here needs
+Paddle.
 """
 
 from __future__ import annotations
@@ -31,6 +32,21 @@ class Tracker(ABC):
     @abstractmethod
     def close(self) -> None:
         """The last call."""
+
+
+class VisualDL(Tracker):
+    """`visualdl --logdir OUTPUT_DIR/visualdl`"""
+
+    def __init__(self, folder: Path, _target: str, _config: Flat, _resumed_at: int):
+        library = load("visualdl", "callbacks.visualdl")
+        self.writer = library.LogWriter(logdir=str(folder / "visualdl"))
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.writer.add_scalar(tag=name, step=step, value=value)
+
+    def close(self) -> None:
+        self.writer.close()
 
 
 class TensorBoard(Tracker):
@@ -107,6 +123,7 @@ class WandB(Tracker):
 # By the key of `callbacks` that asks for it: folder of the run, experiment or project, flat config,
 # the step that a resumed run goes on from.
 KINDS: dict[str, Callable[[Path, str, Flat, int], Tracker]] = {
+    "visualdl": VisualDL,
     "tensorboard": TensorBoard,
     "mlflow": MLflow,
     "wandb": WandB,

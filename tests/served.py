@@ -19,7 +19,7 @@ import requests
 FAKE = [sys.executable, str(Path(__file__).parent / "serve_fake.py")]
 REAL = [sys.executable, "-m", "fleetbert.deploy.inference"]
 PORTS = ["listen.host=127.0.0.1", "listen.http_port=0", "listen.grpc_port=0"]
-DEADLINE = 120  # against hanging only
+DEADLINE = 300  # seconds, against hanging only: a busy machine takes long to start
 
 
 class Served:
@@ -73,6 +73,9 @@ class Served:
     def lines(self) -> list[dict[str, Any]]:
         """The log's lines, as JSON."""
         return [json.loads(line) for line in self.log.splitlines(keepends=True) if line[-1] == "\n"]
+
+    def workers(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
 
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and wait for the exit code."""

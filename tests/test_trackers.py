@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tiny_job
@@ -69,9 +70,27 @@ def test_training_tells_them_its_figures(tiny_data, tmp_path, monkeypatch):
     assert first.figures[10]["dev/accuracy"] >= 0.5
 
 
+def test_all_are_closed_also_when_one_fails(tmp_path):
+    from fleetbert.train.callbacks.tracking import Tracking
+
+    class Failing(Noted):
+        def close(self):
+            super().close()
+            raise OSError(28, "No space left on device")
+
+    callback = Tracking({})
+    config = {"optimizer.learning_rate": 1.0}
+    opened = [of(tmp_path, "", config, 0) for of in (Noted, Failing, Noted)]
+    callback.open = dict(zip("abc", opened))
+    with pytest.raises(UserError, match=r"/b: cannot be written: No space"):
+        callback.close(SimpleNamespace(folder=tmp_path))
+    assert [tracker.closed for tracker in opened] == [1, 1, 1]
+
+
 @pytest.mark.parametrize(
     ("kind", "module", "package"),
     [
+        ("visualdl", "visualdl", "visualdl"),
         ("tensorboard", "tensorboardX", "tensorboardX"),
         ("mlflow", "mlflow", "mlflow-skinny"),
         ("wandb", "wandb", "wandb"),

@@ -46,6 +46,7 @@ from paddlenlp.transformers import (  # noqa: E402
     BertModel,
     BertTokenizer,
 )
+from paddlenlp.transformers.model_utils import no_init_weights  # noqa: E402
 
 __all__ = [
     "AutoModel",
@@ -55,4 +56,5 @@ __all__ = [
     "BertForSequenceClassification",
     "BertModel",
     "BertTokenizer",
+    "no_init_weights",
 ]

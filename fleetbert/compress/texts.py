@@ -69,21 +69,15 @@ def read_batches(
     most = min(settings.texts, len(examples) - (left(len(examples)) if left else 0))
     chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]
     tokenizer = tokenizers.open(bundle)
-    encodings = tokenizer.encode(
-        [example.text_a for example in chosen],
-        [example.text_b or "" for example in chosen] if bundle.task.pair else None,
-        bundle.max_length,
-    )
-    every = range(len(chosen))
+    encodings = tokenizer.encode(*task.texts(chosen), bundle.max_length)
+    every = range(len(encodings.ids))
     return Batches(encodings, every, settings.batch_tokens, tokenizer.pad_id)
 
 
 def read_unlabelled(path: str, task: Task, key: str) -> list[Example]:
     """The texts of a table, or of a file with one a line; UserError names the job's `key`."""
-    suffixes = (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES)
-    if task.label == "spans":
-        suffixes = (*read.TAG_SUFFIXES, *suffixes)
-    if Path(path).suffix.lower() in suffixes:
+    tagged = read.TAG_SUFFIXES if task.label == "spans" else ()
+    if Path(path).suffix.lower() in (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES, *tagged):
         return read.read_as(path, task.table_format(path, labelled=False)).examples
     if task.pair:
         raise UserError(f"{key}: {path}: pairs need a .tsv, .csv or .jsonl with text_b")

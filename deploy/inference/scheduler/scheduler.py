@@ -73,7 +73,7 @@ class Scheduler:
         golden = goldens.read(bundle, plan.variant)
         if golden is None:  # the workers have only each other to be compared with
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
-        self._task = tasks.get(bundle.task.name)
+        self._task = tasks.of(bundle.task)
         self._outputs = [tensor.name for tensor in self._task.tensors(bundle.labels)]
         outputs = self._task.outputs(bundle.labels)
         self.pool = Pool(plan, golden, outputs, self._freed, self._task.per_token)
@@ -140,7 +140,8 @@ class Scheduler:
         else:
             encoded = self._encode(request)
         self.counts.cut(encoded.cut)
-        pending = PendingRequest(request.size, arrival + timeout, arrival, encoded.cut)
+        tokens = sum(map(len, encoded.ids))
+        pending = PendingRequest(request.size, arrival + timeout, arrival, encoded.cut, tokens)
         speed = request.speed if self._early else None
         texts = [
             Text(pending, place, ids, first, speed)
@@ -308,6 +309,7 @@ class Scheduler:
             pending.compute_seconds,
             pending.cut,
             self.bundle,
+            pending.tokens,
         )
 
     def _lose(self, texts: list[Text], lost: Lost) -> None:

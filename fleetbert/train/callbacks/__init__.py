@@ -17,7 +17,6 @@ from fleetbert.train.callbacks.profiler import Profiler
 from fleetbert.train.callbacks.progress import Progress
 from fleetbert.train.callbacks.supervised import Supervised
 from fleetbert.train.callbacks.tracking import Tracking
-from fleetbert.train.callbacks.visualdl import VisualDL
 from fleetbert.train.loop import Callback, Run
 
 __all__ = ["Callback", "build"]
@@ -34,8 +33,6 @@ def build(run: Run) -> list[Callback]:
         chosen.append(Profiler())
     if first:
         chosen.append(MetricsFile())
-    if first and wanted.visualdl:
-        chosen.append(VisualDL())
     targets = {kind: getattr(wanted, kind) for kind in trackers.KINDS}
     if first and any(targets.values()):
         chosen.append(Tracking({kind: target for kind, target in targets.items() if target}))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import select
 import shutil
 import socket
 from collections import Counter
@@ -37,10 +38,16 @@ def test_calls_above_the_queue_are_unavailable_and_counted(tiny_bundle, tmp_path
             for _ in range(CHANNELS)
         ]
         stubs = [make_stub(channel) for channel in channels]
-        calls = [
-            stubs[number % CHANNELS].ModelInfer.future(request, timeout=DEADLINE)
-            for number in range(BURST)
-        ]
+        [worker] = served.workers()
+        worker.suspend()  # so that the queue fills however slowly calls come
+        try:
+            calls = [
+                stubs[number % CHANNELS].ModelInfer.future(request, timeout=DEADLINE)
+                for number in range(BURST)
+            ]
+            served.wait_for(lambda: any(call.done() for call in calls))
+        finally:
+            worker.resume()
         codes = Counter(call.code().name for call in calls)
         assert set(codes) == {"OK", "UNAVAILABLE"} and sum(codes.values()) == BURST
         words = {call.details() for call in calls if call.code() is grpc.StatusCode.UNAVAILABLE}
@@ -58,14 +65,14 @@ def test_calls_above_the_queue_are_unavailable_and_counted(tiny_bundle, tmp_path
 def test_connections_above_the_limit_are_counted(tmp_path):
     with serving(tmp_path, "safety.max_connections=5") as served, contextlib.ExitStack() as stack:
         host, port = served.http.partition("://")[2].split(":")
-        said = []
-        for _ in range(20):
-            client = stack.enter_context(socket.create_connection((host, int(port)), DEADLINE))
-            client.settimeout(0.2)
-            with contextlib.suppress(OSError):
-                said.append(client.recv(100))
+        clients = [
+            stack.enter_context(socket.create_connection((host, int(port)), DEADLINE))
+            for _ in range(20)
+        ]
+        served.wait_for(lambda: len(select.select(clients, [], [], 0)[0]) >= 15)
+        told, _, _ = select.select(clients, [], [], 0)
+        assert [client.recv(100)[:12] for client in told] == [b"HTTP/1.1 503"] * 15
         stack.close()
-        assert [one[:12] for one in said] == [b"HTTP/1.1 503"] * 15
         served.wait_for(
             lambda: "fleetbert_refused_connections_total 15" in metrics(served), ended=True
         )

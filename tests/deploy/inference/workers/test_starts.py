@@ -40,10 +40,6 @@ def health(served, what: str, session: requests.Session | None = None) -> int:
     return asker.get(f"{served.http}/v2/health/{what}", timeout=DEADLINE).status_code
 
 
-def workers(served) -> list[psutil.Process]:
-    return psutil.Process(served.process.pid).children()
-
-
 def connect(url: str, count: int, stack: contextlib.ExitStack) -> None:
     """Connections that nothing is sent on; those above the limit are closed."""
     host, port = url.rpartition("/")[2].split(":")
@@ -59,10 +55,10 @@ def test_connections_leave_descriptors_to_start_a_worker(tmp_path, words):
         assert "1024 file descriptors (ulimit -n) allow 384 connections of each port" in served.log
         connect(served.http, 990, stack)
         connect(served.grpc, 60, stack)
-        [worker] = workers(served)
+        [worker] = served.workers()
         worker.kill()
         served.wait_for(lambda: "is lost (crash" in served.log)
-        served.wait_for(lambda: workers(served) and workers(served) != [worker])
+        served.wait_for(lambda: served.workers() and served.workers() != [worker])
         assert psutil.Process(served.process.pid).num_fds() > 400
         stack.close()
         served.wait_for(lambda: health(served, "ready") == 200)
@@ -82,7 +78,7 @@ def test_a_server_without_descriptors_heals_or_says_that_it_does_not(tmp_path, w
     words.append("engine.heal_seconds=1")
     with serving(tmp_path, *words, command=REAL) as served, requests.Session() as session:
         assert health(served, "ready", session) == 200
-        [worker] = workers(served)
+        [worker] = served.workers()
         own = psutil.Process(served.process.pid)
         limits = resource.prlimit(own.pid, resource.RLIMIT_NOFILE)
         highest = max(int(one.name) for one in Path(f"/proc/{own.pid}/fd").iterdir())
