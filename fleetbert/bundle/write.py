@@ -9,7 +9,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Mapping
 
 from pydantic import ValidationError
 
@@ -40,6 +40,7 @@ def create(
     max_length: int,
     tokenizer: TokenizerSpec,
     fill: Callable[[Path], list[Variant]],
+    thresholds: Mapping[str, float] | None = None,
 ) -> Bundle:
     """Write a new bundle at `path`; a bundle that is there is replaced in one step.
 
@@ -58,7 +59,9 @@ def create(
         )
     contents = {name: _read_vocab(path) for name, path in tokenizer.files.items()}
     try:
-        task_info = Task.model_validate({"name": task, "labels": labels})
+        task_info = Task.model_validate(
+            {"name": task, "labels": labels, "thresholds": thresholds or {}}
+        )
     except ValidationError as error:
         raise UserError(f"bundle {final}: {error.errors()[0]['msg']}") from None
     final.parent.mkdir(parents=True, exist_ok=True)

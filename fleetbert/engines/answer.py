@@ -77,7 +77,7 @@ def load(
     streams: for many texts, see `engine.open`.
     """
     bundle = bundles.read(path)
-    task = tasks.get(bundle.task.name)
+    task = tasks.of(bundle.task)
     task.check_answers(str(path))
     if batch_tokens is not None and batch_tokens < 1:
         raise UserError(f"batch_tokens is {batch_tokens}; it has to be at least 1")

@@ -14,6 +14,7 @@ from fleetbert.data.read import Quoting, read_as
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
 from fleetbert.tasks import Metrics
+from fleetbert.tasks.calibration import calibration_error
 
 # A confusion matrix of more classes does not fit a terminal.
 WIDEST_CONFUSION = 12
@@ -74,8 +75,9 @@ def evaluate(
 ) -> Metrics:
     """Measures of the model on the table at `path`, ready for JSON.
 
-    Those of the task, and texts_per_s (tokenization to logits), skipped (bad lines), cut
-    (texts longer than max_length) and mean_layers (that a text went through; None where all do).
+    Those of the task, ece (expected calibration error of its probabilities), texts_per_s
+    (tokenization to logits), skipped (bad lines), cut (texts longer than max_length) and
+    mean_layers (that a text went through; None where all do).
     A line whose label the model does not know is a bad line (skip_with: see `read_known`).
     """
     table = read_known(model, path, on_bad_line, quoting, skip_with)
@@ -83,8 +85,13 @@ def evaluate(
         start = time.perf_counter()
         logits = answer.compute_logits(model, table.texts_a, table.texts_b, bar.update)
         seconds = time.perf_counter() - start
+    calibrated = {}
+    if model.task.calibrates:
+        told = model.task.confidence(table.truth, logits.values)
+        calibrated["ece"] = calibration_error(*told)
     return {
         **model.task.evaluate(table.truth, logits.values, model.labels),
+        **calibrated,
         "texts_per_s": round(len(table.truth) / seconds, 1),
         "skipped": table.skipped,
         "cut": logits.truncated,

@@ -8,6 +8,7 @@ stands in `train.ctr` as a whole.
 from __future__ import annotations
 
 from fleetbert import task_names
+from fleetbert.bundle import manifest
 from fleetbert.registry import Registry
 from fleetbert.tasks.classification import CLASSIFICATION, PAIR_CLASSIFICATION
 from fleetbert.tasks.collect import Arrays
@@ -27,6 +28,7 @@ __all__ = [
     "Tensor",
     "Values",
     "get",
+    "of",
     "register",
 ]
 
@@ -48,6 +50,11 @@ def register(task: Task) -> None:
     """Add a kind of task: jobs and bundles may name it from now on."""
     task_names.KINDS[task.name] = task_names.Kind(task.pair, task.label, task.least_labels)
     _tasks.add(task.name, task)
+
+
+def of(task: manifest.Task) -> Task:
+    """The task of a bundle, with the thresholds of its labels."""
+    return get(task.name).with_thresholds(task.thresholds)
 
 
 def get(name: str) -> Task:

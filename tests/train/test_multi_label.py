@@ -78,6 +78,28 @@ def test_a_bundle_answers_with_several_labels(run, data):
     assert found["macro_f1"] == pytest.approx(run.metrics["macro_f1"])
 
 
+def test_probabilities_are_fitted_to_texts_held_out(data, tmp_path):
+    """Trained so long that it is too sure: the bundle has the temperature in its weights, and
+    answers by the thresholds."""
+    changes = {"trainer.calibrate": 0.25, "callbacks.report": True, "trainer.epochs": 2}
+    run = training.train(job(data, tmp_path, **changes))
+    assert run.summary["data"]["train"]["texts"] == 180
+    assert run.summary["data"]["held"]["texts"] == 60
+    said = run.summary["calibration"]
+    assert said["after"]["loss"] < said["before"]["loss"]
+    assert said["after"]["macro_f1"] >= said["before"]["macro_f1"]
+    assert run.metrics["ece"] == said["after"]["ece"] < said["before"]["ece"]
+    assert "Dev calibration error" in run.report.read_text(encoding="utf-8")
+    manifest = json.loads((run.bundle / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["task"]["thresholds"] == said["thresholds"]
+    assert list(said["thresholds"]) == list(LABELS)
+    found = fleetbert.load(run.bundle).evaluate(data / "dev.jsonl")
+    for name in ("macro_f1", "loss", "ece"):
+        assert found[name] == pytest.approx(run.metrics[name], abs=1e-4)
+    made = fleetbert.quantize(run.bundle, method="dynamic", gate=data / "dev.jsonl", max_drop=0.1)
+    assert made.float32_accuracy == pytest.approx(run.metrics["macro_f1"])
+
+
 def test_packed_rows_learn_the_same(data, tmp_path):
     """Without dropout one step of all texts is the same in rows of their own and in shared ones."""
     first = []

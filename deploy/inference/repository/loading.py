@@ -57,7 +57,7 @@ class Loader:
         batches: the usual ones (texts, length) of the version in service."""
         bundle, engine = found.bundle, self._settings.engine
         assert bundle is not None
-        task = tasks.get(bundle.task.name)
+        task = tasks.of(bundle.task)
         task.check_answers(str(bundle.root))
         processors, threads = process.share_processors(engine)
         longest = round_up(bundle.max_length, SAFE_LENGTHS)

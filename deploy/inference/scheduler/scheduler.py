@@ -71,7 +71,7 @@ class Scheduler:
         golden = goldens.read(bundle, plan.variant)
         if golden is None:  # the workers have only each other to be compared with
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
-        self._task = tasks.get(bundle.task.name)
+        self._task = tasks.of(bundle.task)
         self._outputs = [tensor.name for tensor in self._task.tensors(bundle.labels)]
         self.pool = Pool(plan, golden, self._task.outputs(bundle.labels), self._freed)
         self.queue = Queue(
