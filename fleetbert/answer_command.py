@@ -187,6 +187,8 @@ def run_ask(arguments: argparse.Namespace) -> None:
                 print(f"  error: {reply['error']}")
             else:
                 print(f"  → {model.task.in_words(reply)}")
+        for line in model.task.together_in_words([one for one in objects if "error" not in one]):
+            print(line)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable, Literal, Mapping, Sequence
 
 from fleetbert import config as configs
 from fleetbert.arguments import PathLike, job_of, keys_of, numbered
@@ -117,6 +117,8 @@ def import_model(
     max_length: int = 128,
     vocab: PathLike | None = None,
     lowercase: bool | None = None,
+    task: Literal["embedding"] | None = None,
+    pooling: Literal["mean", "cls"] | None = None,
 ) -> Path:
     """Make a bundle of a finished model, without training; returns the bundle's folder.
 
@@ -128,8 +130,11 @@ def import_model(
     labels: in the order of the logits; None: what its config.json says.
     pair: whether it answers pairs of texts. max_length: tokens of a text; longer is cut.
     vocab, lowercase: None: as the source says.
+    task: embedding: a vector of length 1 for each text, of any encoder; None: what its head
+        answers, vectors where it is a folder of sentence-transformers without one.
+    pooling: of a vector, over a text's tokens; None: as 1_Pooling/config.json says, else mean.
 
-    Raises UserError if it is no such model; an encoder without a head needs `train`.
+    Raises UserError if it is no such model.
     """
     environment.import_paddle()
     from fleetbert.export import imported  # loads Paddle
@@ -138,7 +143,7 @@ def import_model(
     model = configs.Model(
         init=os.fspath(source), vocab=None if vocab is None else str(vocab), lowercase=lowercase
     )
-    return imported.import_model(model, folder, labels, pair, max_length).root
+    return imported.import_model(model, folder, labels, pair, max_length, task, pooling).root
 
 
 def quantize(

@@ -38,6 +38,13 @@ class NumberAnswer(NamedTuple):
     exit_layer: int
 
 
+class VectorAnswer(NamedTuple):
+    """Of embedding: the vector, of length 1, and the layer after which the text left the model."""
+
+    vector: list[float]
+    exit_layer: int
+
+
 class LabelsAnswer(NamedTuple):
     """Of several labels: those above their threshold, the likeliest first, the probability of each
     label, logits in the order of the labels, and the layer after which the text left the model."""
@@ -97,8 +104,8 @@ class Client:
         speed: float | None = None,
         server_timeout: float | None = None,
     ) -> list[Any]:
-        """Answers in the order of the texts, each an Answer, a LabelsAnswer or a NumberAnswer, as
-        the model's task has it; `pairs` are the second texts of a model of pairs.
+        """Answers in the order of the texts, each an Answer, a LabelsAnswer, a NumberAnswer or a
+        VectorAnswer, as the model's task has it; `pairs` are the second texts of a model of pairs.
 
         version: a number or a label ("stable"); speed: early exit's threshold, 0 to 1;
         server_timeout: seconds after which the server gives up (ServerError 504).
@@ -261,6 +268,11 @@ def _agree(outputs: dict[str, Any], labels: Sequence[str]) -> bool:
 
 
 def _answers(tensors: dict[str, Any], labels: Sequence[str]) -> list[Any]:
+    if "embedding" in tensors:
+        layers, numbers = tensors["exit_layer"], tensors["embedding"]
+        width = len(numbers) // len(layers)
+        rows = [numbers[at : at + width].tolist() for at in range(0, len(numbers), width)]
+        return list(map(VectorAnswer, rows, layers))
     if "values" in tensors:
         return list(map(NumberAnswer, tensors["values"], tensors["exit_layer"]))
     told = tensors["labels"] if "labels" in tensors else tensors["label"]

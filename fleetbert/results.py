@@ -94,7 +94,8 @@ class Model:
     ) -> list[Any]:
         """The answers, in the order of the texts. Of classification: label, scores (probabilities
         by label), logits float32 [labels], and exit_layer, after which the text left (None: it
-        could not leave). Of regression: value. All have as_json(), as `fleetbert predict` prints.
+        could not leave). Of regression: value. Of embedding: vector, float32 [width], of length 1.
+        All have as_json(), as `fleetbert predict` prints.
 
         pairs: the second texts, as many as `texts`, of a model of pairs.
         speed: of early-exit variants: a text leaves when its uncertainty is under this, 0 (none

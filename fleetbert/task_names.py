@@ -12,18 +12,21 @@ from pydantic_core import PydanticCustomError
 
 class Kind(NamedTuple):
     """pair: whether a question is two texts. label: how a table writes what is learned, see
-    `data.written`. least_labels: that a bundle has."""
+    `data.written`. least_labels: that a bundle has. tells: what a bundle without labels tells of
+    each text; "" if nothing."""
 
     pair: bool = False
     label: str = "name"
     least_labels: int = 2
+    tells: str = ""
 
 
 KINDS: dict[str, Kind] = {
     "classification": Kind(),
     "pair_classification": Kind(pair=True),
-    "regression": Kind(label="number", least_labels=0),
-    "pair_regression": Kind(pair=True, label="number", least_labels=0),
+    "regression": Kind(label="number", least_labels=0, tells="a number"),
+    "pair_regression": Kind(pair=True, label="number", least_labels=0, tells="a number"),
+    "embedding": Kind(label="number", least_labels=0, tells="a vector"),
     "multi_label_classification": Kind(label="names", least_labels=1),
     "mlm": Kind(least_labels=0),
     "ctr": Kind(),

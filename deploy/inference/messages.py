@@ -93,6 +93,7 @@ class Response(NamedTuple):
     compute_seconds: float  # its batches in the engine
     cut: int = 0  # texts that were cut to the model's maximum length
     bundle: str = ""  # which one answered, as `Version.bundle`
+    tokens: int = 0  # of all texts
 
     @property
     def size(self) -> int:

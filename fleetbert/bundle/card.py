@@ -68,8 +68,10 @@ def _answers(manifest: Manifest) -> list[str]:
 
 
 def _without_labels(manifest: Manifest) -> str | None:
-    kind = task_names.KINDS[manifest.task.name]
-    return "- Answers: a number for each text" if kind.label == "number" else None
+    told = task_names.KINDS[manifest.task.name].tells
+    if manifest.task.width is not None:
+        told += f" of {manifest.task.width} numbers and length 1 ({manifest.task.pooling})"
+    return f"- Answers: {told} for each text" if told else None
 
 
 def _row(variant: Variant) -> str:

@@ -41,11 +41,14 @@ class _Strict(BaseModel):
 class Task(_Strict):
     """What the model answers. `labels` are in the order of the logits; none where it answers with
     none, as `mlm` and numbers do. thresholds: the probability above which a text has a label, where
-    it is not one half."""
+    it is not one half. width: how many numbers its vectors have, where it answers with vectors;
+    pooling: how a text's tokens become one."""
 
     name: str
     labels: List[str] = Field(default_factory=list)
     thresholds: Dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
+    width: Optional[int] = Field(None, ge=1)
+    pooling: Optional[str] = None
 
     @property
     def pair(self) -> bool:

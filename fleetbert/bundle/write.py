@@ -40,9 +40,12 @@ def create(
     max_length: int,
     tokenizer: TokenizerSpec,
     fill: Callable[[Path], list[Variant]],
+    width: int | None = None,
+    pooling: str | None = None,
     thresholds: Mapping[str, float] | None = None,
 ) -> Bundle:
-    """Write a new bundle at `path`; a bundle that is there is replaced in one step.
+    """Write a new bundle at `path`; a bundle that is there is replaced in one step. width, pooling:
+    of its vectors, see `manifest.Task`.
 
     `fill(folder)` writes each variant's files into `folder/<variant name>/` and returns the
     variants; their `files` are filled in here. UserError for a folder that is not a bundle, which
@@ -59,9 +62,11 @@ def create(
         )
     contents = {name: _read_vocab(path) for name, path in tokenizer.files.items()}
     try:
-        task_info = Task.model_validate(
-            {"name": task, "labels": labels, "thresholds": thresholds or {}}
-        )
+        described = {
+            "name": task, "labels": labels, "width": width, "pooling": pooling,
+            "thresholds": thresholds or {},
+        }  # fmt: skip
+        task_info = Task.model_validate(described)
     except ValidationError as error:
         raise UserError(f"bundle {final}: {error.errors()[0]['msg']}") from None
     final.parent.mkdir(parents=True, exist_ok=True)

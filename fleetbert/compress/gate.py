@@ -45,14 +45,14 @@ class Measured(NamedTuple):
 class Sample:
     """Texts whose answers are known, tokenized once, beside the float32 variant.
 
-    name: what a user calls them; truth: int64 [texts]; batches: the texts as the engines take them,
-    with their numbers.
+    name: what a user calls them; truth: [examples, ...]; batches: their texts as the engines take
+    them, with their numbers.
     """
 
-    def __init__(self, model: answer.Model, name: str, texts: evaluate.Known):
+    def __init__(self, model: answer.Model, name: str, known: evaluate.Known):
         """model: of float32."""
-        self.model, self.name, self.truth = model, name, texts.truth
-        self.encodings = model.tokenizer.encode(texts.texts_a, texts.texts_b, model.max_length)
+        self.model, self.name, self.truth = model, name, known.truth
+        self.encodings = model.tokenizer.encode(*model.task.texts(known.examples), model.max_length)
         self.batches = list(answer.in_batches(model, self.encodings))
 
     @functools.cached_property
@@ -66,31 +66,36 @@ class Sample:
 
     def few(self, texts: int) -> Batches:
         """Some of the texts, drawn by chance, in batches for `sensitivity` and `clip`."""
-        chosen = draw(len(self.truth), texts)
+        chosen = draw(len(self.encodings.ids), texts)
         return Batches(self.encodings, chosen, 1024, self.model.tokenizer.pad_id)
 
     def logits(self, opened: engine.Engine) -> np.ndarray:
         """float32 [texts, labels] of an opened variant; UserError where they are not finite."""
         model = self.model._replace(engine=opened)
-        return answer.run_batches(model, self.batches, len(self.truth))[0]
+        return answer.run_batches(model, self.batches, len(self.encodings.ids))[0]
 
-    def metric(self, logits: np.ndarray, texts: np.ndarray | None = None) -> float:
-        """What the task counts, of logits [texts, labels]; texts: the numbers of some of them."""
-        task, truth = self.model.task, self.truth
-        if texts is not None:
-            truth, logits = truth[texts], logits[texts]
-        return float(task.evaluate(truth, logits, self.model.labels)[task.gate_metric])
+    def metric(self, logits: np.ndarray) -> float:
+        """What the task counts, of logits [texts, labels]."""
+        return self._metric(self.model.task.per_example(logits), self.truth)
+
+    def _metric(self, outputs: np.ndarray, truth: np.ndarray) -> float:
+        task = self.model.task
+        return float(task.evaluate(truth, outputs, self.model.labels)[task.gate_metric])
 
     def drop(self, logits: np.ndarray) -> bundles.Drop:
         """What these logits lose against float32's, text by text."""
-        task = self.model.task
-        before = task.right(self.truth, self.float32)
-        after = task.right(self.truth, logits)
+        task, truth = self.model.task, self.truth
+        both = [task.per_example(outputs) for outputs in (self.float32, logits)]
+        before, after = (task.right(truth, outputs) for outputs in both)
         if before is not None and after is not None:
             return paired.of_answers(before, after)
+        one, other = both
         return paired.bootstrap(
-            lambda texts: (self.metric(self.float32, texts), self.metric(logits, texts)),
-            len(self.truth),
+            lambda some: (
+                self._metric(one[some], truth[some]),
+                self._metric(other[some], truth[some]),
+            ),
+            len(truth),
         )
 
 
@@ -137,7 +142,8 @@ class Gate(Sample):
                 logits[name] = self.logits(opened)
                 times[name].append(time.perf_counter() - started)
         ratios = [slow / fast for slow, fast in zip(times["float32"][1:], times["variant"][1:])]
-        speed = {n: len(self.truth) / statistics.median(found[1:]) for n, found in times.items()}
+        texts = len(self.encodings.ids)
+        speed = {n: texts / statistics.median(found[1:]) for n, found in times.items()}
         sizes = _bytes(folder), self.bundle.variant("float32").bytes
         comparison = bundles.Comparison(
             texts_per_s=round(speed["variant"], 1),

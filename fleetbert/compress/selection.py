@@ -66,8 +66,7 @@ def _held_out_sample(
     truth = np.zeros(count, np.int64)
     if labelled:
         truth = model.task.targets(written, model.labels)
-    texts_b = [example.text_b or "" for example in chosen] if model.pair else None
-    texts = evaluate.Known([example.text_a for example in chosen], texts_b, truth, 0)
+    texts = evaluate.Known(chosen, truth, 0)
     sample = Sample(model, f"{count} texts held out of {path}", texts)
     if not labelled:
         sample.truth = sample.float32.argmax(1)
@@ -79,5 +78,4 @@ def _held_out_sample(
 
 
 def _some(known: evaluate.Known, texts: np.ndarray) -> evaluate.Known:
-    texts_b = None if known.texts_b is None else [known.texts_b[text] for text in texts]
-    return evaluate.Known([known.texts_a[text] for text in texts], texts_b, known.truth[texts], 0)
+    return evaluate.Known([known.examples[text] for text in texts], known.truth[texts], 0)

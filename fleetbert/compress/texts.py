@@ -69,12 +69,8 @@ def read_batches(
     most = min(settings.texts, len(examples) - (left(len(examples)) if left else 0))
     chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]
     tokenizer = tokenizers.open(bundle)
-    encodings = tokenizer.encode(
-        [example.text_a for example in chosen],
-        [example.text_b or "" for example in chosen] if bundle.task.pair else None,
-        bundle.max_length,
-    )
-    every = range(len(chosen))
+    encodings = tokenizer.encode(*task.texts(chosen), bundle.max_length)
+    every = range(len(encodings.ids))
     return Batches(encodings, every, settings.batch_tokens, tokenizer.pad_id)
 
 

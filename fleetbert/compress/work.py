@@ -18,7 +18,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config, tasks
 from fleetbert.compress import selection, smooth
 from fleetbert.compress.gate import Gate, Sample
-from fleetbert.compress.sensitivity import Layers, linear_weights
+from fleetbert.compress.sensitivity import Layers, groups, linear_weights
 from fleetbert.compress.texts import Batches, Feeds, read_batches
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
@@ -65,10 +65,10 @@ class Source:
         return Layers(self.fused)
 
     def float32_layers(self, skip: Sequence[str]) -> list[str]:
-        """The Linear weights that stay float32: those in `skip` (* matches anything), and the last,
-        which gives the logits and costs nothing. UserError where that leaves none."""
+        """The Linear weights that stay float32: those in `skip` (* matches anything), and the last
+        of the head, which gives the logits and costs nothing. UserError where that leaves none."""
         linear = linear_weights(self.program)
-        left = [*matching(skip, linear), linear[-1]]
+        left = [*matching(skip, linear), *groups(self.program)["head"][-1:]]
         if set(left) == set(linear):
             raise UserError("skip: no layer is left to quantize; name fewer of them")
         return left

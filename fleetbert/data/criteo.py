@@ -1,7 +1,8 @@
 """Click logs in the format of Criteo: one line a row, 40 columns between tabs, no header.
 
 `label` (0 or 1), 13 numbers, 26 categories; a missing one is empty. Categories have no vocabulary:
-the id of one is a hash of its column and its bytes. Missing is a category like any other.
+the id of one is a hash of its column and its bytes. Missing is a category like any other. Lines as
+PaddleRec's samples have them are read too: `click:0 dense_feature:0.05 ... 1:737395 2:210498 ...`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fleetbert.errors import UserError
 NUMBERS, CATEGORIES = 13, 26
 COLUMNS = 1 + NUMBERS + CATEGORIES
 LONGEST = 64  # bytes of a category
+SLOTS = {b"%d" % (place + 1): place for place in range(CATEGORIES)}  # PaddleRec's names of them
 LINES_AT_ONCE = 8192
 
 # Ids are below it. Of 20 million, two are the same in one table of six thousand.
@@ -63,7 +65,7 @@ def read(path: str | Path, on_bad_line: str = "stop") -> Clicks:
                 break
             if block[0][0] == 1 and block[0][1].startswith(BOM):
                 block[0] = 1, block[0][1][len(BOM) :]
-            rows = [(n, line.rstrip(b"\r\n").split(b"\t")) for n, line in block if line.strip()]
+            rows = [(n, _fields(line.rstrip(b"\r\n"))) for n, line in block if line.strip()]
             try:
                 arrays = _parse([fields for _, fields in rows])
             except LineError:
@@ -79,6 +81,25 @@ def read(path: str | Path, on_bad_line: str = "stop") -> Clicks:
     check_not_empty(path, sum(len(part[0]) for part in parts), skipped, bad)
     labels, numbers, ids, lines = (np.concatenate(column) for column in zip(*parts))
     return Clicks(str(path), labels, numbers, ids, lines, skipped)
+
+
+def _fields(line: bytes) -> list[bytes]:
+    """The columns of a line. What it does not know of PaddleRec's is a column too many."""
+    if not line.startswith(b"click:"):
+        return line.split(b"\t")
+    label, *words = line.split()
+    numbers: list[bytes] = []
+    others: list[bytes] = []
+    categories = [b""] * CATEGORIES
+    for word in words:
+        name, _, value = word.partition(b":")
+        if name == b"dense_feature":
+            numbers.append(value)
+        elif name in SLOTS and not categories[SLOTS[name]]:
+            categories[SLOTS[name]] = value
+        else:
+            others.append(word)
+    return [label[len(b"click:") :], *numbers, *categories, *others]
 
 
 def _parse(rows: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

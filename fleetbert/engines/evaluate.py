@@ -10,7 +10,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.data.labels import alike
-from fleetbert.data.read import Quoting, read_as
+from fleetbert.data.read import Example, Quoting, read_as
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
 from fleetbert.tasks import Metrics
@@ -24,11 +24,10 @@ NOT_IN_THE_HEADLINE = ("macro_f1", "macro_f1_all", "texts_per_s", "mean_layers")
 
 
 class Known(NamedTuple):
-    """A labelled table for a model: its texts, their targets [texts, ...] (`tasks.Task.targets`),
-    and how many bad lines were left out."""
+    """A labelled table for a model: its examples, their targets [examples, ...]
+    (`tasks.Task.targets`), and how many bad lines were left out."""
 
-    texts_a: list[str]
-    texts_b: list[str] | None
+    examples: list[Example]
     truth: np.ndarray
     skipped: int
 
@@ -61,9 +60,7 @@ def read_known(
             + (f", or leave such lines out with {skip_with}" if leave_out else "")
         )
     truth = task.targets([example.label or "" for example in examples], labels)
-    texts_b = [example.text_b or "" for example in examples] if model.pair else None
-    skipped = len(table.skipped) + len(unknown)
-    return Known([example.text_a for example in examples], texts_b, truth, skipped)
+    return Known(examples, truth, len(table.skipped) + len(unknown))
 
 
 def evaluate(
@@ -81,18 +78,19 @@ def evaluate(
     A line whose label the model does not know is a bad line (skip_with: see `read_known`).
     """
     table = read_known(model, path, on_bad_line, quoting, skip_with)
-    with answer.progress(len(table.truth)) as bar:
+    texts_a, texts_b = model.task.texts(table.examples)
+    with answer.progress(len(texts_a)) as bar:
         start = time.perf_counter()
-        logits = answer.compute_logits(model, table.texts_a, table.texts_b, bar.update)
+        logits = answer.compute_logits(model, texts_a, texts_b, bar.update)
         seconds = time.perf_counter() - start
+    outputs = model.task.per_example(logits.values)
     calibrated = {}
     if model.task.calibrates:
-        told = model.task.confidence(table.truth, logits.values)
-        calibrated["ece"] = calibration_error(*told)
+        calibrated["ece"] = calibration_error(*model.task.confidence(table.truth, outputs))
     return {
-        **model.task.evaluate(table.truth, logits.values, model.labels),
+        **model.task.evaluate(table.truth, outputs, model.labels),
         **calibrated,
-        "texts_per_s": round(len(table.truth) / seconds, 1),
+        "texts_per_s": round(len(texts_a) / seconds, 1),
         "skipped": table.skipped,
         "cut": logits.truncated,
         "mean_layers": None if logits.exit_layers is None else float(logits.exit_layers.mean()),

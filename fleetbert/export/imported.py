@@ -21,18 +21,31 @@ def import_model(
     labels: Sequence[str] | None,
     pair: bool = False,
     max_length: int = 128,
+    task: str | None = None,
+    pooling: str | None = None,
 ) -> bundles.Bundle:
     """Write the model that `model.init` names as a bundle at `path`, with the variant float32. A
     folder with an exported program is the part of `from_paddle`.
 
     labels: in the order of the logits; None: `id2label` of its config.json. A classifier with one
     logit answers with it, a number; one whose config.json has the `problem_type` of several labels,
-    with these. UserError if it has no head or one whose answers no task has, if the labels are not
-    as many as the head has or are its own in another order, or if it has no positions for
-    `max_length`.
+    with these. An encoder of a sentence-transformers folder, and any where the task is embedding,
+    answers with vectors, pooled as that folder says or `pooling`.
+    UserError if it has no head or one whose answers no task has, if the labels are not as many as
+    the head has or are its own in another order, or if it has no positions for `max_length`.
     """
+    if task not in (None, tasks.EMBEDDING.name):
+        raise UserError(
+            f"task: {task!r} is told by a model's head; name {tasks.EMBEDDING.name} for the "
+            "vectors of any encoder, or leave it out"
+        )
     program = from_paddle.find(Path(model.init))
     if program is not None:
+        if task is not None:
+            raise UserError(
+                f"task: {program} is a program, which answers what it was exported with; leave "
+                "task out, or name a folder with weights"
+            )
 
         def answers(fields: weights.Fields, count: int) -> tuple[str, list[str]]:
             known = weights.head_labels(fields, count)
@@ -42,7 +55,16 @@ def import_model(
             return from_paddle.import_program(program, model, path, answers, max_length)
     source = weights.open_source(model)
     tensors = source.tensors or {}
-    if "classifier.weight" in tensors:
+    has_classifier = "classifier.weight" in tensors
+    if task is None and not has_classifier and weights.is_of_vectors(source):
+        task = tasks.EMBEDDING.name
+    if task is not None:
+        if labels or pair:
+            raise UserError(f"{'labels' if labels else 'pair'}: vectors have none; leave it out")
+        source, labels = source.with_pooling(pooling, "pooling"), []
+    elif pooling is not None:
+        raise UserError("pooling: is of vectors; name task: embedding too")
+    elif has_classifier:
         count = tensors["classifier.weight"].shape[1]
         known = source.head_labels
         task, labels = _answers(source.name, source.problem_type, known, count, pair, labels)
@@ -50,20 +72,22 @@ def import_model(
         labels, task = [], "mlm"
     else:
         raise UserError(
-            f"{source.name}: has no classifier, so it answers nothing; train one from it, with init"
+            f"{source.name}: has no classifier, so it answers nothing; train one from it, with "
+            "init, or name the task embedding for its vectors"
         )
     positions = source.shape.get("max_position_embeddings", 512)
     if max_length > int(positions):
         raise UserError(f"max_length: {max_length} is more than {source.name}'s {positions}")
     tokenizer = tokenizers.open(source.tokenizer)
-    outputs = tasks.get(task).outputs(labels)
+    outputs = tasks.get(task).of_width(source.shape["hidden_size"]).outputs(labels)
     shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
     # Random weights that nothing keeps take 4 s for BERT-base.
     with no_init_weights(task != "mlm"):
         network = heads.build(task, shape)
     report = weights.load(network, source)
-    if report.fresh and task != "mlm":
-        raise UserError(f"{source.name}: has no weights for {', '.join(report.fresh)}")
+    fresh = [name for name in report.fresh if not name.startswith(network.unread)]
+    if fresh and task != "mlm":
+        raise UserError(f"{source.name}: has no weights for {', '.join(fresh)}")
     network.eval()
     with files.writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,8 @@ def export_bundle(
     """Write `network` as the `float32` variant of a new bundle at `path`; returns the bundle.
 
     network: forward(input_ids, token_type_ids), both int64 [texts, length] → logits float32
-        [texts, labels] (for `mlm` whatever the network returns, one tensor).
+        [texts, labels] (for `mlm` whatever the network returns, one tensor). Its `width` and
+        `pooling`, if it has them, are told with the task.
     accuracy: what was measured on named data.
     made_from: the run or the model that it comes from.
     thresholds: of labels, see `bundle.manifest.Task`.
@@ -80,6 +81,8 @@ def export_bundle(
         max_length=max_length,
         tokenizer=tokenizer,
         fill=fill,
+        width=getattr(network, "width", None),
+        pooling=getattr(network, "pooling", None),
         thresholds=thresholds,
     )
 

@@ -3,7 +3,8 @@ describes.
 
 Only attention has to know which tokens are of one text, which the mask says. The last layer, which
 computes what the first token of each text asks for, collects these from the rows, puts its
-questions together by rows, and collects what they give.
+questions together by rows, and collects what they give. A mean over a text's tokens is a product of
+the row with the mask of the text's first token, and is collected in the same way.
 
 `fc` is the only operator with keys in the cache that confuses shapes (see
 `paddle_inference.check_length`): rows have SAFE_LENGTHS.
@@ -45,6 +46,9 @@ def rewrite(program: ProgramDesc, inputs: Sequence[str]) -> tuple[ProgramDesc, l
         if layer.one_query:
             taken[programs.argument(layer.query.outputs, "Out")] = "queries"
             taken[programs.argument(layer.mixed.outputs, "Out")] = "answers"
+    for pooled in programs.means(block, inputs[1]):
+        programs.rename_inputs(pooled.mask, {inputs[1]: "query_mask"})
+        taken[programs.argument(pooled.product.outputs, "Out")] = "answers"
     # The first one takes first tokens from rows; one after it, from what they have become.
     for op in [op for op in block.ops if op.type == "slice"][:1]:
         source = programs.argument(op.inputs, "Input")

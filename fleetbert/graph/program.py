@@ -184,6 +184,26 @@ def attentions(block: BlockDesc) -> list[Attention]:
     return layers
 
 
+class Mean(NamedTuple):
+    """The operators of a mean over a text's tokens: `mask` reads the mask, `product` multiplies
+    what comes of it and the tokens' states."""
+
+    mask: OpDesc
+    product: OpDesc
+
+
+def means(block: BlockDesc, mask: str) -> list[Mean]:
+    """Those that read the variable `mask` (`models.heads.Embedder`)."""
+    found = []
+    for reader in consumers(block, mask):
+        if reader.type == "exp":
+            op = reader
+            while op.type not in ("matmul", "matmul_v2"):
+                (op,) = consumers(block, argument(op.outputs, "Out"))
+            found.append(Mean(reader, op))
+    return found
+
+
 def set_attribute(
     op: OpDesc, name: str, value: bool | int | float | str | list[int] | list[float]
 ) -> None:

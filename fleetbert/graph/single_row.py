@@ -38,9 +38,9 @@ def width(program: ProgramDesc) -> int:
 
 
 def rewrite(
-    program: ProgramDesc, parameters: Parameters, state: str
+    program: ProgramDesc, parameters: Parameters, state: str, mask: str
 ) -> tuple[ProgramDesc, Parameters]:
-    """The program for one row, and its parameters, of one that computes from `state` and a mask.
+    """The program for one row, and its parameters, of one that computes from `state` and `mask`.
 
     Attention has to be two products and a softmax, as `merge_transposes` leaves it.
     The result computes from `state` only, float32 [1, length, width].
@@ -48,7 +48,8 @@ def rewrite(
     program = programs.copy(program)
     block = program.blocks[0]
     parameters = dict(parameters)
-    ops = list(block.ops)
+    means = [mean.product for mean in programs.means(block, mask)]
+    ops = [_mean(op) if any(op is one for one in means) else op for op in block.ops]
     for layer in programs.attentions(block):
         scores, mixed = layer.scores, layer.mixed
         if layer.one_query:
@@ -69,6 +70,19 @@ def rewrite(
     programs.replace_ops(block, ops)
     program = programs.cut(program, [state], programs.output_names(program))
     return program, {name: parameters[name] for name in programs.parameter_names(program)}
+
+
+def _mean(product: OpDesc) -> OpDesc:
+    """What a product with the mask of a row without padding is, but for its length."""
+    states, target = (
+        programs.argument(product.inputs, "Y"),
+        programs.argument(product.outputs, "Out"),
+    )
+    mean = programs.operator("reduce_mean", {"X": states}, {"Out": target})
+    programs.set_attribute(mean, "dim", [1])
+    programs.set_attribute(mean, "keep_dim", True)
+    programs.set_attribute(mean, "reduce_all", False)
+    return mean
 
 
 def _join(block: programs.BlockDesc, three: list[OpDesc], parameters: Parameters) -> OpDesc:

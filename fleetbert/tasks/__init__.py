@@ -7,11 +7,12 @@ stands in `train.ctr` as a whole.
 
 from __future__ import annotations
 
+from fleetbert import bundle as bundles
 from fleetbert import task_names
-from fleetbert.bundle import manifest
 from fleetbert.registry import Registry
 from fleetbert.tasks.classification import CLASSIFICATION, PAIR_CLASSIFICATION
 from fleetbert.tasks.collect import Arrays
+from fleetbert.tasks.embedding import EMBEDDING
 from fleetbert.tasks.masked_words import MASKED_WORDS
 from fleetbert.tasks.metrics import Metrics
 from fleetbert.tasks.multi_label import MULTI_LABEL
@@ -38,6 +39,7 @@ BUILT_IN: tuple[Task, ...] = (
     REGRESSION,
     PAIR_REGRESSION,
     MULTI_LABEL,
+    EMBEDDING,
     MASKED_WORDS,
 )
 _tasks: Registry[Task] = Registry(
@@ -48,15 +50,18 @@ _tasks: Registry[Task] = Registry(
 
 def register(task: Task) -> None:
     """Add a kind of task: jobs and bundles may name it from now on."""
-    task_names.KINDS[task.name] = task_names.Kind(task.pair, task.label, task.least_labels)
+    task_names.KINDS[task.name] = task_names.Kind(
+        task.pair, task.label, task.least_labels, task.tells
+    )
     _tasks.add(task.name, task)
-
-
-def of(task: manifest.Task) -> Task:
-    """The task of a bundle, with the thresholds of its labels."""
-    return get(task.name).with_thresholds(task.thresholds)
 
 
 def get(name: str) -> Task:
     """The task of texts that `task.name` of a job or a bundle names."""
     return _tasks.get(name)
+
+
+def of(described: bundles.Task) -> Task:
+    """The task of a bundle, as its manifest describes it."""
+    task = get(described.name).of_width(described.width)
+    return task.with_thresholds(described.thresholds)

@@ -22,15 +22,12 @@ class NumberAnswer(NamedTuple):
         return {"value": round(self.value, 6)}
 
 
-class Regression(Task):
-    head = "classifier"
-    gate_metric = "spearman"
+class OfNumbers(Task):
+    """What learns from numbers: no labels."""
+
     label = "number"
     picks_label = False
     least_labels = 0
-
-    def __init__(self, name: str, pair: bool):
-        self.name, self.pair = name, pair
 
     def labels_of(self, written: Sequence[str]) -> list[str]:
         return []
@@ -50,6 +47,15 @@ class Regression(Task):
         if len(targets) < 2 or targets.min() < targets.max():
             return []
         return [f"all texts have the number {float(targets[0]):g}: nothing can be learned"]
+
+
+class Regression(OfNumbers):
+    head = "classifier"
+    gate_metric = "spearman"
+    tells = "a number"
+
+    def __init__(self, name: str, pair: bool):
+        self.name, self.pair = name, pair
 
     def outputs(self, labels: Sequence[str]) -> int:
         return 1

@@ -87,6 +87,11 @@ class Task(ABC):
     picks_label: ClassVar[bool] = True
     least_labels: ClassVar[int] = 2  # that a bundle has
     calibrates: ClassVar[bool] = False  # `fit` and `confidence` are there
+    tells: ClassVar[str] = ""  # what a bundle without labels tells of each text
+
+    def of_width(self, width: int | None) -> Task:
+        """The task of a network whose vectors have `width` numbers, for tasks that answer these."""
+        return self
 
     def table_format(
         self, path: str | Path, quoting: read.Quoting = "auto", labelled: bool | None = None
@@ -96,6 +101,16 @@ class Task(ABC):
         return read.table_format(
             path, pair=self.pair, labelled=labelled, quoting=quoting, label=self.label
         )
+
+    def texts(self, examples: Sequence[read.Example]) -> tuple[list[str], list[str] | None]:
+        """What the network is asked for examples: texts, and as many second ones where it takes
+        pairs. `per_example` puts together what it gives."""
+        texts_b = [example.text_b or "" for example in examples] if self.pair else None
+        return [example.text_a for example in examples], texts_b
+
+    def per_example(self, outputs: np.ndarray) -> np.ndarray:
+        """Outputs of `texts` [texts, ...] → what `evaluate` compares, [examples, ...]."""
+        return outputs
 
     def labels_of(self, written: Sequence[str]) -> list[str]:
         """The labels of a model that learns from texts with these written labels, which are sorted
@@ -145,8 +160,8 @@ class Task(ABC):
 
     @abstractmethod
     def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
-        """Metrics with `n` and `loss`; truth [texts, ...], as `targets` gives it; outputs float32
-        [texts, outputs]."""
+        """Metrics with `n`, most with `loss`; truth [examples, ...], as `targets` gives it; outputs
+        float32 [examples, outputs], as `per_example` does."""
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         """What a metric of scikit-learn's takes as `y_pred`; here the likeliest label's number."""
@@ -207,6 +222,10 @@ class Task(ABC):
     def in_words(self, told: Mapping[str, Any]) -> str:
         """An answer's `as_json` as one line for a reader."""
         return json.dumps(told, ensure_ascii=False)
+
+    def together_in_words(self, told: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What several answers say beside each other, as lines for a reader."""
+        return []
 
     def head_fields(self) -> dict[str, object]:
         """Fields of a model's config.json by which transformers knows what its head is for."""

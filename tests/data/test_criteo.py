@@ -49,6 +49,23 @@ def reference_id(column: int, category: str) -> int:
     return (number ^ number >> 31) >> 4
 
 
+def test_paddlerecs_samples_are_the_same_rows(tmp_path):
+    numbers = [n / 8 for n in range(13)]
+    categories = [str(7 * n) if n != 4 else "" for n in range(26)]  # one is missing
+    words = [f"dense_feature:{number}" for number in numbers]
+    words += [f"{n}:{word}" for n, word in enumerate(categories, 1) if word]
+    sample = " ".join(["click:1", *words])
+    found = criteo.read(write(tmp_path, sample, line(0), sample.replace(" 1:0 ", " ")))
+    same = criteo.read(write(tmp_path, line(1, numbers, categories)))
+    assert found.labels.tolist() == [1, 0, 1]
+    np.testing.assert_array_equal(found.numbers[[0, 2]], same.numbers.repeat(2, axis=0))
+    np.testing.assert_array_equal(found.ids[0], same.ids[0])
+    assert found.ids[2, 0] == reference_id(0, "")
+    for wrong in (f"{sample} 27:5", f"{sample} 3:9", sample.replace("dense_feature:0.5 ", "")):
+        with pytest.raises(UserError, match=r"rows.tsv:1: has (41|39) columns, not 40"):
+            criteo.read(write(tmp_path, wrong))
+
+
 @given(st.lists(ROW, min_size=1, max_size=4))
 def test_reads_what_was_written(tmp_path_factory, rows):
     found = criteo.read(write(tmp_path_factory.mktemp("rows"), *(line(*row) for row in rows)))

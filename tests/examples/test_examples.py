@@ -81,3 +81,15 @@ def test_compress(classified, tiny_data, folder):
 def test_serve(classified, folder):
     said = run(folder, "serve.py", "output/classify/bundle", *TEXTS)
     assert [line.split(" → ")[1].split()[0] for line in said.splitlines()] == ANSWERED
+
+
+def test_wide_and_deep(tmp_path):
+    said = run(
+        tmp_path, "wide_deep.py", "--rows", 4000, "--modes", "async", "--servers", 1, "--trainers",
+        1, "--set", "data.batch_size=256", "trainer.epochs=2",
+    )  # fmt: skip
+    best, _, single, servers = said.splitlines()
+    assert single.startswith("one process ")
+    aucs = [float(row.split()[-3]) for row in (single, servers)]
+    assert min(aucs) > 0.55
+    assert max(aucs) < float(best.split()[-1])

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import numpy as np
+import paddle
 import pytest
 
 from fleetbert.compat import environment
+from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.data.packing import packed_layout
 from fleetbert.engines import predictor
 from fleetbert.engines.alike import random_batch
 from fleetbert.engines.packed import open_group
+from fleetbert.export import program as export
 from fleetbert.graph import embeddings, single_row
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
+from fleetbert.graph.fuse import fuse
+from fleetbert.graph.transposes import merge_transposes
+from fleetbert.models import heads
 
 
 def rewrite(program, parameters):
     start = embeddings.take_out(program, parameters)
-    return single_row.rewrite(start.program, start.parameters, start.inputs[0])
+    return single_row.rewrite(start.program, start.parameters, *start.inputs)
 
 
 def test_attention_is_one_operator_and_the_mask_is_gone(fused):
@@ -44,6 +50,21 @@ def test_a_text_without_padding_gets_the_answer_of_all_operators(fused, length, 
     (whole,) = predictor.open_as_it_is(program, fused.parameters, 1)(*batch)
     found = open_group(program, fused.parameters, 1)[0](*batch, packed_layout(batch[0] != 0))
     np.testing.assert_allclose(found, whole, atol=1e-5)
+
+
+def test_the_mean_over_a_text_needs_no_mask(tmp_path):
+    """On processors that can, tests/export/test_embedding.py asks such programs single texts."""
+    paddle.seed(1)
+    shape = {"vocab_size": 195, "hidden_size": 64, "num_hidden_layers": 2}
+    network = heads.build(
+        "embedding", BertConfig(num_attention_heads=4, intermediate_size=128, **shape)
+    )
+    export.save_program(network, tmp_path)
+    fused = fuse(tmp_path)
+    program, _ = rewrite(merge_transposes(fused.program), fused.parameters)
+    kinds = [op.type for op in program.blocks[0].ops]
+    assert kinds.count("feed") == kinds.count("reduce_mean") == 1
+    assert not {"exp", "matmul", "softmax"} & {*kinds}
 
 
 @pytest.mark.parametrize("padding", [slice(0, 1), slice(5, 9)])

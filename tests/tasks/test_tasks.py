@@ -78,12 +78,12 @@ def test_numbers_that_are_all_equal_are_doubted():
 @pytest.mark.parametrize("name", [task.name for task in tasks.BUILT_IN])
 def test_schemas_know_what_a_task_says(name):
     task = tasks.get(name)
-    assert task_names.KINDS[name] == (task.pair, task.label, task.least_labels)
+    assert task_names.KINDS[name] == (task.pair, task.label, task.least_labels, task.tells)
 
 
 @pytest.mark.parametrize("name", [task.name for task in tasks.BUILT_IN if task.answers])
 def test_what_a_task_tells_has_the_shapes_of_its_tensors(name):
-    task = tasks.get(name)
+    task = tasks.get(name).of_width(5)
     labels = LABELS[: task.least_labels]
     outputs = np.random.default_rng(0).normal(size=(3, task.outputs(labels))).astype(np.float32)
     *tensors, last = task.tensors(labels)

@@ -36,18 +36,20 @@ class PendingRequest:
     """A request in the queue, from `put` until `finish`.
 
     deadline: when it has to be answered at the latest. waiting: its texts that are in the queue.
-    cut: how many of its texts were cut to the model's length.
+    cut: how many of its texts were cut to the model's length. tokens: of all of them.
     """
 
     __slots__ = (
         *("arrival", "compute_seconds", "cut", "deadline", "finished", "future", "last_begin"),
-        *("missing", "rows", "waiting"),
+        *("missing", "rows", "tokens", "waiting"),
     )
 
-    def __init__(self, texts: int, deadline: float, arrival: float = 0.0, cut: int = 0):
+    def __init__(
+        self, texts: int, deadline: float, arrival: float = 0.0, cut: int = 0, tokens: int = 0
+    ):
         self.deadline = deadline
         self.arrival = arrival
-        self.cut = cut
+        self.cut, self.tokens = cut, tokens
         self.waiting: dict[int, Text] = {}
         self.finished = False
         self.future: asyncio.Future[Response] | None = None  # who waits for the answer

@@ -137,7 +137,8 @@ class Scheduler:
         else:
             encoded = self._encode(request)
         self.counts.cut(encoded.cut)
-        pending = PendingRequest(request.size, arrival + timeout, arrival, encoded.cut)
+        tokens = sum(map(len, encoded.ids))
+        pending = PendingRequest(request.size, arrival + timeout, arrival, encoded.cut, tokens)
         speed = request.speed if self._early else None
         texts = [
             Text(pending, place, ids, first, speed)
@@ -292,6 +293,7 @@ class Scheduler:
             pending.compute_seconds,
             pending.cut,
             self.bundle,
+            pending.tokens,
         )
 
     def _lose(self, texts: list[Text], lost: Lost) -> None:

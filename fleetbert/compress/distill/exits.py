@@ -127,18 +127,13 @@ def _examples(
     path = str(job.data.train)
     labels: np.ndarray | None = None
     if job.distill.labels_weight:
-        texts_a, texts_b, labels, _ = evaluate.read_known(model, path)
+        found, labels, _ = evaluate.read_known(model, path)
     else:
         found = read_unlabelled(path, model.task, "data.train")
-        texts_a = [example.text_a for example in found]
-        texts_b = [example.text_b or "" for example in found] if model.pair else None
-    most = len(texts_a) - selection.held_out(len(texts_a), job.selection)
-    chosen = draw(len(texts_a), min(job.distill.texts, most), job.seed)
-    encodings = model.tokenizer.encode(
-        [texts_a[number] for number in chosen],
-        None if texts_b is None else [texts_b[number] for number in chosen],
-        model.max_length,
-    )
+    most = len(found) - selection.held_out(len(found), job.selection)
+    chosen = draw(len(found), min(job.distill.texts, most), job.seed)
+    texts = model.task.texts([found[number] for number in chosen])
+    encodings = model.tokenizer.encode(*texts, model.max_length)
     run = early_exit.open_teacher(teacher, job.threads or engine.default_threads())
     log.info(f"computing the hidden states of {len(chosen)} texts")
     examples = []

@@ -47,8 +47,11 @@ class Profiler(Callback):
 
     def before_reading(self, run: Run) -> None:
         training.before_reading()
+        self.reading = profiler.RecordEvent("reader")  # in a timeline
+        self.reading.begin()
 
     def after_reading(self, run: Run) -> None:
+        self.reading.end()
         training.after_reading()
 
     def on_step(self, run: Run) -> None:

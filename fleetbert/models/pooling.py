@@ -1,0 +1,68 @@
+"""How a folder of sentence-transformers makes a vector of a text's tokens.
+
+Its modules.json lists what comes after the encoder: `1_Pooling`, mostly `2_Normalize`. Folders of
+other libraries have none of it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fleetbert import encodings
+from fleetbert.errors import UserError
+
+POOLINGS = ("mean", "cls")
+DEFAULT = "mean"
+# By the flags of 1_Pooling/config.json. A vector of length 1 does not tell a mean from a sum.
+FLAGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+}
+PASSED_OVER = ("Transformer", "Pooling", "Normalize")  # modules
+
+
+def read(folder: Path) -> str | None:
+    """One of POOLINGS, or what stands there instead; None in a folder that says nothing."""
+    path = folder / "1_Pooling" / "config.json"
+    if not path.is_file():
+        return None
+    fields = encodings.read_json(path, "configuration")
+    chosen = [name for name, value in fields.items() if value is True and "pooling_mode" in name]
+    if isinstance(fields.get("pooling_mode"), str):  # of newer versions
+        chosen = [f"pooling_mode_{fields['pooling_mode']}"]
+    return ", ".join(FLAGS.get(name, _short(name)) for name in chosen) or DEFAULT
+
+
+def check(wanted: str | None, found: str | None, where: str, key: str) -> str:
+    """What is wanted, or else what was found at `where`; UserError if it is none of POOLINGS."""
+    pooling = wanted or found or DEFAULT
+    if pooling not in POOLINGS:
+        choose = " or ".join(POOLINGS)
+        if wanted:
+            raise UserError(f"{key} is {wanted!r}; choose {choose}")
+        raise UserError(f"{where}: its vectors are pooled by {found}; name {key} {choose}")
+    return pooling
+
+
+def check_modules(folder: Path) -> None:
+    """UserError if a folder has layers after the pooling, which would be left out."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return
+    try:
+        modules = json.loads(encodings.read_text(path, "list of modules"))
+        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    except (ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path}: is no list of modules ({error!r})") from None
+    more = [kind for kind in kinds if kind not in PASSED_OVER]
+    if more:
+        raise UserError(
+            f"{folder}: has a module {more[0]} after its encoder, which no vector here goes "
+            "through; choose a model without it"
+        )
+
+
+def _short(name: str) -> str:
+    return name.replace("pooling_mode_", "").replace("_tokens", "").replace("_token", "")

@@ -1,0 +1,187 @@
+"""An encoder becomes a bundle of vectors: pooled as its folder says, of length 1, the same in every
+variant and beside every other text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import paddle
+import pytest
+import tiny_bert
+
+import fleetbert
+from fleetbert import bundle as bundles
+from fleetbert import cli
+from fleetbert.compat.paddlenlp import BertConfig
+from fleetbert.data import tokenizers
+from fleetbert.engines import answer
+from fleetbert.models import encoders, heads, weights
+
+RANDOM = np.random.default_rng(0)
+TEXTS = [
+    " ".join(RANDOM.choice(tiny_bert.WORDS, length)) for length in (1, 30, 2, 7, 55, 3, 9, 12, 25)
+]
+POOLINGS = ("mean", "cls")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A BERT's folder as Hugging Face has it, and the states of its last layer for each text."""
+    folder = tmp_path_factory.mktemp("encoder") / "model"
+    vocab = tmp_path_factory.mktemp("vocab") / "vocab.txt"
+    vocab.write_text("\n".join(tiny_bert.VOCAB) + "\n", encoding="utf-8")
+    shape: encoders.Shape = {
+        "vocab_size": len(tiny_bert.VOCAB), "hidden_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "intermediate_size": 128, "max_position_embeddings": 128,
+        "type_vocab_size": 2, "layer_norm_eps": 1e-5,
+    }  # fmt: skip
+    paddle.seed(5)
+    network = heads.build("mlm", BertConfig(initializer_range=0.3, **shape))
+    network.eval()
+    spec = tokenizers.of_vocab(vocab, True)
+    weights.save_folder(network, weights.Source("made", shape, spec, None, encoders.BERT), folder)
+    ids = tokenizers.open(spec).encode(TEXTS, None, 64).ids
+    states = [network.network.bert(paddle.to_tensor([one], "int64"))[0].numpy()[0] for one in ids]
+    return folder, states
+
+
+def expected(states, pooling: str) -> np.ndarray:
+    pooled = np.stack([one.mean(0) if pooling == "mean" else one[0] for one in states])
+    return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
+
+
+@pytest.fixture(scope="module", params=POOLINGS)
+def bundle(request, made, tmp_path_factory):
+    """With all variants that vectors have."""
+    folder = tmp_path_factory.mktemp(request.param)
+    path = fleetbert.import_model(
+        made[0], folder / "bundle", task="embedding", pooling=request.param, max_length=64
+    )
+    random = np.random.default_rng(1)
+    picked = random.integers(0, len(TEXTS), (60, 2)).tolist()
+    vectors = expected(made[1], request.param)
+    rows = [(TEXTS[a], TEXTS[b], float(vectors[a] @ vectors[b])) for a, b in picked]
+    for method in ("static", "dynamic"):
+        calibration = {"calibration": TEXTS} if method == "static" else {}
+        fleetbert.quantize(
+            path, method=method, gate=rows, max_drop=0.2, output_dir=folder / method, **calibration
+        )
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["export", "--bundle", str(path), "--format", "onnx"])
+    assert not ended.value.code
+    return path, request.param, rows
+
+
+def vectors_of(bundle: Path, variant: str, texts=TEXTS, **keys) -> np.ndarray:
+    return np.stack([one.vector for one in fleetbert.load(bundle, variant, **keys)(texts)])
+
+
+def test_vectors_are_pooled_from_a_texts_own_tokens(made, bundle):
+    path, pooling, _ = bundle
+    wanted = expected(made[1], pooling)
+    for variant in ("float32", "onnx"):
+        np.testing.assert_allclose(vectors_of(path, variant), wanted, atol=2e-5)
+    for variant in ("int8-static", "int8-dynamic"):
+        found = vectors_of(path, variant)
+        np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
+        cosines = (found * wanted).sum(1)
+        assert cosines.min() > 0.97, (variant, cosines)
+        others = (found * np.roll(wanted, 1, 0)).sum(1)
+        assert others.max() < cosines.min()
+
+
+def test_a_text_alone_has_the_vector_that_it_has_beside_others(bundle):
+    path, _, _ = bundle
+    for variant in ("float32", "int8-static"):
+        model = fleetbert.load(path, variant)
+        alone = np.stack([model([text])[0].vector for text in TEXTS])
+        np.testing.assert_allclose(model(TEXTS)[3].vector, alone[3], atol=1e-4)
+        np.testing.assert_allclose(np.stack([one.vector for one in model(TEXTS)]), alone, atol=1e-4)
+
+
+def test_what_the_bundle_says(bundle):
+    path, pooling, rows = bundle
+    described = bundles.read(path).task
+    assert (described.width, described.pooling, described.labels) == (64, pooling, [])
+    assert f"a vector of 64 numbers and length 1 ({pooling})" in (path / "README.md").read_text()
+    assert bundles.read(path).variant("int8-static").float32_layers == []
+    report = fleetbert.load(path).evaluate(rows)
+    assert report["n"] == 60
+    assert report["spearman"] == pytest.approx(1, abs=1e-3)
+    measured = bundles.read(path).variant("int8-static").accuracy[0]
+    assert (measured.metric, measured.n, measured.drop.test) == ("spearman", 60, "bootstrap")
+    with pytest.raises(fleetbert.UserError, match="labels"):
+        fleetbert.quantize(path, method="qat", train=rows, dev=rows, gate=rows)
+    assert answer.load(path).task.outputs([]) == 64
+
+
+def test_commands(bundle, tmp_path, capsys):
+    path, _, rows = bundle
+    table = tmp_path / "pairs.tsv"
+    lines = ["text_a\ttext_b\tlabel", *("\t".join(map(str, row)) for row in rows)]
+    table.write_text("\n".join(lines) + "\n")
+    (tmp_path / "texts.txt").write_text("\n".join(TEXTS[:2]) + "\n")
+
+    def said(*words):
+        with pytest.raises(SystemExit) as ended:
+            cli.main([words[0], "--bundle", str(path), *map(str, words[1:])])
+        assert not ended.value.code
+        return capsys.readouterr().out.splitlines()
+
+    found = [json.loads(line) for line in said("predict", "--input", tmp_path / "texts.txt")]
+    np.testing.assert_allclose(found[1]["vector"], vectors_of(path, "float32")[1], atol=1e-5)
+    assert said("evaluate", "--data", table)[0].startswith("spearman ")
+    asked = said("ask", *TEXTS[:2])
+    assert "64 numbers" in asked[1]
+    assert asked[-1].startswith("similarity of 1 and 2: ")
+
+
+class TestFolders:
+    """What a folder of sentence-transformers says."""
+
+    @pytest.fixture
+    def folder(self, made, tmp_path):
+        path = tmp_path / "model"
+        path.mkdir()
+        for file in made[0].iterdir():
+            (path / file.name).symlink_to(file)
+        (path / "1_Pooling").mkdir()
+
+        def say(pooling, *modules):
+            (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+            types = [f"sentence_transformers.models.{name}" for name in modules]
+            (path / "modules.json").write_text(json.dumps([{"type": one} for one in types]))
+            return path
+
+        return say
+
+    @pytest.mark.parametrize(
+        ("said", "pooling"),
+        [
+            ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+            ({"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": True}, "mean"),
+        ],
+    )
+    def test_its_pooling_is_taken(self, folder, tmp_path, said, pooling, made):
+        source = weights.open_source(
+            fleetbert.config.Model(init=str(folder(said, "Transformer", "Pooling", "Normalize")))
+        )
+        assert weights.is_of_vectors(source)
+        assert source.with_pooling(None, "pooling").shape["pooling"] == pooling
+        assert source.with_pooling("cls", "pooling").shape["pooling"] == "cls"
+
+    def test_what_does_not_fit_is_refused(self, folder, tmp_path, made):
+        def refused(path, match, **keys):
+            with pytest.raises(fleetbert.UserError, match=match):
+                fleetbert.import_model(path, tmp_path / "bundle", **keys)
+            assert not (tmp_path / "bundle").exists()
+
+        path = folder({"pooling_mode_max_tokens": True}, "Transformer", "Pooling")
+        refused(path, "pooled by max; name pooling mean or cls", task="embedding")
+        path = folder({"pooling_mode_mean_tokens": True}, "Transformer", "Pooling", "Dense")
+        refused(path, "has a module Dense after its encoder", task="embedding")
+        refused(made[0], "leave it out", task="embedding", labels=["a", "b"])
+        refused(made[0], "name task: embedding too", pooling="cls")
+        refused(made[0], "is told by a model's head", task="regression")
