@@ -37,6 +37,21 @@ def make_network(labels: int = len(LABELS), positions: int = 512, seed: int = 1)
     return Network(BertForSequenceClassification(config))
 
 
+def make_embedder(seed: int = 1):
+    """The network of vectors (mean), of the same shape."""
+    import paddle
+    from paddlenlp.transformers import BertConfig
+
+    from fleetbert.models import heads
+
+    paddle.seed(seed)
+    shape = {"vocab_size": len(VOCAB), "hidden_size": 64, "num_hidden_layers": 2}
+    config = BertConfig(
+        num_attention_heads=4, intermediate_size=128, initializer_range=0.3, **shape
+    )
+    return heads.build("embedding", config)
+
+
 def add_early_exit(path: Path, pad_id: int = 0) -> None:
     """Add early-exit-float32 to a bundle of `make_network`'s: its head after the first layer is
     certain of some texts and not of others at the variant's own speed."""

@@ -25,6 +25,8 @@ from fleetbert.bundle.manifest import (
     LiteVariant,
     Manifest,
     Mix,
+    OnnxInt8Variant,
+    OnnxTried,
     OnnxVariant,
     OtherVariant,
     ProgramVariant,

@@ -329,6 +329,36 @@ class OnnxVariant(_Variant):
         return self.max_difference_to_float32 is not None or super().compared
 
 
+class OnnxTried(_Strict):
+    """A form of `OnnxInt8Variant` beside others, on texts that are not the gate's: how much more
+    float32 has right (value of `Drop`), and its texts a second there."""
+
+    drop: float
+    texts_per_s: float
+
+
+class OnnxInt8Variant(_Variant):
+    """In int8, for ONNX Runtime, quantized by its own tool.
+
+    activations: dynamic (a scale for each batch) or static (from texts); weight_bits: of products.
+    tried: the forms that were measured, of which this is the one taken; tried_on: which texts.
+    smoothed, float32_layers: as of `Int8Variant`.
+    """
+
+    kind: Literal["onnx-int8"] = "onnx-int8"
+    opset: Optional[int] = None
+    activations: Literal["dynamic", "static"] = "dynamic"
+    weight_bits: int = 7
+    float32_layers: List[str] = Field(default_factory=list)
+    smoothed: Dict[str, Smoothed] = Field(default_factory=dict)
+    tried: Dict[str, OnnxTried] = Field(default_factory=dict)
+    tried_on: Optional[str] = None
+
+    @property
+    def compressed_by(self) -> str:
+        return "onnx"
+
+
 class WeightOnlyVariant(_Variant):
     """Integers on disk, float32 in arithmetic. weight_errors: relative error (Frobenius
     norm) of each weight; output_errors: token error of its layer (`compress.sensitivity`)."""
@@ -435,6 +465,7 @@ KINDS: Dict[str, Type[_Variant]] = {
     for cls in (
         ProgramVariant,
         OnnxVariant,
+        OnnxInt8Variant,
         WeightOnlyVariant,
         Int8Variant,
         EarlyExitVariant,
@@ -453,6 +484,7 @@ Variant = Annotated[
     Union[
         Annotated[ProgramVariant, Tag("paddle-inference")],
         Annotated[OnnxVariant, Tag("onnx")],
+        Annotated[OnnxInt8Variant, Tag("onnx-int8")],
         Annotated[WeightOnlyVariant, Tag("paddle-inference-weight-only")],
         Annotated[Int8Variant, Tag("paddle-inference-int8")],
         Annotated[EarlyExitVariant, Tag("paddle-inference-early-exit")],

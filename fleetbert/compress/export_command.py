@@ -15,7 +15,8 @@ Add another form of the model to a bundle; the bundle's other variants stay as t
   fleetbert export --bundle output/quickstart/bundle --format onnx
   fleetbert export --bundle output/quickstart/bundle --format lite --target armv8 --precision int8
 
-onnx: for ONNX Runtime and others, made from float32 and compared with it before it is added.
+onnx: for ONNX Runtime and others, made from float32 and compared with it before it is added; in
+int8 `fleetbert quantize` makes it, with method=onnx.
 lite: for Paddle Lite on phones and ARM boards. int16 and int8 make the file a half and a quarter
 as large and keep float32's arithmetic; float16 needs ARMv8.2; static-int8 computes in int8 and is
 made from the variant int8-static. With --early-exit texts may leave after inner layers, as they do

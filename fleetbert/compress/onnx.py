@@ -37,7 +37,7 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> Result:
     bundles.verify(bundle, "float32")
 
     with bundles.adding(path, "onnx") as new:
-        _convert(source, new.folder / "model.onnx", opset)
+        convert(source, new.folder / "model.onnx", opset)
         largest = _compare(bundle, source, new.folder)
         if not largest <= LARGEST_DIFFERENCE:
             raise UserError(
@@ -67,7 +67,9 @@ paddle2onnx.export(program, weights, target, opset_version=int(opset), auto_upgr
 """
 
 
-def _convert(source: Path, target: Path, opset: int) -> None:
+def convert(source: Path, target: Path, opset: int = OPSET) -> None:
+    """Write the float32 program in the folder `source` as the ONNX file `target`; UserError where
+    paddle2onnx cannot."""
     with tempfile.TemporaryDirectory() as temporary:
         program = Path(temporary) / "model.pdmodel"
         programs.write(program, gelu.spell_out(programs.read(source / program.name)))

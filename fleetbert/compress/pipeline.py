@@ -50,6 +50,7 @@ METHODS = {
     "search": "fleetbert.compress.search",
     "qat": "fleetbert.compress.qat",
     "prune": "fleetbert.compress.prune",
+    "onnx": "fleetbert.compress.onnx_int8",
 }
 
 
@@ -113,7 +114,8 @@ def load(method: str) -> Method:
 
 def variant_name(job: config.Quantize) -> str:
     """`name`, or what the method makes; `pruned-` before it if it was made from pruned-float32."""
-    made = "pruned-float32" if job.method == "prune" else f"int{job.bits}-{job.method}"
+    own = {"prune": "pruned-float32", "onnx": "onnx-int8"}
+    made = own.get(job.method, f"int{job.bits}-{job.method}")
     former = job.source[: -len("float32")] if job.source.endswith("float32") else f"{job.source}-"
     return job.name or former + made
 
@@ -122,7 +124,7 @@ def with_output_errors(
     work: Work, variant: bundles.Variant, folder: Path, texts: list[Feeds]
 ) -> bundles.Variant:
     """The variant in `folder` with the token error of each quantized layer on `texts`."""
-    if isinstance(variant, bundles.ProgramVariant):
+    if not isinstance(variant, (bundles.Int8Variant, bundles.WeightOnlyVariant)):
         return variant
     layers = work.source.layers
     quantized, others = weights.load(folder)
@@ -180,6 +182,8 @@ def worst(variant: bundles.Variant, most: int = 3) -> str:
             "prune.heads or prune.feed_forward leaves more, and more trainer.epochs mend more"
         )
     errors = report.output_errors(variant)
+    if not errors:
+        return "`skip` leaves layers in float32, and method: static tells which change most"
     names = report.most_changed(variant, most)
     listed = ", ".join(f"{name} ({errors[name]:.1%})" for name in names)
     return f"the layers with the largest token error are {listed}; `skip` leaves layers in float32"

@@ -156,6 +156,7 @@ def write(
     `data`; parts: where each layer's weight belongs ("layer 0 attention")."""
     errors = output_errors(made)
     int8 = made if isinstance(made, bundles.Int8Variant) else bundles.Int8Variant(name="none")
+    smoothed = made.smoothed if isinstance(made, bundles.OnnxInt8Variant) else int8.smoothed
     search = int8.search
     pruning = made.pruning if isinstance(made, bundles.ProgramVariant) else None
     metric = made.accuracy[0].metric if made.accuracy else "accuracy"
@@ -199,7 +200,7 @@ def write(
         counts=pruning,
         layers=layers,
         clipped=[(parts.get(name, ""), name, found) for name, found in int8.clipped.items()],
-        smoothed=[(parts.get(name, ""), name, found) for name, found in int8.smoothed.items()],
+        smoothed=[(parts.get(name, ""), name, found) for name, found in smoothed.items()],
         worst=[
             (parts.get(n, ""), n, errors[n], weight_errors(made).get(n), int8.thresholds.get(n))
             for n in most_changed(made, MOST_LISTED)

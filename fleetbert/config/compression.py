@@ -20,13 +20,14 @@ from fleetbert.config.training import (
 
 # Methods that train, in one process or in ranks, and those that need texts to calibrate with.
 TRAINED = ("qat", "prune")
-CALIBRATED = ("static", "search")
+CALIBRATED = ("static", "search", "onnx")
 
 
 class Calibration(Section):
     data: Optional[str] = key(
         None,
-        "static, search: texts like those to come, no labels needed: .tsv, .jsonl, or one a line",
+        "static, search, onnx: texts like those to come, no labels needed: .tsv, .jsonl, or one a "
+        "line",
     )
     texts: int = key(512, "how many of them, drawn by chance", ge=1)
     algorithm: Literal["abs_max", "avg", "hist", "KL", "mse", "emd"] = key(
@@ -85,6 +86,14 @@ class Search(Section):
     )
 
 
+class Onnx(Section):
+    activations: Literal["auto", "dynamic", "static"] = key(
+        "auto",
+        "dynamic: a scale for each batch; static: scales from calibration texts; auto: both are "
+        "made, and the faster one taken that keeps gate.max_accuracy_drop on texts held out",
+    )
+
+
 class SoftLabels(Section):
     weight: float = key(
         0.0,
@@ -116,13 +125,14 @@ class Quantize(Section):
     """A job that adds a smaller and faster variant to a bundle."""
 
     bundle: str = key("output/bundle", "the bundle to add a variant to")
-    method: Literal["dynamic", "static", "search", "qat", "prune"] = key(
+    method: Literal["dynamic", "static", "search", "qat", "prune", "onnx"] = key(
         "static",
         "dynamic: weights as integers, needs no data; static: whole layers in int8, needs texts; "
         "search: static, with those layers in float32 that the gate needs: of the mixes that pass, "
         "the one with most of its multiplications in int8, whatever time each took; qat: static, "
         "trained on with the rounding in it, needs labelled texts (data.train); prune: fewer "
-        "attention heads and feed-forward units in float32, trained on, needs data.train too",
+        "attention heads and feed-forward units in float32, trained on, needs data.train too; "
+        "onnx: int8 for ONNX Runtime, by its own tool, needs texts",
     )
     source: str = key(
         "float32",
@@ -141,6 +151,7 @@ class Quantize(Section):
     gate: Gate = Gate()
     selection: Selection = Selection()
     search: Search = Search()
+    onnx: Onnx = Onnx()
     report: Optional[str] = key(
         None,
         "HTML file with the evidence, also of a variant that the gate stops (null: "
@@ -192,6 +203,13 @@ class Quantize(Section):
                 f"calibration.data: method: {self.method} needs texts to see how large activations "
                 "get; name a file, labels are not needed"
             )
+        if self.method == "onnx":
+            for name, usual in (("clip", "none"), ("rounding", "round")):
+                if getattr(self.calibration, name) != usual:
+                    raise ValueError(
+                        f"calibration.{name}: ONNX Runtime's tool rounds and cuts by itself; leave "
+                        "it out, or choose method: static"
+                    )
         if self.method != "dynamic" and self.bits != 8:
             arithmetic = "float32" if self.method == "prune" else "int8"
             raise ValueError(

@@ -9,6 +9,7 @@ from fleetbert.engines.engine import (
     LITE,
     LITE_EARLY_EXIT,
     ONNX,
+    ONNX_INT8,
     WEIGHT_ONLY,
     Engine,
     Options,
@@ -25,5 +26,6 @@ register(WEIGHT_ONLY, paddle.open_weight_only)
 register(INT8, int8.open_variant)
 register(EARLY_EXIT, early_exit.open_variant)
 register(ONNX, onnx.open_variant)
+register(ONNX_INT8, onnx.open_variant)
 register(LITE, lite.open_variant)
 register(LITE_EARLY_EXIT, lite.open_early_exit)

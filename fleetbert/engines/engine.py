@@ -27,6 +27,7 @@ WEIGHT_ONLY = "paddle-inference-weight-only"
 INT8 = "paddle-inference-int8"
 EARLY_EXIT = "paddle-inference-early-exit"
 ONNX = "onnx"
+ONNX_INT8 = "onnx-int8"
 LITE = "paddle-lite"
 LITE_EARLY_EXIT = "paddle-lite-early-exit"
 

@@ -29,6 +29,8 @@ def made(tiny_vocab, tmp_path_factory):
         spec = tokenizers.of_vocab(tiny_vocab, True)
         export_bundle(folder / name / "1", network, task=name, labels=labels, max_length=32,
                       tokenizer=spec)  # fmt: skip
+    export_bundle(folder / "embedding" / "1", tiny_bert.make_embedder(), task="embedding",
+                  labels=[], max_length=32, tokenizer=spec)  # fmt: skip
     return folder
 
 
@@ -76,3 +78,18 @@ def test_several_labels_are_those_of_the_engine(server, made):
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
+
+
+def test_vectors_are_those_of_the_engine(server, made):
+    expected = answers.answer(answers.load(made / "embedding" / "1"), TEXTS)
+    vectors = np.stack([one.vector for one in expected])
+    with Client(server.http) as client:
+        found = client.infer("embedding", TEXTS)
+        described = client.metadata("embedding")
+    np.testing.assert_allclose([one.vector for one in found], vectors, atol=1e-5)
+    assert described["outputs"][0] == {"name": "embedding", "datatype": "FP32", "shape": [-1, 64]}
+    message = {"model": "embedding", "input": TEXTS, "dimensions": 8}
+    reply = requests.post(f"{server.http}/v1/embeddings", json=message, timeout=60).json()
+    short = vectors[:, :8] / np.linalg.norm(vectors[:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose([one["embedding"] for one in reply["data"]], short, atol=1e-5)
+    assert reply["usage"]["total_tokens"] == 3 + 5 + 32  # the last is cut

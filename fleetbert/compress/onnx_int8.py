@@ -1,0 +1,182 @@
+"""The variant `onnx-int8`: whole Linear layers in int8 for ONNX Runtime, by its own tool.
+
+The float32 source, smoothed where the job says so, becomes ONNX (`compress.onnx`), and
+`onnxruntime.quantization` makes integers of it, in one of two forms:
+
+dynamic  the scale of a layer's input is that of the batch at hand
+static   it is the mean over calibration batches; the layer's output stays float32
+
+Weights have 7 bits and a scale for each output: with 8, processors without VNNI overflow. The word
+table becomes integers too, with one scale, as ONNX has no other; products of two activations stay
+float32. What is ours here is the source, the choice between the forms, and the gate.
+"""
+
+from __future__ import annotations
+
+import logging
+import statistics
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import NamedTuple, Sequence
+
+import numpy as np
+import onnx as onnx_format
+from onnxruntime import quantization
+from onnxruntime.quantization.onnx_model import ONNXModel
+from onnxruntime.quantization.shape_inference import quant_pre_process
+
+from fleetbert import bundle as bundles
+from fleetbert.compress import onnx
+from fleetbert.compress.gate import Sample
+from fleetbert.compress.texts import Feeds
+from fleetbert.compress.work import Work, versions
+from fleetbert.engines import engine
+from fleetbert.errors import UserError
+
+log = logging.getLogger(__name__)
+
+DYNAMIC, STATIC = "dynamic", "static"
+MODEL = "model.onnx"
+# Of the forms in turn, after one that warms up.
+ROUNDS = 3
+WEIGHTS = {"weight_type": quantization.QuantType.QInt8, "per_channel": True, "reduce_range": True}
+KINDS = ["MatMul", "Gather"]
+
+
+class Prepared(NamedTuple):
+    """model: the file's content; left: weights of layers in float32."""
+
+    model: bytes
+    activations: str
+    left: list[str]
+    tried: dict[str, bundles.OnnxTried]
+    tried_on: str | None
+
+
+def prepare(work: Work) -> Prepared:
+    """Quantize the source in the form that `onnx.activations` names, or in the better one."""
+    left = work.source.float32_layers(work.job.skip)
+    wanted = work.job.onnx.activations
+    with tempfile.TemporaryDirectory(prefix="fleetbert-onnx-") as temporary:
+        float32 = Path(temporary) / MODEL
+        onnx.convert(work.source.folder, float32)
+        made = {}
+        for form in (DYNAMIC, STATIC) if wanted == "auto" else (wanted,):
+            made[form] = Path(temporary) / form
+            made[form].mkdir()
+            batches = work.calibration_batches.feeds() if form == STATIC else None
+            quantize(float32, made[form] / MODEL, left, batches)
+        chosen: str = wanted
+        tried: dict[str, bundles.OnnxTried] = {}
+        tried_on = None
+        if wanted == "auto":
+            tried = compare(made, work.selection, work.gate.threads)
+            tried_on, chosen = work.selection.name, choose(tried, work.gate.max_drop)
+        model = (made[chosen] / MODEL).read_bytes()
+    return Prepared(model, chosen, left, tried, tried_on)
+
+
+def write(work: Work, prepared: Prepared, folder: Path) -> bundles.Variant:
+    """The file, and what is known of it."""
+    (folder / MODEL).write_bytes(prepared.model)
+    packages = {name: version(name) for name in ("paddle2onnx", "onnxruntime")}
+    return bundles.OnnxInt8Variant(
+        name="onnx-int8",
+        runs_on=["x86", "armv8"],
+        versions={**versions(), **packages},
+        opset=onnx.OPSET,
+        activations=prepared.activations,
+        float32_layers=prepared.left,
+        smoothed=dict(work.smoothed),
+        tried=prepared.tried,
+        tried_on=prepared.tried_on,
+    )
+
+
+def quantize(
+    float32: Path, target: Path, left: Sequence[str] = (), batches: Sequence[Feeds] | None = None
+) -> None:
+    """Quantize the ONNX file `float32` into `target`: static with calibration `batches`, else
+    dynamic. left: names of weights whose layers stay float32."""
+    folded = target.with_name("folded.onnx")
+    # paddle2onnx writes weights as constants, which the tool passes over; these are initializers.
+    quant_pre_process(str(float32), str(folded), skip_symbolic_shape=True)
+    model = ONNXModel(onnx_format.load(str(folded)))
+    model.replace_gemm_with_matmul()  # the dynamic form does, under other names; static takes none
+    model.save_model_to_file(str(folded))
+    stored = {one.name for one in model.graph().initializer}
+    # Products of two activations, as attention's, stay float32.
+    skipped = [
+        node.name
+        for node in model.graph().node
+        if set(left) & set(node.input) or (node.op_type == "MatMul" and node.input[1] not in stored)
+    ]
+    if batches is None:
+        quantization.quantize_dynamic(
+            str(folded),
+            str(target),
+            op_types_to_quantize=KINDS,
+            nodes_to_exclude=skipped,
+            **WEIGHTS,
+        )
+    else:
+        quantization.quantize_static(
+            str(folded),
+            str(target),
+            _Reader(batches),
+            quant_format=quantization.QuantFormat.QDQ,
+            op_types_to_quantize=KINDS,
+            nodes_to_exclude=skipped,
+            activation_type=quantization.QuantType.QUInt8,
+            extra_options={
+                "CalibMovingAverage": True,
+                "OpTypesToExcludeOutputQuantization": KINDS,
+            },
+            **WEIGHTS,
+        )
+    folded.unlink()
+    made = onnx_format.load(str(target)).graph.initializer
+    if all(one.data_type != onnx_format.TensorProto.INT8 for one in made):
+        raise UserError(f"onnxruntime {version('onnxruntime')} found no layer to quantize")
+
+
+class _Reader(quantization.CalibrationDataReader):
+    def __init__(self, batches: Sequence[Feeds]):
+        self._left = iter(batches)
+
+    def get_next(self) -> Feeds | None:
+        return next(self._left, None)
+
+
+def compare(
+    made: dict[str, Path], sample: Sample, threads: int | None = None
+) -> dict[str, bundles.OnnxTried]:
+    """The forms in these folders on the sample's texts, in turns."""
+    opened = {
+        form: engine.open_folder(engine.ONNX_INT8, folder, "cpu", threads)
+        for form, folder in made.items()
+    }
+    times: dict[str, list[float]] = {form: [] for form in opened}
+    logits: dict[str, np.ndarray] = {}
+    for _ in range(ROUNDS + 1):
+        for form, one in opened.items():
+            started = time.perf_counter()
+            logits[form] = sample.logits(one)
+            times[form].append(time.perf_counter() - started)
+    found = {}
+    for form in opened:
+        speed = len(sample.truth) / statistics.median(times[form][1:])
+        drop = sample.float32_accuracy - sample.metric(logits[form])
+        found[form] = bundles.OnnxTried(drop=drop, texts_per_s=round(speed, 1))
+        log.info(f"{form} scales: {speed:.0f} texts/s, drop {drop:.4f} on {sample.name}")
+    return found
+
+
+def choose(tried: dict[str, bundles.OnnxTried], max_drop: float) -> str:
+    """The fastest form that keeps the drop, else the one that loses least."""
+    keeping = {form: one for form, one in tried.items() if one.drop <= max_drop}
+    if keeping:
+        return max(keeping, key=lambda form: keeping[form].texts_per_s)
+    return min(tried, key=lambda form: tried[form].drop)

@@ -1,0 +1,146 @@
+"""int8 for ONNX Runtime: its arithmetic, the choice between its forms, the way through the gate."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert.compress import onnx_int8, pipeline
+from fleetbert.deploy.inference.repository import variants
+from fleetbert.engines import answer, engine
+from fleetbert.errors import GateFailed, UserError
+
+SKIPPED = "linear_1*"
+
+
+def job(bundle: Path, data: Path, **changes):
+    values = {
+        "bundle": str(bundle),
+        "method": "onnx",
+        "calibration": {"data": str(data / "train.tsv"), "texts": 64},
+        "selection": {"texts": 40},
+        "gate": {"data": str(data / "dev.tsv"), "max_accuracy_drop": 0.05},
+        "skip": [SKIPPED],
+    }
+    return config.Quantize.model_validate({**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def added(trained, tiny_data, tmp_path_factory) -> Path:
+    bundle = Path(shutil.copytree(trained, tmp_path_factory.mktemp("onnx") / "bundle"))
+    result = pipeline.quantize(job(bundle, tiny_data))
+    assert result.variant == "onnx-int8"
+    return bundle
+
+
+def test_both_forms_are_measured_and_one_is_a_variant_like_the_others(added):
+    bundle = bundles.read(added)
+    variant = bundle.variant("onnx-int8")
+    assert isinstance(variant, bundles.OnnxInt8Variant)
+    assert set(variant.tried) == {"dynamic", "static"}
+    assert variant.tried_on.startswith("32 texts held out of ")  # a fifth of the table
+    assert variant.activations == onnx_int8.choose(variant.tried, 0.05)
+    assert all(one.texts_per_s > 0 for one in variant.tried.values())
+    measured = variant.accuracy[0]
+    assert measured.n == 60 and measured.float32_accuracy > 0.8
+    assert variant.comparison.size_ratio < 0.6
+    assert set(variant.versions) == {"fleetbert", "paddlepaddle", "paddle2onnx", "onnxruntime"}
+    bundles.verify(bundle, "onnx-int8")
+    assert "onnx-int8" in variants.candidates(bundle, "cpu")  # of `variant: auto`
+    assert "| onnx-int8 |" in (added / "README.md").read_text(encoding="utf-8")
+    assert "onnx-int8</th>" in (added / "quantize-report.html").read_text(encoding="utf-8")
+
+
+def test_it_answers_nearly_as_float32(added):
+    texts = ["word0 word3 word1", "word1 word1", "word2"]
+    found = [
+        answer.compute_logits(answer.load(added, name), texts, None).values
+        for name in ("float32", "onnx-int8")
+    ]
+    assert 0 < np.abs(found[0] - found[1]).max() < 0.2
+    golden = bundles.read(added).variant("onnx-int8").golden
+    opened = engine.open(bundles.read(added), "onnx-int8")
+    ids = np.array([golden.ids[0]])
+    np.testing.assert_allclose(opened(ids, 0 * ids)[0], golden.logits[0], atol=golden.bound)
+
+
+def test_layers_that_skip_names_stay_float32(added):
+    variant = bundles.read(added).variant("onnx-int8")
+    assert any(name.startswith("linear_1") for name in variant.float32_layers)
+    graph = onnx.load(str(added / "onnx-int8" / "model.onnx")).graph
+    kinds = {one.name: one.data_type for one in graph.initializer}
+    for name in variant.float32_layers:
+        assert kinds[name] == TensorProto.FLOAT
+    left = [node for node in graph.node if node.op_type == "MatMul" and node.input[1] in kinds]
+    assert {node.input[1] for node in left} == set(variant.float32_layers)
+    assert sum("softmax" in name for node in graph.node for name in node.input) == 2  # attention
+    integers = [one for one in graph.initializer if one.data_type == TensorProto.INT8]
+    assert len(integers) > 3
+    assert all(np.abs(numpy_helper.to_array(one).astype(int)).max() <= 64 for one in integers)
+
+
+@pytest.mark.parametrize("form", ["dynamic", "static"])
+def test_a_layer_computes_what_numpy_does(tmp_path, form):
+    """Jacob et al. 2018, equation 4: unsigned inputs with a zero point, signed weights without."""
+    random = np.random.default_rng(0)
+    weight = random.normal(size=(24, 10)).astype(np.float32) * np.geomspace(1, 30, 10)[None]
+    weight = weight.astype(np.float32)
+    node = helper.make_node("MatMul", ["x", "w"], ["y"], name="product")
+    graph = helper.make_graph(
+        [node],
+        "layer",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 24])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 10])],
+        [numpy_helper.from_array(weight, "w")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    onnx.save(model, str(tmp_path / "float32.onnx"))
+    x = random.normal(size=(7, 24)).astype(np.float32) + 0.5
+    seen = x if form == "dynamic" else x * 0.5
+    batches = None if form == "dynamic" else [{"x": seen}]
+    onnx_int8.quantize(tmp_path / "float32.onnx", tmp_path / "int8.onnx", (), batches)
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(tmp_path / "int8.onnx"))
+    found = session.run(["y"], {"x": x})[0]
+    step = (seen.max() - seen.min()) / 255
+    zero = np.round(-seen.min() / step)
+    x8 = np.clip(np.round(x / step) + zero, 0, 255)
+    scales = np.abs(weight).max(0) / 64
+    w8 = np.clip(np.round(weight / scales), -64, 64)
+    expected = (x8 - zero) @ w8 * step * scales
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-3)
+    error = np.abs(found - x @ weight).max()
+    assert error > 0.01  # the comparison can tell
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["float32.onnx", "int8.onnx"]
+
+
+def test_the_faster_form_that_keeps_the_accuracy_is_taken():
+    def tried(dynamic, static):
+        made = {"dynamic": dynamic, "static": static}
+        return {form: bundles.OnnxTried(drop=d, texts_per_s=s) for form, (d, s) in made.items()}
+
+    assert onnx_int8.choose(tried((0.0, 100), (0.004, 120)), 0.005) == "static"
+    assert onnx_int8.choose(tried((0.0, 100), (0.006, 120)), 0.005) == "dynamic"
+    assert onnx_int8.choose(tried((0.01, 100), (0.02, 120)), 0.005) == "dynamic"
+
+
+def test_the_gate_stops_it_and_what_it_cannot_do_is_refused(bundle, tiny_data):
+    onnx_key = {"activations": "dynamic"}
+    strict = {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": -0.5}
+    with pytest.raises(GateFailed, match="`skip` leaves layers in float32"):
+        pipeline.quantize(job(bundle, tiny_data, onnx=onnx_key, gate=strict))
+    assert bundles.read(bundle).names == ["float32"]
+    calibration = {"data": str(tiny_data / "train.tsv"), "clip": "auto"}
+    with pytest.raises(ValueError, match=r"calibration\.clip: ONNX Runtime's tool"):
+        job(bundle, tiny_data, calibration=calibration)
+    with pytest.raises(UserError, match="matches no weight"):
+        pipeline.quantize(job(bundle, tiny_data, onnx=onnx_key, skip=["layer9*"]))
