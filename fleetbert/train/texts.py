@@ -257,7 +257,7 @@ class TextTask(Trainable):
     def outputs(self, network: nn.Layer, split: Split) -> np.ndarray:
         """What the network gives for all texts of a split, float32 [texts, outputs]."""
         parts = [self.predict(network, self._arrays(split, part)) for part in self._batches(split)]
-        return together(parts, split.labels, self.task.outputs(self.labels))
+        return together(parts, self.task.room(len(split.labels), self.labels))
 
     def _batches(self, split: Split) -> list[np.ndarray]:
         return batching.plan_inference(
