@@ -402,7 +402,8 @@ def write(
     keys = {} if paddlenlp else family.keys
     fields: Fields = {keys.get(n, n): value for n, value in shape.items() if n in FIELDS}
     fields.update({key: fields[field] for key, field in family.repeated.items()})
-    fields.update(architectures=[family.architectures[head]], model_type=family.model_type)
+    known, bare = family.architectures, family.architectures["classifier"].partition("For")[0]
+    fields.update(architectures=[known.get(head, f"{bare}Model")], model_type=family.model_type)
     return fields, files
 
 

@@ -85,6 +85,7 @@ class Task(ABC):
     # probabilities of labels (early exit, distillation, qat, prune) and boards take no others.
     picks_label: ClassVar[bool] = True
     least_labels: ClassVar[int] = 2  # that a bundle has
+    pooled: ClassVar[bool] = False  # the answers are made by `task.pooling` of a job
     tells: ClassVar[str] = ""  # what a bundle without labels tells of each text
 
     def of_width(self, width: int | None) -> Task:

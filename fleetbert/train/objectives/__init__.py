@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fleetbert.registry import Registry
 from fleetbert.train.objectives.classification import CrossEntropy
+from fleetbert.train.objectives.embedding import Similarity
 from fleetbert.train.objectives.masked_words import MaskedWords
 from fleetbert.train.objectives.multi_label import BinaryCrossEntropy
 from fleetbert.train.objectives.objective import Objective
@@ -23,6 +24,7 @@ _objectives: Registry[Objective] = Registry(
         "regression": SquaredError(),
         "pair_regression": SquaredError(),
         "multi_label_classification": BinaryCrossEntropy(),
+        "embedding": Similarity(),
         "mlm": MaskedWords(),
     },
 )
