@@ -72,7 +72,8 @@ class Format(NamedTuple):
     separator: what stands between two columns.
     quoted: whether fields may be quoted.
     label: how a label is written, of `written.KINDS`.
-    apart: whether each text of a line is an example of its own, up to three (`text_c`).
+    apart: whether each text of a line is an example of its own, up to three (`text_c`); labels are
+        taken where there are some.
     """
 
     kind: str
@@ -555,7 +556,7 @@ def _example(row: Row, number: int, form: Format) -> Example:
     if form.pair or (form.pair is None and row.get("text_b")):
         text_b = _text(row, "text_b")
     label = written.KINDS[form.label](row.get("label"))
-    if form.labelled and not label:
+    if form.labelled and not label and not form.apart:
         raise LineError("has no 'label'")
     text_c = _text(row, "text_c") if form.apart and row.get("text_c") else None
     return Example(text_a, text_b, label or None, number, text_c)

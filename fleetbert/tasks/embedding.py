@@ -129,7 +129,7 @@ class Embedding(OfNumbers):
             quoting=quoting,
             label=self.label,
         )
-        return form._replace(apart=labelled is None)
+        return form if labelled is not None else form._replace(labelled=True, apart=True)
 
     def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         return np.array([float(one or "nan") for one in written], np.float32)

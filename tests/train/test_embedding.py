@@ -141,13 +141,24 @@ def test_pairs_without_numbers_are_evaluated_by_rank(data, tmp_path):
     assert mrr(*sides) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_run_that_was_interrupted_ends_with_the_same_weights(data, tmp_path):
-    usual = {"data.train": str(data / "three.jsonl"), "checkpoint.every_n_steps": 3}
-    whole = training.train(job(data, tmp_path / "whole", **usual))
-    training.train(job(data, tmp_path / "parts", **usual, **{"trainer.max_steps": 4}))
-    parts = training.train(job(data, tmp_path / "parts", **usual))
-    files = [one.output_dir / "model" / "model.safetensors" for one in (whole, parts)]
-    assert files[0].read_bytes() == files[1].read_bytes()
+def test_a_run_goes_on_bit_for_bit(data, tmp_path):
+    class Killed(fleetbert.Callback):
+        def on_step(self, run):
+            if run.state.step == 7:
+                raise RuntimeError("killed")
+
+    changes = {
+        "data.train": str(data / "three.jsonl"),
+        "trainer.epochs": 1,
+        "trainer.checkpoint_every": 5,
+        "data.cache": str(tmp_path / "cache"),
+    }
+    training.train(job(data, tmp_path / "whole", **changes))
+    with pytest.raises(RuntimeError, match="killed"):
+        training.train(job(data, tmp_path / "half", **changes), [Killed()])
+    found = training.train(job(data, tmp_path / "half", **changes))
+    assert found.summary["resumed_at"] == 5
+    assert tiny_job.losses(tmp_path / "half") == tiny_job.losses(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
