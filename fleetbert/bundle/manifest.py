@@ -40,11 +40,13 @@ class _Strict(BaseModel):
 
 class Task(_Strict):
     """What the model answers. `labels` are in the order of the logits; none where it answers with
-    none, as `mlm` and numbers do. width: how many numbers its vectors have, where it answers with
-    vectors; pooling: how a text's tokens become one."""
+    none, as `mlm` and numbers do. thresholds: the probability above which a text has a label, where
+    it is not one half. width: how many numbers its vectors have, where it answers with vectors;
+    pooling: how a text's tokens become one."""
 
     name: str
     labels: List[str] = Field(default_factory=list)
+    thresholds: Dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
     width: Optional[int] = Field(None, ge=1)
     pooling: Optional[str] = None
 
@@ -62,7 +64,17 @@ class Task(_Strict):
             raise ValueError(f"task {self.name} needs {number} or more, got {self.labels}")
         if len(set(self.labels)) != len(self.labels):
             raise ValueError(f"labels appear twice in {self.labels}")
+        for label in self.thresholds:
+            if label not in self.labels:
+                raise ValueError(f"thresholds: {label!r} is not among the labels")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> Dict[str, object]:
+        fields: Dict[str, object] = dump(self)
+        if not self.thresholds:
+            del fields["thresholds"]
+        return fields
 
 
 Setting = Union[bool, int, float, str]

@@ -64,7 +64,7 @@ def read_batches(
 
     left: of so many texts, how many stay for others, the last that are drawn.
     """
-    task = tasks.get(bundle.task.name)
+    task = tasks.of(bundle.task)
     examples = read_unlabelled(str(settings.data), task, "calibration.data")
     most = min(settings.texts, len(examples) - (left(len(examples)) if left else 0))
     chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]

@@ -253,6 +253,14 @@ class Trainer(Section):
         "what has to get better for that (null: best_metric): any figure of an evaluation, one of "
         "your own too; more is better but of loss",
     )
+    calibrate: float = key(
+        0.0,
+        "share of the training texts that is held out, to fit to it at the end what makes "
+        "probabilities true: a temperature (Guo et al. 2017), and of several labels the threshold "
+        "of each (docs/tasks.md)",
+        ge=0,
+        le=0.5,
+    )
     recompute: bool = key(
         False,
         "keep less for the backward and compute it again (gradient checkpointing, Chen et al. "

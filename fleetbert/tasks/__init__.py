@@ -63,4 +63,5 @@ def get(name: str) -> Task:
 
 def of(described: bundles.Task) -> Task:
     """The task of a bundle, as its manifest describes it."""
-    return get(described.name).of_width(described.width)
+    task = get(described.name).of_width(described.width)
+    return task.with_thresholds(described.thresholds)

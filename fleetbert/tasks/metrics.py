@@ -120,15 +120,16 @@ def _worst_first(item: tuple[str, dict[str, float]]) -> tuple[bool, float, float
     return scores["support"] == 0, scores["f1"], -scores["support"]
 
 
-def multi_label(truth: np.ndarray, logits: np.ndarray, labels: Sequence[str]) -> Metrics:
+def multi_label(
+    truth: np.ndarray, logits: np.ndarray, predicted: np.ndarray, labels: Sequence[str]
+) -> Metrics:
     """n, macro_f1, micro_f1, subset_accuracy, loss (nats), classes, labels.
 
-    truth: bool [texts, labels]; logits: float32 [texts, labels], above 0 where a label is answered.
+    truth and predicted: bool [texts, labels]; logits: float32 [texts, labels].
     The F1s are scikit-learn's over all labels, with 0 where one neither occurs nor is answered;
     subset_accuracy is the share of texts whose labels are all right, its accuracy_score. loss: the
     mean binary cross entropy. Above MOST_LABELS labels the classes come worst first.
     """
-    predicted = logits > 0
     right, support, answered = ((c).sum(0) for c in (truth & predicted, truth, predicted))
     classes = table(right, support, answered, labels)
     if len(labels) > MOST_LABELS:

@@ -26,6 +26,7 @@ from fleetbert.data import read
 from fleetbert.data.split import Split, with_targets
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
+from fleetbert.tasks.calibration import Fitted
 from fleetbert.tasks.collect import Labelled
 from fleetbert.tasks.metrics import Metrics
 
@@ -86,6 +87,7 @@ class Task(ABC):
     picks_label: ClassVar[bool] = True
     least_labels: ClassVar[int] = 2  # that a bundle has
     pooled: ClassVar[bool] = False  # the answers are made by `task.pooling` of a job
+    calibrates: ClassVar[bool] = False  # `fit` and `confidence` are there
     tells: ClassVar[str] = ""  # what a bundle without labels tells of each text
 
     def of_width(self, width: int | None) -> Task:
@@ -183,6 +185,18 @@ class Task(ABC):
     def plots(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
         """What a run's report draws besides; ready for JSON, and small."""
         return {}
+
+    def with_thresholds(self, thresholds: Mapping[str, float]) -> Task:
+        """This task with the thresholds of a bundle's labels, by name; most have none."""
+        return self
+
+    def fit(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Fitted:
+        """What makes probabilities of a network's outputs true, on texts it was not trained on."""
+        raise NotImplementedError(f"task {self.name} has no probabilities")
+
+    def confidence(self, truth: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Probabilities that were told, float64 [answers], and whether each was right, bool."""
+        raise NotImplementedError(f"task {self.name} has no probabilities")
 
     def criterion(self, wanted: str, metrics: Metrics) -> Criterion:
         """What the best step is told by, where a job wants `trainer.best_metric`."""

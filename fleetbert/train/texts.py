@@ -14,7 +14,7 @@ from paddle import nn
 from fleetbert import config as schema
 from fleetbert import tasks
 from fleetbert.data import api_docs, batching, cache, read, tokenizers
-from fleetbert.data.split import Split, fingerprint, tokenize
+from fleetbert.data.split import Split, fingerprint, hold_out, tokenize
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
 from fleetbert.models import heads, weights
@@ -59,7 +59,16 @@ def open_task(
         labels = task.labels_of(opened[0][1])
         task.check_labels(labels)
     splits = [task.with_targets(split, own, labels) for split, own in opened]
-    return (kind or TextTask)(job, source, tokenizer, labels, *splits)
+    held = None
+    if job.trainer.calibrate:
+        if not task.calibrates:
+            raise UserError(
+                f"trainer.calibrate: task.name: {task.name} tells no probabilities; leave it out"
+            )
+        splits[0], held = hold_out(splits[0], job.trainer.calibrate, job.trainer.seed)
+    made = (kind or TextTask)(job, source, tokenizer, labels, *splits)
+    made.held = held
+    return made
 
 
 def open_splits(
@@ -102,7 +111,9 @@ def cache_folder(job: schema.Config, path: str) -> Path | None:
 
 class TextTask(Trainable):
     """Any task on texts. `metrics` are of the user's own, by name, of tasks that give each text
-    outputs."""
+    outputs. `held`: texts that are not trained on, for `calibration`."""
+
+    held: Split | None = None
 
     def __init__(
         self,
@@ -150,7 +161,7 @@ class TextTask(Trainable):
     def notes(self) -> list[str]:
         """What was read and loaded, where a user would want to know."""
         notes = []
-        for split in (self.train, self.dev):
+        for split in (self.train, self.held, self.dev):
             if split is not None:
                 counts = split.counts()
                 counted = [f"{counts['texts']} texts"]
@@ -184,7 +195,7 @@ class TextTask(Trainable):
         return warnings
 
     def describe(self) -> Described:
-        splits = {"train": self.train, "dev": self.dev}
+        splits = {"train": self.train, "held": self.held, "dev": self.dev}
         return {
             "data": {
                 role: {"file": split.name, **split.counts()}
@@ -238,15 +249,23 @@ class TextTask(Trainable):
 
     def dev_batches(self) -> list[np.ndarray]:
         """The dev texts in batches of like length."""
-        if self.dev is None:
-            return []
+        return [] if self.dev is None else self._batches(self.dev)
+
+    def dev_arrays(self, part: np.ndarray) -> Arrays:
+        assert self.dev is not None
+        return self._arrays(self.dev, part)
+
+    def outputs(self, network: nn.Layer, split: Split) -> np.ndarray:
+        """What the network gives for all texts of a split, float32 [texts, outputs]."""
+        parts = [self.predict(network, self._arrays(split, part)) for part in self._batches(split)]
+        return together(parts, split.labels, self.task.outputs(self.labels))
+
+    def _batches(self, split: Split) -> list[np.ndarray]:
         return batching.plan_inference(
-            self.dev.encodings.lengths,
+            split.encodings.lengths,
             self.job.data.eval_batch_tokens,
             tuple(range(1, self.job.data.max_length + 1)),
         )
 
-    def dev_arrays(self, part: np.ndarray) -> Arrays:
-        assert self.dev is not None
-        collector = self.task.collector(self.dev, self.job, self.tokenizer)
-        return self.tensors(collector.whole(part))
+    def _arrays(self, split: Split, part: np.ndarray) -> Arrays:
+        return self.tensors(self.task.collector(split, self.job, self.tokenizer).whole(part))
