@@ -34,6 +34,7 @@ MAX_LENGTH, VOCAB = 16, 100
 LABELS = ("negative", "positive", "无")
 OUTPUTS = tuple(Told(*tensor) for tensor in tasks.get("classification").tensors(LABELS))
 WIDTH = 4  # of vectors
+SCORES = tuple(Told(*t) for t in tasks.get("pair_regression").tensors(()))
 VECTORS = tuple(Told(*t) for t in tasks.get("embedding").of_width(WIDTH).tensors(()))
 SAFETY = Safety(max_body_bytes=1 << 20, max_texts=64, max_text_bytes=4096)
 DEADLINE = 120
@@ -82,6 +83,8 @@ class FakeCore:
             replace(version(name, "1"), task="embedding", labels=(), outputs=VECTORS)
             for name in ("vectors", "full-vectors")
         ]
+        judge = version("judge", "1", pair=True)
+        self._versions.append(replace(judge, task="pair_regression", labels=(), outputs=SCORES))
         self._versions[0] = version("sst", "1", aliases=("stable",))
         self._versions += [
             version("sst", "2"),
@@ -113,6 +116,11 @@ class FakeCore:
             told = {"embedding": vectors_of(texts), "exit_layer": layers}
             tokens = sum(map(len, texts))
             return Response("vectors", "1", told, 0.0125, 0.25, tokens=tokens)
+        if request.model == "judge":
+            both = zip(request.texts or [], request.texts_b or [])
+            values = np.array([len({*a} & {*b}) - 2 for a, b in both], np.float32)
+            told = {"values": values, "exit_layer": layers}
+            return Response("judge", "1", told, 0.0125, 0.25)
         if request.texts is not None:
             pairs = zip(request.texts, request.texts_b or [""] * request.size)
             logits = logits_of([first + second for first, second in pairs])

@@ -17,15 +17,21 @@ class Task(Section):
         "classification",
         "what to learn (docs/tasks.md): classification: a label of a text; "
         "multi_label_classification: several labels; regression: a number; pair_classification, "
-        "pair_regression: of a pair of texts; token_classification: spans in a text; mlm: masked "
-        "words; ctr: clicks, from rows in Criteo's format (docs/wide_deep.md); or a task "
-        "registered from outside",
+        "pair_regression: of a pair of texts; token_classification: spans in a text; embedding: "
+        "a vector; mlm: masked words; ctr: clicks, from rows in Criteo's format "
+        "(docs/wide_deep.md); or a task registered from outside",
     )
     pieces: Literal["first", "all"] = key(
         "first", "token_classification: learn the tag of each word's first token, or of all"
     )
     mask_probability: float = key(0.15, "mlm: share of the words to predict", gt=0, lt=1)
     whole_word: bool = key(False, "mlm: mask all pieces of a word together")
+    pooling: Optional[Literal["mean", "cls"]] = key(
+        None, "embedding: of a text's tokens (null: as the model's 1_Pooling says, else mean)"
+    )
+    temperature: float = key(
+        0.05, "embedding: what cosines are divided by where texts find each other", gt=0
+    )
 
     _is_known = field_validator("name")(task_names.check)
 

@@ -22,7 +22,7 @@ class Frame(Protocol):
 # A path; rows; columns by name; a pandas DataFrame; a datasets.Dataset, which iterates over rows.
 Table = Union[str, "os.PathLike[str]", Mapping[str, Sequence[object]], Iterable[Row], Frame]
 
-FIELDS = ("text_a", "text_b", "label")
+FIELDS = ("text_a", "text_b", "text_c", "label")
 TEXTS = ("text", "sentence")  # other names of text_a
 SPANS = "spans"  # of label, where it is a list of them
 

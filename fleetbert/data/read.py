@@ -50,6 +50,12 @@ class Example(NamedTuple):
     text_b: str | None
     label: str | None
     line: int
+    text_c: str | None = None
+
+    def apart(self) -> list[Example]:
+        """Each of its texts as an example, with its label and line."""
+        texts = (self.text_a, self.text_b, self.text_c)
+        return [Example(text, None, self.label, self.line) for text in texts if text is not None]
 
 
 class Table(NamedTuple):
@@ -69,6 +75,8 @@ class Format(NamedTuple):
     separator: what stands between two columns.
     quoted: whether fields may be quoted.
     label: how a label is written, of `written.KINDS`.
+    apart: whether each text of a line is an example of its own, up to three (`text_c`); labels are
+        taken where there are some.
     """
 
     kind: str
@@ -78,6 +86,7 @@ class Format(NamedTuple):
     separator: str = "\t"
     quoted: bool = False
     label: str = "name"
+    apart: bool = False
 
     def records(self, lines: Numbered) -> Iterator[tuple[int, bytes]]:
         """What `parse` takes: lines, or several that are one record, as one."""
@@ -193,7 +202,8 @@ def parse_lines(
         if form.is_empty(line):
             continue
         try:
-            examples.append(form.parse(line, number))
+            example = form.parse(line, number)
+            examples += example.apart() if form.apart else [example]
         except LineError as error:
             if not line.decode("utf-8", "replace").strip():  # white space of Unicode
                 continue
@@ -579,9 +589,10 @@ def _example(row: Row, number: int, form: Format) -> Example:
         text_b = _text(row, "text_b")
     field = "spans" if form.label == "spans" and "label" not in row else "label"
     label = written.KINDS[form.label](row.get(field), text_a)
-    if form.labelled and not label:
+    if form.labelled and not label and not form.apart:
         raise LineError(f"has no {field!r}")
-    return Example(text_a, text_b, label or None, number)
+    text_c = _text(row, "text_c") if form.apart and row.get("text_c") else None
+    return Example(text_a, text_b, label or None, number, text_c)
 
 
 def _text(row: Row, field: str) -> str:

@@ -406,10 +406,9 @@ def write(
     keys = {} if paddlenlp else family.keys
     fields: Fields = {keys.get(n, n): value for n, value in shape.items() if n in FIELDS}
     fields.update({key: fields[field] for key, field in family.repeated.items()})
-    of_texts = family.architectures["classifier"]
-    of_tokens = of_texts.replace("ForSequenceClassification", "ForTokenClassification")
-    architecture = of_tokens if head == TOKENS else family.architectures[head]
-    fields.update(architectures=[architecture], model_type=family.model_type)
+    known, bare = family.architectures, family.architectures["classifier"].partition("For")[0]
+    usual = f"{bare}ForTokenClassification" if head == TOKENS else f"{bare}Model"
+    fields.update(architectures=[known.get(head, usual)], model_type=family.model_type)
     return fields, files
 
 

@@ -41,7 +41,13 @@ class Labelled:
 
     @cached_property
     def lengths(self) -> np.ndarray:
+        """Of each example."""
         return self.split.encodings.lengths
+
+    @property
+    def lines(self) -> np.ndarray:
+        """Where each example stands in its file."""
+        return self.split.lines
 
     def __getstate__(self) -> Arrays:
         """Without a split that is cached: another process maps it itself."""
@@ -62,12 +68,15 @@ class Labelled:
 
     def plan(self, epoch: int) -> batching.Plan:
         """The texts of each optimizer step of an epoch."""
+        return self.plan_of(epoch, self.job.data.batch_tokens)
+
+    def plan_of(self, epoch: int, batch_tokens: int | None) -> batching.Plan:
         data = self.job.data
         return batching.plan_epoch(
             self.lengths,
             batching=data.batching,
             batch_size=data.batch_size,
-            batch_tokens=data.batch_tokens,
+            batch_tokens=batch_tokens,
             max_length=data.max_length,
             seed=self.job.trainer.seed,
             epoch=epoch,

@@ -22,6 +22,7 @@ FIGURES = {
     "entity_f1": "entity F1",
     "entity_precision": "precision of spans",
     "entity_recall": "recall of spans",
+    "mrr_10": "MRR@10",
 }
 # A confusion matrix has no more rows: it grows with the square of the labels.
 MOST_LABELS = 50
@@ -242,6 +243,19 @@ def regression(truth: np.ndarray, values: np.ndarray) -> Metrics:
         "mse": mse,
         "loss": mse,
     }
+
+
+def mrr(queries: np.ndarray, documents: np.ndarray, most: int = 10) -> float:
+    """Mean reciprocal rank of each query's own document, the one of its number, by the product of
+    their vectors among all documents; 0 where it is not among the first `most`. Vectors float32
+    [queries, width] and [documents, width]; a document that is as near counts as nearer."""
+    total, rows = 0.0, max(1, BLOCK // len(documents))
+    for start in range(0, len(queries), rows):
+        scores = queries[start : start + rows] @ documents.T
+        own = scores[np.arange(len(scores)), np.arange(start, start + len(scores))]
+        places = (scores >= own[:, None]).sum(1)
+        total += float((1 / places[places <= most]).sum())
+    return total / len(queries)
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

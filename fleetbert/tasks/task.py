@@ -89,6 +89,7 @@ class Task(ABC):
     # The network has outputs for each token: an engine gives float32 [own tokens, outputs] of each
     # text, in an array of objects [texts].
     per_token: ClassVar[bool] = False
+    pooled: ClassVar[bool] = False  # the answers are made by `task.pooling` of a job
     calibrates: ClassVar[bool] = False  # `fit` and `confidence` are there
     tells: ClassVar[str] = ""  # what a bundle without labels tells of each text
 

@@ -111,7 +111,8 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
                 value = percent(dev[key]) if key == "accuracy" else f"{dev[key]:.4f}"
                 some = key == "macro_f1" and occurring < labels
                 tiles.append((f"Dev {name}", value, mean if some else place))
-        tiles.append(("Dev loss", f"{dev['loss']:.4f}", place))
+        if "loss" in dev:
+            tiles.append(("Dev loss", f"{dev['loss']:.4f}", place))
         if "ece" in dev:
             former = summary["calibration"]["before"]["ece"]
             note = f"{former:.4f} before the temperature was fitted"

@@ -53,6 +53,8 @@ def open_task(
         )
     opened = open_splits(job, tokenizer, connected)
     task = tasks.get(job.task.name)
+    if task.pooled:
+        source = source.with_pooling(job.task.pooling, "task.pooling")
     if labels is None:
         labels = task.labels_of(opened[0][1])
         task.check_labels(labels)
@@ -125,7 +127,7 @@ class TextTask(Trainable):
     ):
         self.job, self.source, self.tokenizer, self.labels = job, source, tokenizer, labels
         self.train, self.dev = train, dev
-        self.task = tasks.get(job.task.name)
+        self.task = tasks.get(job.task.name).of_width(source.shape["hidden_size"])
         self.objective = objectives.regularize(
             objectives.get(job.task.name),
             job.loss,
@@ -210,7 +212,7 @@ class TextTask(Trainable):
 
         The text is None where the file cannot be read any more.
         """
-        numbers = [int(self.train.lines[index]) for index in indices]
+        numbers = [int(self.collector.lines[index]) for index in indices]
         if self.job.data.train is None:
             builtin = api_docs.load()[0]
             texts = {number: builtin[i].text_a for number, i in zip(numbers, indices)}

@@ -20,6 +20,7 @@ from fleetbert.deploy.inference.protocol import (
     http_body,
     http_json,
     http_openai,
+    http_rerank,
     metadata,
     openapi,
 )
@@ -84,6 +85,7 @@ def app(
         *_information(core, safety),
         *(_admin(core, safety, admins) if admins != "nobody" else ()),
         *http_openai.routes(core, safety, observers, _code_of),
+        *http_rerank.routes(core, safety, observers, _code_of),
         Route("/openapi.json", openapi_json),
         *pages,
     ]
@@ -153,6 +155,8 @@ def _error(
     scope: Scope, message: str, status: int, headers: Mapping[str, str] | None = None
 ) -> HttpResponse:
     """In the form of the call's own protocol."""
+    if scope["path"] in http_rerank.PATHS:
+        return _json(http_rerank.error_body(message), status, headers)
     if scope["path"].startswith(http_openai.PREFIX):
         return _json(http_openai.error_body(status, message), status, headers)
     return _json({"error": message}, status, headers)

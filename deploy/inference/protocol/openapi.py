@@ -15,7 +15,7 @@ from fleetbert.deploy.inference.protocol.metadata import NAME
 Json = Dict[str, Any]
 
 MODEL = "/v2/models/{model}"
-OPENAI = "/v1/"
+ERRORS = {"/rerank": "RerankError", "/v1/": "OpenaiError"}  # by a part of the path
 ADMIN = "/v2/repository/models/"
 VERSION = "A version's number, or a label such as stable"
 
@@ -32,7 +32,7 @@ def document(*, admin: bool = True, api_key: bool = False, models: Sequence[str]
         if path.startswith(ADMIN) and not admin:
             continue
         for call in calls.values():
-            error = "OpenaiError" if path.startswith(OPENAI) else "Error"
+            error = next((name for end, name in ERRORS.items() if end in path), "Error")
             told = call["responses"].items()
             codes = {code: error if name == "Error" else name for code, name in told}
             codes["500"] = error

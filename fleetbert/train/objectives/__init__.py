@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from fleetbert.registry import Registry
 from fleetbert.train.objectives.classification import CrossEntropy
+from fleetbert.train.objectives.embedding import Similarity
 from fleetbert.train.objectives.masked_words import MaskedWords
 from fleetbert.train.objectives.multi_label import BinaryCrossEntropy
 from fleetbert.train.objectives.objective import Objective
@@ -25,6 +26,7 @@ _objectives: Registry[Objective] = Registry(
         "pair_regression": SquaredError(),
         "multi_label_classification": BinaryCrossEntropy(),
         "token_classification": TokenCrossEntropy(),
+        "embedding": Similarity(),
         "mlm": MaskedWords(),
     },
 )

@@ -118,4 +118,4 @@ def test_vectors_are_those_of_the_engine(server, made):
     reply = requests.post(f"{server.http}/v1/embeddings", json=message, timeout=60).json()
     short = vectors[:, :8] / np.linalg.norm(vectors[:, :8], axis=1, keepdims=True)
     np.testing.assert_allclose([one["embedding"] for one in reply["data"]], short, atol=1e-5)
-    assert reply["usage"]["total_tokens"] == 3 + 5 + 32  # the last is cut
+    assert reply["usage"]["total_tokens"] == 3 + 6 + 32  # the last is cut
