@@ -184,7 +184,7 @@ class Embedding(OfNumbers):
     ) -> Metrics:
         """Correlations of the cosines with the numbers; of pairs without numbers MRR@10: how near
         a first text is to its own second one, among all of the table."""
-        vectors = together(parts, truth, self.outputs(labels))
+        vectors = together(parts, self.room(len(truth), labels))
         texts = 1 + int(truth[:, 1].max())
         numbers, first, second = truth[::texts, 0], vectors[::texts], vectors[1::texts]
         if texts < 2:
