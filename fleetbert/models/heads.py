@@ -24,6 +24,7 @@ from fleetbert.registry import Registry
 
 # Keeps the length of a vector from 0.
 TINY = 1e-12
+MOST_TEXTS = 1 << 16  # of a row
 # Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
 MASKED_SCORE = -1e4
 
@@ -180,9 +181,8 @@ def own_tokens(segments: paddle.Tensor, first: paddle.Tensor) -> paddle.Tensor:
     segments (rows, length) as in `block_diagonal_mask`; first (texts): flat indices of the texts'
     first tokens.
     """
-    rows, length = segments.shape
-    numbers = paddle.arange(rows, dtype=segments.dtype).unsqueeze(1) * (length + 1)
-    texts = (numbers + segments).flatten()  # one number for each text of the batch
+    rows = paddle.cumsum(paddle.ones_like(segments), axis=0)  # without sizes: it may be traced
+    texts = (rows * MOST_TEXTS + segments).flatten()  # one number for each text of the batch
     return paddle.gather(texts, first).unsqueeze(1) == texts.unsqueeze(0)
 
 

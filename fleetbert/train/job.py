@@ -62,7 +62,8 @@ def train(
     UserError for what is wrong with the job or its data, and while another job writes output_dir;
     Stopped after SIGTERM, with a checkpoint.
     """
-    if metrics and job.task.name in ("mlm", "ctr"):
+    none_fit = job.task.name in ("mlm", "ctr") or tasks.get(job.task.name).pooled
+    if metrics and none_fit:
         raise UserError(f"metrics: task.name: {job.task.name} takes none besides its own")
     strategy = connect(job)
     if job.task.name == "ctr":

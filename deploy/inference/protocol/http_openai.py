@@ -63,7 +63,8 @@ def read(message: http_json.Json, core: Core) -> Asked:
         raise refuse("input has to be a text or a list of texts, at least one")
     if type(texts[0]) in (int, list):
         raise refuse("input holds token ids, of another model's tokenizer; send texts")
-    form = message.get("encoding_format") or FORMATS[0]
+    form = message.get("encoding_format")
+    form = FORMATS[0] if form is None else form
     if form not in FORMATS:
         raise refuse(f"encoding_format is {show(form)}; it has to be {' or '.join(FORMATS)}")
     dimensions = message.get("dimensions")

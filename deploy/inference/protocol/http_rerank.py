@@ -34,11 +34,15 @@ def read(message: http_json.Json, core: Core) -> Asked:
     query = message.get("query")
     if type(query) is not str:
         raise refuse(f"query is {show(query)}; it has to be a text")
+    if "texts" in message and "documents" in message:
+        raise refuse("texts and documents are both given; send one or the other")
     field = "texts" if "texts" in message else "documents"
     given = message.get(field)
     if type(given) is not list or not given:
         raise refuse(f"{field} has to be a list of texts, at least one")
-    documents = [one.get("text") if type(one) is dict else one for one in given]
+    documents = given
+    if field == "documents":
+        documents = [one.get("text") if type(one) is dict else one for one in given]
     most = message.get("top_n")
     if most is not None and (type(most) is not int or most < 1):
         raise refuse(f"top_n is {show(most)}; it has to be a whole number from 1")
@@ -71,10 +75,10 @@ def error_body(message: str) -> dict[str, object]:
 
 
 def _flag(message: http_json.Json, name: str) -> bool:
-    value = message.get(name) or False
-    if type(value) is not bool:
+    value = message.get(name)
+    if value is not None and type(value) is not bool:
         raise refuse(f"{name} is {show(value)}; it has to be true or false")
-    return value
+    return bool(value)
 
 
 def _model(message: http_json.Json, core: Core) -> tuple[str, str | None]:

@@ -82,6 +82,7 @@ def test_one_text_and_a_version(post, server):
         ({"input": ""}, 400, "text 0 of input 'text' is empty"),
         ({"input": ["a"] * 65}, 413, "takes at most 64"),
         ({"encoding_format": "int8"}, 400, "float or base64"),
+        ({"encoding_format": {}}, 400, "float or base64"),
         ({"dimensions": 0}, 400, "whole number from 1"),
         ({"dimensions": 9}, 400, "have 4 numbers"),
     ],

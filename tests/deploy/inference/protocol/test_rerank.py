@@ -57,6 +57,8 @@ def test_as_cohere(post, path):
         ({"texts": ["a", ""]}, 400, "text 1 of input 'text_pair' is empty"),
         ({"top_n": 0}, 400, "top_n is 0"),
         ({"raw_scores": "yes"}, 400, "raw_scores is 'yes'"),
+        ({"documents": TEXTS}, 400, "texts and documents are both given"),
+        ({"return_text": {}}, 400, "return_text is a"),
         ({"model": "nobody"}, 404, "there is no model 'nobody'"),
         ({"model": "vectors"}, 400, "with a number, which ranks; these do: judge"),
         ({"model": "pairs"}, 400, "model pairs does not answer pairs of texts with a number"),
