@@ -135,7 +135,7 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     bundle = bundles.read(arguments.bundle)
-    tasks.get(bundle.task.name).check_answers(str(arguments.bundle))
+    tasks.of(bundle.task).check_answers(str(arguments.bundle))
     engines, missing = choose(bundle, arguments.engines), []
     with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
         texts = tokenize(bundle, arguments.data, arguments.texts, arguments.orders, Path(name))
@@ -196,7 +196,7 @@ def tokenize(
     """The first `most` texts of the table `data` as token ids, in a file of `folder` too."""
     pair = bundle.task.pair
     if data is not None:
-        form = tasks.get(bundle.task.name).table_format(data, labelled=False)
+        form = tasks.of(bundle.task).table_format(data, labelled=False)
         examples = read_as(data, form).examples[:most]
     elif pair:
         raise UserError("the bundle answers pairs of texts, api_docs has none: give --data")
