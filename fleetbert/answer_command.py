@@ -28,14 +28,14 @@ Measure a bundle on a labelled table: the figures of its task (accuracy, Spearma
   fleetbert evaluate --bundle output/quickstart/bundle --data dev.tsv
 
 The table is TSV or CSV with a header (columns text_a, label, for pairs text_b) or JSONL with such
-fields.
+fields; of a model of spans JSONL, or columns of tagged tokens (CoNLL).
 """
 
 
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument(
-        "--data", required=True, metavar="FILE", help="labelled .tsv, .csv or .jsonl"
+        "--data", required=True, metavar="FILE", help="labelled .tsv, .csv, .jsonl, .conll"
     )
     parser.add_argument(
         "--on-bad-line",
@@ -74,9 +74,10 @@ Answer texts: one line of JSON for each line of input, in its order.
 
 Input is JSONL ({"text_a": ...} or {"text": ...}, for pairs with "text_b"; an "id" is passed on),
 TSV or CSV with a header that has text_a, or one text a line (pairs: two texts with a tab between).
-A file ending in .jsonl, .tsv, .csv or .txt is taken as that; otherwise the first line tells. A line
-that cannot be answered becomes {"error": ...}; the others go on, and the exit code is 0. A quoted
-field may hold line ends: then its lines get one answer.
+A file ending in .jsonl, .tsv, .csv, .conll or .txt is taken as that; otherwise the first line
+tells. A line that cannot be answered becomes {"error": ...}; the others go on, and the exit code is
+0. A quoted field may hold line ends: then its lines get one answer. With --abstain 0.8 the label
+is null where none has that probability.
 """
 
 
@@ -89,6 +90,12 @@ def add_predict(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="where the answers go; - is stdout (default). A file appears when it is complete",
     )
+    parser.add_argument(
+        "--abstain",
+        type=float,
+        metavar="P",
+        help="answer no label (null) where the likeliest has less than this probability, 0 to 1",
+    )
     _add_quoting(parser)
 
 
@@ -98,9 +105,17 @@ def run_predict(arguments: argparse.Namespace) -> None:
     given = (arguments.input, arguments.output)
     if "-" not in given and len(set(map(os.path.realpath, given))) == 1:
         raise UserError(f"--input and --output are the same file, {arguments.output}: name another")
-    lines = failed = cut = 0
+    least = arguments.abstain
+    if least is not None and not 0 <= least <= 1:
+        raise UserError(f"--abstain is {least}; it has to be from 0 to 1")
+    lines = failed = cut = abstained = 0
     with _open_input(arguments.input) as stream:
         model = _load(arguments)
+        if least is not None and not model.task.picks_label:
+            raise UserError(
+                f"--abstain: {arguments.bundle} answers the task {model.task.name}, which picks no "
+                "label; leave it out"
+            )
         with _open_output(arguments.output) as output, answer.progress() as bar:
             jsonl = _JSONL.get(Path(arguments.input).suffix.lower())
             form, quoting = None, arguments.quoting
@@ -108,9 +123,14 @@ def run_predict(arguments: argparse.Namespace) -> None:
                 form = read.table_format(
                     arguments.input, pair=model.pair, labelled=False, quoting=quoting
                 )
+            elif Path(arguments.input).suffix.lower() in read.TAG_SUFFIXES:
+                form = read.table_format(arguments.input, pair=False, labelled=False, label="spans")
             windows = answer.answer_lines(model, stream, jsonl, quoting=quoting, form=form)
             for objects, counts in windows:
                 for line in objects:
+                    if least is not None and max(line.get("scores", {"": 1}).values()) < least:
+                        line["label"] = None
+                        abstained += 1
                     output.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
                 output.flush()
                 bar.update(counts.lines)
@@ -121,6 +141,8 @@ def run_predict(arguments: argparse.Namespace) -> None:
                 )
     if failed:
         log.warning(f"{failed} of {lines} lines could not be answered: see their error")
+    if least is not None:
+        log.info(f"{abstained} of {lines} lines have no label of probability {least:g} or more")
     if cut:
         log.warning(f"{cut} texts were truncated to {model.max_length} tokens")
 
@@ -135,7 +157,7 @@ _JSONL = {".jsonl": True, ".json": True, ".txt": False}
 
 
 ASK = """\
-Answer a few texts for reading: the label and its probability, or the number.
+Answer a few texts for reading: the label and its probability, the number, or the spans.
 
   fleetbert ask --bundle output/quickstart/bundle "Draw a histogram with a legend"
 """

@@ -55,6 +55,23 @@ class LabelsAnswer(NamedTuple):
     exit_layer: int
 
 
+class Span(NamedTuple):
+    """Characters of a text, `text[start:end]`, that are of a kind, and how likely."""
+
+    start: int
+    end: int
+    kind: str
+    score: float
+    text: str
+
+
+class SpansAnswer(NamedTuple):
+    """The spans of a text in their order, and the layer after which the text left the model."""
+
+    spans: list[Span]
+    exit_layer: int
+
+
 class ServerError(Exception):
     """The server refused: its sentence and the HTTP `status`, e.g. 404 for an unknown model; 503
     may be tried again after `retry_after` seconds."""
@@ -104,8 +121,9 @@ class Client:
         speed: float | None = None,
         server_timeout: float | None = None,
     ) -> list[Any]:
-        """Answers in the order of the texts, each an Answer, a LabelsAnswer, a NumberAnswer or a
-        VectorAnswer, as the model's task has it; `pairs` are the second texts of a model of pairs.
+        """Answers in the order of the texts, each an Answer, a LabelsAnswer, a NumberAnswer, a
+        VectorAnswer or a SpansAnswer, as the model's task has it; `pairs` are the second texts of a
+        model of pairs.
 
         version: a number or a label ("stable"); speed: early exit's threshold, 0 to 1;
         server_timeout: seconds after which the server gives up (ServerError 504).
@@ -268,6 +286,9 @@ def _agree(outputs: dict[str, Any], labels: Sequence[str]) -> bool:
 
 
 def _answers(tensors: dict[str, Any], labels: Sequence[str]) -> list[Any]:
+    if "spans" in tensors:
+        told = ([Span(**span) for span in json.loads(one)] for one in tensors["spans"])
+        return list(map(SpansAnswer, told, tensors["exit_layer"]))
     if "embedding" in tensors:
         layers, numbers = tensors["exit_layer"], tensors["embedding"]
         width = len(numbers) // len(layers)

@@ -13,12 +13,13 @@ from pydantic_core import PydanticCustomError
 class Kind(NamedTuple):
     """pair: whether a question is two texts. label: how a table writes what is learned, see
     `data.written`. least_labels: that a bundle has. tells: what a bundle without labels tells of
-    each text; "" if nothing."""
+    each text; "" if nothing. per_token: whether a text has logits for each of its tokens."""
 
     pair: bool = False
     label: str = "name"
     least_labels: int = 2
     tells: str = ""
+    per_token: bool = False
 
 
 KINDS: dict[str, Kind] = {
@@ -28,6 +29,7 @@ KINDS: dict[str, Kind] = {
     "pair_regression": Kind(pair=True, label="number", least_labels=0, tells="a number"),
     "embedding": Kind(label="number", least_labels=0, tells="a vector"),
     "multi_label_classification": Kind(label="names", least_labels=1),
+    "token_classification": Kind(label="spans", per_token=True),
     "mlm": Kind(least_labels=0),
     "ctr": Kind(),
 }

@@ -8,6 +8,7 @@ import queue
 import socket
 import threading
 import time
+from dataclasses import replace
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -32,6 +33,9 @@ from fleetbert.tasks.metrics import softmax
 MAX_LENGTH, VOCAB = 16, 100
 LABELS = ("negative", "positive", "无")
 OUTPUTS = tuple(Told(*tensor) for tensor in tasks.get("classification").tensors(LABELS))
+WIDTH = 4  # of vectors
+SCORES = tuple(Told(*t) for t in tasks.get("pair_regression").tensors(()))
+VECTORS = tuple(Told(*t) for t in tasks.get("embedding").of_width(WIDTH).tensors(()))
 SAFETY = Safety(max_body_bytes=1 << 20, max_texts=64, max_text_bytes=4096)
 DEADLINE = 120
 
@@ -40,6 +44,12 @@ def logits_of(texts: list[str]) -> np.ndarray:
     """float32 [texts, 3]: what the fake's models answer, from the texts' words."""
     rows = [(text.count("bad"), text.count("good") + 0.25, len(text) / 64) for text in texts]
     return np.array(rows, np.float32)
+
+
+def vectors_of(texts: Sequence[str]) -> np.ndarray:
+    """float32 [texts, WIDTH], of length 1."""
+    numbers = np.array([[len(text), ord(text[0]), ord(text[-1]), 100] for text in texts])
+    return (numbers / np.linalg.norm(numbers, axis=1, keepdims=True)).astype(np.float32)
 
 
 def logits_of_rows(ids: Sequence[np.ndarray], first_lengths: Sequence[int]) -> np.ndarray:
@@ -56,7 +66,8 @@ def logits_of_ids(ids: np.ndarray, types: np.ndarray | None) -> np.ndarray:
 
 
 class FakeCore:
-    """Models `sst` (versions 1 and 2; 1 is "stable", 3 is loading), `pairs`, and some that fail:
+    """Models `sst` (versions 1 and 2; 1 is "stable", 3 is loading), `pairs`, `vectors`, and some
+    that fail:
     `full`, `late`, `broken`, `lost`; `loading` is not ready; `slow` waits until it is cancelled."""
 
     def __init__(self) -> None:
@@ -68,6 +79,12 @@ class FakeCore:
         self.looked_for: list[str] = []  # models that were to be loaded, known or not
         names = ("sst", "pairs", "full", "late", "broken", "lost", "slow")
         self._versions = [version(name, "1", pair=name == "pairs") for name in names]
+        self._versions += [
+            replace(version(name, "1"), task="embedding", labels=(), outputs=VECTORS)
+            for name in ("vectors", "full-vectors")
+        ]
+        judge = version("judge", "1", pair=True)
+        self._versions.append(replace(judge, task="pair_regression", labels=(), outputs=SCORES))
         self._versions[0] = version("sst", "1", aliases=("stable",))
         self._versions += [
             version("sst", "2"),
@@ -85,7 +102,7 @@ class FakeCore:
                 self.cancelled += 1
                 raise
         await asyncio.sleep(0)
-        if request.model == "full":
+        if request.model.startswith("full"):
             raise Failure(Reason.UNAVAILABLE, "the queue of model full is full", retry_after=2.5)
         if request.model == "lost":
             raise Failure(Reason.UNAVAILABLE, "a worker was lost")
@@ -93,6 +110,17 @@ class FakeCore:
             raise Failure(Reason.DEADLINE, "the timeout of 10 ms has passed")
         if request.model == "broken":
             raise RuntimeError("a secret of the inside")
+        layers = np.arange(1, request.size + 1, dtype=np.int32)
+        if request.model == "vectors":
+            texts = request.texts or []
+            told = {"embedding": vectors_of(texts), "exit_layer": layers}
+            tokens = sum(map(len, texts))
+            return Response("vectors", "1", told, 0.0125, 0.25, tokens=tokens)
+        if request.model == "judge":
+            both = zip(request.texts or [], request.texts_b or [])
+            values = np.array([len({*a} & {*b}) - 2 for a, b in both], np.float32)
+            told = {"values": values, "exit_layer": layers}
+            return Response("judge", "1", told, 0.0125, 0.25)
         if request.texts is not None:
             pairs = zip(request.texts, request.texts_b or [""] * request.size)
             logits = logits_of([first + second for first, second in pairs])
@@ -103,7 +131,6 @@ class FakeCore:
         found = self.find(request.model, request.version)
         labels = [self.labels[row] for row in logits.argmax(axis=1)]
         scores = softmax(logits).astype(np.float32)
-        layers = np.arange(1, request.size + 1, dtype=np.int32)
         told = {"label": labels, "scores": scores, "logits": logits, "exit_layer": layers}
         return Response(found.model, found.version, told, 0.0125, 0.25, cut, self.bundle)
 

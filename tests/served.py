@@ -19,7 +19,7 @@ import requests
 FAKE = [sys.executable, str(Path(__file__).parent / "serve_fake.py")]
 REAL = [sys.executable, "-m", "fleetbert.deploy.inference"]
 PORTS = ["listen.host=127.0.0.1", "listen.http_port=0", "listen.grpc_port=0"]
-DEADLINE = 120  # against hanging only
+DEADLINE = 300  # seconds, against hanging only: a busy machine takes long to start
 
 
 class Served:

@@ -106,6 +106,25 @@ def test_predict_answers_stdin_line_by_line(fleetbert, tiny_bundle):
     assert "1 of 3 lines could not be answered" in err
 
 
+def test_predict_abstains_where_no_label_is_likely(fleetbert, tiny_bundle):
+    lines = b"".join(b"word%d word%d\n" % (n, 3 * n) for n in range(20)) + b"\n"
+    words = ["predict", "--bundle", tiny_bundle, "--input", "-"]
+    answers = []
+    for more in ([], ["--abstain", 0.5]):
+        code, out, err = fleetbert(*words, *more, stdin=lines)
+        assert code == 0
+        answers.append([json.loads(line) for line in out.splitlines()])
+    plain, found = answers
+    sure = [max(line["scores"].values()) >= 0.5 for line in plain[:-1]]
+    assert 0 < sum(sure) < len(sure)
+    for before, after, kept in zip(plain, found, sure):
+        assert after == (before if kept else {**before, "label": None})
+    assert found[-1] == plain[-1] and "error" in found[-1]
+    assert f"{sure.count(False)} of 21 lines have no label of probability 0.5 or more" in err
+    code, _, err = fleetbert(*words, "--abstain", 1.5, stdin=lines)
+    assert code == 2 and "--abstain is 1.5; it has to be from 0 to 1" in err
+
+
 def test_predict_reads_what_the_files_ending_says(fleetbert, tiny_bundle, tmp_path):
     answers = {}
     for name, text in [

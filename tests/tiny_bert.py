@@ -10,7 +10,9 @@ EARLY_SPEED = 0.6
 LABELS = ["bad", "so so", "好"]
 
 
-def make_network(labels: int = len(LABELS), positions: int = 512, seed: int = 1):
+def make_network(
+    labels: int = len(LABELS), positions: int = 512, seed: int = 1, per_token: bool = False
+):
     """A two-layer BERT whose random weights are large enough that texts get different answers."""
     import paddle
     from paddlenlp.transformers import BertConfig, BertForSequenceClassification
@@ -34,7 +36,26 @@ def make_network(labels: int = len(LABELS), positions: int = 512, seed: int = 1)
         initializer_range=0.3,
         num_labels=labels,
     )
+    if per_token:
+        from fleetbert.models.heads import TokenClassifier
+
+        return TokenClassifier(config)
     return Network(BertForSequenceClassification(config))
+
+
+def make_embedder(seed: int = 1):
+    """The network of vectors (mean), of the same shape."""
+    import paddle
+    from paddlenlp.transformers import BertConfig
+
+    from fleetbert.models import heads
+
+    paddle.seed(seed)
+    shape = {"vocab_size": len(VOCAB), "hidden_size": 64, "num_hidden_layers": 2}
+    config = BertConfig(
+        num_attention_heads=4, intermediate_size=128, initializer_range=0.3, **shape
+    )
+    return heads.build("embedding", config)
 
 
 def add_early_exit(path: Path, pad_id: int = 0) -> None:

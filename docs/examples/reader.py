@@ -12,13 +12,14 @@ from pathlib import Path
 from matplotlib import pyplot, rcParams
 
 SCRIPT = Path(__file__).with_name("resnet.py")
+SMALL = ("--network", "resnet18", "--size", "32", "--pixels", "640")  # of large images
 COLOURS = {"reader": "#d1242f", "the rest of a step": "#1f6feb"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=1, help="processes that read ahead")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--output-dir", default="output/reader")
     parser.add_argument("words", nargs="*", help="for resnet.py: --images FOLDER, key=value, ...")
     given, words = parser.parse_known_args()
@@ -35,7 +36,7 @@ def main() -> None:
         folder = Path(given.output_dir) / f"workers-{workers}"
         keys = [f"data.num_workers={workers}", f"trainer.max_steps={given.steps}"]
         keys += [f"output_dir={folder}", "trainer.epochs=1000", *profile]
-        command = [sys.executable, str(SCRIPT), "--network", "resnet18", "--size", "32", *words]
+        command = [sys.executable, str(SCRIPT), *SMALL, *words]
         subprocess.run([*command, *keys], check=True, env=environment, stdout=subprocess.DEVNULL)
         figures = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
         rank = figures["together"]

@@ -37,13 +37,18 @@ The variants of a bundle, by turns: texts/s, the time of one text, memory, accur
 
 Each engine answers the same texts one at a time, in batches of 32 in arrival order padded to the
 longest, and in batches of like length with at most 2,048 tokens. Timed is the way from token ids to
-logits. The bundle is never changed.
+logits. The bundle is never changed. Other batches: --orders arrival:8,length:8.
 """
 BATCH_SIZE = 32
 ORDERS = {
     "single": "one text at a time",
     "arrival": f"batches of {BATCH_SIZE} as texts come, padded to the longest",
     "sorted": f"texts of like length together, at most {BATCH_TOKENS:,} tokens a batch",
+}
+# Besides, with a size, as arrival:8.
+SIZED = {
+    "arrival": "batches of {} as texts come, padded to the longest",
+    "length": "batches of {} texts of like length, padded to the longest",
 }
 EXACT = ("float32", "onnx")  # compute what was trained, but for rounding
 WORKER = ("-m", "fleetbert.bench.infer_worker")
@@ -116,7 +121,7 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
         type=order_names,
         default=list(ORDERS),
         metavar="A,B",
-        help=f"how texts come ({','.join(ORDERS)})",
+        help=f"how texts come ({','.join(ORDERS)}); arrival:N, length:N: batches of N",
     )
     parser.add_argument(
         "--drops",
@@ -130,7 +135,7 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     bundle = bundles.read(arguments.bundle)
-    tasks.get(bundle.task.name).check_answers(str(arguments.bundle))
+    tasks.of(bundle.task).check_answers(str(arguments.bundle))
     engines, missing = choose(bundle, arguments.engines), []
     with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
         texts = tokenize(bundle, arguments.data, arguments.texts, arguments.orders, Path(name))
@@ -152,7 +157,7 @@ def run(arguments: argparse.Namespace) -> None:
         f"Answered with {arguments.threads} threads of {environment.machine(1)['processor']}: "
         f"{len(texts.examples)} texts of {texts.tokens / len(texts.examples):.1f} tokens from "
         f"{arguments.data or 'api_docs'}. Tokenizing is not timed.",
-        *(f"{order}: {ORDERS[order]}." for order in ORDERS if order in arguments.orders),
+        *(f"{order}: {described(order)}." for order in arguments.orders),
         *difference_notes(measured, EXACT),
         *([f"Not measured: {'; '.join(missing)}."] if missing else []),
     ]
@@ -164,9 +169,16 @@ def run(arguments: argparse.Namespace) -> None:
 def order_names(text: str) -> list[str]:
     """The type of --orders."""
     for order in text.split(","):
-        if order not in ORDERS:
-            raise argparse.ArgumentTypeError(f"{order} is none of {', '.join(ORDERS)}")
+        kind, _, size = order.partition(":")
+        if order not in ORDERS and not (kind in SIZED and size.isdecimal() and int(size)):
+            sized = ", ".join(f"{kind}:N" for kind in SIZED)
+            raise argparse.ArgumentTypeError(f"{order} is none of {', '.join(ORDERS)}, {sized}")
     return text.split(",")
+
+
+def described(order: str) -> str:
+    kind, _, size = order.partition(":")
+    return SIZED[kind].format(size) if size else ORDERS[order]
 
 
 def choose(bundle: bundles.Bundle, wanted: Sequence[str] | None) -> list[str]:
@@ -184,7 +196,7 @@ def tokenize(
     """The first `most` texts of the table `data` as token ids, in a file of `folder` too."""
     pair = bundle.task.pair
     if data is not None:
-        form = tasks.get(bundle.task.name).table_format(data, labelled=False)
+        form = tasks.of(bundle.task).table_format(data, labelled=False)
         examples = read_as(data, form).examples[:most]
     elif pair:
         raise UserError("the bundle answers pairs of texts, api_docs has none: give --data")
@@ -204,23 +216,29 @@ def tokenize(
         first_lengths=encodings.first_lengths,
         pad_id=tokenizer.pad_id,
     )
-    plans = {order: batches for order, batches in plan(encodings).items() if order in orders}
-    return Texts(examples, encodings, plans, folder / "texts.npz")
+    return Texts(examples, encodings, plan(encodings, orders), folder / "texts.npz")
 
 
-def plan(encodings: Encodings) -> dict[str, Batches]:
-    """The batches of each of ORDERS."""
+def plan(encodings: Encodings, orders: Sequence[str] = tuple(ORDERS)) -> dict[str, Batches]:
+    """The batches of each order."""
     lengths: list[int] = encodings.lengths.tolist()
-    arrival: Batches = []
-    for start in range(0, len(lengths), BATCH_SIZE):
-        indices = list(range(start, min(start + BATCH_SIZE, len(lengths))))
-        arrival.append((indices, max(lengths[index] for index in indices)))
-    by_tokens: Batches = []
-    for texts in plan_inference(encodings.lengths, BATCH_TOKENS):
-        longest = max(lengths[index] for index in texts)
-        by_tokens.append((texts.tolist(), round_up(longest, SAFE_LENGTHS)))
-    single: Batches = [([number], length) for number, length in enumerate(lengths)]
-    return {"single": single, "arrival": arrival, "sorted": by_tokens}
+
+    def batches(order: str) -> Batches:
+        if order == "sorted":
+            planned = [texts.tolist() for texts in plan_inference(encodings.lengths, BATCH_TOKENS)]
+        else:
+            kind, _, given = order.partition(":")
+            size = int(given or {"single": 1, "arrival": BATCH_SIZE}[order])
+            texts = list(range(len(lengths)))
+            if kind == "length":
+                texts.sort(key=lengths.__getitem__)
+            planned = [texts[start : start + size] for start in range(0, len(texts), size)]
+        longest = [max(lengths[index] for index in part) for part in planned]
+        if order == "sorted":
+            longest = [round_up(length, SAFE_LENGTHS) for length in longest]
+        return list(zip(planned, longest))
+
+    return {order: batches(order) for order in orders}
 
 
 def open_engine(bundle: bundles.Bundle, engine: str, texts: Texts, threads: int) -> Worker:

@@ -209,7 +209,7 @@ def start(
 ) -> tuple[Bench, str]:
     """The server (and `others`, which run), the clients and the engine offline, until the stack is
     closed; and the variant that the server answers with."""
-    task = tasks.get(bundle.task.name)
+    task = tasks.of(bundle.task)
     if not (task.answers and task.picks_label) or task.pair:
         raise UserError(
             f"bundle {bundle.root} does not answer single texts with a label; name one that does"

@@ -40,11 +40,13 @@ class _Strict(BaseModel):
 
 class Task(_Strict):
     """What the model answers. `labels` are in the order of the logits; none where it answers with
-    none, as `mlm` and numbers do. width: how many numbers its vectors have, where it answers with
-    vectors; pooling: how a text's tokens become one."""
+    none, as `mlm` and numbers do. thresholds: the probability above which a text has a label, where
+    it is not one half. width: how many numbers its vectors have, where it answers with vectors;
+    pooling: how a text's tokens become one."""
 
     name: str
     labels: List[str] = Field(default_factory=list)
+    thresholds: Dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
     width: Optional[int] = Field(None, ge=1)
     pooling: Optional[str] = None
 
@@ -62,7 +64,17 @@ class Task(_Strict):
             raise ValueError(f"task {self.name} needs {number} or more, got {self.labels}")
         if len(set(self.labels)) != len(self.labels):
             raise ValueError(f"labels appear twice in {self.labels}")
+        for label in self.thresholds:
+            if label not in self.labels:
+                raise ValueError(f"thresholds: {label!r} is not among the labels")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> Dict[str, object]:
+        fields: Dict[str, object] = dump(self)
+        if not self.thresholds:
+            del fields["thresholds"]
+        return fields
 
 
 Setting = Union[bool, int, float, str]
@@ -175,8 +187,8 @@ class Comparison(_Strict):
 class Golden(_Strict):
     """What a variant answered where it was made, to be asked again where it is served.
 
-    ids: token ids of each text; logits: [texts, labels]; bound: the largest difference of a logit
-    that is not another model's.
+    ids: token ids of each text; logits: [texts, labels], or [tokens, labels] of all texts where
+    each token has them; bound: the largest difference of a logit that is not another model's.
     """
 
     ids: List[List[int]]
@@ -185,10 +197,13 @@ class Golden(_Strict):
 
     @model_validator(mode="after")
     def _whole(self) -> "Golden":
-        widths = {len(row) for row in self.logits}
-        if len(self.logits) != len(self.ids) or len(widths) != 1 or not all(self.ids):
+        if len({len(row) for row in self.logits}) != 1 or not all(self.ids):
             raise ValueError("golden is no list of texts and their logits")
         return self
+
+    def is_whole(self, per_token: bool) -> bool:
+        """Whether there are logits for each text, or token."""
+        return len(self.logits) == (sum(map(len, self.ids)) if per_token else len(self.ids))
 
 
 class Pruning(_Strict):
@@ -500,6 +515,11 @@ class Manifest(_Strict):
             if variant.golden and max(map(len, variant.golden.ids)) > self.max_length:
                 raise ValueError(
                     f"golden of variant {variant.name} has more than max_length tokens"
+                )
+            per_token = task_names.KINDS[self.task.name].per_token
+            if variant.golden and not variant.golden.is_whole(per_token):
+                raise ValueError(
+                    f"golden of variant {variant.name} is no list of texts and their logits"
                 )
         return self
 

@@ -9,7 +9,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Callable, Iterator
+from typing import Callable, Iterator, Mapping
 
 from pydantic import ValidationError
 
@@ -42,6 +42,7 @@ def create(
     fill: Callable[[Path], list[Variant]],
     width: int | None = None,
     pooling: str | None = None,
+    thresholds: Mapping[str, float] | None = None,
 ) -> Bundle:
     """Write a new bundle at `path`; a bundle that is there is replaced in one step. width, pooling:
     of its vectors, see `manifest.Task`.
@@ -61,7 +62,10 @@ def create(
         )
     contents = {name: _read_vocab(path) for name, path in tokenizer.files.items()}
     try:
-        described = {"name": task, "labels": labels, "width": width, "pooling": pooling}
+        described = {
+            "name": task, "labels": labels, "width": width, "pooling": pooling,
+            "thresholds": thresholds or {},
+        }  # fmt: skip
         task_info = Task.model_validate(described)
     except ValidationError as error:
         raise UserError(f"bundle {final}: {error.errors()[0]['msg']}") from None

@@ -19,6 +19,7 @@ from fleetbert import config, files
 from fleetbert.compress import paired
 from fleetbert.compress.texts import Batches, draw
 from fleetbert.engines import answer, engine, evaluate, golden
+from fleetbert.tasks.task import largest_difference
 
 # Rounds of both models in turn, for the ratio of their speeds.
 ROUNDS = 3
@@ -52,7 +53,9 @@ class Sample:
     def __init__(self, model: answer.Model, name: str, known: evaluate.Known):
         """model: of float32."""
         self.model, self.name, self.truth = model, name, known.truth
-        self.encodings = model.tokenizer.encode(*model.task.texts(known.examples), model.max_length)
+        given = model.task.texts(known.examples)
+        self.texts = given[0]
+        self.encodings = model.task.encode(model.tokenizer, *given, model.max_length)
         self.batches = list(answer.in_batches(model, self.encodings))
 
     @functools.cached_property
@@ -70,9 +73,16 @@ class Sample:
         return Batches(self.encodings, chosen, 1024, self.model.tokenizer.pad_id)
 
     def logits(self, opened: engine.Engine) -> np.ndarray:
-        """float32 [texts, labels] of an opened variant; UserError where they are not finite."""
+        """Of an opened variant, as the task takes them; UserError where they are not finite."""
+        return self.of_texts(self.run(opened))
+
+    def run(self, opened: engine.Engine) -> np.ndarray:
+        """The outputs of an opened variant themselves."""
         model = self.model._replace(engine=opened)
         return answer.run_batches(model, self.batches, len(self.encodings.ids))[0]
+
+    def of_texts(self, outputs: np.ndarray) -> np.ndarray:
+        return self.model.task.of_texts(outputs, self.encodings.words, self.texts)
 
     def metric(self, logits: np.ndarray) -> float:
         """What the task counts, of logits [texts, labels]."""
@@ -89,6 +99,16 @@ class Sample:
         before, after = (task.right(truth, outputs) for outputs in both)
         if before is not None and after is not None:
             return paired.of_answers(before, after)
+        sums = [task.sums(truth, one, self.model.labels) for one in both]
+        if sums[0] is not None and sums[1] is not None:
+            first, second = sums[0], sums[1]
+            return paired.bootstrap(
+                lambda some: (
+                    task.of_sums(first[some].sum(0)),
+                    task.of_sums(second[some].sum(0)),
+                ),
+                len(truth),
+            )
         one, other = both
         return paired.bootstrap(
             lambda some: (
@@ -135,11 +155,11 @@ class Gate(Sample):
         variant = engine.open_folder(kind, folder, "cpu", self.threads)
         engines = {"float32": self.model.engine, "variant": variant}
         times: dict[str, list[float]] = {name: [] for name in engines}
-        logits = {}
+        outputs = {}
         for _ in range(ROUNDS + 1):  # the first warms up
             for name, opened in engines.items():
                 started = time.perf_counter()
-                logits[name] = self.logits(opened)
+                outputs[name] = self.run(opened)
                 times[name].append(time.perf_counter() - started)
         ratios = [slow / fast for slow, fast in zip(times["float32"][1:], times["variant"][1:])]
         texts = len(self.encodings.ids)
@@ -149,7 +169,7 @@ class Gate(Sample):
             texts_per_s=round(speed["variant"], 1),
             float32_texts_per_s=round(speed["float32"], 1),
             speed_ratio=round(statistics.median(ratios), 3),
-            max_logit_difference=float(np.abs(logits["variant"] - logits["float32"]).max()),
+            max_logit_difference=largest_difference(outputs["variant"], outputs["float32"]),
             size_ratio=round(sizes[0] / sizes[1], 4),
         )
         # All layers: which texts near the limit leave is a matter of rounding, which differs
@@ -159,7 +179,8 @@ class Gate(Sample):
         answers = golden.record(
             whole, longest, tokenizer.vocab_size, golden.INTEGER_SHARE, tokenizer.pad_id
         )
-        return Measured(self.accuracy(logits["variant"]), comparison, answers, sizes[0] / 1e6)
+        accuracy = self.accuracy(self.of_texts(outputs["variant"]))
+        return Measured(accuracy, comparison, answers, sizes[0] / 1e6)
 
     def refusal(self, name: str, accuracy: bundles.Accuracy, hint: str) -> str | None:
         """Why the variant may not enter, with the hint what to do; None if it may."""

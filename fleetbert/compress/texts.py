@@ -64,7 +64,7 @@ def read_batches(
 
     left: of so many texts, how many stay for others, the last that are drawn.
     """
-    task = tasks.get(bundle.task.name)
+    task = tasks.of(bundle.task)
     examples = read_unlabelled(str(settings.data), task, "calibration.data")
     most = min(settings.texts, len(examples) - (left(len(examples)) if left else 0))
     chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]
@@ -76,7 +76,8 @@ def read_batches(
 
 def read_unlabelled(path: str, task: Task, key: str) -> list[Example]:
     """The texts of a table, or of a file with one a line; UserError names the job's `key`."""
-    if Path(path).suffix.lower() in (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES):
+    tagged = read.TAG_SUFFIXES if task.label == "spans" else ()
+    if Path(path).suffix.lower() in (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES, *tagged):
         return read.read_as(path, task.table_format(path, labelled=False)).examples
     if task.pair:
         raise UserError(f"{key}: {path}: pairs need a .tsv, .csv or .jsonl with text_b")

@@ -226,3 +226,11 @@ class Tuning(Config):
     skip: List[str] = key([], "as in Quantize")
     prune: Prune = Prune()
     held_out: float = 0.1
+
+    @model_validator(mode="after")
+    def _is_calibrated_before(self) -> Tuning:
+        if self.trainer.calibrate:
+            raise ValueError(
+                "trainer.calibrate: probabilities are fitted in training; leave it out"
+            )
+        return self

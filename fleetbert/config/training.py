@@ -17,11 +17,21 @@ class Task(Section):
         "classification",
         "what to learn (docs/tasks.md): classification: a label of a text; "
         "multi_label_classification: several labels; regression: a number; pair_classification, "
-        "pair_regression: of a pair of texts; mlm: masked words; ctr: clicks, from rows in "
-        "Criteo's format (docs/wide_deep.md); or a task registered from outside",
+        "pair_regression: of a pair of texts; token_classification: spans in a text; embedding: "
+        "a vector; mlm: masked words; ctr: clicks, from rows in Criteo's format "
+        "(docs/wide_deep.md); or a task registered from outside",
+    )
+    pieces: Literal["first", "all"] = key(
+        "first", "token_classification: learn the tag of each word's first token, or of all"
     )
     mask_probability: float = key(0.15, "mlm: share of the words to predict", gt=0, lt=1)
     whole_word: bool = key(False, "mlm: mask all pieces of a word together")
+    pooling: Optional[Literal["mean", "cls"]] = key(
+        None, "embedding: of a text's tokens (null: as the model's 1_Pooling says, else mean)"
+    )
+    temperature: float = key(
+        0.05, "embedding: what cosines are divided by where texts find each other", gt=0
+    )
 
     _is_known = field_validator("name")(task_names.check)
 
@@ -246,6 +256,14 @@ class Trainer(Section):
         None,
         "what has to get better for that (null: best_metric): any figure of an evaluation, one of "
         "your own too; more is better but of loss",
+    )
+    calibrate: float = key(
+        0.0,
+        "share of the training texts that is held out, to fit to it at the end what makes "
+        "probabilities true: a temperature (Guo et al. 2017), and of several labels the threshold "
+        "of each (docs/tasks.md)",
+        ge=0,
+        le=0.5,
     )
     recompute: bool = key(
         False,

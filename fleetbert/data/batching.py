@@ -39,6 +39,7 @@ class Batch(NamedTuple):
     first: int64 [texts], where each text's [CLS] is: row * length + offset.
     order: int64 [texts], which entry of collate's `indices` each text is.
     n_tokens: tokens without padding.
+    lengths: int64 [texts], tokens of each; None where nobody asked.
     """
 
     input_ids: np.ndarray
@@ -48,6 +49,7 @@ class Batch(NamedTuple):
     first: np.ndarray
     order: np.ndarray
     n_tokens: int
+    lengths: np.ndarray | None = None
 
 
 class Plan(Rows):
@@ -204,7 +206,10 @@ def collate(
             row_ids[:end] = text
             row_types[first_end:end] = 1
         order = np.arange(len(ids))
-        return Batch(input_ids, token_type_ids, None, None, order * length, order, sum(lengths))
+        return Batch(
+            *(input_ids, token_type_ids, None, None, order * length, order, sum(lengths)),
+            np.array(lengths, np.int64),
+        )
 
     position_ids = np.zeros_like(input_ids)
     segments = np.zeros_like(input_ids)

@@ -69,10 +69,11 @@ class Piece(NamedTuple):
 
 
 class Ids(Rows):
-    """Token ids of each text (int32 [length]), views into the mapped files."""
+    """Token ids of each text (int32 [length]), or another column of lists, views into the mapped
+    files."""
 
-    def __init__(self, paths: Sequence[Path]):
-        columns = [_open(path).column("ids") for path in paths]
+    def __init__(self, paths: Sequence[Path], name: str = "ids"):
+        columns = [_open(path).column(name) for path in paths]
         self._ids = [column.values.to_numpy() for column in columns]
         self._offsets = [column.offsets.to_numpy() for column in columns]
         self._ends = np.cumsum([len(column) for column in columns]).tolist()
@@ -85,6 +86,16 @@ class Ids(Rows):
         offsets = self._offsets[piece]
         row = number - (self._ends[piece] - len(offsets) + 1)
         return self._ids[piece][offsets[row] : offsets[row + 1]]
+
+
+class Words(Ids):
+    """`Encodings.words` of each text."""
+
+    def __init__(self, paths: Sequence[Path]):
+        super().__init__(paths, "words")
+
+    def row(self, number: int) -> np.ndarray:
+        return super().row(number).reshape(-1, 3)
 
 
 def prepare(name: str, folder: Path, recipe: Recipe) -> Path:
@@ -123,7 +134,9 @@ def load(name: str, own: Path) -> tuple[Split, list[str]]:
     """What `prepare` has made: the split as `split.tokenize` gives it, mapped, and its labels."""
     try:
         manifest = json.loads((own / "manifest.json").read_text(encoding="utf-8"))
-        ids = Ids([own / path for path in manifest["pieces"]])
+        pieces = [own / path for path in manifest["pieces"]]
+        has_words = any("words" in _open(path).schema.names for path in pieces[:1])
+        ids, words = Ids(pieces), Words(pieces) if has_words else None
         # Views: plain arrays, where np.memmap would be asked at each access what it is.
         columns = {
             column: np.load(own / f"{column}.npy", mmap_mode="r").view(np.ndarray)
@@ -134,7 +147,9 @@ def load(name: str, own: Path) -> tuple[Split, list[str]]:
             f"data.cache: {own} cannot be read ({error}); all ranks have to see it, and nothing "
             "may change it while they run"
         ) from error
-    encodings = Encodings(ids, columns["first_lengths"], manifest["cut"], columns["lengths"])
+    encodings = Encodings(
+        ids, columns["first_lengths"], manifest["cut"], columns["lengths"], words=words
+    )
     split = Split(
         name,
         encodings,
@@ -150,7 +165,10 @@ def load(name: str, own: Path) -> tuple[Split, list[str]]:
 def _pieces(name: str, form: read.Format) -> Iterator[Piece]:
     """The table in pieces of whole records, hashed."""
     with read.opened(name) as file:
-        yield from _of_records(form.records(enumerate(file, 1))) if form.quoted else _of_lines(file)
+        if form.has_records:
+            yield from _of_records(form.records(enumerate(file, 1)))
+        else:
+            yield from _of_lines(file)
 
 
 def _of_records(records: Iterator[tuple[int, bytes]]) -> Iterator[Piece]:
@@ -261,20 +279,20 @@ def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
         raise UserError(f"{name}: was changed while it was read; start again when it is complete")
     numbered = enumerate(io.BytesIO(content), piece.line)
     table = read.parse_lines(name, numbered, recipe.form, recipe.on_bad_line)
+    form = recipe.form
     split, labels = tokenize(
-        name, table, tokenizer, recipe.pair, recipe.form.labelled, recipe.max_length
+        *(name, table, tokenizer, recipe.pair, form.labelled, recipe.max_length, form.label)
     )
     encodings = split.encodings
-    offsets = np.zeros(len(encodings.ids) + 1, np.int32)
-    np.cumsum(encodings.lengths, out=offsets[1:])
-    ids = np.concatenate([*encodings.ids, np.zeros(0, np.int32)])
     columns = {
-        "ids": pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids)),
+        "ids": _lists(encodings.ids),
         "lengths": pa.array(encodings.lengths),
         "first_lengths": pa.array(encodings.first_lengths),
         "labels": pa.array(split.labels),
         "lines": pa.array(split.lines),
     }
+    if encodings.words is not None:
+        columns["words"] = _lists([words.reshape(-1) for words in encodings.words])
     known = {
         "labels": labels, "cut": encodings.truncated, "skipped": split.skipped,
         "first_skipped": table.skipped[:1],
@@ -294,6 +312,14 @@ def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
         aside.unlink(missing_ok=True)
         raise
     return path
+
+
+def _lists(rows: Sequence[np.ndarray]) -> pa.ListArray:
+    """Of int32 [any length] each."""
+    offsets = np.zeros(len(rows) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, rows), np.int64, len(rows)), out=offsets[1:])
+    values = np.concatenate([*rows, np.zeros(0, np.int32)])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
 def _finish(name: str, own: Path, paths: Sequence[Path]) -> None:

@@ -22,8 +22,9 @@ class Frame(Protocol):
 # A path; rows; columns by name; a pandas DataFrame; a datasets.Dataset, which iterates over rows.
 Table = Union[str, "os.PathLike[str]", Mapping[str, Sequence[object]], Iterable[Row], Frame]
 
-FIELDS = ("text_a", "text_b", "label")
+FIELDS = ("text_a", "text_b", "text_c", "label")
 TEXTS = ("text", "sentence")  # other names of text_a
+SPANS = "spans"  # of label, where it is a list of them
 
 
 def as_file(name: str, table: Table, folder: Path, labelled: bool = True) -> Path:
@@ -93,6 +94,8 @@ def _fields(where: str, row: Row, labelled: bool) -> dict[str, object]:
         row = {"text_a": row}
     if isinstance(row, Mapping):
         fields = {name: _plain(row[name]) for name in FIELDS if name in row}
+        if SPANS in row:
+            fields.setdefault("label", _plain(row[SPANS]))
         for name in TEXTS:
             if name in row:
                 fields.setdefault("text_a", _plain(row[name]))
@@ -121,5 +124,7 @@ def _plain(value: object) -> object:
     if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):  # an array of several labels
         given = value if isinstance(value, (list, tuple)) else value.tolist()
         return [_plain(one) for one in given]
+    if isinstance(value, Mapping):  # a span
+        return {str(name): _plain(one) for name, one in value.items()}
     kind = type(value).__name__
     raise UserError(f"a field of a row is a {kind}; it must be a text, a number or a list")

@@ -3,7 +3,8 @@
 A table is TSV or CSV with a header or JSONL, one example a line, in UTF-8 (with or without a BOM).
 Columns or fields are `text_a`, `text_b` (pairs only) and `label`; others are ignored, and JSONL
 may say `text` for `text_a`. A line ends with a line feed, before which a carriage return may stand,
-and with nothing else.
+and with nothing else. A table of spans is JSONL with `spans`, or tagged tokens in columns
+(`conll`), where a text has several lines.
 Lines that hold nothing but white space are passed over, except where an answer is owed for every
 line (`iter_lines`).
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import BinaryIO, Dict, Iterable, Iterator, Literal, NamedTuple, Sequence, Tuple
 
 from fleetbert import encodings
-from fleetbert.data import written
+from fleetbert.data import conll, written
 from fleetbert.data.written import LineError, fault_of
 from fleetbert.errors import UserError
 
@@ -33,6 +34,8 @@ Row = Dict[str, object]  # of JSON or of a table, by column
 BOM = b"\xef\xbb\xbf"
 JSON_SUFFIXES = (".jsonl", ".json")
 COLUMN_SUFFIXES = (".tsv", ".csv")  # files with a header
+# Columns of tagged tokens; read as such wherever texts are wanted.
+TAG_SUFFIXES = (".conll", ".bio", ".iob", ".bioes", ".bmes", ".bilou")
 # Bytes that a quoted record may have: a quote that is never closed costs no more memory.
 LONGEST_RECORD = 16 << 20
 
@@ -47,6 +50,12 @@ class Example(NamedTuple):
     text_b: str | None
     label: str | None
     line: int
+    text_c: str | None = None
+
+    def apart(self) -> list[Example]:
+        """Each of its texts as an example, with its label and line."""
+        texts = (self.text_a, self.text_b, self.text_c)
+        return [Example(text, None, self.label, self.line) for text in texts if text is not None]
 
 
 class Table(NamedTuple):
@@ -59,13 +68,15 @@ class Table(NamedTuple):
 class Format(NamedTuple):
     """How the lines of a file become examples.
 
-    kind: "tsv" (CSV too), "jsonl" or "plain" (the whole line is the text).
+    kind: "tsv" (CSV too), "jsonl", "conll" or "plain" (the whole line is the text).
     columns: the header of a table with columns, else None.
     pair: whether a `text_b` is needed; None takes it where there is one.
     labelled: whether a label is needed.
     separator: what stands between two columns.
     quoted: whether fields may be quoted.
     label: how a label is written, of `written.KINDS`.
+    apart: whether each text of a line is an example of its own, up to three (`text_c`); labels are
+        taken where there are some.
     """
 
     kind: str
@@ -75,14 +86,29 @@ class Format(NamedTuple):
     separator: str = "\t"
     quoted: bool = False
     label: str = "name"
+    apart: bool = False
 
     def records(self, lines: Numbered) -> Iterator[tuple[int, bytes]]:
-        """What `parse` takes: lines, or several that are one quoted record, as one."""
+        """What `parse` takes: lines, or several that are one record, as one."""
+        if self.kind == "conll":
+            return conll.records(lines)
         return _joined(lines, self.separator.encode()) if self.quoted else iter(lines)
+
+    @property
+    def has_records(self) -> bool:
+        """Whether `records` are more than lines."""
+        return self.quoted or self.kind == "conll"
+
+    def is_empty(self, record: bytes) -> bool:
+        """Whether it holds no example, and is passed over."""
+        return not record.strip() or (self.kind == "conll" and conll.is_document(record))
 
     def parse(self, line: bytes, number: int) -> Example:
         if self.kind == "plain":
             return _from_plain(line, number, False)
+        if self.kind == "conll":
+            text, spans = conll.parse(_decode_lines(line), self.labelled)
+            return Example(text, None, conll.dumps(spans), number)
         if self.columns is None:
             return _example(_json_row(line), number, self)
         values = _fields(_decode(line), self)
@@ -104,11 +130,14 @@ def table_format(
 
     With `pair` every line needs a `text_b`; without, `text_b` is ignored. With `labelled` every
     line needs a label; without, a label is kept where there is one. `label` says how it is written,
-    see `written`. With `quoting` auto, .csv is quoted, and TSV if all of the file reads as such
-    (`_is_quoted`); what was found is logged.
+    see `written`; what is no JSONL holds spans as tagged tokens in columns (`conll`). With
+    `quoting` auto, .csv is quoted, and TSV if all of the file reads as such (`_is_quoted`); what
+    was found is logged.
     """
     if Path(path).suffix.lower() in JSON_SUFFIXES:
         return Format("jsonl", None, pair, labelled, label=label)
+    if label == "spans" and (labelled or Path(path).suffix.lower() not in COLUMN_SUFFIXES):
+        return Format("conll", None, False, labelled, label=label)
     return _with_header(Path(path), pair, labelled, quoting)._replace(label=label)
 
 
@@ -170,16 +199,17 @@ def parse_lines(
             if form.columns is not None:
                 continue
             line = line[len(BOM) :] if line.startswith(BOM) else line
-        if not line.strip():
+        if form.is_empty(line):
             continue
         try:
-            examples.append(form.parse(line, number))
+            example = form.parse(line, number)
+            examples += example.apart() if form.apart else [example]
         except LineError as error:
             if not line.decode("utf-8", "replace").strip():  # white space of Unicode
                 continue
             if on_bad_line == "stop":
-                raise UserError(f"{path}:{number}: {error}") from None
-            skipped.append((number, str(error)))
+                raise UserError(f"{path}:{number + error.line}: {error}") from None
+            skipped.append((number + error.line, str(error)))
     return Table(examples, skipped)
 
 
@@ -257,6 +287,8 @@ def iter_lines(
             lines = chain([(number, line)], lines)
         break
     for number, line in lines if form is None else form.records(lines):
+        if form is not None and form.kind == "conll" and form.is_empty(line):
+            continue
         try:
             if form is not None:
                 yield number, form.parse(line, number)
@@ -539,16 +571,28 @@ def _decode(line: bytes) -> str:
     return line.decode("utf-8")
 
 
+def _decode_lines(record: bytes) -> list[str]:
+    lines = []
+    for number, line in enumerate(record.split(b"\n")):
+        try:
+            lines.append(_decode(line))
+        except LineError as error:
+            raise LineError(str(error), number) from None
+    return lines
+
+
 def _example(row: Row, number: int, form: Format) -> Example:
     """Check one row; a form's `pair` None takes text_b where there is one."""
     text_a = _text(row, "text_a")
     text_b = None
     if form.pair or (form.pair is None and row.get("text_b")):
         text_b = _text(row, "text_b")
-    label = written.KINDS[form.label](row.get("label"))
-    if form.labelled and not label:
-        raise LineError("has no 'label'")
-    return Example(text_a, text_b, label or None, number)
+    field = "spans" if form.label == "spans" and "label" not in row else "label"
+    label = written.KINDS[form.label](row.get(field), text_a)
+    if form.labelled and not label and not form.apart:
+        raise LineError(f"has no {field!r}")
+    text_c = _text(row, "text_c") if form.apart and row.get("text_c") else None
+    return Example(text_a, text_b, label or None, number, text_c)
 
 
 def _text(row: Row, field: str) -> str:

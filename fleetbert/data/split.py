@@ -9,6 +9,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.data import words
 from fleetbert.data.labels import alike
 from fleetbert.data.read import Table
 from fleetbert.data.rows import Rows
@@ -35,15 +36,25 @@ class Split(NamedTuple):
 
 
 def tokenize(
-    name: str, table: Table, tokenizer: Tokenizer, pair: bool, labelled: bool, max_length: int
+    name: str,
+    table: Table,
+    tokenizer: Tokenizer,
+    pair: bool,
+    labelled: bool,
+    max_length: int,
+    kind: str = "name",
 ) -> tuple[Split, list[str]]:
     """The split of a table, and the names of its labels in order (not `labelled`: none).
 
-    With `pair` every text has a second one.
+    With `pair` every text has a second one. kind: of labels, see `written`; where these are spans
+    the texts' words are found.
     """
     texts_b = [example.text_b or "" for example in table.examples] if pair else None
     texts = [example.text_a for example in table.examples]
-    encodings = tokenizer.encode(texts, texts_b, max_length)
+    if kind == "spans":
+        encodings = words.encode(tokenizer, texts, max_length)
+    else:
+        encodings = tokenizer.encode(texts, texts_b, max_length)
     labels = np.zeros(len(texts), np.int64)
     names: list[str] = []
     if labelled:
@@ -123,6 +134,7 @@ def choose(split: Split, texts: np.ndarray) -> Split:
             ids=Chosen(encodings.ids, texts),
             first_lengths=encodings.first_lengths[texts],
             known_lengths=encodings.lengths[texts],
+            words=None if encodings.words is None else Chosen(encodings.words, texts),
         ),
         split.labels[texts],
         split.skipped,

@@ -1,7 +1,8 @@
-"""How a table writes what is learned of a text: a name, a number, several names.
+"""How a table writes what is learned of a text: a name, a number, several names, spans.
 
-Each kind is a function of what stands in the column or field `label` → the text that an example
-keeps of it, "" where there is nothing. A `tasks.Task` says which kind it reads (`label`).
+Each kind is a function of what stands in the column or field `label`, and of the text → the text
+that an example keeps of it, "" where there is nothing. A `tasks.Task` says which kind it reads
+(`label`).
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ from typing import Callable
 
 
 class LineError(ValueError):
-    """A line that cannot be used; its text is the reason, without the place."""
+    """A line that cannot be used; its text is the reason, without the place. line: of several that
+    are one record, from 0."""
+
+    def __init__(self, reason: str = "", line: int = 0):
+        super().__init__(reason)
+        self.line = line
 
 
-def name(label: object) -> str:
+def name(label: object, _: str = "") -> str:
     """A text, or an integer or a boolean of JSON as text ("1", "true")."""
     if isinstance(label, (bool, int)):
         label = json.dumps(label)
@@ -28,7 +34,7 @@ def name(label: object) -> str:
     return label
 
 
-def number(label: object) -> str:
+def number(label: object, _: str = "") -> str:
     """A finite number, or a text that Python's float takes, as the shortest text that is it."""
     if label is None or (isinstance(label, str) and not label.strip()):
         return ""
@@ -47,7 +53,7 @@ def number(label: object) -> str:
 LARGEST = 1e30  # float32 holds it
 
 
-def names(label: object) -> str:
+def names(label: object, _: str = "") -> str:
     """Names with commas between, or a list of JSON, as a JSON list: sorted, each once."""
     if label is None or (isinstance(label, str) and not label.strip()):
         return ""
@@ -62,7 +68,51 @@ def names(label: object) -> str:
     return json.dumps(found, ensure_ascii=False)
 
 
-KINDS: dict[str, Callable[[object], str]] = {"name": name, "number": number, "names": names}
+def spans(label: object, text: str = "") -> str:
+    """A list of JSON, of objects with start, end (characters; `text[start:end]` is the span) and
+    kind (or label), as a JSON list of [start, end, kind], sorted."""
+    if label is None:
+        return ""
+    if not isinstance(label, list):
+        raise LineError(f"'spans' is not a list but {type(label).__name__}")
+    found = sorted(_span(number, one, text) for number, one in enumerate(label))
+    for former, later in zip(found, found[1:]):
+        if later[0] < former[1]:
+            raise LineError(
+                f"'spans' overlap: {_shown(former, text)} and {_shown(later, text)}; keep one"
+            )
+    return json.dumps(found, ensure_ascii=False)
+
+
+def _span(number: int, given: object, text: str) -> tuple[int, int, str]:
+    if not isinstance(given, dict):
+        raise LineError(f"'spans'[{number}] is not an object with start, end and kind")
+    start, end = (given.get(field) for field in ("start", "end"))
+    kind = name(given.get("kind", given.get("label")))
+    if not kind or type(start) is not int or type(end) is not int:
+        raise LineError(
+            f"'spans'[{number}] lacks start, end or kind; write "
+            '{"start": 0, "end": 6, "kind": "place"}'
+        )
+    if not 0 <= start < end <= len(text):
+        raise LineError(
+            f"'spans'[{number}] is from character {start} to {end}, which is no part of a text of "
+            f"{len(text)} characters"
+        )
+    return start, end, kind
+
+
+def _shown(span: tuple[int, int, str], text: str) -> str:
+    start, end, kind = span
+    return f"{text[start:end][:40]!r} ({kind}, {start} to {end})"
+
+
+KINDS: dict[str, Callable[[object, str], str]] = {
+    "name": name,
+    "number": number,
+    "names": names,
+    "spans": spans,
+}
 
 
 def fault_of(text: str) -> str | None:

@@ -21,6 +21,7 @@ from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
 from fleetbert.tasks import Answer
+from fleetbert.tasks.task import are_finite
 
 # Tokens of a batch, padding included. BERT-base in float32 on 2 threads takes the same processor
 # time with 512 to 2,048, and 4 % more with 4,096, whose batches hold more padding. MiniLM in int8
@@ -55,7 +56,7 @@ class Model(NamedTuple):
 
 
 class Logits(NamedTuple):
-    """Outputs float32 [texts, outputs], how many texts were cut to the maximum length, and, of
+    """Outputs as the task takes them, how many texts were cut to the maximum length, and, of
     variants with early exit, int64 [texts] the layers after which they left."""
 
     values: np.ndarray
@@ -107,9 +108,10 @@ def compute_logits(
     texts_b: list[str] | None,
     on_done: Callable[[int], object] | None = None,
 ) -> Logits:
-    """Logits of texts (or pairs) in their order; `on_done(n)` is called after n more texts."""
-    encodings = model.tokenizer.encode(texts_a, texts_b, model.max_length)
+    """Outputs of texts (or pairs) in their order; `on_done(n)` is called after n more texts."""
+    encodings = model.task.encode(model.tokenizer, texts_a, texts_b, model.max_length)
     values, layers = run_batches(model, in_batches(model, encodings), len(texts_a), on_done)
+    values = model.task.of_texts(values, encodings.words, texts_a)
     return Logits(values, encodings.truncated, layers if model.engine.early_exit else None)
 
 
@@ -119,15 +121,15 @@ def run_batches(
     texts: int,
     on_done: Callable[[int], object] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Logits [texts, labels] and the layers [texts] after which texts left, of what `in_batches`
-    gives; UserError where they are not finite."""
-    values = np.empty((texts, model.task.outputs(model.labels)), np.float32)
+    """Outputs in the task's `room` and the layers [texts] after which texts left, of what
+    `in_batches` gives; UserError where they are not finite."""
+    values = model.task.room(texts, model.labels)
     layers = np.zeros(texts, np.int64)
     for part in model.engine.run_all(batches, model.speed, model.batch_tokens):
         values[part.numbers], layers[part.numbers] = part.outputs, part.layer
         if on_done is not None:
             on_done(len(part.numbers))
-    if not np.isfinite(values).all():
+    if not are_finite(values).all():
         raise UserError(
             "the model answers NaN or infinity: its weights were damaged in training or "
             "compression; export an earlier checkpoint"

@@ -20,6 +20,7 @@ from fleetbert.compat import paddle_inference
 from fleetbert.data.batching import Batch
 from fleetbert.engines.exits import Settings
 from fleetbert.errors import UserError
+from fleetbert.tasks.task import own_tokens
 
 # Kinds of variants, as manifests name them.
 FLOAT32 = "paddle-inference"
@@ -44,8 +45,8 @@ Batches = Iterable[Tuple[np.ndarray, Batch]]
 
 
 class Result(NamedTuple):
-    """Texts that are answered: their numbers int64 [texts], outputs float32 [texts, ...], and the
-    layer that they left after; 0 where texts go through all layers."""
+    """Texts that are answered: their numbers int64 [texts], outputs as `Engine.run` gives them, and
+    the layer that they left after; 0 where texts go through all layers."""
 
     numbers: np.ndarray
     outputs: np.ndarray
@@ -65,7 +66,10 @@ class Engine(abc.ABC):
     """An opened variant, which answers batches one at a time.
 
     Outputs are float32 and their first axis counts texts; of classifiers they are logits
-    [texts, labels]. `run` and `run_all` are safe to call from several threads, which then wait.
+    [texts, labels]. Of networks that answer each token `compute` gives [texts, length, outputs],
+    with anything for padding, and `run` and `run_all` an array of objects [texts], of each text
+    [own tokens, outputs]. `run` and `run_all` are safe to call from several threads, which then
+    wait.
 
     early_exit: how texts may leave early; None where all go through all layers.
     """
@@ -100,7 +104,7 @@ class Engine(abc.ABC):
             raise ValueError("an empty batch")
         paddle_inference.check_length(batch.input_ids.shape[1])
         with self._lock:
-            return self(batch.input_ids, batch.token_type_ids, speed=speed)
+            return of_own(self(batch.input_ids, batch.token_type_ids, speed=speed), batch)
 
     def run_all(
         self, batches: Batches, speed: float | None = None, batch_tokens: int = 0
@@ -118,6 +122,15 @@ class Engine(abc.ABC):
             ids = np.full((texts, length), ANY_TOKEN, np.int64)
             with self._lock:
                 self(ids, np.zeros_like(ids), speed=0.0)
+
+
+def of_own(outputs: np.ndarray, batch: Batch) -> np.ndarray:
+    """Outputs of an unpacked batch as `Engine.run` gives them."""
+    if outputs.ndim == 2:
+        return outputs
+    if batch.lengths is None:
+        raise ValueError("outputs of tokens need a batch with lengths: collate makes them")
+    return own_tokens(outputs, batch.lengths)
 
 
 # Opens the files in a variant's folder.

@@ -14,6 +14,7 @@ from fleetbert.data.read import Example, Quoting, read_as
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
 from fleetbert.tasks import Metrics
+from fleetbert.tasks.calibration import calibration_error
 
 # A confusion matrix of more classes does not fit a terminal.
 WIDEST_CONFUSION = 12
@@ -71,8 +72,9 @@ def evaluate(
 ) -> Metrics:
     """Measures of the model on the table at `path`, ready for JSON.
 
-    Those of the task, and texts_per_s (tokenization to logits), skipped (bad lines), cut
-    (texts longer than max_length) and mean_layers (that a text went through; None where all do).
+    Those of the task, ece (expected calibration error of its probabilities), texts_per_s
+    (tokenization to logits), skipped (bad lines), cut (texts longer than max_length) and
+    mean_layers (that a text went through; None where all do).
     A line whose label the model does not know is a bad line (skip_with: see `read_known`).
     """
     table = read_known(model, path, on_bad_line, quoting, skip_with)
@@ -82,8 +84,12 @@ def evaluate(
         logits = answer.compute_logits(model, texts_a, texts_b, bar.update)
         seconds = time.perf_counter() - start
     outputs = model.task.per_example(logits.values)
+    calibrated = {}
+    if model.task.calibrates:
+        calibrated["ece"] = calibration_error(*model.task.confidence(table.truth, outputs))
     return {
         **model.task.evaluate(table.truth, outputs, model.labels),
+        **calibrated,
         "texts_per_s": round(len(texts_a) / seconds, 1),
         "skipped": table.skipped,
         "cut": logits.truncated,

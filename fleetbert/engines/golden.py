@@ -20,7 +20,8 @@ Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
 class Golden(NamedTuple):
-    """ids: int32 [tokens] of each text; logits: float32 [texts, labels], if they are known; bound:
+    """ids: int32 [tokens] of each text; logits: float32 [texts, labels] (of networks that answer
+    each token, [tokens, labels] of all texts), if they are known; bound:
     the largest difference of a logit that is not another model's."""
 
     ids: list[np.ndarray]
@@ -40,6 +41,8 @@ def record(
         drawn = random.integers(1, vocab_size, length)
         row[:length] = np.where(drawn == pad_id, 0, drawn)
     logits = run(ids, np.zeros_like(ids))
+    if logits.ndim == 3:
+        logits = np.concatenate([row[:length] for row, length in zip(logits, lengths)])
     return bundles.Golden(
         ids=[row[:length].tolist() for row, length in zip(ids, lengths)],
         logits=logits.tolist(),

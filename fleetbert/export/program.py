@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 import paddle
@@ -32,6 +32,7 @@ def export_bundle(
     tokenizer: Spec,
     accuracy: Sequence[bundle.Accuracy] = (),
     made_from: str | None = None,
+    thresholds: Mapping[str, float] | None = None,
 ) -> bundle.Bundle:
     """Write `network` as the `float32` variant of a new bundle at `path`; returns the bundle.
 
@@ -40,6 +41,7 @@ def export_bundle(
         `pooling`, if it has them, are told with the task.
     accuracy: what was measured on named data.
     made_from: the run or the model that it comes from.
+    thresholds: of labels, see `bundle.manifest.Task`.
 
     A bundle that is at `path` is replaced in one step, after the new one is complete and the
     program was found to answer like the network (UserError otherwise).
@@ -81,6 +83,7 @@ def export_bundle(
         fill=fill,
         width=getattr(network, "width", None),
         pooling=getattr(network, "pooling", None),
+        thresholds=thresholds,
     )
 
 

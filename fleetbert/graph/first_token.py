@@ -9,6 +9,12 @@ from fleetbert.graph.smooth import product_before
 FIRST = "@first"  # after the name of a state: that of the first token alone
 
 
+def is_per_token(program: ProgramDesc) -> bool:
+    """Whether the program's outputs are of every token: [texts, length, ...]."""
+    output = programs.variable(program.blocks[0], programs.output_names(program)[0])
+    return len(output.type.lod_tensor.tensor.dims) == 3
+
+
 def first_token_only(program: ProgramDesc) -> ProgramDesc:
     """The program with one query in its last layer; as it is where more of that layer is read.
 

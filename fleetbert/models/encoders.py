@@ -60,6 +60,8 @@ TASKS = "bert.embeddings.task_type_embeddings.weight"  # ERNIE's
 
 # Begin the names of the encoder and of heads, in the network.
 ENCODER = "bert."
+POOLER = "bert.pooler."
+TOKENS = "tokens"  # the head that has none, see `models.heads`
 HEADS = ("bert.pooler.", "classifier.", "cls.", "qa_outputs.")
 
 
@@ -393,6 +395,8 @@ def write(
     pieces += family.classifier if head == "classifier" else ()
     files = {}
     for name, array in tensors.items():
+        if head == TOKENS and name.startswith(POOLER):
+            continue
         new = name
         for theirs, own in pieces:
             new = new.replace(own, theirs)
@@ -402,7 +406,9 @@ def write(
     keys = {} if paddlenlp else family.keys
     fields: Fields = {keys.get(n, n): value for n, value in shape.items() if n in FIELDS}
     fields.update({key: fields[field] for key, field in family.repeated.items()})
-    fields.update(architectures=[family.architectures[head]], model_type=family.model_type)
+    known, bare = family.architectures, family.architectures["classifier"].partition("For")[0]
+    usual = f"{bare}ForTokenClassification" if head == TOKENS else f"{bare}Model"
+    fields.update(architectures=[known.get(head, usual)], model_type=family.model_type)
     return fields, files
 
 

@@ -19,11 +19,12 @@ from fleetbert.compat.paddlenlp import (
     BertModel,
 )
 from fleetbert.models import activations, pooling
+from fleetbert.models.encoders import POOLER
 from fleetbert.registry import Registry
 
-POOLER = "bert.pooler."
 # Keeps the length of a vector from 0.
 TINY = 1e-12
+MOST_TEXTS = 1 << 16  # of a row
 # Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
 MASKED_SCORE = -1e4
 
@@ -93,6 +94,29 @@ class TextClassifier(Headed):
         return self.network.classifier(self.network.dropout(pooled))
 
 
+class TokenClassifier(Headed):
+    """BERT with dropout and a linear layer on each token (Devlin et al. 2019, section 5.3)."""
+
+    head = "tokens"
+    unread = (POOLER,)
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.network = BertForSequenceClassification(config)  # its pooler is not used
+
+    def forward(
+        self,
+        input_ids: paddle.Tensor,
+        token_type_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        segments: paddle.Tensor | None = None,
+    ) -> paddle.Tensor:
+        """Logits (rows, length, labels)."""
+        bert = self.network.bert
+        hidden, _ = encode(bert, input_ids, token_type_ids, position_ids, segments)
+        return self.network.classifier(self.network.dropout(hidden))
+
+
 class Encoder(nn.Layer):
     """BERT alone, under the name that it has beside a head."""
 
@@ -157,9 +181,8 @@ def own_tokens(segments: paddle.Tensor, first: paddle.Tensor) -> paddle.Tensor:
     segments (rows, length) as in `block_diagonal_mask`; first (texts): flat indices of the texts'
     first tokens.
     """
-    rows, length = segments.shape
-    numbers = paddle.arange(rows, dtype=segments.dtype).unsqueeze(1) * (length + 1)
-    texts = (numbers + segments).flatten()  # one number for each text of the batch
+    rows = paddle.cumsum(paddle.ones_like(segments), axis=0)  # without sizes: it may be traced
+    texts = (rows * MOST_TEXTS + segments).flatten()  # one number for each text of the batch
     return paddle.gather(texts, first).unsqueeze(1) == texts.unsqueeze(0)
 
 
@@ -187,7 +210,8 @@ class MaskedLanguageModel(Headed):
 
 
 heads: Registry[type[Headed]] = Registry(
-    "head", {head.head: head for head in (TextClassifier, MaskedLanguageModel, Embedder)}
+    "head",
+    {head.head: head for head in (TextClassifier, TokenClassifier, MaskedLanguageModel, Embedder)},
 )
 
 
@@ -213,6 +237,13 @@ def build(task: str, config: BertConfig) -> Headed:
         for layer in network.network.bert.encoder.layers:
             _keep_heads(layer.self_attn, kept)
     return network
+
+
+def scale_outputs(network: Headed, factor: float) -> None:
+    """Multiply what a network with a linear layer at its end gives, by changing that layer."""
+    with paddle.no_grad():
+        for tensor in network.network.classifier.parameters():
+            tensor.set_value(tensor * factor)
 
 
 class Function(nn.Layer):

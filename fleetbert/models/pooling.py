@@ -64,5 +64,18 @@ def check_modules(folder: Path) -> None:
         )
 
 
+def write(folder: Path, pooling: str, width: int) -> None:
+    """What `read` reads, and sentence-transformers opens."""
+    flags = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
+    fields = {"word_embedding_dimension": width, **{flags[one]: one == pooling for one in POOLINGS}}
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
+    modules = [
+        {"idx": n, "name": str(n), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for n, (path, kind) in enumerate(zip(("", "1_Pooling", "2_Normalize"), PASSED_OVER))
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules, indent=2) + "\n")
+
+
 def _short(name: str) -> str:
     return name.replace("pooling_mode_", "").replace("_tokens", "").replace("_token", "")

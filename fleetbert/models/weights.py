@@ -277,6 +277,8 @@ def save_folder(
     fields.update(head_fields)
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     tokenizers.save(source.tokenizer, folder)
+    if network.pooling is not None and network.width is not None:
+        pooling.write(folder, network.pooling, network.width)
 
 
 def _tied(name: str, tensors: Tensors) -> bool:

@@ -18,6 +18,7 @@ from fleetbert.tasks.metrics import Metrics
 from fleetbert.tasks.multi_label import MULTI_LABEL
 from fleetbert.tasks.regression import PAIR_REGRESSION, REGRESSION
 from fleetbert.tasks.task import Answer, Criterion, Part, Task, Tensor, Values
+from fleetbert.tasks.token_classification import TOKEN_CLASSIFICATION
 
 __all__ = [
     "Answer",
@@ -39,6 +40,7 @@ BUILT_IN: tuple[Task, ...] = (
     REGRESSION,
     PAIR_REGRESSION,
     MULTI_LABEL,
+    TOKEN_CLASSIFICATION,
     EMBEDDING,
     MASKED_WORDS,
 )
@@ -51,7 +53,7 @@ _tasks: Registry[Task] = Registry(
 def register(task: Task) -> None:
     """Add a kind of task: jobs and bundles may name it from now on."""
     task_names.KINDS[task.name] = task_names.Kind(
-        task.pair, task.label, task.least_labels, task.tells
+        task.pair, task.label, task.least_labels, task.tells, task.per_token
     )
     _tasks.add(task.name, task)
 
@@ -63,4 +65,5 @@ def get(name: str) -> Task:
 
 def of(described: bundles.Task) -> Task:
     """The task of a bundle, as its manifest describes it."""
-    return get(described.name).of_width(described.width)
+    task = get(described.name).of_width(described.width)
+    return task.with_thresholds(described.thresholds)

@@ -8,6 +8,7 @@ import numpy as np
 
 from fleetbert.errors import UserError
 from fleetbert.tasks import metrics
+from fleetbert.tasks.calibration import Fitted, fit_temperature
 from fleetbert.tasks.task import Metrics, Task, Tensor, Values
 
 
@@ -29,6 +30,7 @@ class LabelAnswer(NamedTuple):
 class Classification(Task):
     head = "classifier"
     gate_metric = "accuracy"
+    calibrates = True
 
     def __init__(self, name: str, pair: bool):
         self.name, self.pair = name, pair
@@ -49,6 +51,15 @@ class Classification(Task):
     def right(self, truth: np.ndarray, outputs: np.ndarray) -> np.ndarray:
         right: np.ndarray = outputs.argmax(axis=1) == truth
         return right
+
+    def fit(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Fitted:
+        """A temperature: the answers stay, their probabilities change."""
+        is_true = truth[:, None] == np.arange(len(labels))
+        return Fitted(fit_temperature(is_true, outputs, metrics.softmax), {})
+
+    def confidence(self, truth: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of the likeliest label of each text."""
+        return metrics.softmax(outputs).max(axis=1), self.right(truth, outputs)
 
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None

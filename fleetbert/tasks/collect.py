@@ -41,31 +41,42 @@ class Labelled:
 
     @cached_property
     def lengths(self) -> np.ndarray:
+        """Of each example."""
         return self.split.encodings.lengths
+
+    @property
+    def lines(self) -> np.ndarray:
+        """Where each example stands in its file."""
+        return self.split.lines
 
     def __getstate__(self) -> Arrays:
         """Without a split that is cached: another process maps it itself."""
         split = self.split
         place = None if split.folder is None else (split.name, split.folder)
         state = {"job": self.job, "tokenizer": self.tokenizer, "place": place}
-        return state if place else {**state, "split": split}
+        # What a task has made of the labels is not in the cache.
+        return {**state, "labels": split.labels} if place else {**state, "split": split}
 
     def __setstate__(self, state: Arrays) -> None:
-        place = state.pop("place")
+        place, labels = state.pop("place"), state.pop("labels", None)
         self.__dict__.update(state)
         if place:
             from fleetbert.data import cache  # a server has tasks, but no pyarrow
 
-            self.split, _ = cache.load(*place)
+            split, _ = cache.load(*place)
+            self.split = split._replace(labels=labels)
 
     def plan(self, epoch: int) -> batching.Plan:
         """The texts of each optimizer step of an epoch."""
+        return self.plan_of(epoch, self.job.data.batch_tokens)
+
+    def plan_of(self, epoch: int, batch_tokens: int | None) -> batching.Plan:
         data = self.job.data
         return batching.plan_epoch(
             self.lengths,
             batching=data.batching,
             batch_size=data.batch_size,
-            batch_tokens=data.batch_tokens,
+            batch_tokens=batch_tokens,
             max_length=data.max_length,
             seed=self.job.trainer.seed,
             epoch=epoch,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.data import read
+from fleetbert.data import batching, read
+from fleetbert.data.split import Split
 from fleetbert.errors import UserError
 from fleetbert.tasks import metrics
+from fleetbert.tasks.collect import Arrays, Labelled, network_inputs
 from fleetbert.tasks.regression import OfNumbers
-from fleetbert.tasks.task import Metrics, Task, Tensor, Values
+from fleetbert.tasks.task import Criterion, Metrics, Part, Task, Tensor, Values, together
 
 SHOWN = 4  # numbers of a vector, where a person reads it
 
@@ -27,13 +30,83 @@ class VectorAnswer(NamedTuple):
         return {"vector": [round(number, 6) for number in self.vector.tolist()]}
 
 
+class Together(Labelled):
+    """Examples of several texts each, which follow each other in the split. Its arrays besides:
+    `places` int64 [examples, texts of one], which of the network's outputs they get; `labels` and
+    `weight` are of examples; `has_numbers`, `temperature`."""
+
+    @cached_property
+    def texts(self) -> int:
+        """Of an example."""
+        return 1 + int(self.split.labels[:, 1].max())
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        longest: np.ndarray = self.split.encodings.lengths.reshape(-1, self.texts).max(1)
+        return longest
+
+    @property
+    def lines(self) -> np.ndarray:
+        return self.split.lines[:: self.texts]
+
+    def plan(self, epoch: int) -> batching.Plan:
+        """`data.batch_size` counts examples, `data.batch_tokens` the tokens of all their texts."""
+        self._check()
+        tokens = self.job.data.batch_tokens
+        return self.plan_of(epoch, tokens and max(1, tokens // self.texts))
+
+    def _check(self) -> None:
+        numbers = self.split.labels[:: self.texts, 0]
+        without = np.isnan(numbers)
+        wrong = np.abs(np.nan_to_num(numbers)) > 1
+        if without.all() or not (without.any() or wrong.any()):
+            if self.texts > 1:
+                return
+            said = "has no text_b: a vector is learned from texts that belong together"
+            raise UserError(f"{self.split.name}:{self.lines[0]}: {said}")
+        if without.any():
+            number = int(without.argmax())
+            said = "has no label, where others have: give each line a number, or none"
+        else:
+            number = int(wrong.argmax())
+            said = f"has the number {numbers[number]:g}, and a cosine is from -1 to 1: divide all"
+        raise UserError(f"{self.split.name}:{self.lines[number]}: {said}")
+
+    def arrays(
+        self, part: np.ndarray, weight: np.ndarray, step: np.ndarray, epoch: int, packed: bool
+    ) -> Arrays:
+        texts = (part[:, None] * self.texts + np.arange(self.texts)).ravel()
+        batch = self.collate(self.split.encodings.ids, texts, packed)
+        labels = self.split.labels[part * self.texts, 0]
+        return {
+            "inputs": network_inputs(batch, first=True),
+            "places": np.argsort(batch.order).reshape(-1, self.texts),
+            "labels": labels,
+            "has_numbers": not np.isnan(labels).any(),
+            "temperature": self.job.task.temperature,
+            "weight": weight / np.float32(len(step)),
+            "n_texts": int(np.count_nonzero(weight)) * self.texts,
+            "n_tokens": batch.n_tokens,
+        }
+
+    def whole(self, part: np.ndarray) -> Arrays:
+        """Of texts, not of examples."""
+        return super().arrays(part, np.ones(len(part), np.float32), part, -1, False)
+
+
 class Embedding(OfNumbers):
     """A question is one text. A labelled example is two, and a number that their cosine should
-    follow; `per_example` gives the cosines."""
+    follow; `per_example` gives the cosines. Training takes pairs or triplets without a number too.
+
+    The targets of a split are float32 [texts, 2]: the number of the text's example, NaN if it has
+    none, and the text's place in it.
+    """
 
     name = "embedding"
     head = "embedding"
     gate_metric = "spearman"
+    pooled = True
+    collects = Together
     tells = "a vector"
     width: int | None = None
 
@@ -47,12 +120,45 @@ class Embedding(OfNumbers):
     def table_format(
         self, path: str | Path, quoting: read.Quoting = "auto", labelled: bool | None = None
     ) -> read.Format:
-        """Without `labelled` the second text of a line is taken where there is one."""
-        labelled = self.labelled if labelled is None else labelled
-        pair = True if labelled else None
-        return read.table_format(
-            path, pair=pair, labelled=labelled, quoting=quoting, label=self.label
+        """Without `labelled` the second text of a line is taken where there is one; for training
+        each text is an example, and a label is taken where there is one."""
+        form = read.table_format(
+            path,
+            pair=True if labelled else None,
+            labelled=bool(labelled),
+            quoting=quoting,
+            label=self.label,
         )
+        return form if labelled is not None else form._replace(labelled=True, apart=True)
+
+    def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
+        return np.array([float(one or "nan") for one in written], np.float32)
+
+    def with_targets(self, split: Split, own: Sequence[str], labels: Sequence[str]) -> Split:
+        """UserError unless all lines have as many texts."""
+        split = super().with_targets(split, own, labels)
+        starts = np.flatnonzero(np.diff(split.lines, prepend=-1))
+        counts = np.diff(starts, append=len(split.lines))
+        if (counts != counts[0]).any():
+            number = int((counts != counts[0]).argmax())
+            raise UserError(
+                f"{split.name}:{split.lines[starts[number]]}: has {counts[number]} texts, and the "
+                f"first line {counts[0]}; give all lines as many"
+            )
+        places = np.arange(len(split.lines)) % counts[0]
+        return split._replace(labels=np.stack([split.labels, places], 1).astype(np.float32))
+
+    def describe(self, targets: np.ndarray, labels: Sequence[str]) -> str:
+        texts = 1 + int(targets[:, 1].max())
+        what = {2: "pairs", 3: "triplets"}.get(texts, "single texts")
+        numbers = targets[::texts, 0]
+        if np.isnan(numbers).any():
+            return f"{len(numbers)} {what} without numbers"
+        return f"{len(numbers)} {what}, {super().describe(numbers, labels)}"
+
+    def doubts(self, targets: np.ndarray, labels: Sequence[str]) -> list[str]:
+        numbers = targets[:, 0]
+        return [] if np.isnan(numbers).any() else super().doubts(numbers, labels)
 
     def texts(self, examples: Sequence[read.Example]) -> tuple[list[str], None]:
         """Both texts of each example, one after the other."""
@@ -72,6 +178,26 @@ class Embedding(OfNumbers):
         """Spearman's and Pearson's correlation of the cosines with the numbers."""
         found = metrics.regression(truth, outputs[:, 0])
         return {name: found[name] for name in ("n", "spearman", "pearson")}
+
+    def evaluate_parts(
+        self, parts: Sequence[Part], truth: np.ndarray, labels: Sequence[str]
+    ) -> Metrics:
+        """Correlations of the cosines with the numbers; of pairs without numbers MRR@10: how near
+        a first text is to its own second one, among all of the table."""
+        vectors = together(parts, self.room(len(truth), labels))
+        texts = 1 + int(truth[:, 1].max())
+        numbers, first, second = truth[::texts, 0], vectors[::texts], vectors[1::texts]
+        if texts < 2:
+            raise UserError("data.dev: has single texts; give text_a and text_b")
+        if np.isnan(numbers).any():
+            return {"n": len(first), "mrr_10": metrics.mrr(first, second)}
+        cosines = (first * second).sum(1, keepdims=True)
+        found = self.evaluate(numbers, cosines, labels)
+        return {**found, **self.plots(numbers, cosines, labels)}
+
+    def criterion(self, wanted: str, metrics: Metrics) -> Criterion:
+        known = [name for name in (wanted, self.gate_metric, "mrr_10") if name in metrics]
+        return Criterion(known[0], False)
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         return self.per_example(outputs)[:, 0]

@@ -19,11 +19,17 @@ FIGURES = {
     "spearman": "Spearman",
     "pearson": "Pearson",
     "mse": "squared error",
+    "entity_f1": "entity F1",
+    "entity_precision": "precision of spans",
+    "entity_recall": "recall of spans",
+    "mrr_10": "MRR@10",
 }
 # A confusion matrix has no more rows: it grows with the square of the labels.
 MOST_LABELS = 50
 # Pairs of labels that are listed instead, the most frequent first.
 MOST_CONFUSIONS = 1000
+# In a confusion matrix of spans: no span there.
+NOTHING = "none"
 # Logits in float64 at a time, 32 MB.
 BLOCK = 1 << 22
 
@@ -119,15 +125,16 @@ def _worst_first(item: tuple[str, dict[str, float]]) -> tuple[bool, float, float
     return scores["support"] == 0, scores["f1"], -scores["support"]
 
 
-def multi_label(truth: np.ndarray, logits: np.ndarray, labels: Sequence[str]) -> Metrics:
+def multi_label(
+    truth: np.ndarray, logits: np.ndarray, predicted: np.ndarray, labels: Sequence[str]
+) -> Metrics:
     """n, macro_f1, micro_f1, subset_accuracy, loss (nats), classes, labels.
 
-    truth: bool [texts, labels]; logits: float32 [texts, labels], above 0 where a label is answered.
+    truth and predicted: bool [texts, labels]; logits: float32 [texts, labels].
     The F1s are scikit-learn's over all labels, with 0 where one neither occurs nor is answered;
     subset_accuracy is the share of texts whose labels are all right, its accuracy_score. loss: the
     mean binary cross entropy. Above MOST_LABELS labels the classes come worst first.
     """
-    predicted = logits > 0
     right, support, answered = ((c).sum(0) for c in (truth & predicted, truth, predicted))
     classes = table(right, support, answered, labels)
     if len(labels) > MOST_LABELS:
@@ -180,6 +187,41 @@ def cross_entropy(truth: np.ndarray, logits: np.ndarray) -> float:
     return total / len(truth)
 
 
+def entities(
+    truth: Sequence[np.ndarray], answered: Sequence[np.ndarray], kinds: Sequence[str]
+) -> Metrics:
+    """n, entity_f1, entity_precision, entity_recall, classes, labels, confusion, counted.
+
+    truth, answered: of each text int64 [spans, 3], where each begins, ends, and its kind. A span is
+    right where all three are: seqeval's f1_score, precision_score and recall_score. confusion: the
+    kinds of spans at the same place, with NOTHING where the other side has none there.
+    """
+    size = len(kinds)
+    counts = np.zeros((size + 1, size + 1), np.int64)
+    for true, given in zip(truth, answered):
+        there, told = (
+            {(begin, end): kind for begin, end, kind in spans.tolist()} for spans in (true, given)
+        )
+        for place in {**there, **told}:
+            counts[there.get(place, size), told.get(place, size)] += 1
+    right = counts.diagonal()[:size]
+    support, found = counts[:size].sum(1), counts[:, :size].sum(0)
+    return {
+        "n": len(truth),
+        "entity_f1": float(2 * right.sum() / max(support.sum() + found.sum(), 1)),
+        "entity_precision": float(right.sum() / max(found.sum(), 1)),
+        "entity_recall": float(right.sum() / max(support.sum(), 1)),
+        "classes": table(right, support, found, kinds),
+        "labels": [*kinds, NOTHING],
+        "confusion": counts.tolist(),
+        "counted": "spans",
+    }
+
+
+def as_set(spans: np.ndarray) -> set[tuple[int, ...]]:
+    return set(map(tuple, spans.tolist()))
+
+
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities float64 [texts, labels]."""
     exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
@@ -201,6 +243,19 @@ def regression(truth: np.ndarray, values: np.ndarray) -> Metrics:
         "mse": mse,
         "loss": mse,
     }
+
+
+def mrr(queries: np.ndarray, documents: np.ndarray, most: int = 10) -> float:
+    """Mean reciprocal rank of each query's own document, the one of its number, by the product of
+    their vectors among all documents; 0 where it is not among the first `most`. Vectors float32
+    [queries, width] and [documents, width]; a document that is as near counts as nearer."""
+    total, rows = 0.0, max(1, BLOCK // len(documents))
+    for start in range(0, len(queries), rows):
+        scores = queries[start : start + rows] @ documents.T
+        own = scores[np.arange(len(scores)), np.arange(start, start + len(scores))]
+        places = (scores >= own[:, None]).sum(1)
+        total += float((1 / places[places <= most]).sum())
+    return total / len(queries)
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

@@ -8,17 +8,19 @@ from typing import Any, Collection, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.tasks import metrics
+from fleetbert.tasks.calibration import Fitted, fit_temperature, fit_threshold
 from fleetbert.tasks.task import Metrics, Task, Tensor, Values
 
-# A text has the labels whose probability is above it.
+# A text has the labels whose probability is above it, where a bundle has no other for them.
 THRESHOLD = 0.5
 # Of labels that a report draws, the most frequent, and of points on each curve.
 MOST_CURVES, CURVE_POINTS = 12, 60
 
 
 class LabelsAnswer(NamedTuple):
-    """The labels whose probability is above THRESHOLD, the likeliest first; the probability of each
-    label (each is 0 to 1 by itself), logits [labels], and the layer after which the text left."""
+    """The labels whose probability is above their threshold, the likeliest first; the probability
+    of each label (each is 0 to 1 by itself), logits [labels], and the layer after which the text
+    left."""
 
     labels: list[str]
     scores: dict[str, float]
@@ -37,6 +39,13 @@ class MultiLabel(Task):
     label = "names"
     picks_label = False
     least_labels = 1
+    calibrates = True
+
+    def __init__(self, thresholds: Mapping[str, float] | None = None):
+        self.thresholds = dict(thresholds or {})
+
+    def with_thresholds(self, thresholds: Mapping[str, float]) -> MultiLabel:
+        return MultiLabel(thresholds)
 
     def labels_of(self, written: Sequence[str]) -> list[str]:
         return sorted({name for one in written for name in json.loads(one)})
@@ -64,7 +73,8 @@ class MultiLabel(Task):
 
     def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
         """Macro and micro F1, the share of texts with all labels right, and the table by label."""
-        return metrics.multi_label(truth, outputs, labels)
+        chosen = metrics.sigmoid(outputs) > self._limits(labels)
+        return metrics.multi_label(truth, outputs, chosen, labels)
 
     def plots(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
         """`precision_recall`: of the most frequent labels [recall, precision] by threshold, and
@@ -85,13 +95,27 @@ class MultiLabel(Task):
         chosen: np.ndarray = outputs > 0  # logits: of THRESHOLD it is 0
         return chosen
 
+    def fit(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Fitted:
+        """A temperature of all, and then the threshold of each label."""
+        temperature = fit_temperature(truth, outputs, metrics.sigmoid)
+        scores = metrics.sigmoid(outputs / np.float32(temperature))
+        found = [fit_threshold(truth[:, n], scores[:, n]) for n in range(len(labels))]
+        return Fitted(temperature, dict(zip(labels, found)))
+
+    def confidence(self, truth: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of each label of each text: its probability, and whether the text has it."""
+        return metrics.sigmoid(outputs).ravel(), truth.ravel()
+
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[LabelsAnswer]:
         layers = [None] * len(outputs) if exit_layers is None else exit_layers.tolist()
+        scores = metrics.sigmoid(outputs)
         return [
-            LabelsAnswer(_chosen(labels, row), dict(zip(labels, row.tolist())), logits, layer)
-            for logits, row, layer in zip(outputs, metrics.sigmoid(outputs), layers)
+            LabelsAnswer(chosen, dict(zip(labels, row.tolist())), logits, layer)
+            for chosen, logits, row, layer in zip(
+                self._chosen(labels, scores), outputs, scores, layers
+            )
         ]
 
     def in_words(self, told: Mapping[str, Any]) -> str:
@@ -103,7 +127,7 @@ class MultiLabel(Task):
 
     def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
         scores = metrics.sigmoid(outputs)
-        chosen = [json.dumps(_chosen(labels, row), ensure_ascii=False) for row in scores]
+        chosen = [json.dumps(one, ensure_ascii=False) for one in self._chosen(labels, scores)]
         return [chosen, scores.astype(np.float32), outputs]
 
     def tensors(self, labels: Sequence[str]) -> list[Tensor]:
@@ -114,14 +138,19 @@ class MultiLabel(Task):
             Tensor("exit_layer", "INT32", (-1,)),
         ]
 
+    def _limits(self, labels: Sequence[str]) -> np.ndarray:
+        """The labels' thresholds, float64 [labels]."""
+        return np.array([self.thresholds.get(label, THRESHOLD) for label in labels])
+
+    def _chosen(self, labels: Sequence[str], scores: np.ndarray) -> list[list[str]]:
+        """The labels of each text, the likeliest first; scores [texts, labels]."""
+        return [
+            [labels[n] for n in np.argsort(-row, kind="stable").tolist() if has[n]]
+            for row, has in zip(scores, scores > self._limits(labels))
+        ]
+
     def head_fields(self) -> dict[str, object]:
         return {"problem_type": "multi_label_classification"}
-
-
-def _chosen(labels: Sequence[str], scores: np.ndarray) -> list[str]:
-    """Those above THRESHOLD, the likeliest first."""
-    order = np.argsort(-scores, kind="stable").tolist()
-    return [labels[number] for number in order if scores[number] > THRESHOLD]
 
 
 MULTI_LABEL = MultiLabel()

@@ -48,6 +48,12 @@ class OfNumbers(Task):
             return []
         return [f"all texts have the number {float(targets[0]):g}: nothing can be learned"]
 
+    def plots(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
+        """`scatter`: [truth, answer] of MOST_POINTS texts at most, drawn by chance."""
+        some = np.random.default_rng(0).permutation(len(truth))[:MOST_POINTS]
+        points = np.stack([truth[some], outputs[some, 0]], 1).astype(np.float64)
+        return {"scatter": points.round(4).tolist()}
+
 
 class Regression(OfNumbers):
     head = "classifier"
@@ -63,12 +69,6 @@ class Regression(OfNumbers):
     def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
         """Spearman's and Pearson's correlation and the mean squared error."""
         return metrics.regression(truth, outputs[:, 0])
-
-    def plots(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
-        """`scatter`: [truth, answer] of MOST_POINTS texts at most, drawn by chance."""
-        some = np.random.default_rng(0).permutation(len(truth))[:MOST_POINTS]
-        points = np.stack([truth[some], outputs[some, 0]], 1).astype(np.float64)
-        return {"scatter": points.round(4).tolist()}
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         return outputs[:, 0]

@@ -24,8 +24,9 @@ from fleetbert import config as schema
 from fleetbert.data import labels as labels_of
 from fleetbert.data import read
 from fleetbert.data.split import Split, with_targets
-from fleetbert.data.tokenizers import Tokenizer
+from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.errors import UserError
+from fleetbert.tasks.calibration import Fitted
 from fleetbert.tasks.collect import Labelled
 from fleetbert.tasks.metrics import Metrics
 
@@ -85,6 +86,11 @@ class Task(ABC):
     # probabilities of labels (early exit, distillation, qat, prune) and boards take no others.
     picks_label: ClassVar[bool] = True
     least_labels: ClassVar[int] = 2  # that a bundle has
+    # The network has outputs for each token: an engine gives float32 [own tokens, outputs] of each
+    # text, in an array of objects [texts].
+    per_token: ClassVar[bool] = False
+    pooled: ClassVar[bool] = False  # the answers are made by `task.pooling` of a job
+    calibrates: ClassVar[bool] = False  # `fit` and `confidence` are there
     tells: ClassVar[str] = ""  # what a bundle without labels tells of each text
 
     def of_width(self, width: int | None) -> Task:
@@ -154,12 +160,43 @@ class Task(ABC):
 
     @abstractmethod
     def outputs(self, labels: Sequence[str]) -> int:
-        """How many numbers the network gives for a text."""
+        """How many numbers the network gives for a text; of `per_token` for a token."""
+
+    def room(self, texts: int, labels: Sequence[str]) -> np.ndarray:
+        """For the outputs of so many texts."""
+        return (
+            np.zeros(texts, object)
+            if self.per_token
+            else np.zeros((texts, self.outputs(labels)), np.float32)
+        )
+
+    def encode(
+        self, tokenizer: Tokenizer, texts_a: list[str], texts_b: list[str] | None, max_length: int
+    ) -> Encodings:
+        """The tokens of texts, and what the answers need to know of them."""
+        return tokenizer.encode(texts_a, texts_b, max_length)
+
+    def of_texts(
+        self, outputs: np.ndarray, words: Sequence[np.ndarray] | None, texts: Sequence[str]
+    ) -> np.ndarray:
+        """What `evaluate`, `to_answers` and `tell` take, of an engine's outputs: here these. words:
+        `Encodings.words` of the texts."""
+        return outputs
 
     @abstractmethod
     def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
         """Metrics with `n`, most with `loss`; truth [examples, ...], as `targets` gives it; outputs
-        float32 [examples, outputs], as `per_example` does."""
+        float32 [examples, outputs], as `per_example` does, or what `of_texts` makes of them."""
+
+    def sums(
+        self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]
+    ) -> np.ndarray | None:
+        """Numbers [texts, any] whose sums over texts `of_sums` makes `gate_metric` of, which is
+        faster to draw samples of; None where there are none."""
+        return None
+
+    def of_sums(self, sums: np.ndarray) -> float:
+        raise NotImplementedError
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         """What a metric of scikit-learn's takes as `y_pred`; here the likeliest label's number."""
@@ -176,12 +213,24 @@ class Task(ABC):
     ) -> Metrics:
         """`evaluate` the outputs of all batches, which come in any order; `texts` of a part says
         which they are."""
-        outputs = together(parts, truth, self.outputs(labels))
+        outputs = together(parts, self.room(len(truth), labels))
         return {**self.evaluate(truth, outputs, labels), **self.plots(truth, outputs, labels)}
 
     def plots(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
         """What a run's report draws besides; ready for JSON, and small."""
         return {}
+
+    def with_thresholds(self, thresholds: Mapping[str, float]) -> Task:
+        """This task with the thresholds of a bundle's labels, by name; most have none."""
+        return self
+
+    def fit(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Fitted:
+        """What makes probabilities of a network's outputs true, on texts it was not trained on."""
+        raise NotImplementedError(f"task {self.name} has no probabilities")
+
+    def confidence(self, truth: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Probabilities that were told, float64 [answers], and whether each was right, bool."""
+        raise NotImplementedError(f"task {self.name} has no probabilities")
 
     def criterion(self, wanted: str, metrics: Metrics) -> Criterion:
         """What the best step is told by, where a job wants `trainer.best_metric`."""
@@ -236,9 +285,30 @@ class Task(ABC):
             )
 
 
-def together(parts: Sequence[Part], truth: np.ndarray, outputs: int) -> np.ndarray:
-    """The outputs of all batches by the numbers of their texts: float32 [texts, outputs]."""
-    values = np.zeros((len(truth), outputs), np.float32)
+def together(parts: Sequence[Part], room: np.ndarray) -> np.ndarray:
+    """The outputs of all batches by the numbers of their texts, in a task's `room`."""
     for part in parts:
-        values[part["texts"]] = part["logits"]
-    return values
+        room[part["texts"]] = part["logits"]
+    return room
+
+
+def own_tokens(outputs: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Outputs [texts, length, outputs] → an array of objects [texts], each [own tokens, outputs];
+    lengths: int [texts]."""
+    rows = np.empty(len(outputs), object)
+    for number, length in enumerate(lengths.tolist()):
+        rows[number] = outputs[number, :length]
+    return rows
+
+
+def largest_difference(one: np.ndarray, other: np.ndarray) -> float:
+    """Between two engines' outputs of the same texts."""
+    return max(float(np.abs(first - second).max()) for first, second in zip(one, other))
+
+
+def are_finite(outputs: np.ndarray) -> np.ndarray:
+    """bool [texts]: whether all outputs of each are numbers."""
+    if outputs.dtype == object:
+        return np.array([np.isfinite(one).all() for one in outputs], bool)
+    finite: np.ndarray = np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim)))
+    return finite

@@ -17,6 +17,7 @@ from fleetbert.errors import Stopped, UserError
 from fleetbert.export.program import export_bundle
 from fleetbert.models import heads, weights
 from fleetbert.train import checkpoint, ctr
+from fleetbert.train.calibration import calibrate
 from fleetbert.train.callbacks import Callback, build
 from fleetbert.train.loop import Metrics, Run, State, Summary
 from fleetbert.train.strategies import connect
@@ -61,7 +62,8 @@ def train(
     UserError for what is wrong with the job or its data, and while another job writes output_dir;
     Stopped after SIGTERM, with a checkpoint.
     """
-    if metrics and job.task.name in ("mlm", "ctr"):
+    none_fit = job.task.name in ("mlm", "ctr") or tasks.get(job.task.name).pooled
+    if metrics and none_fit:
         raise UserError(f"metrics: task.name: {job.task.name} takes none besides its own")
     strategy = connect(job)
     if job.task.name == "ctr":
@@ -235,6 +237,11 @@ def _write_results(run: Run, summary: Summary) -> None:
     best = run.state.best
     summary["dev"] = dict(best)
     network.eval()
+    thresholds = {}
+    if task.held is not None:
+        fitted, summary["calibration"] = calibrate(task, network, task.held)
+        thresholds = fitted.thresholds
+        summary["dev"].update(summary["calibration"].get("after", {}))
     with files.writing(folder / "model"), files.temporary_folder(folder, ".model-") as aside:
         fields = task.task.head_fields()
         weights.save_folder(network, task.source, aside, task.labels, fields)
@@ -242,9 +249,10 @@ def _write_results(run: Run, summary: Summary) -> None:
         files.put_in_place(aside, folder / "model")
     accuracy = []
     metric = task.task.gate_metric
-    if metric in best and task.dev is not None:
+    dev = summary["dev"]
+    if metric in dev and task.dev is not None:
         accuracy = [
-            bundles.Accuracy(data=task.dev.name, n=best["n"], metric=metric, accuracy=best[metric])
+            bundles.Accuracy(data=task.dev.name, n=dev["n"], metric=metric, accuracy=dev[metric])
         ]
     with files.writing(folder / "bundle"):
         export_bundle(
@@ -256,6 +264,7 @@ def _write_results(run: Run, summary: Summary) -> None:
             tokenizer=task.source.tokenizer,
             accuracy=accuracy,
             made_from=task.source.name,
+            thresholds=thresholds,
         )
     write_summary(run, summary)
     log.info(f"done: {folder}/summary.json, {folder}/report.html, {folder}/bundle")

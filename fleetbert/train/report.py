@@ -43,6 +43,7 @@ def write_report(folder: Path) -> None:
     curves = [
         *draw_curves(run["rows"], run["dev"], run["mixed"]),
         *draw_answers(run["dev"]),
+        *draw_reliability(run["calibration"]),
     ]
     server_curves = draw_server_curves(run["rows"])
     path = folder / "report.html"
@@ -63,6 +64,7 @@ def collect(folder: Path) -> Row:
         "task": config.get("task", {}).get("name", "training"),
         "tiles": _tiles(summary, dev, config),
         "dev": dev,
+        "calibration": summary.get("calibration", {}),
         "rows": _read_rows(folder / "metrics.jsonl"),
         "mixed": config.get("precision", {}).get("level") in ("O1", "O2"),
         "labels": dev.get("labels", []),
@@ -109,7 +111,12 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
                 value = percent(dev[key]) if key == "accuracy" else f"{dev[key]:.4f}"
                 some = key == "macro_f1" and occurring < labels
                 tiles.append((f"Dev {name}", value, mean if some else place))
-        tiles.append(("Dev loss", f"{dev['loss']:.4f}", place))
+        if "loss" in dev:
+            tiles.append(("Dev loss", f"{dev['loss']:.4f}", place))
+        if "ece" in dev:
+            former = summary["calibration"]["before"]["ece"]
+            note = f"{former:.4f} before the temperature was fitted"
+            tiles.append(("Dev calibration error", f"{dev['ece']:.4f}", note))
     skipped = summary.get("skipped_steps", 0)
     world = summary.get("world_size", 1)
     ranks = "one process" if world == 1 else f"{world} ranks together"
@@ -192,6 +199,24 @@ def draw_answers(best: Row) -> list[tuple[str, str, Markup]]:
         for label, found in best.get("precision_recall", {}).items():
             drawn.append(_precision_recall(label, found))
     return drawn
+
+
+def draw_reliability(calibration: Row) -> list[tuple[str, str, Markup]]:
+    """How often answers to the dev texts are right over their probability, before a temperature was
+    fitted and after; on the line both are equal (Guo et al. 2017, figure 1)."""
+    if "after" not in calibration:
+        return []
+    with matplotlib.rc_context(STYLE):
+        figure, axes = page.axes_of(2.5)
+        axes.plot([0, 1], [0, 1], color=TRAIN, linewidth=1)
+        for when, style in (("before", "--"), ("after", "-")):
+            means, shares, _ = np.array(calibration[when]["reliability"]).T
+            axes.plot(means, shares, style, color=DEV, marker="o", markersize=2.5, label=when)
+        axes.set_xlabel("probability")
+        axes.set_ylabel("share that is right")
+        axes.legend()
+        note = f"temperature {calibration['temperature']:.3f}, of {calibration['n']:,} texts"
+        return [("Probabilities", note, _svg(figure))]
 
 
 def _precision_recall(label: str, found: Row) -> tuple[str, str, Markup]:

@@ -14,7 +14,7 @@ from paddle import nn
 from fleetbert import config as schema
 from fleetbert import tasks
 from fleetbert.data import api_docs, batching, cache, read, tokenizers
-from fleetbert.data.split import Split, fingerprint, tokenize
+from fleetbert.data.split import Split, fingerprint, hold_out, tokenize
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.errors import UserError
 from fleetbert.models import heads, weights
@@ -53,11 +53,22 @@ def open_task(
         )
     opened = open_splits(job, tokenizer, connected)
     task = tasks.get(job.task.name)
+    if task.pooled:
+        source = source.with_pooling(job.task.pooling, "task.pooling")
     if labels is None:
         labels = task.labels_of(opened[0][1])
         task.check_labels(labels)
     splits = [task.with_targets(split, own, labels) for split, own in opened]
-    return (kind or TextTask)(job, source, tokenizer, labels, *splits)
+    held = None
+    if job.trainer.calibrate:
+        if not task.calibrates:
+            raise UserError(
+                f"trainer.calibrate: task.name: {task.name} tells no probabilities; leave it out"
+            )
+        splits[0], held = hold_out(splits[0], job.trainer.calibrate, job.trainer.seed)
+    made = (kind or TextTask)(job, source, tokenizer, labels, *splits)
+    made.held = held
+    return made
 
 
 def open_splits(
@@ -67,7 +78,8 @@ def open_splits(
     data, task = job.data, tasks.get(job.task.name)
 
     def tokenized(name: str, table: read.Table) -> tuple[Split, list[str]]:
-        return tokenize(name, table, tokenizer, task.pair, task.labelled, data.max_length)
+        how = (tokenizer, task.pair, task.labelled, data.max_length, task.label)
+        return tokenize(name, table, *how)
 
     if data.builtin:
         tables = [read.Table(examples, []) for examples in api_docs.load()]
@@ -100,7 +112,9 @@ def cache_folder(job: schema.Config, path: str) -> Path | None:
 
 class TextTask(Trainable):
     """Any task on texts. `metrics` are of the user's own, by name, of tasks that give each text
-    outputs."""
+    outputs. `held`: texts that are not trained on, for `calibration`."""
+
+    held: Split | None = None
 
     def __init__(
         self,
@@ -113,7 +127,7 @@ class TextTask(Trainable):
     ):
         self.job, self.source, self.tokenizer, self.labels = job, source, tokenizer, labels
         self.train, self.dev = train, dev
-        self.task = tasks.get(job.task.name)
+        self.task = tasks.get(job.task.name).of_width(source.shape["hidden_size"])
         self.objective = objectives.regularize(
             objectives.get(job.task.name),
             job.loss,
@@ -148,7 +162,7 @@ class TextTask(Trainable):
     def notes(self) -> list[str]:
         """What was read and loaded, where a user would want to know."""
         notes = []
-        for split in (self.train, self.dev):
+        for split in (self.train, self.held, self.dev):
             if split is not None:
                 counts = split.counts()
                 counted = [f"{counts['texts']} texts"]
@@ -182,7 +196,7 @@ class TextTask(Trainable):
         return warnings
 
     def describe(self) -> Described:
-        splits = {"train": self.train, "dev": self.dev}
+        splits = {"train": self.train, "held": self.held, "dev": self.dev}
         return {
             "data": {
                 role: {"file": split.name, **split.counts()}
@@ -198,7 +212,7 @@ class TextTask(Trainable):
 
         The text is None where the file cannot be read any more.
         """
-        numbers = [int(self.train.lines[index]) for index in indices]
+        numbers = [int(self.collector.lines[index]) for index in indices]
         if self.job.data.train is None:
             builtin = api_docs.load()[0]
             texts = {number: builtin[i].text_a for number, i in zip(numbers, indices)}
@@ -227,7 +241,7 @@ class TextTask(Trainable):
         truth = self.dev.labels
         metrics = self.task.evaluate_parts(parts, truth, self.labels)
         if self.metrics:
-            outputs = together(parts, truth, self.task.outputs(self.labels))
+            outputs = together(parts, self.task.room(len(truth), self.labels))
             metrics.update({name: float(of(truth, outputs)) for name, of in self.metrics.items()})
         return metrics
 
@@ -236,15 +250,23 @@ class TextTask(Trainable):
 
     def dev_batches(self) -> list[np.ndarray]:
         """The dev texts in batches of like length."""
-        if self.dev is None:
-            return []
+        return [] if self.dev is None else self._batches(self.dev)
+
+    def dev_arrays(self, part: np.ndarray) -> Arrays:
+        assert self.dev is not None
+        return self._arrays(self.dev, part)
+
+    def outputs(self, network: nn.Layer, split: Split) -> np.ndarray:
+        """What the network gives for all texts of a split, float32 [texts, outputs]."""
+        parts = [self.predict(network, self._arrays(split, part)) for part in self._batches(split)]
+        return together(parts, self.task.room(len(split.labels), self.labels))
+
+    def _batches(self, split: Split) -> list[np.ndarray]:
         return batching.plan_inference(
-            self.dev.encodings.lengths,
+            split.encodings.lengths,
             self.job.data.eval_batch_tokens,
             tuple(range(1, self.job.data.max_length + 1)),
         )
 
-    def dev_arrays(self, part: np.ndarray) -> Arrays:
-        assert self.dev is not None
-        collector = self.task.collector(self.dev, self.job, self.tokenizer)
-        return self.tensors(collector.whole(part))
+    def _arrays(self, split: Split, part: np.ndarray) -> Arrays:
+        return self.tensors(self.task.collector(split, self.job, self.tokenizer).whole(part))

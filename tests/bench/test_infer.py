@@ -67,8 +67,10 @@ def test_all_variants_answer_alike(tiny_bundle, texts, tmp_path, capsys, monkeyp
 def test_plans_cover_all_texts_once():
     lengths = np.random.default_rng(1).integers(3, 129, 100)
     ids = [np.zeros(length, np.int32) for length in lengths]
-    plans = infer.plan(Encodings(ids, lengths.astype(np.int32), 0))
+    encodings = Encodings(ids, lengths.astype(np.int32), 0)
+    plans = infer.plan(encodings)
     assert list(plans) == list(infer.ORDERS)
+    plans.update(infer.plan(encodings, ["arrival:16", "length:8"]))
     for batches in plans.values():
         found = [index for indices, _ in batches for index in indices]
         assert sorted(found) == list(range(100))
@@ -76,6 +78,9 @@ def test_plans_cover_all_texts_once():
             assert length >= lengths[indices].max()
     assert [len(indices) for indices, _ in plans["arrival"]] == [32, 32, 32, 4]
     assert all(length == lengths[indices].max() for indices, length in plans["arrival"])
+    assert plans["arrival:16"][0] == (list(range(16)), lengths[:16].max())
+    longest = [length for _, length in plans["length:8"]]
+    assert longest == [*sorted(lengths)[7::8], max(lengths)]
     assert plans["single"] == [([number], length) for number, length in enumerate(lengths)]
     assert all(length in SAFE_LENGTHS for _, length in plans["sorted"])
 
@@ -108,6 +113,7 @@ def test_models_that_differ_are_warned_of():
     [
         (["--engines", "float31"], "float31 is none of float32"),
         (["--orders", "upwards"], "upwards is none of single"),
+        (["--orders", "length:0"], "length:0 is none of single"),
         (["--texts", "0"], "argument --texts: 0 is no whole number from 1 on"),
         (["--rounds", "two"], "argument --rounds: two is no whole number from 1 on"),
         (

@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace) -> Result:
         f"Answering {len(texts.examples)} texts of {texts.tokens / len(texts.examples):.1f} tokens",
         [infer.table_rows(measured), sized],
         [
-            *(f"{order}: {infer.ORDERS[order]}." for order in arguments.orders),
+            *(f"{order}: {infer.described(order)}." for order in arguments.orders),
             f"{arguments.threads} threads. Tokenizing is not timed.",
             *infer.difference_notes(measured, EXACT),
             "Peers: " + (", ".join(sorted({v for v in versions.values() if v})) or "none") + ".",

@@ -93,3 +93,16 @@ def test_wide_and_deep(tmp_path):
     aucs = [float(row.split()[-3]) for row in (single, servers)]
     assert min(aucs) > 0.55
     assert max(aucs) < float(best.split()[-1])
+
+
+def test_formats(tiny_bundle, tiny_data, tmp_path):
+    said = run(
+        tmp_path, "formats.py", tiny_bundle, tiny_data / "dev.tsv", "--texts", 24, "--rounds", 1,
+        "--batch-sizes", 2, 8, "--threads", 1,
+    )  # fmt: skip
+    names = ["texts/s,", "eager", "float32", "onnx"]
+    lines = [line.split() for line in said.splitlines()]
+    assert [line[0] for line in lines] == 2 * names
+    assert all(float(cell) > 0 for line in lines if line[0] in names[1:] for cell in line[1:3])
+    assert len({line[3] for line in lines if line[0] in names[1:]}) == 1
+    assert "sorted by length" in (tmp_path / "formats.svg").read_text(encoding="utf-8")

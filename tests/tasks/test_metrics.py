@@ -193,7 +193,8 @@ def test_figures_of_several_labels_are_scikit_learns(seed, texts, n_labels, shar
     truth = rng.random((texts, n_labels)) < share
     logits = rng.normal(size=(texts, n_labels)).astype(np.float32) * 3
     labels = [f"label {n}" for n in range(n_labels)]
-    found, guessed = metrics.multi_label(truth, logits, labels), logits > 0
+    guessed = logits > 0
+    found = metrics.multi_label(truth, logits, guessed, labels)
     for average in ("macro", "micro"):
         # scikit-learn takes one column for one class, and would count the other one too
         flat = (truth[:, 0], guessed[:, 0]) if n_labels == 1 else (truth, guessed)

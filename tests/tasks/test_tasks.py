@@ -78,7 +78,8 @@ def test_numbers_that_are_all_equal_are_doubted():
 @pytest.mark.parametrize("name", [task.name for task in tasks.BUILT_IN])
 def test_schemas_know_what_a_task_says(name):
     task = tasks.get(name)
-    assert task_names.KINDS[name] == (task.pair, task.label, task.least_labels, task.tells)
+    said = (task.pair, task.label, task.least_labels, task.tells, task.per_token)
+    assert task_names.KINDS[name] == said
 
 
 @pytest.mark.parametrize("name", [task.name for task in tasks.BUILT_IN if task.answers])
@@ -86,6 +87,9 @@ def test_what_a_task_tells_has_the_shapes_of_its_tensors(name):
     task = tasks.get(name).of_width(5)
     labels = LABELS[: task.least_labels]
     outputs = np.random.default_rng(0).normal(size=(3, task.outputs(labels))).astype(np.float32)
+    if task.per_token:
+        words = np.array([[1, 0, 1], [2, 2, 4]])
+        outputs = task.of_texts(np.stack([outputs] * 3), [words] * 3, ["a bc"] * 3)
     *tensors, last = task.tensors(labels)
     assert last == ("exit_layer", "INT32", (-1,))
     for tensor, values in zip(tensors, task.tell(labels, outputs)):

@@ -17,14 +17,16 @@ from fleetbert.train import job as training
 LABELS = ("even", "odd", "三")  # of texts that have word0, word1, word2
 
 
-def write_labels(path: Path, texts: int, seed: int) -> None:
-    """Texts of ten words; each of word0 to word2 in it is a label of it."""
+def write_labels(path: Path, texts: int, seed: int, wrong: float = 0.0) -> None:
+    """Texts of ten words; each of word0 to word2 in it is a label of it, but for a share."""
     rng = np.random.default_rng(seed)
     lines = []
     for _ in range(texts):
         own = rng.choice(3, rng.integers(1, 3), replace=False).tolist()
         words = [f"word{n}" for n in (*own, *own, *rng.integers(40, 150, 6))]
         rng.shuffle(words)
+        if wrong and rng.random() < wrong:
+            own = [int(rng.integers(3))]
         row = {"text": " ".join(words), "label": [LABELS[n] for n in own]}
         lines.append(json.dumps(row, ensure_ascii=False) + "\n")
     path.write_text("".join(lines), encoding="utf-8")
@@ -76,6 +78,33 @@ def test_a_bundle_answers_with_several_labels(run, data):
     assert list(answers[0].as_json()) == ["labels", "scores"]
     found = model.evaluate(rows)
     assert found["macro_f1"] == pytest.approx(run.metrics["macro_f1"])
+
+
+def test_probabilities_are_fitted_to_texts_held_out(tmp_path):
+    """Of labels that are wrong now and then: the bundle has the temperature in its weights, and
+    answers by the thresholds."""
+    tiny_job.write_data(tmp_path)
+    write_labels(tmp_path / "train.jsonl", 300, 1, wrong=0.3)
+    write_labels(tmp_path / "dev.jsonl", 300, 2, wrong=0.3)
+    changes = {"trainer.calibrate": 0.4, "trainer.best_metric": "macro_f1"}
+    run = training.train(job(tmp_path, tmp_path / "run", **{**changes, "callbacks.report": True}))
+    assert run.summary["data"]["train"]["texts"] == 180
+    assert run.summary["data"]["held"]["texts"] == 120
+    said = run.summary["calibration"]
+    assert said["after"]["loss"] < 0.9 * said["before"]["loss"]
+    assert said["after"]["macro_f1"] != said["before"]["macro_f1"]
+    assert run.metrics["ece"] == said["after"]["ece"] < 0.5 * said["before"]["ece"]
+    assert "Dev calibration error" in run.report.read_text(encoding="utf-8")
+    manifest = json.loads((run.bundle / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["task"]["thresholds"] == said["thresholds"]
+    assert list(said["thresholds"]) == list(LABELS)
+    found = fleetbert.load(run.bundle).evaluate(tmp_path / "dev.jsonl")
+    for name in ("macro_f1", "loss", "ece"):
+        assert found[name] == pytest.approx(run.metrics[name], abs=1e-4)
+    made = fleetbert.quantize(
+        run.bundle, method="dynamic", gate=tmp_path / "dev.jsonl", max_drop=0.1
+    )
+    assert made.float32_accuracy == pytest.approx(run.metrics["macro_f1"])
 
 
 def test_packed_rows_learn_the_same(data, tmp_path):

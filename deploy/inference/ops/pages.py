@@ -149,6 +149,7 @@ def _version(version: Version, found: Statistics | None) -> dict[str, object]:
         "aliases": version.aliases,
         "task": version.task,
         "labels": version.labels,
+        "outputs": [tensor.name for tensor in version.outputs],
         "pair": version.pair,
         "max_length": version.max_length,
         "layers": version.layers,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import re
@@ -17,10 +16,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, State, show
 from fleetbert.deploy.inference.ops import observe
-from fleetbert.deploy.inference.protocol import http_body, http_json, metadata, openapi
+from fleetbert.deploy.inference.protocol import (
+    http_body,
+    http_json,
+    http_openai,
+    http_rerank,
+    metadata,
+    openapi,
+)
 from fleetbert.deploy.inference.protocol.admin import Caller, change
-from fleetbert.deploy.inference.protocol.connections import WHEN_GONE
-from fleetbert.deploy.inference.protocol.http_body import ClientGone, CloseAfter
+from fleetbert.deploy.inference.protocol.http_body import HEADERS, SHARE, ClientGone, CloseAfter
 from fleetbert.deploy.inference.protocol.middleware import Middleware, infer
 from fleetbert.deploy.inference.protocol.tensors import refuse
 from fleetbert.deploy.inference.protocol.validation import RawRequest, unknown_parameters
@@ -46,8 +51,6 @@ BINARY = "application/octet-stream"
 BROKEN = "the server failed at this request; its log says why"
 HEADER_LENGTH = "inference-header-content-length"
 UNKNOWN = "x-unknown-parameters"
-SHARE = "fleetbert.share"  # in a scope: what its request holds of the budget
-HEADERS = "fleetbert.headers"  # in a scope: by lower-case name, parsed once
 # For everyone, with or without a key: probes, and pages that hold nothing of the models.
 OPEN = re.compile(r"/v2/health/\w+|/|/docs(/.*)?|/openapi\.json")
 
@@ -81,6 +84,8 @@ def app(
         *_health(core),
         *_information(core, safety),
         *(_admin(core, safety, admins) if admins != "nobody" else ()),
+        *http_openai.routes(core, safety, observers, _code_of),
+        *http_rerank.routes(core, safety, observers, _code_of),
         Route("/openapi.json", openapi_json),
         *pages,
     ]
@@ -132,10 +137,10 @@ def _error_response(scope: Scope, error: Exception) -> HttpResponse:
             405: f"method {method} is not allowed at {path}; use {allowed}",
         }
         message = words.get(error.status_code, error.detail)
-        return _json({"error": message}, error.status_code, error.headers)
+        return _error(scope, message, error.status_code, error.headers)
     if not isinstance(error, Failure):
         log.error("HTTP request failed", exc_info=error)
-        return _json({"error": BROKEN}, 500)
+        return _error(scope, BROKEN, 500)
     if error.reason in (Reason.UNAVAILABLE, Reason.EXHAUSTED):
         wait = RETRY_AFTER if error.retry_after is None else error.retry_after
         headers["Retry-After"] = str(max(1, math.ceil(wait)))
@@ -143,7 +148,18 @@ def _error_response(scope: Scope, error: Exception) -> HttpResponse:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, CloseAfter):
         headers["Connection"] = "close"
-    return _json({"error": str(error)}, STATUS[error.reason], headers)
+    return _error(scope, str(error), STATUS[error.reason], headers)
+
+
+def _error(
+    scope: Scope, message: str, status: int, headers: Mapping[str, str] | None = None
+) -> HttpResponse:
+    """In the form of the call's own protocol."""
+    if scope["path"] in http_rerank.PATHS:
+        return _json(http_rerank.error_body(message), status, headers)
+    if scope["path"].startswith(http_openai.PREFIX):
+        return _json(http_openai.error_body(status, message), status, headers)
+    return _json({"error": message}, status, headers)
 
 
 def _code_of(error: BaseException) -> tuple[str, str]:
@@ -178,7 +194,7 @@ class Infer:
 
             target = (names["model"], names.get("version"))
             answering = infer(self._core, self._safety, *target, parse, observed, share)
-            response = await _unless_gone(answering, scope)
+            response = await http_body.unless_gone(answering, scope)
             assert body is not None
             content, head = http_json.render(response, body)
             observed.response = response
@@ -189,29 +205,6 @@ class Infer:
         }
         await send(start)
         await send({"type": "http.response.body", "body": content})
-
-
-async def _unless_gone(answering: Awaitable[Response], scope: Scope) -> Response:
-    """What is awaited; cancelled, and ClientGone, if the client leaves before it."""
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
-
-    def leave() -> None:
-        nonlocal gone
-        gone = True
-        task.cancel()
-
-    when_gone = scope["extensions"][WHEN_GONE]["call"]
-    when_gone(leave)
-    try:
-        return await answering
-    except asyncio.CancelledError:
-        if gone:
-            raise ClientGone from None
-        raise
-    finally:
-        when_gone(None)
 
 
 def _headers(

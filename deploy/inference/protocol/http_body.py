@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import zlib
-from typing import Mapping
+from typing import Awaitable, Mapping
 
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from fleetbert.deploy.inference.budget import Share
-from fleetbert.deploy.inference.messages import Failure, Reason, show
+from fleetbert.deploy.inference.messages import Failure, Reason, Response, show
+from fleetbert.deploy.inference.protocol.connections import WHEN_GONE
 from fleetbert.deploy.inference.protocol.tensors import refuse
 
+SHARE = "fleetbert.share"  # in a scope: what its request holds of the budget
+HEADERS = "fleetbert.headers"  # in a scope: by lower-case name, parsed once
 # What is read and thrown away of a body that is too large: many clients look for an answer only
 # when all is sent, and lose it when the connection is closed before.
 DRAIN_BYTES = 64 << 20
@@ -29,6 +33,29 @@ class ClientGone(Failure):
 
 class CloseAfter(Failure):
     """A request whose body was not read to its end: the connection cannot be used again."""
+
+
+async def unless_gone(answering: Awaitable[Response], scope: Scope) -> Response:
+    """What is awaited; cancelled, and ClientGone, if the client leaves before it."""
+    task = asyncio.current_task()
+    assert task is not None
+    gone = False
+
+    def leave() -> None:
+        nonlocal gone
+        gone = True
+        task.cancel()
+
+    when_gone = scope["extensions"][WHEN_GONE]["call"]
+    when_gone(leave)
+    try:
+        return await answering
+    except asyncio.CancelledError:
+        if gone:
+            raise ClientGone from None
+        raise
+    finally:
+        when_gone(None)
 
 
 async def read(headers: Mapping[str, str], receive: Receive, limit: int, share: Share) -> bytes:

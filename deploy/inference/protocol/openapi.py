@@ -15,6 +15,7 @@ from fleetbert.deploy.inference.protocol.metadata import NAME
 Json = Dict[str, Any]
 
 MODEL = "/v2/models/{model}"
+ERRORS = {"/rerank": "RerankError", "/v1/": "OpenaiError"}  # by a part of the path
 ADMIN = "/v2/repository/models/"
 VERSION = "A version's number, or a label such as stable"
 
@@ -31,9 +32,12 @@ def document(*, admin: bool = True, api_key: bool = False, models: Sequence[str]
         if path.startswith(ADMIN) and not admin:
             continue
         for call in calls.values():
-            codes = {**call["responses"], "500": "Error"}
+            error = next((name for end, name in ERRORS.items() if end in path), "Error")
+            told = call["responses"].items()
+            codes = {code: error if name == "Error" else name for code, name in told}
+            codes["500"] = error
             if api_key and "security" not in call:
-                codes["401"] = "Error"
+                codes["401"] = error
             elif not api_key:
                 call.pop("security", None)
             call["responses"] = {code: _response(source, code, codes[code]) for code in codes}

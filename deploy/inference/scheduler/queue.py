@@ -62,7 +62,10 @@ class PendingRequest:
 class Text:
     """One text of a request. `place`: its number there; `losses`: batches that were lost."""
 
-    __slots__ = ("arrival", "first_length", "ids", "losses", "number", "place", "request", "speed")
+    __slots__ = (
+        *("arrival", "first_length", "ids", "losses", "number", "place", "request", "speed"),
+        *("text", "words"),
+    )
 
     def __init__(
         self,
@@ -71,7 +74,11 @@ class Text:
         ids: np.ndarray,
         first_length: int,
         speed: float | None = None,
+        text: str = "",
+        words: np.ndarray | None = None,
     ):
+        self.text = text  # itself, where its answer has parts of it
+        self.words = words  # as `Encodings.words`, where the task has them
         self.request = request
         self.place = place
         self.ids = ids  # int32 [tokens]

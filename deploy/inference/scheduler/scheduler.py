@@ -25,6 +25,7 @@ from fleetbert.engines import golden as goldens
 from fleetbert.engines.engine import EARLY_EXIT, LITE_EARLY_EXIT
 from fleetbert.engines.golden import Golden
 from fleetbert.errors import UserError
+from fleetbert.tasks.task import are_finite
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +44,12 @@ LATE = "the request's timeout has passed"
 
 class Encoded(NamedTuple):
     """ids: int32 [tokens] of each text; first_lengths: tokens of segment 0 of each; cut: how many
-    texts were cut to the maximum length."""
+    texts were cut to the maximum length; words: see `Encodings`."""
 
     ids: Sequence[np.ndarray]
     first_lengths: Sequence[int]
     cut: int
+    words: Sequence[np.ndarray] | None = None
 
 
 class Scheduler:
@@ -73,7 +75,8 @@ class Scheduler:
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
         self._task = tasks.of(bundle.task)
         self._outputs = [tensor.name for tensor in self._task.tensors(bundle.labels)]
-        self.pool = Pool(plan, golden, self._task.outputs(bundle.labels), self._freed)
+        outputs = self._task.outputs(bundle.labels)
+        self.pool = Pool(plan, golden, outputs, self._freed, self._task.per_token)
         self.queue = Queue(
             batching.batch_tokens,
             batching.queue_tokens,
@@ -144,6 +147,9 @@ class Scheduler:
             Text(pending, place, ids, first, speed)
             for place, (ids, first) in enumerate(zip(encoded.ids, encoded.first_lengths))
         ]
+        if encoded.words is not None:
+            for text, own, words in zip(texts, request.texts or (), encoded.words):
+                text.text, text.words = own, words
         self.queue.put(pending, texts, self._loop.time())
         pending.future = self._loop.create_future()
         self._pump()
@@ -174,17 +180,23 @@ class Scheduler:
             [one for part in parts for one in part.ids],
             [one for part in parts for one in part.first_lengths],
             sum(part.cut for part in parts),
+            [one for part in parts for one in part.words or ()] if self._task.per_token else None,
         )
 
     def _encode(self, request: Request) -> Encoded:
         """Failure BAD_REQUEST if a text cannot be tokenized. Safe to call in several threads."""
         if request.texts is None:
+            if self._task.per_token:
+                words = f"model {self.model} answers with characters of texts: send input 'text'"
+                raise Failure(Reason.BAD_REQUEST, words)
             return Encoded(request.ids, request.first_lengths, 0)
+        texts = (request.texts, request.texts_b)
         try:
-            encodings = self._tokenizer.encode(request.texts, request.texts_b, self._max_length)
+            encodings = self._task.encode(self._tokenizer, *texts, self._max_length)
         except UserError as error:
             raise Failure(Reason.BAD_REQUEST, str(error)) from None
-        return Encoded(encodings.ids, encodings.first_lengths.tolist(), encodings.truncated)
+        firsts = encodings.first_lengths.tolist()
+        return Encoded(encodings.ids, firsts, encodings.truncated, encodings.words)
 
     async def drain(self, seconds: float) -> None:
         """Wait until every request is answered, at most so long."""
@@ -266,9 +278,13 @@ class Scheduler:
         self.counts.waited([begin - text.arrival for text in texts])
         self.queue.observe(tokens, answers.seconds)
         outputs = answers.logits
-        finite = np.isfinite(outputs).all(axis=1).tolist()
         # All at once: NumPy takes as long for one text.
         answerable = np.where(np.isfinite(outputs), outputs, np.float32(0))
+        if self._task.per_token:
+            outputs, answerable = (_by_text(one, texts) for one in (outputs, answerable))
+        finite = are_finite(outputs).tolist()
+        words = [text.words for text in texts if text.words is not None]
+        answerable = self._task.of_texts(answerable, words, [text.text for text in texts])
         told = [*self._task.tell(self._labels, answerable), answers.layers]
         for pending in {text.request for text in texts}:
             pending.last_begin = max(pending.last_begin, begin)
@@ -340,6 +356,16 @@ def _together(values: Sequence[Values]) -> Values:
     if isinstance(values[0], np.ndarray):
         return np.concatenate(values)
     return list(itertools.chain.from_iterable(values))
+
+
+def _by_text(outputs: np.ndarray, texts: Sequence[Text]) -> np.ndarray:
+    """Of the tokens of all texts → an array of objects [texts]."""
+    rows = np.empty(len(texts), object)
+    start = 0
+    for number, text in enumerate(texts):
+        rows[number] = outputs[start : start + text.ids.size]
+        start += text.ids.size
+    return rows
 
 
 def golden_texts(tokenizer: Tokenizer, max_length: int) -> list[np.ndarray]:

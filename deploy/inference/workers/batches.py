@@ -94,13 +94,13 @@ class Worker:
         return {"texts_per_s": {name: MEASURED_SHAPE[0] / took for name, took in best.items()}}
 
     def run(self, head: Head, body: bytes) -> bytes:
-        """Logits float32 [texts, labels] in the order of the texts, and int32 [texts] the layers
-        that they left after. In the head: seconds in the engine, and the rows and lengths of what
-        it was given."""
+        """Logits float32 [texts, labels] in the order of the texts (of networks that answer each
+        token, [tokens, labels] of all texts), and int32 [texts] the layers that they left after.
+        In the head: seconds in the engine, and the rows and lengths of what it was given."""
         ids, lengths, first_lengths = frames.unpack_texts(head, body)
         encodings = Encodings(np.split(ids, np.cumsum(lengths)[:-1]), first_lengths, 0, lengths)
         engine, all_layers, packed = self.opened[head["variant"]]
-        logits = np.empty((0, 0), frames.FLOAT)
+        logits: list[np.ndarray] = [np.empty(0)] * len(lengths)
         layers = np.empty(len(lengths), frames.INT)
         shapes = []
         seconds = 0.0
@@ -115,12 +115,11 @@ class Worker:
             answers = list(engine.run_all(batches, speed, size))
             seconds += time.monotonic() - begin
             for answer in answers:
-                if not logits.size:
-                    logits = np.empty((len(lengths), answer.outputs.shape[1]), frames.FLOAT)
-                logits[answer.numbers] = answer.outputs
+                for number, row in zip(answer.numbers.tolist(), answer.outputs):
+                    logits[number] = row
                 # 0: this engine's texts go through all layers
                 layers[answer.numbers] = answer.layer or all_layers
-        return frames.pack({"seconds": seconds, "shapes": shapes}, logits, layers)
+        return frames.pack({"seconds": seconds, "shapes": shapes}, *logits, layers)
 
 
 def serve(channel: socket.socket) -> None:
@@ -212,4 +211,5 @@ def _uniform_batch(texts: int, length: int) -> Batch:
     """A batch of one token id."""
     ids = np.full((texts, length), engines.ANY_TOKEN, np.int64)
     order = np.arange(texts)
-    return Batch(ids, np.zeros_like(ids), None, None, order * length, order, texts * length)
+    lengths = np.full(texts, length)
+    return Batch(ids, np.zeros_like(ids), None, None, order * length, order, ids.size, lengths)

@@ -55,13 +55,17 @@ def pack_texts(head: Head, ids: Sequence[np.ndarray], firsts: Sequence[int]) -> 
     return pack({**head, "texts": len(ids)}, lengths, first_lengths, np.concatenate(ids, dtype=INT))
 
 
-def unpack_answers(body: bytes, texts: int, labels: int) -> tuple[np.ndarray, np.ndarray] | None:
-    """Logits float32 [texts, labels] and the layers that the texts left after, int32 [texts], of a
-    frame that holds both; None if it holds anything else."""
-    if len(body) != 4 * texts * (labels + 1):
+def unpack_answers(
+    body: bytes, texts: int, labels: int, rows: int | None = None
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Logits float32 [rows, labels] and the layers that the texts left after, int32 [texts], of a
+    frame that holds both; None if it holds anything else. rows: of the logits, one for each text
+    unless it says otherwise."""
+    rows = texts if rows is None else rows
+    if len(body) != 4 * (rows * labels + texts):
         return None
-    logits = np.frombuffer(body, FLOAT, texts * labels).reshape(texts, labels)
-    return logits, np.frombuffer(body, INT, texts, 4 * texts * labels)
+    logits = np.frombuffer(body, FLOAT, rows * labels).reshape(rows, labels)
+    return logits, np.frombuffer(body, INT, texts, 4 * rows * labels)
 
 
 def unpack_texts(head: Head, body: bytes) -> Texts:

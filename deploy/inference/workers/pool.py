@@ -52,7 +52,8 @@ class Plan:
 
 
 class Answers(NamedTuple):
-    """Of a batch: logits float32 [texts, labels], the layers that the texts left after (int32
+    """Of a batch: logits float32 [texts, labels], of tasks that answer each token [tokens, labels]
+    of all texts, the layers that the texts left after (int32
     [texts]), the seconds in the engine, and the rows and lengths that it was laid out in."""
 
     logits: np.ndarray
@@ -177,7 +178,14 @@ class Worker(asyncio.Protocol):
 class Pool:
     """The workers of a version. `free` are those that may be given a batch."""
 
-    def __init__(self, plan: Plan, golden: Golden, labels: int, on_free: Callable[[Worker], None]):
+    def __init__(
+        self,
+        plan: Plan,
+        golden: Golden,
+        labels: int,
+        on_free: Callable[[Worker], None],
+        per_token: bool = False,
+    ):
         """golden: texts that every worker answers, as the bundle says and all workers alike,
         before it is given any other. on_free(worker) is called when one becomes free."""
         self.plan = plan
@@ -186,7 +194,7 @@ class Pool:
         self.failing = ""  # why the last start of a worker failed; empty if it did not
         self._alone_since = math.inf  # when the last worker that could answer was lost
         self._golden = golden
-        self._labels = labels
+        self._labels, self._per_token = labels, per_token
         self._expected: np.ndarray | None = None
         self._on_free = on_free
         self._workers: dict[int, Worker] = {}
@@ -409,7 +417,8 @@ class Pool:
         }
         frame = frames.pack_texts(head, ids, first_lengths)
         answer, body = await worker.ask(frame, timeout)
-        arrays = frames.unpack_answers(body, len(ids), self._labels)
+        rows = sum(map(len, ids)) if self._per_token else len(ids)
+        arrays = frames.unpack_answers(body, len(ids), self._labels, rows)
         if arrays is None:
             raise Refused(
                 f"variant {self.plan.variant} answers {len(ids)} texts with "

@@ -26,12 +26,14 @@ class Encodings(NamedTuple):
     first_lengths: int32 [texts], how many tokens belong to segment 0.
     truncated: how many texts were cut to the maximum length.
     known_lengths: `lengths`, where they are known already.
+    words: of each text int32 [words, 3], see `data.words.of_tokens`; None where nobody needs them.
     """
 
     ids: Sequence[np.ndarray]
     first_lengths: np.ndarray
     truncated: int
     known_lengths: np.ndarray | None = None
+    words: Sequence[np.ndarray] | None = None
 
     @property
     def lengths(self) -> np.ndarray:
@@ -85,6 +87,20 @@ def assemble(
         in_segment_0 = len(before) + len(first) + in_first
         first_lengths[number] = len(ids[-1]) if one_type else in_segment_0
     return Encodings(ids, first_lengths, truncated)
+
+
+def with_offsets(
+    found: list[tuple[list[int], list[tuple[int, int]]]], template: Template, max_length: int
+) -> tuple[Encodings, list[np.ndarray]]:
+    """`assemble` of texts, and their tokens' offsets; found: ids and offsets of each."""
+    encodings = assemble([ids for ids, _ in found], None, template, max_length)
+    first = len(template.before)
+    offsets = []
+    for ids, (_, places) in zip(encodings.ids, found):
+        offsets.append(np.zeros((len(ids), 2), np.int32))
+        own = places[: len(ids) - first - len(template.after)]
+        offsets[-1][first : first + len(own)] = np.array(own, np.int32).reshape(-1, 2)
+    return encodings, offsets
 
 
 def run(encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
@@ -150,6 +166,18 @@ class Tokenizer(ABC):
     def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
         """Encode texts, or pairs if `texts_b` is given, to at most `max_length` tokens each. Safe
         to call from several threads."""
+
+    def encode_with_offsets(
+        self,
+        texts: list[str],  # noqa: ARG002  kinds that can, override it
+        max_length: int,  # noqa: ARG002
+    ) -> tuple[Encodings, list[np.ndarray]]:
+        """The same of texts, and for each int32 [tokens, 2], the characters where each token begins
+        and ends in the text; 0, 0 for special tokens. A token may have blanks before its word, and
+        a character that takes several tokens is in all of them."""
+        raise UserError(
+            f"tokenizer.kind: {self.kind} does not tell where tokens stand in texts; spans need it"
+        )
 
     @classmethod
     @abstractmethod

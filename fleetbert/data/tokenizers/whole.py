@@ -14,6 +14,7 @@ import shutil
 import sys
 from functools import cached_property
 from pathlib import Path
+from typing import Any, Callable
 
 import numpy as np
 import tokenizers
@@ -32,6 +33,7 @@ from fleetbert.data.tokenizers.base import (
     check_long,
     is_long,
     run,
+    with_offsets,
 )
 from fleetbert.errors import UserError
 
@@ -99,6 +101,7 @@ class Whole(Tokenizer):
         plain = all(word.isascii() and " " not in word for word in words)
         self._may_cut = plain and _splits_at_spaces(library)
         self._encode = getattr(library, "encode_batch_fast", library.encode_batch)
+        self._with_offsets = library.encode_batch
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.spec,)
@@ -166,25 +169,39 @@ class Whole(Tokenizer):
         check_long(texts)
         for number, text in enumerate(texts):
             if text and not short[number]:
-                found[number] = self._first_ids(text, most)
-        return [
-            ids
-            if self._never.isdisjoint(ids)
-            else [self.unk_id if one in self._never else one for one in ids]
-            for ids in found
-        ]
+                found[number] = self._first(text, most, self._encode).ids
+        return list(map(self._no_special, found))
 
-    def _first_ids(self, text: str, most: int) -> list[int]:
-        """The ids of a long text, at least the first `most`: of its first words, if there are
-        spaces between them."""
+    def encode_with_offsets(
+        self, texts: list[str], max_length: int
+    ) -> tuple[Encodings, list[np.ndarray]]:
+        most = max_length + 1
+        short = ["" if self._may_cut and is_long(text) else text for text in texts]
+        found = run(self._with_offsets, short)
+        check_long(texts)
+        for number, text in enumerate(texts):
+            if text and not short[number]:
+                found[number] = self._first(text, most, self._with_offsets)
+        pairs = [(self._no_special(one.ids), one.offsets) for one in found]
+        return with_offsets(pairs, self.template, max_length)
+
+    def _no_special(self, ids: list[int]) -> list[int]:
+        """With the unknown token for those that no text may spell."""
+        if self._never.isdisjoint(ids):
+            return ids
+        return [self.unk_id if one in self._never else one for one in ids]
+
+    def _first(self, text: str, most: int, encode: Callable[..., list[Any]]) -> Any:
+        """The library's encoding of a long text, of at least the first `most` tokens: of its first
+        words, if there are spaces between them."""
         size = base.CHUNK
         while (space := BETWEEN_WORDS.search(text, size)) is not None:
-            [encoding] = self._encode([text[: space.start()]], add_special_tokens=False)
+            [encoding] = encode([text[: space.start()]], add_special_tokens=False)
             if len(encoding.ids) >= most:
-                return encoding.ids
+                return encoding
             size = 2 * space.start()
-        [encoding] = self._encode([text], add_special_tokens=False)
-        return encoding.ids
+        [encoding] = encode([text], add_special_tokens=False)
+        return encoding
 
     @cached_property
     def is_subword(self) -> np.ndarray:

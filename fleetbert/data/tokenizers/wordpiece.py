@@ -31,6 +31,7 @@ from fleetbert.data.tokenizers.base import (
     check_long,
     is_long,
     run,
+    with_offsets,
 )
 from fleetbert.errors import UserError
 
@@ -166,6 +167,28 @@ class WordPiece(Tokenizer):
         most = max_length + 1  # enough to know whether a text is truncated
         seconds = None if texts_b is None else self._word_pieces(texts_b, most)
         return assemble(self._word_pieces(texts_a, most), seconds, self._template, max_length)
+
+    def encode_with_offsets(
+        self, texts: list[str], max_length: int
+    ) -> tuple[Encodings, list[np.ndarray]]:
+        most = max_length + 1
+        found = run(self._tokenizer.encode_batch, [t if not is_long(t) else "" for t in texts])
+        check_long(texts)
+        for number, text in enumerate(texts):
+            if is_long(text):
+                found[number] = self._first(text, most)
+        pairs = [(one.ids, one.offsets) for one in found]
+        return with_offsets(pairs, self._template, max_length)
+
+    def _first(self, text: str, most: int) -> tokenizers.Encoding:
+        """The library's encoding of a long text, of its first `most` tokens at least. What is cut
+        off changes no more than the last word."""
+        size = base.CHUNK
+        while True:
+            [found] = self._tokenizer.encode_batch([text[:size]], add_special_tokens=False)
+            if len(found.ids) > most + LONGEST_WORD or size >= len(text):
+                return found
+            size *= 2
 
     def _word_pieces(self, texts: list[str], most: int = sys.maxsize) -> list[list[int]]:
         """The ids of each text: all, or at least the first `most`."""

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from fleetbert.registry import Registry
 from fleetbert.train.objectives.classification import CrossEntropy
+from fleetbert.train.objectives.embedding import Similarity
 from fleetbert.train.objectives.masked_words import MaskedWords
 from fleetbert.train.objectives.multi_label import BinaryCrossEntropy
 from fleetbert.train.objectives.objective import Objective
 from fleetbert.train.objectives.regression import SquaredError
 from fleetbert.train.objectives.regularized import regularize
+from fleetbert.train.objectives.tokens import TokenCrossEntropy
 
 __all__ = ["Objective", "get", "register", "regularize"]
 
@@ -23,6 +25,8 @@ _objectives: Registry[Objective] = Registry(
         "regression": SquaredError(),
         "pair_regression": SquaredError(),
         "multi_label_classification": BinaryCrossEntropy(),
+        "token_classification": TokenCrossEntropy(),
+        "embedding": Similarity(),
         "mlm": MaskedWords(),
     },
 )

@@ -17,6 +17,7 @@ TEXTS = ["word1", "word2 word3 字1", "word4 " * 40]
 LABELS: dict[str, list[str]] = {
     "regression": [],
     "multi_label_classification": ["joy", "怒", "love"],
+    "token_classification": ["O", "B-人", "I-人", "B-loc", "I-loc"],
 }
 
 
@@ -25,10 +26,13 @@ def made(tiny_vocab, tmp_path_factory):
     """A bundle of each task, by the name of the task, in a repository of models."""
     folder = tmp_path_factory.mktemp("answers") / "models"
     for name, labels in LABELS.items():
-        network = tiny_bert.make_network(labels=max(1, len(labels)))
+        per_token = name == "token_classification"
+        network = tiny_bert.make_network(labels=max(1, len(labels)), per_token=per_token)
         spec = tokenizers.of_vocab(tiny_vocab, True)
         export_bundle(folder / name / "1", network, task=name, labels=labels, max_length=32,
                       tokenizer=spec)  # fmt: skip
+    export_bundle(folder / "embedding" / "1", tiny_bert.make_embedder(), task="embedding",
+                  labels=[], max_length=32, tokenizer=spec)  # fmt: skip
     return folder
 
 
@@ -76,3 +80,42 @@ def test_several_labels_are_those_of_the_engine(server, made):
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
         assert one.scores == pytest.approx(other.scores, abs=1e-5)
+
+
+def test_spans_are_those_of_the_engine(server, made):
+    """Of texts that share batches with others, are cut, or have characters beyond Unicode's BMP."""
+    name = "token_classification"
+    texts = [*TEXTS, "😀 字字 word1, word2", "word7 " * 9]
+    expected = answers.answer(answers.load(made / name / "1"), texts)
+    assert sum(len(one.spans) for one in expected) > 5
+    with Client(server.http) as client:
+        found = client.infer(name, texts)
+        assert client.metadata(name)["outputs"][0] == {
+            "name": "spans", "datatype": "BYTES", "shape": [-1],
+        }  # fmt: skip
+    for text, one, other in zip(texts, found, expected):
+        assert [span[:3] for span in one.spans] == [span[:3] for span in other.spans]
+        assert all(text[span.start : span.end] == span.text for span in one.spans)
+        scores = ([span.score for span in side.spans] for side in (one, other))
+        np.testing.assert_allclose(next(scores), next(scores), atol=1e-5)
+    ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [2, 7, 3]}
+    reply = requests.post(
+        f"{server.http}/v2/models/{name}/infer", json={"inputs": [ids]}, timeout=60
+    )
+    assert reply.status_code == 400
+    assert reply.json()["error"].endswith("answers with characters of texts: send input 'text'")
+
+
+def test_vectors_are_those_of_the_engine(server, made):
+    expected = answers.answer(answers.load(made / "embedding" / "1"), TEXTS)
+    vectors = np.stack([one.vector for one in expected])
+    with Client(server.http) as client:
+        found = client.infer("embedding", TEXTS)
+        described = client.metadata("embedding")
+    np.testing.assert_allclose([one.vector for one in found], vectors, atol=1e-5)
+    assert described["outputs"][0] == {"name": "embedding", "datatype": "FP32", "shape": [-1, 64]}
+    message = {"model": "embedding", "input": TEXTS, "dimensions": 8}
+    reply = requests.post(f"{server.http}/v1/embeddings", json=message, timeout=60).json()
+    short = vectors[:, :8] / np.linalg.norm(vectors[:, :8], axis=1, keepdims=True)
+    np.testing.assert_allclose([one["embedding"] for one in reply["data"]], short, atol=1e-5)
+    assert reply["usage"]["total_tokens"] == 3 + 6 + 32  # the last is cut

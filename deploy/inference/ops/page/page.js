@@ -214,6 +214,7 @@ function showModels(models) {
         const name = `${model.name}/versions/${version.version}`;
         const option = make("option", { value: name, textContent: `${model.name}, version ${version.version}` });
         option.dataset.pair = version.pair ? "1" : "";
+        option.dataset.vectors = version.outputs.includes("embedding") ? "1" : "";
         const variant = version.variants.find((one) => one.name === version.variant);
         const speed = variant ? variant.speed : null; // only variants with early exit have one
         option.dataset.early = typeof speed === "number" ? "1" : "";
@@ -239,13 +240,13 @@ function chooseModel() {
 
 function fitForm() {
   const option = $("model").selectedOptions[0];
-  $("pair").hidden = !(option && option.dataset.pair);
+  $("pair").hidden = !(option && (option.dataset.pair || option.dataset.vectors));
   $("speed-label").hidden = !(option && option.dataset.early);
   $("speed-value").textContent = Number($("speed").value).toFixed(2);
 }
 
-function texts(name, value) {
-  return { name, shape: [1], datatype: "BYTES", data: [value] };
+function texts(name, ...values) {
+  return { name, shape: [values.length], datatype: "BYTES", data: values };
 }
 
 async function ask() {
@@ -253,8 +254,10 @@ async function ask() {
   $("wait").textContent = "…";
   $("problem").hidden = $("answer").hidden = true;
   try {
-    const body = { inputs: [texts("text", $("text").value)] };
-    if (!$("pair").hidden) body.inputs.push(texts("text_pair", $("text-pair").value));
+    const both = [$("text").value, $("text-pair").value];
+    const vectors = $("model").selectedOptions[0]?.dataset.vectors; // of two texts, to compare them
+    const body = { inputs: vectors ? [texts("text", ...both)] : [texts("text", both[0])] };
+    if (!$("pair").hidden && !vectors) body.inputs.push(texts("text_pair", both[1]));
     if (!$("speed-label").hidden) body.parameters = { speed: Number($("speed").value) };
     const model = $("model").value.split("/");
     if (model.length < 3) throw new Error("no model is ready yet");
@@ -267,7 +270,7 @@ async function ask() {
     });
     const found = await reply.json();
     if (!reply.ok) throw new Error(found.error || `status ${reply.status}`);
-    showAnswer(found, performance.now() - began);
+    showAnswer(found, performance.now() - began, body.inputs[0].data[0]);
   } catch (error) {
     $("problem").textContent = error.message;
     $("problem").hidden = false;
@@ -277,13 +280,39 @@ async function ask() {
   }
 }
 
+// Offsets count characters, which a string of this language has one or two units for.
+function tagged(text, spans) {
+  const letters = Array.from(text);
+  const kinds = [...new Set(spans.map((s) => s.kind))];
+  const parts = [];
+  let at = 0;
+  for (const span of spans) {
+    parts.push(letters.slice(at, span.start).join(""));
+    const words = letters.slice(span.start, span.end).join("");
+    const kind = make("small", { textContent: span.kind });
+    const title = `${span.kind}, ${(100 * span.score).toFixed(2)} %`;
+    const hue = { className: `span k${kinds.indexOf(span.kind) % 6}`, title };
+    parts.push(make("mark", hue, words, kind));
+    at = span.end;
+  }
+  return [...parts, letters.slice(at).join("")];
+}
+
 function headline(output) {
+  if (output.spans) return JSON.parse(output.spans[0]).length + " spans";
+  if (output.embedding) return `similarity ${similarity(output.embedding).toFixed(4)}`;
   if (output.label) return output.label[0];
   if (output.labels) return JSON.parse(output.labels[0]).join(", ") || "no label";
   return output.values[0].toPrecision(5);
 }
 
-function showAnswer(found, milliseconds) {
+// The cosine of two vectors of length 1, which stand one after the other.
+function similarity(numbers) {
+  const width = numbers.length / 2;
+  return numbers.slice(0, width).reduce((sum, number, i) => sum + number * numbers[width + i], 0);
+}
+
+function showAnswer(found, milliseconds, text) {
   const output = Object.fromEntries(found.outputs.map((o) => [o.name, o.data.flat()]));
   const [name, number] = $("model").value.split("/versions/");
   const version = last && last.models.find((m) => m.name === name).versions.find((v) => v.version === number);
@@ -292,6 +321,8 @@ function showAnswer(found, milliseconds) {
   const layer = output.exit_layer ? `left after layer ${output.exit_layer[0]}` : "";
   const of = version && layer ? ` of ${version.layers}` : "";
   $("how").textContent = `${layer}${of} · ${say(milliseconds, " ms")} to here and back`;
+  $("spans").hidden = !output.spans;
+  $("spans").replaceChildren(...(output.spans ? tagged(text, JSON.parse(output.spans[0])) : []));
   const rows = (output.scores || [])
     .map((score, i) => [labels[i] || String(i), score])
     .sort((a, b) => b[1] - a[1])

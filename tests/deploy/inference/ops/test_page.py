@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import fake_core
 import pytest
 import requests
 from browser import Browser
@@ -134,6 +135,23 @@ def test_a_link_may_bring_a_text_and_markup_stays_text(server, browser):
     browser.wait_for("!document.getElementById('answer').hidden")
     assert "<img" in browser.run("document.getElementById('text').value")
     assert browser.run("document.images.length") == 0
+    assert browser.errors == []
+
+
+@pytest.mark.slow
+def test_two_texts_are_compared_by_their_vectors(server, browser):
+    browser.open(f"{server.http}/")
+    name = "vectors/versions/1"
+    browser.wait_for(f"document.querySelector('#model option[value=\"{name}\"]') !== null")
+    found = "document.getElementById"
+    browser.run(f"{found}('model').value = '{name}'; 0")
+    browser.run(f"{found}('model').dispatchEvent(new Event('change')); 0")
+    assert browser.run(f"{found}('pair').hidden") is False
+    browser.run(f"{found}('text').value = 'good'; {found}('text-pair').value = 'bad'; 0")
+    browser.run(f"{found}('ask').click()")
+    browser.wait_for(f"!{found}('answer').hidden")
+    one, other = fake_core.vectors_of(["good", "bad"])
+    assert browser.run(f"{found}('label').textContent") == f"similarity {one @ other:.4f}"
     assert browser.errors == []
 
 

@@ -1,0 +1,113 @@
+"""OpenAI's calls, for models that answer with vectors: its clients work as they are.
+
+https://platform.openai.com/docs/api-reference/embeddings and .../models.
+"""
+
+from __future__ import annotations
+
+import base64
+import time
+from typing import Sequence
+
+import numpy as np
+import orjson
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response as HttpResponse
+from starlette.routing import BaseRoute, Route
+
+from fleetbert.deploy.inference.messages import Core, Response, State, show
+from fleetbert.deploy.inference.ops import observe
+from fleetbert.deploy.inference.protocol import http_call, http_json
+from fleetbert.deploy.inference.protocol.http_call import JSON, Asked, CodeOf, JsonCall
+from fleetbert.deploy.inference.protocol.tensors import refuse
+from fleetbert.deploy.inference.settings import Safety
+
+PREFIX = "/v1/"
+VECTORS = "embedding"  # the output
+FORMATS = ("float", "base64")
+OWNER = "fleetbert"
+CODES = {401: "invalid_api_key", 404: "model_not_found"}  # of errors, by status
+
+
+def routes(
+    core: Core, safety: Safety, observers: Sequence[observe.Observer], code_of: CodeOf
+) -> list[BaseRoute]:
+    began = int(time.time())
+
+    def describe(name: str) -> dict[str, object]:
+        return {"id": name, "object": "model", "created": began, "owned_by": OWNER}
+
+    async def models(_: HttpRequest) -> HttpResponse:
+        names = sorted({one.model for one in core.versions() if one.state is State.READY})
+        return _json({"object": "list", "data": [describe(name) for name in names]})
+
+    async def model(request: HttpRequest) -> HttpResponse:
+        name = request.path_params["model"]
+        core.find(name)
+        return _json(describe(name))
+
+    call = JsonCall(core, safety, observers, code_of, read)
+    return [
+        Route("/v1/embeddings", call, methods=["POST"]),
+        Route("/v1/models", models),
+        Route("/v1/models/{model}", model),
+    ]
+
+
+def read(message: http_json.Json, core: Core) -> Asked:
+    """POST /v1/embeddings; Failure BAD_REQUEST with the field that is wrong."""
+    model, version = http_call.read_model(message)
+    texts = message.get("input")
+    texts = [texts] if type(texts) is str else texts
+    if type(texts) is not list or not texts:
+        raise refuse("input has to be a text or a list of texts, at least one")
+    if type(texts[0]) in (int, list):
+        raise refuse("input holds token ids, of another model's tokenizer; send texts")
+    form = message.get("encoding_format")
+    form = FORMATS[0] if form is None else form
+    if form not in FORMATS:
+        raise refuse(f"encoding_format is {show(form)}; it has to be {' or '.join(FORMATS)}")
+    dimensions = message.get("dimensions")
+    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
+        raise refuse(f"dimensions is {show(dimensions)}; it has to be a whole number from 1")
+    found = core.find(model, version)
+    width = next((tensor.shape[-1] for tensor in found.outputs if tensor.name == VECTORS), None)
+    if width is None:
+        task = found.task.replace("_", " ")
+        raise refuse(f"model {found.model} answers with no vectors: its task is {task}")
+    if dimensions is not None and dimensions > width:
+        raise refuse(
+            f"dimensions is {show(dimensions)}; the vectors of model {found.model} have {width} "
+            "numbers"
+        )
+    raw = http_call.of_texts(VECTORS, texts)
+    return Asked(model, version, raw, lambda response: render(response, form, dimensions))
+
+
+def render(response: Response, form: str, dimensions: int | None) -> dict[str, object]:
+    """The answer. dimensions: the first numbers of each vector, which has length 1 again."""
+    vectors = http_call.array(response, VECTORS)
+    if dimensions is not None and dimensions < vectors.shape[1]:
+        vectors = vectors[:, :dimensions]
+        lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+        vectors = (vectors / np.maximum(lengths, np.float32(1e-12))).astype(np.float32)
+    rows: list[object] = list(np.ascontiguousarray(vectors))
+    if form == "base64":
+        rows = [base64.b64encode(row.astype("<f4").tobytes()).decode() for row in vectors]
+    data = [
+        {"object": "embedding", "index": number, "embedding": row}
+        for number, row in enumerate(rows)
+    ]
+    usage = {"prompt_tokens": response.tokens, "total_tokens": response.tokens}
+    return {"object": "list", "data": data, "model": response.model, "usage": usage}
+
+
+def error_body(status: int, message: str) -> dict[str, object]:
+    """An error as OpenAI's clients read it."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    code = CODES.get(status)
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
+
+
+def _json(value: object) -> HttpResponse:
+    return HttpResponse(orjson.dumps(value), media_type=JSON)

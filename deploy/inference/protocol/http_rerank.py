@@ -1,0 +1,103 @@
+"""Rerankers' calls, for models that answer a pair (a query and a document) with a number.
+
+With `texts` as text-embeddings-inference has it, with `documents` as Cohere: best ones first.
+https://huggingface.github.io/text-embeddings-inference and https://docs.cohere.com/reference/rerank
+"""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import numpy as np
+from starlette.routing import BaseRoute, Route
+
+from fleetbert.deploy.inference.messages import Core, Response, State, list_names, show
+from fleetbert.deploy.inference.ops import observe
+from fleetbert.deploy.inference.protocol import http_call, http_json
+from fleetbert.deploy.inference.protocol.http_call import Asked, CodeOf, JsonCall
+from fleetbert.deploy.inference.protocol.tensors import refuse
+from fleetbert.deploy.inference.settings import Safety
+
+PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")  # the latter two are Cohere's
+VALUES = "values"  # the output
+
+
+def routes(
+    core: Core, safety: Safety, observers: Sequence[observe.Observer], code_of: CodeOf
+) -> list[BaseRoute]:
+    call = JsonCall(core, safety, observers, code_of, read)
+    return [Route(path, call, methods=["POST"]) for path in PATHS]
+
+
+def read(message: http_json.Json, core: Core) -> Asked:
+    """Failure BAD_REQUEST with the field that is wrong."""
+    query = message.get("query")
+    if type(query) is not str:
+        raise refuse(f"query is {show(query)}; it has to be a text")
+    if "texts" in message and "documents" in message:
+        raise refuse("texts and documents are both given; send one or the other")
+    field = "texts" if "texts" in message else "documents"
+    given = message.get(field)
+    if type(given) is not list or not given:
+        raise refuse(f"{field} has to be a list of texts, at least one")
+    documents = given
+    if field == "documents":
+        documents = [one.get("text") if type(one) is dict else one for one in given]
+    most = message.get("top_n")
+    if most is not None and (type(most) is not int or most < 1):
+        raise refuse(f"top_n is {show(most)}; it has to be a whole number from 1")
+    flags = [_flag(message, name) for name in ("return_text", "return_documents", "raw_scores")]
+    model, version = _model(message, core)
+    raw = http_call.of_texts(VALUES, [query] * len(documents), documents)
+
+    def render(response: Response) -> object:
+        values = http_call.array(response, VALUES).astype(np.float64)
+        scores = values if flags[2] else 0.5 * (1 + np.tanh(0.5 * values))
+        order = np.argsort(-values, kind="stable").tolist()[:most]
+        if field == "texts":
+            ranked = [{"index": n, "score": float(scores[n])} for n in order]
+            return (
+                [{**one, "text": documents[one["index"]]} for one in ranked]
+                if any(flags[:2])
+                else ranked
+            )
+        found = [{"index": n, "relevance_score": float(scores[n])} for n in order]
+        if any(flags[:2]):
+            found = [{**one, "document": {"text": documents[one["index"]]}} for one in found]
+        return {"results": found, "meta": {"billed_units": {"search_units": 1}}}
+
+    return Asked(model, version, raw, render)
+
+
+def error_body(message: str) -> dict[str, object]:
+    """An error where both kinds of clients look for it."""
+    return {"error": message, "message": message}
+
+
+def _flag(message: http_json.Json, name: str) -> bool:
+    value = message.get(name)
+    if value is not None and type(value) is not bool:
+        raise refuse(f"{name} is {show(value)}; it has to be true or false")
+    return bool(value)
+
+
+def _model(message: http_json.Json, core: Core) -> tuple[str, str | None]:
+    """The one that is named, or the only one that ranks."""
+    able = [
+        one.model
+        for one in core.versions()
+        if one.state is State.READY and one.pair and http_call.tells(one, VALUES)
+    ]
+    names = sorted({*able})
+    if message.get("model") is None:
+        if len(names) != 1:
+            raise refuse(f"model is missing; name one that ranks: {list_names(names)}")
+        return names[0], None
+    model, version = http_call.read_model(message)
+    found = core.find(model, version)
+    if not (found.pair and http_call.tells(found, VALUES)):
+        raise refuse(
+            f"model {found.model} does not answer pairs of texts with a number, which ranks; these "
+            f"do: {list_names(names)}"
+        )
+    return model, version

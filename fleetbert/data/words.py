@@ -1,0 +1,76 @@
+"""The words of a text: what is tagged. They depend on the text alone, so that a model is trained
+on the words that it meets again.
+
+A word is what stands between blanks, without the punctuation, each of which is one by itself, as
+each character is of scripts that are written without blanks. So WordPiece sees words, too.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import unicodedata
+from itertools import groupby
+
+import numpy as np
+
+from fleetbert.data.conll import SPACELESS
+from fleetbert.data.tokenizers import Encodings, Tokenizer
+
+
+def find(text: str) -> np.ndarray:
+    """int32 [words, 2]: the characters where each begins and ends."""
+    spans = [match.span() for match in _pattern().finditer(text)]
+    return np.array(spans, np.int32).reshape(-1, 2)
+
+
+def encode(tokenizer: Tokenizer, texts: list[str], max_length: int) -> Encodings:
+    """Texts as `Tokenizer.encode` has them, with `Encodings.words`."""
+    encodings, offsets = tokenizer.encode_with_offsets(texts, max_length)
+    return encodings._replace(words=[of_tokens(*pair) for pair in zip(texts, offsets)])
+
+
+def of_tokens(text: str, offsets: np.ndarray) -> np.ndarray:
+    """int32 [words, 3] of each word that has tokens: the first of them, and the characters where
+    the word begins and ends. offsets: int32 [tokens, 2].
+
+    A token that has characters of several words, as of Unigram in Chinese, makes one of them.
+    """
+    words = find(text)
+    begins, ends = offsets[:, 0].copy(), offsets[:, 1]
+    for number in np.flatnonzero(begins < ends).tolist():  # blanks before a word belong to tokens
+        part = text[begins[number] : ends[number]]
+        begins[number] += len(part) - len(part.lstrip())
+    held = np.flatnonzero(begins < ends)
+    if not len(held) or not len(words):
+        return np.zeros((0, 3), np.int32)
+    first = np.searchsorted(words[:, 0], begins[held], "right") - 1
+    last = np.maximum(np.searchsorted(words[:, 0], ends[held] - 1, "right") - 1, first)
+    reached = np.maximum.accumulate(last)  # the furthest word that tokens up to this one have
+    new = np.ones(len(held), bool)
+    new[1:] = first[1:] > reached[:-1]
+    places = np.flatnonzero(new)
+    stops = np.append(places[1:], len(held)) - 1
+    found = np.stack([held[places], words[first[places], 0], words[reached[stops], 1]], 1)
+    return found.astype(np.int32)
+
+
+@functools.lru_cache(maxsize=1)
+def _pattern() -> re.Pattern[str]:
+    """A character goes with the marks that follow it: accents, vowels."""
+    runs = groupby(range(0x20000), lambda code: unicodedata.category(chr(code))[0])
+    marks = ""
+    for category, codes in runs:
+        if category == "M":
+            several = list(codes)
+            marks += f"{chr(several[0])}-{chr(several[-1])}"
+    spaceless = SPACELESS[1:-1]
+    return re.compile(f"(?:[^\\W_{spaceless}][{marks}]*)+|\\S[{marks}]*")
+
+
+def touched(words: np.ndarray, spans: np.ndarray) -> list[tuple[int, int]]:
+    """The words, (first, end), that each span touches; int [words, 3] and [spans, 2 or more]:
+    characters are the last two columns of the one, the first two of the other."""
+    first = np.searchsorted(words[:, 2], spans[:, 0], "right")
+    last = np.searchsorted(words[:, 1], spans[:, 1], "left")
+    return list(zip(first.tolist(), last.tolist()))

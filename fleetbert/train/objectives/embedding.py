@@ -1,0 +1,37 @@
+"""Vectors of texts that belong together."""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from fleetbert.models.heads import Headed
+from fleetbert.tasks import Arrays
+from fleetbert.train.objectives.objective import Objective
+
+
+class Similarity(Objective):
+    """With numbers: the squared error of the cosines of pairs. Without: a text has to find its
+    second one among all of the batch (InfoNCE, van den Oord et al. 2018, equation 4), of triplets
+    among the third ones too. Ranks and accumulated parts have batches of their own."""
+
+    def prepare(self, network: Headed) -> None:
+        # The pooler gives the loss nothing: data parallel must not wait for its gradients.
+        for weight in network.network.bert.pooler.parameters():
+            weight.stop_gradient = True
+
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        """Weighted sum over the examples. arrays: `places` int64 (examples, texts of one), where
+        their vectors are; `labels` float32 (examples), NaN without numbers; `temperature`."""
+        vectors = model(**arrays["inputs"]).astype("float32")  # (texts, width)
+        places = paddle.to_tensor(arrays["places"])
+        first, *others = (paddle.gather(vectors, places[:, n]) for n in range(places.shape[1]))
+        if arrays["has_numbers"]:
+            cosines = (first * others[0]).sum(-1)
+            losses = (cosines - arrays["labels"]).square()
+        else:
+            scores = paddle.matmul(first, paddle.concat(others), transpose_y=True)
+            own = paddle.arange(len(arrays["places"]))
+            losses = F.cross_entropy(scores / arrays["temperature"], own, reduction="none")
+        return (losses.flatten() * arrays["weight"]).sum()

@@ -1,0 +1,153 @@
+"""Tables of spans: columns of tagged tokens, and JSONL with characters."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetbert.data import conll, read
+from fleetbert.errors import UserError
+
+
+def parse(path, on_bad_line="stop", labelled=True):
+    form = read.table_format(path, pair=False, labelled=labelled, label="spans")
+    return read.read_as(path, form, on_bad_line)
+
+
+def spans(table):
+    return [
+        [(example.text_a[begin:end], kind) for begin, end, kind in json.loads(example.label)]
+        for example in table.examples
+    ]
+
+
+def test_columns_of_every_scheme_are_the_same_spans(tmp_path):
+    """CoNLL-2003's files with more columns, documents, spaces or tabs, and Windows' line ends."""
+    tokens = ["Paul", "Smith", "saw", "Rome", ",", "Bonn"]
+    schemes = {
+        "BIO": "B-PER I-PER O B-LOC O B-LOC",
+        "IOB1": "I-PER I-PER O I-LOC O I-LOC",
+        "BIOES": "B-PER E-PER O S-LOC O S-LOC",
+        "BILOU": "B-PER L-PER O U-LOC O U-LOC",
+        "BMES": "B-PER E-PER O S-LOC O S-LOC",
+    }
+    for number, (name, tags) in enumerate(schemes.items()):
+        path = tmp_path / f"{name}.txt"
+        between = " NNP " if number % 2 else "\t"
+        lines = ["-DOCSTART- -X- O O", "", *map(between.join, zip(tokens, tags.split())), "", ""]
+        lines += ["-DOCSTART- -X- O O", f"Oslo{between}O"]
+        path.write_bytes(("\r\n" if number == 2 else "\n").join(lines).encode())
+        table = parse(path)
+        assert [one.text_a for one in table.examples] == ["Paul Smith saw Rome , Bonn", "Oslo"]
+        assert [one.line for one in table.examples] == [3, 12]
+        assert spans(table) == [[("Paul Smith", "PER"), ("Rome", "LOC"), ("Bonn", "LOC")], []]
+
+
+def test_scripts_without_blanks_are_joined_without(tmp_path):
+    path = tmp_path / "table.bmes"
+    chinese = "王 B-NAME\n明 E-NAME\n1 O\n9 O\n年 O\n在 O\nI B-ORG\nB M-ORG\nM E-ORG\n"
+    words = "我们\tO\nlove\tO\nIBM\tB-ORG\n。\tO\n"
+    path.write_text(f"{chinese}\n{words}", encoding="utf-8")
+    table = parse(path)
+    assert [one.text_a for one in table.examples] == ["王明19年在IBM", "我们love IBM。"]
+    assert spans(table) == [[("王明", "NAME"), ("IBM", "ORG")], [("IBM", "ORG")]]
+
+
+def test_spans_of_json(tmp_path):
+    path = tmp_path / "table.jsonl"
+    rows = [
+        {"text": "Rome 城", "spans": [{"start": 5, "end": 6, "label": "x"},
+                                     {"start": 0, "end": 4, "kind": "LOC"}]},
+        {"text": "none", "spans": []},
+    ]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert spans(parse(path)) == [[("Rome", "LOC"), ("城", "x")], []]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("a O\n\nb\n", 3, "has the token 'b' but no tag"),
+        ("a O\nb\tO\n\tB-x\n", 3, "has the tag 'B-x' but no token"),
+        ("a O\n O\n", 2, "has the tag 'O' but no token"),
+        ("a O\nb X-PER\n", 2, "has the tag 'X-PER', which is of no known scheme"),
+        ("a O\nb PER\n", 2, "has the tag 'PER', which is of no known scheme"),
+        ("a O\nb B-\n", 2, "has the tag 'B-', which is of no known scheme"),
+        ("a M-x\nb I-x\n", 2, "tags begin with I, M: that is none of BIO"),
+    ],
+)
+def test_what_is_wrong_in_columns_has_its_line(tmp_path, text, line, message):
+    path = tmp_path / "table.conll"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as error:
+        parse(path)
+    assert str(error.value).startswith(f"{path}:{line}: ")
+    path.write_text(f"Rome B-LOC\n\n{text}")
+    table = parse(path, "skip")
+    assert [number for number, _ in table.skipped] == [line + 2]
+    assert spans(table)[0] == [("Rome", "LOC")]
+
+
+@pytest.mark.parametrize(
+    ("given_spans", "message"),
+    [
+        ([[0, 4, "x"], [3, 5, "y"]], r"overlap: 'Rome' \(x, 0 to 4\) and 'e ' \(y, 3 to 5\)"),
+        ([[0, 9, "x"]], "is from character 0 to 9, which is no part of a text of 6 characters"),
+        ([[2, 2, "x"]], "is from character 2 to 2, which is no part"),
+        ([[0, 1.5, "x"]], "lacks start, end or kind"),
+        ([[0, 1, ""]], "lacks start, end or kind"),
+        ([7], r"'spans'\[0\] is not an object"),
+        ("x", "'spans' is not a list but str"),
+        (None, "has no 'spans'"),
+    ],
+)
+def test_what_is_wrong_in_json_has_its_line(tmp_path, given_spans, message):
+    path = tmp_path / "table.jsonl"
+    listed = given_spans
+    if isinstance(given_spans, list):
+        names = ("start", "end", "kind")
+        listed = [dict(zip(names, s)) if isinstance(s, list) else s for s in given_spans]
+    path.write_text(
+        '{"text": "a", "spans": []}\n' + json.dumps({"text": "Rome a", "spans": listed})
+    )
+    with pytest.raises(UserError, match=message) as error:
+        parse(path)
+    assert str(error.value).startswith(f"{path}:2: ")
+
+
+tags = st.lists(st.sampled_from(["O", *(f"{p}-{k}" for p in "BIESMLU" for k in "xy")]), max_size=9)
+
+
+def reference(tags):
+    """Of each token whether it begins a span, and whether one ends behind it, as seqeval says."""
+    found, begin = [], None
+    for at, tag in enumerate([*tags, "O"]):
+        before = tags[at - 1] if at else "O"
+        same = before[2:] == tag[2:]
+        ends = before != "O" and (before[0] in "ESLU" or tag[0] in "OBSU" or not same)
+        if begin is not None and ends:
+            found.append((begin, at, before[2:]))
+            begin = None
+        if tag != "O" and (tag[0] in "BSU" or before == "O" or ends):
+            begin = at
+    return found
+
+
+@given(tags)
+def test_spans_are_those_of_seqeval(tags):
+    assert conll.spans_of(tags) == reference(tags)
+
+
+@given(st.lists(st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=6), max_size=4))
+def test_records_keep_every_byte(texts):
+    """The token cache reads pieces of whole records: nothing may be lost between them."""
+    lines = [f"{token!r} O\n".encode() for token in "ab"]
+    blocks = [[b"\n"] * (len(text) % 3) + lines[: len(text)] for text in texts]
+    given_lines = [line for block in blocks for line in [*block, b"\n"]]
+    found = list(conll.records(enumerate(given_lines, 1)))
+    assert b"".join(record for _, record in found) == b"".join(given_lines)
+    for number, record in found:
+        assert given_lines[number - 1 :][: record.count(b"\n")] == record.splitlines(True)

@@ -1,0 +1,71 @@
+"""Documents for a query, ranked as text-embeddings-inference and Cohere have it."""
+
+from __future__ import annotations
+
+import fake_core
+import numpy as np
+import pytest
+import requests
+
+QUERY, TEXTS = "abcd", ["xyz", "abcx", "ab", "abcd"]
+VALUES = np.array([-2.0, 1, 0, 2])  # letters in common, less two
+SCORES = 1 / (1 + np.exp(-VALUES))
+ORDER = [3, 1, 2, 0]
+
+
+@pytest.fixture(scope="module")
+def server():
+    with fake_core.serve() as found:
+        yield found
+
+
+@pytest.fixture
+def post(server):
+    def call(path="/rerank", **message):
+        return requests.post(f"http://{server.http}{path}", json=message, timeout=60)
+
+    return call
+
+
+def test_as_text_embeddings_inference(post):
+    found = post(query=QUERY, texts=TEXTS, truncate=True).json()
+    assert [one["index"] for one in found] == ORDER
+    assert [one["score"] for one in found] == pytest.approx(SCORES[ORDER])
+    assert "text" not in found[0]
+    found = post(query=QUERY, texts=TEXTS, raw_scores=True, return_text=True).json()
+    assert [one["score"] for one in found] == VALUES[ORDER].tolist()
+    assert [one["text"] for one in found] == [TEXTS[n] for n in ORDER]
+
+
+@pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
+def test_as_cohere(post, path):
+    asked = {"model": "judge", "query": QUERY, "documents": TEXTS, "top_n": 2}
+    found = post(path, **asked).json()["results"]
+    assert [one["index"] for one in found] == ORDER[:2]
+    assert [one["relevance_score"] for one in found] == pytest.approx(SCORES[ORDER[:2]])
+    asked["documents"] = [{"text": text} for text in TEXTS]
+    found = post(path, **asked, return_documents=True).json()["results"]
+    assert found[0]["document"] == {"text": "abcd"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "words"),
+    [
+        ({"query": None}, 400, "query is None"),
+        ({"texts": []}, 400, "texts has to be a list"),
+        ({"texts": ["a", 1]}, 400, "element 1 of input 'text_pair'"),
+        ({"texts": ["a", ""]}, 400, "text 1 of input 'text_pair' is empty"),
+        ({"top_n": 0}, 400, "top_n is 0"),
+        ({"raw_scores": "yes"}, 400, "raw_scores is 'yes'"),
+        ({"documents": TEXTS}, 400, "texts and documents are both given"),
+        ({"return_text": {}}, 400, "return_text is a"),
+        ({"model": "nobody"}, 404, "there is no model 'nobody'"),
+        ({"model": "vectors"}, 400, "with a number, which ranks; these do: judge"),
+        ({"model": "pairs"}, 400, "model pairs does not answer pairs of texts with a number"),
+    ],
+)
+def test_errors(post, changes, status, words):
+    reply = post(**{"query": QUERY, "texts": TEXTS, **changes})
+    assert reply.status_code == status
+    assert words in reply.json()["error"]
+    assert reply.json()["message"] == reply.json()["error"]

@@ -1,0 +1,130 @@
+"""Tags as answers, the whole way: CoNLL read, trained, packed, exported, compressed, asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny_job
+
+import fleetbert
+from fleetbert import config
+from fleetbert.data import read
+from fleetbert.train import job as training
+
+
+def write_tags(path: Path, texts: int, seed: int) -> None:
+    """Texts of words: word0 to word9 are a person, with a word20 to word29 behind them if there is
+    one; word10 to word19 a place of one word."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(texts):
+        for _ in range(rng.integers(2, 6)):
+            kind = rng.integers(0, 4)
+            if kind == 0:
+                lines.append(f"word{rng.integers(0, 10)}\tB-per")
+                if rng.random() < 0.5:
+                    lines.append(f"word{rng.integers(20, 30)}s\tI-per")
+            elif kind == 1:
+                lines.append(f"word{rng.integers(10, 20)}\tB-loc")
+            else:
+                lines.append(f"word{rng.integers(40, 150)}s\tO")
+        lines.append("")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def rows_of(path: Path) -> list[dict]:
+    """The same table as rows with spans by character."""
+    form = read.table_format(path, pair=False, labelled=True, label="spans")
+    return [
+        {
+            "text": example.text_a,
+            "spans": [{"start": b, "end": e, "kind": k} for b, e, k in json.loads(example.label)],
+        }
+        for example in read.read_as(path, form).examples
+    ]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tags")
+    tiny_job.write_data(folder)
+    write_tags(folder / "train.conll", 300, 1)
+    write_tags(folder / "dev.conll", 80, 2)
+    return folder
+
+
+def job(data: Path, output: Path, **changes: object) -> config.Config:
+    usual = {
+        "task.name": "token_classification",
+        "trainer.epochs": 6,
+        "data.train": str(data / "train.conll"),
+        "data.dev": str(data / "dev.conll"),
+    }
+    return config.Config.model_validate(tiny_job.values(data, output, {**usual, **changes}))
+
+
+@pytest.fixture(scope="module")
+def run(data, tmp_path_factory):
+    output = tmp_path_factory.mktemp("run")
+    return training.train(job(data, output, **{"callbacks.report": True}))
+
+
+def test_spans_are_learned(run, data):
+    assert run.metrics["entity_f1"] > 0.9
+    assert run.summary["dev"]["metric"] == "entity_f1"
+    assert list(run.summary["dev"]["classes"]) == ["loc", "per"]
+    fields = json.loads((run.output_dir / "model" / "config.json").read_text(encoding="utf-8"))
+    assert fields["architectures"] == ["BertForTokenClassification"]
+    assert list(fields["id2label"].values()) == ["O", "B-loc", "I-loc", "B-per", "I-per"]
+    page = run.report.read_text(encoding="utf-8")
+    assert "Dev entity F1" in page and page.count('title="per"') == 3
+
+
+def test_a_bundle_answers_with_spans(run, data):
+    model = fleetbert.load(run.bundle)
+    rows = rows_of(data / "dev.conll")
+    answers = model([row["text"] for row in rows])
+    right = found = there = 0
+    for answer, row in zip(answers, rows):
+        told = {(span.start, span.end, span.kind) for span in answer.spans}
+        true = {(one["start"], one["end"], one["kind"]) for one in row["spans"]}
+        right, found, there = right + len(told & true), found + len(told), there + len(true)
+        assert all(
+            row["text"][s.start : s.end] == s.text and 0 < s.score <= 1 for s in answer.spans
+        )
+    assert 2 * right / (found + there) == pytest.approx(run.metrics["entity_f1"])
+    # Of rows with spans, and of the table.
+    for table in (rows, data / "dev.conll"):
+        assert model.evaluate(table)["entity_f1"] == pytest.approx(run.metrics["entity_f1"])
+
+
+@pytest.mark.parametrize("pieces", ["first", "all"])
+def test_every_way_of_batching_learns_the_same(data, tmp_path, pieces):
+    """Without dropout one step of all texts is the same in rows of their own and in shared ones,
+    in this process and, from the cache, in others."""
+    first = []
+    ways = {"pad": {}, "bucket": {"data.cache": str(tmp_path), "data.num_workers": 1}, "pack": {}}
+    for name, more in ways.items():
+        changes = {"data.batching": name, "data.batch_size": 300, "trainer.epochs": 1,
+                   "model.dropout": 0.0, "task.pieces": pieces, **more}  # fmt: skip
+        result = training.train(job(data, tmp_path / name, **changes))
+        first.append((tiny_job.rows(tmp_path / name)[0]["loss"], result.metrics["loss"]))
+    for one in first[1:]:
+        assert one == pytest.approx(first[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["static", "dynamic"])
+def test_quantized_by_entity_f1(run, data, method):
+    made = fleetbert.quantize(
+        run.bundle, method=method, calibration=data / "train.conll", gate=data / "dev.conll",
+        max_drop=0.1,
+    )  # fmt: skip
+    assert made.metric == "entity_f1"
+    assert made.float32_accuracy == pytest.approx(run.metrics["entity_f1"])
+    texts = [row["text"] for row in rows_of(data / "dev.conll")]
+    answers = [fleetbert.load(run.bundle, name)(texts) for name in ("float32", made.name)]
+    kinds = [[[span[:3] for span in answer.spans] for answer in every] for every in answers]
+    assert np.mean([one == other for one, other in zip(*kinds)]) > 0.9
