@@ -100,6 +100,9 @@ setup(
         "tracing": ["opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"],
         # Converts models to Paddle Lite; its wheels stop at Python 3.10.
         "lite": ['paddlelite==2.13rc0; python_version < "3.11" and platform_machine == "x86_64"'],
+        # Tests import models that it quantized and compare its calls with the Paddle classes that
+        # compress/ takes. Nothing in fleetbert/ imports it.
+        "compress": ["paddleslim==2.6.0"],
         "dev": [
             "cmake",  # builds deploy/lite for its tests
             "grpcio-tools",

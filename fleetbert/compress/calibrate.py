@@ -1,4 +1,8 @@
-"""The ranges of activations, found by running texts through Paddle's post-training quantization."""
+"""The ranges of activations, found by running texts through Paddle's post-training quantization.
+
+PaddleSlim 2.6.0's `quant_post_static` calls the same class, with the same scales and integers
+(tests/compress/test_paddleslim.py), and only writes files, which would be read again here.
+"""
 
 from __future__ import annotations
 

@@ -8,8 +8,10 @@ stored so: on SST-2, networks trained without that answered with logits 0.16 fro
 with it 0.02. Nothing else is quantized.
 
 The layers are Paddle's own, put in by the part of its `ImperativeQuantAware` that quantizes inputs.
-PaddleSlim 2.6.0's dygraph QAT is a thin cover of that class, whose other part wraps the outputs
-too, for scales that no int8 program here reads.
+PaddleSlim 2.6.0's QAT calls that class, whose other part wraps the outputs too, for scales that no
+int8 program here reads: weights get other names, and PaddleNLP 2.8.1's BERT, which asks its pooler
+for its weight, stops. Ours are the rows of tables, the start of thresholds and their exchange
+between ranks.
 """
 
 from __future__ import annotations

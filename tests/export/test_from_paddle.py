@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import paddle
+import paddleslim
 import pytest
 from paddle import nn
 from paddle.static.quantization import PostTrainingQuantization
@@ -72,8 +73,24 @@ def quantized(exported, tmp_path_factory) -> Path:
     return quantize(exported, tmp_path_factory.mktemp("quantized") / "model")
 
 
-def quantize(exported: Path, folder: Path) -> Path:
+def by_paddle(**settings: object) -> None:
     """What Paddle's post-training quantization saves, which PaddleSlim's ACT calls."""
+    target = settings.pop("quantize_model_path")
+    quantization = PostTrainingQuantization(**settings)
+    quantization.quantize()
+    quantization.save_quantized_model(target, "inference.pdmodel", "inference.pdiparams")
+
+
+def by_paddleslim(**settings: object) -> None:
+    names = {
+        "save_model_filename": "inference.pdmodel",
+        "save_params_filename": "inference.pdiparams",
+    }
+    paddleslim.quant.quant_post_static(**settings, **names)
+
+
+def quantize(exported: Path, folder: Path, how=by_paddle) -> Path:
+    """The exported model, quantized with all its batches."""
     shutil.copytree(exported, folder)
     place, scope = paddle.CPUPlace(), paddle.static.Scope()
     batches = [{"input_ids": ids, "token_type_ids": np.zeros_like(ids)} for ids in ids_of(TEXTS)]
@@ -83,7 +100,8 @@ def quantize(exported: Path, folder: Path) -> Path:
             return iter(batches)
 
     with static_graph(), paddle.static.scope_guard(scope):
-        quantization = PostTrainingQuantization(
+        how(
+            quantize_model_path=str(folder),
             executor=paddle.static.Executor(place),
             scope=scope,
             model_dir=str(exported),
@@ -96,8 +114,6 @@ def quantize(exported: Path, folder: Path) -> Path:
             weight_quantize_type="channel_wise_abs_max",
             onnx_format=True,
         )
-        quantization.quantize()
-        quantization.save_quantized_model(str(folder), "inference.pdmodel", "inference.pdiparams")
     return folder
 
 
@@ -138,7 +154,12 @@ def test_inputs_of_other_names(tmp_path):
     np.testing.assert_allclose(logits_of(bundle, "float32"), wanted, atol=1e-4)
 
 
-def test_a_quantized_program_keeps_its_own_scales(quantized, exported, tmp_path):
+@pytest.mark.parametrize("by", ["paddle", "paddleslim"])
+def test_a_quantized_program_keeps_its_own_scales(request, by, exported, tmp_path):
+    if by == "paddle":
+        quantized = request.getfixturevalue("quantized")
+    else:
+        quantized = quantize(exported, tmp_path / "model", by_paddleslim)
     bundle = fleetbert.import_model(quantized, tmp_path / "bundle")
     opened = bundles.read(bundle)
     assert [variant.name for variant in opened.manifest.variants] == ["float32", "int8-imported"]
