@@ -81,6 +81,7 @@ class Profiler(Callback):
             self.running = False
             with contextlib.redirect_stdout(io.StringIO()) as summary:  # Paddle prints it
                 self.profiler.stop()
+            del self.profiler  # Paddle makes no second one while this lives
             log.debug(summary.getvalue())
 
     def _keep_timeline(self, run: Run, recorded: profiler.Profiler) -> None:
