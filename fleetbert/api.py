@@ -93,7 +93,8 @@ def train(
     tables = {"data.train": train, "data.dev": dev}
     job = job_of(configs.Config, given, tables, config, output_dir, "train")
     is_open = config is None and not {"task", "task.name"} & set(given)
-    written = None if isinstance(train, (str, os.PathLike)) else job.data.train
+    is_file = train is None or isinstance(train, (str, os.PathLike))  # None: named by a key
+    written = None if is_file else job.data.train
     is_open = is_open or job.task.name == "regression"  # of rows with pairs it is of pairs
     if is_open and written is not None and in_memory.has_pairs(written):
         pair = job.task.model_copy(update={"name": f"pair_{job.task.name}"})
@@ -243,7 +244,8 @@ def early_exit(
     Returns those that were added: none where no exit would make the model faster.
     Raises GateFailed and UserError as `quantize` does.
     """
-    given = keys_of(keys, {"bundle": bundle, "gate.max_accuracy_drop": max_drop})
+    named = {"bundle": bundle, "gate.max_accuracy_drop": max_drop}
+    given = keys_of(keys, named, short={})  # its seed is a key by that name
     tables = {"data.train": texts, "gate.data": gate}
     folder = Path(bundle).parent / "early-exit"
     job = job_of(configs.SelfDistill, given, tables, config, folder, unlabelled="data.train")

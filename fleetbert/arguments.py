@@ -30,15 +30,17 @@ SHORT = {
 
 
 def keys_of(
-    given: Mapping[str, object], named: Mapping[str, object | None] | None = None
+    given: Mapping[str, object],
+    named: Mapping[str, object | None] | None = None,
+    short: Mapping[str, str] = SHORT,
 ) -> dict[str, object]:
     """Arguments as keys of the config. `task={...}` is the section of that name. named: those that
-    a function names; None is not given."""
+    a function names; None is not given. short: names for keys, of jobs that train."""
     own = {name: value for name, value in (named or {}).items() if value is not None}
     keys: dict[str, object] = {}
     for name, value in {**given, **own}.items():
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
-        keys[name if isinstance(value, Mapping) else SHORT.get(name, name)] = value
+        keys[name if isinstance(value, Mapping) else short.get(name, name)] = value
     return keys
 
 

@@ -61,6 +61,7 @@ def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("bundle", help="with the variants to compare; it is not changed")
     parser.add_argument("data", help="texts to answer; with labels accuracy is shown")
+    parser.add_argument("--variants", nargs="+", help="to compare (all)")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[1, 4, 16, 64])
     parser.add_argument("--texts", type=int, default=256, help="only the first N of them")
     parser.add_argument("--rounds", type=int, default=3)
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         texts = infer.tokenize(bundle, given.data, given.texts, orders, Path(folder))
         workers = {"eager": Eager(bundle, texts)}
-        for name in infer.choose(bundle, None):
+        for name in infer.choose(bundle, given.variants):
             opened = infer.open_engine(bundle, name, texts, given.threads)
             workers[name] = stack.enter_context(opened)
         rows = infer.plan_rows(bundle, workers, orders, drops=[])

@@ -12,14 +12,16 @@ from pathlib import Path
 from matplotlib import pyplot, rcParams
 
 SCRIPT = Path(__file__).with_name("resnet.py")
-SMALL = ("--network", "resnet18", "--size", "32", "--pixels", "640")  # of large images
+# A small network and large images; as `words`, these can be others.
+SMALL = ["--network", "resnet18", "--size", "32", "--digits", "300", "--pixels", "768"]
+SMALL += ["data.batch_size=8"]
 COLOURS = {"reader": "#d1242f", "the rest of a step": "#1f6feb"}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, default=1, help="processes that read ahead")
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--output-dir", default="output/reader")
     parser.add_argument("words", nargs="*", help="for resnet.py: --images FOLDER, key=value, ...")
     given, words = parser.parse_known_args()

@@ -184,15 +184,15 @@ def train_static(job: config.Config, task: Images, size: int, parts: int) -> lis
     return losses
 
 
-def write_digits(folder: Path, pixels: int) -> None:
-    """scikit-learn's 1,797 digits, scaled up: folder/CLASS/NUMBER.png."""
+def write_digits(folder: Path, count: int, pixels: int) -> None:
+    """The first of scikit-learn's 1,797 digits, scaled up: folder/CLASS/NUMBER.png."""
     from PIL import Image
     from sklearn.datasets import load_digits
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     digits = load_digits()
     with tempfile.TemporaryDirectory(dir=folder.parent) as aside:
-        for number, (image, label) in enumerate(zip(digits.images, digits.target)):
+        for number, (image, label) in enumerate(zip(digits.images[:count], digits.target)):
             path = Path(aside, "digits", str(label), f"{number}.png")
             path.parent.mkdir(parents=True, exist_ok=True)
             grey = Image.fromarray((image * 15.9).astype(np.uint8))
@@ -204,7 +204,8 @@ def write_digits(folder: Path, pixels: int) -> None:
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--images", help="a folder for each class in it (scikit-learn's digits)")
-    parser.add_argument("--pixels", type=int, default=256, help="of the digits' sides as files")
+    parser.add_argument("--digits", type=int, default=1797, help="how many of these")
+    parser.add_argument("--pixels", type=int, default=256, help="of their sides as files")
     parser.add_argument("--network", default="resnet50", help="of paddle.vision.models")
     parser.add_argument("--size", type=int, default=64, help="of an image's sides for the network")
     parser.add_argument("--parts", type=int, default=2, help="of a step, for ranks to share out")
@@ -213,9 +214,9 @@ def main(argv: list[str]) -> None:
     given = parser.parse_intermixed_args(argv)
     changes = {key: yaml.safe_load(value) for key, value in (w.split("=") for w in given.changes)}
     keys = {**JOB, **changes}
-    folder = Path(given.images or f"{keys['output_dir']}/digits-{given.pixels}")
+    folder = Path(given.images or f"{keys['output_dir']}/{given.digits}-digits-{given.pixels}")
     if given.images is None and not folder.exists():
-        write_digits(folder, given.pixels)
+        write_digits(folder, given.digits, given.pixels)
     # Batch normalization looks at one part: as many parts give the same losses in any ranks.
     ranks = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
     keys.update({"data.train": str(folder), "optimizer.accumulate_steps": given.parts // ranks})

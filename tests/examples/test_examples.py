@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Mapping
 
 import pytest
 
@@ -17,7 +18,9 @@ TEXTS = ["word1 word2 word3 word4", "word21 word22 word23 word24"]
 ANSWERED = ["bad", "good"]
 
 
-def run(folder: Path, name: str, *words: object) -> str:
+def run(
+    folder: Path, name: str, *words: object, environment: Mapping[str, str] | None = None
+) -> str:
     """What the script prints."""
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *map(str, words)],
@@ -25,7 +28,7 @@ def run(folder: Path, name: str, *words: object) -> str:
         text=True,
         cwd=folder,
         timeout=DEADLINE,
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
+        env={**os.environ, **(environment or {}), "PYTHONIOENCODING": "utf-8"},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -106,3 +109,36 @@ def test_formats(tiny_bundle, tiny_data, tmp_path):
     assert all(float(cell) > 0 for line in lines if line[0] in names[1:] for cell in line[1:3])
     assert len({line[3] for line in lines if line[0] in names[1:]}) == 1
     assert "sorted by length" in (tmp_path / "formats.svg").read_text(encoding="utf-8")
+
+
+def test_exits(classified, tiny_data, folder):
+    said = run(
+        folder, "exits.py", "output/classify/bundle", tiny_data / "train.tsv",
+        tiny_data / "dev.tsv", "--layers", 1, 2, "--seeds", 1, "--set", "distill.epochs=2",
+    )  # fmt: skip
+    header, *rows = said.splitlines()
+    assert header.split()[1:] == ["50%", "of", "FLOPs", "30%", "of", "FLOPs"]
+    assert [row.split()[0] for row in rows] == ["none", "uncertainty"]
+    assert all(0.4 < float(row.split()[place]) <= 1 for row in rows for place in (1, 4))
+
+
+def test_amp(fp16sim, start, tiny_data, folder):
+    said = run(
+        folder, "amp.py", tiny_data / "train.tsv", tiny_data / "dev.tsv", "--init", start,
+        "--device", "fp16sim", "--steps", 20, "--levels", "O0", "O2", "--batch-sizes", 8,
+        "--max-length", 16, environment=fp16sim,
+    )  # fmt: skip
+    # Paddle's own word on each step that is skipped is there too.
+    lines = [line for line in said.splitlines() if not line.startswith("Found inf")]
+    rows = [line.split() for line in lines[1:3]]
+    assert [row[1] for row in rows] == ["O0", "O2"]
+    losses = [float(row[4]) for row in rows]
+    assert losses == pytest.approx([losses[0]] * 2, abs=0.02)
+    found = [line.split("(")[1].split(" in half): ") for line in lines if " in half): " in line]
+    assert [half for half, _ in found] == ["-inf", "-10000", "0", "1.00136e-05"]
+    assert [result == "nan" for _, result in found] == [True, False, True, False]
+    fixed, dynamic = lines[-2:]
+    assert fixed.startswith("fixed at 2^40")
+    assert "stopped: " in fixed
+    assert dynamic.startswith("dynamic from 2^40")
+    assert "steps skipped" in dynamic

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from PIL import Image
 
 EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
 LAUNCH = ("-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo")
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # sums have one order in any ranks
 SMALL = ("--network", "resnet18", "--size", "32", "data.batch_size=8", "trainer.max_steps=3")
 
 
@@ -36,7 +38,9 @@ def losses(said: str) -> list[float]:
 
 def run(folder: Path, *command: object) -> str:
     words = [sys.executable, *map(str, command)]
-    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=480)
+    done = subprocess.run(
+        words, cwd=folder, capture_output=True, text=True, timeout=480, env=ONE_THREAD
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
