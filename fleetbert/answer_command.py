@@ -189,8 +189,9 @@ def run_ask(arguments: argparse.Namespace) -> None:
                 print(f"  error: {reply['error']}")
             else:
                 print(f"  → {model.task.in_words(reply)}")
-        for line in model.task.together_in_words([one for one in objects if "error" not in one]):
-            print(line)
+        if not any("error" in one for one in objects):
+            for line in model.task.together_in_words(objects):
+                print(line)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

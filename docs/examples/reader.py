@@ -23,9 +23,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=1, help="processes that read ahead")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--output-dir", default="output/reader")
-    parser.add_argument("words", nargs="*", help="for resnet.py: --images FOLDER, key=value, ...")
-    given, words = parser.parse_known_args()
-    words += given.words
+    given, words = parser.parse_known_args()  # the rest is for resnet.py
 
     record = min(5, given.steps // 4)
     profile = [f"callbacks.profiler.start_step={given.steps - record - 1}"]

@@ -137,9 +137,10 @@ def train_static(job: config.Config, task: Images, size: int, parts: int) -> lis
     rank, ranks = dist.get_rank(), dist.get_world_size()
     reader, on_gpu = task.collector, paddle.is_compiled_with_cuda()
     shard = slice(rank * parts // ranks, (rank + 1) * parts // ranks)
-    plan = [indices for epoch in range(job.trainer.epochs) for indices in reader.plan(epoch)]
+    epochs = range(job.trainer.epochs)
+    plan = [(indices, epoch) for epoch in epochs for indices in reader.plan(epoch)]
     # Read first: paddle.vision's random crops are Python only in dynamic mode.
-    steps = [reader.micro_batches(step, 0, parts, shard) for step in plan[: job.trainer.max_steps]]
+    steps = [reader.micro_batches(*step, parts, shard) for step in plan[: job.trainer.max_steps]]
     weights = {name: tensor.numpy() for name, tensor in task.network.state_dict().items()}
 
     paddle.enable_static()

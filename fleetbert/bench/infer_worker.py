@@ -42,7 +42,7 @@ def main(channel: worker.Channel, job: Json) -> None:
             logits, times = answer_each(model, encodings, job["plans"][plan])
         clock.stop()
         if command["save"]:
-            np.save(command["save"], logits)
+            np.save(command["save"], np.concatenate(logits) if model.task.per_token else logits)
         used = {"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds}
         channel.send(**used, peak_mb=worker.peak_mb(), times=times)
 
@@ -51,7 +51,7 @@ def answer_each(
     model: answer.Model, encodings: Encodings, batches: list[tuple[list[int], int]]
 ) -> tuple[np.ndarray, list[float]]:
     """Logits [texts, labels] of these batches, and the seconds of each."""
-    logits = np.empty((len(encodings.ids), model.task.outputs(model.labels)), np.float32)
+    logits = model.task.room(len(encodings.ids), model.labels)
     times = []
     for indices, _ in batches:
         started = time.perf_counter()

@@ -85,7 +85,8 @@ def convert(source: Path, target: Path, opset: int = OPSET) -> None:
         said = [line for line in done.stdout.splitlines() if line.strip()]
         raise UserError(
             f"paddle2onnx {version('paddle2onnx')} could not convert {source} (opset {opset}): "
-            f"{said[-1] if said else f'exit code {done.returncode}'}; try another --opset"
+            f"{said[-1] if said else f'exit code {done.returncode}'}; "
+            "`fleetbert export --format onnx --opset` tries others"
         )
 
 

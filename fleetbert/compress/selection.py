@@ -69,9 +69,9 @@ def _held_out_sample(
     texts = evaluate.Known(chosen, truth, 0)
     sample = Sample(model, f"{count} texts held out of {path}", texts)
     if not labelled:
-        sample.truth = sample.float32.argmax(1)
-        if model.task.right(sample.truth, sample.float32) is None:
+        if not model.task.picks_label:
             raise UserError(f"{key}: {path} has no labels; name a labelled table as selection.data")
+        sample.truth = sample.float32.argmax(1)
     by = "their labels" if labelled else "what float32 answers to them"
     log.info(f"choosing on {sample.name}, by {by}")
     return sample

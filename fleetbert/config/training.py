@@ -360,6 +360,8 @@ def _check_ctr(job: Config) -> None:
         raise ValueError("precision.level: task.name: ctr computes in float32; choose O0")
     if job.loss != Loss():
         raise ValueError("loss: task.name: ctr has a loss of its own; leave the section out")
+    if job.trainer.calibrate:
+        raise ValueError("trainer.calibrate: task.name: ctr holds no rows out; set it to 0")
     if job.trainer.recompute:
         raise ValueError("trainer.recompute: task.name: ctr has no encoder; set it to false")
     if job.trainer.compile:

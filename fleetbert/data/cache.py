@@ -73,10 +73,15 @@ class Ids(Rows):
     files."""
 
     def __init__(self, paths: Sequence[Path], name: str = "ids"):
+        self._made_of = (list(paths), name)
         columns = [_open(path).column(name) for path in paths]
         self._ids = [column.values.to_numpy() for column in columns]
         self._offsets = [column.offsets.to_numpy() for column in columns]
         self._ends = np.cumsum([len(column) for column in columns]).tolist()
+
+    def __reduce__(self) -> tuple[type[Ids], tuple[list[Path], str]]:
+        """Another process maps the files itself."""
+        return type(self), self._made_of
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
@@ -91,8 +96,8 @@ class Ids(Rows):
 class Words(Ids):
     """`Encodings.words` of each text."""
 
-    def __init__(self, paths: Sequence[Path]):
-        super().__init__(paths, "words")
+    def __init__(self, paths: Sequence[Path], name: str = "words"):
+        super().__init__(paths, name)
 
     def row(self, number: int) -> np.ndarray:
         return super().row(number).reshape(-1, 3)

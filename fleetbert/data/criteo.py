@@ -99,6 +99,8 @@ def _fields(line: bytes) -> list[bytes]:
             categories[SLOTS[name]] = value
         else:
             others.append(word)
+    if len(numbers) != NUMBERS:
+        others = []  # they would make up for numbers that are missing
     return [label[len(b"click:") :], *numbers, *categories, *others]
 
 

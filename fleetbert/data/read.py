@@ -107,8 +107,10 @@ class Format(NamedTuple):
         if self.kind == "plain":
             return _from_plain(line, number, False)
         if self.kind == "conll":
-            text, spans = conll.parse(_decode_lines(line), self.labelled)
-            return Example(text, None, conll.dumps(spans), number)
+            lines = _decode_lines(line)
+            text, spans = conll.parse(lines, self.labelled)
+            tagged = self.labelled or conll.has_tags(lines)
+            return Example(text, None, conll.dumps(spans) if tagged else None, number)
         if self.columns is None:
             return _example(_json_row(line), number, self)
         values = _fields(_decode(line), self)
@@ -283,7 +285,7 @@ def iter_lines(
         if form is None and jsonl is None:
             jsonl = line.lstrip().startswith(b"{")
             form = None if jsonl else _header_or_none(line, pair, quoting)
-        if form is None:
+        if form is None or form.kind == "conll":  # else it is the header
             lines = chain([(number, line)], lines)
         break
     for number, line in lines if form is None else form.records(lines):
@@ -295,7 +297,7 @@ def iter_lines(
             else:
                 yield number, parse_question(line, number, pair, bool(jsonl))
         except LineError as error:
-            yield number, UserError(f"line {number}: {error}")
+            yield number, UserError(f"line {number + error.line}: {error}")
         except UserError as error:
             yield number, error
 

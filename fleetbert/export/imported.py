@@ -64,6 +64,11 @@ def import_model(
         source, labels = source.with_pooling(pooling, "pooling"), []
     elif pooling is not None:
         raise UserError("pooling: is of vectors; name task: embedding too")
+    elif "ForTokenClassification" in source.architecture:
+        raise UserError(
+            f"{source.name}: tags tokens, and only training makes bundles of spans; train one from "
+            "it, with model.init and task.name: token_classification"
+        )
     elif has_classifier:
         count = tensors["classifier.weight"].shape[1]
         known = source.head_labels

@@ -43,6 +43,7 @@ class Source(NamedTuple):
     paddlenlp: bool = False
     problem_type: str | None = None
     folder: Path | None = None  # where its files are
+    architecture: str = ""  # the first that config.json names
 
     def with_pooling(self, wanted: str | None, key: str) -> Source:
         """The source of an encoder of vectors, pooled as `wanted`, else as its folder says; key:
@@ -374,6 +375,7 @@ def _folder(folder: Path, name: str) -> Source:
         encoders.is_paddlenlps(files),
         fields.get("problem_type"),
         folder,
+        str((fields.get("architectures") or [""])[0]),
     )
 
 

@@ -26,13 +26,16 @@ def fit_temperature(
 
     truth: bool [texts, labels]; logits float32 [texts, labels]; probabilities: softmax, or sigmoid,
     of logits. The loss is convex in 1 / temperature, and its slope there is the mean of
-    (probability - truth) * logit, which rises: where it is 0 is found by halving.
+    (probability - truth) * logit, which rises: where it is 0 is found by halving. 1 where no
+    temperature above 1 / HIGHEST has it.
     """
     logits = logits.astype(np.float64)
 
     def slope(inverse: float) -> float:
         return float(((probabilities(inverse * logits) - truth) * logits).sum())
 
+    if slope(HIGHEST) <= 0:  # surer is better for ever, as all answers are right: nothing to fit
+        return 1.0
     low, high = np.log([1 / HIGHEST, HIGHEST])
     for _ in range(ROUNDS):
         middle = (low + high) / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from typing import Any, Collection, Mapping, NamedTuple, Sequence
 
@@ -45,7 +46,9 @@ class MultiLabel(Task):
         self.thresholds = dict(thresholds or {})
 
     def with_thresholds(self, thresholds: Mapping[str, float]) -> MultiLabel:
-        return MultiLabel(thresholds)
+        known = copy.copy(self)
+        known.thresholds = dict(thresholds)
+        return known
 
     def labels_of(self, written: Sequence[str]) -> list[str]:
         return sorted({name for one in written for name in json.loads(one)})

@@ -190,6 +190,13 @@ class TokenClassification(Task):
     def check_labels(self, labels: Sequence[str]) -> None:
         if len(labels) < 2:
             raise UserError("data.train: no text of it has a span; there is nothing to learn")
+        kinds = dict.fromkeys(label.partition("-")[2] for label in labels if "-" in label)
+        own = [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
+        if list(labels) != own:
+            raise UserError(
+                f"labels: of spans they are O, then B- and I- of each kind: {', '.join(own)}; give "
+                "them in this order, or leave labels out"
+            )
 
     def unknown(self, written: str, labels: Collection[str]) -> str | None:
         kinds = {label.partition("-")[2] for label in labels}

@@ -26,6 +26,11 @@ def calibrate(task: TextTask, network: heads.Headed, held: Split) -> tuple[Fitte
     with paddle.no_grad():
         fitted = task.task.fit(held.labels, task.outputs(network, held), task.labels)
         dev = None if task.dev is None else task.outputs(network, task.dev)
+    if fitted.temperature == 1:
+        log.warning(
+            f"trainer.calibrate: no temperature was fitted, as all {len(held.labels)} texts held "
+            "out are answered right; hold out more"
+        )
     heads.scale_outputs(network, 1 / fitted.temperature)
     said: Metrics = {
         "n": len(held.labels),
@@ -37,7 +42,9 @@ def calibrate(task: TextTask, network: heads.Headed, held: Split) -> tuple[Fitte
         after = task.task.with_thresholds(fitted.thresholds)
         truth, labels = task.dev.labels, task.labels
         said["before"] = _measure(task.task, truth, dev, labels)
-        said["after"] = _measure(after, truth, dev / np.float32(fitted.temperature), labels)
+        dev = dev / np.float32(fitted.temperature)
+        said["after"] = _measure(after, truth, dev, labels)
+        said["after"].update({name: float(of(truth, dev)) for name, of in task.metrics.items()})
         errors = [said[when]["ece"] for when in ("before", "after")]
         line += "; calibration error on {}: {:.4f} -> {:.4f}".format(task.dev.name, *errors)
     log.info(line)

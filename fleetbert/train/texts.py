@@ -57,7 +57,7 @@ def open_task(
         source = source.with_pooling(job.task.pooling, "task.pooling")
     if labels is None:
         labels = task.labels_of(opened[0][1])
-        task.check_labels(labels)
+    task.check_labels(labels)
     splits = [task.with_targets(split, own, labels) for split, own in opened]
     held = None
     if job.trainer.calibrate:

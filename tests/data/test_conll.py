@@ -46,6 +46,20 @@ def test_columns_of_every_scheme_are_the_same_spans(tmp_path):
         assert spans(table) == [[("Paul Smith", "PER"), ("Rome", "LOC"), ("Bonn", "LOC")], []]
 
 
+@pytest.mark.parametrize("tagged", [True, False])
+def test_predict_reads_all_texts_of_columns(tagged):
+    """Also the first token, which is no header; without tags there are no spans to compare with."""
+    form = read.Format("conll", None, False, False, label="spans")
+    tag = "\tO" if tagged else ""
+    lines = f"John{tag}\nSmith{tag}\n\nOslo{tag}\n".encode()
+    found = list(read.iter_lines(lines.splitlines(True), pair=False, form=form))
+    assert [(number, one.text_a) for number, one in found] == [(1, "John Smith"), (4, "Oslo")]
+    assert {one.label for _, one in found} == {"[]" if tagged else None}
+    bad = [b"John\tO\n", b"Smith\tX-per\n"]
+    [(_, error)] = read.iter_lines(bad, pair=False, form=form)
+    assert "line 2: " in str(error)
+
+
 def test_scripts_without_blanks_are_joined_without(tmp_path):
     path = tmp_path / "table.bmes"
     chinese = "王 B-NAME\n明 E-NAME\n1 O\n9 O\n年 O\n在 O\nI B-ORG\nB M-ORG\nM E-ORG\n"

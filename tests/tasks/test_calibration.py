@@ -34,11 +34,10 @@ def test_the_temperature_has_the_lowest_loss(name, seed, true):
     assert found == pytest.approx(true, rel=0.35)
 
 
-def test_what_is_always_right_gets_the_lowest_temperature():
+def test_where_all_is_right_nothing_is_fitted():
     truth = np.array([0, 1])
     found = tasks.get("classification").fit(truth, np.eye(2, dtype=np.float32), ["a", "b"])
-    assert found.temperature == pytest.approx(1 / calibration.HIGHEST)
-    assert found.thresholds == {}
+    assert found == (1.0, {})
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.booleans())
@@ -72,6 +71,14 @@ def test_the_error_is_that_of_the_bins(seed, answers):
             expected += apart * inside.sum() / answers
     assert calibration.calibration_error(confidence, right) == pytest.approx(expected)
     assert calibration.reliability(confidence, right)[:, 2].sum() == answers
+
+
+def test_a_task_of_ones_own_stays_itself_with_thresholds():
+    class Own(type(tasks.get("multi_label_classification"))):
+        name = "own"
+
+    known = Own().with_thresholds({"a": 0.2})
+    assert (type(known), known.thresholds, Own().thresholds) == (Own, {"a": 0.2}, {})
 
 
 def test_thresholds_decide_which_labels_a_text_has():

@@ -10,8 +10,9 @@ import pytest
 import tiny_job
 
 import fleetbert
-from fleetbert import config
+from fleetbert import cli, config
 from fleetbert.data import read
+from fleetbert.errors import UserError
 from fleetbert.train import job as training
 
 
@@ -114,6 +115,37 @@ def test_every_way_of_batching_learns_the_same(data, tmp_path, pieces):
         first.append((tiny_job.rows(tmp_path / name)[0]["loss"], result.metrics["loss"]))
     for one in first[1:]:
         assert one == pytest.approx(first[0], rel=1e-5)
+
+
+def test_labels_in_another_order_are_refused(data, tmp_path):
+    for labels in (["B-per", "I-per", "O"], ["O", "B-per"], ["O", "X-per"]):
+        with pytest.raises(UserError, match="labels: of spans they are O, then B- and I-"):
+            training.train(job(data, tmp_path), labels=labels)
+
+
+def test_what_gives_no_spans_is_refused(run, data, tmp_path):
+    with pytest.raises(UserError, match="tags tokens, and only training makes bundles of spans"):
+        fleetbert.import_model(run.output_dir / "model", tmp_path / "bundle")
+    with pytest.raises(UserError, match="token_classification takes none besides its own"):
+        training.train(job(data, tmp_path), metrics={"mine": lambda truth, outputs: 0.0})
+
+
+def test_the_commands_answer_with_spans(run, data, tmp_path, capsys):
+    def said(*words: object) -> str:
+        with pytest.raises(SystemExit) as ended:
+            cli.main([*map(str, words), "--bundle", str(run.bundle)])
+        assert not ended.value.code
+        return capsys.readouterr().out
+
+    text = "word1 word20s word44s"
+    (answer,) = fleetbert.load(run.bundle)([text])
+    assert answer.spans and answer.spans[0].text in said("ask", text)
+    path = tmp_path / "texts.conll"
+    path.write_text("word1\nword20s\nword44s\n", encoding="utf-8")
+    told = json.loads(said("predict", "--input", path))
+    assert [one["text"] for one in told["spans"]] == [span.text for span in answer.spans]
+    found = json.loads(said("evaluate", "--data", data / "dev.conll", "--json"))
+    assert found["entity_f1"] == pytest.approx(run.metrics["entity_f1"])
 
 
 @pytest.mark.parametrize("method", ["static", "dynamic"])

@@ -176,7 +176,8 @@ class Tokenizer(ABC):
         and ends in the text; 0, 0 for special tokens. A token may have blanks before its word, and
         a character that takes several tokens is in all of them."""
         raise UserError(
-            f"tokenizer.kind: {self.kind} does not tell where tokens stand in texts; spans need it"
+            f"model.init: its tokenizer ({self.kind}) does not tell where tokens stand in texts, "
+            "which spans need; choose another model"
         )
 
     @classmethod
