@@ -94,7 +94,7 @@ def test_a_long_text_is_read_until_there_are_enough_tokens(tokenizer, monkeypatc
         assert found.truncated == before.truncated
     for text, ids_of_all in zip(texts, whole):
         for most in (1, 2, 7, 40):
-            some = tokenizer._first_ids(text, most)
+            some = tokenizer._first(text, most, real).ids
             assert some == ids_of_all[: len(some)] and len(some) >= min(most, len(ids_of_all))
     read.clear()
     tokenizer.encode(["word one " * 100_000], None, 16)
