@@ -84,14 +84,15 @@ def test_clipping_takes_planted_outliers_back(planted, tiny_data, tmp_path, capl
         assert any(f"clip: {name}: inputs cut at" in line for line in caplog.messages)
     model = answer.load(bundle.root, "float32")
     table = evaluate.read_known(model, tiny_data / "dev.tsv")
-    exact = answer.compute_logits(model, table.texts_a, table.texts_b).values
+    texts = model.task.texts(table.examples)
+    exact = answer.compute_logits(model, *texts).values
     changes = {}
     for case, mix in (("outliers", prepared), ("clipped", clipped)):
         folder = tmp_path / case
         folder.mkdir()
         static.write_mix(mix, folder)
         served = model._replace(engine=engine.open_folder(engine.INT8, folder, "cpu", 2))
-        found = answer.compute_logits(served, table.texts_a, table.texts_b).values
+        found = answer.compute_logits(served, *texts).values
         changes[case] = np.square(found - exact).mean()
     assert changes["clipped"] < 0.5 * changes["outliers"]
 
