@@ -21,6 +21,7 @@ from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
 from fleetbert.deploy.inference.protocol import metadata
 from fleetbert.deploy.inference.protocol.admin import Caller, change
+from fleetbert.deploy.inference.protocol.cancelling import cancelled_as
 from fleetbert.deploy.inference.protocol.middleware import Middleware, infer
 from fleetbert.deploy.inference.protocol.tensors import Tensor, outputs, refuse, to_raw
 from fleetbert.deploy.inference.protocol.validation import (
@@ -215,25 +216,16 @@ def _handler(
 
 async def _receive(context: Context, seconds: float) -> bytes:
     """The call's message; Failure if it does not come in time, or there is none."""
-    task = asyncio.current_task()
-    assert task is not None
-    late = False
 
-    def end() -> None:
-        nonlocal late
-        late = True
-        task.cancel()
+    def late() -> Failure:
+        return Failure(Reason.DEADLINE, f"the message did not come within {seconds:g} seconds")
 
-    timer = asyncio.get_running_loop().call_later(seconds, end)
-    try:
-        data = await context.read()
-    except asyncio.CancelledError:
-        if late:
-            words = f"the message did not come within {seconds:g} seconds"
-            raise Failure(Reason.DEADLINE, words) from None
-        raise
-    finally:
-        timer.cancel()
+    with cancelled_as(late) as end:
+        timer = asyncio.get_running_loop().call_later(seconds, end)
+        try:
+            data = await context.read()
+        finally:
+            timer.cancel()
     if data is grpc.aio.EOF:
         raise refuse("the call has no message")
     return data

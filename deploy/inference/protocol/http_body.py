@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import zlib
 from typing import Awaitable, Mapping
@@ -11,6 +10,7 @@ from starlette.types import Receive, Scope
 
 from fleetbert.deploy.inference.budget import Share
 from fleetbert.deploy.inference.messages import Failure, Reason, Response, show
+from fleetbert.deploy.inference.protocol.cancelling import cancelled_as
 from fleetbert.deploy.inference.protocol.connections import WHEN_GONE
 from fleetbert.deploy.inference.protocol.tensors import refuse
 
@@ -37,25 +37,13 @@ class CloseAfter(Failure):
 
 async def unless_gone(answering: Awaitable[Response], scope: Scope) -> Response:
     """What is awaited; cancelled, and ClientGone, if the client leaves before it."""
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
-
-    def leave() -> None:
-        nonlocal gone
-        gone = True
-        task.cancel()
-
     when_gone = scope["extensions"][WHEN_GONE]["call"]
-    when_gone(leave)
-    try:
-        return await answering
-    except asyncio.CancelledError:
-        if gone:
-            raise ClientGone from None
-        raise
-    finally:
-        when_gone(None)
+    with cancelled_as(ClientGone) as leave:
+        when_gone(leave)
+        try:
+            return await answering
+        finally:
+            when_gone(None)
 
 
 async def read(headers: Mapping[str, str], receive: Receive, limit: int, share: Share) -> bytes:
