@@ -106,6 +106,7 @@ class Embedding(OfNumbers):
     head = "embedding"
     gate_metric = "spearman"
     pooled = True
+    takes_metrics = False
     collects = Together
     tells = "a vector"
     width: int | None = None
@@ -198,9 +199,6 @@ class Embedding(OfNumbers):
     def criterion(self, wanted: str, metrics: Metrics) -> Criterion:
         known = [name for name in (wanted, self.gate_metric, "mrr_10") if name in metrics]
         return Criterion(known[0], False)
-
-    def predictions(self, outputs: np.ndarray) -> np.ndarray:
-        return self.per_example(outputs)[:, 0]
 
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None

@@ -56,7 +56,7 @@ class Masked(Labelled):
 
 class MaskedWords(Task):
     name = "mlm"
-    labelled = answers = False
+    labelled = answers = takes_metrics = False
     head = "masked_words"
     collects = Masked
     gate_metric = "accuracy"

@@ -72,7 +72,8 @@ class Tensor(NamedTuple):
 
 
 class Task(ABC):
-    """One kind of answer. Instances have no state: a name is an instance."""
+    """One kind of answer. A name is an instance; `tasks.of` gives one that knows of a bundle's
+    vectors and thresholds besides."""
 
     name: str
     pair: bool = False  # a question is two texts
@@ -90,6 +91,7 @@ class Task(ABC):
     # text, in an array of objects [texts].
     per_token: ClassVar[bool] = False
     pooled: ClassVar[bool] = False  # the answers are made by `task.pooling` of a job
+    takes_metrics: ClassVar[bool] = True  # of a user's own, on outputs [texts, outputs]
     calibrates: ClassVar[bool] = False  # `fit` and `confidence` are there
     tells: ClassVar[str] = ""  # what a bundle without labels tells of each text
 

@@ -68,6 +68,10 @@ class Scheme(NamedTuple):
     own: np.ndarray
 
 
+def labels_of_kinds(kinds: Iterable[str]) -> list[str]:
+    return [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
+
+
 def scheme_of(labels: Sequence[str]) -> Scheme:
     return _scheme(tuple(labels))
 
@@ -180,18 +184,18 @@ class TokenClassification(Task):
     gate_metric = "entity_f1"
     label = "spans"
     per_token = True
+    takes_metrics = False
     picks_label = False
     least_labels = 2
 
     def labels_of(self, written: Sequence[str]) -> list[str]:
-        kinds = sorted({kind for one in written for _, _, kind in json.loads(one)})
-        return [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
+        return labels_of_kinds(sorted({kind for one in written for _, _, kind in json.loads(one)}))
 
     def check_labels(self, labels: Sequence[str]) -> None:
         if len(labels) < 2:
             raise UserError("data.train: no text of it has a span; there is nothing to learn")
         kinds = dict.fromkeys(label.partition("-")[2] for label in labels if "-" in label)
-        own = [OUTSIDE, *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
+        own = labels_of_kinds(kinds)
         if list(labels) != own:
             raise UserError(
                 f"labels: of spans they are O, then B- and I- of each kind: {', '.join(own)}; give "
@@ -275,11 +279,6 @@ class TokenClassification(Task):
     def of_sums(self, sums: np.ndarray) -> float:
         right, there, answered = sums.tolist()
         return float(2 * right / max(there + answered, 1))
-
-    def predictions(self, outputs: np.ndarray) -> np.ndarray:
-        raise UserError(
-            "metrics: a task of spans takes none of scikit-learn's; entity_f1 is measured"
-        )
 
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None

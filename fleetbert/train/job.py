@@ -62,11 +62,7 @@ def train(
     UserError for what is wrong with the job or its data, and while another job writes output_dir;
     Stopped after SIGTERM, with a checkpoint.
     """
-    none_fit = job.task.name in ("mlm", "ctr")
-    if not none_fit:
-        task = tasks.get(job.task.name)
-        none_fit = task.pooled or task.per_token
-    if metrics and none_fit:
+    if metrics and (job.task.name == "ctr" or not tasks.get(job.task.name).takes_metrics):
         raise UserError(f"metrics: task.name: {job.task.name} takes none besides its own")
     strategy = connect(job)
     if job.task.name == "ctr":
