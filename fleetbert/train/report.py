@@ -28,7 +28,13 @@ MOST_CLASSES = 50  # of a table, the worst first where there are more
 MOST_CONFUSIONS = 30
 
 # The figures that have a curve, each with the one that is drawn beside it.
-BESIDE = {"accuracy": "macro_f1", "auc": None, "spearman": "pearson", "micro_f1": "macro_f1"}
+BESIDE = {
+    "accuracy": "macro_f1",
+    "entity_f1": None,
+    "auc": None,
+    "spearman": "pearson",
+    "micro_f1": "macro_f1",
+}
 
 Row = Dict[str, Any]
 Curve = Tuple[np.ndarray, np.ndarray]
