@@ -19,6 +19,7 @@ from grpc_stub import make_stub
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from served import DEADLINE, ask, serving
 
+from fleetbert import log
 from fleetbert.deploy.inference.ops import logs
 from fleetbert.deploy.inference.protocol import inference_pb2
 from fleetbert.deploy.inference.settings import Logs
@@ -101,30 +102,35 @@ def test_requests_are_not_written_unless_asked_for(tmp_path):
         assert [line["message"] for line in served.lines()] == ["leaving"]
 
 
-def test_a_name_that_is_no_utf8_is_a_line_like_any_other(capsys):
+@pytest.fixture
+def logging_as_before():
+    """`logs.start` takes over all logging of this process, fleetbert's own lines as well."""
     root = logging.getLogger()
-    before = root.handlers[:], root.level
-    try:
-        logs.start(Logs())
-        logs.log.warning("%s", os.fsdecode(b"m\xff"), extra={"fields": {"texts": 1}})
-    finally:
-        root.handlers[:], root.level = before[0], before[1]
+    handlers = root.handlers[:]
+    loggers = [root, *map(logging.getLogger, list(root.manager.loggerDict))]
+    levels = [logger.level for logger in loggers]
+    yield
+    root.handlers[:] = handlers
+    for logger, level in zip(loggers, levels):
+        logger.setLevel(level)
+    logging.captureWarnings(False)
+    log.start()
+
+
+def test_a_name_that_is_no_utf8_is_a_line_like_any_other(logging_as_before, capsys):
+    logs.start(Logs())
+    logs.log.warning("%s", os.fsdecode(b"m\xff"), extra={"fields": {"texts": 1}})
     [line] = capsys.readouterr().err.splitlines()
     assert json.loads(line)["message"] == r"m\udcff"
 
 
-def test_text_for_terminals(capsys):
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
+def test_text_for_terminals(logging_as_before, capsys):
+    logs.start(Logs(format="text", level="warning"))
+    logs.log.info("not shown")
     try:
-        logs.start(Logs(format="text", level="warning"))
-        logs.log.info("not shown")
-        try:
-            raise ValueError("an inside")
-        except ValueError:
-            logs.log.warning("something", extra={"fields": {"model": "sst"}}, exc_info=True)
-    finally:
-        root.handlers[:], root.level = before[0], before[1]
+        raise ValueError("an inside")
+    except ValueError:
+        logs.log.warning("something", extra={"fields": {"model": "sst"}}, exc_info=True)
     said = capsys.readouterr().err
     assert re.match(r"\d\d:\d\d:\d\d warning something model=sst\nTraceback", said)
     assert "not shown" not in said and "ValueError: an inside" in said
