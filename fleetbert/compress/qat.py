@@ -112,9 +112,10 @@ def quantize_network(network: paddle.nn.Layer, left: Sequence[str]) -> None:
         moving_rate=MOVING_RATE,
     ).apply(network)
     for layer in quantized_layers(network).values():
-        # Paddle's average starts as if there had been a step with a maximum of 1.
+        # Paddle's average starts as if there had been a step with a maximum of 1. Nearly 0, since
+        # 3.3.1 leaves a state of 0 alone.
         for start in (layer._fake_quant_input._state, layer._fake_quant_input._accum):
-            start.set_value(np.zeros(1, np.float32))
+            start.set_value(np.full(1, 1e-20, np.float32))
 
 
 def round_rows(x: paddle.Tensor) -> paddle.Tensor:

@@ -35,4 +35,7 @@ def fuse(folder: Path) -> Fused:
         saved = Path(temporary) / "_optimized.pdmodel"
         program = programs.read(saved)
         parameters = programs.read_parameters(program, saved.with_suffix(".pdiparams"))
+    for op in program.blocks[0].ops:
+        for attribute in op.attrs:
+            attribute.name = paddle_inference.ATTRIBUTES.get(attribute.name, attribute.name)
     return Fused(program, parameters)
