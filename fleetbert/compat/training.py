@@ -38,7 +38,7 @@ def scaling(scaler: GradScaler) -> bool:
 
 
 def loss_scale(scaler: GradScaler) -> float:
-    return float(scaler._scale) if scaling(scaler) else 1.0
+    return scaler._scale.item() if scaling(scaler) else 1.0
 
 
 def operators() -> set[str]:

@@ -142,7 +142,7 @@ def _trained(network: paddle.nn.Layer, names: from_program.Names) -> Trained:
     return Trained(
         tuning.parameters(network, names),
         {
-            name: float(layers[own[: -len(".weight")]]._fake_quant_input._scale)
+            name: layers[own[: -len(".weight")]]._fake_quant_input._scale.item()
             for name, own in names.linear.items()
             if own[: -len(".weight")] in layers
         },
