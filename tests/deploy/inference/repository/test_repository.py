@@ -141,7 +141,7 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
         while len(seen) < 20 or [v for v, _ in seen[-20:]].count("2") < 20:
             reply = await core.answer(Request(MODEL, texts=TEXTS))
             seen.append((reply.version, reply.outputs["logits"]))
-            await asyncio.sleep(0.01)  # the processors are needed for loading, too
+            await asyncio.sleep(0.1)  # the processors are needed for loading, which comes last
 
     async def ask_with_many():
         return await gather(*(keep_asking() for _ in range(4)))
