@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -88,6 +89,13 @@ def test_helpers_that_mean_a_second_go_exist():
     helpers = [word.strip('"(), \n') for word in names.split(",")]
     assert len(helpers) > 3
     assert all((ROOT / "tests" / f"{name}.py").exists() for name in helpers)
+
+
+def test_long_files_exist():
+    conftest = (ROOT / "tests" / "conftest.py").read_text()
+    names = re.findall('"(test_.*?)"', conftest.split("LONG = (")[1].split(")")[0])
+    assert set(names) <= {path.name for path in (ROOT / "tests").rglob("test_*.py")} != set()
+    assert len(names) > 3
 
 
 def test_help_lists_the_targets():
