@@ -543,8 +543,11 @@ def end_workers(models: Path, monkeypatch, times: int) -> None:
     monkeypatch.setattr(pool.Worker, "open", open_or_end)
 
 
-@pytest.mark.parametrize("poll", [0, 0.05])
-@pytest.mark.parametrize("fail", [fail_reading, fail_opening, lose_program, end_workers])
+@pytest.mark.parametrize(
+    ("fail", "poll"),
+    [(fail_reading, 0), (fail_reading, 0.05), (fail_opening, 0), (lose_program, 0),
+     (end_workers, 0.05)],
+)  # fmt: skip
 def test_what_the_machine_refuses_is_tried_again(
     tiny_bundle, models, monkeypatch, caplog, fail, poll
 ):
