@@ -44,8 +44,8 @@ def make_network(
     return Network(BertForSequenceClassification(config))
 
 
-def make_embedder(seed: int = 1):
-    """The network of vectors (mean), of the same shape."""
+def make_embedder(seed: int = 1, task: str = "embedding", **fields: object):
+    """The network of vectors (mean), or of another task, of the same shape."""
     import paddle
 
     from fleetbert.compat.paddlenlp import BertConfig
@@ -54,9 +54,9 @@ def make_embedder(seed: int = 1):
     paddle.seed(seed)
     shape = {"vocab_size": len(VOCAB), "hidden_size": 64, "num_hidden_layers": 2}
     config = BertConfig(
-        num_attention_heads=4, intermediate_size=128, initializer_range=0.3, **shape
+        num_attention_heads=4, intermediate_size=128, initializer_range=0.3, **shape, **fields
     )
-    return heads.build("embedding", config)
+    return heads.build(task, config)
 
 
 def add_early_exit(path: Path, pad_id: int = 0) -> None:

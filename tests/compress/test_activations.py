@@ -98,11 +98,9 @@ class Errors:
         (folder / "qat").mkdir()
         names = from_program.names(source.program, "bundle")
         left = source.float32_layers(())
-        qat.quantize_network(network, [names.linear[one] for one in left])
-        network.train()
-        for feeds in batches.feeds():
-            network(*map(paddle.to_tensor, feeds.values()))
-        trained = qat._trained(network, names)
+        start = qat.begin(source, batches.feeds(), left, smoothed=True)
+        qat.quantize_network(network, {names.linear[one]: found for one, found in start.items()})
+        trained = qat._trained(source, network, names)
         gate = SimpleNamespace(few=lambda count: batches, threads=1)
         work = SimpleNamespace(
             source=source, bundle=bundle, gate=gate, job=SimpleNamespace(skip=(), source="float32")
