@@ -118,7 +118,7 @@ def import_model(
     max_length: int = 128,
     vocab: PathLike | None = None,
     lowercase: bool | None = None,
-    task: Literal["embedding"] | None = None,
+    task: Literal["embedding", "ranking"] | None = None,
     pooling: Literal["mean", "cls"] | None = None,
 ) -> Path:
     """Make a bundle of a finished model, without training; returns the bundle's folder.
@@ -131,8 +131,9 @@ def import_model(
     labels: in the order of the logits; None: what its config.json says.
     pair: whether it answers pairs of texts. max_length: tokens of a text; longer is cut.
     vocab, lowercase: None: as the source says.
-    task: embedding: a vector of length 1 for each text, of any encoder; None: what its head
-        answers, vectors where it is a folder of sentence-transformers without one.
+    task: embedding: a vector of length 1 for each text, of any encoder; ranking: a number for a
+        query and a document, of a head with one output; None: what its head answers, vectors where
+        it is a folder of sentence-transformers without one.
     pooling: of a vector, over a text's tokens; None: as 1_Pooling/config.json says, else mean.
 
     Raises UserError if it is no such model.

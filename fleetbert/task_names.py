@@ -27,6 +27,7 @@ KINDS: dict[str, Kind] = {
     "pair_classification": Kind(pair=True),
     "regression": Kind(label="number", least_labels=0, tells="a number"),
     "pair_regression": Kind(pair=True, label="number", least_labels=0, tells="a number"),
+    "ranking": Kind(pair=True, label="relevance", least_labels=0, tells="a number"),
     "embedding": Kind(label="number", least_labels=0, tells="a vector"),
     "multi_label_classification": Kind(label="names", least_labels=1),
     "token_classification": Kind(label="spans", per_token=True),

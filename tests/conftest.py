@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
@@ -47,6 +48,16 @@ PROCESS_HELPERS = frozenset(
     ("launched", "lite_serving", "processes", "running_core", "served", "servers")
 )
 
+# Files that take a minute or more come first (`make test` keeps the order), so that no worker waits
+# long for the other at the end. The first of those that compile something spares it the others.
+LONG = (
+    "test_restart.py", "test_lite_server.py", "test_precision.py", "test_ctr_servers.py",
+    "test_repository.py", "test_train.py", "test_parameter_server.py", "test_distill.py",
+    "test_parameter_server_faults.py", "test_parameter_server_rejoin.py", "test_examples.py",
+    "test_full_disk.py", "test_tags.py", "test_activations.py",
+    "test_two_jobs.py", "test_two_nodes.py", "test_make.py", "test_doctor.py", "test_server.py",
+)  # fmt: skip
+
 
 # What Paddle 3 has not, by the beginning of tests' names; they are skipped there.
 PADDLE_2 = {
@@ -65,6 +76,8 @@ HAS_ONNX = importlib.util.find_spec("paddle2onnx") is not None
 
 
 def pytest_collection_modifyitems(items) -> None:
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
     for item in items:
         if versions.is_paddle_3():
             for name, what in PADDLE_2.items():
@@ -97,6 +110,33 @@ def pytest_unconfigure(config) -> None:
     )
     for command, count in commands.most_common():
         reporter.write_line(f"skipped: {count} tests that can run after `{command}`")
+
+
+@pytest.fixture(autouse=True)
+def process_as_before():
+    """What a test leaves changed does not reach the next one: how loggers speak, who hears of
+    signals. pytest's own handlers come and go meanwhile."""
+
+    def own(logger: logging.Logger) -> list[logging.Handler]:
+        return [each for each in logger.handlers if not is_pytests(each)]
+
+    def is_pytests(handler: logging.Handler) -> bool:
+        return type(handler).__module__.startswith("_pytest")
+
+    named = [each for name, each in logging.root.manager.loggerDict.items() if "fleetbert" in name]
+    loggers = [logging.root, *(each for each in named if isinstance(each, logging.Logger))]
+    spoke = [(each, each.level, each.propagate, each.disabled, own(each)) for each in loggers]
+    heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for logger, level, propagate, disabled, handlers in spoke:
+        logger.propagate, logger.disabled = propagate, disabled
+        if logger.level != level:
+            logger.setLevel(level)
+        if own(logger) != handlers:
+            logger.handlers[:] = [*handlers, *filter(is_pytests, logger.handlers)]
+    for number, handler in heard.items():
+        if signal.getsignal(number) is not handler is not None:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(scope="session")

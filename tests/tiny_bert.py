@@ -15,7 +15,8 @@ def make_network(
 ):
     """A two-layer BERT whose random weights are large enough that texts get different answers."""
     import paddle
-    from paddlenlp.transformers import BertConfig, BertForSequenceClassification
+
+    from fleetbert.compat.paddlenlp import BertConfig, BertForSequenceClassification
 
     class Network(paddle.nn.Layer):
         def __init__(self, bert):
@@ -43,19 +44,19 @@ def make_network(
     return Network(BertForSequenceClassification(config))
 
 
-def make_embedder(seed: int = 1):
-    """The network of vectors (mean), of the same shape."""
+def make_embedder(seed: int = 1, task: str = "embedding", **fields: object):
+    """The network of vectors (mean), or of another task, of the same shape."""
     import paddle
-    from paddlenlp.transformers import BertConfig
 
+    from fleetbert.compat.paddlenlp import BertConfig
     from fleetbert.models import heads
 
     paddle.seed(seed)
     shape = {"vocab_size": len(VOCAB), "hidden_size": 64, "num_hidden_layers": 2}
     config = BertConfig(
-        num_attention_heads=4, intermediate_size=128, initializer_range=0.3, **shape
+        num_attention_heads=4, intermediate_size=128, initializer_range=0.3, **shape, **fields
     )
-    return heads.build("embedding", config)
+    return heads.build(task, config)
 
 
 def add_early_exit(path: Path, pad_id: int = 0) -> None:

@@ -27,7 +27,7 @@ from fleetbert.deploy.inference import settings
 from fleetbert.deploy.inference.budget import Budget
 from fleetbert.deploy.inference.draining import Draining
 from fleetbert.deploy.inference.messages import Core, State
-from fleetbert.deploy.inference.ops import logs, metrics, observe, output, pages
+from fleetbert.deploy.inference.ops import logs, memory, metrics, observe, output, pages
 from fleetbert.deploy.inference.protocol import auth, connections, grpc_service, http
 from fleetbert.deploy.inference.protocol.middleware import Middleware
 from fleetbert.errors import UserError
@@ -169,6 +169,8 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
             raise UserError("listen.http_port and listen.grpc_port are both null: name a port")
         gc.freeze()  # what was imported stays: collections need not look at it
         core.start()
+        trimming = asyncio.create_task(memory.trim())
+        stack.callback(trimming.cancel)
         try:
             await _first(_ready(core), signals.first)
             if core.ready():

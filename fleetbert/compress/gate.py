@@ -107,7 +107,7 @@ class Sample:
                     task.of_sums(first[some].sum(0)),
                     task.of_sums(second[some].sum(0)),
                 ),
-                len(truth),
+                len(first),
             )
         one, other = both
         return paired.bootstrap(

@@ -17,9 +17,10 @@ class Task(Section):
         "classification",
         "what to learn (docs/tasks.md): classification: a label of a text; "
         "multi_label_classification: several labels; regression: a number; pair_classification, "
-        "pair_regression: of a pair of texts; token_classification: spans in a text; embedding: "
-        "a vector; mlm: masked words; ctr: clicks, from rows in Criteo's format "
-        "(docs/wide_deep.md); or a task registered from outside",
+        "pair_regression: of a pair of texts; ranking: a number of a query and a document; "
+        "token_classification: spans in a text; embedding: a vector; mlm: masked words; ctr: "
+        "clicks, from rows in Criteo's format (docs/wide_deep.md); or a task registered from "
+        "outside",
     )
     pieces: Literal["first", "all"] = key(
         "first", "token_classification: learn the tag of each word's first token, or of all"
@@ -31,6 +32,12 @@ class Task(Section):
     )
     temperature: float = key(
         0.05, "embedding: what cosines are divided by where texts find each other", gt=0
+    )
+    negatives: int = key(
+        1,
+        "ranking: documents that do not answer the query, drawn beside each that does (1: RankNet; "
+        "more: cross entropy among them; 0: binary cross entropy of each pair by itself)",
+        ge=0,
     )
 
     _is_known = field_validator("name")(task_names.check)

@@ -12,6 +12,8 @@ import re
 from itertools import chain
 from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
 
+import numpy as np
+
 from fleetbert.data.written import LineError
 
 DOCUMENT = b"-DOCSTART-"  # between the documents of CoNLL-2003
@@ -29,10 +31,18 @@ _spaceless = re.compile(SPACELESS).match
 Span = Tuple[int, int, str]  # begin, end (characters or tokens), kind
 
 
+class Joined(str):
+    """A text that was put together of tokens. words: int32 [tokens, 2], the characters where each
+    begins and ends; they are what is tagged, whatever `words.find` sees in the text."""
+
+    __slots__ = ("words",)
+    words: np.ndarray
+
+
 class Tagged(NamedTuple):
     """A text of a table, and its spans by characters."""
 
-    text: str
+    text: Joined
     spans: list[Span]
 
 
@@ -75,12 +85,9 @@ def parse(lines: Sequence[str], tagged: bool) -> Tagged:
         _check_scheme(tags)
     except LineError as error:
         raise LineError(str(error), at) from None
-    text, begins = join(tokens)
-    spans = [
-        (begins[first], begins[last - 1] + len(tokens[last - 1]), kind)
-        for first, last, kind in spans_of(tags)
-    ]
-    return Tagged(text, spans)
+    text = join(tokens)
+    begins, ends = text.words.T.tolist()
+    return Tagged(text, [(begins[a], ends[b - 1], kind) for a, b, kind in spans_of(tags)])
 
 
 def has_tags(lines: Sequence[str]) -> bool:
@@ -88,22 +95,24 @@ def has_tags(lines: Sequence[str]) -> bool:
     return any(len(line.split()) > 1 for line in lines)
 
 
-def join(tokens: list[str]) -> tuple[str, list[int]]:
-    """A text of tokens, and where each begins in it: with a space between two, but beside
-    characters of scripts that are written without, and between the characters of a text in such a
-    script that comes character by character."""
+def join(tokens: list[str]) -> Joined:
+    """A text of tokens: with a space between two, but beside characters of scripts that are written
+    without, and between the characters of a text in such a script that comes character by
+    character."""
     letters = all(len(token) == 1 for token in tokens) and any(map(_spaceless, tokens))
     parts: list[str] = []
-    begins: list[int] = []
+    words: list[tuple[int, int]] = []
     length = 0
     for token in tokens:
         if parts and not (letters or _spaceless(parts[-1][-1]) or _spaceless(token)):
             parts.append(" ")
             length += 1
-        begins.append(length)
+        words.append((length, length + len(token)))
         parts.append(token)
         length += len(token)
-    return "".join(parts), begins
+    text = Joined("".join(parts))
+    text.words = np.array(words, np.int32).reshape(-1, 2)
+    return text
 
 
 def spans_of(tags: Iterable[str]) -> list[Span]:

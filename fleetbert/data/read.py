@@ -57,6 +57,16 @@ class Example(NamedTuple):
         texts = (self.text_a, self.text_b, self.text_c)
         return [Example(text, None, self.label, self.line) for text in texts if text is not None]
 
+    def documents(self) -> list[Example]:
+        """With a `text_c` two pairs: of the query and its document, and of it and the other one."""
+        if self.text_c is None:
+            return [self]
+        pairs = ((self.text_b, 1), (self.text_c, 0))
+        return [
+            Example(self.text_a, text, written.relevance(label, self.text_a), self.line)
+            for text, label in pairs
+        ]
+
 
 class Table(NamedTuple):
     """The examples of a file, and the lines that were skipped: (line number, reason)."""
@@ -77,6 +87,7 @@ class Format(NamedTuple):
     label: how a label is written, of `written.KINDS`.
     apart: whether each text of a line is an example of its own, up to three (`text_c`); labels are
         taken where there are some.
+    triplets: whether a line may have a `text_c` instead of a label (`Example.documents`).
     """
 
     kind: str
@@ -87,6 +98,7 @@ class Format(NamedTuple):
     quoted: bool = False
     label: str = "name"
     apart: bool = False
+    triplets: bool = False
 
     def records(self, lines: Numbered) -> Iterator[tuple[int, bytes]]:
         """What `parse` takes: lines, or several that are one record, as one."""
@@ -205,7 +217,7 @@ def parse_lines(
             continue
         try:
             example = form.parse(line, number)
-            examples += example.apart() if form.apart else [example]
+            examples += example.apart() if form.apart else example.documents()
         except LineError as error:
             if not line.decode("utf-8", "replace").strip():  # white space of Unicode
                 continue
@@ -591,9 +603,12 @@ def _example(row: Row, number: int, form: Format) -> Example:
         text_b = _text(row, "text_b")
     field = "spans" if form.label == "spans" and "label" not in row else "label"
     label = written.KINDS[form.label](row.get(field), text_a)
-    if form.labelled and not label and not form.apart:
-        raise LineError(f"has no {field!r}")
-    text_c = _text(row, "text_c") if form.apart and row.get("text_c") else None
+    takes_c = form.apart or form.triplets
+    text_c = _text(row, "text_c") if takes_c and row.get("text_c") else None
+    if form.triplets and label and text_c:
+        raise LineError("has a label and a 'text_c'; give one of them")
+    if form.labelled and not label and not form.apart and text_c is None:
+        raise LineError(f"has no {field!r}" + (" and no 'text_c'" if form.triplets else ""))
     return Example(text_a, text_b, label or None, number, text_c)
 
 

@@ -1,7 +1,7 @@
-"""The words of a text: what is tagged. They depend on the text alone, so that a model is trained
-on the words that it meets again.
+"""The words of a text: what is tagged.
 
-A word is what stands between blanks, without the punctuation, each of which is one by itself, as
+Tokens of a table in columns are words as they stand there (`conll.Joined`). In any other text a
+word is what stands between blanks, without the punctuation, each of which is one by itself, as
 each character is of scripts that are written without blanks. So WordPiece sees words, too.
 """
 
@@ -14,12 +14,14 @@ from itertools import groupby
 
 import numpy as np
 
-from fleetbert.data.conll import SPACELESS
+from fleetbert.data.conll import SPACELESS, Joined
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 
 
 def find(text: str) -> np.ndarray:
     """int32 [words, 2]: the characters where each begins and ends."""
+    if isinstance(text, Joined):
+        return text.words
     spans = [match.span() for match in _pattern().finditer(text)]
     return np.array(spans, np.int32).reshape(-1, 2)
 

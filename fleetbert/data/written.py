@@ -1,4 +1,4 @@
-"""How a table writes what is learned of a text: a name, a number, several names, spans.
+"""How a table writes what is learned of a text: a name, a number, several names, spans, relevance.
 
 Each kind is a function of what stands in the column or field `label`, and of the text → the text
 that an example keeps of it, "" where there is nothing. A `tasks.Task` says which kind it reads
@@ -102,6 +102,20 @@ def _span(number: int, given: object, text: str) -> tuple[int, int, str]:
     return start, end, kind
 
 
+def relevance(label: object, text: str = "") -> str:
+    """1 of a document that answers its query, 0 of one that does not, as a JSON list of it and the
+    query: documents are compared with those of the same."""
+    if label is None or (isinstance(label, str) and not label.strip()):
+        return ""
+    given = label.strip() if isinstance(label, str) else label
+    if given not in (0, 1, "0", "1", "0.0", "1.0"):
+        raise LineError(
+            f"'label' is {str(given)[:40]!r}; write 1 for a document that answers its query, 0 for "
+            "one that does not"
+        )
+    return json.dumps([int(float(given)), text], ensure_ascii=False)
+
+
 def _shown(span: tuple[int, int, str], text: str) -> str:
     start, end, kind = span
     return f"{text[start:end][:40]!r} ({kind}, {start} to {end})"
@@ -112,6 +126,7 @@ KINDS: dict[str, Callable[[object, str], str]] = {
     "number": number,
     "names": names,
     "spans": spans,
+    "relevance": relevance,
 }
 
 

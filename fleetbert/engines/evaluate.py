@@ -60,6 +60,7 @@ def read_known(
             + (f", or leave such lines out with {skip_with}" if leave_out else "")
         )
     truth = task.targets([example.label or "" for example in examples], labels)
+    task.check_targets(str(path), truth)
     return Known(examples, truth, len(table.skipped) + len(unknown))
 
 

@@ -38,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--pair", action="store_true", help="it answers pairs of texts")
     parser.add_argument(
-        "--task", choices=("embedding",), help="embedding: a vector for each text, of any encoder"
+        "--task",
+        choices=("embedding", "ranking"),
+        help="embedding: a vector for each text, of any encoder; ranking: a number for a query and "
+        "a document, of a head with one output",
     )
     parser.add_argument(
         "--pooling",

@@ -34,10 +34,11 @@ def import_model(
     UserError if it has no head or one whose answers no task has, if the labels are not as many as
     the head has or are its own in another order, or if it has no positions for `max_length`.
     """
-    if task not in (None, tasks.EMBEDDING.name):
+    if task not in (None, tasks.EMBEDDING.name, tasks.RANKING.name):
         raise UserError(
             f"task: {task!r} is told by a model's head; name {tasks.EMBEDDING.name} for the "
-            "vectors of any encoder, or leave it out"
+            f"vectors of any encoder, {tasks.RANKING.name} for a head that gives a query and a "
+            "document a number, or leave it out"
         )
     program = from_paddle.find(Path(model.init))
     if program is not None:
@@ -58,9 +59,19 @@ def import_model(
     has_classifier = "classifier.weight" in tensors
     if task is None and not has_classifier and weights.is_of_vectors(source):
         task = tasks.EMBEDDING.name
-    if task is not None:
-        if labels or pair:
-            raise UserError(f"{'labels' if labels else 'pair'}: vectors have none; leave it out")
+    if task is not None and (labels or pair):
+        raise UserError(f"{'labels' if labels else 'pair'}: task: {task} needs none; leave it out")
+    if pooling is not None and task == tasks.RANKING.name:
+        raise UserError("pooling: is of vectors, and ranking tells numbers; leave it out")
+    if task == tasks.RANKING.name:
+        count = tensors["classifier.weight"].shape[1] if has_classifier else 0
+        if count != 1:
+            raise UserError(
+                f"{source.name}: its head gives {count} numbers, and ranking takes one; train one "
+                "from it, with model.init and task.name: ranking"
+            )
+        labels = []
+    elif task is not None:
         source, labels = source.with_pooling(pooling, "pooling"), []
     elif pooling is not None:
         raise UserError("pooling: is of vectors; name task: embedding too")

@@ -21,6 +21,7 @@ from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import tidy
+from fleetbert.models.heads import Headed
 
 
 def export_bundle(
@@ -38,8 +39,8 @@ def export_bundle(
     """Write `network` as the `float32` variant of a new bundle at `path`; returns the bundle.
 
     network: forward(input_ids, token_type_ids), both int64 [texts, length] → logits float32
-        [texts, labels] (for `mlm` whatever the network returns, one tensor). Its `width` and
-        `pooling`, if it has them, are told with the task.
+        [texts, labels] (for `mlm` whatever the network returns, one tensor). The `width` and
+        `pooling` of a `Headed` are told with the task.
     accuracy: what was measured on named data.
     made_from: the run or the model that it comes from.
     thresholds: of labels, see `bundle.manifest.Task`.
@@ -48,6 +49,7 @@ def export_bundle(
     program was found to answer like the network (UserError otherwise).
     """
 
+    headed = network if isinstance(network, Headed) else None
     opened = tokenizers.open(tokenizer)
     vocab_size, pad_id = opened.vocab_size, opened.pad_id
     answers = tasks.get(task).answers
@@ -82,8 +84,8 @@ def export_bundle(
         max_length=max_length,
         tokenizer=tokenizer,
         fill=fill,
-        width=getattr(network, "width", None),
-        pooling=getattr(network, "pooling", None),
+        width=headed and headed.width,
+        pooling=headed and headed.pooling,
         thresholds=thresholds,
     )
 

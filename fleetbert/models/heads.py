@@ -165,7 +165,9 @@ class Embedder(Headed):
             if self.pooling == "cls":
                 pooled = paddle.gather(tokens, first)
             else:
-                pooled = paddle.matmul(own_tokens(segments, first).astype(tokens.dtype), tokens)
+                pooled = paddle.matmul(
+                    tokens_of_texts(segments, first).astype(tokens.dtype), tokens
+                )
         elif self.pooling == "cls":
             pooled = hidden[:, 0]
         else:  # exp is 1 where there is text, 0 where there is padding
@@ -175,7 +177,7 @@ class Embedder(Headed):
         return pooled / (paddle.norm(pooled, p=2, axis=-1, keepdim=True) + TINY)
 
 
-def own_tokens(segments: paddle.Tensor, first: paddle.Tensor) -> paddle.Tensor:
+def tokens_of_texts(segments: paddle.Tensor, first: paddle.Tensor) -> paddle.Tensor:
     """Which tokens of packed rows are of which text: bool (texts, rows * length).
 
     segments (rows, length) as in `block_diagonal_mask`; first (texts): flat indices of the texts'

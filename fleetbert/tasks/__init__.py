@@ -16,6 +16,7 @@ from fleetbert.tasks.embedding import EMBEDDING
 from fleetbert.tasks.masked_words import MASKED_WORDS
 from fleetbert.tasks.metrics import Metrics
 from fleetbert.tasks.multi_label import MULTI_LABEL
+from fleetbert.tasks.ranking import RANKING
 from fleetbert.tasks.regression import PAIR_REGRESSION, REGRESSION
 from fleetbert.tasks.task import Answer, Criterion, Part, Task, Tensor, Values
 from fleetbert.tasks.token_classification import TOKEN_CLASSIFICATION
@@ -39,6 +40,7 @@ BUILT_IN: tuple[Task, ...] = (
     PAIR_CLASSIFICATION,
     REGRESSION,
     PAIR_REGRESSION,
+    RANKING,
     MULTI_LABEL,
     TOKEN_CLASSIFICATION,
     EMBEDDING,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Sequence
+from typing import Any, Dict, NamedTuple, Sequence
 
 import numpy as np
 
@@ -22,6 +22,8 @@ FIGURES = {
     "entity_f1": "entity F1",
     "entity_precision": "precision of spans",
     "entity_recall": "recall of spans",
+    "map": "mean average precision",
+    "mrr": "MRR",
     "mrr_10": "MRR@10",
 }
 # A confusion matrix has no more rows: it grows with the square of the labels.
@@ -273,3 +275,49 @@ def pearson(one: np.ndarray, other: np.ndarray) -> float:
     centred = [side - side.mean() for side in (one, other)]
     one, other = (side / np.abs(side).max() for side in centred)  # squares stay in range
     return float((one @ other) / np.sqrt((one @ one) * (other @ other)))
+
+
+class Ranked(NamedTuple):
+    """Of each query with a relevant document: its average precision, float64 [queries], and the
+    place from 1 of the first relevant one, int64 [queries]."""
+
+    precision: np.ndarray
+    place: np.ndarray
+
+
+def ranked(relevant: np.ndarray, queries: np.ndarray, scores: np.ndarray) -> Ranked:
+    """Documents in the order of their scores, of each query by themselves; relevant bool [pairs],
+    queries [pairs], the number of each one's query, scores float32 [pairs].
+
+    Average precision is scikit-learn's average_precision_score: documents with one score come in
+    together. For the place of the first relevant one they go before it.
+    """
+    order = np.lexsort((relevant, -scores, queries))
+    relevant, queries, scores = relevant[order], queries[order], scores[order]
+    begins = np.diff(queries, prepend=np.nan) != 0
+    number = np.cumsum(begins) - 1  # of each pair's query
+    start = np.flatnonzero(begins)
+    right = np.cumsum(relevant)
+    before = right[start] - relevant[start]  # relevant ones of all queries before
+    last_of_score = np.append((np.diff(scores) != 0) | begins[1:], True)
+    ends = np.flatnonzero(last_of_score)
+    end = ends[np.searchsorted(ends, np.arange(len(order)))]
+    precision = (right[end] - before[number]) / (end - start[number] + 1)
+    found = number[relevant]
+    kept, first, counts = np.unique(found, return_index=True, return_counts=True)
+    sums = np.bincount(found, precision[relevant], len(start))[kept]
+    places = np.flatnonzero(relevant)[first] - start[kept] + 1
+    return Ranked(sums / counts, places)
+
+
+def ranking(found: Ranked, pairs: int) -> Metrics:
+    """n, queries, map, mrr, mrr_10; queries without a relevant document are left out, as trec_eval
+    does."""
+    reciprocal = 1 / found.place
+    return {
+        "n": pairs,
+        "queries": len(found.place),
+        "map": float(found.precision.mean()),
+        "mrr": float(reciprocal.mean()),
+        "mrr_10": float(np.where(found.place <= 10, reciprocal, 0).mean()),
+    }

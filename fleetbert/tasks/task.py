@@ -143,7 +143,12 @@ class Task(ABC):
             return split
         known = frozenset(labels)
         unknown = [self.unknown(written, known) for written in own]
-        return with_targets(split, own, labels, self.targets(own, labels), unknown)
+        split = with_targets(split, own, labels, self.targets(own, labels), unknown)
+        self.check_targets(split.name, split.labels)
+        return split
+
+    def check_targets(self, name: str, targets: np.ndarray) -> None:  # noqa: B027
+        """UserError where the table `name` with these targets has nothing to tell or to learn."""
 
     def counts(self, targets: np.ndarray, labels: Sequence[str]) -> np.ndarray:
         """Texts of each label, int64 [labels]."""

@@ -33,6 +33,7 @@ BESIDE = {
     "entity_f1": None,
     "auc": None,
     "spearman": "pearson",
+    "map": "mrr",
     "micro_f1": "macro_f1",
 }
 
@@ -74,6 +75,7 @@ def collect(folder: Path) -> Row:
         "rows": _read_rows(folder / "metrics.jsonl"),
         "mixed": config.get("precision", {}).get("level") in ("O1", "O2"),
         "labels": dev.get("labels", []),
+        "counted": dev.get("counted", "texts"),
         "classes": dict(list(classes.items())[:MOST_CLASSES]),
         "class_count": len(classes),
         "confusion": _shaded(dev.get("confusion", [])) if len(classes) <= MOST_CLASSES else [],
@@ -202,6 +204,9 @@ def draw_answers(best: Row) -> list[tuple[str, str, Markup]]:
     with matplotlib.rc_context(STYLE):
         if best.get("scatter"):
             drawn.append(_scatter(np.array(best["scatter"]), best))
+        if best.get("first_places"):
+            drawn.append(_first_places(best["first_places"]))
+            drawn.append(_answers_by_relevance(best["answers_by_relevance"]))
         for label, found in best.get("precision_recall", {}).items():
             drawn.append(_precision_recall(label, found))
     return drawn
@@ -246,6 +251,29 @@ def _scatter(points: np.ndarray, best: Row) -> tuple[str, str, Markup]:
     axes.set_xlabel("true")
     axes.set_ylabel("answer")
     note = f"{len(points):,} of {best['n']:,} dev texts, step {best['step']:,}"
+    return "Answers", note, _svg(figure)
+
+
+def _first_places(queries: list[int]) -> tuple[str, str, Markup]:
+    """How many queries have their first relevant document at each place."""
+    figure, axes = page.axes_of(2.5)
+    names = [*map(str, range(1, len(queries))), "later"]
+    axes.bar(names, queries, color=DEV, width=0.8)
+    axes.set_xlabel("place of the first relevant document")
+    axes.set_ylabel("queries")
+    note = f"{queries[0] / sum(queries):.1%} of {sum(queries):,} queries have it first"
+    return "First relevant documents", note, _svg(figure)
+
+
+def _answers_by_relevance(found: Row) -> tuple[str, str, Markup]:
+    """What is answered to documents of both kinds, each as shares of its kind."""
+    figure, axes = page.axes_of(2.5)
+    for kind, colour in (("others", TRAIN), ("relevant", DEV)):
+        shares = np.array(found[kind]) / max(sum(found[kind]), 1)
+        axes.stairs(shares, found["bounds"], color=colour, fill=True, alpha=0.5, label=kind)
+    axes.set_xlabel("answer")
+    axes.set_ylabel("share")
+    note = " and ".join(f"{sum(found[kind]):,} {kind}" for kind in ("relevant", "others"))
     return "Answers", note, _svg(figure)
 
 

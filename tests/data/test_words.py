@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers.implementations import BertWordPieceTokenizer
 
-from fleetbert.data import tokenizers, words
+from fleetbert.data import conll, tokenizers, words
 from fleetbert.data.tokenizers import base, of_vocab
 
 FILES = Path(__file__).with_name("tokenizers") / "files"
@@ -113,3 +114,19 @@ def test_every_token_is_in_one_word(pieces):
             last = begin + len(text[begin:end].rstrip()) - 1
             inside = [(b <= first < e, b <= last < e) for _, b, e in found.tolist()]
             assert any(one for one, _ in inside) and any(other for _, other in inside)
+
+
+def test_tokens_of_columns_are_words_as_they_stand(pair):
+    """One label for each, by its first piece, as transformers' examples do with split words."""
+    ours, theirs = pair
+    tokens = ["@paul", "don't", "U.S.", "x", "http://a.b/c", "..."]
+    text = conll.join(tokens)
+    assert text == " ".join(tokens) and len(words.find(str(text))) > len(tokens)
+    found = words.encode(ours, [text], 64).words[0]
+    assert [text[begin:end] for _, begin, end in found] == tokens
+    offsets = theirs.encode(text).offsets
+    begins = [begin for _, begin, _ in found]
+    first = [next(n for n, (b, e) in enumerate(offsets) if b <= at < e) for at in begins]
+    assert found[:, 0].tolist() == first
+    again = pickle.loads(pickle.dumps(text))
+    assert (again.words == text.words).all() and again == text

@@ -31,6 +31,7 @@ from tiny_bert import LABELS, WORDS, make_network
 
 from fleetbert.data.tokenizers import of_vocab
 from fleetbert.deploy.inference.protocol import inference_pb2
+from fleetbert.deploy.inference.settings import Safety
 from fleetbert.engines import answer as answers
 from fleetbert.export.program import export_bundle
 
@@ -296,6 +297,7 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
         threads += [threading.Thread(target=act, args=(soak,)) for act in (kill, send_huge, burst)]
         reader = threading.Thread(target=read_log, args=(soak, log))
         reader.start()
+        idle = memory(served.process)[0]
         for thread in threads:
             thread.start()
         began, samples, answered = time.monotonic(), [], {}
@@ -317,14 +319,17 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
         statistics.median(rss for when, rss in samples if min(7, int(8 * when / length)) == part)
         for part in range(8)
     ]
-    early = statistics.median(rss for when, rss in samples if 0.25 <= when / length < 0.5)
-    late = statistics.median(rss for when, rss in samples if when / length >= 0.75)
+    # What stays between bursts: on a busy machine the calls of one wait for most of its pause.
+    early = float(np.percentile([r for when, r in samples if 0.25 <= when / length < 0.5], 10))
+    late = float(np.percentile([r for when, r in samples if when / length >= 0.75], 10))
+    largest = max(rss for _, rss in samples)
     with capfd.disabled():
         print(
             f"\n{dict(soak.counts)}, {len(soak.swaps)} versions taken over; p99 "
             f"{1000 * p99(inside):.0f} ms in swaps, {1000 * p99(outside):.0f} ms otherwise; "
-            f"listening process {early / 1e6:.1f} MB in the second quarter, {late / 1e6:.1f} MB "
-            f"in the last; by eighths {[round(one / 1e6) for one in eighths]}"
+            f"listening process {idle / 1e6:.1f} MB before, between bursts {early / 1e6:.1f} MB in "
+            f"the second quarter, {late / 1e6:.1f} MB in the last, at most {largest / 1e6:.1f} MB; "
+            f"medians of eighths {[round(one / 1e6) for one in eighths]}"
         )
     assert soak.wrong == []
     assert sum(answered.values()) == soak.counts["OK"] > 0
@@ -336,3 +341,4 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
     assert ("fleetbert_worker_restarts_total" in restarts) == (soak.counts["killed"] > 0)
     if MINUTES >= 5:  # before that the allocators still fill
         assert late <= FLAT * early
+    assert largest <= 2 * idle + Safety().max_waiting_bytes

@@ -222,3 +222,28 @@ def test_average_precision_is_scikit_learns(seed, texts, levels):
     precision, recall = metrics.precision_recall(truth, scores)
     found = (np.diff(recall, prepend=0.0) * precision).sum()
     assert found == pytest.approx(average_precision_score(truth, scores))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 80), st.integers(1, 9), st.integers(1, 40))
+def test_ranking_is_scikit_learns_for_each_query(seed, pairs, queries, values):
+    """Few values make ties: among them scikit-learn has no order, and MRR has the worst."""
+    rng = np.random.default_rng(seed)
+    relevant = rng.random(pairs) < rng.random()
+    query, scores = rng.integers(0, queries, pairs), rng.integers(0, values, pairs) / 8
+    precisions, places = [], []
+    for one in range(queries):
+        true, given = relevant[query == one], scores[query == one]
+        if true.any():
+            precisions.append(average_precision_score(true, given))
+            best = given[true].max()
+            places.append(1 + np.count_nonzero(~true & (given >= best)))
+    found = metrics.ranked(relevant, query.astype(np.float32), scores.astype(np.float32))
+    assert found.precision.tolist() == pytest.approx(precisions)
+    assert found.place.tolist() == places
+    if places:
+        told = metrics.ranking(found, pairs)
+        assert (told["n"], told["queries"]) == (pairs, len(places))
+        assert told["map"] == pytest.approx(np.mean(precisions))
+        assert told["mrr"] == pytest.approx(np.mean([1 / place for place in places]))
+        firsts = [1 / place if place <= 10 else 0 for place in places]
+        assert told["mrr_10"] == pytest.approx(np.mean(firsts))

@@ -11,6 +11,7 @@ from fleetbert.train.objectives.embedding import Similarity
 from fleetbert.train.objectives.masked_words import MaskedWords
 from fleetbert.train.objectives.multi_label import BinaryCrossEntropy
 from fleetbert.train.objectives.objective import Objective
+from fleetbert.train.objectives.ranking import Relevance
 from fleetbert.train.objectives.regression import SquaredError
 from fleetbert.train.objectives.regularized import regularize
 from fleetbert.train.objectives.tokens import TokenCrossEntropy
@@ -24,6 +25,7 @@ _objectives: Registry[Objective] = Registry(
         "pair_classification": CrossEntropy(),
         "regression": SquaredError(),
         "pair_regression": SquaredError(),
+        "ranking": Relevance(),
         "multi_label_classification": BinaryCrossEntropy(),
         "token_classification": TokenCrossEntropy(),
         "embedding": Similarity(),

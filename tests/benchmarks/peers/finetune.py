@@ -1,0 +1,120 @@
+"""PyTorch and transformers, as their examples fine-tune: `finetune.py job.json answers.json`.
+
+The peers' side of `tests/benchmarks/finetune.py`: transformers' tokenizer, heads and losses, random
+order, padded to the longest text of the batch, AdamW with warm-up and linear decay. Of tags the
+first piece of each word learns, the others are -100 (`is_split_into_words`).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import transformers
+from train import build_optimizer  # beside it
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+HEADS = {
+    "classification": "single_label_classification",
+    "multi_label_classification": "multi_label_classification",
+    "pair_regression": "regression",
+}
+TAGS = "token_classification"
+
+
+def encode(tokenizer, rows, job):
+    """Token ids and targets of each row: for tags one of each token."""
+    encoded = []
+    for row in rows:
+        texts, words = row["texts"], job["task"] == TAGS
+        one = tokenizer(
+            *texts, truncation=True, max_length=job["max_length"], is_split_into_words=words
+        )
+        target = row["target"]
+        if words:
+            ids, former = one.word_ids(), None
+            target, tags = [], row["target"]
+            for word in ids:
+                target.append(-100 if word is None or word == former else tags[word])
+                former = word
+        encoded.append((one, target))
+    return encoded
+
+
+def collate(batch, tokenizer, job):
+    inputs = tokenizer.pad([one for one, _ in batch], return_tensors="pt")
+    targets = [target for _, target in batch]
+    if job["task"] == TAGS:
+        width = inputs["input_ids"].shape[1]
+        targets = [target + [-100] * (width - len(target)) for target in targets]
+    whole = job["task"] in (TAGS, "classification")
+    return {**inputs, "labels": torch.tensor(targets, dtype=torch.long if whole else torch.float32)}
+
+
+def answers(model, rows, tokenizer, job):
+    """Of each row the logits; of tags the likeliest one's number of each word, 0 (O) of a word that
+    has no token."""
+    found = []
+    model.eval()
+    with torch.inference_mode():
+        for start in range(0, len(rows), 64):
+            some = rows[start : start + 64]
+            encoded = encode(tokenizer, some, job)
+            inputs = collate(encoded, tokenizer, job)
+            targets = inputs.pop("labels")
+            logits = model(**inputs).logits
+            if job["task"] != TAGS:
+                found += logits.tolist()
+                continue
+            for row, (one, _), target, best in zip(some, encoded, targets, logits.argmax(-1)):
+                tags = [0] * len(row["texts"][0])
+                for token, word in enumerate(one.word_ids()):
+                    if target[token] != -100:
+                        tags[word] = int(best[token])
+                found.append(tags)
+    model.train()
+    return found
+
+
+def main() -> None:
+    job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    torch.set_num_threads(job["threads"])
+    torch.manual_seed(job["seed"])
+    transformers.logging.set_verbosity_error()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(job["init"])
+    made = AutoModelForSequenceClassification
+    fields = {"num_labels": job["outputs"], "dtype": torch.float32}
+    if job["task"] == TAGS:
+        made = AutoModelForTokenClassification
+    else:
+        fields["problem_type"] = HEADS[job["task"]]
+    model = made.from_pretrained(job["init"], **fields)
+    model.train()
+
+    began = time.perf_counter()
+    loader = torch.utils.data.DataLoader(
+        encode(tokenizer, job["train"], job),
+        batch_size=job["batch_size"],
+        shuffle=True,
+        collate_fn=lambda batch: collate(batch, tokenizer, job),
+    )
+    job["total_steps"] = job["epochs"] * len(loader)
+    optimizer, schedule = build_optimizer(model, job)
+    for _ in range(job["epochs"]):
+        for batch in loader:
+            loss = model(**batch).loss
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+    seconds = time.perf_counter() - began
+    told = {"seconds": seconds, "answers": answers(model, job["dev"], tokenizer, job)}
+    Path(sys.argv[2]).write_text(json.dumps(told), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
