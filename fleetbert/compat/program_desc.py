@@ -41,7 +41,7 @@ def _into_program_desc() -> Iterator[None]:
     if not versions.is_paddle_3():
         yield
         return
-    patch = importlib.import_module("paddle.base.dygraph.generated_tensor_methods_patch")
+    patch: Any = importlib.import_module("paddle.base.dygraph.generated_tensor_methods_patch")
     # Paddle's layers take functions from this module, which the patch misses: the attribute
     # `paddle.tensor` is a function of the same name.
     functions = vars(sys.modules["paddle.tensor"])
@@ -96,4 +96,4 @@ def _gelu(x: Any, approximate: bool = False) -> Any:
     return _append("gelu", x, approximate=approximate)
 
 
-OTHERS = {"matmul": _matmul, "gelu": _gelu}
+OTHERS: dict[str, Callable[..., Any]] = {"matmul": _matmul, "gelu": _gelu}
