@@ -40,12 +40,13 @@ def fuse(folder: Path) -> Fused:
 
 
 def _rename_attributes(program: ProgramDesc) -> None:
-    """See `paddle_inference.ATTRIBUTES`. 3.3.1 writes both names; what was set has the new one."""
+    """See `paddle_inference.ATTRIBUTES`. An operator that has both names is set by either."""
     for op in program.blocks[0].ops:
-        present = {attribute.name for attribute in op.attrs}
-        replaced = {old for new, old in paddle_inference.ATTRIBUTES.items() if new in present}
-        kept = [programs.copy(a) for a in op.attrs if a.name not in replaced]
-        for attribute in kept:
-            attribute.name = paddle_inference.ATTRIBUTES.get(attribute.name, attribute.name)
-        del op.attrs[:]
-        op.attrs.extend(kept)
+        for new, old in paddle_inference.ATTRIBUTES.items():
+            named = [programs.copy(one) for one in op.attrs if one.name in (new, old)]
+            if named:
+                others = [programs.copy(one) for one in op.attrs if one.name not in (new, old)]
+                chosen = next((one for one in named if one.b or one.s), named[0])
+                chosen.name = old
+                del op.attrs[:]
+                op.attrs.extend([*others, chosen])
