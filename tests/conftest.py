@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import logging
 import os
@@ -21,6 +22,7 @@ from tiny_bert import LABELS, VOCAB, make_network
 
 import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
 from fleetbert import log
+from fleetbert.compat import versions
 
 # What tests call directly speaks as a command does.
 log.start()
@@ -57,10 +59,32 @@ LONG = (
 )  # fmt: skip
 
 
+# What Paddle 3 has not, by the beginning of tests' names; they are skipped there.
+PADDLE_2 = {
+    "tests/compress/test_lite": "Paddle Lite",
+    "tests/compress/test_paddleslim": "PaddleSlim 2.6.0",
+    "tests/deploy/lite/": "Paddle Lite",
+    "tests/engines/test_lite": "Paddle Lite",
+    "tests/launch/test_launcher": "the parameter server",
+    "tests/train/test_ctr": "clicks",
+    "tests/train/test_parameter_server": "the parameter server",
+    "tests/train/test_sparse_table": "clicks",
+}
+# What paddle2onnx makes the models of, which has no wheel for Python 3.13.
+ONNX = ("tests/compress/test_onnx",)
+HAS_ONNX = importlib.util.find_spec("paddle2onnx") is not None
+
+
 def pytest_collection_modifyitems(items) -> None:
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
     for item in items:
+        if versions.is_paddle_3():
+            for name, what in PADDLE_2.items():
+                if item.nodeid.startswith(name):
+                    item.add_marker(pytest.mark.skip(reason=f"{what}: on Paddle 2.6.2 only"))
+        if not HAS_ONNX and item.nodeid.startswith(ONNX):
+            item.add_marker(pytest.mark.skip(reason="paddle2onnx is not installed"))
         used = {
             name
             for value in vars(item.module).values()
@@ -139,7 +163,8 @@ def tiny_data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
-    """A bundle of a tiny random classifier with the variants float32 and onnx. Do not change it."""
+    """A bundle of a tiny random classifier with the variants float32 and, where paddle2onnx is
+    installed, onnx. Do not change it."""
     from fleetbert.compress.onnx import export_onnx
     from fleetbert.data.tokenizers import of_vocab
     from fleetbert.export.program import export_bundle
@@ -153,7 +178,8 @@ def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
         max_length=64,
         tokenizer=of_vocab(tiny_vocab, True),
     )
-    export_onnx(path)
+    if HAS_ONNX:
+        export_onnx(path)
     return path
 
 

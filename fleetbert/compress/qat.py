@@ -207,7 +207,7 @@ def _trained(source: Source, network: paddle.nn.Layer, names: from_program.Names
     arrays = tuning.parameters(network, names)
     return Trained(
         Source.of(*smooth.apply(source.program, arrays, by_input)),
-        {name: float(one.threshold()) for name, one in inputs.items()},
+        {name: one.threshold().item() for name, one in inputs.items()},
         smoothed,
         network,
     )
