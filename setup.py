@@ -21,17 +21,24 @@ def read_version() -> str:
 
 # What fleetbert itself imports.
 REQUIRES = [
-    # The last line that has the parameter server, PaddleSlim and Paddle Lite's model format.
-    "paddlepaddle>=2.6.2,<2.7",
+    # 2.6.2 is the last line that has the parameter server; Python 3.13 has wheels of 3.3.1 only.
+    # What is between was not tried. fleetbert.compat.versions says the same at run time.
+    "paddlepaddle>=2.6.2,<3.4,!=2.7.*,!=3.0.*,!=3.1.*,!=3.2.*,!=3.3.0",
     "paddlenlp==2.8.1",
     "visualdl==2.5.3",
-    "paddle2onnx>=1.2.11,<2",  # 2.x wants Paddle 3
-    "onnx<1.18",
-    "onnxruntime<1.24",
-    "numpy>=1.22,<2",  # Paddle 2.6.2 crashes on import with NumPy 2
-    # 3.20 lacks what DistributedStrategy.a_sync needs, and 5 and later break it.
-    "protobuf>=4.21,<5",
-    "pyarrow>=8,<18",  # 18 may want NumPy 2
+    'paddle2onnx>=1.2.11,<2; python_version < "3.13"',  # 2.x wants Paddle 3; none has a wheel there
+    'onnx<1.18; python_version < "3.13"',
+    'onnx>=1.18; python_version >= "3.13"',
+    'onnxruntime<1.24; python_version < "3.13"',
+    'onnxruntime; python_version >= "3.13"',
+    # Paddle 2.6.2 crashes on import with NumPy 2; none below 2.1 has a wheel for 3.13.
+    'numpy>=1.22,<2; python_version < "3.13"',
+    'numpy>=2.1,<3; python_version >= "3.13"',
+    # 3.20 lacks what DistributedStrategy.a_sync needs (2.6.2), and 5 and later break it.
+    'protobuf>=4.21,<5; python_version < "3.13"',
+    'protobuf>=5,<7; python_version >= "3.13"',
+    'pyarrow>=8,<18; python_version < "3.13"',  # 18 may want NumPy 2
+    'pyarrow>=18; python_version >= "3.13"',
     "tokenizers>=0.15",
     "safetensors>=0.4",
     "pydantic>=2.5",
@@ -49,8 +56,8 @@ REQUIRES = [
 # What those import without a bound that holds: newer ones want NumPy 2 or lose names
 # that PaddleNLP 2.8.1 imports.
 CAPS = [
-    "scipy<1.12",
-    "pandas<2.3",
+    'scipy<1.12; python_version < "3.13"',
+    'pandas<2.3; python_version < "3.13"',
     "datasets<3",
     "huggingface_hub<0.25",
     "aistudio-sdk<0.3",
@@ -67,7 +74,7 @@ setup(
     version=read_version(),
     description="Train BERT with PaddlePaddle on one machine or many, compress it and serve it",
     license="Apache-2.0",
-    python_requires=">=3.8,<3.13",
+    python_requires=">=3.8,<3.14",
     # deploy/ stands at the top, beside what it serves, and is installed as fleetbert.deploy.
     packages=[
         *find_packages(include=["fleetbert", "fleetbert.*"]),

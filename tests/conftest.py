@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
+import logging
 import os
 import re
 import shutil
@@ -20,6 +22,7 @@ from tiny_bert import LABELS, VOCAB, make_network
 
 import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
 from fleetbert import log
+from fleetbert.compat import versions
 
 # What tests call directly speaks as a command does.
 log.start()
@@ -45,9 +48,43 @@ PROCESS_HELPERS = frozenset(
     ("launched", "lite_serving", "processes", "running_core", "served", "servers")
 )
 
+# Files that take a minute or more come first (`make test` keeps the order), so that no worker waits
+# long for the other at the end. The first of those that compile something spares it the others.
+LONG = (
+    "test_restart.py", "test_lite_server.py", "test_precision.py", "test_ctr_servers.py",
+    "test_repository.py", "test_train.py", "test_parameter_server.py", "test_distill.py",
+    "test_parameter_server_faults.py", "test_parameter_server_rejoin.py", "test_examples.py",
+    "test_full_disk.py", "test_tags.py", "test_activations.py",
+    "test_two_jobs.py", "test_two_nodes.py", "test_make.py", "test_doctor.py", "test_server.py",
+)  # fmt: skip
+
+
+# What Paddle 3 has not, by the beginning of tests' names; they are skipped there.
+PADDLE_2 = {
+    "tests/compress/test_lite": "Paddle Lite",
+    "tests/compress/test_paddleslim": "PaddleSlim 2.6.0",
+    "tests/deploy/lite/": "Paddle Lite",
+    "tests/engines/test_lite": "Paddle Lite",
+    "tests/launch/test_launcher": "the parameter server",
+    "tests/train/test_ctr": "clicks",
+    "tests/train/test_parameter_server": "the parameter server",
+    "tests/train/test_sparse_table": "clicks",
+}
+# What paddle2onnx makes the models of, which has no wheel for Python 3.13.
+ONNX = ("tests/compress/test_onnx",)
+HAS_ONNX = importlib.util.find_spec("paddle2onnx") is not None
+
 
 def pytest_collection_modifyitems(items) -> None:
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
     for item in items:
+        if versions.is_paddle_3():
+            for name, what in PADDLE_2.items():
+                if item.nodeid.startswith(name):
+                    item.add_marker(pytest.mark.skip(reason=f"{what}: on Paddle 2.6.2 only"))
+        if not HAS_ONNX and item.nodeid.startswith(ONNX):
+            item.add_marker(pytest.mark.skip(reason="paddle2onnx is not installed"))
         used = {
             name
             for value in vars(item.module).values()
@@ -75,6 +112,33 @@ def pytest_unconfigure(config) -> None:
         reporter.write_line(f"skipped: {count} tests that can run after `{command}`")
 
 
+@pytest.fixture(autouse=True)
+def process_as_before():
+    """What a test leaves changed does not reach the next one: how loggers speak, who hears of
+    signals. pytest's own handlers come and go meanwhile."""
+
+    def own(logger: logging.Logger) -> list[logging.Handler]:
+        return [each for each in logger.handlers if not is_pytests(each)]
+
+    def is_pytests(handler: logging.Handler) -> bool:
+        return type(handler).__module__.startswith("_pytest")
+
+    named = [each for name, each in logging.root.manager.loggerDict.items() if "fleetbert" in name]
+    loggers = [logging.root, *(each for each in named if isinstance(each, logging.Logger))]
+    spoke = [(each, each.level, each.propagate, each.disabled, own(each)) for each in loggers]
+    heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for logger, level, propagate, disabled, handlers in spoke:
+        logger.propagate, logger.disabled = propagate, disabled
+        if logger.level != level:
+            logger.setLevel(level)
+        if own(logger) != handlers:
+            logger.handlers[:] = [*handlers, *filter(is_pytests, logger.handlers)]
+    for number, handler in heard.items():
+        if signal.getsignal(number) is not handler is not None:
+            signal.signal(number, handler)
+
+
 @pytest.fixture(scope="session")
 def tiny_vocab(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
@@ -99,7 +163,8 @@ def tiny_data(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
-    """A bundle of a tiny random classifier with the variants float32 and onnx. Do not change it."""
+    """A bundle of a tiny random classifier with the variants float32 and, where paddle2onnx is
+    installed, onnx. Do not change it."""
     from fleetbert.compress.onnx import export_onnx
     from fleetbert.data.tokenizers import of_vocab
     from fleetbert.export.program import export_bundle
@@ -113,7 +178,8 @@ def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
         max_length=64,
         tokenizer=of_vocab(tiny_vocab, True),
     )
-    export_onnx(path)
+    if HAS_ONNX:
+        export_onnx(path)
     return path
 
 

@@ -228,8 +228,7 @@ def test_ask_takes_lines_as_predict_does_and_shows_what_it_cannot(fleetbert, tin
     assert "`iconv -f latin1 -t utf-8`" in out
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_no_answer_is_lost_to_the_encoding_of_a_pipe(tiny_bundle, table, encoding):
+def test_no_answer_is_lost_to_the_encoding_of_a_pipe(tiny_bundle, table):
     """What it cannot show is escaped; JSON is the same to whoever parses it."""
     code = "from fleetbert import cli\ncli.main()"
 
@@ -238,14 +237,14 @@ def test_no_answer_is_lost_to_the_encoding_of_a_pipe(tiny_bundle, table, encodin
             [sys.executable, "-c", code, *map(str, words)],
             input=stdin,
             capture_output=True,
-            env={**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"},
+            env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
             timeout=300,
         )
         assert done.returncode == 0, done.stderr.decode(errors="replace")
         return done.stdout
 
     texts = ["字 möchte word1", "word3"]
-    shown = run("ask", "--bundle", tiny_bundle, *texts).decode(encoding)
+    shown = run("ask", "--bundle", tiny_bundle, *texts).decode("ascii")
     assert "\\u5b57 " in shown and "\\u2192 " in shown
     unescaped = re.sub(
         r"\\(?:u(....)|x(..))", lambda found: chr(int(found[1] or found[2], 16)), shown
@@ -259,4 +258,4 @@ def test_no_answer_is_lost_to_the_encoding_of_a_pipe(tiny_bundle, table, encodin
     assert [set(line["scores"]) for line in found] == [{"bad", "so so", "好"}] * 2
 
     report = run("evaluate", "--bundle", tiny_bundle, "--data", table, "--json")
-    assert set(json.loads(report.decode(encoding))["classes"]) == {"bad", "so so", "好"}
+    assert set(json.loads(report.decode("ascii"))["classes"]) == {"bad", "so so", "好"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,13 +27,14 @@ def test_fails_first(tmp_path_factory):
 
 @pytest.fixture
 def make_test(tmp_path):
-    """make_test(source) runs `make test` with a file of tests; returns (exit code, output)."""
+    """make_test(*sources) runs `make test` with files of tests; returns (exit code, output)."""
 
-    def make(source: str) -> tuple[int, str]:
+    def make(*sources: str) -> tuple[int, str]:
         folder = tmp_path / "made"
         folder.mkdir()
         shutil.copy(ROOT / "tests" / "conftest.py", folder)
-        (folder / "test_made.py").write_text(source)
+        for number, source in enumerate(sources):
+            (folder / f"test_made_{number}.py").write_text(source)
         tests = f"-c pyproject.toml --basetemp {tmp_path}/base/x {folder}"
         (tmp_path / "base").mkdir()
         done = subprocess.run(
@@ -60,35 +62,25 @@ def test_a_crash_of_pytest_fails(make_test):
     assert "Segmentation fault" in said
 
 
-def test_what_times_processes_runs_once_more_and_is_named(make_test):
-    code, said = make_test("import processes" + FAILS_FIRST)
-    assert code == 0, said
-    assert "1 passed, 1 rerun" in said
-    assert any(line.startswith("RERUN ") for line in said.splitlines()), said
-
-
-def test_what_fails_twice_fails(make_test):
-    code, said = make_test("import processes\ndef test_fails(): assert 0\n")
-    assert code != 0
-    assert "1 failed, 1 rerun" in said
-
-
-def test_other_tests_run_once(make_test):
-    code, said = make_test(FAILS_FIRST)
-    assert code != 0
-    assert "1 failed in" in said
-
-
-def test_the_last_line_says_what_brings_skipped_tests(make_test):
+def test_what_times_processes_runs_once_more_and_skipped_tests_are_told_last(make_test):
     code, said = make_test(
+        "import processes" + FAILS_FIRST,
         "import pytest\n"
         "@pytest.mark.parametrize('n', [1, 2])\n"
         "def test_skipped(n): pytest.skip('needs g++: `sudo .ci/packages` installs it')\n"
-        "def test_other(): pytest.skip('one processor')\n"
+        "def test_other(): pytest.skip('one processor')\n",
     )
     assert code == 0, said
+    assert "1 passed, 3 skipped, 1 rerun" in said
+    assert any(line.startswith("RERUN ") for line in said.splitlines()), said
     last = "skipped: 2 tests that can run after `sudo .ci/packages`"
     assert said.splitlines()[-1] == last, said
+
+
+def test_what_fails_twice_fails_and_other_tests_run_once(make_test):
+    code, said = make_test("import processes\ndef test_fails(): assert 0\n", FAILS_FIRST)
+    assert code != 0
+    assert "2 failed, 1 rerun" in said
 
 
 def test_helpers_that_mean_a_second_go_exist():
@@ -97,6 +89,13 @@ def test_helpers_that_mean_a_second_go_exist():
     helpers = [word.strip('"(), \n') for word in names.split(",")]
     assert len(helpers) > 3
     assert all((ROOT / "tests" / f"{name}.py").exists() for name in helpers)
+
+
+def test_long_files_exist():
+    conftest = (ROOT / "tests" / "conftest.py").read_text()
+    names = re.findall('"(test_.*?)"', conftest.split("LONG = (")[1].split(")")[0])
+    assert set(names) <= {path.name for path in (ROOT / "tests").rglob("test_*.py")} != set()
+    assert len(names) > 3
 
 
 def test_help_lists_the_targets():

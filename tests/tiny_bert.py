@@ -15,7 +15,8 @@ def make_network(
 ):
     """A two-layer BERT whose random weights are large enough that texts get different answers."""
     import paddle
-    from paddlenlp.transformers import BertConfig, BertForSequenceClassification
+
+    from fleetbert.compat.paddlenlp import BertConfig, BertForSequenceClassification
 
     class Network(paddle.nn.Layer):
         def __init__(self, bert):
@@ -46,8 +47,8 @@ def make_network(
 def make_embedder(seed: int = 1, task: str = "embedding", **fields: object):
     """The network of vectors (mean), or of another task, of the same shape."""
     import paddle
-    from paddlenlp.transformers import BertConfig
 
+    from fleetbert.compat.paddlenlp import BertConfig
     from fleetbert.models import heads
 
     paddle.seed(seed)

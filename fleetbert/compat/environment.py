@@ -27,6 +27,7 @@ from typing import MutableMapping
 
 import fleetbert
 from fleetbert import limits
+from fleetbert.compat import versions
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -218,8 +219,10 @@ def import_paddle() -> ModuleType:
     """`prepare`, then import paddle, silently; returns it.
 
     Paddle warns of every OMP_NUM_THREADS but 1, "if you use data parallel": that is about ranks
-    that each take all processors, which `thread_settings` avoids.
+    that each take all processors, which `thread_settings` avoids. UserError for a version that
+    nothing here was written for.
     """
+    versions.check()
     prepare()
     said = io.StringIO()
     with contextlib.redirect_stderr(said), warnings.catch_warnings():

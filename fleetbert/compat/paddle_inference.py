@@ -14,6 +14,9 @@ from fleetbert.compat.lengths import SAFE_LENGTHS
 # A shape has about 10, of some 5 KB each.
 PRIMITIVES = 16384
 
+# 3.3.1's passes write attributes by the first names. 2.6.2 knows only the second; both read those.
+ATTRIBUTES = {"use_onednn": "use_mkldnn", "onednn_data_type": "mkldnn_data_type"}
+
 
 class Tensor(Protocol):
     """An input or output of a predictor."""

@@ -8,14 +8,19 @@ from typing import Iterator
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 
+from fleetbert.compat import versions
+
 
 @contextlib.contextmanager
 def static_graph() -> Iterator[None]:
-    """Static mode, and the former mode afterwards."""
+    """Static mode, and the former mode afterwards. Programs in it are ProgramDescs on Paddle 3 too:
+    3.3.1's own are of another kind, which its quantization and our passes cannot read."""
     dynamic = paddle.in_dynamic_mode()
     paddle.enable_static()
+    old = paddle.pir_utils.OldIrGuard() if versions.is_paddle_3() else contextlib.nullcontext()
     try:
-        yield
+        with old:
+            yield
     finally:
         if dynamic:
             paddle.disable_static()

@@ -27,7 +27,9 @@ State = Dict[str, Any]  # names, and numbers, tensors or dicts of these
 
 def found_infinite(scaler: GradScaler) -> bool:
     """After `scaler.step`: whether it found infinite or NaN gradients and skipped the step."""
-    return bool(scaler._enable and scaler._cache_founf_inf)  # Paddle's own spelling
+    # 2.6.2's spelling of what 3.3.1 calls _cache_found_inf.
+    name = "_cache_found_inf" if hasattr(scaler, "_cache_found_inf") else "_cache_founf_inf"
+    return bool(scaler._enable and getattr(scaler, name))
 
 
 def scaling(scaler: GradScaler) -> bool:
@@ -36,7 +38,7 @@ def scaling(scaler: GradScaler) -> bool:
 
 
 def loss_scale(scaler: GradScaler) -> float:
-    return float(scaler._scale) if scaling(scaler) else 1.0
+    return scaler._scale.item() if scaling(scaler) else 1.0
 
 
 def operators() -> set[str]:

@@ -83,7 +83,8 @@ def quantize_weights(origin: Source, bits: int = 8, skip: Sequence[str] = ()) ->
     for op in program.blocks[0].ops:
         name = _weight(op)
         if op.type == "mul" and name in arrays and arrays[name].dtype != np.float32:
-            step = np.array(programs.attribute(op, f"{name}_quant_scale").floats, np.float32)
+            found = programs.attribute(op, f"{name}_quant_scale")
+            step = np.array(found.floats or found.float64s, np.float32)  # 2.6.2's, 3.3.1's
             integers[name] = Quantized(arrays.pop(name), step * np.float32(largest(bits)), 1)
     for name in programs.embedding_tables(program):
         if name not in skip:

@@ -6,7 +6,7 @@ import argparse
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compat import environment
+from fleetbert.compat import environment, versions
 from fleetbert.errors import UserError
 
 DESCRIPTION = """\
@@ -64,6 +64,8 @@ def run(arguments: argparse.Namespace) -> None:
         if given and other != arguments.format:
             option = given[0].replace("_", "-")
             raise UserError(f"--{option} is for --format {other}; leave it out")
+    if arguments.format == "lite":
+        versions.need_paddle_2("--format lite")
     environment.import_paddle()
     (_export_onnx if arguments.format == "onnx" else _export_lite)(arguments)
 

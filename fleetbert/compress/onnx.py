@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import fleetbert
@@ -69,7 +69,14 @@ paddle2onnx.export(program, weights, target, opset_version=int(opset), auto_upgr
 
 def convert(source: Path, target: Path, opset: int = OPSET) -> None:
     """Write the float32 program in the folder `source` as the ONNX file `target`; UserError where
-    paddle2onnx cannot."""
+    paddle2onnx cannot, or is not installed."""
+    try:
+        installed = version("paddle2onnx")
+    except PackageNotFoundError:
+        raise UserError(
+            "paddle2onnx, which writes ONNX files, is not installed; it has wheels for Python 3.8 "
+            "to 3.12 only: pip install 'paddle2onnx<2' for one of these, and run this command there"
+        ) from None
     with tempfile.TemporaryDirectory() as temporary:
         program = Path(temporary) / "model.pdmodel"
         programs.write(program, gelu.spell_out(programs.read(source / program.name)))
@@ -84,7 +91,7 @@ def convert(source: Path, target: Path, opset: int = OPSET) -> None:
     if done.returncode or not target.is_file():
         said = [line for line in done.stdout.splitlines() if line.strip()]
         raise UserError(
-            f"paddle2onnx {version('paddle2onnx')} could not convert {source} (opset {opset}): "
+            f"paddle2onnx {installed} could not convert {source} (opset {opset}): "
             f"{said[-1] if said else f'exit code {done.returncode}'}; "
             "`fleetbert export --format onnx --opset` tries others"
         )

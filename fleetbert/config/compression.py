@@ -46,7 +46,7 @@ class Calibration(Section):
     smooth: Literal["none", "auto"] = key(
         "auto",
         "auto: divide the channels of layers' inputs by numbers that their weights take in return, "
-        "where that changes the layers' outputs less",
+        "where that changes the layers' outputs less (qat as well: by texts of data.train)",
     )
     correct_bias: bool = key(
         True, "take the mean change of each output, on a few calibration texts, off its bias"

@@ -19,7 +19,7 @@ from fleetbert import limits
 from fleetbert.compat import environment
 from fleetbert.doctor.findings import Finding, broken, not_here, ok
 
-PYTHONS = ((3, 8), (3, 12))
+PYTHONS = ((3, 8), (3, 13))
 # Compute capabilities that paddlepaddle-gpu 2.6.2 of PyPI has kernels for (CUDA 11.8).
 CAPABILITIES = (6.1, 8.6)
 SHM = Path("/dev/shm")
@@ -53,10 +53,10 @@ def look() -> Iterator[Finding]:
 
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
     said = ".".join(map(str, version))
-    least, most = (".".join(map(str, of)) for of in PYTHONS)
     if PYTHONS[0] <= version[:2] <= PYTHONS[1]:
         return ok("Python", f"{said}, {platform.platform()}")
-    return broken("Python", said, f"PaddlePaddle 2.6.2 runs on Python {least} to {most}")
+    remedy = "PaddlePaddle 2.6.2 runs on Python 3.8 to 3.12, and 3.3.1 on 3.9 to 3.13"
+    return broken("Python", said, remedy)
 
 
 def packages(

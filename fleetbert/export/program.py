@@ -12,6 +12,7 @@ import paddle
 
 import fleetbert
 from fleetbert import bundle, tasks
+from fleetbert.compat import program_desc
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.tokenizers import Spec
@@ -116,9 +117,7 @@ def save_program(network: paddle.nn.Layer, folder: Path) -> None:
         paddle.static.InputSpec([-1, -1], "int64", name) for name in ("input_ids", "token_type_ids")
     ]
     with _evaluating(network):
-        paddle.jit.save(network, str(folder / "model"), input_spec=spec)
-    # Names and gradients of the training program: a pickle that nothing here reads.
-    (folder / "model.pdiparams.info").unlink()
+        program_desc.save(network, folder / "model", spec)
     program = programs.read(folder / "model.pdmodel")
     programs.write(folder / "model.pdmodel", tidy.tidy(program))
 

@@ -35,4 +35,17 @@ def fuse(folder: Path) -> Fused:
         saved = Path(temporary) / "_optimized.pdmodel"
         program = programs.read(saved)
         parameters = programs.read_parameters(program, saved.with_suffix(".pdiparams"))
+    _rename_attributes(program)
     return Fused(program, parameters)
+
+
+def _rename_attributes(program: ProgramDesc) -> None:
+    """See `paddle_inference.ATTRIBUTES`. 3.3.1 writes both names; what was set has the new one."""
+    for op in program.blocks[0].ops:
+        present = {attribute.name for attribute in op.attrs}
+        replaced = {old for new, old in paddle_inference.ATTRIBUTES.items() if new in present}
+        kept = [programs.copy(a) for a in op.attrs if a.name not in replaced]
+        for attribute in kept:
+            attribute.name = paddle_inference.ATTRIBUTES.get(attribute.name, attribute.name)
+        del op.attrs[:]
+        op.attrs.extend(kept)

@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fleetbert.compat import environment
+from fleetbert.compat import environment, versions
 from fleetbert.config import loading
 from fleetbert.errors import UserError
 from fleetbert.launch import reaper
@@ -152,6 +152,8 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError(
             "--ranks with --servers or --trainers: a collective job has ranks only; leave one out"
         )
+    if arguments.servers is not None:
+        versions.need_paddle_2("launch --servers")
     if arguments.script is None:
         raise UserError("launch: name the script to run, for example launch/train.py")
 

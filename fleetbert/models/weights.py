@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from fleetbert import config as schema
 from fleetbert import encodings, files
-from fleetbert.compat.paddlenlp import AutoModel, AutoTokenizer, BertConfig
+from fleetbert.compat.paddlenlp import BertConfig, auto_classes
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.errors import UserError
@@ -403,8 +403,8 @@ def _paddlenlp(name: str) -> Source:
     """A name that PaddleNLP knows, downloaded (or taken from its cache) by PaddleNLP."""
     folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
     try:
-        AutoTokenizer.from_pretrained(name).save_pretrained(str(folder))
-        AutoModel.from_pretrained(name).save_pretrained(str(folder))
+        for kind in auto_classes():
+            kind.from_pretrained(name).save_pretrained(str(folder))
     except Exception as error:  # PaddleNLP raises many types, most for lack of a network
         reason = str(error).strip().split("\n")[0][:200]
         raise UserError(

@@ -12,7 +12,7 @@ from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert import files, limits, locks, tasks
-from fleetbert.compat import environment
+from fleetbert.compat import environment, versions
 from fleetbert.errors import Stopped, UserError
 from fleetbert.export.program import export_bundle
 from fleetbert.models import heads, weights
@@ -62,6 +62,7 @@ def train(
     UserError for what is wrong with the job or its data, and while another job writes output_dir;
     Stopped after SIGTERM, with a checkpoint.
     """
+    _check_version(job)
     if metrics and (job.task.name == "ctr" or not tasks.get(job.task.name).takes_metrics):
         raise UserError(f"metrics: task.name: {job.task.name} takes none besides its own")
     strategy = connect(job)
@@ -96,9 +97,17 @@ def result(job: schema.Config, summary: Summary) -> Result:
 def run(job: schema.Config) -> None:
     """What a process of `launch/train.py` does: a parameter server serves, all others train."""
     if job.strategy.name == "parameter_server" and server.is_server():
+        _check_version(job)
         server.serve(job)
     else:
         train(job)
+
+
+def _check_version(job: schema.Config) -> None:
+    if job.strategy.name == "parameter_server":
+        versions.need_paddle_2("strategy.name: parameter_server")
+    if job.task.name == "ctr":
+        versions.need_paddle_2("task.name: ctr")
 
 
 def train_with(

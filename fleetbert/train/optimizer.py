@@ -109,7 +109,7 @@ def _slow_lower_layers(network: nn.Layer, decay: float) -> None:
     for name, parameter in named.items():
         depth = depths[name]
         if depth is not None:
-            parameter.optimize_attr["learning_rate"] = decay ** (top - depth)
+            parameter.optimize_attr["learning_rate"] *= decay ** (top - depth)
 
 
 def _depth(name: str) -> int | None:

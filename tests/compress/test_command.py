@@ -13,7 +13,10 @@ from paddle.static.quantization.cal_kl_threshold import cal_kl_threshold
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import gate, pipeline
+from fleetbert.compress import gate, pipeline, static
+from fleetbert.compress.texts import Batches
+from fleetbert.compress.work import Source
+from fleetbert.data import tokenizers
 from fleetbert.engines import answer, golden
 from fleetbert.errors import GateFailed, UserError
 
@@ -51,10 +54,7 @@ def content(folder):
         ("static", "mine", {"name": "mine", "skip": ["linear_1*"]}),
         ("search", "int8-search", {}),
         ("static", "abs-max", {"name": "abs-max", "calibration__algorithm": "abs_max"}),
-        ("static", "hist", {"name": "hist", "calibration__algorithm": "hist"}),
         ("static", "kl", {"name": "kl", "calibration__algorithm": "KL"}),
-        ("static", "mse", {"name": "mse", "calibration__algorithm": "mse"}),
-        ("static", "emd", {"name": "emd", "calibration__algorithm": "emd"}),
     ],
 )
 def test_a_variant_is_added_with_its_evidence(
@@ -106,6 +106,26 @@ def test_a_variant_is_added_with_its_evidence(
     # What a server will ask it before it lets it answer: like float32, but not the same numbers.
     kept = [golden.read(bundles.read(bundle), which).logits for which in ("float32", name)]
     assert 0 < np.abs(kept[0] - kept[1]).max() < 0.5
+
+
+def test_other_algorithms_find_other_thresholds(trained, tiny_data):
+    """Below the largest value that each input had, and not far below."""
+    read = bundles.read(trained)
+    source = Source(read.folder("float32"))
+    tokenizer = tokenizers.open(read)
+    rows = [line.split("\t")[1] for line in (tiny_data / "train.tsv").read_text().splitlines()]
+    encodings = tokenizer.encode(rows[1:33], None, read.max_length)
+    batches = Batches(encodings, range(32), 1024, tokenizer.pad_id)
+    found = {
+        name: static.input_thresholds(static.of_texts(source, batches, name))
+        for name in ("abs_max", "hist", "mse", "emd")
+    }
+    largest = found.pop("abs_max")
+    for thresholds in found.values():
+        assert set(thresholds) == set(largest)
+        assert thresholds != largest
+        assert all(0.2 < value / largest[n] < 1.01 for n, value in thresholds.items())
+    assert len({tuple(thresholds.values()) for thresholds in found.values()}) == 3
 
 
 def test_the_gate_stops_what_loses_too_much(bundle, tiny_data):

@@ -104,10 +104,14 @@ def test_thresholds_and_weights_are_the_trained_ones(done):
         assert (layer is None) == (name in found.float32_layers)
         if layer is not None:
             rounded = layer._fake_quant_weight(layer.weight).numpy()
-            off = np.abs(weights.widen(stored[name]) - rounded) * 127 / stored[name].scales
+            # Of the value's weight the scales are others: attention's output is divided there.
+            integers = rounded * 127 / np.abs(rounded).max(0)
+            off = np.abs(stored[name].integers - integers)
             assert off.max() < 1.01  # a weight that is a half may go to either side
             assert (off > 0.01).mean() < 0.002
-            assert found.thresholds[name] == pytest.approx(float(layer._fake_quant_input._scale))
+            assert found.thresholds[name] == pytest.approx(
+                float(layer._fake_quant_input.threshold())
+            )
     query, key, value = list(found.thresholds.values())[:3]
     assert query == key == value > 0.1  # one input, quantized once
     # The form for converters says the same.
@@ -124,12 +128,13 @@ def test_thresholds_and_weights_are_the_trained_ones(done):
     assert scales
 
 
-def quantized_linear(width: int, outputs: int) -> tuple[Any, Any]:
-    """A network with one quantized Linear that knows its threshold, and that layer."""
+def quantized_linear(width: int, outputs: int, threshold: float) -> tuple[Any, Any]:
+    """A network with one quantized Linear whose channels are divided, and that layer."""
     paddle.seed(3)
     network = nn.Layer()
     network.network = nn.Sequential(nn.Linear(width, outputs))
-    qat.quantize_network(network, [])
+    by = np.random.default_rng(8).uniform(0.25, 4, width).astype(np.float32)
+    qat.quantize_network(network, {"0.weight": qat.Input(threshold, by)})
     (layer,) = qat.quantized_layers(network).values()
     assert isinstance(layer, QuantizedLinear)
     layer.bias.set_value(paddle.randn([outputs]))
@@ -137,25 +142,38 @@ def quantized_linear(width: int, outputs: int) -> tuple[Any, Any]:
 
 
 def test_a_layer_computes_the_arithmetic_that_onednn_is_tested_with():
-    _, layer = quantized_linear(24, 40)
+    _, layer = quantized_linear(24, 40, threshold=2.0)
+    by = layer._fake_quant_input.by.numpy()
     x = np.random.default_rng(0).normal(size=(5, 7, 24)).astype(np.float32)
-    layer.train()
-    layer(paddle.to_tensor(x))
-    threshold = float(layer._fake_quant_input._scale)
-    assert threshold == pytest.approx(np.abs(x).max())  # the first batch alone decides
     layer.eval()
-    found = layer(paddle.to_tensor(3 * x)).numpy()  # some are beyond the threshold
+    found = layer(paddle.to_tensor(x)).numpy()  # some are beyond the threshold
     weight, bias = layer.weight.numpy(), layer.bias.numpy()
-    cut = np.clip(3 * x, -threshold, threshold)
-    expected = int8.simulate(cut, threshold, weights.quantize(weight, 1), bias)
+    cut = np.clip(x / by, -2, 2)
+    expected = int8.simulate(cut, 2.0, weights.quantize(weight * by[:, None], 1), bias)
     np.testing.assert_allclose(found, expected, atol=1e-4)
-    assert np.abs(3 * x @ weight + bias - expected).max() > 0.1
+    assert np.abs(x @ weight + bias - expected).max() > 0.1
+
+
+def test_gradients_of_a_threshold_are_those_of_the_paper():
+    """Esser et al. 2020, equation 3, of the step; then of its logarithm."""
+    rounded = qat.Rounded(qat.Input(2.0, np.ones(16, np.float32)))
+    rounded.change.set_value(np.log([1.5]).astype(np.float32))
+    x = np.random.default_rng(0).normal(scale=2, size=(8, 16)).astype(np.float32)
+    up = np.random.default_rng(1).normal(size=x.shape).astype(np.float32)
+    given = paddle.to_tensor(x, stop_gradient=False)
+    (rounded(given) * paddle.to_tensor(up)).sum().backward()
+    step = 3.0 / 127
+    inside = np.abs(x) <= 3.0
+    of_step = np.where(inside, np.rint(x / step) - x / step, 127 * np.sign(x))
+    np.testing.assert_allclose(rounded.change.grad, [(up * of_step).sum() * step], rtol=1e-3)
+    np.testing.assert_allclose(given.grad.numpy(), up * inside, atol=1e-6)
+    assert not inside.all()
 
 
 def test_rows_of_embeddings_are_rounded_as_they_are_stored():
     network, layer = nn.Layer(), nn.Embedding(9, 16)
     network.network = nn.Sequential(layer)
-    qat.quantize_network(network, [])
+    qat.quantize_network(network, {})
     ids = paddle.to_tensor([[3, 1, 8]])
     rows = layer(ids)
     table = layer.weight.numpy()
@@ -171,7 +189,7 @@ def test_rows_of_embeddings_are_rounded_as_they_are_stored():
 def test_fast_layers_give_the_same_gradients():
     found = []
     for fast in (False, True):
-        network, layer = quantized_linear(24, 40)
+        network, layer = quantized_linear(24, 40, 1.0)
         if fast:
             cpu.accelerate(network, cpu.Random())
             assert "forward" in vars(layer)
@@ -180,7 +198,13 @@ def test_fast_layers_give_the_same_gradients():
         x.stop_gradient = False
         y = layer(x)
         (y * y).sum().backward()
-        tensors = (y, x.grad, layer.weight.grad, layer.bias.grad, layer._fake_quant_input._scale)
+        tensors = (
+            y,
+            x.grad,
+            layer.weight.grad,
+            layer.bias.grad,
+            layer._fake_quant_input.change.grad,
+        )
         found.append([tensor.numpy() for tensor in tensors])
     for expected, fast_one in zip(*found):
         np.testing.assert_allclose(fast_one, expected, rtol=1e-4, atol=1e-4)

@@ -101,7 +101,7 @@ class TestFaults:
         assert machine.shared_memory(tmp_path / "none").state == "broken"
         assert machine.shared_memory(tmp_path).state == "ok"
 
-    @pytest.mark.parametrize("version", [(3, 7, 9), (3, 13, 0)])
+    @pytest.mark.parametrize("version", [(3, 7, 9), (3, 14, 0)])
     def test_a_python_without_a_wheel(self, version):
         found = machine.python(version)
         assert found.state == "broken"

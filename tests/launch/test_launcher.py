@@ -377,8 +377,8 @@ else:
 
 
 def test_random_kills(launch):
-    """30 jobs of random sizes whose processes are killed at random: each ends well or says what
-    happened, with a code that tells the truth, and nothing is left."""
+    """Ten jobs (`make endurance`: fifty) of random sizes whose processes are killed at random: each
+    ends well or says what happened, with a code that tells the truth, and nothing is left."""
 
     def disturb(number: int) -> None:
         rng = random.Random(number)
@@ -408,7 +408,7 @@ def test_random_kills(launch):
             assert any(f"{name} was killed" in job.stderr for name in killed), job.stderr
 
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(disturb, range(30)))
+        list(pool.map(disturb, range(int(os.environ.get("FLEETBERT_KILLS", "10")))))
 
 
 def test_the_launcher_stays_small(launch):

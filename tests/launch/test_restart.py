@@ -12,8 +12,8 @@ import pytest
 import tiny_job
 from processes import DEADLINE, ended, kill, rank, said, wait_for, wait_for_loss
 
-JOB = {"trainer.epochs": 12, "trainer.checkpoint_every": 7, "trainer.eval_every": 50}
-STEPS = 120
+JOB = {"trainer.epochs": 6, "trainer.checkpoint_every": 7, "trainer.eval_every": 25}
+STEPS = 60
 
 
 @pytest.fixture(scope="module")
@@ -53,9 +53,10 @@ def family(process) -> list[psutil.Process]:
 
 
 def test_killed_and_hung_the_job_ends_as_if_nothing_had_been(start, undisturbed):
-    """Rank 0 killed, rank 1 killed, rank 0 stopped so that it hangs: three restarts of three."""
-    process, output = start({"strategy.hang_timeout": 20})
-    for number, step, how in ((0, 30, "SIGKILL"), (1, 60, "SIGKILL"), (0, 90, "SIGSTOP")):
+    """Rank 0 killed, rank 1 stopped so that it hangs: two restarts of two. `make endurance` kills
+    either of them fifty times."""
+    process, output = start({"strategy.hang_timeout": 12}, restarts=2)
+    for number, step, how in ((0, 20, "SIGKILL"), (1, 40, "SIGSTOP")):
         wait_for_loss(process, output, step)
         victim = wait_for(lambda number=number: rank(process, number), process)
         victim.send_signal(signal.Signals[how])
@@ -64,24 +65,23 @@ def test_killed_and_hung_the_job_ends_as_if_nothing_had_been(start, undisturbed)
     for number, what in enumerate(
         (
             r"rank 0 was killed \(SIGKILL, .*\)",
-            r"rank 1 was killed .*",
-            r"rank 0 has not moved for 2\d s",
+            r"rank 1 has not moved for 1\d s",
         ),
         1,
     ):
-        then = f"starting all again, restart {number} of 3"
+        then = f"starting all again, restart {number} of 2"
         assert re.search(rf"{what} \(at step \d+\); {then}", text), text
-    found = re.search(r"done after restarts: 3; (\d+) of (\d+) steps were repeats", text)
+    found = re.search(r"done after restarts: 2; (\d+) of (\d+) steps were repeats", text)
     assert found, text
     assert int(found[2]) - int(found[1]) == STEPS
-    assert int(found[1]) <= 3 * 7  # no more than what was done since a checkpoint
+    assert int(found[1]) <= 2 * 7  # no more than what was done since a checkpoint
     assert weights(output) == weights(undisturbed)
     assert tiny_job.losses(output) == tiny_job.losses(undisturbed)
 
 
 def test_a_kill_too_many_ends_the_job(start):
     process, output = start({}, restarts=0)
-    wait_for_loss(process, output, 10)
+    wait_for_loss(process, output, 3)
     children = family(process)
     rank(process, 1).kill()
     assert process.wait(timeout=DEADLINE) != 0
@@ -91,15 +91,15 @@ def test_a_kill_too_many_ends_the_job(start):
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM"])
 def test_no_rank_outlives_the_launcher(start, name):
-    process, output = start({})
-    wait_for_loss(process, output, 10)
+    process, output = start({"trainer.epochs": 60})
+    wait_for_loss(process, output, 3)
     children = family(process)
     assert len(children) == 4
     process.send_signal(signal.Signals[name])
     assert process.wait(timeout=DEADLINE) != 0
     assert not psutil.wait_procs(children, timeout=DEADLINE)[1]
     if name == "SIGTERM":
-        assert re.search(r"stopped: SIGTERM: saved step \d+ of 120", said(process))
+        assert re.search(r"stopped: SIGTERM: saved step \d+ of 600", said(process))
 
 
 def test_a_users_error_is_not_tried_again(start, tmp_path):

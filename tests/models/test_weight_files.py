@@ -10,9 +10,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from fleetbert import config
-from fleetbert.compat.paddlenlp import BertTokenizer
 from fleetbert.errors import UserError
 from fleetbert.models import weight_files, weights
+
+from paddlenlp.transformers import BertTokenizer  # isort: skip  after fleetbert.compat
 
 RNG = np.random.default_rng(0)
 TENSORS = {

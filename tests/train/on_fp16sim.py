@@ -10,10 +10,10 @@ import paddle
 import pytest
 import tiny_job
 from fp16sim import calls
-from paddlenlp.transformers import BertConfig
 from safetensors.numpy import load_file
 
 from fleetbert import config
+from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.errors import UserError
 from fleetbert.models import heads
 from fleetbert.train import job as training

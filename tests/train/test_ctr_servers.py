@@ -72,7 +72,10 @@ def test_two_trainers_take_the_steps_of_one_process_also_when_resumed(clicks, tm
 
 @pytest.mark.parametrize("mode", ["async", "geo"])
 def test_it_comes_close_to_the_best_auc(clicks, tmp_path, mode):
-    changes = {"strategy.mode": mode, "strategy.k_steps": 2, "optimizer.learning_rate": 2e-3}
+    changes = {
+        "strategy.mode": mode, "strategy.k_steps": 2, "optimizer.learning_rate": 3e-3,
+        "trainer.epochs": 1, "trainer.log_every": 10,
+    }  # fmt: skip
     output, said = run(clicks, tmp_path, changes)
     best = json.loads((output / "summary.json").read_text())["dev"]
     assert best["n"] == clicks_job.DEV_ROWS

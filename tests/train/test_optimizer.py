@@ -6,9 +6,9 @@ import numpy as np
 import paddle
 import pytest
 import tiny_job
-from paddlenlp.transformers import BertConfig
 
 from fleetbert import config
+from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.models import heads
 from fleetbert.train import optimizer
 

@@ -25,8 +25,7 @@ SGD = {
 @pytest.fixture(scope="module")
 def lively(tiny_data, tmp_path_factory) -> dict[str, str]:
     """`model` keys of a folder with larger weights than BERT starts with."""
-    from paddlenlp.transformers import BertConfig
-
+    from fleetbert.compat.paddlenlp import BertConfig
     from fleetbert.data import tokenizers
     from fleetbert.models import heads, weights
 

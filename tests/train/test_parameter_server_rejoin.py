@@ -77,6 +77,9 @@ def test_a_killed_trainer_goes_on_with_the_others(launch, tiny_data, tmp_path, m
         summary = json.loads((output / "summary.json").read_text())
         assert summary["steps"] == 40
         assert summary["dev"]["accuracy"] > 0.9
+        launcher = (folder / "output.txt").read_text(errors="replace")
+        assert f"launch: trainer {rank} was killed" in launcher
+        assert launcher.endswith("launch: done after restarts: 1\n")
         text = said.read_text(errors="replace")
         if f"rank {rank}: goes on at step" in text:
             return

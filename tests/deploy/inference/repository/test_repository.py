@@ -141,7 +141,7 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(
         while len(seen) < 20 or [v for v, _ in seen[-20:]].count("2") < 20:
             reply = await core.answer(Request(MODEL, texts=TEXTS))
             seen.append((reply.version, reply.outputs["logits"]))
-            await asyncio.sleep(0.01)  # the processors are needed for loading, too
+            await asyncio.sleep(0.1)  # the processors are needed for loading, which comes last
 
     async def ask_with_many():
         return await gather(*(keep_asking() for _ in range(4)))
@@ -543,8 +543,11 @@ def end_workers(models: Path, monkeypatch, times: int) -> None:
     monkeypatch.setattr(pool.Worker, "open", open_or_end)
 
 
-@pytest.mark.parametrize("poll", [0, 0.05])
-@pytest.mark.parametrize("fail", [fail_reading, fail_opening, lose_program, end_workers])
+@pytest.mark.parametrize(
+    ("fail", "poll"),
+    [(fail_reading, 0), (fail_reading, 0.05), (fail_opening, 0), (lose_program, 0),
+     (end_workers, 0.05)],
+)  # fmt: skip
 def test_what_the_machine_refuses_is_tried_again(
     tiny_bundle, models, monkeypatch, caplog, fail, poll
 ):
