@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--int8", action="store_true", help="quantize ours (static) and measure it")
     parser.add_argument("keys", nargs="*", help="key=value of our job besides")
     harness.add_peer(parser)
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     data = SETS[arguments.name](arguments.folder)
     for seed in arguments.seeds:

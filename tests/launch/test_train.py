@@ -37,6 +37,8 @@ def start(tmp_path_factory):
             config,
             *words,
             launcher=["--nproc_per_node", str(ranks)] if ranks > 1 else None,
+            # `make test` gives all others one thread.
+            environ={"OMP_NUM_THREADS": "2"} if ranks == 1 else {},
         )
         started.append(process)
         return process
