@@ -12,8 +12,6 @@ import re
 from itertools import chain
 from typing import Iterable, Iterator, NamedTuple, Sequence, Tuple
 
-import numpy as np
-
 from fleetbert.data.written import LineError
 
 DOCUMENT = b"-DOCSTART-"  # between the documents of CoNLL-2003
@@ -32,11 +30,11 @@ Span = Tuple[int, int, str]  # begin, end (characters or tokens), kind
 
 
 class Joined(str):
-    """A text that was put together of tokens. words: int32 [tokens, 2], the characters where each
-    begins and ends; they are what is tagged, whatever `words.find` sees in the text."""
+    """A text that was put together of tokens. words: the characters where each begins and ends;
+    they are what is tagged, whatever `words.find` sees in the text."""
 
     __slots__ = ("words",)
-    words: np.ndarray
+    words: list[tuple[int, int]]
 
 
 class Tagged(NamedTuple):
@@ -86,8 +84,11 @@ def parse(lines: Sequence[str], tagged: bool) -> Tagged:
     except LineError as error:
         raise LineError(str(error), at) from None
     text = join(tokens)
-    begins, ends = text.words.T.tolist()
-    return Tagged(text, [(begins[a], ends[b - 1], kind) for a, b, kind in spans_of(tags)])
+    spans = [
+        (text.words[first][0], text.words[last - 1][1], kind)
+        for first, last, kind in spans_of(tags)
+    ]
+    return Tagged(text, spans)
 
 
 def has_tags(lines: Sequence[str]) -> bool:
@@ -111,7 +112,7 @@ def join(tokens: list[str]) -> Joined:
         parts.append(token)
         length += len(token)
     text = Joined("".join(parts))
-    text.words = np.array(words, np.int32).reshape(-1, 2)
+    text.words = words
     return text
 
 

@@ -21,8 +21,9 @@ from fleetbert.data.tokenizers import Encodings, Tokenizer
 def find(text: str) -> np.ndarray:
     """int32 [words, 2]: the characters where each begins and ends."""
     if isinstance(text, Joined):
-        return text.words
-    spans = [match.span() for match in _pattern().finditer(text)]
+        spans = text.words
+    else:
+        spans = [match.span() for match in _pattern().finditer(text)]
     return np.array(spans, np.int32).reshape(-1, 2)
 
 

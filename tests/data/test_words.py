@@ -129,4 +129,4 @@ def test_tokens_of_columns_are_words_as_they_stand(pair):
     first = [next(n for n, (b, e) in enumerate(offsets) if b <= at < e) for at in begins]
     assert found[:, 0].tolist() == first
     again = pickle.loads(pickle.dumps(text))
-    assert (again.words == text.words).all() and again == text
+    assert again.words == text.words and again == text
