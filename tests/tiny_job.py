@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import numpy as np
+import pytest
 import yaml
 
 # "##s" lets whole-word masking see a word of two pieces.
@@ -110,3 +111,24 @@ def rows(output: Path) -> list[dict[str, Any]]:
 def losses(output: Path) -> dict[int, float]:
     """The training loss of each logged step."""
     return {row["step"]: row["loss"] for row in rows(output) if "loss" in row}
+
+
+def check_resume(make: Callable[..., Any], again: dict[str, Any] | None = None) -> None:
+    """A run that is killed at step 7 goes on from its checkpoint with the losses of one that was
+    not. make(name, **changes): the job with these keys that writes the folder `name`; again: keys
+    of the run that goes on."""
+    import fleetbert
+    from fleetbert.train import job as training
+
+    class Killed(fleetbert.Callback):
+        def on_step(self, run):
+            if run.state.step == 7:
+                raise RuntimeError("killed")
+
+    saves = {"trainer.checkpoint_every": 5}
+    whole = training.train(make("whole", **saves))
+    with pytest.raises(RuntimeError, match="killed"):
+        training.train(make("half", **saves), [Killed()])
+    found = training.train(make("half", **saves, **(again or {})))
+    assert found.summary["resumed_at"] == 5
+    assert losses(found.output_dir) == losses(whole.output_dir)

@@ -4,7 +4,7 @@ with the trainer of any job, and gives its parameters back under the program's n
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Sequence
+from typing import Callable
 
 import numpy as np
 import paddle
@@ -23,7 +23,6 @@ from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
 from fleetbert.errors import UserError
 from fleetbert.models import heads, weights
 from fleetbert.train import job as training
-from fleetbert.train.callbacks import Callback
 from fleetbert.train.loop import Run
 from fleetbert.train.strategies import connect
 from fleetbert.train.strategies.single import Single
@@ -108,10 +107,10 @@ def _judges_for_the_gate(job: config.Quantize) -> bool:
 Change = Callable[[Tuned, paddle.nn.Layer, Single], None]
 
 
-def train(work: Work, change: Change, first: Sequence[Callback] = ()) -> paddle.nn.Layer | None:
+def train(work: Work, change: Change) -> paddle.nn.Layer | None:
     """Train the work's source after `change`; the network of the best step, in evaluation mode.
 
-    None on ranks other than the first. first: callbacks that come before all others.
+    None on ranks other than the first.
     """
     job = training_job(work.job, work.bundle)
     best = _Best()
@@ -119,7 +118,7 @@ def train(work: Work, change: Change, first: Sequence[Callback] = ()) -> paddle.
     def open_trainable(settings: config.Tuning, connected: Single) -> Tuned:
         return open_tuned(settings, connected, work.bundle, work.job.source, change)
 
-    training.train_with(connect(job), job, open_trainable, best, first)
+    training.train_with(connect(job), job, open_trainable, best)
     return best.network
 
 

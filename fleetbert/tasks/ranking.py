@@ -24,6 +24,8 @@ class Documents(Labelled):
     not, drawn anew each epoch. Its arrays besides: `places` int64 [examples, 1 + negatives], which
     of the network's outputs they get, the right one first. Without, an example is a pair."""
 
+    drawn: int | None = None  # the epoch that `examples` are of
+
     def plan(self, epoch: int) -> batching.Plan:
         """`data.batch_size` counts examples, `data.batch_tokens` the tokens of all their texts."""
         tokens, negatives = self.job.data.batch_tokens, self.job.task.negatives
@@ -38,9 +40,9 @@ class Documents(Labelled):
 
     def _draw(self, epoch: int) -> None:
         """Sets `examples`, int64 [examples, pairs of one], and their `lengths` and `lines`."""
-        if self.__dict__.get("epoch") == epoch:
+        if self.drawn == epoch:
             return
-        self.epoch, negatives = epoch, self.job.task.negatives
+        self.drawn, negatives = epoch, self.job.task.negatives
         pairs = np.arange(len(self.split.labels))[:, None]
         if negatives:
             pairs = draw(self.split.labels, negatives, [self.job.trainer.seed, epoch])

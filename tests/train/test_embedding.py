@@ -142,23 +142,12 @@ def test_pairs_without_numbers_are_evaluated_by_rank(data, tmp_path):
 
 
 def test_a_run_goes_on_bit_for_bit(data, tmp_path):
-    class Killed(fleetbert.Callback):
-        def on_step(self, run):
-            if run.state.step == 7:
-                raise RuntimeError("killed")
-
     changes = {
         "data.train": str(data / "three.jsonl"),
         "trainer.epochs": 1,
-        "trainer.checkpoint_every": 5,
         "data.cache": str(tmp_path / "cache"),
     }
-    training.train(job(data, tmp_path / "whole", **changes))
-    with pytest.raises(RuntimeError, match="killed"):
-        training.train(job(data, tmp_path / "half", **changes), [Killed()])
-    found = training.train(job(data, tmp_path / "half", **changes))
-    assert found.summary["resumed_at"] == 5
-    assert tiny_job.losses(tmp_path / "half") == tiny_job.losses(tmp_path / "whole")
+    tiny_job.check_resume(lambda name, **more: job(data, tmp_path / name, **changes, **more))
 
 
 @pytest.mark.parametrize(

@@ -199,22 +199,13 @@ def test_compressed_and_told(run, data, capsys):
 
 def test_a_run_goes_on_bit_for_bit(data, tmp_path):
     """From triplets in a cache, read by another process, with several negatives."""
-
-    class Killed(fleetbert.Callback):
-        def on_step(self, run):
-            if run.state.step == 7:
-                raise RuntimeError("killed")
-
     changes = {
         "data.train": str(data / "train3.tsv"), "trainer.epochs": 1, "task.negatives": 2,
-        "trainer.checkpoint_every": 5, "data.cache": str(tmp_path / "cache"),
+        "data.cache": str(tmp_path / "cache"),
     }  # fmt: skip
-    training.train(job(data, tmp_path / "whole", **changes))
-    with pytest.raises(RuntimeError, match="killed"):
-        training.train(job(data, tmp_path / "half", **changes), [Killed()])
-    found = training.train(job(data, tmp_path / "half", **changes, **{"data.num_workers": 1}))
-    assert found.summary["resumed_at"] == 5
-    assert tiny_job.losses(tmp_path / "half") == tiny_job.losses(tmp_path / "whole")
+    tiny_job.check_resume(
+        lambda name, **more: job(data, tmp_path / name, **changes, **more), {"data.num_workers": 1}
+    )
 
 
 @pytest.mark.parametrize(
