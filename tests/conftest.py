@@ -114,8 +114,8 @@ def pytest_unconfigure(config) -> None:
 
 @pytest.fixture(autouse=True)
 def process_as_before():
-    """What a test leaves changed does not reach the next one: how loggers speak, who hears of
-    signals. pytest's own handlers come and go meanwhile."""
+    """What a test leaves changed does not reach the next one: how loggers speak, whether warnings
+    do, who hears of signals. pytest's own handlers come and go meanwhile."""
 
     def own(logger: logging.Logger) -> list[logging.Handler]:
         return [each for each in logger.handlers if not is_pytests(each)]
@@ -123,15 +123,19 @@ def process_as_before():
     def is_pytests(handler: logging.Handler) -> bool:
         return type(handler).__module__.startswith("_pytest")
 
-    named = [each for name, each in logging.root.manager.loggerDict.items() if "fleetbert" in name]
-    loggers = [logging.root, *(each for each in named if isinstance(each, logging.Logger))]
-    spoke = [(each, each.level, each.propagate, each.disabled, own(each)) for each in loggers]
+    named = logging.root.manager.loggerDict.items()
+    found = {name: each for name, each in named if isinstance(each, logging.Logger)}
+    levels = [(each, each.level) for each in (logging.root, *found.values())]
+    loggers = [logging.root, *(each for name, each in found.items() if "fleetbert" in name)]
+    spoke = [(each, each.propagate, each.disabled, own(each)) for each in loggers]
     heard = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
-    for logger, level, propagate, disabled, handlers in spoke:
-        logger.propagate, logger.disabled = propagate, disabled
+    logging.captureWarnings(False)
+    for logger, level in levels:
         if logger.level != level:
             logger.setLevel(level)
+    for logger, propagate, disabled, handlers in spoke:
+        logger.propagate, logger.disabled = propagate, disabled
         if own(logger) != handlers:
             logger.handlers[:] = [*handlers, *filter(is_pytests, logger.handlers)]
     for number, handler in heard.items():

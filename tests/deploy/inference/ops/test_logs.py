@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import logging
 import os
 import re
 import subprocess
@@ -19,7 +18,6 @@ from grpc_stub import make_stub
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from served import DEADLINE, ask, serving
 
-from fleetbert import log
 from fleetbert.deploy.inference.ops import logs
 from fleetbert.deploy.inference.protocol import inference_pb2
 from fleetbert.deploy.inference.settings import Logs
@@ -102,29 +100,14 @@ def test_requests_are_not_written_unless_asked_for(tmp_path):
         assert [line["message"] for line in served.lines()] == ["leaving"]
 
 
-@pytest.fixture
-def logging_as_before():
-    """`logs.start` takes over all logging of this process, fleetbert's own lines as well."""
-    root = logging.getLogger()
-    handlers = root.handlers[:]
-    loggers = [root, *map(logging.getLogger, list(root.manager.loggerDict))]
-    levels = [logger.level for logger in loggers]
-    yield
-    root.handlers[:] = handlers
-    for logger, level in zip(loggers, levels):
-        logger.setLevel(level)
-    logging.captureWarnings(False)
-    log.start()
-
-
-def test_a_name_that_is_no_utf8_is_a_line_like_any_other(logging_as_before, capsys):
+def test_a_name_that_is_no_utf8_is_a_line_like_any_other(capsys):
     logs.start(Logs())
     logs.log.warning("%s", os.fsdecode(b"m\xff"), extra={"fields": {"texts": 1}})
     [line] = capsys.readouterr().err.splitlines()
     assert json.loads(line)["message"] == r"m\udcff"
 
 
-def test_text_for_terminals(logging_as_before, capsys):
+def test_text_for_terminals(capsys):
     logs.start(Logs(format="text", level="warning"))
     logs.log.info("not shown")
     try:
