@@ -33,6 +33,7 @@ BENCHMARKS = {
     "infer": "a bundle's variants beside PyTorch, ONNX Runtime and OpenVINO",
     "serve": "the server beside FastAPI and BentoML over the same model",
     "train": "fine-tuning beside PyTorch + transformers",
+    "compress": "what the shipped recipes lose, on six checkpoints and unseen texts",
     "distribute": "training in one process, in ranks and on parameter servers",
     "cost": "a model of 8 to 1,024 GPUs; measures nothing",
 }
