@@ -92,7 +92,7 @@ def test_it_is_served(prepared, tmp_path):
             for stored in programs.parameter_names(program):
                 dims = programs.variable(program.blocks[0], stored).type.lod_tensor.tensor.dims
                 array = quantized[stored].integers if stored in quantized else others.get(stored)
-                if array is not None:
+                if array is not None and array.size > 1:
                     assert tuple(dims) == array.shape, stored
     assert errors[1] < 0.8 * errors[0]
 
@@ -108,10 +108,10 @@ def test_a_layer_left_in_float32_is_as_it_was(prepared, tmp_path):
 
 
 def test_each_unit_gets_the_pieces_that_it_needs():
-    largest = np.array([1.0, 9.5, 2.5, -0.1, 4.0], np.float32)
+    largest = np.array([1.0, 9.5, 2.5, -0.1, 4.0, *[0.1] * 15], np.float32)
     units = split.needed(largest, 2.0, 16)
     assert len(units) == split.BLOCK
-    times = np.bincount(units, minlength=5)
+    times = np.bincount(units)
     assert all(times[[1, 2, 4]] >= [4, 1, 1])
     assert split.needed(largest, 0.4, 16) is None
     assert len(split.needed(largest, 10.0, 16)) == 0
