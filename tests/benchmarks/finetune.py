@@ -10,7 +10,7 @@ first 10,000 texts, dev.tsv, labels.txt). Both sides have the same weights, text
 rates and seed; neither chooses among its steps, or learns from what --calibrate holds out. seqeval,
 scikit-learn and SciPy say the peer's figure, the run says ours. Seconds are of the steps: without
 tokenizing, evaluation and checkpoints on both sides. A line for each seed is added to
-OUTPUT/results.jsonl, which `tests/benchmarks tasks` makes a page of.
+RESULTS, which `tests/benchmarks tasks` makes a page of.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ sys.path[:1] = [str(TESTS.parent), str(TESTS)]
 
 import fleetbert  # noqa: E402
 from benchmarks import harness  # noqa: E402
+from benchmarks.tasks import add_result  # noqa: E402
 from fleetbert import config  # noqa: E402
 from fleetbert.bench import measure  # noqa: E402
 from fleetbert.data import conll  # noqa: E402
@@ -215,6 +216,7 @@ def main() -> None:
     parser.add_argument("--max-length", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--output", type=Path, default=Path("output/finetune"))
+    parser.add_argument("--results", type=Path, default=Path("output/tasks.jsonl"))
     parser.add_argument("--int8", action="store_true", help="quantize ours (static) and measure it")
     parser.add_argument(
         "--calibrate",
@@ -243,8 +245,7 @@ def main() -> None:
             row["peer"], row["peer_seconds"] = peer(data, arguments, seed, folder)
             row["load"].append(measure.load())
             print(f"transformers: {row['peer']:.4f}, {row['peer_seconds']:.0f} s", flush=True)
-        with (arguments.output / "results.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        add_result(arguments.results, row)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import fleetbert
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:1] = [str(TESTS.parent), str(TESTS)]
+
+import fleetbert  # noqa: E402
+from benchmarks.tasks import add_result  # noqa: E402
 
 
 def read(table: Path, prefix: str) -> list[tuple[str, str, float]]:
@@ -30,6 +34,7 @@ def main() -> None:
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--prefix", default="", help="what stands before each sentence")
     parser.add_argument("--int8", type=Path, metavar="TABLE")
+    parser.add_argument("--results", type=Path, default=Path("output/tasks.jsonl"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         bundle = fleetbert.import_model(arguments.init, f"{folder}/bundle", task="embedding")
@@ -46,6 +51,13 @@ def main() -> None:
                     gate=rows,
                     max_drop=1.0,
                 )
+                row = {
+                    "int8": int8.accuracy,
+                    "int8_drop": int8.drop,
+                    "int8_speed": int8.speed_ratio,
+                }
+                name = {"name": f"{table.stem}, vectors", "task": "embedding"}
+                add_result(arguments.results, {**name, "init": arguments.init, **row})
                 print(
                     f"  int8-static {int8.accuracy:.4f}, loses {int8.drop:.4f}; "
                     f"{int8.speed_ratio:.2f} times float32's texts/s",
