@@ -34,6 +34,7 @@ BENCHMARKS = {
     "serve": "the server beside FastAPI and BentoML over the same model",
     "train": "fine-tuning beside PyTorch + transformers",
     "distribute": "training in one process, in ranks and on parameter servers",
+    "recipes": "recipes of fine-tuning beside none",
     "cost": "a model of 8 to 1,024 GPUs; measures nothing",
 }
 
