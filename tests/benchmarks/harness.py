@@ -36,6 +36,7 @@ BENCHMARKS = {
     "train": "fine-tuning beside PyTorch + transformers",
     "distribute": "training in one process, in ranks and on parameter servers",
     "tasks": "a page of what finetune.py, stsb.py and trec_qa.py have measured; measures nothing",
+    "recipes": "recipes of fine-tuning beside none",
     "cost": "a model of 8 to 1,024 GPUs; measures nothing",
 }
 
