@@ -34,6 +34,7 @@ BENCHMARKS = {
     "serve": "the server beside FastAPI and BentoML over the same model",
     "train": "fine-tuning beside PyTorch + transformers",
     "distribute": "training in one process, in ranks and on parameter servers",
+    "paddles": "PaddlePaddle 3.3.1 beside 2.6.2: training, answering",
     "cost": "a model of 8 to 1,024 GPUs; measures nothing",
 }
 
