@@ -169,7 +169,9 @@ class Precision(Section):
     level: Literal["auto", "O0", "O1", "O2"] = key(
         "O0", "O0: float32; O1, O2: mixed; auto: O1 where the device has it, else O0"
     )
-    dtype: Literal["float16", "bfloat16"] = key("float16", "the half type of O1 and O2")
+    dtype: Literal["float16", "bfloat16", "auto"] = key(
+        "float16", "the half type of O1 and O2; auto: bfloat16 where the device has it"
+    )
     use_dynamic_loss_scaling: bool = key(True, "false: the scale stays as it starts")
     init_loss_scaling: float = key(32768.0, "GradScaler's first scale", gt=0)
     incr_ratio: float = key(2.0, "GradScaler: growth of the scale", gt=1)

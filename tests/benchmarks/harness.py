@@ -37,6 +37,7 @@ BENCHMARKS = {
     "distribute": "training in one process, in ranks and on parameter servers",
     "tasks": "a page of what finetune.py, stsb.py and trec_qa.py have measured; measures nothing",
     "recipes": "recipes of fine-tuning beside none",
+    "paddles": "PaddlePaddle 3.3.1 beside 2.6.2: training, answering",
     "cost": "a model of 8 to 1,024 GPUs; measures nothing",
 }
 
