@@ -25,7 +25,7 @@ KILLS := 50
 SEED := 0
 SOURCES := $(wildcard setup.py fleetbert launch deploy tests docs/examples)
 
-.PHONY: help quickstart test endurance lint api-page format bench venv venv-clients venv-bench packages lock clean
+.PHONY: help quickstart test test-part endurance lint api-page format bench venv venv-clients venv-bench packages lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -48,6 +48,10 @@ quickstart: venv ## Train BERT on two processes, then ask it questions
 test: venv venv-clients packages ## Run the tests
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --dist loadfile \
 		--no-loadscope-reorder $(TESTS)
+
+test-part: venv packages ## Run a quarter of an hour of the tests, for a second Paddle: PADDLE=3
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --dist loadfile \
+		--no-loadscope-reorder --durations 15 $$(grep '^tests/' tests/part.txt)
 
 endurance: venv ## Kill ranks at random, 50 times: make endurance KILLS=50 SEED=0
 	FLEETBERT_KILLS=$(KILLS) FLEETBERT_SEED=$(SEED) $(PYTHON) -m pytest -q tests/endurance \

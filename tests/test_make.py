@@ -98,6 +98,20 @@ def test_long_files_exist():
     assert len(names) > 3
 
 
+def test_what_a_paddle_has_not_and_the_part_name_tests():
+    """`make test-part` would fail of a test that is gone; a skip of one would be lost."""
+    conftest = (ROOT / "tests" / "conftest.py").read_text()
+    skips = conftest.split("PADDLE_2 = {")[1].split("NO_ONNX")[0].replace('"\n    "', "")
+    part = (ROOT / "tests" / "part.txt").read_text()
+    names = [*re.findall(r'"(tests/[^"]*)"', skips), *re.findall("^tests/.*", part, re.M)]
+    assert len(names) > 40
+    for name in names:
+        path, *inside = name.partition("[")[0].split("::")
+        assert list((ROOT / path).parent.glob(Path(path).name + "*")), name
+        text = (ROOT / path).read_text() if inside else ""
+        assert all(re.search(f"(def|class) {one}", text) for one in inside), name
+
+
 def test_help_lists_the_targets():
     listed = subprocess.run(
         ["make", "help"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True

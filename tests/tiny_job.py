@@ -54,6 +54,45 @@ def write_runs_of_words(path: Path, texts: int, seed: int) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
+def write_tags(path: Path, texts: int, seed: int) -> None:
+    """Texts of words: word0 to word9 are a person, with a word20 to word29 behind them if there is
+    one; word10 to word19 a place of one word."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(texts):
+        for _ in range(rng.integers(2, 6)):
+            kind = rng.integers(0, 4)
+            if kind == 0:
+                lines.append(f"word{rng.integers(0, 10)}\tB-per")
+                if rng.random() < 0.5:
+                    lines.append(f"word{rng.integers(20, 30)}s\tI-per")
+            elif kind == 1:
+                lines.append(f"word{rng.integers(10, 20)}\tB-loc")
+            else:
+                lines.append(f"word{rng.integers(40, 150)}s\tO")
+        lines.append("")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def ranked_rows(queries: int, seed: int) -> list[tuple[str, str, int]]:
+    """Each query asks for `word<n>`; documents that have word0 or word1 answer it."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for query in range(queries):
+        answers = rng.permutation([1, 0, *rng.integers(0, 2, 4)])
+        for relevant in answers:
+            words = rng.integers(20, 100, 5)
+            words[rng.integers(0, 5)] = rng.integers(0, 2) if relevant else rng.integers(2, 4)
+            document = " ".join(f"word{word}" for word in words)
+            rows.append((f"word{100 + query % 50} word{100 + query // 50}", document, relevant))
+    return rows
+
+
+def write_ranking(path: Path, queries: int, seed: int) -> None:
+    rows = ["\t".join(map(str, row)) for row in ranked_rows(queries, seed)]
+    path.write_text("\n".join(["text_a\ttext_b\tlabel", *rows]) + "\n", encoding="utf-8")
+
+
 def write_data(folder: Path) -> Path:
     """vocab.txt and the tables train, dev, pairs and pairs-dev, and texts for mlm, in `folder`."""
     (folder / "vocab.txt").write_text("\n".join(VOCAB) + "\n", encoding="utf-8")

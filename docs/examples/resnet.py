@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import numpy as np
+import static_graph
 import yaml
 
 import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
@@ -18,7 +19,6 @@ import fleetbert.compat.prepared  # noqa: F401  before the first import of paddl
 import paddle  # isort: skip
 import paddle.distributed as dist
 import paddle.nn.functional as F
-from paddle.distributed import fleet
 from paddle.vision import datasets, models, transforms
 
 from fleetbert import config, errors
@@ -128,60 +128,21 @@ class Images(Trainable):
         return [{"file": self.collector.samples[index][0]} for index in indices]
 
 
-def train_static(job: config.Config, task: Images, size: int, parts: int) -> list[float]:
-    """The same steps as a static graph; returns their losses.
-
-    Fleet's collective optimizer wants NCCL where there are several ranks (Paddle 2.6.2). CPU ranks
-    share gradients over gloo by the functions that are public for it.
-    """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    reader, on_gpu = task.collector, paddle.is_compiled_with_cuda()
+def train_static(job: config.Config, task: Images, parts: int) -> list[float]:
+    """The same steps as a static graph; returns their losses."""
+    rank, ranks, reader = dist.get_rank(), dist.get_world_size(), task.collector
     shard = slice(rank * parts // ranks, (rank + 1) * parts // ranks)
     epochs = range(job.trainer.epochs)
     plan = [(indices, epoch) for epoch in epochs for indices in reader.plan(epoch)]
     # Read first: paddle.vision's random crops are Python only in dynamic mode.
     steps = [reader.micro_batches(*step, parts, shard) for step in plan[: job.trainer.max_steps]]
-    weights = {name: tensor.numpy() for name, tensor in task.network.state_dict().items()}
-
-    paddle.enable_static()
-    images = paddle.static.data("x", [None, 3, size, size])
-    labels = paddle.static.data("labels", [None, 1], "int64")
-    network = getattr(models, task.name)(num_classes=len(reader.classes))
-    loss = F.cross_entropy(network(images), labels)
-    optimizer = paddle.optimizer.SGD(job.optimizer.learning_rate)
-    if ranks == 1 or on_gpu:
-        fleet.init(is_collective=True)
-        strategy = fleet.DistributedStrategy()
-        strategy.gradient_merge = parts > ranks
-        strategy.gradient_merge_configs = {"k_steps": parts // ranks, "avg": True}
-        fleet.distributed_optimizer(optimizer, strategy).minimize(loss)
-    else:
-        dist.gloo_init_parallel_env(
-            rank, ranks, os.environ["PADDLE_TRAINER_ENDPOINTS"].split(",")[0]
-        )
-        pairs = optimizer.backward(loss)
-        for _, gradient in pairs:
-            dist.all_reduce(gradient)
-        optimizer.apply_gradients([(weight, gradient / ranks) for weight, gradient in pairs])
-    if ranks > 1:
-        dist.all_reduce(loss)
-    place = (
-        paddle.CUDAPlace(int(os.environ["FLAGS_selected_gpus"])) if on_gpu else paddle.CPUPlace()
+    losses, _ = static_graph.train(
+        task,
+        lambda: getattr(models, task.name)(num_classes=len(reader.classes)),
+        steps,
+        lambda: paddle.optimizer.SGD(job.optimizer.learning_rate),
+        parts,
     )
-    executor = paddle.static.Executor(place)
-    executor.run(paddle.static.default_startup_program())
-    for name, variable in network.state_dict().items():
-        paddle.static.global_scope().find_var(variable.name).get_tensor().set(weights[name], place)
-    losses = []
-    for step in steps:
-        found = [
-            executor.run(
-                feed={"x": arrays["inputs"]["x"], "labels": arrays["labels"][:, None]},
-                fetch_list=[loss],
-            )[0]
-            for arrays in step
-        ]
-        losses.append(float(np.mean(found)) / ranks)
     return losses
 
 
@@ -225,24 +186,19 @@ def main(argv: list[str]) -> None:
     reader = Reader(str(folder), given.size, job.data.batch_size)
     if given.static:
         task = Images(reader, given.network, job.trainer.seed)
-        losses = train_static(job, task, given.size, given.parts)
-        show(losses)
+        static_graph.show(train_static(job, task, given.parts))
         return
     strategy = connect(job)
     task = Images(reader, given.network, job.trainer.seed)
     summary = train_with(strategy, job, lambda *_: task, lambda *_: None)
     if strategy.rank == 0:
         rows = map(json.loads, Path(job.output_dir, "metrics.jsonl").read_text().splitlines())
-        show([row["loss"] for row in rows if "loss" in row])
+        static_graph.show([row["loss"] for row in rows if "loss" in row])
         dev, figures = summary["dev"], summary["profile"] or summary
         print(
             f"accuracy {dev['accuracy']:.4f} on {dev['n']} images, "
             f"{figures['texts_per_s']:.1f} images/s, reader ratio {figures['reader_ratio']:.1%}"
         )
-
-
-def show(losses: list[float]) -> None:
-    print("losses:", *(f"{loss:.6f}" for loss in losses[:6]), "...", f"{losses[-1]:.6f}")
 
 
 if __name__ == "__main__":

@@ -161,15 +161,21 @@ def work(main: Callable[[worker.Channel, Json], None]) -> None:
 
 
 def start(
-    program: Sequence[str], job: Path, values: Json, threads: int, **variables: str
+    program: Sequence[str],
+    job: Path,
+    values: Json,
+    threads: int,
+    python: str | Path = sys.executable,
+    **variables: str,
 ) -> Worker:
-    """A worker of this environment on the file `job`, which is written with `values`.
+    """A worker on the file `job`, which is written with `values`.
 
-    program: what comes after `python`: `-m` and a module, or a script.
+    program: what comes after `python`: `-m` and a module, or a script. python: another
+    environment's.
     """
     job.write_text(json.dumps(values), encoding="utf-8")
     environ = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
-    return Worker([sys.executable, *program, str(job)], environ, job.with_suffix(".log"))
+    return Worker([str(python), *program, str(job)], environ, job.with_suffix(".log"))
 
 
 def together(workers: Sequence[Worker], **command: object) -> list[Json]:

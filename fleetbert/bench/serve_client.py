@@ -8,6 +8,7 @@ processor time is taken from the servers; the process reports what it took.
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import math
 import time
@@ -165,6 +166,17 @@ def _json_scores(body: bytes) -> np.ndarray:
     return np.array(reply["scores"] if isinstance(reply, dict) else reply, np.float32)
 
 
+def _embeddings_request(texts: Sequence[str], address: str) -> bytes:
+    """As the `openai` client sends it."""
+    asked = {"model": MODEL, "input": texts, "encoding_format": "base64"}
+    return post("/v1/embeddings", address, orjson.dumps(asked))
+
+
+def _embeddings(body: bytes) -> np.ndarray:
+    rows = [base64.b64decode(one["embedding"]) for one in orjson.loads(body)["data"]]
+    return np.stack([np.frombuffer(row, np.float32) for row in rows])
+
+
 def post(path: str, address: str, body: bytes, more: str = "") -> bytes:
     head = f"POST {path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\n"
     return f"{head}{more}content-length: {len(body)}\r\n\r\n".encode() + body
@@ -174,6 +186,7 @@ SPEECHES = {
     "http": Speech(_http_request, _connect_http, _http_scores),
     "grpc": Speech(_grpc_request, _connect_grpc, _grpc_scores),
     "json": Speech(_json_request, _connect_http, _json_scores),  # what other servers take
+    "embeddings": Speech(_embeddings_request, _connect_http, _embeddings),
 }
 
 

@@ -8,8 +8,9 @@ from typing import Callable, Protocol
 import numpy as np
 import threadpoolctl
 
-from fleetbert.compat import environment
+from fleetbert.compat import cards, environment
 from fleetbert.compat.lengths import SAFE_LENGTHS
+from fleetbert.errors import UserError
 
 # A shape has about 10, of some 5 KB each.
 PRIMITIVES = 16384
@@ -67,6 +68,14 @@ def import_inference() -> Inference:
 def has_cuda() -> bool:
     """Whether the installed Paddle is the build for GPUs."""
     return bool(environment.import_paddle().is_compiled_with_cuda())
+
+
+def check_card() -> None:
+    """UserError where Paddle finds no card, or has no kernels for the first."""
+    cuda = environment.import_paddle().device.cuda
+    if not cuda.device_count():
+        raise UserError("device is gpu, but Paddle finds no GPU: use --device cpu")
+    cards.check(cuda.get_device_capability(0), cuda.get_device_name(0), "use --device cpu")
 
 
 def use_onednn(config: PredictorConfig) -> None:

@@ -25,14 +25,14 @@ BINARY = {
 
 def save(network: paddle.nn.Layer, path: Path, inputs: Sequence[paddle.static.InputSpec]) -> None:
     """`paddle.jit.save` to `path`.pdmodel and `path`.pdiparams, and nothing else."""
-    with _into_program_desc():
+    with into_program_desc():
         paddle.jit.save(network, str(path), input_spec=list(inputs))
     # Names and gradients of the training program: a pickle that nothing here reads.
     Path(f"{path}.pdiparams.info").unlink()
 
 
 @contextlib.contextmanager
-def _into_program_desc() -> Iterator[None]:
+def into_program_desc() -> Iterator[None]:
     """Let Paddle 3 trace into a ProgramDesc, as 2.6.2 always does.
 
     Its functions in C++ refuse the variables ("must be Value, but got Variable", 3.3.1), so their

@@ -134,6 +134,12 @@ class Loss(Section):
         "what a text counts by its label: balanced: all labels alike; or {label: weight}, 1 for "
         "those left out",
     )
+    positive_weights: Union[Literal["none", "balanced"], float, Dict[str, float]] = key(
+        "none",
+        "multi_label_classification: what a text that has a label counts beside one that has it "
+        "not: balanced: both kinds alike, label by label; or a number for all; or {label: weight}, "
+        "1 for those left out",
+    )
     label_smoothing: float = key(
         0.0, "share of a label that is spread over all (Szegedy et al. 2016)", ge=0, lt=1
     )
@@ -150,10 +156,11 @@ class Loss(Section):
         ge=0,
     )
 
-    @field_validator("class_weights")
+    @field_validator("class_weights", "positive_weights")
     @classmethod
-    def _is_positive(cls, value: Union[str, Dict[str, float]]) -> Union[str, Dict[str, float]]:
-        if isinstance(value, dict) and not all(0 < w < math.inf for w in value.values()):
+    def _is_positive(cls, value: Union[str, float, Dict[str, float]]) -> object:
+        weights = value.values() if isinstance(value, dict) else [value]
+        if not all(0 < w < math.inf for w in weights if not isinstance(w, str)):
             raise PydanticCustomError("weight", "Input should hold weights above 0")
         return value
 
@@ -162,7 +169,9 @@ class Precision(Section):
     level: Literal["auto", "O0", "O1", "O2"] = key(
         "O0", "O0: float32; O1, O2: mixed; auto: O1 where the device has it, else O0"
     )
-    dtype: Literal["float16", "bfloat16"] = key("float16", "the half type of O1 and O2")
+    dtype: Literal["float16", "bfloat16", "auto"] = key(
+        "float16", "the half type of O1 and O2; auto: bfloat16 where the device has it"
+    )
     use_dynamic_loss_scaling: bool = key(True, "false: the scale stays as it starts")
     init_loss_scaling: float = key(32768.0, "GradScaler's first scale", gt=0)
     incr_ratio: float = key(2.0, "GradScaler: growth of the scale", gt=1)

@@ -16,12 +16,10 @@ from typing import Callable, Iterator
 from packaging.requirements import Requirement
 
 from fleetbert import limits
-from fleetbert.compat import environment
+from fleetbert.compat import cards, environment
 from fleetbert.doctor.findings import Finding, broken, not_here, ok
 
 PYTHONS = ((3, 8), (3, 13))
-# Compute capabilities that paddlepaddle-gpu 2.6.2 of PyPI has kernels for (CUDA 11.8).
-CAPABILITIES = (6.1, 8.6)
 SHM = Path("/dev/shm")
 SMALL_SHM = 64 << 20  # bytes; Docker's default, in which two ranks and a reader do not fit
 DESCRIPTORS = 1024
@@ -142,7 +140,8 @@ def memory() -> Finding:
     return ok("memory", said)
 
 
-def shared_memory(folder: Path = SHM) -> Finding:
+def shared_memory(folder: Path | None = None) -> Finding:
+    folder = folder or SHM
     try:
         free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -223,16 +222,12 @@ def card(ask: str = "nvidia-smi") -> Finding:
         return not_here("GPU", f"no {ask}: all runs on the CPU")
     if said.returncode or not said.stdout.strip():
         return broken("GPU", said.stderr.strip() or said.stdout.strip(), "mend the driver")
-    cards = [line.split(", ") for line in said.stdout.strip().splitlines()]
-    found = "; ".join(", ".join(parts) for parts in cards)
-    least, most = CAPABILITIES
-    for _, _, capability, _ in cards:
-        if not least <= float(capability) <= most:
-            remedy = f"PyPI's paddlepaddle-gpu 2.6.2 has kernels for {least} to {most} only"
-            return broken("GPU", f"{found}: compute capability {capability}", remedy)
-    try:
-        version = importlib.metadata.version("paddlepaddle-gpu")
-    except importlib.metadata.PackageNotFoundError:
-        remedy = "pip install --force-reinstall --no-deps paddlepaddle-gpu==2.6.2"
-        return broken("GPU", f"{found}; Paddle's wheel is the CPU's", remedy)
+    listed = [line.split(", ") for line in said.stdout.strip().splitlines()]
+    found = "; ".join(", ".join(parts) for parts in listed)
+    version = cards.gpu_version()
+    for _, _, capability, _ in listed:
+        major, minor = map(int, capability.split("."))
+        wrong = cards.problem((major, minor)) if version else "Paddle's wheel is the CPU's"
+        if wrong:
+            return broken("GPU", f"{found}: {wrong}", cards.wheel((major, minor)))
     return ok("GPU", f"{found}; paddlepaddle-gpu {version}")

@@ -4,6 +4,7 @@ FOLDER`. A line of JSON for each step, a `Finding`; the bundle stays in the fold
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 import time
@@ -124,7 +125,10 @@ def variants(folder: Path) -> Iterator[Finding]:
     yield step("quantize static", partial(quantized, "static"))
     yield step("quantize dynamic", partial(quantized, "dynamic"))
     yield step("early exit", exits)
-    yield step("export ONNX", onnx)
+    if importlib.util.find_spec("paddle2onnx") is None:
+        yield not_here("export ONNX", "no paddle2onnx: it has wheels for Python 3.8 to 3.12")
+    else:
+        yield step("export ONNX", onnx)
 
 
 def step(check: str, do: Callable[[], str]) -> Finding:

@@ -32,8 +32,9 @@ def create(
         if not paddle_inference.has_cuda():
             raise UserError(
                 "device is gpu, but the installed PaddlePaddle is the CPU build: install "
-                "paddlepaddle-gpu 2.6.2 or use --device cpu"
+                "paddlepaddle-gpu (docs/paddle3.md says which) or use --device cpu"
             )
+        paddle_inference.check_card()
         config.enable_use_gpu(256, 0)  # MB to begin with; it grows
     else:
         config.disable_gpu()

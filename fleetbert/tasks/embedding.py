@@ -32,8 +32,9 @@ class VectorAnswer(NamedTuple):
 
 class Together(Labelled):
     """Examples of several texts each, which follow each other in the split. Its arrays besides:
-    `places` int64 [examples, texts of one], which of the network's outputs they get; `labels` and
-    `weight` are of examples; `has_numbers`, `temperature`."""
+    `places` int64 [examples, texts of one], which of the network's outputs they get; `groups` int64
+    [examples], the same where the first text is the same; `labels` and `weight` are of examples;
+    `has_numbers`, `temperature`."""
 
     @cached_property
     def texts(self) -> int:
@@ -78,9 +79,12 @@ class Together(Labelled):
         texts = (part[:, None] * self.texts + np.arange(self.texts)).ravel()
         batch = self.collate(self.split.encodings.ids, texts, packed)
         labels = self.split.labels[part * self.texts, 0]
+        numbers: dict[bytes, int] = {}
+        firsts = [np.asarray(self.split.encodings.ids[n]).tobytes() for n in part * self.texts]
         return {
             "inputs": network_inputs(batch, first=True),
             "places": np.argsort(batch.order).reshape(-1, self.texts),
+            "groups": np.array([numbers.setdefault(first, len(numbers)) for first in firsts]),
             "labels": labels,
             "has_numbers": not np.isnan(labels).any(),
             "temperature": self.job.task.temperature,

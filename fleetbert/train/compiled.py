@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from typing import Any, Callable, List
+from typing import Any, Callable, Iterator, List
 
 import paddle
 from paddle import nn
@@ -47,9 +48,21 @@ def compile_training(network: nn.Layer, device: str) -> None:
         if program is None or _shapes(wanted) != _shapes(former):
             program = _to_static(python, wanted)
             known[key] = wanted, program
+            with _gradients_kept(network):
+                return program(*values)
         return program(*values)
 
     network.forward = forward
+
+
+@contextlib.contextmanager
+def _gradients_kept(network: nn.Layer) -> Iterator[None]:
+    """Tracing gives each weight the type of its gradient (`_set_grad_type`), and in Paddle 2.6.2 it
+    is then without the gradient of the micro-batches before."""
+    kept = [(weight, weight.grad) for weight in network.parameters() if weight.grad is not None]
+    yield
+    for weight, gradient in kept:
+        weight.grad = gradient
 
 
 def _to_static(function: Program, specification: Values) -> Program:

@@ -24,6 +24,9 @@ def choose(settings: schema.Precision, device: str) -> Precision:
     Raises UserError for O1 and O2 where Paddle's AMP only warns and runs float32, and for custom
     lists that it would not notice.
     """
+    if settings.dtype == "auto":
+        dtype = "float16" if _missing("bfloat16", device) else "bfloat16"
+        settings = settings.model_copy(update={"dtype": dtype})
     missing = _missing(settings.dtype, device)
     if settings.level == "auto":
         settings = settings.model_copy(update={"level": "O0" if missing else "O1"})

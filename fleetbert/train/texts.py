@@ -134,6 +134,7 @@ class TextTask(Trainable):
             job.task.name,
             labels,
             self.task.counts(train.labels, labels) if labels else None,
+            len(train.labels),
         )
         self.passes = self.objective.passes
         self.metrics: Mapping[str, Metric] = {}

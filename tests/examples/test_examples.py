@@ -16,14 +16,16 @@ EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
 DEADLINE = 600
 TEXTS = ["word1 word2 word3 word4", "word21 word22 word23 word24"]
 ANSWERED = ["bad", "good"]
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # sums have one order in any ranks
 
 
 def run(
     folder: Path, name: str, *words: object, environment: Mapping[str, str] | None = None
 ) -> str:
-    """What the script prints."""
+    """What the script prints; `name` may be an option of Python's."""
+    script = name if name.startswith("-") else str(EXAMPLES / name)
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *map(str, words)],
+        [sys.executable, script, *map(str, words)],
         capture_output=True,
         text=True,
         cwd=folder,
@@ -120,6 +122,26 @@ def test_exits(classified, tiny_data, folder):
     assert header.split()[1:] == ["50%", "of", "FLOPs", "30%", "of", "FLOPs"]
     assert [row.split()[0] for row in rows] == ["none", "uncertainty"]
     assert all(0.4 < float(row.split()[place]) <= 1 for row in rows for place in (1, 4))
+
+
+def test_bert_in_two_ranks_as_a_static_graph_has_the_losses_of_one_compiled(
+    start, tiny_data, tmp_path
+):
+    words = (
+        tiny_data / "train.tsv", f"model.init={start}", "data.max_length=16", "data.batch_size=8",
+        "trainer.max_steps=5",
+    )  # fmt: skip
+    one = run(tmp_path, "bert.py", *words, "trainer.compile=true", environment=ONE_THREAD)
+    launch = ("-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo")
+    run(tmp_path, *launch, EXAMPLES / "bert.py", *words, "--static", environment=ONE_THREAD)
+    two = (tmp_path / "log" / "workerlog.0").read_text(encoding="utf-8")
+    expected, found = (
+        [float(word) for line in said.splitlines() if line.startswith("losses: ")
+         for word in line.split()[1:6]]
+        for said in (one, two)
+    )  # fmt: skip
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert len(set(found)) == 5
 
 
 def test_amp(fp16sim, start, tiny_data, folder):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import paddle
-import paddleslim
 import pytest
 from paddle import nn
 from paddle.static.quantization import PostTrainingQuantization
@@ -17,6 +16,7 @@ from tiny_bert import LABELS, VOCAB, WORDS, make_network
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import cli
+from fleetbert.compat import program_desc
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
@@ -33,7 +33,8 @@ def export(
     names = names or ("input_ids", "token_type_ids")
     spec = [paddle.static.InputSpec(list(one), "int64", name) for one, name in zip(shapes, names)]
     network.eval()
-    paddle.jit.save(network, str(folder / "inference"), input_spec=spec)
+    with program_desc.into_program_desc():  # 3.3.1 by itself writes another format
+        paddle.jit.save(network, str(folder / "inference"), input_spec=spec)
     (folder / "vocab.txt").write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
     labels = {str(number): label for number, label in enumerate(LABELS)}
@@ -86,6 +87,7 @@ def by_paddleslim(**settings: object) -> None:
         "save_model_filename": "inference.pdmodel",
         "save_params_filename": "inference.pdiparams",
     }
+    paddleslim = pytest.importorskip("paddleslim", reason="PaddleSlim 2.6.0: on Paddle 2.6.2 only")
     paddleslim.quant.quant_post_static(**settings, **names)
 
 
@@ -226,7 +228,7 @@ NAMES = ("input_ids", "token_type_ids", "attention_mask")
             r"its input input_ids is no int64 \[-1, -1\] but \[-1, 16\]",
         ),
         (lambda net, ids, types, _: (net(ids, types), ids), {}, "has 2 outputs"),
-        (lambda net, ids, types, _: net(ids, types).sum(1), {}, r"answers with shape \[1\]"),
+        (lambda net, ids, types, _: net(ids, types)[:, 0], {}, r"answers with shape \[1\]"),
         (
             lambda net, ids, types, _: net.bert(ids, types, attention_mask=paddle.ones_like(ids)),
             {},

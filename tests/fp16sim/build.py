@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import importlib.metadata
 import platform
 import shutil
 import subprocess
@@ -12,9 +11,11 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+from fleetbert.compat.versions import paddle_version
+
 HERE = Path(__file__).resolve().parent
 CACHE = HERE.parent.parent / ".cache" / "fp16sim"
-PADDLE = "2.6.2"  # whose C++ classes the source knows
+PADDLES = ("2.6.2", "3.3.1")  # whose C++ classes the source knows
 OPTIONS = ("-std=c++17", "-O0", "-mavx", "-mf16c", "-fPIC", "-shared", "-w")
 
 
@@ -24,9 +25,8 @@ def unusable() -> str | None:
         return f"fp16sim is for x86-64 Linux, not {platform.system()} on {platform.machine()}"
     if "f16c" not in Path("/proc/cpuinfo").read_text().split():
         return "fp16sim needs a processor with F16C"
-    version = importlib.metadata.version("paddlepaddle")
-    if version != PADDLE:
-        return f"fp16sim is for Paddle {PADDLE}, not {version}"
+    if paddle_version() not in PADDLES:
+        return f"fp16sim is for Paddle {' and '.join(PADDLES)}, not {paddle_version()}"
     if shutil.which("g++") is None:
         return "fp16sim needs g++"
     return None
@@ -36,7 +36,7 @@ def build() -> Path:
     """The folder with libfp16sim.so, for CUSTOM_DEVICE_ROOT. RuntimeError with g++'s words."""
     source = HERE / "fp16sim.cc"
     parts = [source.read_bytes(), (HERE / "stub" / "dnnl.hpp").read_bytes()]
-    parts += [PADDLE.encode(), " ".join(OPTIONS).encode()]
+    parts += [paddle_version().encode(), " ".join(OPTIONS).encode()]
     folder = CACHE / hashlib.sha256(b"|".join(parts)).hexdigest()[:16]
     if (folder / "libfp16sim.so").is_file():
         return folder

@@ -1,4 +1,4 @@
-// fp16sim: a Paddle 2.6 custom device whose memory is host memory and whose
+// fp16sim: a custom device of Paddle 2.6 and 3.3 whose memory is host memory and whose
 // float16 kernels are Paddle's own CPU float32 kernels, with inputs widened
 // from and results rounded to IEEE half (overflow to inf, underflow to 0).
 //
@@ -64,10 +64,11 @@ FAST void Round(const float* from, half* to, int64_t n) {
 // ---------------------------------------------------------------- kernels
 enum Kind : char { kOne, kOpt, kVec, kOptVec, kBad };
 
-// Optimizers with a float32 master weight: update the master, then round it.
-struct Master { const char* name; int param, master, out, master_out; };
-constexpr Master kMasters[] = {{"adamw", 0, 7, 0, 5}, {"adam", 0, 7, 0, 5},
-                               {"sgd", 0, 3, 0, 1}, {"momentum", 0, 4, 0, 2}};
+// Optimizers whose float32 master weight is an input, so many from the end, and the last output
+// (Paddle 3 has one more moment in front): update the master, then round it to the parameter, the
+// first of both.
+struct Master { const char* name; int from_end; };
+constexpr Master kMasters[] = {{"adamw", 2}, {"adam", 2}, {"sgd", 1}, {"momentum", 1}};
 
 struct Slot {
   std::string name;
@@ -75,7 +76,7 @@ struct Slot {
   std::vector<Kind> in, out;
   std::vector<DataType> out_dtype;
   int first_out;
-  const Master* master = nullptr;
+  int master = -1, master_out = -1;  // places among its inputs and outputs
   bool cast = false;
   long calls = 0;
 };
@@ -164,14 +165,13 @@ struct Call {
 
   // Called from the C++ API (dynamic graph): arguments in registers and stack.
   void Run(Args& a) {
-    const Master* m = slot.master;
-    if (m && !*reinterpret_cast<OptT*>(a.I(1 + m->master))) m = nullptr;
-    const OptT* master = m ? reinterpret_cast<OptT*>(a.I(1 + m->master)) : nullptr;
+    const OptT* master = slot.master < 0 ? nullptr : reinterpret_cast<OptT*>(a.I(1 + slot.master));
+    if (master && !*master) master = nullptr;
     for (size_t i = 0; i < slot.in.size(); ++i) {
       long& p = a.I(1 + i);
       if (slot.in[i] == kOne) {
-        p = reinterpret_cast<long>(View(m && int(i) == m->param ? &master->get()
-                                          : reinterpret_cast<DenseTensor*>(p)));
+        p = reinterpret_cast<long>(View(master && i == 0 ? &master->get()
+                                                       : reinterpret_cast<DenseTensor*>(p)));
       } else if (slot.in[i] == kOpt) {
         auto* o = reinterpret_cast<OptT*>(p);
         if (*o) { opts.emplace_back(*View(&o->get())); p = reinterpret_cast<long>(&opts.back()); }
@@ -191,8 +191,8 @@ struct Call {
       if (slot.out[j] == kOne) {
         auto* o = reinterpret_cast<DenseTensor*>(p);
         DenseTensor* t = Temp(o, slot.out_dtype[j]);
-        if (m && int(j) == m->out) param_out = t;
-        if (m && int(j) == m->master_out) master_out = o;
+        if (master && j == 0) param_out = t;
+        if (master && int(j) == slot.master_out) master_out = o;
         p = reinterpret_cast<long>(t);
       } else {
         OutVecT w;
@@ -221,13 +221,12 @@ struct Call {
     auto at = [&](int i) {
       return static_cast<const DenseTensor*>(c->InputsBetween<phi::TensorBase>(i, i + 1)[0]);
     };
-    const Master* m = slot.master;
-    const DenseTensor* master = m ? at(c->InputRangeAt(m->master).first) : nullptr;
-    if (!master) m = nullptr;
+    const DenseTensor* master =
+        slot.master < 0 ? nullptr : at(c->InputRangeAt(slot.master).first);
     for (size_t i = 0; i < slot.in.size(); ++i) {
       auto r = c->InputRangeAt(i);
       for (int j = r.first; j < r.second; ++j)
-        k.EmplaceBackInputWithoutSetRange(View(m && int(i) == m->param ? master : at(j)));
+        k.EmplaceBackInputWithoutSetRange(View(master && i == 0 ? master : at(j)));
       k.AssignInputRange(std::move(r), i);
     }
     DenseTensor *param_out = nullptr, *master_out = nullptr;
@@ -236,8 +235,8 @@ struct Call {
       for (int j = r.first; j < r.second; ++j) {
         auto* o = static_cast<DenseTensor*>(c->MutableOutputAt(j));
         DenseTensor* t = Temp(o, slot.out_dtype[i]);
-        if (m && int(i) == m->out) param_out = t;
-        if (m && int(i) == m->master_out) master_out = o;
+        if (master && i == 0) param_out = t;
+        if (master && int(i) == slot.master_out) master_out = o;
         k.EmplaceBackOutputWithoutSetRange(t);
       }
       k.AssignOutputRange(std::move(r), i);
@@ -315,7 +314,7 @@ void RegisterKernels() {
     if (kernels.count(to)) return;
     if (cpu.GetKernelRegisteredType() != phi::KernelRegisteredType::FUNCTION) return;
     // Only float16 kernels are counted, by name.
-    Slot s{of == DataType::FLOAT16 ? op : "", cpu, {}, {}, {}, 1, nullptr};
+    Slot s{of == DataType::FLOAT16 ? op : "", cpu, {}, {}, {}, 1};
     bool ok = Slots().size() < kMaxSlots;
     int floats = 0;
     for (auto& d : cpu.args_def().input_defs()) s.in.push_back(KindOf(d.type_index));
@@ -330,7 +329,8 @@ void RegisterKernels() {
     for (Kind k : s.out) ok &= k != kBad;
     ok &= floats <= 8 && s.first_out + int(s.out.size()) <= 6 + kStack;
     if (!ok) return;
-    for (auto& m : kMasters) if (op == m.name) s.master = &m;
+    for (auto& m : kMasters)
+      if (op == m.name) s.master = s.in.size() - m.from_end, s.master_out = s.out.size() - 1;
     s.cast = op == "cast";
     phi::Kernel k = table[Slots().size()];
     *k.mutable_args_def() = cpu.args_def();

@@ -226,6 +226,31 @@ class TestTwoRanks:
         assert len(tiny_job.losses(output)) == 6
         assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(expected), abs=1e-5)
 
+    def test_spans_and_ranked_documents_have_the_losses_of_one_process(
+        self, start, write, tmp_path
+    ):
+        """Of a step's words, and of what is drawn for it, each rank has a share."""
+        tiny_job.write_tags(tmp_path / "tags.conll", 60, 1)
+        tiny_job.write_ranking(tmp_path / "ranking.tsv", 20, 1)
+        for task, name in (("token_classification", "tags.conll"), ("ranking", "ranking.tsv")):
+            table = str(tmp_path / name)
+            changes = {
+                **JOB, **SAME_EVERYWHERE, "task.name": task, "task.negatives": 2,
+                "data.train": table, "data.dev": table, "callbacks.profiler.enabled": False,
+            }  # fmt: skip
+            one, expected = write(changes)
+            two, output = write(changes)
+            ended(start(one))
+            ended(start(two, ranks=2))
+            assert len(tiny_job.losses(output)) > 3
+            assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(expected), abs=1e-4)
+            judged = [
+                json.loads((folder / "summary.json").read_text())["dev"]
+                for folder in (output, expected)
+            ]
+            figure = judged[0]["metric"]
+            assert judged[0][figure] == pytest.approx(judged[1][figure], abs=0.02)
+
     def test_summary_and_profile_know_of_both(self, two_ranks):
         output, _ = two_ranks
         summary = json.loads((output / "summary.json").read_text())

@@ -315,6 +315,19 @@ class TestLoop:
         found = [tiny_job.losses(train.folder / name) for name in ("o0", "o2")]
         assert found[1] == pytest.approx(found[0], abs=0.005)
 
+    @pytest.mark.parametrize("task", ["token_classification", "ranking"])
+    def test_spans_and_ranked_documents_in_o1(self, train, tmp_path, task):
+        tiny_job.write_tags(tmp_path / "token_classification.conll", 60, 1)
+        tiny_job.write_ranking(tmp_path / "ranking.tsv", 20, 1)
+        table = next(tmp_path.glob(f"{task}.*"))
+        changes = {"task.name": task, "data.train": str(table), "task.negatives": 2}
+        train("o0", changes)
+        before = calls("matmul")
+        train("o1", {**changes, "precision.level": "O1"}, results=True)
+        assert calls("matmul") > before
+        found = [tiny_job.losses(train.folder / name) for name in ("o0", "o1")]
+        assert found[1] == pytest.approx(found[0], abs=0.005)
+
     @pytest.mark.parametrize("level", ["O1", "O2"])
     def test_packed_rows(self, train, level):
         changes = {"data.batching": "pack", "data.max_length": 32}

@@ -129,6 +129,16 @@ def test_what_the_forward_leaves_out_stays_out():
         np.testing.assert_allclose(network(**call).numpy(), value, rtol=1e-6)
 
 
+def test_a_new_program_keeps_the_gradients_of_the_micro_batches_before():
+    """Tracing again between two micro-batches of one step, for the second one's shape."""
+    network = paddle.nn.Linear(3, 2)
+    shorter, longer = paddle.ones([1, 3]), paddle.full([2, 4, 3], 2.0)
+    compiled.compile_training(network, "cpu")
+    for arrays in (shorter, longer):
+        network(arrays).sum().backward()
+    np.testing.assert_array_equal(network.weight.grad.numpy(), np.full((3, 2), 1 + 2 * 4 * 2.0))
+
+
 def test_dimensions_open_when_they_differ(programs):
     network = paddle.nn.Conv2D(3, 2, 3)  # refuses an open number of channels
     compiled.compile_training(network, "cpu")

@@ -63,31 +63,40 @@ def job(data, output, **changes):
     return config.Config.model_validate(tiny_job.values(data, output, {**usual, **changes}))
 
 
-def numpy_loss(vectors, numbers, temperature):
-    """vectors [examples, texts of one, width]."""
+def numpy_loss(vectors, numbers, temperature, firsts):
+    """vectors [examples, texts of one, width]; firsts: the first text of each."""
     first = vectors[:, 0]
     if numbers is not None:
         return np.mean(((first * vectors[:, 1]).sum(1) - numbers) ** 2)
     candidates = np.concatenate([vectors[:, n] for n in range(1, vectors.shape[1])])
     scores = first @ candidates.T / temperature
     chosen = scores[np.arange(len(first)), np.arange(len(first))]
-    return np.mean(np.log(np.exp(scores).sum(1)) - chosen)
+    same = np.array([[one == other for other in firsts] for one in firsts])
+    np.fill_diagonal(same, False)
+    counts = np.ones_like(scores)
+    counts[:, : len(first)] -= same  # the answer of another example to the same text is not wrong
+    return np.mean(np.log((counts * np.exp(scores)).sum(1)) - chosen)
 
 
-@pytest.mark.parametrize("name", ["pairs", "three", "scored"])
+@pytest.mark.parametrize("name", ["pairs", "three", "scored", "repeated"])
 def test_losses_are_numpys_in_rows_of_their_own_and_in_shared_ones(data, tmp_path, name):
     network = tiny_bert.make_embedder()
     network.eval()
     tokenizer = tokenizers.open(tokenizers.of_vocab(data / "vocab.txt", True))
     path = data / f"{name}.jsonl"
+    if name == "repeated":  # triplets of twelve first texts
+        rows = [json.loads(line) for line in (data / "three.jsonl").read_text().splitlines()]
+        path = tmp_path / "repeated.jsonl"
+        lines = [
+            json.dumps({**row, "text_a": rows[n % 12]["text_a"]}) for n, row in enumerate(rows)
+        ]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     table = read.read_as(path, TASK.table_format(path))
     split, own = tokenize(str(path), table, tokenizer, False, True, 24)
     split = TASK.with_targets(split, own, [])
-    texts = 3 if name == "three" else 2
+    texts = 3 if name in ("three", "repeated") else 2
     assert TASK.describe(split.labels, []).startswith(
-        {"pairs": "192 pairs without", "three": "192 triplets", "scored": "192 pairs, numbers"}[
-            name
-        ]
+        {"pairs": "192 pairs without", "scored": "192 pairs, numbers"}.get(name, "192 triplets")
     )
     vectors = np.concatenate(
         [
@@ -105,7 +114,10 @@ def test_losses_are_numpys_in_rows_of_their_own_and_in_shared_ones(data, tmp_pat
         sent = {key: paddle.to_tensor(arrays[key]) for key in ("labels", "weight")}
         loss = objectives.get("embedding").loss(network, {**arrays, **sent, "inputs": inputs})
         some = None if numbers is None else numbers[step]
-        assert float(loss) == pytest.approx(numpy_loss(vectors[step], some, 0.1), rel=1e-4)
+        firsts = [table.examples[number * texts].text_a for number in step.tolist()]
+        assert name != "repeated" or len(set(firsts)) < len(firsts)
+        expected = numpy_loss(vectors[step], some, 0.1, firsts)
+        assert float(loss) == pytest.approx(expected, rel=1e-4)
         assert arrays["n_texts"] == texts * len(step)
 
 

@@ -23,20 +23,6 @@ from fleetbert.train import objectives
 TASK = tasks.get("ranking")
 
 
-def rows_of(queries: int, seed: int) -> list[tuple[str, str, int]]:
-    """Each query asks for `word<n>`; documents that have word0 or word1 answer it."""
-    rng = np.random.default_rng(seed)
-    rows = []
-    for query in range(queries):
-        answers = rng.permutation([1, 0, *rng.integers(0, 2, 4)])
-        for relevant in answers:
-            words = rng.integers(20, 100, 5)
-            words[rng.integers(0, 5)] = rng.integers(0, 2) if relevant else rng.integers(2, 4)
-            document = " ".join(f"word{word}" for word in words)
-            rows.append((f"word{100 + query % 50} word{100 + query // 50}", document, relevant))
-    return rows
-
-
 def write_triplets(path: Path, rows: list[tuple[str, str, int]]) -> None:
     lines = ["text_a\ttext_b\ttext_c"]
     for query in dict.fromkeys(row[0] for row in rows):
@@ -50,10 +36,8 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranking")
     tiny_job.write_data(folder)
     for name, queries, seed in (("train", 60, 1), ("dev", 20, 2)):
-        rows = rows_of(queries, seed)
-        lines = ["text_a\ttext_b\tlabel", *("\t".join(map(str, row)) for row in rows)]
-        (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-        write_triplets(folder / f"{name}3.tsv", rows)
+        tiny_job.write_ranking(folder / f"{name}.tsv", queries, seed)
+        write_triplets(folder / f"{name}3.tsv", tiny_job.ranked_rows(queries, seed))
     return folder
 
 
@@ -147,7 +131,7 @@ def test_documents_are_ranked(run, data):
     for words in ("Dev mean average precision", "First relevant documents", "relevant and"):
         assert words in page, words
     model = fleetbert.load(run.bundle)
-    rows = rows_of(20, 2)
+    rows = tiny_job.ranked_rows(20, 2)
     values = [answer.value for answer in model([q for q, _, _ in rows], [d for _, d, _ in rows])]
     truth = TASK.targets([json.dumps([int(r), q]) for q, _, r in rows], [])
     expected = TASK.evaluate(truth, np.array(values, np.float32)[:, None], [])["map"]
@@ -163,7 +147,7 @@ def test_compressed_and_told(run, data, capsys):
     the run's model comes back as the same task."""
     from fleetbert.compress.onnx import export_onnx
 
-    queries, documents, _ = zip(*rows_of(20, 2))
+    queries, documents, _ = zip(*tiny_job.ranked_rows(20, 2))
 
     def answers(bundle: Path, variant: str = "float32") -> np.ndarray:
         found = fleetbert.load(bundle, variant)(list(queries), list(documents))

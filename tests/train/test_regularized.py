@@ -58,6 +58,7 @@ def built(bag, **settings):
         objectives.get("classification"), config.Loss(**settings), "classification",
         ["a", "b", "c"],
         np.array([6, 3, 1]),
+        10,
     )  # fmt: skip
     of.prepare(bag)
     return of
@@ -185,6 +186,40 @@ def test_evaluation_is_plain():
         assert float(of.loss(bag, arrays())) == pytest.approx(Numpy().loss, rel=1e-5)
 
 
+# Of PyTorch 2.13: BCEWithLogitsLoss(pos_weight=[2, 0.5, 3]), and its gradient.
+PYTORCH_LOSS = 0.3840491771697998
+PYTORCH_GRADIENT = [
+    [-0.12584688, 0.03711669, -0.05960147],
+    [0.05347021, -0.03648529, 0.00790431],
+]
+
+
+def test_positive_weights_are_pytorchs():
+    """As a table, and balanced where labels have as many texts that these are their weights."""
+    given = {
+        "labels": paddle.to_tensor([[1, 0, 1], [0, 1, 0]]), "inputs": {},
+        "weight": paddle.to_tensor(WEIGHT),
+    }  # fmt: skip
+    plain = objectives.get("multi_label_classification")
+    for wanted, counts, texts in (
+        ({"a": 2.0, "b": 0.5, "c": 3.0}, [1, 1, 1], 2),
+        ("balanced", [4, 8, 3], 12),
+    ):
+        logits = paddle.to_tensor([[0.5, -1.25, 2.0], [-0.75, 0.25, -3.0]], stop_gradient=False)
+        of = objectives.regularize(
+            plain, config.Loss(positive_weights=wanted), "multi_label_classification",
+            ["a", "b", "c"], np.array(counts), texts,
+        )  # fmt: skip
+        loss = of.loss(lambda logits=logits: logits, given)
+        loss.backward()
+        assert float(loss) == pytest.approx(PYTORCH_LOSS, rel=1e-6)
+        np.testing.assert_allclose(logits.grad.numpy(), PYTORCH_GRADIENT, atol=1e-7)
+    same = regularized.positive_weights(3.0, ["a", "b"], np.array([1, 0]), 2)
+    assert same.tolist() == [3, 3]
+    unheard = regularized.positive_weights("balanced", ["a", "b", "c"], np.array([1, 0, 4]), 4)
+    assert unheard.tolist() == [3, 1, 1]  # of a label that none or all have
+
+
 @pytest.mark.parametrize(
     ("task", "settings", "said"),
     [
@@ -192,6 +227,7 @@ def test_evaluation_is_plain():
         ("stars", {"r_drop": 1.0}, "loss.r_drop: task.name: stars has no classes"),
         ("mlm", {"class_weights": "balanced"}, "loss.class_weights: task.name: mlm has no labels"),
         ("classification", {"class_weights": {"d": 1.0}}, "d is no label of data.train"),
+        ("classification", {"positive_weights": 2.0}, "classification has not several labels"),
     ],
 )
 def test_what_a_task_has_not_is_refused(task, settings, said):
@@ -200,4 +236,4 @@ def test_what_a_task_has_not_is_refused(task, settings, said):
         objective = type("Stars", (type(objective),), {"has_classes": False})()
     counts = None if task == "mlm" else np.array([1, 1, 1])
     with pytest.raises(UserError, match=said):
-        objectives.regularize(objective, config.Loss(**settings), task, ["a", "b", "c"], counts)
+        objectives.regularize(objective, config.Loss(**settings), task, ["a", "b", "c"], counts, 10)

@@ -16,26 +16,6 @@ from fleetbert.errors import UserError
 from fleetbert.train import job as training
 
 
-def write_tags(path: Path, texts: int, seed: int) -> None:
-    """Texts of words: word0 to word9 are a person, with a word20 to word29 behind them if there is
-    one; word10 to word19 a place of one word."""
-    rng = np.random.default_rng(seed)
-    lines = []
-    for _ in range(texts):
-        for _ in range(rng.integers(2, 6)):
-            kind = rng.integers(0, 4)
-            if kind == 0:
-                lines.append(f"word{rng.integers(0, 10)}\tB-per")
-                if rng.random() < 0.5:
-                    lines.append(f"word{rng.integers(20, 30)}s\tI-per")
-            elif kind == 1:
-                lines.append(f"word{rng.integers(10, 20)}\tB-loc")
-            else:
-                lines.append(f"word{rng.integers(40, 150)}s\tO")
-        lines.append("")
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
 def rows_of(path: Path) -> list[dict]:
     """The same table as rows with spans by character."""
     form = read.table_format(path, pair=False, labelled=True, label="spans")
@@ -52,8 +32,8 @@ def rows_of(path: Path) -> list[dict]:
 def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tags")
     tiny_job.write_data(folder)
-    write_tags(folder / "train.conll", 300, 1)
-    write_tags(folder / "dev.conll", 80, 2)
+    tiny_job.write_tags(folder / "train.conll", 300, 1)
+    tiny_job.write_tags(folder / "dev.conll", 80, 2)
     return folder
 
 

@@ -1,4 +1,5 @@
-"""Rerankers' calls, for models that answer a pair (a query and a document) with a number.
+"""Rerankers' calls, for models that answer a pair (a query and a document) with a number, and for
+models of vectors, whose cosines rank.
 
 With `texts` as text-embeddings-inference has it, with `documents` as Cohere: best ones first.
 https://huggingface.github.io/text-embeddings-inference and https://docs.cohere.com/reference/rerank
@@ -11,7 +12,7 @@ from typing import Sequence
 import numpy as np
 from starlette.routing import BaseRoute, Route
 
-from fleetbert.deploy.inference.messages import Core, Response, State, list_names, show
+from fleetbert.deploy.inference.messages import Core, Response, State, Version, list_names, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_call, http_json
 from fleetbert.deploy.inference.protocol.http_call import Asked, CodeOf, JsonCall
@@ -19,7 +20,7 @@ from fleetbert.deploy.inference.protocol.tensors import refuse
 from fleetbert.deploy.inference.settings import Safety
 
 PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")  # the latter two are Cohere's
-VALUES = "values"  # the output
+VALUES, VECTORS = "values", "embedding"  # the outputs
 
 
 def routes(
@@ -47,12 +48,18 @@ def read(message: http_json.Json, core: Core) -> Asked:
     if most is not None and (type(most) is not int or most < 1):
         raise refuse(f"top_n is {show(most)}; it has to be a whole number from 1")
     flags = [_flag(message, name) for name in ("return_text", "return_documents", "raw_scores")]
-    model, version = _model(message, core)
-    raw = http_call.of_texts(VALUES, [query] * len(documents), documents)
+    model, version, output = _model(message, core)
+    if output == VECTORS:
+        raw = http_call.of_texts(VECTORS, [query, *documents])
+    else:
+        raw = http_call.of_texts(VALUES, [query] * len(documents), documents)
 
     def render(response: Response) -> object:
-        values = http_call.array(response, VALUES).astype(np.float64)
-        scores = values if flags[2] else 0.5 * (1 + np.tanh(0.5 * values))
+        values = http_call.array(response, output).astype(np.float64)
+        if output == VECTORS:
+            values = values[1:] @ values[0]
+        raw_scores = flags[2] or output == VECTORS
+        scores = values if raw_scores else 0.5 * (1 + np.tanh(0.5 * values))
         order = np.argsort(-values, kind="stable").tolist()[:most]
         if field == "texts":
             ranked = [{"index": n, "score": float(scores[n])} for n in order]
@@ -81,23 +88,34 @@ def _flag(message: http_json.Json, name: str) -> bool:
     return bool(value)
 
 
-def _model(message: http_json.Json, core: Core) -> tuple[str, str | None]:
-    """The one that is named, or the only one that ranks."""
-    able = [
-        one.model
-        for one in core.versions()
-        if one.state is State.READY and one.pair and http_call.tells(one, VALUES)
-    ]
-    names = sorted({*able})
+def _model(message: http_json.Json, core: Core) -> tuple[str, str | None, str]:
+    """The one that is named, or the only one that ranks: the only one with a number for pairs, and
+    where there is none, with vectors. And its output that is read."""
+    able: dict[str, set[str]] = {VALUES: set(), VECTORS: set()}
+    for one in core.versions():
+        output = _output(one)
+        if one.state is State.READY and output is not None:
+            able[output].add(one.model)
+    names = sorted(able[VALUES] | able[VECTORS])
     if message.get("model") is None:
-        if len(names) != 1:
+        output = VALUES if able[VALUES] else VECTORS
+        if len(able[output]) != 1:
             raise refuse(f"model is missing; name one that ranks: {list_names(names)}")
-        return names[0], None
+        (name,) = able[output]
+        return name, None, output
     model, version = http_call.read_model(message)
     found = core.find(model, version)
-    if not (found.pair and http_call.tells(found, VALUES)):
+    output = _output(found)
+    if output is None:
         raise refuse(
-            f"model {found.model} does not answer pairs of texts with a number, which ranks; these "
-            f"do: {list_names(names)}"
+            f"model {found.model} does not answer pairs of texts with a number, nor texts with a "
+            f"vector, which ranks; these do: {list_names(names)}"
         )
-    return model, version
+    return model, version, output
+
+
+def _output(version: Version) -> str | None:
+    """What ranks; None: it does not."""
+    if version.pair and http_call.tells(version, VALUES):
+        return VALUES
+    return VECTORS if http_call.tells(version, VECTORS) else None

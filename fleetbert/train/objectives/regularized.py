@@ -17,6 +17,7 @@ from fleetbert import config as schema
 from fleetbert.errors import UserError
 from fleetbert.models.heads import Headed
 from fleetbert.tasks import Arrays, Part
+from fleetbert.train.objectives.multi_label import BinaryCrossEntropy
 from fleetbert.train.objectives.objective import Objective
 
 
@@ -26,10 +27,11 @@ def regularize(
     task: str,
     labels: Sequence[str],
     counts: np.ndarray | None,
+    texts: int,
 ) -> Objective:
     """`objective` with what `settings` ask for; itself where they ask for nothing.
 
-    counts: training texts of each label, int64 [labels]; None: the task has no labels.
+    counts: training texts of each label, int64 [labels]; None: the task has no labels. texts: all.
     UserError where the task has not what is asked for.
     """
     if settings == schema.Loss():
@@ -39,6 +41,16 @@ def regularize(
         for name, value in wanted.items():
             if value:
                 raise UserError(f"loss.{name}: task.name: {task} has no classes; set it to 0")
+    if settings.positive_weights != "none":
+        if counts is None or not isinstance(objective, BinaryCrossEntropy):
+            raise UserError(
+                f"loss.positive_weights: task.name: {task} has not several labels; set it to none"
+            )
+        wanted_weights = settings.positive_weights
+        objective = BinaryCrossEntropy(positive_weights(wanted_weights, labels, counts, texts))
+        settings = settings.model_copy(update={"positive_weights": "none"})
+        if settings == schema.Loss():
+            return objective
     weights = None
     if settings.class_weights != "none":
         if counts is None or not objective.has_classes:
@@ -56,14 +68,34 @@ def class_weights(
     all labels count alike. A table: as it says, 1 for labels that it leaves out.
     """
     if isinstance(wanted, dict):
-        unknown = sorted(set(wanted) - set(labels))
-        if unknown:
-            raise UserError(
-                f"loss.class_weights: {unknown[0]} is no label of data.train, which has "
-                f"{', '.join(list(labels)[:20])}"
-            )
-        return np.array([wanted.get(label, 1.0) for label in labels], np.float32)
+        return _by_label("loss.class_weights", wanted, labels)
     return (counts.sum() / (len(labels) * np.maximum(counts, 1))).astype(np.float32)
+
+
+def positive_weights(
+    wanted: str | float | dict[str, float], labels: Sequence[str], counts: np.ndarray, texts: int
+) -> np.ndarray:
+    """What a text that has a label counts beside one that has it not, float32 [labels].
+
+    balanced: texts without the label / texts with it, as PyTorch's BCEWithLogitsLoss advises; 1 for
+    a label that none or all have.
+    """
+    if isinstance(wanted, dict):
+        return _by_label("loss.positive_weights", wanted, labels)
+    if isinstance(wanted, str):
+        able = (counts > 0) & (counts < texts)
+        return np.where(able, (texts - counts) / np.maximum(counts, 1), 1.0).astype(np.float32)
+    return np.full(len(labels), wanted, np.float32)
+
+
+def _by_label(key: str, wanted: dict[str, float], labels: Sequence[str]) -> np.ndarray:
+    unknown = sorted(set(wanted) - set(labels))
+    if unknown:
+        raise UserError(
+            f"{key}: {unknown[0]} is no label of data.train, which has "
+            f"{', '.join(list(labels)[:20])}"
+        )
+    return np.array([wanted.get(label, 1.0) for label in labels], np.float32)
 
 
 class Regularized(Objective):

@@ -11,6 +11,7 @@ import os
 import paddle
 
 from fleetbert import config as schema
+from fleetbert.compat import cards
 from fleetbert.errors import UserError
 from fleetbert.train.strategies.collective import Collective
 from fleetbert.train.strategies.parameter_server import rendezvous
@@ -53,5 +54,9 @@ def set_device(wanted: str) -> str:
     if wanted not in known:
         raise UserError(f"trainer.device: {wanted} is not one of {', '.join(known)}, auto")
     number = os.environ.get("FLAGS_selected_gpus", "0").split(",")[0] or "0"
+    if wanted == "gpu":
+        cuda, own = paddle.device.cuda, int(number)
+        instead = "set trainer.device=cpu"
+        cards.check(cuda.get_device_capability(own), cuda.get_device_name(own), instead)
     paddle.set_device(f"gpu:{number}" if wanted == "gpu" else wanted)
     return wanted

