@@ -57,7 +57,7 @@ def pairs(program: ProgramDesc) -> dict[str, Pair]:
     return found
 
 
-def pieces(units: Sequence[int], threshold: float) -> Pieces:
+def pieces(units: Sequence[int] | np.ndarray, threshold: float) -> Pieces:
     """Of units that are named once for each piece more."""
     numbers = np.asarray(units, np.int64)
     times = [int((numbers[:place] == unit).sum()) + 1 for place, unit in enumerate(numbers)]
