@@ -44,7 +44,7 @@ def write_data(folder: Path) -> None:
         (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def write_job(folder: Path, output: str, level: str = "O0") -> Path:
+def write_job(folder: Path, output: str, level: str = "O0", dtype: str = "float16") -> Path:
     """The file of a training job of seconds."""
     job = {
         "data": {
@@ -54,7 +54,7 @@ def write_job(folder: Path, output: str, level: str = "O0") -> Path:
         },
         "model": {"init": "random", "vocab": str(folder / "vocab.txt"), **SHAPE},
         "optimizer": {"learning_rate": 2e-3},
-        "precision": {"level": level},
+        "precision": {"level": level, "dtype": dtype},
         "callbacks": {"progress": False, "report": False, "visualdl": False},
         "output_dir": str(folder / output),
     }
@@ -63,9 +63,9 @@ def write_job(folder: Path, output: str, level: str = "O0") -> Path:
     return path
 
 
-def trained(folder: Path, output: str, level: str = "O0") -> str:
+def trained(folder: Path, output: str, level: str = "O0", dtype: str = "float16") -> str:
     """Train; what came of it. ValueError where nothing was learned."""
-    run = fleetbert.train(config=write_job(folder, output, level))
+    run = fleetbert.train(config=write_job(folder, output, level, dtype))
     accuracy = run.metrics["accuracy"]
     if accuracy < LEAST_ACCURACY:
         raise ValueError(f"accuracy {accuracy:.3f}, at least {LEAST_ACCURACY} was expected")
@@ -89,6 +89,10 @@ def mixed_precision(folder: Path) -> Iterator[Finding]:
         return
     for level in ("O1", "O2"):
         yield step(f"train {level}", partial(trained, folder, level, level))
+    if paddle.device.cuda.get_device_capability()[0] < 8:
+        yield not_here("train bfloat16", "the card has none")
+    else:
+        yield step("train bfloat16", partial(trained, folder, "bfloat16", "O1", "bfloat16"))
 
 
 def variants(folder: Path) -> Iterator[Finding]:

@@ -8,11 +8,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import paddle
 import pytest
 
+import fleetbert
 from fleetbert.compat import cards, versions
-from fleetbert.doctor import command, machine, trial
+from fleetbert.doctor import command, machine, smoke, trial
 from fleetbert.doctor.findings import Finding
 
 COMMAND = [sys.executable, "-m", "fleetbert.cli", "doctor", "--json"]
@@ -138,6 +141,25 @@ class TestCards:
         assert found.state == "broken"
         wheel = " 3.3 for CUDA 11.8" if versions.is_paddle_3() else "==2.6.2"
         assert f"paddlepaddle-gpu{wheel}" in found.remedy
+
+    @pytest.mark.parametrize("capability", [(7, 5), (8, 6)])
+    def test_mixed_precision_is_tried_as_the_card_has_it(self, monkeypatch, tmp_path, capability):
+        def train(config):
+            job = json.loads(config.read_text(encoding="utf-8"))
+            tried.append(tuple(job["precision"].values()))
+            return SimpleNamespace(metrics={"accuracy": 1.0}, summary={"texts_per_s": 900.0})
+
+        tried: list[tuple[str, str]] = []
+        cuda = paddle.device.cuda
+        monkeypatch.setattr(paddle.device, "is_compiled_with_cuda", lambda: True)
+        monkeypatch.setattr(cuda, "device_count", lambda: 1)
+        monkeypatch.setattr(cuda, "get_device_capability", lambda: capability)
+        monkeypatch.setattr(fleetbert, "train", train)
+        found = list(smoke.mixed_precision(tmp_path))
+        assert [one.check for one in found] == ["train O1", "train O2", "train bfloat16"]
+        expected = [("O1", "float16"), ("O2", "float16"), ("O1", "bfloat16")]
+        assert tried == expected[: 3 if capability[0] == 8 else 2]
+        assert [one.state for one in found] == ["ok", "ok", "not here" if len(tried) == 2 else "ok"]
 
     def test_a_driver_that_fails(self, smi):
         found = machine.card(smi("NVIDIA-SMI has failed: no driver", 9))
