@@ -64,6 +64,7 @@ PADDLE_2 = {
     "tests/compress/test_lite": "Paddle Lite",
     "tests/deploy/lite/": "Paddle Lite",
     "tests/engines/test_lite": "Paddle Lite",
+    "tests/examples/test_examples.py::test_wide_and_deep": "clicks",
     "tests/launch/test_launcher": "the parameter server",
     "tests/train/test_ctr": "clicks",
     "tests/train/test_parameter_server": "the parameter server",
