@@ -137,7 +137,7 @@ def measure_mix(
     mix = bundles.Mix(
         float32=list(float32),
         accuracy=sample.metric(logits),
-        logit_error=float(np.sqrt(np.square(logits - sample.float32).mean())),
+        logit_error=_error(logits, sample.float32),
         texts_per_s=round(len(logits) / seconds, 1),
         int8_share=1 - sum(sizes[name] for name in names) / sum(sizes.values()),
     )
@@ -146,6 +146,13 @@ def measure_mix(
         f"{mix.accuracy:.4f}, logits change by {mix.logit_error:.4f}"
     )
     return mix
+
+
+def _error(logits: np.ndarray, exact: np.ndarray) -> float:
+    """Root of the mean square of their difference; of spans over all words."""
+    pairs = zip(logits, exact)
+    apart = [getattr(one, "logits", one) - getattr(other, "logits", other) for one, other in pairs]
+    return float(np.sqrt(np.square(np.concatenate([np.ravel(one) for one in apart])).mean()))
 
 
 def check(result: Result, least: float) -> None:

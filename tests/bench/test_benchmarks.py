@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 
 import pytest
-from benchmarks import distribute, harness, serve
+from benchmarks import distribute, harness, serve, tasks
 
 from fleetbert.bench import measure
 from fleetbert.errors import UserError
@@ -117,3 +118,25 @@ def test_a_result_is_written_as_json_and_markdown(tiny_bundle, tmp_path, monkeyp
         for name in ("float32", "int8-static", "ONNX Runtime float32", "ONNX Runtime dynamic int8")
     ]
     assert engines["ONNX Runtime float32, sorted"]["difference"] < 1e-4
+
+
+def test_a_page_of_tasks_has_means_over_the_seeds(tmp_path):
+    same = {
+        "name": "wnut17", "metric": "entity_f1", "init": "m", "epochs": 2, "batch_size": 16,
+        "learning_rate": 1e-4, "threads": 1, "train": 9, "dev": 3, "load": [1.0, 3.0],
+        "int8_speed": 2.0,
+    }  # fmt: skip
+    for seed, ours in enumerate((0.40, 0.42)):
+        figures = {"figure": ours, "peer": 0.425, "seconds": 50.0, "peer_seconds": 100.0}
+        row = {**same, **figures, "seed": seed, "int8": ours - 0.02, "int8_drop": 0.02}
+        tasks.add_result(tmp_path / "new" / "results.jsonl", row)
+    ranked = {"name": "trec_qa", "task": "embedding", "figure": 0.86, "cosine": 0.83, "epochs": 3}
+    tasks.add_result(tmp_path / "other.jsonl", ranked)
+    paths = [tmp_path / "new" / "results.jsonl", tmp_path / "other.jsonl"]
+    found = tasks.run(argparse.Namespace(results=paths))
+    text = harness.markdown(found, "2026-11-27", "tasks")
+    row = "| wnut17 | m | entity_f1 | 0.4100 | 0.4250 | -0.0150 | 0.4000 0.4200 / 0.4250 0.4250 |"
+    assert row in text and "1.0 to 3.0" in text
+    assert [target.row()[-1] for target in found.targets] == [
+        "missed", "met", "missed", "missed", "met",
+    ]  # fmt: skip

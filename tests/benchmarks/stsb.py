@@ -47,7 +47,7 @@ def main() -> None:
             if arguments.int8:
                 int8 = fleetbert.quantize(
                     bundle,
-                    calibration=read(arguments.int8, arguments.prefix),
+                    calibration=[row[:2] for row in read(arguments.int8, arguments.prefix)],
                     gate=rows,
                     max_drop=1.0,
                 )

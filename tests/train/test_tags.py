@@ -130,11 +130,11 @@ def test_the_commands_answer_with_spans(run, data, tmp_path, capsys):
     assert found["entity_f1"] == pytest.approx(run.metrics["entity_f1"])
 
 
-@pytest.mark.parametrize("method", ["static", "dynamic"])
+@pytest.mark.parametrize("method", ["static", "dynamic", "search"])
 def test_quantized_by_entity_f1(run, data, method):
     made = fleetbert.quantize(
         run.bundle, method=method, calibration=data / "train.conll", gate=data / "dev.conll",
-        max_drop=0.1,
+        max_drop=0.1, **({"search.whole_curve": False} if method == "search" else {}),
     )  # fmt: skip
     assert made.metric == "entity_f1"
     assert made.float32_accuracy == pytest.approx(run.metrics["entity_f1"])
@@ -142,3 +142,11 @@ def test_quantized_by_entity_f1(run, data, method):
     answers = [fleetbert.load(run.bundle, name)(texts) for name in ("float32", made.name)]
     kinds = [[[span[:3] for span in answer.spans] for answer in every] for every in answers]
     assert np.mean([one == other for one, other in zip(*kinds)]) > 0.9
+
+
+def test_a_run_goes_on_bit_for_bit(data, tmp_path):
+    """In shared rows, read by another process."""
+    changes = {"trainer.epochs": 1, "data.batching": "pack", "data.batch_size": 24}
+    tiny_job.check_resume(
+        lambda name, **more: job(data, tmp_path / name, **changes, **more), {"data.num_workers": 1}
+    )
