@@ -8,8 +8,8 @@ SST-2's train 1,420 of 6,920, of Douban's train all but 2,000 (4,000 of them are
 chosen is chosen on train, what is accepted on dev (Douban: its first 2,000), as the recipes say.
 
 Each step of each checkpoint is a command of `fleetbert`, run once: what is in --output is not done
-again, so that a run that was stopped goes on. The tables tell what is there. A variant that its
-gate refuses is added without the gate, to be measured all the same.
+again, so that a run that was stopped goes on. The tables tell what is there, notes.md after them. A
+variant that its gate refuses is added without the gate, to be measured all the same.
 """
 
 from __future__ import annotations
@@ -499,4 +499,7 @@ def tell(output: Path) -> Result:
         *([f"Not there yet: {'; '.join(missing)}."] if missing else []),
         f"Commits of the steps: {', '.join(commits)}.",
     ]
+    remarks = output / "notes.md"
+    if remarks.exists():
+        notes.append(remarks.read_text(encoding="utf-8").strip())
     return Result("What compression loses, on six checkpoints", tables, notes, found, targets)
