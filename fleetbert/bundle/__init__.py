@@ -35,6 +35,7 @@ from fleetbert.bundle.manifest import (
     Setting,
     Smoothed,
     SpeedPoint,
+    Split,
     Task,
     TokenizerInfo,
     TokenizerSpec,

@@ -236,6 +236,18 @@ class Smoothed(_Strict):
     error: float
 
 
+class Split(_Strict):
+    """Units whose outputs stand in pieces, one piece more each time that a unit is named, so that
+    the threshold of the layer that reads them could be lower, and its token error before
+    (`former`) and after, on calibration texts; see `compress.split`."""
+
+    former: float
+    threshold: float
+    units: List[int]
+    former_error: float
+    error: float
+
+
 class Mix(_Strict):
     """A mix that `search` measured. float32: the groups of layers left in it; accuracy: 0 to 1;
     logit_error: root of the mean square of the logits' change; int8_share: of the multiplications
@@ -393,6 +405,7 @@ class Int8Variant(_Variant):
     thresholds: Dict[str, float] = Field(default_factory=dict)
     clipped: Dict[str, Clipped] = Field(default_factory=dict)
     smoothed: Dict[str, Smoothed] = Field(default_factory=dict)
+    split: Dict[str, Split] = Field(default_factory=dict)
     bias_corrected: bool = False
     weight_errors: Dict[str, float] = Field(default_factory=dict)
     output_errors: Dict[str, float] = Field(default_factory=dict)

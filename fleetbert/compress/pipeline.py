@@ -22,6 +22,7 @@ from fleetbert import config
 from fleetbert.compat import environment
 from fleetbert.compress import report, sensitivity
 from fleetbert.compress.gate import describe, too_few
+from fleetbert.compress.static import split_pieces
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Work, open_work
 from fleetbert.errors import GateFailed
@@ -129,12 +130,13 @@ def with_output_errors(
     layers = work.source.layers
     quantized, others = weights.load(folder)
     corrections = {
-        name: others[bias] - layers.parameters[bias]
+        name: others[bias][: len(layers.parameters[bias])] - layers.parameters[bias]
         for name, bias in int8.biases(layers.program).items()
         if name in quantized
     }
+    pieces = split_pieces(getattr(variant, "split", {}))
     errors = sensitivity.output_errors(
-        layers, quantized, report.thresholds(variant), texts, corrections
+        layers, quantized, report.thresholds(variant), texts, corrections, pieces
     )
     return variant.model_copy(update={"output_errors": errors})
 

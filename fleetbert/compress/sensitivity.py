@@ -14,7 +14,7 @@ import numpy as np
 
 from fleetbert.compress.calibrate import LINEAR
 from fleetbert.engines import engine, predictor
-from fleetbert.graph import embeddings, int8
+from fleetbert.graph import embeddings, int8, split
 from fleetbert.graph import groups as layer_groups
 from fleetbert.graph import program as programs
 from fleetbert.graph.fuse import Fused
@@ -78,6 +78,15 @@ class Layers:
             }
             yield {weight: rows[name] for weight, name in self.inputs.items()}
 
+    def with_pieces(
+        self, inputs: Mapping[str, np.ndarray], name: str, some: split.Pieces
+    ) -> np.ndarray:
+        """Of what `run` gives, the input of the layer `name` with these pieces of units."""
+        first, bias, activation = split.pairs(self.program)[name]
+        of_first = self.parameters[first], self.parameters[bias], activation
+        pieces = split.outputs(inputs[first], *of_first, some)
+        return np.concatenate([inputs[name], pieces], 1)
+
 
 def output_errors(
     layers: Layers,
@@ -85,11 +94,13 @@ def output_errors(
     thresholds: Mapping[str, float],
     batches: Sequence[dict[str, np.ndarray]],
     corrections: Mapping[str, np.ndarray] | None = None,
+    pieces: Mapping[str, split.Pieces] | None = None,
 ) -> dict[str, float]:
     """The token error of each quantized layer.
 
     thresholds: by weight, the magnitude of the input that becomes 127; an input without one stays
-    as it is. corrections: by weight, what its bias is more than float32's, [N].
+    as it is. corrections: by weight, what its bias is more than float32's, [N]. pieces: of the
+    inputs that are split, by weight; `quantized` has them too.
     """
     names = [name for name in layers.inputs if name in quantized]
     errors, tokens = dict.fromkeys(names, 0.0), dict.fromkeys(names, 0)
@@ -97,11 +108,13 @@ def output_errors(
         for name in names:
             x = inputs[name]
             exact = x @ layers.parameters[name]
+            if pieces and name in pieces:
+                x = layers.with_pieces(inputs, name, pieces[name])
             if name in thresholds:
                 y = int8.simulate(x, thresholds[name], quantized[name])
             else:
                 y = x @ widen(quantized[name])
-            y = y + (corrections or {}).get(name, 0)
+            y = y[:, : exact.shape[1]] + (corrections or {}).get(name, 0)
             errors[name] += float(relative_errors(y, exact).sum())
             tokens[name] += len(x)
     return {name: (errors[name] / tokens[name]) ** 0.5 for name in names}

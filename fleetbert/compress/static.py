@@ -14,13 +14,14 @@ from typing import Mapping, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import adaround, calibrate, clip, sensitivity
+from fleetbert.compress import adaround, calibrate, clip, sensitivity, split
 from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers
 from fleetbert.compress.texts import Batches, Feeds
 from fleetbert.compress.work import Source, Work, versions, weight_errors
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
+from fleetbert.graph import split as graph
 from fleetbert.graph.first_token import first_token_only
 from fleetbert.graph.fuse import Fused
 from fleetbert.graph.transposes import merge_transposes
@@ -62,6 +63,8 @@ def prepare(work: Work) -> Prepared:
         thresholds = input_thresholds(prepared)
         learned = adaround.learn(prepared.calibration, source.layers, batches.feeds(), thresholds)
         prepared = prepared._replace(calibration=learned).telling(rounding="adaround")
+    if settings.split == "auto":
+        prepared = in_pieces(prepared, source, batches)
     if settings.correct_bias:
         prepared = corrected(prepared, source.layers, sensitivity.spread(batches.feeds()))
     return prepared
@@ -109,16 +112,41 @@ def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> P
     """With the mean change of each int8 layer's outputs taken off its bias (Nagel et al. 2019,
     "Data-Free Quantization", section 4.2, by texts instead of statistics of norms)."""
     thresholds = input_thresholds(prepared)
+    pieces = split_pieces(prepared.variant.split)
     sums: dict[str, np.ndarray] = {}
     tokens = dict.fromkeys(thresholds, 0)
     for inputs in layers.run(batches):
         for name, threshold in thresholds.items():
-            x, weight = inputs[name], weights.widen(prepared.calibration.weights[name])
-            change = x @ layers.parameters[name] - adaround.as_int8(x, threshold) @ weight
+            x, rounded = inputs[name], prepared.calibration.weights[name]
+            change = x @ layers.parameters[name]
+            if name in pieces:
+                x = layers.with_pieces(inputs, name, pieces[name])
+                rounded = graph.widen_second(rounded, pieces[name])
+            change -= adaround.as_int8(x, threshold) @ weights.widen(rounded)
             sums[name] = sums.get(name, 0) + change.sum(0)
             tokens[name] += len(x)
     corrections = {name: (total / tokens[name]).astype(np.float32) for name, total in sums.items()}
     return prepared._replace(corrections=corrections).telling(bias_corrected=True)
+
+
+def in_pieces(prepared: Prepared, source: Source, batches: Batches) -> Prepared:
+    """With units in pieces where texts want it; see `split`."""
+    thresholds = input_thresholds(prepared)
+    found = split.choose(prepared.calibration, source.layers, batches.feeds(), thresholds)
+    for name, one in found.items():
+        log.info(
+            f"split: {name}: inputs cut at {one.threshold:.3g} instead of {one.former:.3g} with "
+            f"{len(one.units)} pieces, token error {one.error:.2%} instead of "
+            f"{one.former_error:.2%}"
+        )
+    lower = {name: one.threshold for name, one in found.items()}
+    calibration = calibrate.with_thresholds(prepared.calibration, source.program, lower)
+    return prepared._replace(calibration=calibration).telling(split=found)
+
+
+def split_pieces(found: Mapping[str, bundles.Split]) -> dict[str, graph.Pieces]:
+    """By the weight of the layer that reads them."""
+    return {name: graph.pieces(one.units, one.threshold) for name, one in found.items()}
 
 
 def write_mix(
@@ -132,18 +160,32 @@ def write_mix(
     calibration, fused = prepared.calibration, prepared.fused
     quantized = {n: weight for n, weight in calibration.weights.items() if n not in float32}
     thresholds = {n: value for n, value in input_thresholds(prepared).items() if n in quantized}
-    program = int8.to_int8(first_token_only(fused.program), calibration.thresholds, quantized)
-    for name in programs.embedding_tables(program):
+    for name in programs.embedding_tables(fused.program):
         quantized[name] = weights.quantize(prepared.arrays[name], 0)
-    programs.write(folder / "x86.pdmodel", program)
-    if converter:
-        programs.write(folder / "model.pdmodel", calibrate.in_float32(calibration, float32))
+    errors = weight_errors(quantized, prepared.arrays)
     others = {**calibration.parameters, **fused.parameters}
     biases = int8.biases(fused.program)
     for name, correction in prepared.corrections.items():
         if name in quantized:
             bias = biases[name]
             others[bias] = (others[bias] + correction).astype(np.float32)
+    widened = {}
+    pairs = graph.pairs(fused.program)
+    for name, some in split_pieces(prepared.variant.split).items():
+        if name in quantized:
+            first, bias, _ = pairs[name]
+            quantized[first] = graph.widen_first(quantized[first], some)
+            quantized[name] = graph.widen_second(quantized[name], some)
+            others[bias] = np.concatenate([others[bias], others[bias][some.units] - some.lower])
+            widened[name] = first
+    arrays = {**others, **{name: one.integers for name, one in quantized.items()}}
+    program = int8.to_int8(first_token_only(fused.program), calibration.thresholds, quantized)
+    programs.write(folder / "x86.pdmodel", graph.fit(program, arrays, widened))
+    if converter:
+        plain = calibrate.in_float32(calibration, float32)
+        for first in widened.values():
+            arrays[first + weights.SCALE] = quantized[first].scales
+        programs.write(folder / "model.pdmodel", graph.fit(plain, arrays, widened))
     for name in quantized:
         others.pop(name)
     for name in (*quantized, *float32):
@@ -155,7 +197,8 @@ def write_mix(
             "versions": versions(),
             "float32_layers": [*prepared.left, *float32],
             "thresholds": thresholds,
-            "weight_errors": weight_errors(quantized, prepared.arrays),
+            "weight_errors": errors,
+            "split": {n: one for n, one in prepared.variant.split.items() if n in quantized},
         }
     )
 

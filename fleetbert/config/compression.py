@@ -48,6 +48,11 @@ class Calibration(Section):
         "auto: divide the channels of layers' inputs by numbers that their weights take in return, "
         "where that changes the layers' outputs less (qat as well: by texts of data.train)",
     )
+    split: Literal["none", "auto"] = key(
+        "auto",
+        "auto: static, search: units of feed-forwards far larger than the others stand in pieces, "
+        "where that changes the outputs less",
+    )
     correct_bias: bool = key(
         True, "take the mean change of each output, on a few calibration texts, off its bias"
     )

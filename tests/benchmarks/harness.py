@@ -34,6 +34,7 @@ BENCHMARKS = {
     "serve": "the server beside FastAPI and BentoML over the same model",
     "embeddings": "vectors by /v1/embeddings beside FastAPI over ONNX Runtime's int8",
     "train": "fine-tuning beside PyTorch + transformers",
+    "compress": "what the shipped recipes lose, on six checkpoints and unseen texts",
     "distribute": "training in one process, in ranks and on parameter servers",
     "tasks": "a page of what finetune.py, stsb.py and trec_qa.py have measured; measures nothing",
     "recipes": "recipes of fine-tuning beside none",
