@@ -16,6 +16,7 @@ from paddle import nn
 from paddle.distributed import fleet
 from paddle.optimizer import Optimizer
 
+from fleetbert.compat import versions
 from fleetbert.tasks import Arrays
 from fleetbert.train.trainable import Trainable
 
@@ -34,6 +35,8 @@ def train(
     Fleet's collective optimizer wants NCCL where there are several ranks (Paddle 2.6.2). CPU ranks
     share gradients over gloo by the functions that are public for it.
     """
+    # 3.3.1: Fleet's minimize clones the program as 2.6.2's was (TypeError in fleet.py).
+    versions.need_paddle_2("Training as a static graph through Fleet")
     rank, ranks, on_gpu = dist.get_rank(), dist.get_world_size(), paddle.is_compiled_with_cuda()
     weights = {name: tensor.numpy() for name, tensor in task.network.state_dict().items()}
 

