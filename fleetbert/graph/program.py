@@ -156,7 +156,11 @@ def has_attribute(op: OpDesc, name: str) -> bool:
 
 class Attention(NamedTuple):
     """The operators of one layer's attention: `scores` multiplies what `query` and `key` give,
-    `mixed` the softmax of it and what `value` gives."""
+    `mixed` the softmax of it and what `value` gives.
+
+    one_query: only [CLS] asks, as in the last layer after `first_token_only`. one_input: query, key
+    and value read the same variable; where some of them are in int8 they do not.
+    """
 
     query: OpDesc
     key: OpDesc
@@ -164,12 +168,8 @@ class Attention(NamedTuple):
     scores: OpDesc
     softmax: OpDesc
     mixed: OpDesc
-
-    @property
-    def one_query(self) -> bool:
-        """Whether only [CLS] asks, as in the last layer after `first_token_only`."""
-        three = (self.query, self.key, self.value)
-        return len({argument(op.inputs, "Input") for op in three}) > 1
+    one_query: bool
+    one_input: bool
 
 
 def attentions(block: BlockDesc) -> list[Attention]:
@@ -179,9 +179,20 @@ def attentions(block: BlockDesc) -> list[Attention]:
         scores = producer(block, argument(softmax.inputs, "X"))
         (mixed,) = consumers(block, argument(softmax.outputs, "Out"))
         sides = ((scores, "X"), (scores, "Y"), (mixed, "Y"))
-        query, key, value = (producer(block, argument(op.inputs, side)) for op, side in sides)
-        layers.append(Attention(query, key, value, scores, softmax, mixed))
+        query, key, value = three = [
+            producer(block, argument(op.inputs, side)) for op, side in sides
+        ]
+        read = [argument(op.inputs, "Input") for op in three]
+        one_query = len({_before_quantize(block, name) for name in read}) > 1
+        one_input = len({*read}) == 1
+        layers.append(Attention(query, key, value, scores, softmax, mixed, one_query, one_input))
     return layers
+
+
+def _before_quantize(block: BlockDesc, name: str) -> str:
+    """The variable in float32, where `name` is the same in int8."""
+    made = [op for op in block.ops if op.type == "quantize" and name in op.outputs[0].arguments]
+    return argument(made[0].inputs, "Input") if made else name
 
 
 class Mean(NamedTuple):

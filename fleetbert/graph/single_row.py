@@ -52,7 +52,7 @@ def rewrite(
     ops = [_mean(op) if any(op is one for one in means) else op for op in block.ops]
     for layer in programs.attentions(block):
         scores, mixed = layer.scores, layer.mixed
-        if layer.one_query:
+        if not layer.one_input:
             _drop_input(scores, "ResidualData")
             continue
         three = [layer.query, layer.key, layer.value]

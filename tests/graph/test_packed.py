@@ -11,7 +11,8 @@ from fleetbert.data.packing import packed_layout
 from fleetbert.engines import predictor
 from fleetbert.engines.alike import random_batch
 from fleetbert.engines.packed import open_group
-from fleetbert.graph import embeddings, groups, packed
+from fleetbert.graph import embeddings, groups, packed, weights
+from fleetbert.graph import int8 as to_int8
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
 
@@ -21,6 +22,23 @@ def int8(tiny_bundle, tmp_path_factory):
     folder = tmp_path_factory.mktemp("int8")
     bundle = bundles.read(shapes.add_int8_and_early_exit(tiny_bundle, folder).root)
     return predictor.read_integers(bundle.folder("int8-static"))
+
+
+@pytest.fixture(scope="module", params=["query", "value"])
+def partly_int8(request, fused, tmp_path_factory):
+    """One of the layers that read the first layer's input stays in float32."""
+    program = first_token_only(fused.program)
+    layers = to_int8.linear_layers(program)
+    left = layers[{"query": 0, "value": 2}[request.param]]
+    read = [(programs.argument(op.inputs, "Input"), programs.argument(op.inputs, "W"))
+            for op in layers if op is not left]  # fmt: skip
+    quantized = {weight: weights.quantize(fused.parameters[weight], 1) for _, weight in read}
+    folder = tmp_path_factory.mktemp("partly-int8")
+    thresholds = {source: 4.0 for source, _ in read}
+    programs.write(folder / "x86.pdmodel", to_int8.to_int8(program, thresholds, quantized))
+    others = {name: one for name, one in fused.parameters.items() if name not in quantized}
+    weights.save(folder, quantized, others)
+    return predictor.read_integers(folder)
 
 
 def make_batch(lengths, length):
@@ -53,6 +71,14 @@ def test_the_answers_in_int8_are_the_same_bits(int8, lengths):
     (whole,) = predictor.open_as_it_is(*int8, 1)(*batch)
     assert whole.std() > 0.01
     np.testing.assert_array_equal(answer(*int8, *batch), whole)
+
+
+@pytest.mark.parametrize("lengths", [[11], [16, 3, 9]])
+def test_layers_of_one_input_may_be_in_float32_and_int8(partly_int8, lengths):
+    """An int8 copy of the input once passed for another input, and the layer for the last one."""
+    batch = make_batch(lengths, max(lengths))
+    (whole,) = predictor.open_as_it_is(*partly_int8, 1)(*batch)
+    np.testing.assert_allclose(answer(*partly_int8, *batch), whole, atol=1e-5)
 
 
 def test_padding_between_tokens_and_in_the_first_place(int8):
