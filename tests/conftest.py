@@ -68,6 +68,7 @@ PADDLE_2 = {
     "tests/examples/test_examples.py::test_wide_and_deep": "clicks",
     "tests/examples/test_images.py::test_two_ranks_have_the_losses_of_one": "Fleet's programs",
     "tests/launch/test_launcher": "the parameter server",
+    "tests/test_cli.py::test_options_of_another_format_are_refused": "Paddle Lite",
     "tests/train/test_ctr": "clicks",
     "tests/train/test_parameter_server": "the parameter server",
     "tests/train/test_sparse_table": "clicks",
