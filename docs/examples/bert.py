@@ -39,18 +39,11 @@ PARTS = 2  # of a step, for ranks to share out
 
 def train_static(job: config.Config) -> tuple[list[float], float]:
     task = open_task(job)
-    ranks, rank = (int(os.environ.get(f"PADDLE_TRAINER{name}", 0)) for name in ("S_NUM", "_ID"))
-    ranks = max(ranks, 1)
-    shard = slice(rank * PARTS // ranks, (rank + 1) * PARTS // ranks)
-    plan = [(step, epoch) for epoch in range(job.trainer.epochs) for step in task.plan(epoch)]
-    steps = [
-        task.collector.micro_batches(*step, PARTS, shard) for step in plan[: job.trainer.max_steps]
-    ]
     shape, rate = task.network.network.config, job.optimizer.learning_rate
     return static_graph.train(
         task,
+        job,
         lambda: heads.build(job.task.name, shape),
-        steps,
         lambda: paddle.optimizer.AdamW(rate, weight_decay=job.optimizer.weight_decay),
         PARTS,
     )

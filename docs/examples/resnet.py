@@ -17,7 +17,6 @@ import yaml
 import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
 
 import paddle  # isort: skip
-import paddle.distributed as dist
 import paddle.nn.functional as F
 from paddle.vision import datasets, models, transforms
 
@@ -130,16 +129,10 @@ class Images(Trainable):
 
 def train_static(job: config.Config, task: Images, parts: int) -> list[float]:
     """The same steps as a static graph; returns their losses."""
-    rank, ranks, reader = dist.get_rank(), dist.get_world_size(), task.collector
-    shard = slice(rank * parts // ranks, (rank + 1) * parts // ranks)
-    epochs = range(job.trainer.epochs)
-    plan = [(indices, epoch) for epoch in epochs for indices in reader.plan(epoch)]
-    # Read first: paddle.vision's random crops are Python only in dynamic mode.
-    steps = [reader.micro_batches(*step, parts, shard) for step in plan[: job.trainer.max_steps]]
     losses, _ = static_graph.train(
         task,
-        lambda: getattr(models, task.name)(num_classes=len(reader.classes)),
-        steps,
+        job,
+        lambda: getattr(models, task.name)(num_classes=len(task.collector.classes)),
         lambda: paddle.optimizer.SGD(job.optimizer.learning_rate),
         parts,
     )

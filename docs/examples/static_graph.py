@@ -16,22 +16,22 @@ from paddle import nn
 from paddle.distributed import fleet
 from paddle.optimizer import Optimizer
 
+from fleetbert import config
 from fleetbert.compat import versions
-from fleetbert.tasks import Arrays
 from fleetbert.train.trainable import Trainable
 
 
 def train(
     task: Trainable,
+    job: config.Config,
     build: Callable[[], nn.Layer],
-    steps: Sequence[Sequence[Arrays]],
     optimizer: Callable[[], Optimizer],
     parts: int,
 ) -> tuple[list[float], float]:
     """Losses of all steps, and the median of their seconds.
 
-    `build` makes a network like the task's, whose weights it starts from. steps: the parts of each
-    step that are this rank's, as the task's collector gives them. parts: of a step, on all ranks.
+    `build` makes a network like the task's, whose weights it starts from. parts: of a step, on all
+    ranks.
     Fleet's collective optimizer wants NCCL where there are several ranks (Paddle 2.6.2). CPU ranks
     share gradients over gloo by the functions that are public for it.
     """
@@ -39,6 +39,12 @@ def train(
     versions.need_paddle_2("Training as a static graph through Fleet")
     rank, ranks, on_gpu = dist.get_rank(), dist.get_world_size(), paddle.is_compiled_with_cuda()
     weights = {name: tensor.numpy() for name, tensor in task.network.state_dict().items()}
+    shard = slice(rank * parts // ranks, (rank + 1) * parts // ranks)
+    plan = [(one, epoch) for epoch in range(job.trainer.epochs) for one in task.plan(epoch)]
+    # Read first: paddle.vision's random crops are Python only in dynamic mode.
+    steps = [
+        task.collector.micro_batches(*one, parts, shard) for one in plan[: job.trainer.max_steps]
+    ]
 
     paddle.enable_static()
     first = steps[0][0]
