@@ -103,9 +103,7 @@ def clipped(prepared: Prepared, source: Source, batches: Batches) -> Prepared:
             f"token error {found.error:.2%} instead of {found.former_error:.2%}"
         )
     log.info(f"clip: the inputs of {len(cut)} of {len(thresholds)} layers")
-    lower = {name: found.threshold for name, found in cut.items()}
-    calibration = calibrate.with_thresholds(prepared.calibration, source.program, lower)
-    return prepared._replace(calibration=calibration).telling(clipped=cut)
+    return _lowered(prepared, source, cut).telling(clipped=cut)
 
 
 def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> Prepared:
@@ -139,9 +137,16 @@ def in_pieces(prepared: Prepared, source: Source, batches: Batches) -> Prepared:
             f"{len(one.units)} pieces, token error {one.error:.2%} instead of "
             f"{one.former_error:.2%}"
         )
+    return _lowered(prepared, source, found).telling(split=found)
+
+
+def _lowered(
+    prepared: Prepared, source: Source, found: Mapping[str, bundles.Clipped | bundles.Split]
+) -> Prepared:
+    """With the thresholds that were found, by weight."""
     lower = {name: one.threshold for name, one in found.items()}
     calibration = calibrate.with_thresholds(prepared.calibration, source.program, lower)
-    return prepared._replace(calibration=calibration).telling(split=found)
+    return prepared._replace(calibration=calibration)
 
 
 def split_pieces(found: Mapping[str, bundles.Split]) -> dict[str, graph.Pieces]:
