@@ -97,6 +97,9 @@ HAS_ONNX = importlib.util.find_spec("paddle2onnx") is not None
 
 
 def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if item.path.parent.name == "endurance":
+            item.add_marker(pytest.mark.endurance)
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
     for item in items:
