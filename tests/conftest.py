@@ -24,8 +24,9 @@ import fleetbert.compat.prepared  # noqa: F401  before the first import of paddl
 from fleetbert import log
 from fleetbert.compat import versions
 
-# What tests call directly speaks as a command does.
+# What tests call directly speaks as a command does; caplog listens at the root logger.
 log.start()
+log.ROOT.propagate = True
 
 # The same examples each time, and no limits of time, which a busy machine would not keep.
 # HYPOTHESIS_SEARCH=1 looks for new ones.
