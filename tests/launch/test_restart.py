@@ -80,7 +80,9 @@ def test_killed_and_hung_the_job_ends_as_if_nothing_had_been(start, undisturbed)
     assert tiny_job.losses(output) == tiny_job.losses(undisturbed)
 
 
+@pytest.mark.endurance
 def test_a_kill_too_many_ends_the_job(start):
+    """In every run by test_policy.py."""
     process, output = start({}, restarts=0)
     wait_for_loss(process, output, 3)
     children = family(process)
