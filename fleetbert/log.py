@@ -34,12 +34,16 @@ def start(level: int = logging.INFO) -> None:
         handler = _Stderr()
         handler.setFormatter(logging.Formatter(f"{_rank(os.environ)}%(message)s"))
         ROOT.addHandler(handler)
+        # Importing paddle.distributed gives the root logger a handler (2.6.2, 3.3.1: `get_logger`
+        # without a name): every line would be printed twice.
+        ROOT.propagate = False
     ROOT.setLevel(level)
 
 
 def stop() -> None:
     """Leave fleetbert's loggers to the root logger."""
     ROOT.handlers[:] = [each for each in ROOT.handlers if not isinstance(each, _Stderr)]
+    ROOT.propagate = True
     ROOT.setLevel(logging.NOTSET)
 
 

@@ -52,6 +52,19 @@ def test_a_command_speaks_once_and_names_its_rank(environ, said):
     assert stderr(script, **environ) == said
 
 
+def test_a_line_is_written_once_though_paddle_gives_the_root_logger_a_handler():
+    assert (
+        stderr(
+            "import logging\n"
+            "from fleetbert import log\n"
+            "log.start()\n"
+            "import paddle\n"
+            "logging.getLogger('fleetbert.x').info('plain')\n"
+        ).count("plain")
+        == 1
+    )
+
+
 def test_start_and_stop_leave_handlers_of_others(capsys):
     other = logging.NullHandler()
     log.ROOT.addHandler(other)
