@@ -240,7 +240,7 @@ def similarities(first: np.ndarray, second: np.ndarray) -> Metrics:
     cosines = [(first * one).sum(1) for one in (second, np.roll(second, 1, axis=0))]
     bounds = np.histogram_bin_edges(np.concatenate(cosines), BINS)
     own, others = (np.histogram(one, bounds)[0].tolist() for one in cosines)
-    return {"bounds": bounds.round(4).tolist(), "own": own, "others": others}
+    return {"bounds": bounds.tolist(), "own": own, "others": others}
 
 
 EMBEDDING = Embedding()
