@@ -278,8 +278,8 @@ class Task(ABC):
         the user, needs for the reason `because`."""
         if self.answers and not self.picks_label:
             raise UserError(
-                f"{where} answers the task {self.name}, and {because}; the methods static, dynamic "
-                "and search, and export to onnx, take every task (docs/tasks.md)"
+                f"{where} answers the task {self.name}, and {because}; the methods static, "
+                "dynamic, search and onnx, and export to onnx, take every task (docs/tasks.md)"
             )
 
     def check_answers(self, where: str) -> None:
