@@ -20,7 +20,7 @@ else
 VENV := .venv
 endif
 PYTHON := $(VENV)/bin/python
-TESTS := tests --ignore tests/endurance --ignore tests/benchmarks --durations 15
+TESTS := tests --ignore tests/benchmarks -m "not endurance" --durations 15
 KILLS := 50
 SEED := 0
 SOURCES := $(wildcard setup.py fleetbert launch deploy tests docs/examples)
@@ -45,7 +45,7 @@ quickstart: venv ## Train BERT on two processes, then ask it questions
 # A busy machine may spoil a test that kills and times real processes: tests/conftest.py says which
 # run once more when they fail. Networks are tiny: a second thread costs more than it brings, and
 # takes time from the other worker. What several threads do is tested where a test says so.
-test: venv venv-clients packages ## Run the tests
+test: venv venv-clients packages ## Run the tests, but for the long proofs
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --dist loadfile \
 		--no-loadscope-reorder $(TESTS)
 
@@ -53,9 +53,9 @@ test-part: venv packages ## Run a quarter of an hour of the tests, for a second 
 	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --dist loadfile \
 		--no-loadscope-reorder --durations 15 $$(grep '^tests/' tests/part.txt)
 
-endurance: venv ## Kill ranks at random, 50 times: make endurance KILLS=50 SEED=0
-	FLEETBERT_KILLS=$(KILLS) FLEETBERT_SEED=$(SEED) $(PYTHON) -m pytest -q tests/endurance \
-		tests/launch/test_launcher.py::test_random_kills
+endurance: venv packages ## Run the long proofs: kills at random, a soak, jobs killed over and over: KILLS=50 SEED=0
+	FLEETBERT_KILLS=$(KILLS) FLEETBERT_SEED=$(SEED) $(PYTHON) -m pytest -q -m endurance \
+		tests --ignore tests/benchmarks
 
 lint: venv ## Check style and types
 	$(PYTHON) -m ruff check $(SOURCES)

@@ -33,7 +33,9 @@ SAME = {"gelu_pytorch_tanh": "gelu_new", "swish": "silu"}  # one function, two n
 
 
 def bert(state, activate, ids, types):
-    """Logits of a two-layer BERT with four heads, in float64."""
+    """Logits of a BERT with four heads, in float64. activate: a function, of two layers, or one of
+    each layer."""
+    activate = [activate] * 2 if callable(activate) else activate
     state = {name: array.astype(np.float64) for name, array in state.items()}
 
     def linear(name, x):
@@ -49,7 +51,8 @@ def bert(state, activate, ids, types):
     x = table["word"][ids] + table["position"][: ids.shape[1]] + table["token_type"][types]
     x = norm("bert.embeddings.layer_norm", x)
     padding = np.where(ids == 0, -1e4, 0)[:, None, None]
-    for layer in ("bert.encoder.layers.0", "bert.encoder.layers.1"):
+    for number, function in enumerate(activate):
+        layer = f"bert.encoder.layers.{number}"
         q, k, v = (
             linear(f"{layer}.self_attn.{n}_proj", x).reshape(*ids.shape, 4, -1).swapaxes(1, 2)
             for n in "qkv"
@@ -57,24 +60,28 @@ def bert(state, activate, ids, types):
         scores = np.exp(q @ k.swapaxes(2, 3) / math.sqrt(q.shape[-1]) + padding)
         mixed = (scores / scores.sum(-1, keepdims=True) @ v).swapaxes(1, 2).reshape(x.shape)
         x = norm(f"{layer}.norm1", x + linear(f"{layer}.self_attn.out_proj", mixed))
-        inner = activate(linear(f"{layer}.linear1", x))
+        inner = function(linear(f"{layer}.linear1", x))
         x = norm(f"{layer}.norm2", x + linear(f"{layer}.linear2", inner))
     return linear("classifier", np.tanh(linear("bert.pooler.dense", x[:, 0])))
 
 
-def make_network(name, scale=0.3):
-    """A tiny classifier with that activation, for `bert`. scale: of its random weights."""
+def make_network(*names, scale=0.3):
+    """A tiny classifier with that activation, for `bert`, or with one in each layer. scale: of its
+    random weights."""
     import paddle
 
     from fleetbert.compat.paddlenlp import BertConfig
-    from fleetbert.models import heads
+    from fleetbert.models import activations, heads
 
     paddle.seed(1)
     shape = BertConfig(
-        vocab_size=len(VOCAB), hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
-        intermediate_size=128, initializer_range=scale, num_labels=len(LABELS), hidden_act=name,
+        vocab_size=len(VOCAB), hidden_size=64, num_hidden_layers=max(2, len(names)),
+        num_attention_heads=4, intermediate_size=128, initializer_range=scale,
+        num_labels=len(LABELS), hidden_act=names[0],
     )  # fmt: skip
     network = heads.build("classification", shape)
+    for name, layer in zip(names, network.network.bert.encoder.layers):
+        layer.activation = activations.get(name)
     network.eval()
     return network
 

@@ -52,11 +52,12 @@ PROCESS_HELPERS = frozenset(
 # Files that take a minute or more come first (`make test` keeps the order), so that no worker waits
 # long for the other at the end. The first of those that compile something spares it the others.
 LONG = (
-    "test_restart.py", "test_lite_server.py", "test_precision.py", "test_ctr_servers.py",
-    "test_repository.py", "test_train.py", "test_parameter_server.py", "test_distill.py",
-    "test_parameter_server_faults.py", "test_parameter_server_rejoin.py", "test_examples.py",
-    "test_full_disk.py", "test_tags.py", "test_activations.py",
-    "test_two_jobs.py", "test_two_nodes.py", "test_make.py", "test_doctor.py", "test_server.py",
+    "test_lite_server.py", "test_precision.py", "test_repository.py", "test_examples.py",
+    "test_train.py", "test_server.py", "test_distill.py", "test_launcher.py", "test_command.py",
+    "test_api.py", "test_full_disk.py", "test_compiled.py", "test_reader.py", "test_regression.py",
+    "test_doctor.py", "test_families.py", "test_parameter_server.py", "test_tags.py",
+    "test_scheduler.py", "test_ctr_servers.py", "test_parameter_server_faults.py",
+    "test_activations.py", "test_restart.py",
 )  # fmt: skip
 
 
@@ -77,7 +78,7 @@ PADDLE_2 = {
 # What paddle2onnx makes the models of, which has no wheel for Python 3.13.
 ONNX = (
     "tests/bench/test_infer.py::test_all_variants_answer_alike",
-    "tests/compress/test_activations.py::test_onnx_computes_the_formula",
+    "tests/compress/test_activations.py::test_onnx_computes_the_formulas",
     "tests/compress/test_onnx",
     "tests/deploy/inference/repository/test_repository.py::test_auto_takes_the_fastest_that_can",
     "tests/deploy/inference/repository/test_variants.py::test_early_exit_is_served_where_its",
@@ -97,7 +98,11 @@ NO_ONNX = "paddle2onnx is not installed: it has wheels for Python 3.8 to 3.12"
 HAS_ONNX = importlib.util.find_spec("paddle2onnx") is not None
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest chooses by marks
 def pytest_collection_modifyitems(items) -> None:
+    for item in items:
+        if item.path.parent.name == "endurance":
+            item.add_marker(pytest.mark.endurance)
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
     for item in items:

@@ -76,7 +76,7 @@ def test_peers_that_lack_something_are_explained():
     harness.check_peer(sys.executable, ["json"])
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_a_result_is_written_as_json_and_markdown(tiny_bundle, tmp_path, monkeypatch, capsys):
     """The peer is ONNX Runtime in this environment."""
     monkeypatch.chdir(tmp_path)

@@ -17,20 +17,29 @@ from fleetbert.compress.work import Source
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
+from fleetbert.export.program import save_program
 from fleetbert.graph import gelu
 from fleetbert.graph import program as programs
 
 NAMES = [name for name in FORMULAS if name not in SAME]
 # In int8: spelled out, never negative, and bounded.
-OTHERS = ["gelu_new", "relu", "tanh"]
+OTHERS = ["gelu_new", "relu", pytest.param("tanh", marks=pytest.mark.endurance)]
 BATCH = random_batch(np.random.default_rng(1), (3, 16), 100)
 # Of random weights: with 0.3 a rounding becomes an error of a sixth.
 SMALL = 0.05
 
 
-def expected(network, name):
-    state = {n: t.numpy() for n, t in network.network.state_dict().items()}
-    return bert(state, FORMULAS[name], *BATCH)
+@pytest.fixture(scope="module")
+def expected(every):
+    """Of the network with every activation. With another one in a layer it would answer others."""
+    state = {n: t.numpy() for n, t in every[0].network.state_dict().items()}
+    right = bert(state, [FORMULAS[name] for name in NAMES], *BATCH)
+    for place, name in enumerate(NAMES):
+        for other in {*NAMES} - {name}:
+            others = [*NAMES[:place], other, *NAMES[place + 1 :]]
+            wrong = bert(state, [FORMULAS[one] for one in others], *BATCH)
+            assert np.abs(wrong - right).max() > 3e-4, (name, other)
+    return right
 
 
 def answers(folder, kind, batch=BATCH):
@@ -38,38 +47,28 @@ def answers(folder, kind, batch=BATCH):
 
 
 @pytest.fixture(scope="module")
-def made(tiny_vocab, tmp_path_factory):
-    """made(name) → a network with that activation and its bundle, to which variants are added."""
-    found = {}
-
-    def make(name):
-        if name not in found:
-            network, path = make_network(name), tmp_path_factory.mktemp(name) / "bundle"
-            found[name] = network, make_bundle(path, network, tiny_vocab)
-        return found[name]
-
-    return make
+def every(tiny_vocab, tmp_path_factory):
+    """A network with another activation in each layer, and its bundle, to which variants are
+    added."""
+    network = make_network(*NAMES)
+    return network, make_bundle(tmp_path_factory.mktemp("every") / "bundle", network, tiny_vocab)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_onnx_computes_the_formula(name, made):
-    network, path = made(name)
-    bundle = onnx.export_onnx(path).bundle
+def test_onnx_computes_the_formulas(every, expected):
+    bundle = onnx.export_onnx(every[1]).bundle
     assert bundle.variant("onnx").max_difference_to_float32 < 1e-4
     found = answers(bundle.folder("onnx"), engine.ONNX)
-    np.testing.assert_allclose(found, expected(network, name), atol=5e-5)
+    np.testing.assert_allclose(found, expected, atol=5e-5)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_paddle_lite_computes_the_formula(name, made):
+def test_paddle_lite_computes_the_formulas(every, expected):
     pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64, Python 3.8 to 3.10")
     from fleetbert.compress import lite
 
-    network, path = made(name)
-    bundle = lite.export_lite(path, "x86", "float32").bundle
+    bundle = lite.export_lite(every[1], "x86", "float32").bundle
     found = answers(bundle.folder("lite-x86-float32"), engine.LITE)
-    np.testing.assert_allclose(found, expected(network, name), atol=5e-5)
-    made = lite.export_lite(path, "armv8", "float32").bundle.variant("lite-armv8-float32")
+    np.testing.assert_allclose(found, expected, atol=5e-5)
+    made = lite.export_lite(every[1], "armv8", "float32").bundle.variant("lite-armv8-float32")
     assert made.max_difference_to_float32 < 1e-4
 
 
@@ -86,7 +85,7 @@ class Errors:
 
     def _measure(self, name, folder):
         folder.mkdir()
-        network = make_network(name, SMALL)
+        network = make_network(name, scale=SMALL)
         bundle = bundles.read(make_bundle(folder / "bundle", network, self.vocab))
         batches = texts_of(bundle)
         source = Source(bundle.folder("float32"))
@@ -136,10 +135,11 @@ def test_int8_is_as_near_as_with_gelu(errors, name):
     assert errors.of("gelu")[0] < 0.05
 
 
-def test_only_the_approximation_is_spelled_out(made):
+def test_only_the_approximation_is_spelled_out(tmp_path):
     kinds = {}
     for name in ("gelu", "gelu_new"):
-        program = programs.read(bundles.read(made(name)[1]).folder("float32") / "model.pdmodel")
+        save_program(make_network(name), tmp_path / name)
+        program = programs.read(tmp_path / name / "model.pdmodel")
         before = program.SerializeToString()
         kinds[name] = [op.type for op in gelu.spell_out(program).blocks[0].ops]
         assert program.SerializeToString() == before

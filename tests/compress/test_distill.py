@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 import processes
 import pytest
+import several_jobs
 import tiny_job
 from safetensors.numpy import load_file, save_file
 
@@ -30,6 +31,7 @@ from fleetbert.train.strategies.single import Single
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "launch" / "distill.py"
+SEVERAL = Path(several_jobs.__file__)
 NO_DROPOUT = {"model.dropout": 0.0}
 NARROW = {
     "model.init": "random", "model.num_hidden_layers": 2, "model.hidden_size": 32,
@@ -300,21 +302,36 @@ class TestStudent:
         assert len(digests) == 1
 
 
-class TestNarrower:
-    """In two processes, with projections."""
+IN_TWO_RANKS = {
+    "narrower": {**NARROW, **NO_DROPOUT, "trainer.max_steps": 6},
+    "theseus": {"distill.kind": "theseus", "distill.replacing_rise": 1.0},
+}
 
-    def test_two_ranks_have_the_losses_of_one(self, make, start, write, tmp_path):
-        changes = {**NARROW, **NO_DROPOUT, "trainer.max_steps": 6}
-        distilling.distill(make(tmp_path, changes))
-        expected = tiny_job.losses(tmp_path)
-        path, output = write(changes)
-        processes.ended(start(path, ranks=2))
+
+class TestTwoRanks:
+    @pytest.fixture(scope="class")
+    def outputs(self, start, write):
+        """{name: output folder}."""
+        jobs = {name: write(changes) for name, changes in IN_TWO_RANKS.items()}
+        first, *more = (path for path, _ in jobs.values())
+        processes.ended(start(first, *map(str, more), ranks=2))
+        return {name: output for name, (_, output) in jobs.items()}
+
+    def test_a_narrower_student_has_the_losses_of_one(self, make, outputs, tmp_path):
+        """With projections."""
+        distilling.distill(make(tmp_path, IN_TWO_RANKS["narrower"]))
+        expected, output = tiny_job.losses(tmp_path), outputs["narrower"]
         assert len(expected) == 6
         assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-4)
         names = load_file(output / "model" / "model.safetensors")
         assert not [name for name in names if "projections" in name]
         step = output / "checkpoints" / "step-00000006" / "model.pdparams"
         assert "projections.1.weight" in paddle.load(str(step))
+
+    def test_theseus(self, outputs):
+        output = outputs["theseus"]
+        assert json.loads((output / "summary.json").read_text())["world_size"] == 2
+        assert len(tiny_job.losses(output / "replacing")) == 10
 
 
 class TestBundle:
@@ -418,8 +435,33 @@ class TestTheseus:
 
 class TestKilled:
     @pytest.mark.parametrize("kind", ["student", "theseus"])
-    def test_goes_on_where_it_was(self, make, start, write, tmp_path, kind):
+    def test_goes_on_where_it_was(self, make, tmp_path, monkeypatch, kind):
         """With dropout and, of theseus, drawing: bit for bit the losses of a run left alone."""
+        changes = {"distill.kind": kind, "trainer.checkpoint_every": 4}
+        part = {"student": ".", "theseus": "replacing"}[kind]
+        step, done = Single.step, []
+
+        def killed(strategy, arrays):
+            done.append(step(strategy, arrays))
+            if len(done) == 6:
+                raise RuntimeError("killed")
+            return done[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Single, "step", killed)
+            with pytest.raises(RuntimeError, match="killed"):
+                distilling.distill(make(tmp_path / "half", changes))
+        assert max(tiny_job.losses(tmp_path / "half" / part)) == 5
+        for name in ("half", "whole"):
+            distilling.distill(make(tmp_path / name, changes))
+        for folder in {part, "."}:
+            expected = tiny_job.losses(tmp_path / "whole" / folder)
+            assert len(expected) == 10
+            assert tiny_job.losses(tmp_path / "half" / folder) == expected
+
+    @pytest.mark.endurance
+    @pytest.mark.parametrize("kind", ["student", "theseus"])
+    def test_goes_on_in_another_process(self, start, write, kind):
         changes = {"distill.kind": kind, "trainer.checkpoint_every": 4, "trainer.epochs": 2}
         folder = {"student": ".", "theseus": "replacing"}[kind]
         path, output = write(changes)
@@ -433,23 +475,17 @@ class TestKilled:
             assert len(tiny_job.losses(whole / part)) == 20
             assert tiny_job.losses(output / part) == tiny_job.losses(whole / part)
 
-    def test_theseus_in_two_ranks(self, start, write):
-        changes = {"distill.kind": "theseus", "distill.replacing_rise": 1.0}
-        path, output = write(changes)
-        processes.ended(start(path, ranks=2))
-        assert json.loads((output / "summary.json").read_text())["world_size"] == 2
-        assert len(tiny_job.losses(output / "replacing")) == 10
-
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """start(config, ranks=1) → Popen of launch/distill.py; none outlives the tests."""
+    """start(config, ...) → Popen of launch/distill.py, or of several jobs in two ranks; none
+    outlives the tests."""
     started = []
 
-    def call(path, ranks=1):
+    def call(path, *words, ranks=1):
         launcher = ["--nproc_per_node", str(ranks)] if ranks > 1 else None
-        folder = tmp_path_factory.mktemp("started")
-        started.append(processes.start(folder, path, launcher=launcher, script=SCRIPT))
+        folder, script = tmp_path_factory.mktemp("started"), SEVERAL if ranks > 1 else SCRIPT
+        started.append(processes.start(folder, path, *words, launcher=launcher, script=script))
         return started[-1]
 
     yield call

@@ -14,6 +14,7 @@ import launched
 import psutil
 import pytest
 
+KILLS = int(os.environ.get("FLEETBERT_KILLS", "50"))
 TWO = ("--servers", "2", "--trainers", "2")
 
 # Every process says that it runs, and goes on until `go`.
@@ -376,9 +377,10 @@ else:
 """
 
 
-def test_random_kills(launch):
-    """Ten jobs (`make endurance`: fifty) of random sizes whose processes are killed at random: each
-    ends well or says what happened, with a code that tells the truth, and nothing is left."""
+@pytest.mark.parametrize("jobs", [5, pytest.param(KILLS, marks=pytest.mark.endurance)])
+def test_random_kills(launch, jobs):
+    """Jobs of random sizes whose processes are killed at random: each ends well or says what
+    happened, with a code that tells the truth, and nothing is left."""
 
     def disturb(number: int) -> None:
         rng = random.Random(number)
@@ -408,7 +410,7 @@ def test_random_kills(launch):
             assert any(f"{name} was killed" in job.stderr for name in killed), job.stderr
 
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(disturb, range(int(os.environ.get("FLEETBERT_KILLS", "10")))))
+        list(pool.map(disturb, range(jobs)))
 
 
 def test_the_launcher_stays_small(launch):

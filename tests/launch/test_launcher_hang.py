@@ -38,7 +38,10 @@ def test_a_job_that_hangs_is_ended(launch):
     assert job.is_clean()
 
 
+@pytest.mark.endurance
 def test_a_job_that_hangs_is_started_again(launch):
+    """In every run one that was killed, test_launcher.py: what follows from an end is decided in
+    one place."""
     job = launch(HANG, *TWO, *LIMIT, "--max_restart", "1")
     assert job.ended() == 0, job.stderr
     assert re.search(f"launch: {SAID}; starting all again, restart 1 of 1", job.stderr), job.stderr

@@ -52,9 +52,10 @@ def family(process) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+@pytest.mark.endurance
 def test_killed_and_hung_the_job_ends_as_if_nothing_had_been(start, undisturbed):
-    """Rank 0 killed, rank 1 stopped so that it hangs: two restarts of two. `make endurance` kills
-    either of them fifty times."""
+    """Rank 0 killed, rank 1 stopped so that it hangs: two restarts of two. test_train.py has one
+    kill, test_supervisor.py the hang of a small script."""
     process, output = start({"strategy.hang_timeout": 12}, restarts=2)
     for number, step, how in ((0, 20, "SIGKILL"), (1, 40, "SIGSTOP")):
         wait_for_loss(process, output, step)
@@ -79,7 +80,9 @@ def test_killed_and_hung_the_job_ends_as_if_nothing_had_been(start, undisturbed)
     assert tiny_job.losses(output) == tiny_job.losses(undisturbed)
 
 
+@pytest.mark.endurance
 def test_a_kill_too_many_ends_the_job(start):
+    """In every run by test_policy.py."""
     process, output = start({}, restarts=0)
     wait_for_loss(process, output, 3)
     children = family(process)

@@ -112,6 +112,15 @@ def test_a_failure_before_any_step_ends_the_job(start):
     assert "rank 1 failed with exit code 5 (before its first step); the job ends" in job.said(0)
 
 
+def test_a_supervisor_that_is_lost_ends_the_job(start):
+    """As with its machine."""
+    job = start(GO)
+    job.signal(1, signal.SIGCONT)  # both run
+    job.processes[1].kill()
+    assert job.processes[0].wait(timeout=DEADLINE) != 0
+    assert "lost the supervisor of rank 1" in job.said(0), job.said(0)
+
+
 def test_ranks_that_never_meet_are_started_again(start):
     """As gloo's connect on a busy machine; it costs no restart."""
     body = """

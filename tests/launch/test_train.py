@@ -14,11 +14,13 @@ from pathlib import Path
 
 import processes
 import pytest
+import several_jobs
 import tiny_job
-from processes import DEADLINE, SCRIPT, ended, kill, said, wait_for_loss
+from processes import DEADLINE, SCRIPT, ended, kill, rank, said, wait_for, wait_for_loss
 
 from fleetbert import config
 
+SEVERAL = Path(several_jobs.__file__)
 JOB = {"trainer.epochs": 2, "trainer.checkpoint_every": 7, "callbacks.progress": True}
 SAME_EVERYWHERE = {
     "model.dropout": 0.0, "trainer.max_steps": 6, "trainer.eval_every": 3,
@@ -28,15 +30,17 @@ SAME_EVERYWHERE = {
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """start(config, *words, ranks=1) → Popen; no process of it outlives the tests."""
+    """start(config, *words, ranks=1, script=launch/train.py) → Popen; no process of it outlives the
+    tests."""
     started = []
 
-    def call(config: Path, *words: str, ranks: int = 1) -> subprocess.Popen:
+    def call(config: Path, *words: str, ranks: int = 1, script: Path = SCRIPT) -> subprocess.Popen:
         process = processes.start(
             tmp_path_factory.mktemp("started"),
             config,
             *words,
             launcher=["--nproc_per_node", str(ranks)] if ranks > 1 else None,
+            script=script,
             # `make test` gives all others one thread.
             environ={"OMP_NUM_THREADS": "2"} if ranks == 1 else {},
         )
@@ -79,6 +83,48 @@ def undisturbed(one_process):
 def two_ranks(start, write):
     path, output = write({**JOB, **SAME_EVERYWHERE})
     return output, ended(start(path, ranks=2))
+
+
+OTHERS = {
+    "compiled": {"trainer.compile": True},
+    "masked words": {
+        "task.name": "mlm", "data.train": "texts.txt", "data.dev": None, "trainer.max_steps": 4,
+        "trainer.compile": True,
+    },
+    # Of a step's words, and of what is drawn for it, each rank has a share.
+    "spans": {"task.name": "token_classification", "data.train": "tags.conll"},
+    "ranking": {"task.name": "ranking", "task.negatives": 2, "data.train": "ranking.tsv"},
+    "computed twice and attacked": {
+        "trainer.recompute": True, "loss.adversarial": 0.5, "loss.class_weights": {"good": 2.0},
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def changes_of(tiny_data, tmp_path_factory):
+    """changes_of(name) → that job of `OTHERS`."""
+    made = tmp_path_factory.mktemp("tables")
+    tiny_job.write_tags(made / "tags.conll", 60, 1)
+    tiny_job.write_ranking(made / "ranking.tsv", 20, 1)
+
+    def call(name):
+        changes = {**JOB, **SAME_EVERYWHERE, **OTHERS[name], "callbacks.profiler.enabled": False}
+        if "data.train" in changes:
+            (table,) = (at for at in (made, tiny_data) if (at / changes["data.train"]).exists())
+            changes["data.train"] = str(table / changes["data.train"])
+            changes.setdefault("data.dev", changes["data.train"])
+        return changes
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def others(start, write, changes_of):
+    """{name: output folder} of `OTHERS`, trained by the same two ranks."""
+    jobs = {name: write(changes_of(name)) for name in OTHERS}
+    first, *more = (str(path) for path, _ in jobs.values())
+    ended(start(Path(first), *more, ranks=2, script=SEVERAL))
+    return {name: output for name, (_, output) in jobs.items()}
 
 
 class TestHelp:
@@ -199,10 +245,9 @@ class TestOneProcess:
 
 
 class TestTwoRanks:
-    def test_losses_are_those_of_one_process(self, two_ranks, start, write):
+    def test_losses_are_those_of_one_process(self, two_ranks, here):
         """The same global batches; without dropout, whose masks are a rank's own."""
-        path, output = write({**JOB, **SAME_EVERYWHERE})
-        ended(start(path))
+        output = here({**JOB, **SAME_EVERYWHERE})
         expected = tiny_job.losses(output)
         assert len(expected) == 6
         assert tiny_job.losses(two_ranks[0]) == pytest.approx(expected, abs=1e-4)
@@ -213,43 +258,28 @@ class TestTwoRanks:
         assert set(judged[0]) == {3, 6}
         assert judged[0] == pytest.approx(judged[1], abs=1e-4)
 
-    def test_computed_twice_and_attacked_they_have_the_losses_of_one_process(self, start, write):
-        """One process takes its steps in two halves: a text's words are moved in its half."""
-        changes = {
-            **JOB, **SAME_EVERYWHERE, "trainer.recompute": True, "loss.adversarial": 0.5,
-            "loss.class_weights": {"good": 2.0}, "callbacks.profiler.enabled": False,
-        }  # fmt: skip
-        one, expected = write({**changes, "optimizer.accumulate_steps": 2})
-        two, output = write(changes)
-        ended(start(one))
-        ended(start(two, ranks=2))
-        assert len(tiny_job.losses(output)) == 6
-        assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(expected), abs=1e-5)
-
-    def test_spans_and_ranked_documents_have_the_losses_of_one_process(
-        self, start, write, tmp_path
+    def test_computed_twice_and_attacked_they_have_the_losses_of_one_process(
+        self, others, here, changes_of
     ):
-        """Of a step's words, and of what is drawn for it, each rank has a share."""
-        tiny_job.write_tags(tmp_path / "tags.conll", 60, 1)
-        tiny_job.write_ranking(tmp_path / "ranking.tsv", 20, 1)
-        for task, name in (("token_classification", "tags.conll"), ("ranking", "ranking.tsv")):
-            table = str(tmp_path / name)
-            changes = {
-                **JOB, **SAME_EVERYWHERE, "task.name": task, "task.negatives": 2,
-                "data.train": table, "data.dev": table, "callbacks.profiler.enabled": False,
-            }  # fmt: skip
-            one, expected = write(changes)
-            two, output = write(changes)
-            ended(start(one))
-            ended(start(two, ranks=2))
-            assert len(tiny_job.losses(output)) > 3
-            assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(expected), abs=1e-4)
-            judged = [
-                json.loads((folder / "summary.json").read_text())["dev"]
-                for folder in (output, expected)
-            ]
-            figure = judged[0]["metric"]
-            assert judged[0][figure] == pytest.approx(judged[1][figure], abs=0.02)
+        """One process takes its steps in two halves: a text's words are moved in its half."""
+        name = "computed twice and attacked"
+        expected = here({**changes_of(name), "optimizer.accumulate_steps": 2})
+        assert len(tiny_job.losses(others[name])) == 6
+        assert tiny_job.losses(others[name]) == pytest.approx(tiny_job.losses(expected), abs=1e-5)
+
+    @pytest.mark.parametrize("name", ["spans", "ranking"])
+    def test_spans_and_ranked_documents_have_the_losses_of_one_process(
+        self, others, here, changes_of, name
+    ):
+        output, expected = others[name], here(changes_of(name))
+        assert len(tiny_job.losses(output)) > 3
+        assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(expected), abs=1e-4)
+        judged = [
+            json.loads((folder / "summary.json").read_text())["dev"]
+            for folder in (output, expected)
+        ]
+        figure = judged[0]["metric"]
+        assert judged[0][figure] == pytest.approx(judged[1][figure], abs=0.02)
 
     def test_summary_and_profile_know_of_both(self, two_ranks):
         output, _ = two_ranks
@@ -262,23 +292,35 @@ class TestTwoRanks:
         assert len(list((output / "visualdl").glob("*.log"))) == 1  # of rank 0 alone
         assert (output / "bundle" / "manifest.json").is_file()
 
-    def test_compiled_they_have_the_same_losses(self, two_ranks, start, write):
-        path, output = write({**JOB, **SAME_EVERYWHERE, "trainer.compile": True})
-        ended(start(path, ranks=2))
+    def test_compiled_they_have_the_same_losses(self, two_ranks, others):
         expected = tiny_job.losses(two_ranks[0])
-        assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-5)
+        assert tiny_job.losses(others["compiled"]) == pytest.approx(expected, abs=1e-5)
 
-    def test_compiled_masked_words_have_the_losses_of_one_process(self, start, write, tiny_data):
-        changes = {
-            **JOB, **SAME_EVERYWHERE, "task.name": "mlm", "data.dev": None,
-            "data.train": str(tiny_data / "texts.txt"), "trainer.max_steps": 4,
-        }  # fmt: skip
-        path, expected = write(changes)
-        ended(start(path))
-        path, output = write({**changes, "trainer.compile": True})
-        ended(start(path, ranks=2))
+    def test_compiled_masked_words_have_the_losses_of_one_process(self, others, here, changes_of):
+        expected = here({**changes_of("masked words"), "trainer.compile": False})
+        output = others["masked words"]
         assert len(tiny_job.losses(output)) == 4
         assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(expected), abs=1e-4)
+
+    def test_a_killed_rank_has_all_started_again_and_nothing_is_lost(self, two_ranks, start, write):
+        """`make endurance` kills either of them fifty times, and has one of them hang."""
+        path, output = write({**JOB, **SAME_EVERYWHERE, "trainer.checkpoint_every": 2})
+        process = start(path, ranks=2)
+        victim = wait_for(lambda: rank(process, 0), process)
+        wait_for_loss(process, output, 2)
+        victim.kill()
+        text = ended(process)
+        again = (
+            r"rank 0 was killed \(SIGKILL, .*\) \(at step \d\); starting all again, restart 1 of 3"
+        )
+        assert re.search(again, text), text
+        done = re.search(r"done after restarts: 1; (\d+) of (\d+) steps were repeats", text)
+        assert done and int(done[2]) - int(done[1]) == 6, text
+        assert tiny_job.losses(output) == tiny_job.losses(two_ranks[0])
+        saved = [
+            o / "checkpoints" / "step-00000006" / "model.pdparams" for o in (output, two_ranks[0])
+        ]
+        assert saved[0].read_bytes() == saved[1].read_bytes()
 
     def test_killed_and_started_again_they_lose_nothing(self, two_ranks, start, write, tmp_path):
         """Nor does it matter that they share a token cache and have batches collected for them."""

@@ -104,6 +104,23 @@ def one_node(tiny_data, tmp_path_factory):
     kill(process)
 
 
+def test_two_nodes_train_as_one_and_lose_a_rank(start, here, tiny_data, tmp_path):
+    """As one process does. What follows from the loss of a node is in test_supervisor.py, and of
+    folders that they do not share in train/test_checkpoint.py; `make endurance` has all of it."""
+    own = {**JOB, "trainer.max_steps": 6, "trainer.checkpoint_every": 2, "model.dropout": 0.0}
+    config = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, tmp_path / "output", own)
+    both = start(config, [], [])
+    victim = wait_for(lambda: rank(both[1], 1), both[1])
+    wait_for_loss(both[0], tmp_path / "output", 2)
+    victim.kill()
+    texts = [ended(process) for process in both]
+    assert "restart 1 of 3" in texts[0]
+    expected = tiny_job.losses(here(own))
+    assert len(expected) == 6
+    assert tiny_job.losses(tmp_path / "output") == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.endurance
 def test_two_nodes_train_as_one_lose_a_node_and_a_rank_and_go_on(
     start, one_node, tiny_data, tmp_path
 ):

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -138,6 +139,16 @@ def test_a_file_that_the_disk_cannot_read_is_named(output, monkeypatch):
     problem = checkpoint.broken(step(output, 20))
     assert problem == "model.pdparams cannot be read (Input/output error)"
     assert checkpoint.broken(step(output, 20), quick=True) is None
+
+
+def test_ranks_on_machines_that_share_no_folder_are_told(whole):
+    """One has the newest checkpoint, the other none: no rank goes on."""
+    strategy = SimpleNamespace(barrier=lambda: None, gather=lambda mine: [mine, None])
+    seen = (
+        r"output_dir: the ranks see different newest .* \(rank 0: step 20, rank 1: none\); it must"
+    )
+    with pytest.raises(UserError, match=seen):
+        training._check_same_step(SimpleNamespace(strategy=strategy, folder=whole), step(whole, 20))
 
 
 def test_auto_goes_on_from_the_newest_whole_one(output, whole, trainer, capsys):

@@ -70,7 +70,7 @@ def test_two_trainers_take_the_steps_of_one_process_also_when_resumed(clicks, tm
     assert np.abs(weights[1]).max() > 0.01
 
 
-@pytest.mark.parametrize("mode", ["async", "geo"])
+@pytest.mark.parametrize("mode", [pytest.param("async", marks=pytest.mark.endurance), "geo"])
 def test_it_comes_close_to_the_best_auc(clicks, tmp_path, mode):
     changes = {
         "strategy.mode": mode, "strategy.k_steps": 2, "optimizer.learning_rate": 3e-3,
@@ -119,9 +119,10 @@ def logged(job: launched.Started) -> list[int]:
     return [row["step"] for row in map(json.loads, lines) if "loss" in row]
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_a_killed_server_starts_the_job_again_from_its_checkpoint(launch, clicks):
-    """With the table, which nobody had but the servers."""
+    """With the table, which nobody had but the servers. In every run: that a table comes from the
+    checkpoint, above, and that a killed server has all started again, launch/test_launcher.py."""
     changes = {
         "trainer.epochs": 1000, "trainer.checkpoint_every": 60,
         "optimizer.schedule": "constant", "optimizer.warmup_ratio": 0.0,
@@ -156,8 +157,9 @@ def test_a_killed_server_starts_the_job_again_from_its_checkpoint(launch, clicks
 ATTEMPTS = 5
 
 
-@pytest.mark.slow
+@pytest.mark.endurance
 def test_a_killed_trainer_goes_on_with_the_others(launch, clicks):
+    """In every run of BERT: test_parameter_server_rejoin.py."""
     for _ in range(ATTEMPTS):
         job = launch(
             {"strategy.mode": "sync", "trainer.log_every": 4, "trainer.epochs": 2}, launched.TRAIN

@@ -126,6 +126,7 @@ class TestAsync:
 
 
 class TestSync:
+    @pytest.mark.endurance
     def test_one_trainer_has_the_losses_of_local_training(self, run, trainer, lively, tmp_path):
         steps = {"trainer.epochs": 10, **lively}
         output = run({**SGD, **steps, "strategy.mode": "sync"}, trainers=1)
@@ -147,23 +148,35 @@ class TestSync:
         assert figures[0] == pytest.approx(figures[1], abs=1e-5)
 
 
-def test_adamw_takes_its_steps_as_long_as_locally(run, trainer, tiny_data, tmp_path):
+def test_adamw_takes_its_steps_as_long_as_locally_also_when_resumed(
+    run, trainer, tiny_data, tmp_path
+):
     """With all of the job's settings, which Paddle's server-side Adam would not heed. Masked words,
-    where all weights are in the servers' vector and none are pulled by words."""
+    where all weights are in the servers' vector and none are pulled by words. The second start has
+    weights, moments, the rate and the place in the data from the checkpoint."""
     changes = {
         "task.name": "mlm", "data.train": str(tiny_data / "texts.txt"), "data.dev": None,
         "model.dropout": 0.0, "optimizer.beta1": 0.8, "optimizer.beta2": 0.9,
         "optimizer.epsilon": 1e-4, "optimizer.weight_decay": 0.1, "trainer.max_steps": 10,
         "optimizer.learning_rate": 5e-3, "strategy.mode": "sync",
     }  # fmt: skip
-    output = run(changes, trainers=1, servers=1)
+    output = tmp_path / "servers"
+    own = {**changes, "output_dir": str(output), "trainer.checkpoint_every": 6}
+    run(own, trainers=1, servers=1)
     trainer(tmp_path / "local", changes)
     expected = tiny_job.losses(tmp_path / "local")
     assert expected[10] < expected[1] - 0.5
     assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-4)
+    for path in output.glob("checkpoints/step-00000010/*"):  # as if it had been killed after step 6
+        path.unlink()
+    run(own, trainers=1, servers=1)
+    assert json.loads((output / "summary.json").read_text())["resumed_at"] == 6
+    assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-4)
 
 
+@pytest.mark.endurance
 def test_geo_learns(run):
+    """In every run of clicks: test_ctr_servers.py."""
     # 30 steps are seven rounds of four and one that the last evaluation cuts short.
     output = run({"strategy.mode": "geo", "strategy.k_steps": 4, "trainer.epochs": 3}, servers=1)
     assert dev_rows(output)[-1]["dev.accuracy"] > 0.9

@@ -100,8 +100,10 @@ def test_who_has_gone_on_after_a_step_does_not_stop_after_it(tmp_path):
         assert other.result(DEADLINE) == [False, True]
 
 
+@pytest.mark.endurance
 def test_resumed_it_takes_the_steps_of_an_undisturbed_run(start):
-    """Weights, the optimizer's moments, the rate and the place in the data are as they were."""
+    """Weights, the optimizer's moments, the rate and the place in the data are as they were. Of one
+    trainer: test_parameter_server.py."""
     changes = {"strategy.mode": "sync", "trainer.checkpoint_every": 6, "trainer.max_steps": 9}
     whole = start(changes, servers=1)
     ended(whole)

@@ -57,7 +57,9 @@ def trainer(process: subprocess.Popen, rank: int) -> psutil.Process:
 ATTEMPTS = 5
 
 
-@pytest.mark.parametrize(("mode", "rank"), [("async", 0), ("sync", 1)])
+@pytest.mark.parametrize(
+    ("mode", "rank"), [pytest.param("async", 0, marks=pytest.mark.endurance), ("sync", 1)]
+)
 def test_a_killed_trainer_goes_on_with_the_others(launch, tiny_data, tmp_path, mode, rank):
     changes = {
         "strategy.name": "parameter_server", "strategy.mode": mode, "trainer.epochs": 4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,10 @@ import pytest
 import tiny_job
 from processes import DEADLINE, ROOT, SCRIPT, ended, kill, said, start, wait_for_loss
 
+from fleetbert.train import job as training
+from fleetbert.train.strategies.single import Single
+
+LAUNCHER = ["--nproc_per_node", "2", "--backend", "gloo"]
 LONG = {"trainer.epochs": 100_000, "data.dev": None}
 
 
@@ -67,14 +72,23 @@ def start_export(folder: Path, root: Path) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.slow
-def test_ranks_of_one_job_share_it(job, tmp_path):
-    """And all ranks of another are refused, with the first one's sentence."""
-    launcher = ["--nproc_per_node", "2", "--backend", "gloo"]
-    first = job("first", LONG, launcher=launcher)
-    wait_for_loss(first, tmp_path / "output", 2)
-    second = job("second", {}, launcher=launcher)
+def check_refused(second) -> None:
     assert second.wait(DEADLINE) != 0
     assert re.search(r"^error: output_dir: .*: process \d+ .* is writing it", said(second), re.M)
     assert "the first rank could not go on" in said(second)
+
+
+def test_all_ranks_are_refused_with_the_first_ones_sentence(job, tmp_path):
+    """This process has the folder, as the first rank of a job has it."""
+    with training.only_writer(Single("cpu"), tmp_path / "output"):
+        second = job("second", {}, launcher=LAUNCHER)
+        check_refused(second)
+    assert f"process {os.getpid()} " in said(second)
+
+
+@pytest.mark.endurance
+def test_ranks_of_one_job_share_it(job, tmp_path):
+    first = job("first", LONG, launcher=LAUNCHER)
+    wait_for_loss(first, tmp_path / "output", 2)
+    check_refused(job("second", {}, launcher=LAUNCHER))
     assert first.poll() is None

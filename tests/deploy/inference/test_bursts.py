@@ -16,7 +16,7 @@ from served import DEADLINE, REAL, serving
 
 from fleetbert.deploy.inference.protocol import inference_pb2
 
-BURST, CHANNELS = 3000, 10
+BURST, CHANNELS = 1000, 10
 
 
 def metrics(served) -> str:

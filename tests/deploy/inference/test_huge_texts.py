@@ -100,7 +100,7 @@ def infer(served, body: bytes, **headers: str) -> int:
     return requests.post(url, body, headers=headers, timeout=DEADLINE).status_code
 
 
-@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("zipped", [True, pytest.param(False, marks=pytest.mark.endurance)])
 def test_huge_texts_take_little_memory_and_keep_nobody_waiting(served, zipped):
     headers = {"content-encoding": "gzip"} if zipped else {}
     bodies = []

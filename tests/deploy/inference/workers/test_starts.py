@@ -93,13 +93,6 @@ def test_a_server_without_descriptors_heals_or_says_that_it_does_not(tmp_path, w
         assert ask(served.http, "word1", MODEL).status_code == 200
 
 
-def lacking(error: Exception):
-    def refuse(*_):
-        raise error
-
-    return refuse
-
-
 @pytest.fixture
 def core(tiny_bundle, tmp_path):
     shutil.copytree(tiny_bundle, tmp_path / MODEL / "1")
@@ -118,21 +111,27 @@ def core(tiny_bundle, tmp_path):
 
 def test_whatever_refuses_a_worker_it_is_started_in_the_end(core, monkeypatch, caplog):
     monkeypatch.setattr(pool, "LONGEST_PAUSE", 0.1)
-    interpreter = sys.executable
     numbers = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
     errors = [OSError(number, os.strerror(number)) for number in numbers]
-    for cause in [*errors, RuntimeError("can't start new thread"), None]:
-        with monkeypatch.context() as patch:
-            if cause is None:  # the interpreter itself is replaced under us
-                patch.setattr(sys, "executable", f"{interpreter}.gone")
-            else:
-                patch.setattr(process, "start", lacking(cause))
-            caplog.clear()
-            psutil.Process(core.workers(MODEL)[0]).kill()
-            wait_for(lambda: caplog.text.count("does not start") > 1, "two tries")
+    causes = [*errors, RuntimeError("can't start new thread")]
+    start, cause = process.start, causes[0]
+
+    def refuse(*words):
+        if cause:
+            raise cause
+        return start(*words)
+
+    monkeypatch.setattr(process, "start", refuse)
+    psutil.Process(core.workers(MODEL)[0]).kill()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", f"{sys.executable}.gone")  # replaced under us
+        # After each cause there is another try, which the next one refuses.
+        for cause in [*causes, None]:
+            told = f"does not start: {cause or '[Errno 2]'}"
+            wait_for(lambda: caplog.text.count(told) > 1, "two tries")  # noqa: B023
             failure = core.failure(model=MODEL, texts=["word1"])
             assert failure.reason is Reason.UNAVAILABLE
             wait_for(lambda: not core.do(core.repository.live), "a server that is not live")
-        wait_for(lambda: core.workers(MODEL), "a worker")
-        assert core.do(core.repository.live) and core.do(core.repository.ready)
-        assert core.ask(model=MODEL, texts=["word1"]).version == "1"
+    wait_for(lambda: core.workers(MODEL), "a worker")
+    assert core.do(core.repository.live) and core.do(core.repository.ready)
+    assert core.ask(model=MODEL, texts=["word1"]).version == "1"
