@@ -26,6 +26,8 @@ SPACELESS = (
 )
 _spaceless = re.compile(SPACELESS).match
 
+HEADER = ("text", "text_a", "label", "spans")  # of tables that are none of tagged tokens
+
 Span = Tuple[int, int, str]  # begin, end (characters or tokens), kind
 
 
@@ -79,7 +81,7 @@ def parse(lines: Sequence[str], tagged: bool) -> Tagged:
                 at = number
                 token, tag = _columns(line, tagged)
                 tokens.append(token)
-                tags.append(_checked(tag))
+                tags.append(_checked(tag, token))
         _check_scheme(tags)
     except LineError as error:
         raise LineError(str(error), at) from None
@@ -154,8 +156,13 @@ def _columns(line: str, tagged: bool) -> tuple[str, str]:
     return token, tag
 
 
-def _checked(tag: str) -> str:
+def _checked(tag: str, token: str) -> str:
     prefix, _, kind = tag.partition("-")
+    if tag in HEADER and token in HEADER:
+        raise LineError(
+            f"is a header ({token}, {tag}); here each line is a token and its tag: give texts with "
+            "their spans as JSONL"
+        )
     if tag != "O" and (prefix not in PREFIXES or not kind):
         raise LineError(
             f"has the tag {tag[:40]!r}, which is of no known scheme; write O, or B-, I- and the "

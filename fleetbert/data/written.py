@@ -89,7 +89,13 @@ def _span(number: int, given: object, text: str) -> tuple[int, int, str]:
         raise LineError(f"'spans'[{number}] is not an object with start, end and kind")
     start, end = (given.get(field) for field in ("start", "end"))
     kind = name(given.get("kind", given.get("label")))
-    if not kind or type(start) is not int or type(end) is not int:
+    for field, value in (("start", start), ("end", end)):
+        if value is not None and type(value) is not int:
+            raise LineError(
+                f"'spans'[{number}] has the {field} {json.dumps(value)[:40]}; it has to be a whole "
+                "number of characters"
+            )
+    if not kind or start is None or end is None:
         raise LineError(
             f"'spans'[{number}] lacks start, end or kind; write "
             '{"start": 0, "end": 6, "kind": "place"}'

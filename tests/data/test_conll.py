@@ -90,6 +90,7 @@ def test_spans_of_json(tmp_path):
         ("a O\nb X-PER\n", 2, "has the tag 'X-PER', which is of no known scheme"),
         ("a O\nb PER\n", 2, "has the tag 'PER', which is of no known scheme"),
         ("a O\nb B-\n", 2, "has the tag 'B-', which is of no known scheme"),
+        ("text_a\tlabel\na\tO\n", 1, r"is a header \(text_a, label\); here each line is a token"),
         ("a M-x\nb I-x\n", 2, "tags begin with I, M: that is none of BIO"),
     ],
 )
@@ -111,7 +112,9 @@ def test_what_is_wrong_in_columns_has_its_line(tmp_path, text, line, message):
         ([[0, 4, "x"], [3, 5, "y"]], r"overlap: 'Rome' \(x, 0 to 4\) and 'e ' \(y, 3 to 5\)"),
         ([[0, 9, "x"]], "is from character 0 to 9, which is no part of a text of 6 characters"),
         ([[2, 2, "x"]], "is from character 2 to 2, which is no part"),
-        ([[0, 1.5, "x"]], "lacks start, end or kind"),
+        ([[0, 1.5, "x"]], r"'spans'\[0\] has the end 1\.5; it has to be a whole number"),
+        ([["0", 1, "x"]], r"'spans'\[0\] has the start \"0\"; it has to be a whole number"),
+        ([[0]], "lacks start, end or kind"),
         ([[0, 1, ""]], "lacks start, end or kind"),
         ([7], r"'spans'\[0\] is not an object"),
         ("x", "'spans' is not a list but str"),
