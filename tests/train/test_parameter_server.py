@@ -180,3 +180,25 @@ def test_geo_learns(run):
     # 30 steps are seven rounds of four and one that the last evaluation cuts short.
     output = run({"strategy.mode": "geo", "strategy.k_steps": 4, "trainer.epochs": 3}, servers=1)
     assert dev_rows(output)[-1]["dev.accuracy"] > 0.9
+
+
+@pytest.mark.parametrize("task", ["token_classification", "embedding"])
+def test_spans_and_vectors_take_the_same_steps(run, trainer, tmp_path, task):
+    """Where weights that no loss reaches, the pooler's, are in the servers' vector too."""
+    train = tmp_path / "train.jsonl"
+    words = [f"word{n} word{n + 1}" for n in range(60)]
+    if task == "embedding":
+        rows = [{"text_a": text, "text_b": f"{text} word9"} for text in words]
+    else:
+        span = {"start": 0, "end": 5, "kind": "per"}
+        rows = [{"text": text, "spans": [span] * (n % 2)} for n, text in enumerate(words)]
+    train.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    changes = {
+        **SGD, "task.name": task, "data.train": str(train), "data.dev": None,
+        "trainer.epochs": 2, "optimizer.max_grad_norm": 0, "strategy.mode": "sync",
+    }  # fmt: skip
+    output = run(changes, trainers=1, servers=1)
+    trainer(tmp_path / "local", changes)
+    expected = tiny_job.losses(tmp_path / "local")
+    assert len(expected) == 8
+    assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import fake_core
@@ -135,6 +136,42 @@ def test_a_link_may_bring_a_text_and_markup_stays_text(server, browser):
     browser.wait_for("!document.getElementById('answer').hidden")
     assert "<img" in browser.run("document.getElementById('text').value")
     assert browser.run("document.images.length") == 0
+    assert browser.errors == []
+
+
+@pytest.mark.slow
+def test_tags_are_shown_in_colour_and_labels_with_bars(server, browser):
+    """Characters beyond JavaScript's units, and markup in a text, which stays text."""
+    browser.open(f"{server.http}/")
+    browser.wait_for("document.querySelector('#model option') !== null")
+    text = "\U0001f600 Ann Lee of <b>Oslo</b> met Bo"
+    kinds = {"Ann Lee": "per", "Oslo": "loc", "Bo": "per"}
+    spans = [
+        {"start": text.index(own), "end": text.index(own) + len(own), "kind": kind, "score": 0.9}
+        for own, kind in kinds.items()
+    ]
+    found = {"outputs": [{"name": "spans", "data": [json.dumps(spans)]}]}
+    browser.run(f"showAnswer({json.dumps(found)}, 5, {json.dumps(text)}); 0")
+    shown = browser.run(
+        "[...document.querySelectorAll('#spans mark')].map((m) => [m.firstChild.textContent,"
+        " m.lastChild.textContent, getComputedStyle(m).backgroundColor])"
+    )
+    assert [one[:2] for one in shown] == [list(one) for one in kinds.items()]
+    colours = [one[2] for one in shown]
+    assert colours[0] == colours[2] != colours[1] and "rgba(0, 0, 0, 0)" not in colours
+    assert browser.run("document.querySelectorAll('#spans b').length") == 0
+    labels = ["negative", "positive", "无"]  # of the model that is chosen
+    found = {"outputs": [{"name": "labels", "data": [json.dumps(labels[1:])]},
+                         {"name": "scores", "data": [0.1, 0.9, 0.6]}]}  # fmt: skip
+    browser.run("document.getElementById('model').value = 'sst/versions/2'; 0")
+    browser.run(f"showAnswer({json.dumps(found)}, 5, 'good'); 0")
+    assert browser.run("document.getElementById('spans').hidden") is True
+    assert browser.run("document.getElementById('label').textContent") == "positive, 无"
+    rows = browser.run(
+        "[...document.querySelectorAll('#scores tr')].map((r) => [r.cells[0].textContent,"
+        " r.querySelector('.bar div').style.width])"
+    )
+    assert rows == [["positive", "90%"], ["无", "60%"], ["negative", "10%"]]
     assert browser.errors == []
 
 
