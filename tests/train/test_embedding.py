@@ -153,6 +153,7 @@ def test_pairs_without_numbers_are_evaluated_by_rank(data, tmp_path):
     assert mrr(*sides) == pytest.approx(expected, abs=1e-6)
 
 
+@pytest.mark.usefixtures("no_results")
 def test_a_run_goes_on_bit_for_bit(data, tmp_path):
     changes = {
         "data.train": str(data / "three.jsonl"),
