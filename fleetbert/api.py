@@ -54,10 +54,10 @@ def train(
 ) -> Run:
     """Fine-tune a model on labelled texts, or pairs of texts.
 
-    train, dev: what to learn from, and to choose the best step by: a .tsv or .jsonl with text_a,
-        label (as the task has it) and for pairs text_b; a list of (text, label), (text, text,
-        label) or dicts; a dict of columns; a pandas DataFrame; a datasets.Dataset. What is not a
-        file is written to `output_dir`/data.
+    train, dev: what to learn from, and to choose the best step by: a .tsv, .csv or .jsonl with
+        text_a, label (as the task has it) and for pairs text_b; a list of (text, label), (text,
+        text, label) or dicts; a dict of columns; a pandas DataFrame; a datasets.Dataset. What is
+        not a file is written to `output_dir`/data.
     init: where the weights come from: a folder in Hugging Face's format, `package:NAME` of an
         installed Python package, a PaddleNLP name, or random (which needs the key `model.vocab`).
     task: classification, regression, ... (docs/tasks.md); None: what the rows or the config say.

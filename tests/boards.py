@@ -29,11 +29,15 @@ def write_bundle(
     precisions=("int8",),
     max_length=16,
     unigram=None,
+    task=None,
+    vocab=None,
+    **told,
 ) -> Path:
     """A bundle with a variant for each target and precision; unigram: its tokenizer, else one of
-    `VOCAB`."""
-    vocab = folder / "words.txt"
-    vocab.write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
+    `vocab`, else of `VOCAB`. task: else of labels; told: what its manifest says of it."""
+    if vocab is None:
+        vocab = folder / "words.txt"
+        vocab.write_text("\n".join(VOCAB) + "\n", encoding="utf-8")
 
     def fill(path: Path) -> list[bundles.Variant]:
         variants = []
@@ -56,11 +60,11 @@ def write_bundle(
 
     bundles.create(
         folder / "bundle",
-        task="pair_classification" if pair else "classification",
-        labels=LABELS,
+        task=task or ("pair_classification" if pair else "classification"),
         max_length=max_length,
         tokenizer=of_vocab(vocab, True) if unigram is None else unigram.spec,
         fill=fill,
+        **{"labels": LABELS, **told},
     )
     return folder / "bundle"
 
@@ -134,6 +138,11 @@ def fake_logits(ids, types=None, labels: int = len(LABELS), pad_id: int = 0) -> 
     types = [0] * len(ids) if types is None else types
     total = sum((i + 1000 * t) * n for n, (i, t) in enumerate(zip(ids, types), 1) if i != pad_id)
     return np.array([total * k % 97 / 16 for k in range(1, labels + 1)], np.float32)
+
+
+def fake_tokens(ids, labels: int) -> np.ndarray:
+    """float32 [tokens, labels]: of each token, where tags are asked."""
+    return np.array([[i * k * k % 97 / 16 for k in range(1, labels + 1)] for i in ids], np.float32)
 
 
 def logits_of(tokenizer, text: str, second: str | None = None, max_length: int = 16) -> np.ndarray:

@@ -89,6 +89,10 @@ def test_help_lists_every_key_with_its_default():
         assert re.search(f"default {default}\\)", lines[name]), lines[name]
     assert "pad | bucket | pack" in lines["data.batching"]
     assert "int | null" in lines["data.batch_tokens"]
+    assert "(none | balanced | float | {str: float};" in lines["loss.positive_weights"]
+    exits = config.help_text(config.SelfDistill)
+    assert "(auto | list of int;" in exits
+    assert "typing." not in exits + config.help_text(config.Config)
 
 
 class TestErrors:

@@ -59,6 +59,31 @@ def make_embedder(seed: int = 1, task: str = "embedding", **fields: object):
     return heads.build(task, config)
 
 
+LABELS_OF = {
+    "multi_label_classification": ["joy", "love", "怒"],
+    "token_classification": ["O", "B-loc", "I-loc"],
+}
+# Of what answers with no single label; pooling: of vectors.
+OTHER_TASKS = [*((name, "") for name in (*LABELS_OF, "regression", "ranking")),
+               ("embedding", "mean"), ("embedding", "cls")]  # fmt: skip
+
+
+def make_bundle(folder: Path, task: str, vocab: Path, pooling: str = "mean") -> Path:
+    """A bundle of a random network for one of OTHER_TASKS."""
+    from fleetbert.data import tokenizers
+    from fleetbert.export.program import export_bundle
+
+    labels = LABELS_OF.get(task, [])
+    if task == "embedding":
+        network = make_embedder(pooling=pooling)
+    else:
+        per_token = task == "token_classification"
+        network = make_network(labels=max(1, len(labels)), per_token=per_token)
+    spec = tokenizers.of_vocab(vocab, True)
+    export_bundle(folder, network, task=task, labels=labels, max_length=24, tokenizer=spec)
+    return folder
+
+
 def add_early_exit(path: Path, pad_id: int = 0) -> None:
     """Add early-exit-float32 to a bundle of `make_network`'s: its head after the first layer is
     certain of some texts and not of others at the variant's own speed."""

@@ -114,7 +114,7 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         metavar="FILE",
-        help="texts, .tsv or .jsonl; with labels accuracy is shown (default: api_docs)",
+        help="texts, .tsv, .csv or .jsonl; with labels accuracy is shown (default: api_docs)",
     )
     parser.add_argument(
         "--orders",

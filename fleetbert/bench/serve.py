@@ -165,7 +165,7 @@ class Bench(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bundle", required=True, metavar="DIR", help="the bundle to serve")
-    parser.add_argument("--data", required=True, metavar="FILE", help="texts, .tsv or .jsonl")
+    parser.add_argument("--data", required=True, metavar="FILE", help="texts: .tsv, .csv, .jsonl")
     parser.add_argument(
         "--variant", default="auto", metavar="NAME", help="(auto: the fastest, as the server does)"
     )

@@ -419,12 +419,15 @@ class Int8Variant(_Variant):
 
 class _EarlyExit(_Variant):
     """ends: the last layer of each group; head: what decides after it; speed: a text leaves whose
-    uncertainty is under it, 0 to 1; pad_id: the token that is padding."""
+    uncertainty is under it, 0 to 1; pad_id: the token that is padding; doubt, spread: how the
+    uncertainty is told, see `engines.exits`."""
 
     ends: List[int]
     head: str = "pooled"
     speed: float
     pad_id: int = 0
+    doubt: str = "entropy"
+    spread: float = 1.0
 
     @property
     def compressed_by(self) -> str:

@@ -9,7 +9,7 @@ import itertools
 import statistics
 import time
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
@@ -58,7 +58,11 @@ class Observed(NamedTuple):
     to 1) [layers, texts], of each layer's head and at last of the program itself; flops float64
     [layers, texts], spent until then (`count_flops`); seconds that a layer takes for all texts,
     and a group beside its layers, if its head may let texts leave. reference: bool [texts], which
-    of them float32 answers right; None: choices are taken at their word."""
+    of them float32 answers right; None: choices are taken at their word.
+
+    Of other tasks than of one label: outputs float32 [layers, texts, outputs]; accuracy: the task's
+    figure of outputs [texts, outputs]; settings: how doubt is told, where `doubt` [layers, texts]
+    is not all, as of numbers."""
 
     truth: np.ndarray
     predicted: np.ndarray
@@ -67,6 +71,23 @@ class Observed(NamedTuple):
     layer_seconds: float
     group_seconds: float
     reference: np.ndarray | None = None
+    outputs: np.ndarray | None = None
+    accuracy: Callable[[np.ndarray], float] | None = None
+    settings: Settings | None = None
+
+    def accuracy_at(self, layer: np.ndarray) -> float:
+        """0 to 1, if texts left after these layers, int64 [texts], from 1."""
+        texts = np.arange(len(self.truth))
+        if self.accuracy is not None and self.outputs is not None:
+            return self.accuracy(self.outputs[layer - 1, texts])
+        return float((self.predicted[layer - 1, texts] == self.truth).mean())
+
+    def doubt_after(self, ends: Sequence[int], number: int) -> np.ndarray:
+        """Of texts after the group of that number, [texts]."""
+        if self.settings is None or self.outputs is None:
+            return self.doubt[ends[number] - 1]
+        former = self.outputs[ends[number - 1] - 1] if number else None
+        return exits.doubt(self.settings, self.outputs[ends[number] - 1], former)
 
 
 class Choice(NamedTuple):
@@ -137,10 +158,12 @@ def open_teacher(source: Source, threads: int) -> predictor.Predict:
     return predictor.open_as_it_is(program, source.others, threads)
 
 
-def open_layers(source: Source, folder: Path, pad_id: int, threads: int) -> EarlyExitEngine:
-    """The source with every layer a group of its own and no heads, written to `folder`."""
+def open_layers(source: Source, folder: Path, settings: Settings, threads: int) -> EarlyExitEngine:
+    """The source with every layer a group of its own and no heads, written to `folder`. settings:
+    with the padding, and how doubt is told."""
     ends = list(range(1, len(source.layers) + 1))
-    write(source, folder, Settings(ends, "pooled", 0.0, pad_id), {end: {} for end in ends})
+    settings = settings._replace(ends=ends, speed=0.0)
+    write(source, folder, settings, {end: {} for end in ends})
     return open_variant(folder, engine.Options(threads=threads))
 
 
@@ -152,19 +175,24 @@ def observe(
     kind: str,
     trained: dict[int, heads.Tensors],
     source: Source,
+    accuracy: Callable[[np.ndarray], float],
     timed: int = TIMED,
 ) -> Observed:
     """Have all heads answer all texts, and time layers and heads beside the whole program.
 
-    opened: the source with every layer a group, as `open_layers` gives it. timed: passes; 0: the
-    times that are told are those of one that warms up.
+    opened: the source with every layer a group, as `open_layers` gives it. accuracy: the task's
+    figure of outputs, taken where answers are not of one label. timed: passes; 0: the times that
+    are told are those of one that warms up.
     """
+    settings = opened.early_exit
+    one_label = settings.doubt == "entropy"
     count = len(opened.groups)
     tokens = np.zeros(len(truth), np.int64)
     for numbers, batch in batches:
         tokens[numbers] = (batch.input_ids != opened.early_exit.pad_id).sum(1)
     predicted = np.zeros((count, len(truth)), np.int64)
     doubt = np.zeros((count, len(truth)))
+    outputs: np.ndarray | None = None
     times = []
     for _ in range(1 + timed):  # the first warms up
         split = alone = 0.0
@@ -180,8 +208,14 @@ def observe(
                     state = opened.groups[layer - 1](state, batch.input_ids, at)
                 last = layer == count
                 found = state if last else heads.KINDS[kind](trained[layer], state, at)
-                doubt[layer - 1, numbers] = exits.uncertainty(found)
-                predicted[layer - 1, numbers] = found.argmax(1)
+                if one_label:
+                    doubt[layer - 1, numbers] = exits.uncertainty(found)
+                    predicted[layer - 1, numbers] = found.argmax(1)
+                    continue
+                exits.doubt(settings, found, found)  # it takes its time
+                if outputs is None:
+                    outputs = np.zeros((count, len(truth), found.shape[1]), np.float32)
+                outputs[layer - 1, numbers] = found
             split += time.perf_counter() - started
         times.append((alone, split))
     alone, split = (min(found) for found in zip(*times[min(1, timed) :]))
@@ -192,6 +226,9 @@ def observe(
         count_flops(source, tokens),
         alone / count,
         max(0.0, split - alone) / max(1, count - 1),
+        outputs=outputs,
+        accuracy=None if one_label else accuracy,
+        settings=None if one_label else settings,
     )
 
 
@@ -228,9 +265,8 @@ def judge(found: Observed, ends: Sequence[int], speed: float) -> Choice:
     texts = len(found.truth)
     exit_at = np.full(texts, len(ends) - 1)
     for number in reversed(range(len(ends) - 1)):
-        exit_at[found.doubt[ends[number] - 1] < speed] = number
+        exit_at[found.doubt_after(ends, number) < speed] = number
     layer = np.asarray(ends)[exit_at]
-    right = found.predicted[layer - 1, np.arange(texts)] == found.truth
     cost, starts = 0.0, 0
     for number, end in enumerate(ends):
         share = float((exit_at >= number).mean())
@@ -240,12 +276,13 @@ def judge(found: Observed, ends: Sequence[int], speed: float) -> Choice:
     flops = found.flops[layer - 1, np.arange(texts)]
     margin = 0.0
     if found.reference is not None:
+        right = found.predicted[layer - 1, np.arange(texts)] == found.truth
         lost, gained = (found.reference & ~right).sum(), (~found.reference & right).sum()
         margin = paired.standard_error(int(lost), int(gained), texts)
     return Choice(
         list(ends),
         speed,
-        float(right.mean()),
+        found.accuracy_at(layer),
         cost,
         float(layer.mean()),
         float(flops.mean()),

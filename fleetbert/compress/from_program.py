@@ -23,6 +23,8 @@ LAYER_LINEAR = (
     "linear2",
 )
 LAYER_NORM = ("norm1", "norm2")
+# After the layers: of vectors nothing, of tags, of what is told of a whole text.
+HEADS = ((), ("classifier",), ("bert.pooler.dense", "classifier"))
 # Of Linears with an activation after them.
 ACTIVATED = ("bert.encoder.layers.0.linear1.bias", "bert.pooler.dense.bias")
 EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings")
@@ -40,7 +42,7 @@ class Names(NamedTuple):
 
 
 def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32") -> Source:
-    """A float32 variant of a classifier's bundle as a source of weights, for training.
+    """A float32 variant of a bundle as a source of weights, for training.
 
     A program does not say what dropout it was trained with, so it is given here. UserError for
     programs of other networks.
@@ -56,7 +58,7 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
     shape: Shape = {
         "vocab_size": len(words),
         "hidden_size": words.shape[1],
-        "num_hidden_layers": (len(named.linear) - 2) // len(LAYER_LINEAR),
+        "num_hidden_layers": len(named.linear) // len(LAYER_LINEAR),
         "num_attention_heads": words.shape[1] // width,
         "kept_heads": kept,
         "intermediate_size": tensors["bert.encoder.layers.0.linear1.bias"].size,
@@ -69,12 +71,14 @@ def open_bundle(bundle: bundles.Bundle, dropout: float, variant: str = "float32"
         "pad_token_id": tokenizers.open(bundle).pad_id,
         "pooler_act": named.pooler_act,
     }
+    if bundle.task.pooling is not None:
+        shape["pooling"] = bundle.task.pooling
     labels = tuple(bundle.task.labels)
     return Source(str(bundle.root), shape, bundle.tokenizer, tensors, head_labels=labels)
 
 
 def names(program: ProgramDesc, where: str) -> Names:
-    """What each parameter of a classifier's float32 program is called in the network."""
+    """What each parameter of a float32 program is called in the network."""
     ops = program.blocks[0].ops
     stored = set(programs.parameter_names(program))
     tables, weights, biases, norms = [], [], [], []
@@ -90,7 +94,7 @@ def names(program: ProgramDesc, where: str) -> Names:
             biases.append(slots["Y"])
     layers = [f"bert.encoder.layers.{n}" for n in range(len(norms) // len(LAYER_NORM))]
     linear = [f"{layer}.{name}" for layer in layers for name in LAYER_LINEAR]
-    linear += ["bert.pooler.dense", "classifier"]
+    linear += HEADS[min(max(len(weights) - len(linear), 0), len(HEADS) - 1)]
     norm = ["bert.embeddings.layer_norm"]
     norm += [f"{layer}.{name}" for layer in layers for name in LAYER_NORM]
     named_parameters = dict(zip(tables, (f"bert.embeddings.{name}.weight" for name in EMBEDDINGS)))
@@ -103,18 +107,19 @@ def names(program: ProgramDesc, where: str) -> Names:
     own = {name: parameter for parameter, name in named_parameters.items()}
     found = [_activation(program, own[bias]) if bias in own else None for bias in ACTIVATED]
     activation, pooler_act = found
+    has_pooler = ACTIVATED[1] in own
     if (
         counts != wanted
         or set(named_parameters) != stored
         or activation is None
-        or pooler_act is None
+        or (has_pooler and pooler_act is None)
     ):
         raise UserError(
-            f"{where} is not the program of a BERT classifier as training exports it, so it "
-            "cannot be trained further; choose method: static or dynamic"
+            f"{where} is not the program of a BERT as training exports it, so it cannot be trained "
+            "further; choose method: static or dynamic"
         )
     linear_names = {name: named_parameters[name] for name in weights}
-    return Names(named_parameters, linear_names, activation, pooler_act)
+    return Names(named_parameters, linear_names, activation, pooler_act or "tanh")
 
 
 def _activation(program: ProgramDesc, before: str) -> str | None:

@@ -33,6 +33,7 @@ from fleetbert.graph import program as programs
 TARGETS = ("armv8", "armv7", "x86")
 PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
 KINDS = {False: bundles.LiteVariant, True: bundles.LiteEarlyExitVariant}
+TASKS = [task.name for task in tasks.BUILT_IN if task.answers]  # that deploy/lite knows
 STATIC = "int8-static"
 EARLY_EXIT = "early-exit-float32"
 MODEL = "model.nb"
@@ -62,6 +63,7 @@ def export_lite(
     """
     _check_choice(target, precision, gate, early_exit)
     bundle = bundles.read(path)
+    _check_task(bundle, early_exit)
     tokenizer = _compiled(bundle)
     made_from = STATIC if precision == "static-int8" else "float32"
     source = _source(bundle, made_from)
@@ -149,6 +151,11 @@ def _check_choice(target: str, precision: str, gate: config.Gate | None, early_e
 def _compiled(bundle: bundles.Bundle) -> lite_unigram.Compiled | None:
     """What the programs for boards need beside the model; None of WordPiece: vocab.txt is all."""
     tokenizer = tokenizers.open(bundle)
+    if tasks.get(bundle.task.name).per_token and not isinstance(tokenizer, WordPiece):
+        raise UserError(
+            f"{bundle.root}: answers with spans, and its tokenizer is a {tokenizer.kind}: the "
+            "programs for boards find words with WordPiece only; serve it with Paddle Inference"
+        )
     if isinstance(tokenizer, Whole):
         return lite_unigram.compiled(tokenizer)
     if not isinstance(tokenizer, WordPiece):
@@ -165,13 +172,22 @@ _MADE_WITH = {
 }
 
 
-def _source(bundle: bundles.Bundle, name: str) -> Path:
-    if bundle.task.name == "mlm":
+def _check_task(bundle: bundles.Bundle, early_exit: bool) -> None:
+    task = tasks.get(bundle.task.name)
+    if not task.answers:
         raise UserError(
             f"{bundle.root} is a pretrained encoder (task mlm), which no board can ask anything; "
-            "export a classifier that was trained from it"
+            "export a model that was trained from it"
         )
-    tasks.get(bundle.task.name).check_picks_label(str(bundle.root), "boards tell labels only")
+    if task.name not in TASKS:
+        raise UserError(
+            f"{bundle.root} answers the task {task.name}, which the programs for boards do not know"
+        )
+    if early_exit:
+        task.check_picks_label(str(bundle.root), "on boards texts leave early by one label's doubt")
+
+
+def _source(bundle: bundles.Bundle, name: str) -> Path:
     if all(found.name != name for found in bundle.manifest.variants) and name in _MADE_WITH:
         wanted, command = _MADE_WITH[name]
         raise UserError(

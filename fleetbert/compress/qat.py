@@ -146,7 +146,7 @@ def write(work: Work, trained: Trained, folder: Path) -> bundles.Variant:
 
 
 def quantize_network(network: paddle.nn.Layer, inputs: Mapping[str, Input]) -> None:
-    """Let a classifier's embeddings round, and its Linear layers whose weights have `inputs`, in
+    """Let a network's embeddings round, and its Linear layers whose weights have `inputs`, in
     place.
 
     The names of weights and biases in its state stay the same; quantizers add theirs.

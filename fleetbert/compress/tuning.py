@@ -11,7 +11,7 @@ import paddle
 import paddle.nn.functional as F
 
 from fleetbert import bundle as bundles
-from fleetbert import config, files
+from fleetbert import config, files, tasks
 from fleetbert.compress import from_program
 from fleetbert.compress.distill.student import soft_cross_entropy
 from fleetbert.compress.work import Work
@@ -30,7 +30,7 @@ from fleetbert.train.texts import Arrays, TextTask, open_task
 
 
 class Tuned(TextTask):
-    """Classification whose loss may listen to the model as it was, the teacher.
+    """Any task; the loss of one label may listen to the model as it was, the teacher.
 
     Without a table to evaluate on, a part of the training texts is held out for that.
     """
@@ -48,20 +48,22 @@ class Tuned(TextTask):
         dev: Split | None = None,
     ):
         if dev is None:
-            train, dev = splits.hold_out(train, job.held_out, job.trainer.seed)
+            groups = tasks.get(job.task.name).groups(train)
+            train, dev = splits.hold_out(train, job.held_out, job.trainer.seed, groups)
         super().__init__(job, source, tokenizer, labels, train, dev)
 
     def loss(self, model: paddle.nn.Layer, arrays: Arrays) -> paddle.Tensor:
-        """(1 - weight) * cross entropy + weight * cross entropy on the teacher's answers, a
-        float32 scalar; see `soft_cross_entropy`."""
+        """The task's own; with a teacher (1 - weight) * cross entropy + weight * cross entropy on
+        its answers, a float32 scalar; see `soft_cross_entropy`."""
+        if self.teacher is None:
+            return super().loss(model, arrays)
+        settings = self.job.distill
         logits = model(**arrays["inputs"]).astype("float32")
         losses = F.cross_entropy(logits, arrays["labels"], reduction="none").flatten()
-        settings = self.job.distill
-        if self.teacher is not None:
-            with paddle.no_grad():
-                answers = self.teacher(**arrays["inputs"]).astype("float32")
-            soft = soft_cross_entropy(logits, answers, settings.temperature)
-            losses = (1 - settings.weight) * losses + settings.weight * soft
+        with paddle.no_grad():
+            answers = self.teacher(**arrays["inputs"]).astype("float32")
+        soft = soft_cross_entropy(logits, answers, settings.temperature)
+        losses = (1 - settings.weight) * losses + settings.weight * soft
         return (losses * arrays["weight"]).sum()
 
 
@@ -85,7 +87,7 @@ def training_job(job: config.Quantize, bundle: bundles.Bundle) -> config.Tuning:
     )
     init = f"{bundle.root}/{job.source} ({sha256[:16]})"
     own = {
-        "task": config.Task(name=bundle.task.name),
+        "task": config.Task(name=bundle.task.name, pooling=bundle.task.pooling),
         "data": data,
         "model": config.Model(init=init, vocab=str(bundle.vocab_path), dropout=job.dropout),
     }
@@ -186,8 +188,10 @@ def beside_network(
 ) -> bundles.Variant:
     """The variant with the largest difference of logits between it and the trained network."""
     served = engine.open_folder(variant.kind, folder, "cpu", work.gate.threads)
-    differences = [
-        abs(served(*feeds.values()) - answers(network, feeds)).max()
-        for feeds in work.gate.few(16).feeds()
-    ]
+    differences = []
+    for feeds in work.gate.few(16).feeds():
+        found = abs(served(*feeds.values()) - answers(network, feeds))
+        if work.gate.model.task.per_token:  # of padding they say nothing
+            found = found[feeds["input_ids"] != work.gate.model.tokenizer.pad_id]
+        differences.append(found.max())
     return variant.model_copy(update={"max_difference_to_network": float(max(differences))})

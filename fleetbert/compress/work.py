@@ -109,14 +109,8 @@ def open_work(job: config.Quantize) -> Work:
             f"source: the variant {variant.name} of {bundle.root} is of kind {variant.kind}; name "
             "float32, or one that method: prune made"
         )
-    if job.method in config.TRAINED and bundle.task.name == "mlm":
-        raise UserError(
-            f"method: {job.method}: {bundle.root} predicts masked words; it takes classifiers"
-        )
     if job.method in config.TRAINED:
-        tasks.get(bundle.task.name).check_picks_label(
-            f"method: {job.method}: {bundle.root}", "it trains by the labels' cross entropy"
-        )
+        _check_trained(job, bundle)
     # The gate opens float32, which verifies it.
     gate = Gate(bundle, job.gate, job.threads)
     if job.source != "float32":
@@ -125,6 +119,20 @@ def open_work(job: config.Quantize) -> Work:
     if job.method in config.CALIBRATED and job.calibration.smooth == "auto":
         return smoothed(work, work.calibration_batches.feeds())
     return work
+
+
+def _check_trained(job: config.Quantize, bundle: bundles.Bundle) -> None:
+    """UserError for a task that a method which trains does not take."""
+    where, task = f"method: {job.method}: {bundle.root}", tasks.get(bundle.task.name)
+    if not task.answers:
+        raise UserError(f"{where} predicts masked words; it takes a bundle that answers")
+    if job.method == "prune":
+        task.check_picks_label(where, "heads are chosen by the labels' cross entropy")
+    if job.distill.weight and not task.picks_label:
+        raise UserError(
+            f"distill.weight: {bundle.root} answers the task {task.name}, and only probabilities "
+            "of labels are compared with those of the model as it was; set it to 0"
+        )
 
 
 def smoothed(work: Work, batches: Sequence[Feeds]) -> Work:

@@ -26,8 +26,8 @@ CALIBRATED = ("static", "search", "onnx")
 class Calibration(Section):
     data: Optional[str] = key(
         None,
-        "static, search, onnx: texts like those to come, no labels needed: .tsv, .jsonl, or one a "
-        "line",
+        "static, search, onnx: texts like those to come, no labels needed: .tsv, .csv, .jsonl, or "
+        "one a line",
     )
     texts: int = key(512, "how many of them, drawn by chance", ge=1)
     algorithm: Literal["abs_max", "avg", "hist", "KL", "mse", "emd"] = key(
@@ -76,9 +76,9 @@ class Gate(Section):
 class Selection(Section):
     data: Optional[str] = key(
         None,
-        "labelled table that clip, search and early exit choose on, never gate.data (null: texts "
-        "held out of calibration.data, or of data.train for early exit; their labels where they "
-        "have some, else what float32 answers)",
+        "labelled table that clip, search, onnx and early exit choose on, never gate.data (null: "
+        "texts held out of calibration.data, or of data.train for early exit; their labels where "
+        "they have some, else what float32 answers)",
     )
     texts: int = key(
         1000, "how many of them at most, drawn by chance; held out: at most a fifth", ge=1

@@ -133,7 +133,7 @@ class Exits(Section):
 
 
 class Texts(Section):
-    train: Optional[str] = key(None, "texts like those to come: .tsv, .jsonl, or one a line")
+    train: Optional[str] = key(None, "texts like those to come: .tsv, .csv, .jsonl, or one a line")
 
 
 class SelfDistill(Section):

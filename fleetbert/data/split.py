@@ -106,20 +106,27 @@ class Chosen(Rows):
         return self.ids[int(self.texts[number])]
 
 
-def hold_out(split: Split, share: float, seed: int) -> tuple[Split, Split]:
-    """The split without a share (0 to 1) of its texts, drawn by chance, and these texts.
+def hold_out(
+    split: Split, share: float, seed: int, groups: np.ndarray | None = None
+) -> tuple[Split, Split]:
+    """The split without a share (0 to 1) of its texts, drawn by chance, and these texts. groups: of
+    each text, where those of a group stay together; the share is then of groups.
 
     What was cut and skipped is counted with the first. UserError if one of them would have no text.
     """
-    texts = len(split.labels)
+    own, kind = np.arange(len(split.labels)), "texts"
+    if groups is not None:
+        own, kind = np.unique(groups, return_inverse=True)[1].reshape(-1), "examples"
+    texts = int(own.max(initial=-1)) + 1
     count = round(share * texts)
     if not 0 < count < texts:
         raise UserError(
-            f"{split.name}: {texts} texts are too few to hold out a share of {share} of them; give "
-            "a table to evaluate on"
+            f"{split.name}: {texts} {kind} are too few to hold out a share of {share} of them; "
+            "give a table to evaluate on"
         )
-    order = np.random.default_rng(seed).permutation(texts)
-    kept, held = (choose(split, np.sort(some)) for some in (order[count:], order[:count]))
+    chosen = np.zeros(texts, bool)
+    chosen[np.random.default_rng(seed).permutation(texts)[:count]] = True
+    kept, held = (choose(split, np.flatnonzero(some[own])) for some in (~chosen, chosen))
     encodings = held.encodings._replace(truncated=0)
     name = f"{split.name}, held out"
     return kept, held._replace(name=name, encodings=encodings, skipped=0)
@@ -127,7 +134,11 @@ def hold_out(split: Split, share: float, seed: int) -> tuple[Split, Split]:
 
 def choose(split: Split, texts: np.ndarray) -> Split:
     """Some of a split's texts, given by their numbers."""
-    encodings = split.encodings
+    encodings, known = split.encodings, None
+    if split.fingerprint is not None and split.labels.dtype.kind in "fO":  # no numbers of labels
+        digest = hashlib.sha256(split.fingerprint.encode())
+        digest.update(np.ascontiguousarray(texts, np.int64).data)
+        known = digest.hexdigest()
     return Split(
         split.name,
         encodings._replace(
@@ -139,6 +150,7 @@ def choose(split: Split, texts: np.ndarray) -> Split:
         split.labels[texts],
         split.skipped,
         split.lines[texts],
+        known,
     )
 
 

@@ -16,7 +16,7 @@ from fleetbert.data.batching import SAFE_LENGTHS, needed_length, round_up
 from fleetbert.data.packing import PackedLayout, pack, packed_layout
 from fleetbert.engines import exits, heads
 from fleetbert.engines.engine import Batches, Engine, Inputs, Options, Result
-from fleetbert.engines.exits import Settings, Text, Texts, Work, uncertainty
+from fleetbert.engines.exits import Settings, Text, Texts, Work
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.streams import Streams, first_batches
 from fleetbert.errors import UserError
@@ -111,12 +111,14 @@ class EarlyExitEngine(Engine):
         """Outputs [texts, labels] of a batch whose texts stay together: one text, or speed 0."""
         ends = self.early_exit.ends
         state, other = batch.input_ids, batch.state
+        former = None
         for group, end in zip(groups, ends):
             state, other = group(state, other, batch.layout), batch.input_ids
             if speed and end != ends[-1]:
                 logits = self._head(self._heads[end], state, batch.layout)
-                if uncertainty(logits)[0] < speed:
+                if exits.doubt(self.early_exit, logits, former)[0] < speed:
                     return logits
+                former = logits
         return state
 
     def _step(self, groups: Sequence[Group], number: int, work: Work, speed: float) -> Done:
@@ -131,7 +133,8 @@ class EarlyExitEngine(Engine):
         if not speed:
             return Done(None, batch)
         logits = self._head(self._heads[end], state, batch.layout)
-        leave = uncertainty(logits) < speed
+        leave = exits.doubt(self.early_exit, logits, batch.former) < speed
+        batch = batch._replace(former=logits)
         if not leave.any():
             return Done(None, batch)
         return Done(Result(batch.numbers[leave], logits[leave], end), exits.split(batch, ~leave))
@@ -147,7 +150,7 @@ class EarlyExitEngine(Engine):
         state = np.zeros((len(batch.layout.pack_index), texts[0].states.shape[1]), np.float32)
         for text, (begin,) in zip(texts, batch.layout.first.tolist()):
             state[begin : begin + len(text.states)] = text.states
-        return batch._replace(state=state)
+        return batch._replace(state=state, former=np.stack([text.former for text in texts]))
 
 
 def open_variant(folder: Path, options: Options) -> EarlyExitEngine:

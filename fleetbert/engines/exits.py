@@ -10,7 +10,9 @@ group-N.pdmodel (N is the group's last layer), weights.safetensors (`graph.weigh
 Lite group-N.nb takes the place of these two.
 
 Method: FastBERT (Liu et al. 2020): uncertainty is the entropy of the answer divided by the
-largest possible one (section 3.3).
+largest possible one (section 3.3). Of several labels it is that of the label with the largest; of
+numbers how much the answer changed since the group before (as PABEE, Zhou et al. 2020, waits for
+answers that agree).
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Union
+from typing import Callable, Iterator, List, NamedTuple, Optional, Union
 
 import numpy as np
 
@@ -35,32 +37,38 @@ LARGE_SHARE = 0.25
 
 class Settings(NamedTuple):
     """ends: the last layer of each group; head: which of `heads.KINDS`; speed: the default;
-    pad_id: the token that is padding."""
+    pad_id: the token that is padding; doubt: which of DOUBTS; spread: the standard deviation of
+    numbers that are answered."""
 
     ends: list[int]
     head: str
     speed: float
     pad_id: int
+    doubt: str = "entropy"
+    spread: float = 1.0
 
 
 class Texts(NamedTuple):
     """A batch before a group: numbers [texts], input_ids [texts, length], their layout, and what
-    the group computes from: token_type_ids before the first, else states [tokens, width]."""
+    the group computes from: token_type_ids before the first, else states [tokens, width]; former:
+    what the head before answered, [texts, outputs]."""
 
     numbers: np.ndarray
     input_ids: np.ndarray
     layout: PackedLayout
     state: np.ndarray
+    former: np.ndarray | None = None
 
 
 class Text(NamedTuple):
-    """One that waits for others: its number, input_ids [at least length] and states [tokens,
-    width]."""
+    """One that waits for others: its number, input_ids [at least length], states [tokens, width],
+    and what the head before answered, [outputs]."""
 
     length: int
     number: int
     input_ids: np.ndarray
     states: np.ndarray
+    former: np.ndarray
 
 
 # What is to go through a group: a batch, or texts to make one of.
@@ -119,17 +127,19 @@ class Queue:
 
 
 def split(batch: Texts, chosen: np.ndarray) -> list[Text]:
-    """Those of a batch that are chosen (bool [texts]), one by one."""
+    """Those of a batch that are chosen (bool [texts]), one by one; its `former` is there."""
+    assert batch.former is not None
     fields = zip(
         row_lengths(batch.layout.real[chosen]).tolist(),
         batch.numbers[chosen].tolist(),
         batch.input_ids[chosen],
         batch.layout.first[chosen, 0].tolist(),
         batch.layout.counts[chosen].tolist(),
+        batch.former[chosen],
     )
     texts = [
-        Text(length, number, ids, batch.state[first : first + count])
-        for length, number, ids, first, count in fields
+        Text(length, number, ids, batch.state[first : first + count], former)
+        for length, number, ids, first, count, former in fields
     ]
     if np.count_nonzero(chosen) < LARGE_SHARE * len(chosen):
         return [text._replace(states=text.states.copy()) for text in texts]
@@ -141,6 +151,37 @@ def uncertainty(logits: np.ndarray) -> np.ndarray:
     below = logits - np.logaddexp.reduce(logits, 1, keepdims=True)  # logarithms of the chances
     # np.log takes ten times as long for a number
     return np.add.reduce(np.exp(below) * below, 1) / -math.log(logits.shape[1])
+
+
+def of_labels(logits: np.ndarray) -> np.ndarray:
+    """Of several labels, each with a probability by itself: the largest entropy of one, over the
+    largest possible: 0 to 1, [texts]."""
+    below = -np.logaddexp(0, -logits), -np.logaddexp(0, logits)  # of having it, of not
+    entropy = -sum(np.exp(one) * one for one in below)
+    largest: np.ndarray = np.max(entropy, axis=1) / math.log(2)
+    return largest
+
+
+def doubt(settings: Settings, outputs: np.ndarray, former: np.ndarray | None) -> np.ndarray:
+    """How unsure a head's outputs [texts, outputs] are, 0 to 1, [texts]; former: those of the head
+    before, if there is one."""
+    return DOUBTS[settings.doubt](outputs, former, settings.spread)
+
+
+def _change(outputs: np.ndarray, former: np.ndarray | None, spread: float) -> np.ndarray:
+    if former is None:  # nothing to compare with
+        return np.ones(len(outputs))
+    changed: np.ndarray = np.minimum(np.abs(outputs - former).max(1) / spread, 1)
+    return changed
+
+
+# Of a head's outputs, those of the head before if there is one, and the spread of numbers.
+Doubt = Callable[[np.ndarray, Optional[np.ndarray], float], np.ndarray]
+DOUBTS: dict[str, Doubt] = {
+    "entropy": lambda outputs, *_: uncertainty(outputs),
+    "labels": lambda outputs, *_: of_labels(outputs),
+    "change": _change,
+}
 
 
 def save_settings(folder: Path, settings: Settings) -> None:

@@ -17,6 +17,7 @@ from fleetbert.tasks.collect import Arrays, Labelled, network_inputs
 from fleetbert.tasks.regression import OfNumbers
 from fleetbert.tasks.task import Criterion, Metrics, Part, Task, Tensor, Values, together
 
+BINS = 20
 SHOWN = 4  # numbers of a vector, where a person reads it
 
 
@@ -153,6 +154,10 @@ class Embedding(OfNumbers):
         places = np.arange(len(split.lines)) % counts[0]
         return split._replace(labels=np.stack([split.labels, places], 1).astype(np.float32))
 
+    def groups(self, split: Split) -> np.ndarray:
+        """The texts of a line."""
+        return split.lines
+
     def describe(self, targets: np.ndarray, labels: Sequence[str]) -> str:
         texts = 1 + int(targets[:, 1].max())
         what = {2: "pairs", 3: "triplets"}.get(texts, "single texts")
@@ -195,7 +200,8 @@ class Embedding(OfNumbers):
         if texts < 2:
             raise UserError("data.dev: has single texts; give text_a and text_b")
         if np.isnan(numbers).any():
-            return {"n": len(first), "mrr_10": metrics.mrr(first, second)}
+            found = {"n": len(first), "mrr_10": metrics.mrr(first, second)}
+            return {**found, "similarities": similarities(first, second)}
         cosines = (first * second).sum(1, keepdims=True)
         found = self.evaluate(numbers, cosines, labels)
         return {**found, **self.plots(numbers, cosines, labels)}
@@ -226,6 +232,15 @@ class Embedding(OfNumbers):
     def tensors(self, labels: Sequence[str]) -> list[Tensor]:
         width = self.outputs(labels)
         return [Tensor("embedding", "FP32", (-1, width)), Tensor("exit_layer", "INT32", (-1,))]
+
+
+def similarities(first: np.ndarray, second: np.ndarray) -> Metrics:
+    """What a report draws of pairs: bounds of BINS, and the cosines in each, `own` of the pairs and
+    `others` of first texts with the second one of the next pair."""
+    cosines = [(first * one).sum(1) for one in (second, np.roll(second, 1, axis=0))]
+    bounds = np.histogram_bin_edges(np.concatenate(cosines), BINS)
+    own, others = (np.histogram(one, bounds)[0].tolist() for one in cosines)
+    return {"bounds": bounds.tolist(), "own": own, "others": others}
 
 
 EMBEDDING = Embedding()

@@ -30,7 +30,8 @@ class LabelsAnswer(NamedTuple):
 
     def as_json(self) -> dict[str, object]:
         rounded = {name: round(score, 6) for name, score in self.scores.items()}
-        return {"labels": self.labels, "scores": rounded}
+        left = {} if self.exit_layer is None else {"exit_layer": self.exit_layer}
+        return {"labels": self.labels, "scores": rounded, **left}
 
 
 class MultiLabel(Task):
@@ -92,6 +93,9 @@ class MultiLabel(Task):
                 points = np.stack([recall[some], precision[some]], 1).round(4)
                 drawn[labels[number]] = {"average": average, "points": points.tolist()}
         return {"precision_recall": drawn}
+
+    def doubt(self) -> str:
+        return "labels"
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         """bool [texts, labels]."""

@@ -9,6 +9,7 @@ from typing import Sequence
 import numpy as np
 
 from fleetbert.data import batching, read
+from fleetbert.data.split import Split
 from fleetbert.errors import UserError
 from fleetbert.tasks import metrics
 from fleetbert.tasks.collect import Arrays, Labelled, network_inputs
@@ -123,6 +124,11 @@ class Ranking(Regression):
                 f"{name}: no query has both a document that answers it (label 1) and one that does "
                 "not (label 0), so that there is nothing to rank"
             )
+
+    def groups(self, split: Split) -> np.ndarray:
+        """The documents of a query."""
+        queries: np.ndarray = split.labels[:, 1]
+        return queries
 
     def describe(self, targets: np.ndarray, labels: Sequence[str]) -> str:
         queries = len(np.unique(targets[:, 1]))

@@ -19,7 +19,8 @@ class NumberAnswer(NamedTuple):
     exit_layer: int | None = None
 
     def as_json(self) -> dict[str, object]:
-        return {"value": round(self.value, 6)}
+        left = {} if self.exit_layer is None else {"exit_layer": self.exit_layer}
+        return {"value": round(self.value, 6), **left}
 
 
 class OfNumbers(Task):
@@ -69,6 +70,9 @@ class Regression(OfNumbers):
     def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
         """Spearman's and Pearson's correlation and the mean squared error."""
         return metrics.regression(truth, outputs[:, 0])
+
+    def doubt(self) -> str:
+        return "change"
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         return outputs[:, 0]

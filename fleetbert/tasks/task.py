@@ -84,7 +84,7 @@ class Task(ABC):
     gate_metric: ClassVar[str]  # what compression may lose little of; higher is better
     label: ClassVar[str] = "name"  # how tables write what is learned, of `data.written.KINDS`
     # The outputs are logits of labels, of which the largest is the answer. Methods that compare
-    # probabilities of labels (early exit, distillation, qat, prune) and boards take no others.
+    # probabilities of labels (distillation, prune) take no others.
     picks_label: ClassVar[bool] = True
     least_labels: ClassVar[int] = 2  # that a bundle has
     # The network has outputs for each token: an engine gives float32 [own tokens, outputs] of each
@@ -150,6 +150,11 @@ class Task(ABC):
     def check_targets(self, name: str, targets: np.ndarray) -> None:  # noqa: B027
         """UserError where the table `name` with these targets has nothing to tell or to learn."""
 
+    def groups(self, split: Split) -> np.ndarray | None:
+        """Of each text a number that it shares with those that only tell something together, int64
+        [texts]; None where each tells something by itself."""
+        return None
+
     def counts(self, targets: np.ndarray, labels: Sequence[str]) -> np.ndarray:
         """Texts of each label, int64 [labels]."""
         return np.bincount(targets, minlength=len(labels))
@@ -204,6 +209,11 @@ class Task(ABC):
 
     def of_sums(self, sums: np.ndarray) -> float:
         raise NotImplementedError
+
+    def doubt(self) -> str:
+        """How unsure an inner layer's answer is, of `engines.exits.DOUBTS`; "": texts leave after
+        the last layer only."""
+        return "entropy" if self.picks_label else ""
 
     def predictions(self, outputs: np.ndarray) -> np.ndarray:
         """What a metric of scikit-learn's takes as `y_pred`; here the likeliest label's number."""
@@ -278,8 +288,8 @@ class Task(ABC):
         the user, needs for the reason `because`."""
         if self.answers and not self.picks_label:
             raise UserError(
-                f"{where} answers the task {self.name}, and {because}; the methods static, dynamic "
-                "and search, and export to onnx, take every task (docs/tasks.md)"
+                f"{where} answers the task {self.name}, and {because}; the methods static, "
+                "dynamic, search, qat and onnx, and export to onnx take every task (docs/tasks.md)"
             )
 
     def check_answers(self, where: str) -> None:

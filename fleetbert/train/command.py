@@ -15,12 +15,13 @@ Job = TypeVar("Job", bound=config.Config)
 DESCRIPTION = """\
 Train BERT as a YAML file says: one process, or many under paddle.distributed.launch.
 
-  python launch/train.py --config configs/sst2.yaml [key=value ...]
+  fleetbert train --config configs/sst2.yaml [key=value ...]
   python -m paddle.distributed.launch --nproc_per_node 2 --max_restart 3 \\
       launch/train.py --config configs/sst2.yaml [key=value ...]
 
 With trainer.resume: auto, a rank that is killed or hangs has all ranks started again from the
-newest whole checkpoint, up to --max_restart times. `fleetbert train` is the first of these.
+newest whole checkpoint, up to --max_restart times. launch/train.py is the same command, as a script
+for launchers.
 """
 
 

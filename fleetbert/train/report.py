@@ -206,7 +206,11 @@ def draw_answers(best: Row) -> list[tuple[str, str, Markup]]:
             drawn.append(_scatter(np.array(best["scatter"]), best))
         if best.get("first_places"):
             drawn.append(_first_places(best["first_places"]))
-            drawn.append(_answers_by_relevance(best["answers_by_relevance"]))
+            documents = best["answers_by_relevance"]
+            drawn.append(_of_two_kinds("Answers", "answer", documents, "relevant"))
+        if best.get("similarities"):
+            pairs = best["similarities"]
+            drawn.append(_of_two_kinds("Similarities", "cosine of two texts", pairs, "own"))
         for label, found in best.get("precision_recall", {}).items():
             drawn.append(_precision_recall(label, found))
     return drawn
@@ -265,16 +269,16 @@ def _first_places(queries: list[int]) -> tuple[str, str, Markup]:
     return "First relevant documents", note, _svg(figure)
 
 
-def _answers_by_relevance(found: Row) -> tuple[str, str, Markup]:
-    """What is answered to documents of both kinds, each as shares of its kind."""
+def _of_two_kinds(title: str, axis: str, found: Row, right: str) -> tuple[str, str, Markup]:
+    """How numbers of both kinds lie, the right ones and `others`, each as shares of its kind."""
     figure, axes = page.axes_of(2.5)
-    for kind, colour in (("others", TRAIN), ("relevant", DEV)):
+    for kind, colour in (("others", TRAIN), (right, DEV)):
         shares = np.array(found[kind]) / max(sum(found[kind]), 1)
         axes.stairs(shares, found["bounds"], color=colour, fill=True, alpha=0.5, label=kind)
-    axes.set_xlabel("answer")
+    axes.set_xlabel(axis)
     axes.set_ylabel("share")
-    note = " and ".join(f"{sum(found[kind]):,} {kind}" for kind in ("relevant", "others"))
-    return "Answers", note, _svg(figure)
+    note = " and ".join(f"{sum(found[kind]):,} {kind}" for kind in (right, "others"))
+    return title, note, _svg(figure)
 
 
 def draw_server_curves(rows: list[Row]) -> list[tuple[str, str, Markup]]:

@@ -45,5 +45,5 @@ def test_another_program_is_refused(tiny_bundle):
     block = program.blocks[0]
     products = [op for op in block.ops if op.type == "matmul_v2"]
     programs.replace_ops(block, [op for op in block.ops if op is not products[-1]])
-    with pytest.raises(UserError, match="here is not the program of a BERT classifier"):
+    with pytest.raises(UserError, match="here is not the program of a BERT as training exports it"):
         from_program.names(program, "here")

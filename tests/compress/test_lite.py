@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
+from tiny_bert import EARLY_SPEED, LABELS, OTHER_TASKS, WORDS, add_early_exit, make_bundle
 
 import fleetbert
 from fleetbert import bundle as bundles
@@ -206,6 +206,26 @@ def test_the_static_program_for_converters_answers_like_the_one_that_is_served(l
 def test_what_cannot_work_is_refused(tiny_bundle, target, precision, message):
     with pytest.raises(UserError, match=message):
         lite.export_lite(tiny_bundle, target, precision)
+
+
+@pytest.mark.parametrize(("task", "pooling"), OTHER_TASKS)
+def test_answers_that_are_no_label_are_those_of_paddle(task, pooling, tiny_vocab, tmp_path):
+    path = make_bundle(tmp_path / "bundle", task, tiny_vocab, pooling)
+    lite.export_lite(path, "x86", "float32")
+    lite.export_lite(path, "armv8", "int8")
+    texts = ["word1 word2 word3", "word4", "字1 word5, word6"]
+    seconds = texts[::-1] if task == "ranking" else None
+    expected = fleetbert.load(path)(texts, seconds)
+    found = fleetbert.load(path, "lite-x86-float32")(texts, seconds)
+    for one, other in zip(found, expected):
+        for field, value in other._asdict().items():
+            if field == "spans":
+                assert [span[:3] for span in one.spans] == [span[:3] for span in value]
+            elif field in ("vector", "value", "logits"):
+                np.testing.assert_allclose(getattr(one, field), value, atol=1e-4)
+    assert bundles.read(path).variant("lite-armv8-int8").max_difference_to_paddle < 0.03
+    with pytest.raises(UserError, match=f"answers the task {task}, and on boards texts leave"):
+        lite.export_lite(path, "x86", "float32", early_exit=True)
 
 
 @pytest.fixture

@@ -155,6 +155,15 @@ def test_spans_are_those_of_seqeval(tags):
     assert conll.spans_of(tags) == reference(tags)
 
 
+@given(tags)
+def test_spans_are_those_of_the_library(tags):
+    """It knows the tags of BIOES only."""
+    library = pytest.importorskip("seqeval.metrics.sequence_labeling", reason="with PaddleNLP")
+    known = [{"M": "I", "L": "E", "U": "S"}.get(tag[0], tag[0]) + tag[1:] for tag in tags]
+    found = [(begin, end + 1, kind) for kind, begin, end in library.get_entities(known)]
+    assert conll.spans_of(tags) == found
+
+
 @given(st.lists(st.lists(st.text(min_size=1, max_size=3), min_size=1, max_size=6), max_size=4))
 def test_records_keep_every_byte(texts):
     """The token cache reads pieces of whole records: nothing may be lost between them."""

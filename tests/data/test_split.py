@@ -50,6 +50,28 @@ def test_each_text_is_in_one_of_the_two(texts, share, seed):
     assert split.fingerprint(kept) != split.fingerprint(whole)
 
 
+def test_texts_of_a_group_stay_together():
+    """Documents of a query, texts of a line: the share is of groups."""
+    whole = make_split(40)
+    groups = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 4)) * 7
+    kept, held = split.hold_out(whole, 0.3, 1, groups)
+    sides = [set(groups[part.lines - 2].tolist()) for part in (kept, held)]
+    assert not sides[0] & sides[1] and len(sides[1]) == 3
+    assert (len(kept.labels), len(held.labels)) == (28, 12)
+    with pytest.raises(UserError, match="10 examples are too few"):
+        split.hold_out(whole, 0.01, 1, groups)
+
+
+def test_other_numbers_are_other_texts_when_some_are_held_out():
+    """Numbers and spans are no whole numbers, which a fingerprint of labels is of."""
+    numbers = [make_split(20)._replace(labels=np.full(20, one)) for one in (0.25, 0.5, np.nan)]
+    digests = set()
+    for number, one in enumerate(numbers):
+        known = one._replace(fingerprint=str(number))
+        digests |= {split.fingerprint(part) for part in split.hold_out(known, 0.2, 1)}
+    assert len(digests) == 6
+
+
 def test_of_a_cached_table(tmp_path, tiny_data):
     """The same texts and the same fingerprint; and the part can go to another process."""
     tokenizer = WordPiece(tiny_data / "vocab.txt", True)

@@ -17,6 +17,7 @@ from fleetbert.engines.exits import Settings
 
 ENDS = [1, 2, 4]
 WIDTH, LABELS = 4, 3
+SPREAD = 12.0  # of numbers
 RANDOM = np.random.default_rng(0)
 MIX = RANDOM.normal(size=(3, WIDTH, WIDTH)).astype(np.float32)
 HEADS = {
@@ -75,11 +76,10 @@ def folder(tmp_path_factory):
     return path
 
 
-def open_fake(folder, speed=0.5, any_length=False):
+def open_fake(folder, speed=0.5, any_length=False, doubt="entropy"):
     groups = Groups(any_length)
-    return groups, EarlyExitEngine(
-        Settings(ENDS, "pooled", speed, 0), [groups.chain()], folder, any_length
-    )
+    settings = Settings(ENDS, "pooled", speed, 0, doubt, SPREAD)
+    return groups, EarlyExitEngine(settings, [groups.chain()], folder, any_length)
 
 
 def make_texts(lengths, seed=1):
@@ -97,8 +97,8 @@ def in_batches(texts, budget):
         yield numbers, Batch(ids, np.zeros_like(ids), None, None, none, none, 0)
 
 
-def answer(texts, speed, folder, budget=64, any_length=False):
-    groups, opened = open_fake(folder, any_length=any_length)
+def answer(texts, speed, folder, budget=64, any_length=False, doubt="entropy"):
+    groups, opened = open_fake(folder, any_length=any_length, doubt=doubt)
     logits = np.full((len(texts), LABELS), np.nan, np.float32)
     layers = np.zeros(len(texts), int)
     for part in opened.run_all(in_batches(texts, budget), speed, budget):
@@ -107,8 +107,25 @@ def answer(texts, speed, folder, budget=64, any_length=False):
     return logits, layers, groups
 
 
-def alone(text, speed):
+def entropy(chances):
+    return -(chances * np.log(chances)).sum()
+
+
+def doubt_of(doubt, logits, former):
+    """Of one text's outputs, as the guides have it."""
+    if doubt == "change":
+        return 1.0 if former is None else min(1.0, np.abs(logits - former).max() / SPREAD)
+    if doubt == "labels":
+        chances = 1 / (1 + np.exp(-logits.astype(np.float64)))
+        return max(entropy(np.array([chance, 1 - chance])) for chance in chances) / np.log(2)
+    chances = np.exp(logits - logits.max())
+    chances /= chances.sum()
+    return entropy(chances) / np.log(LABELS)
+
+
+def alone(text, speed, doubt="entropy"):
     """A text's answer, layer by layer and by itself."""
+    former = None
     groups = Groups()
     ids = np.zeros((1, round_up(len(text), SAFE_LENGTHS)), np.int64)
     ids[0, : len(text)] = text
@@ -119,11 +136,10 @@ def alone(text, speed):
             state = groups.group(number)(state, ids, at)
         if end == ENDS[-1]:
             return state[0], end
-        logits = heads.pooled(HEADS[end], state, at)
-        chances = np.exp(logits[0] - logits[0].max())
-        chances /= chances.sum()
-        if -(chances * np.log(chances)).sum() / np.log(LABELS) < speed:
-            return logits[0], end
+        logits = heads.pooled(HEADS[end], state, at)[0]
+        if doubt_of(doubt, logits, former) < speed:
+            return logits, end
+        former = logits
     raise AssertionError
 
 
@@ -145,11 +161,27 @@ def test_many_texts_that_fill_their_rows_or_do_not(folder, budget):
     assert {*layers} == {*ENDS}
 
 
-def check_as_alone(texts, speed, folder, budget, any_length=False):
+@pytest.mark.parametrize(
+    ("doubt", "speed", "left"), [("labels", 0.9, {*ENDS}), ("change", 0.5, {2, 4})]
+)
+def test_several_labels_and_numbers_leave_by_their_own_doubt(folder, doubt, speed, left):
+    """By the most doubtful label; by the change since the head before, which the first has not."""
+    lengths = np.random.default_rng(5).choice([3, 9, 15, 23, 24, 48, 60], 300)
+    texts = make_texts(lengths)
+    assert {*check_as_alone(texts, speed, folder, 128, doubt=doubt)} == left
+    for text in texts[:20]:
+        _, opened = open_fake(folder, doubt=doubt)
+        ids = np.zeros((1, round_up(len(text), SAFE_LENGTHS)), np.int64)
+        ids[0, : len(text)] = text
+        found = opened(ids, np.zeros_like(ids), speed=speed)
+        np.testing.assert_allclose(found[0], alone(text, speed, doubt)[0], atol=1e-4)
+
+
+def check_as_alone(texts, speed, folder, budget, any_length=False, doubt="entropy"):
     """Every text's answer and layer are those that it has by itself; the layers."""
-    logits, layers, _ = answer(texts, speed, folder, budget, any_length)
+    logits, layers, _ = answer(texts, speed, folder, budget, any_length, doubt)
     for number, text in enumerate(texts):
-        expected, layer = alone(text, speed)
+        expected, layer = alone(text, speed, doubt)
         np.testing.assert_allclose(logits[number], expected, atol=1e-4)
         assert layers[number] == layer
     return layers

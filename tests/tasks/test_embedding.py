@@ -9,6 +9,7 @@ from scipy.stats import pearsonr, spearmanr
 from fleetbert import tasks
 from fleetbert.data.read import Example
 from fleetbert.errors import UserError
+from fleetbert.tasks.embedding import similarities
 
 TASK = tasks.get("embedding").of_width(8)
 
@@ -38,6 +39,27 @@ def test_metrics_are_scipys(seed):
     assert found["n"] == 60
     assert found["spearman"] == pytest.approx(spearmanr(truth, cosines)[0], abs=1e-12)
     assert found["pearson"] == pytest.approx(pearsonr(truth, cosines)[0], abs=1e-6)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3])
+def test_similarities_are_counted_by_hand(spread):
+    """Of near pairs, and of texts with the pair before; however near all texts are."""
+    random = np.random.default_rng(2)
+    middle = random.normal(size=8)
+    first = middle + spread * random.normal(size=(50, 8))
+    second = first + 0.1 * spread * random.normal(size=(50, 8))
+    first, second = (one / np.linalg.norm(one, axis=1, keepdims=True) for one in (first, second))
+    found = similarities(first, second)
+    pairs = {
+        "own": [one @ other for one, other in zip(first, second)],
+        "others": [one @ other for one, other in zip(first, [second[-1], *second[:-1]])],
+    }
+    bounds = found["bounds"]
+    assert (len(bounds), bounds[0]) == (21, pytest.approx(min(map(min, pairs.values()))))
+    for kind, cosines in pairs.items():
+        assert sum(found[kind]) == 50
+        for low, high, count in zip(bounds[1:-2], bounds[2:-1], found[kind][1:-1]):
+            assert count == sum(low <= one < high for one in cosines)
 
 
 def test_what_is_told():

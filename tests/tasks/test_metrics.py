@@ -15,6 +15,7 @@ from sklearn.metrics import (
     average_precision_score,
     confusion_matrix,
     f1_score,
+    label_ranking_average_precision_score,
     log_loss,
     precision_recall_fscore_support,
     roc_auc_score,
@@ -247,3 +248,19 @@ def test_ranking_is_scikit_learns_for_each_query(seed, pairs, queries, values):
         assert told["mrr"] == pytest.approx(np.mean([1 / place for place in places]))
         firsts = [1 / place if place <= 10 else 0 for place in places]
         assert told["mrr_10"] == pytest.approx(np.mean(firsts))
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(2, 30), st.integers(1, 4), st.sampled_from([1, 64]))
+def test_mrr_of_vectors_is_scikit_learns(seed, pairs, levels, block):
+    """Of one right document a query: few levels make ties, of which both take the worst place.
+    Whatever comes after the tenth counts nothing; in blocks of any size."""
+    rng = np.random.default_rng(seed)
+    first, second = rng.integers(-levels, levels + 1, (2, pairs, 3)).astype(np.float32)
+    scores = first @ second.T
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "BLOCK", block)
+        whole, ten = (metrics.mrr(first, second, most) for most in (pairs, 10))
+    expected = label_ranking_average_precision_score(np.eye(pairs), scores)
+    assert whole == pytest.approx(expected)
+    places = (scores >= np.diag(scores)[:, None]).sum(1)
+    assert ten == pytest.approx(np.where(places <= 10, 1 / places, 0).mean())

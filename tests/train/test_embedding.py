@@ -140,7 +140,10 @@ def test_vectors_are_learned_and_answered(run, data, tmp_path):
 
 
 def test_pairs_without_numbers_are_evaluated_by_rank(data, tmp_path):
-    changes = {"data.dev": str(data / "devpairs.jsonl"), "task.pooling": "cls", "trainer.epochs": 1}
+    changes = {
+        "data.dev": str(data / "devpairs.jsonl"), "task.pooling": "cls", "trainer.epochs": 1,
+        "callbacks.report": True,
+    }  # fmt: skip
     found = training.train(job(data, tmp_path / "run", **changes))
     assert found.summary["dev"]["metric"] == "mrr_10"
     rows = [json.loads(line) for line in (data / "devpairs.jsonl").read_text().splitlines()]
@@ -151,6 +154,10 @@ def test_pairs_without_numbers_are_evaluated_by_rank(data, tmp_path):
     expected = np.mean([1 / place if place <= 10 else 0 for place in places])
     assert found.metrics["mrr_10"] == pytest.approx(expected, abs=0.02)  # near ties
     assert mrr(*sides) == pytest.approx(expected, abs=1e-6)
+    drawn = found.metrics["similarities"]
+    assert sum(drawn["own"]) == sum(drawn["others"]) == len(rows)
+    page = found.report.read_text(encoding="utf-8")
+    assert "Similarities" in page and "40 own and 40 others" in page
 
 
 @pytest.mark.usefixtures("no_results")

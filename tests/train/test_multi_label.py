@@ -10,6 +10,7 @@ import pytest
 import tiny_job
 
 import fleetbert
+from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.errors import UserError
 from fleetbert.train import job as training
@@ -138,9 +139,35 @@ def test_quantized_by_macro_f1(run, data):
     assert list(answer.scores) == list(LABELS)
 
 
+def test_several_labels_leave_early_where_none_is_doubtful(run, data):
+    (made,) = fleetbert.early_exit(
+        run.bundle, data / "train.jsonl", gate=data / "dev.jsonl", max_drop=1.0, threads=1,
+        sources=["float32"],
+        **{"distill.layers": [1, 2], "distill.speed": 0.95, "distill.epochs": 40},
+    )  # fmt: skip
+    assert made.metric == "macro_f1"
+    variant = bundles.read(run.bundle).variant(made.name)
+    assert variant.doubt == "labels"
+    assert variant.accuracy_by_layer[1] == pytest.approx(run.metrics["macro_f1"], abs=1e-3)
+    assert variant.accuracy_by_layer[0] > 0.5  # the head learned something
+    texts = [json.loads(line)["text"] for line in (data / "dev.jsonl").open(encoding="utf-8")]
+    answers = fleetbert.load(run.bundle, made.name)(texts)
+    assert {one.exit_layer for one in answers} == {1, 2}
+    for one in answers:  # who left early was sure of every label
+        if one.exit_layer == 1:
+            chances = np.array(list(one.scores.values()))
+            entropy = -(chances * np.log2(chances) + (1 - chances) * np.log2(1 - chances))
+            assert entropy.max() < 0.95 + 1e-4
+    found = fleetbert.load(run.bundle, made.name).evaluate(data / "dev.jsonl")
+    by_speed = {point.speed: point for point in variant.by_speed}
+    assert found["macro_f1"] == pytest.approx(by_speed[0.95].accuracy, abs=1e-3)
+    assert found["mean_layers"] == pytest.approx(by_speed[0.95].mean_layers, abs=1e-3)
+    with pytest.raises(UserError, match=r"distill\.labels_weight: .* set it to 0"):
+        fleetbert.early_exit(run.bundle, data / "train.jsonl", gate=data / "dev.jsonl",
+                             **{"distill.labels_weight": 0.5})  # fmt: skip
+
+
 def test_methods_of_one_label_are_refused(run, data):
-    with pytest.raises(UserError, match="answers the task multi_label_classification, and"):
-        fleetbert.early_exit(run.bundle, data / "train.jsonl", gate=data / "dev.jsonl")
     with pytest.raises(UserError, match="only classifiers of texts and pairs can be distilled"):
         fleetbert.distill(
             run.bundle, data / "train.jsonl", task={"name": "multi_label_classification"}

@@ -10,6 +10,7 @@ import pytest
 import tiny_job
 
 import fleetbert
+from fleetbert import bundle as bundles
 from fleetbert import cli, config
 from fleetbert.errors import UserError
 from fleetbert.train import job as training
@@ -41,7 +42,10 @@ def data(tmp_path_factory):
 
 
 def job(data: Path, output: Path, **changes: object) -> config.Config:
-    usual = {"task.name": "regression", "trainer.epochs": 4, "data.max_length": 32}
+    usual = {
+        "task.name": "regression", "trainer.epochs": 4, "data.max_length": 32,
+        "model.num_hidden_layers": 3,
+    }  # fmt: skip
     values = tiny_job.values(data, output, {**usual, **changes})
     return config.Config.model_validate(values)
 
@@ -180,19 +184,40 @@ def test_a_gate_refuses_by_the_tasks_own_figure(run, data):
 
 
 def test_methods_of_labels_are_refused(run, data, tmp_path):
-    refused = "answers the task regression, and .*; the methods static, dynamic and search"
-    with pytest.raises(UserError, match=f"method: qat: .* {refused}"):
-        fleetbert.quantize(run.bundle, method="qat", gate=data / "dev.tsv",
+    refused = "answers the task regression, and .*; the methods static, dynamic, search and qat"
+    with pytest.raises(UserError, match=f"method: prune: .* {refused}"):
+        fleetbert.quantize(run.bundle, method="prune", gate=data / "dev.tsv",
                            train=data / "train.tsv")  # fmt: skip
-    with pytest.raises(UserError, match=f"distill.kind: self: .* {refused}"):
-        fleetbert.early_exit(run.bundle, data / "train.tsv", gate=data / "dev.tsv")
-    from fleetbert.compress import lite
-
-    with pytest.raises(UserError, match="task regression, and boards tell labels only"):
-        lite.export_lite(run.bundle, "armv8", "float32")
     with pytest.raises(UserError, match="only classifiers of texts and pairs can be distilled"):
         fleetbert.distill(run.output_dir / "model", data / "train.tsv", layers=1,
                           **{"task.name": "regression"})  # fmt: skip
+
+
+def test_numbers_leave_early_where_they_change_no_more(run, data):
+    """Three groups, so that the second head has one before it; at speed 0 none leaves."""
+    (made,) = fleetbert.early_exit(
+        run.bundle, data / "train.tsv", gate=data / "dev.tsv", max_drop=1.0, threads=1,
+        sources=["float32"],
+        **{"distill.layers": [1, 2, 3], "distill.speed": 0.7, "distill.epochs": 12},
+    )  # fmt: skip
+    assert made.metric == "spearman"
+    variant = bundles.read(run.bundle).variant(made.name)
+    assert variant.doubt == "change" and len(variant.accuracy_by_layer) == 3
+    texts = [line.split("\t")[0] for line in (data / "dev.tsv").read_text().splitlines()[1:]]
+    whole = np.array([one.value for one in fleetbert.load(run.bundle)(texts)])
+    assert variant.spread == pytest.approx(whole.std(), rel=0.3)
+    for speed, layers in ((0.0, {3}), (0.7, {2, 3}), (None, {2, 3})):
+        answers = fleetbert.load(run.bundle, made.name)(texts, speed=speed)
+        assert {one.exit_layer for one in answers} <= layers
+        found = np.array([one.value for one in answers])
+        assert np.abs(found - whole).max() < (1e-4 if speed == 0 else 1.0 * whole.std() + 0.3)
+    assert 2 in {one.exit_layer for one in answers} and "exit_layer" in answers[0].as_json()
+    found = fleetbert.load(run.bundle, made.name).evaluate(data / "dev.tsv")
+    assert found["spearman"] == pytest.approx(made.accuracy, abs=1e-3)
+    assert 2 <= found["mean_layers"] < 3
+    by_speed = {point.speed: point for point in variant.by_speed}
+    assert found["mean_layers"] == pytest.approx(by_speed[0.7].mean_layers, abs=1e-3)
+    assert found["spearman"] == pytest.approx(by_speed[0.7].accuracy, abs=1e-3)
 
 
 def test_the_commands_tell_numbers(run, data, tmp_path, capsys):

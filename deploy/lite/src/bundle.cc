@@ -1,5 +1,7 @@
 #include "bundle.h"
 
+#include <map>
+
 #include "error.h"
 #include "json_file.h"
 #include "sha256.h"
@@ -12,6 +14,7 @@ namespace {
 constexpr int kOldestFormat = 1, kFormat = 2;
 constexpr uint64_t kMaxManifest = 64u << 20;
 constexpr size_t kMaxLength = 1u << 20;
+constexpr double kThreshold = 0.5;  // where a bundle has no other for a label
 
 // As fleetbert/bundle/manifest.py has it: variant/file, with nothing that leads out of the bundle.
 bool stays_inside(const std::string& path) {
@@ -79,6 +82,56 @@ WordPieceSettings read_wordpiece(const Reader& tokenizer) {
   return settings;
 }
 
+void read_task(const Reader& task, Bundle& bundle) {
+  struct Known {
+    Kind kind;
+    bool pair;
+    size_t least_labels;
+  };
+  static const std::map<std::string, Known> tasks = {
+      {"classification", {Kind::kLabel, false, 2}},
+      {"pair_classification", {Kind::kLabel, true, 2}},
+      {"multi_label_classification", {Kind::kLabels, false, 1}},
+      {"regression", {Kind::kNumber, false, 0}},
+      {"pair_regression", {Kind::kNumber, true, 0}},
+      {"ranking", {Kind::kNumber, true, 0}},
+      {"embedding", {Kind::kVector, false, 0}},
+      {"token_classification", {Kind::kSpans, false, 2}},
+  };
+  bundle.task = task.at("name").text();
+  const auto found = tasks.find(bundle.task);
+  if (found == tasks.end()) {
+    task.at("name").fail("is " + bundle.task + ", which has no answers to give here: export a model "
+                         "of one of docs/tasks.md");
+  }
+  bundle.kind = found->second.kind;
+  bundle.pair = found->second.pair;
+  for (const auto& label : task.at("labels").list()) bundle.labels.push_back(label.text());
+  const auto least = found->second.least_labels;
+  if (bundle.labels.size() < least) {
+    task.at("labels").fail(least == 2 ? "has fewer than two labels" : "has no label");
+  }
+  bundle.outputs = bundle.labels.size();
+  if (bundle.kind == Kind::kNumber) bundle.outputs = 1;
+  if (bundle.kind == Kind::kVector) {
+    const auto width = task.at("width").number();
+    if (width < 1 || width > kMaxLength) task.at("width").fail("is out of bounds");
+    bundle.outputs = static_cast<size_t>(width);
+  }
+  if (bundle.kind != Kind::kLabels) return;
+  bundle.thresholds.assign(bundle.labels.size(), kThreshold);
+  if (!task.has("thresholds")) return;
+  const auto thresholds = task.at("thresholds");
+  for (size_t i = 0; i < bundle.labels.size(); ++i) {
+    if (!thresholds.has(bundle.labels[i].c_str())) continue;
+    const auto threshold = thresholds.at(bundle.labels[i]);
+    bundle.thresholds[i] = threshold.real();
+    if (!(bundle.thresholds[i] >= 0 && bundle.thresholds[i] <= 1)) {
+      threshold.fail("is not from 0 to 1");
+    }
+  }
+}
+
 }  // namespace
 
 std::string_view this_target() {
@@ -109,16 +162,7 @@ Bundle read_bundle(const std::filesystem::path& root) {
   }
   Bundle bundle;
   bundle.root = root;
-  const auto task = reader.at("task").at("name").text();
-  if (task != "classification" && task != "pair_classification") {
-    reader.at("task").at("name").fail("is " + task + ", which has no answers to give: export a "
-                                      "classifier");
-  }
-  bundle.pair = task == "pair_classification";
-  for (const auto& label : reader.at("task").at("labels").list()) {
-    bundle.labels.push_back(label.text());
-  }
-  if (bundle.labels.size() < 2) reader.at("task").at("labels").fail("has fewer than two labels");
+  read_task(reader.at("task"), bundle);
   const auto length = reader.at("max_length").number();
   if (length < 3 || length > kMaxLength) reader.at("max_length").fail("is out of bounds");
   bundle.max_length = static_cast<size_t>(length);

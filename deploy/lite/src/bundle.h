@@ -30,10 +30,17 @@ struct Variant {
   std::vector<File> files;
 };
 
+// What a bundle answers, as fleetbert/tasks has it.
+enum class Kind { kLabel, kLabels, kNumber, kVector, kSpans };
+
 struct Bundle {
   std::filesystem::path root;
+  Kind kind = Kind::kLabel;
+  std::string task;   // its name
   bool pair = false;  // whether it answers pairs of texts
   std::vector<std::string> labels;
+  std::vector<double> thresholds;  // of kLabels: the probability above which a text has each
+  size_t outputs = 0;  // numbers that the model gives for a text, of kSpans for a token
   size_t max_length = 0;
   bool is_wordpiece = true;     // else Unigram, in the variants
   WordPieceSettings wordpiece;  // if it is

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "error.h"
+#include "unicode.h"
 
 namespace fleetbert {
 namespace {
@@ -31,11 +32,21 @@ std::unique_ptr<Classifier> Classifier::open(const std::filesystem::path& path,
   verify_files(bundle, variant);
   auto tokenizer = open_tokenizer(bundle, variant);
   Model model;
-  model.labels = bundle.labels.size();
+  model.outputs = bundle.outputs;
+  model.per_token = bundle.kind == Kind::kSpans;
   model.pad_id = tokenizer->pad_id();
   Exits exits;
+  if (variant.early_exit && bundle.kind != Kind::kLabel) {
+    throw UserError("variant " + variant.name + " has early exit, which is for one label here, and the "
+                    "task of bundle " + bundle.root.string() + " is " + bundle.task +
+                    ": name another variant");
+  }
+  if (model.per_token && !bundle.is_wordpiece) {
+    throw UserError("bundle " + bundle.root.string() + " answers with spans, whose words are found "
+                    "with WordPiece only here: serve it with fleetbert serve");
+  }
   if (variant.early_exit) {
-    exits = read_exits(file_of(bundle, variant, "exits.json").parent_path(), model.labels);
+    exits = read_exits(file_of(bundle, variant, "exits.json").parent_path(), model.outputs);
     model.width = exits.heads[0].width;
     for (const auto end : exits.ends) {
       model.groups.push_back(file_of(bundle, variant, group_name(end)));
@@ -55,9 +66,15 @@ std::unique_ptr<Classifier> Classifier::open(const std::filesystem::path& path,
 }
 
 Row Classifier::encode(std::string_view text, std::string_view second) const {
+  const bool spans = bundle_.kind == Kind::kSpans;
   auto encoding = bundle_.pair ? tokenizer_->encode(text, second, bundle_.max_length)
+                  : spans      ? tokenizer_->encode_with_pieces(text, bundle_.max_length)
                                : tokenizer_->encode(text, bundle_.max_length);
   Row row;
+  if (spans) {
+    row.text = text;
+    row.words = words_of(decode_utf8(text), encoding.pieces, tokenizer_->specials_before());
+  }
   row.token_type_ids.assign(encoding.ids.size(), 1);
   std::fill_n(row.token_type_ids.begin(), encoding.first_length, 0);
   row.input_ids = std::move(encoding.ids);
@@ -98,7 +115,7 @@ std::vector<Answer> Classifier::answer(const std::vector<const Row*>& rows) cons
 
 std::vector<Answer> Classifier::answer(Batch batch, std::vector<double> speeds) const {
   auto answers =
-      answer_batch(*engine_, exits_, bundle_.labels.size(), std::move(batch), std::move(speeds));
+      answer_batch(*engine_, exits_, std::move(batch), std::move(speeds));
   for (const auto& one : answers) {
     if (!std::all_of(one.logits.begin(), one.logits.end(),
                      [](float logit) { return std::isfinite(logit); })) {
@@ -106,10 +123,6 @@ std::vector<Answer> Classifier::answer(Batch batch, std::vector<double> speeds) 
     }
   }
   return answers;
-}
-
-size_t largest(const std::vector<float>& logits) {
-  return static_cast<size_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
 }
 
 }  // namespace fleetbert

@@ -1,4 +1,4 @@
-// Texts in, labels out: a bundle's tokenizer and one of its variants.
+// Texts in, outputs out: a bundle's tokenizer and one of its variants.
 #pragma once
 
 #include <memory>
@@ -11,6 +11,7 @@
 #include "engine.h"
 #include "exits.h"
 #include "tokenizer.h"
+#include "words.h"
 
 namespace fleetbert {
 
@@ -19,6 +20,8 @@ struct Row {
   std::vector<int64_t> input_ids;
   std::vector<int64_t> token_type_ids;  // as many
   bool cut = false;
+  std::string text;          // of spans, and what is tagged of it
+  std::vector<Word> words;
   std::optional<double> speed;  // of early exit; nothing: the classifier's own
 };
 
@@ -55,8 +58,5 @@ class Classifier {
   Exits exits_;
   std::unique_ptr<Engine> engine_;
 };
-
-// Where the largest is.
-size_t largest(const std::vector<float>& logits);
 
 }  // namespace fleetbert

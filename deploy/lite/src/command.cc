@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "answers.h"
 #include "arguments.h"
 #include "classifier.h"
 #include "error.h"
@@ -57,17 +58,6 @@ Arguments parse(int argc, char** argv, const std::vector<std::string_view>& name
 std::unique_ptr<Classifier> open(const Arguments& arguments) {
   return Classifier::open(std::filesystem::u8path(arguments.needed("bundle")),
                           arguments.text("variant"), engine_options(arguments));
-}
-
-ordered_json answer_of(const Answer& found, const std::vector<std::string>& labels) {
-  ordered_json answer;
-  answer["label"] = labels[largest(found.logits)];
-  const auto scores = softmax(found.logits);
-  for (size_t i = 0; i < labels.size(); ++i) {
-    answer["scores"][labels[i]] = std::round(static_cast<double>(scores[i]) * 1e6) / 1e6;
-  }
-  if (found.layer != 0) answer["exit_layer"] = found.layer;
-  return answer;
 }
 
 // A line's row, or why it has none.
@@ -124,7 +114,7 @@ int predict(int argc, char** argv) {
     for (const auto& line : lines) {
       ordered_json answer;
       if (line.error.empty()) {
-        answer = answer_of(answers[next++], classifier->bundle().labels);
+        answer = in_json(classifier->bundle(), line.row, answers[next++]);
       } else {
         answer["error"] = line.error;
       }
@@ -220,7 +210,8 @@ int bench(int argc, char** argv) {
 int info(int argc, char** argv) {
   const auto arguments = parse(argc, argv, {"bundle"});
   const auto bundle = read_bundle(std::filesystem::u8path(arguments.needed("bundle")));
-  std::cout << "task         " << (bundle.pair ? "pairs of texts" : "texts") << "\nlabels      ";
+  std::cout << "task         " << bundle.task << ", " << (bundle.pair ? "pairs of texts" : "texts")
+            << "\nlabels      ";
   for (const auto& label : bundle.labels) std::cout << ' ' << label;
   std::cout << "\nmax length   " << bundle.max_length << " tokens\nthis program " << this_target()
             << (has_lite() ? ", with Paddle Lite" : ", built without Paddle Lite") << '\n';

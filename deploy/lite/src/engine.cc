@@ -13,7 +13,8 @@ class Fake : public Engine {
  public:
   Fake(const Model& model, int delay_ms)
       : groups_(model.groups.size()),
-        labels_(model.labels),
+        labels_(model.outputs),
+        per_token_(model.per_token),
         width_(model.width),
         pad_id_(model.pad_id),
         delay_ms_(delay_ms) {}
@@ -21,7 +22,7 @@ class Fake : public Engine {
   std::vector<float> run(size_t group, const Batch& batch,
                          const std::vector<float>& state) override {
     if (group == 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms_));
-    if (groups_ == 1) return whole(batch);
+    if (groups_ == 1) return per_token_ ? tokens(batch) : whole(batch);
     return group + 1 == groups_ ? last(batch, state) : inner(group, batch, state);
   }
 
@@ -41,6 +42,18 @@ class Fake : public Engine {
       }
       for (size_t label = 0; label < labels_; ++label) {
         logits.push_back(static_cast<float>(sum * (label + 1) % 97) / 16.0f);
+      }
+    }
+    return logits;
+  }
+
+  std::vector<float> tokens(const Batch& batch) const {
+    std::vector<float> logits;
+    logits.reserve(batch.input_ids.size() * labels_);
+    for (size_t token = 0; token < batch.input_ids.size(); ++token) {
+      const auto id = static_cast<uint64_t>(batch.input_ids[token]);
+      for (size_t label = 0; label < labels_; ++label) {
+        logits.push_back(static_cast<float>(id * (label + 1) * (label + 1) % 97) / 16.0f);
       }
     }
     return logits;
@@ -76,7 +89,9 @@ class Fake : public Engine {
     return logits;
   }
 
-  size_t groups_, labels_, width_;
+  size_t groups_, labels_;
+  bool per_token_;
+  size_t width_;
   int64_t pad_id_;
   int delay_ms_;
 };

@@ -1,4 +1,4 @@
-// What answers: token ids in, logits out.
+// What answers: token ids in, outputs out.
 #pragma once
 
 #include <cstddef>
@@ -23,7 +23,8 @@ struct Batch {
 // A model's files, one for each group of layers; most models are one.
 struct Model {
   std::vector<std::filesystem::path> groups;
-  size_t labels = 0;
+  size_t outputs = 0;      // numbers for a text, or for each token
+  bool per_token = false;
   size_t width = 0;  // of the hidden states between groups
   int64_t pad_id = 0;
 };
@@ -39,9 +40,9 @@ struct EngineOptions {
 class Engine {
  public:
   virtual ~Engine() = default;
-  // What a group of layers (counted from 0) gives: of the last one logits [texts, labels], of others
-  // hidden states [texts, length, width], row-major. state: what the group before gave. One thread
-  // at a time. Throws std::runtime_error.
+  // What a group of layers (counted from 0) gives, row-major: of the last one outputs [texts,
+  // outputs], per token [texts, length, outputs]; of others hidden states [texts, length, width].
+  // state: what the group before gave. One thread at a time. Throws std::runtime_error.
   virtual std::vector<float> run(size_t group, const Batch& batch,
                                  const std::vector<float>& state) = 0;
   virtual std::string version() const = 0;
@@ -56,7 +57,7 @@ const std::vector<std::string>& power_modes();
 // Opens a model. Throws UserError where the program was built without the engine.
 std::unique_ptr<Engine> open_engine(const Model& model, const EngineOptions& options);
 
-// For tests: logits that are a sum over the ids, the same in every batch.
+// For tests: outputs that are a sum over the ids, the same in every batch.
 std::unique_ptr<Engine> open_fake(const Model& model, int delay_ms);
 
 #ifdef FLEETBERT_WITH_LITE

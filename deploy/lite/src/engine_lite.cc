@@ -19,14 +19,14 @@ using Predictor = std::shared_ptr<lite::PaddlePredictor>;
 class Lite : public Engine {
  public:
   Lite(std::vector<Predictor> groups, const Model& model)
-      : groups_(std::move(groups)), labels_(model.labels), width_(model.width) {}
+      : groups_(std::move(groups)), model_(model) {}
 
   std::vector<float> run(size_t group, const Batch& batch,
                          const std::vector<float>& state) override {
     auto& predictor = *groups_[group];
     const auto texts = static_cast<int64_t>(batch.texts);
     const auto length = static_cast<int64_t>(batch.length);
-    const auto width = static_cast<int64_t>(width_);
+    const auto width = static_cast<int64_t>(model_.width);
     if (group == 0) {
       set(predictor, 0, {texts, length}, batch.input_ids);
       set(predictor, 1, {texts, length}, batch.token_type_ids);
@@ -36,12 +36,15 @@ class Lite : public Engine {
     }
     predictor.Run();
     const auto answer = predictor.GetOutput(0);
-    lite::shape_t wanted = {texts, static_cast<int64_t>(labels_)};
+    const auto outputs = static_cast<int64_t>(model_.outputs);
+    lite::shape_t wanted = {texts, outputs};
+    if (model_.per_token) wanted = {texts, length, outputs};
     if (group + 1 < groups_.size()) wanted = {texts, length, width};
     if (answer->shape() != wanted) throw std::runtime_error("the model's answer has the wrong shape");
     const auto* data = answer->data<float>();
-    const auto each = group + 1 < groups_.size() ? batch.length * width_ : labels_;
-    return {data, data + batch.texts * each};
+    size_t count = 1;
+    for (const auto size : wanted) count *= static_cast<size_t>(size);
+    return {data, data + count};
   }
 
   std::string version() const override { return groups_[0]->GetVersion(); }
@@ -56,7 +59,7 @@ class Lite : public Engine {
   }
 
   std::vector<Predictor> groups_;
-  size_t labels_, width_;
+  Model model_;
 };
 
 Predictor open_group(const std::filesystem::path& path, bool is_first, int threads,

@@ -71,7 +71,7 @@ Exits read_exits(const std::filesystem::path& folder, size_t labels) {
   return exits;
 }
 
-std::vector<Answer> answer_batch(Engine& engine, const Exits& exits, size_t labels, Batch batch,
+std::vector<Answer> answer_batch(Engine& engine, const Exits& exits, Batch batch,
                                  std::vector<double> speeds) {
   std::vector<Answer> answers(batch.texts);
   Waiting now{std::move(batch), {}, std::vector<size_t>(answers.size()), std::move(speeds)};
@@ -96,9 +96,10 @@ std::vector<Answer> answer_batch(Engine& engine, const Exits& exits, size_t labe
     if (staying.empty()) return answers;
     if (staying.size() < now.batch.texts) now = keep(now, staying, exits.pad_id);
   }
+  const auto each = now.state.size() / now.batch.texts;
   for (size_t row = 0; row < now.batch.texts; ++row) {
-    const auto* first = now.state.data() + row * labels;
-    answers[now.numbers[row]] = {{first, first + labels}, exits.ends.back()};
+    const auto* first = now.state.data() + row * each;
+    answers[now.numbers[row]] = {{first, first + each}, exits.ends.back()};
   }
   return answers;
 }

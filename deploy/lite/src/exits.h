@@ -18,7 +18,8 @@ struct Exits {
   std::vector<Head> heads;  // after each group but the last
 };
 
-// layer: the last one that a text went through; 0 where none leaves early.
+// logits: what the model gives for a text, of spans [tokens, labels]; layer: the last one that the
+// text went through; 0 where none leaves early.
 struct Answer {
   std::vector<float> logits;
   size_t layer = 0;
@@ -31,7 +32,7 @@ Exits read_exits(const std::filesystem::path& folder, size_t labels);
 std::string group_name(size_t end);
 
 // Answers of a batch, each text leaving at its own speed (`speeds`, one a text).
-std::vector<Answer> answer_batch(Engine& engine, const Exits& exits, size_t labels, Batch batch,
+std::vector<Answer> answer_batch(Engine& engine, const Exits& exits, Batch batch,
                                  std::vector<double> speeds);
 
 // Probabilities of logits.

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "answers.h"
 #include "unicode.h"
 
 namespace fleetbert {
@@ -423,6 +424,14 @@ std::vector<Row> rows_of_ids(const Tensors& inputs, const Classifier& classifier
   return rows;
 }
 
+// The inputs that the model takes. Spans are characters of texts: token ids have none.
+std::vector<std::string> inputs_of(const Bundle& bundle) {
+  std::vector<std::string> names = {"text"};
+  if (bundle.pair) names.push_back("text_pair");
+  if (bundle.kind != Kind::kSpans) names.insert(names.end(), {"input_ids", "token_type_ids"});
+  return names;
+}
+
 Tensors read_inputs(const json& message, Rest& rest, const Bundle& bundle) {
   Tensors inputs;
   const auto& entries = read_list(message, "inputs");
@@ -431,10 +440,11 @@ Tensors read_inputs(const json& message, Rest& rest, const Bundle& bundle) {
     const auto& entry = entries[number];
     Tensor tensor{read_name(entry, where), &entry, std::nullopt};
     const auto& name = tensor.name;
-    static const std::set<std::string> known = {"text", "text_pair", "input_ids", "token_type_ids"};
-    if (known.count(name) == 0 || (name == "text_pair" && !bundle.pair)) {
+    const auto known = inputs_of(bundle);
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
       refuse("input " + in_quotes(name) + " is unknown; this model takes text" +
-             (bundle.pair ? " and text_pair" : "") + ", or input_ids and token_type_ids");
+             (bundle.pair ? " and text_pair" : "") +
+             (bundle.kind == Kind::kSpans ? "" : ", or input_ids and token_type_ids"));
     }
     const bool has_data = !member(entry, "data").is_null();
     const auto& parameters = read_parameters(entry, where);
@@ -459,14 +469,14 @@ Tensors read_inputs(const json& message, Rest& rest, const Bundle& bundle) {
 }
 
 // What can be asked for.
-std::vector<std::string> outputs_of(const Classifier& classifier) {
-  std::vector<std::string> names = {"label", "scores", "logits"};
-  if (classifier.variant().early_exit) names.push_back("exit_layer");
-  return names;
+std::vector<Told> outputs_of(const Classifier& classifier) {
+  return tensors_of(classifier.bundle(), classifier.variant().early_exit);
 }
 
 std::vector<Question::Output> read_outputs(const json& message, bool all_binary,
-                                           const std::vector<std::string>& known) {
+                                           const std::vector<Told>& told) {
+  std::vector<std::string> known;
+  for (const auto& one : told) known.push_back(one.name);
   std::vector<Question::Output> outputs;
   std::set<std::string> names;
   const auto& entries = read_list(message, "outputs");
@@ -574,7 +584,8 @@ Question read_question(const std::string& body, const std::optional<std::string>
 
 Reply render(const Question& question, const Answers& answers, const Classifier& classifier,
              const std::string& model) {
-  const auto& labels = classifier.bundle().labels;
+  const auto& bundle = classifier.bundle();
+  const auto told = outputs_of(classifier);
   size_t cut = 0;
   for (const auto& row : question.rows) cut += row.cut;
   auto body = "{\"model_name\":" + json_text(model) + ",\"model_version\":\"1\"";
@@ -582,31 +593,32 @@ Reply render(const Question& question, const Answers& answers, const Classifier&
   body += ",\"parameters\":{\"cut\":" + std::to_string(cut) + "},\"outputs\":[";
   std::string all_raw;
   for (const auto& output : question.outputs) {
-    const bool is_label = output.name == "label", is_layer = output.name == "exit_layer";
+    const auto& of = *std::find_if(told.begin(), told.end(),
+                                   [&](const Told& one) { return one.name == output.name; });
     std::string data, raw;
-    for (const auto& answer : answers) {
-      if (is_layer) {
+    for (size_t number = 0; number < answers.size(); ++number) {
+      const auto& answer = answers[number];
+      if (of.datatype == "INT32") {
         const auto layer = static_cast<uint32_t>(answer.layer);
         output.binary ? append_little_endian(raw, layer) : void(data += std::to_string(layer) + ',');
         continue;
       }
-      if (is_label) {
-        const auto& label = labels[largest(answer.logits)];
-        if (output.binary) append_little_endian(raw, static_cast<uint32_t>(label.size()));
-        output.binary ? raw += label : data += json_text(label) + ',';
+      if (of.datatype == "BYTES") {
+        const auto text = text_of(bundle, question.rows[number], answer);
+        if (output.binary) append_little_endian(raw, static_cast<uint32_t>(text.size()));
+        output.binary ? raw += text : data += json_text(text) + ',';
         continue;
       }
-      for (const auto value : output.name == "scores" ? softmax(answer.logits) : answer.logits) {
+      for (const auto value : numbers_of(bundle, output.name, answer)) {
         uint32_t bits = 0;
         std::memcpy(&bits, &value, sizeof bits);
         output.binary ? append_little_endian(raw, bits) : void(data += as_text(value) + ',');
       }
     }
     if (&output != &question.outputs.front()) body += ',';
-    const auto* datatype = is_label ? "BYTES" : is_layer ? "INT32" : "FP32";
-    body += "{\"name\":\"" + output.name + "\",\"datatype\":\"" + datatype + "\",\"shape\":[" +
+    body += "{\"name\":\"" + of.name + "\",\"datatype\":\"" + of.datatype + "\",\"shape\":[" +
             std::to_string(answers.size()) +
-            (is_label || is_layer ? "" : "," + std::to_string(labels.size())) + "],";
+            (of.columns == 0 ? "" : "," + std::to_string(of.columns)) + "],";
     if (output.binary) {
       body += "\"parameters\":{\"binary_data_size\":" + std::to_string(raw.size()) + "}}";
       all_raw += raw;
@@ -630,24 +642,26 @@ std::string server_metadata() {
 
 std::string model_metadata(const Classifier& classifier, const std::string& model) {
   const auto& bundle = classifier.bundle();
-  const auto tensor = [](const char* name, const char* datatype, std::vector<long> shape) {
+  const auto tensor = [](const std::string& name, const std::string& datatype,
+                         std::vector<long> shape) {
     return ordered_json{{"name", name}, {"datatype", datatype}, {"shape", std::move(shape)}};
   };
-  const auto labels = static_cast<long>(bundle.labels.size());
-  auto inputs = ordered_json::array({tensor("text", "BYTES", {-1})});
-  if (bundle.pair) inputs.push_back(tensor("text_pair", "BYTES", {-1}));
-  inputs.push_back(tensor("input_ids", "INT64", {-1, -1}));
-  inputs.push_back(tensor("token_type_ids", "INT64", {-1, -1}));
-  auto outputs = ordered_json::array({tensor("label", "BYTES", {-1}),
-                                      tensor("scores", "FP32", {-1, labels}),
-                                      tensor("logits", "FP32", {-1, labels})});
-  ordered_json parameters{{"labels", bundle.labels},
+  auto inputs = ordered_json::array();
+  for (const auto& name : inputs_of(bundle)) {
+    const bool is_text = name.rfind("text", 0) == 0;
+    inputs.push_back(is_text ? tensor(name, "BYTES", {-1}) : tensor(name, "INT64", {-1, -1}));
+  }
+  auto outputs = ordered_json::array();
+  for (const auto& one : outputs_of(classifier)) {
+    std::vector<long> shape = {-1};
+    if (one.columns != 0) shape.push_back(static_cast<long>(one.columns));
+    outputs.push_back(tensor(one.name, one.datatype, std::move(shape)));
+  }
+  ordered_json parameters{{"task", bundle.task},
+                          {"labels", bundle.labels},
                           {"max_length", bundle.max_length},
                           {"variant", classifier.variant().name}};
-  if (classifier.variant().early_exit) {
-    outputs.push_back(tensor("exit_layer", "INT32", {-1}));
-    parameters["speed"] = classifier.speed();
-  }
+  if (classifier.variant().early_exit) parameters["speed"] = classifier.speed();
   return ordered_json{{"name", model},
                       {"versions", ordered_json::array({"1"})},
                       {"platform", "paddle_lite"},

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "error.h"
+
 namespace fleetbert {
 namespace {
 
@@ -15,8 +17,26 @@ size_t Tokenizer::special_tokens(bool pair) const {
   return template_.before.size() + template_.after.size() + (pair ? template_.between.size() : 0);
 }
 
+std::vector<Piece> Tokenizer::pieces_with_characters(std::string_view) const {
+  throw UserError("the words of a text are found with WordPiece only here: serve this model with "
+                  "fleetbert serve");
+}
+
 Encoding Tokenizer::encode(std::string_view text, size_t max_length) const {
-  auto found = pieces(text);
+  return finish(pieces(text), max_length);
+}
+
+Encoding Tokenizer::encode_with_pieces(std::string_view text, size_t max_length) const {
+  auto found = pieces_with_characters(text);
+  std::vector<int64_t> ids;
+  for (const auto& piece : found) ids.push_back(piece.id);
+  auto encoding = finish(std::move(ids), max_length);
+  found.resize(encoding.ids.size() - special_tokens(false));
+  encoding.pieces = std::move(found);
+  return encoding;
+}
+
+Encoding Tokenizer::finish(std::vector<int64_t> found, size_t max_length) const {
   Encoding encoding;
   const auto room = max_length - special_tokens(false);
   encoding.cut = found.size() > room;

@@ -7,10 +7,17 @@
 
 namespace fleetbert {
 
+// A token, and the characters of its text that it stands for.
+struct Piece {
+  int64_t id = 0;
+  size_t begin = 0, end = 0;
+};
+
 // Token ids of a text or pair, special tokens included.
 struct Encoding {
   std::vector<int64_t> ids;
   size_t first_length = 0;  // how many tokens belong to segment 0
+  std::vector<Piece> pieces;  // of a text without special tokens, where they were asked for
   bool cut = false;         // whether tokens were left out to keep max_length
 };
 
@@ -31,7 +38,11 @@ class Tokenizer {
   Encoding encode(std::string_view text, size_t max_length) const;
   Encoding encode(std::string_view first, std::string_view second, size_t max_length) const;
 
+  // The same of one text, with `Encoding::pieces`.
+  Encoding encode_with_pieces(std::string_view text, size_t max_length) const;
+
   size_t special_tokens(bool pair) const;
+  size_t specials_before() const { return template_.before.size(); }
   size_t vocab_size() const { return size_; }
   int64_t pad_id() const { return pad_; }
 
@@ -43,6 +54,9 @@ class Tokenizer {
  private:
   // Ids of a text without special tokens.
   virtual std::vector<int64_t> pieces(std::string_view text) const = 0;
+  // With their characters. Throws UserError where the kind does not know them.
+  virtual std::vector<Piece> pieces_with_characters(std::string_view text) const;
+  Encoding finish(std::vector<int64_t> found, size_t max_length) const;
 };
 
 }  // namespace fleetbert

@@ -229,11 +229,33 @@ bool is_whitespace(CodePoint character) {
          character == 0x205F || character == 0x3000;
 }
 
+bool is_blank(CodePoint character) {
+  return is_whitespace(character) || (character >= 0x1C && character <= 0x1F);
+}
+
+bool is_alphanumeric(CodePoint character) {
+  switch (utf8proc_category(character)) {
+    case UTF8PROC_CATEGORY_LU:
+    case UTF8PROC_CATEGORY_LL:
+    case UTF8PROC_CATEGORY_LT:
+    case UTF8PROC_CATEGORY_LM:
+    case UTF8PROC_CATEGORY_LO:
+    case UTF8PROC_CATEGORY_ND:
+    case UTF8PROC_CATEGORY_NL:
+    case UTF8PROC_CATEGORY_NO:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_mark(CodePoint character) {
+  const auto own = utf8proc_category(character);
+  return own == UTF8PROC_CATEGORY_MN || own == UTF8PROC_CATEGORY_MC || own == UTF8PROC_CATEGORY_ME;
+}
+
 std::string fault_of(std::string_view text) {
   const auto characters = decode_utf8(text);
-  const auto is_blank = [](CodePoint one) {  // Python's isspace() takes four separators too
-    return is_whitespace(one) || (one >= 0x1C && one <= 0x1F);
-  };
   if (std::all_of(characters.begin(), characters.end(), is_blank)) return "is empty";
   if (text.find('\0') != std::string_view::npos) return "holds a NUL character";
   return "";

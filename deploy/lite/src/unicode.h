@@ -24,6 +24,9 @@ bool is_utf8(std::string_view text);
 std::string fault_of(std::string_view text);
 
 bool is_whitespace(CodePoint character);   // Unicode's White_Space
+bool is_blank(CodePoint character);        // Python's isspace(): four separators more
+bool is_alphanumeric(CodePoint character);  // a letter or a number of any kind
+bool is_mark(CodePoint character);         // of any kind
 bool is_control(CodePoint character);      // Cc, Cf and Co, but tab and line ends
 bool is_punctuation(CodePoint character);  // Unicode's P*, and all such of ASCII ($ + < ...)
 bool is_chinese(CodePoint character);      // one that BERT makes a word of its own

@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "error.h"
-#include "unicode.h"
 
 namespace fleetbert {
 namespace {
@@ -13,9 +12,9 @@ constexpr size_t kLongestWord = 100;  // characters; a longer word is [UNK]
 constexpr std::string_view kContinued = "##";
 
 // What BertNormalizer makes of a text.
-std::vector<CodePoint> normalize(std::string_view text, const WordPieceSettings& settings) {
+std::vector<CodePoint> normalize(const std::vector<CodePoint>& characters,
+                                 const WordPieceSettings& settings) {
   std::vector<CodePoint> out;
-  const auto characters = decode_utf8(text);
   out.reserve(characters.size());
   for (const auto character : characters) {
     if (settings.clean_text) {
@@ -90,51 +89,79 @@ WordPiece::WordPiece(const std::string& vocab, const std::filesystem::path& path
 
 std::vector<int64_t> WordPiece::pieces(std::string_view text) const {
   std::vector<int64_t> ids;
-  std::string word;
-  size_t length = 0;  // characters
-  const auto end_word = [&] {
-    if (length > kLongestWord) {
-      ids.push_back(unknown_);
-    } else if (length > 0) {
-      add_word(word, ids);
-    }
-    word.clear();
-    length = 0;
-  };
-  for (const auto character : normalize(text, settings_)) {
-    if (is_whitespace(character)) {
-      end_word();
-    } else if (is_punctuation(character)) {
-      end_word();
-      append_utf8(character, word);
-      length = 1;
-      end_word();
-    } else {
-      append_utf8(character, word);
-      ++length;
-    }
-  }
-  end_word();
+  for (const auto& piece : split(normalize(decode_utf8(text), settings_))) ids.push_back(piece.id);
   return ids;
 }
 
-void WordPiece::add_word(const std::string& word, std::vector<int64_t>& ids) const {
-  const auto before = ids.size();
+std::vector<Piece> WordPiece::pieces_with_characters(std::string_view text) const {
+  const auto characters = decode_utf8(text);
+  // Which character each of the normalized ones comes from: normalization looks at one after the
+  // other, but for the order of marks.
+  std::vector<size_t> from;
+  for (size_t at = 0; at < characters.size(); ++at) {
+    from.insert(from.end(), normalize({characters[at]}, settings_).size(), at);
+  }
+  auto found = split(normalize(characters, settings_));
+  for (auto& piece : found) {
+    piece.begin = from[piece.begin];
+    piece.end = from[piece.end - 1] + 1;
+  }
+  return found;
+}
+
+std::vector<Piece> WordPiece::split(const std::vector<CodePoint>& text) const {
+  std::vector<Piece> found;
+  std::string word;
+  size_t begin = 0;
+  const auto end_word = [&](size_t end) {
+    if (end - begin > kLongestWord) {
+      found.push_back({unknown_, begin, end});
+    } else if (end > begin) {
+      add_word(word, begin, end, found);
+    }
+    word.clear();
+    begin = end;
+  };
+  for (size_t at = 0; at < text.size(); ++at) {
+    if (is_whitespace(text[at])) {
+      end_word(at);
+      begin = at + 1;
+    } else if (is_punctuation(text[at])) {
+      end_word(at);
+      append_utf8(text[at], word);
+      end_word(at + 1);
+    } else {
+      append_utf8(text[at], word);
+    }
+  }
+  end_word(text.size());
+  return found;
+}
+
+void WordPiece::add_word(const std::string& word, size_t begin, size_t end,
+                         std::vector<Piece>& found) const {
+  const auto before = found.size();
+  const auto first = begin;
   for (size_t start = 0; start < word.size();) {
     const auto& tokens = start == 0 ? starts_ : continued_;
     size_t length = std::min(longest_, word.size() - start);
     for (; length > 0; --length) {
-      const auto end = start + length;
+      const auto stop = start + length;
       // Not in the middle of a character.
-      if (end < word.size() && (static_cast<unsigned char>(word[end]) & 0xC0) == 0x80) continue;
-      const auto found = tokens.find(word.substr(start, length));
-      if (found == tokens.end()) continue;
-      ids.push_back(found->second);
+      if (stop < word.size() && (static_cast<unsigned char>(word[stop]) & 0xC0) == 0x80) continue;
+      const auto token = tokens.find(word.substr(start, length));
+      if (token == tokens.end()) continue;
+      const auto characters = std::count_if(
+          word.begin() + static_cast<std::ptrdiff_t>(start),
+          word.begin() + static_cast<std::ptrdiff_t>(stop),
+          [](char one) { return (static_cast<unsigned char>(one) & 0xC0) != 0x80; });
+      found.push_back({token->second, begin, begin + static_cast<size_t>(characters)});
+      begin = found.back().end;
       break;
     }
     if (length == 0) {  // no token fits: the whole word is unknown
-      ids.resize(before);
-      ids.push_back(unknown_);
+      found.resize(before);
+      found.push_back({unknown_, first, end});
       return;
     }
     start += length;

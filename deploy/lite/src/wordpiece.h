@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tokenizer.h"
+#include "unicode.h"
 
 namespace fleetbert {
 
@@ -35,7 +36,10 @@ class WordPiece : public Tokenizer {
   using Ids = std::unordered_map<std::string, int64_t>;
 
   std::vector<int64_t> pieces(std::string_view text) const override;
-  void add_word(const std::string& word, std::vector<int64_t>& ids) const;
+  std::vector<Piece> pieces_with_characters(std::string_view text) const override;
+  // Tokens of a normalized text, and the characters of that.
+  std::vector<Piece> split(const std::vector<CodePoint>& text) const;
+  void add_word(const std::string& word, size_t begin, size_t end, std::vector<Piece>& found) const;
 
   Ids starts_;     // tokens that begin a word
   Ids continued_;  // tokens that continue one, without their "##"

@@ -12,7 +12,7 @@ from fleetbert.train import command
 DESCRIPTION = """\
 Train a smaller model to do what a trained one does; one process, or many as in training.
 
-  python launch/distill.py --config configs/distill/student.yaml \\
+  fleetbert distill --config configs/distill/student.yaml \\
       distill.teacher=output/sst2/model [key=value ...]
   python -m paddle.distributed.launch --nproc_per_node 2 launch/distill.py --config ...
 
@@ -25,7 +25,7 @@ self: the model teaches itself to answer after fewer layers. Heads after its inn
 the last one, on texts without labels, and a bundle gets variants whose texts leave as soon as a
 head is certain of them:
 
-  python launch/distill.py --config configs/distill/self.yaml bundle=output/sst2/bundle
+  fleetbert distill --config configs/distill/self.yaml bundle=output/sst2/bundle
 
 Several ranks share the texts that the heads learn from; the first one measures and adds.
 """

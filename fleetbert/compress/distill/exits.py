@@ -48,9 +48,19 @@ def add_variants(job: schema.SelfDistill) -> list[Result]:
     """
     ranks = _join()
     bundle = bundles.read(job.bundle)
-    tasks.get(bundle.task.name).check_picks_label(
-        f"distill.kind: self: {bundle.root}", "a text leaves early where a label is certain"
-    )
+    task = tasks.get(bundle.task.name)
+    if task.answers and not task.doubt():
+        what = "spans" if task.per_token else "vectors"
+        raise UserError(
+            f"distill.kind: self: {bundle.root} answers the task {task.name}: {what} are the last "
+            "layer's, and inner layers have none to be certain of; make it fast with fleetbert "
+            "quantize, method static"
+        )
+    if job.distill.labels_weight and task.doubt() != "entropy":
+        raise UserError(
+            f"distill.labels_weight: {bundle.root} answers the task {task.name}, whose heads learn "
+            "from the model's own answers; set it to 0"
+        )
     names = job.sources
     if names is None:
         names = [name for name in ("float32", "int8-static") if name in bundle.names]
@@ -112,7 +122,9 @@ def train_heads(
     if ranks.world_size > 1:  # gloo waits 30 s at most
         training.wait_for_ranks("fleetbert-hidden-states", ranks.number, ranks.world_size)
     trained: dict[int, Tensors] = {}
-    found = heads.train(job.distill, examples, labels, job.seed, ranks.number, ranks.add_up)
+    kind = model.task.doubt()
+    how = (job.seed, ranks.number, ranks.add_up, kind)
+    found = heads.train(job.distill, examples, labels, *how)
     for layer, tensors in enumerate(tqdm(found, "heads", len(teacher.layers) - 1, disable=None), 1):
         trained[layer] = tensors
     return trained
@@ -177,11 +189,17 @@ def _add(
     log.info(f"{target}: measuring layers and heads on {sample.name}")
     with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as temporary:
         folder = Path(temporary)
-        opened = early_exit.open_layers(source, folder, pad_id, THREADS)
+        spread = 1.0
+        if model.task.doubt() == "change":  # in units of what float32's answers differ by
+            spread = max(float(sample.float32.std()), 1e-6)
+        settings = Settings([], job.distill.head, 0.0, pad_id, model.task.doubt(), spread)
+        opened = early_exit.open_layers(source, folder, settings, THREADS)
         kind = bundle.variant(source.name).kind
         whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS)
         heads_of = (job.distill.head, trained, source)
-        observed = early_exit.observe(opened, whole, batches, sample.truth, *heads_of)
+        observed = early_exit.observe(
+            opened, whole, batches, sample.truth, *heads_of, sample.metric
+        )
         observed = observed._replace(reference=gate.model.task.right(sample.truth, sample.float32))
         layers = job.distill.layers if isinstance(job.distill.layers, list) else None
         choice = early_exit.choose(observed, least, layers, job.distill.speed)
@@ -189,7 +207,7 @@ def _add(
             f"{target}: groups end after layers {', '.join(map(str, choice.ends))}, speed "
             f"{choice.speed}: {choice.mean_layers:.2f} layers a text"
         )
-        settings = Settings(choice.ends, job.distill.head, choice.speed, pad_id)
+        settings = settings._replace(ends=choice.ends, speed=choice.speed)
         early_exit.write(source, folder, settings, trained)
         chosen = engine.open_folder(engine.EARLY_EXIT, folder, "cpu", THREADS)
         of_batches = (batches, job.distill.batch_tokens)
@@ -197,7 +215,9 @@ def _add(
         at_speed_0 = functools.partial(chosen, speed=0.0)
         early = early_exit.times_faster(chosen, at_speed_0, *of_batches)
         # What is told of each speed comes from texts that chose nothing.
-        accepting = early_exit.observe(opened, whole, gate.batches, gate.truth, *heads_of, 0)
+        accepting = early_exit.observe(
+            opened, whole, gate.batches, gate.truth, *heads_of, gate.metric, 0
+        )
     log.info(f"{target}: {faster:.2f} times the texts/s of {source.name}")
     pays = faster > 1 and early_exit.saves(observed, choice)
     page = bundle.root / report.name(target)

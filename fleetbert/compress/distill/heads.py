@@ -91,6 +91,7 @@ def train(
     seed: int,
     rank: int = 0,
     add_up: Callable[[paddle.Tensor], object] | None = None,
+    kind: str = "entropy",
 ) -> Iterator[dict[str, np.ndarray]]:
     """Train the head of each layer in turn; its tensors as `engines.heads` names them.
 
@@ -100,7 +101,14 @@ def train(
     With `weighting: uncertainty` a text counts in a head as it would reach it, by the least
     uncertainty of the heads before; a `RANDOM_SHARE` of the texts, others in each epoch, counts
     whole, so that late heads see texts enough.
+
+    kind: of answers, see `engines.exits.DOUBTS`. Of several labels each learns its probability; of
+    numbers it is their squared error, in units of their spread, and all texts count whole.
     """
+    center, spread = _standard(examples, add_up) if kind == "change" else (0.0, 1.0)
+    if kind == "change":
+        examples = [one._replace(logits=(one.logits - center) / spread) for one in examples]
+        settings = settings.model_copy(update={"weighting": "none"})
     width = examples[0].inputs[0].shape[-1] // (2 if settings.head == "pooled" else 1)
     inner = settings.width or max(2, width // 12 * 2)  # even, for two attention heads
     count = examples[0].logits.shape[1]
@@ -109,11 +117,30 @@ def train(
         paddle.seed(seed)
         head = KINDS[settings.head](width, inner, count)
         paddle.seed(seed + rank)  # dropout's: of other texts in each rank
-        _train(head, settings, examples, layer, labels, reach, seed, add_up)
+        _train(head, settings, examples, layer, labels, reach, seed, add_up, kind)
         if settings.weighting == "uncertainty":
             for example, reached in zip(examples, reach):
-                np.minimum(reached, _uncertainty(head, example, layer), out=reached)
-        yield {name: value.numpy() for name, value in head.state_dict().items()}
+                np.minimum(reached, _uncertainty(head, example, layer, kind), out=reached)
+        tensors = {name: value.numpy() for name, value in head.state_dict().items()}
+        tensors["out.weight"] = tensors["out.weight"] * np.float32(spread)
+        tensors["out.bias"] = tensors["out.bias"] * np.float32(spread) + np.float32(center)
+        yield tensors
+
+
+def _standard(
+    examples: Sequence[Example], add_up: Callable[[paddle.Tensor], object] | None
+) -> tuple[float, float]:
+    """Mean and standard deviation of the numbers that are to be answered, of all ranks."""
+    sums = np.zeros(3)
+    for example in examples:
+        values = example.logits if example.share else np.zeros(0)
+        sums += [values.size, values.sum(), np.square(values).sum()]
+    added = paddle.to_tensor(sums)
+    if add_up is not None:
+        add_up(added)
+    count, total, squares = added.numpy().tolist()
+    center = total / count
+    return center, max(squares / count - center**2, 1e-12) ** 0.5
 
 
 def _train(
@@ -125,6 +152,7 @@ def _train(
     reach: list[np.ndarray],
     seed: int,
     add_up: Callable[[paddle.Tensor], object] | None,
+    kind: str,
 ) -> None:
     steps = settings.epochs * len(examples)
     warm_up = max(1, steps // 10)
@@ -141,8 +169,7 @@ def _train(
             example = examples[number]
             x = paddle.to_tensor(example.inputs[layer].astype(np.float32))
             logits = head(F.dropout(x, settings.dropout), paddle.to_tensor(example.real))
-            wanted = F.softmax(paddle.to_tensor(example.logits))
-            losses = F.kl_div(F.log_softmax(logits), wanted, reduction="none").sum(-1)
+            losses = LOSSES[kind](logits, paddle.to_tensor(example.logits))
             if settings.labels_weight and labels is not None:
                 truth = paddle.to_tensor(labels[example.numbers])
                 losses = losses * (1 - settings.labels_weight)
@@ -168,8 +195,21 @@ def _weight(reach: np.ndarray, numbers: np.ndarray, seed: int, epoch: int) -> np
     return np.where(drawn < RANDOM_SHARE, np.float32(1), reach)
 
 
-def _uncertainty(head: nn.Layer, example: Example, layer: int) -> np.ndarray:
+# Of a head's outputs and the model's, both [texts, outputs]: [texts].
+LOSSES: dict[str, Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]] = {
+    "entropy": lambda outputs, wanted: F.kl_div(
+        F.log_softmax(outputs), F.softmax(wanted), reduction="none"
+    ).sum(-1),
+    "labels": lambda outputs, wanted: F.binary_cross_entropy_with_logits(
+        outputs, F.sigmoid(wanted), reduction="none"
+    ).sum(-1),
+    "change": lambda outputs, wanted: (outputs - wanted).square().sum(-1),
+}
+
+
+def _uncertainty(head: nn.Layer, example: Example, layer: int, kind: str) -> np.ndarray:
     """Of the head's answers to a part, float32 [texts]."""
     with paddle.no_grad():
         x = paddle.to_tensor(example.inputs[layer].astype(np.float32))
-        return exits.uncertainty(head(x, paddle.to_tensor(example.real)).numpy())
+        outputs = head(x, paddle.to_tensor(example.real)).numpy()
+        return exits.DOUBTS[kind](outputs, None, 1.0)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Sequence
 
 import matplotlib
+import numpy as np
 import yaml
 from markupsafe import Markup
 from matplotlib.axes import Axes
@@ -35,7 +36,8 @@ def name(target: str) -> str:
 
 def by_layer(found: Observed) -> list[float]:
     """Accuracy, 0 to 1, if all texts left after that layer."""
-    return [float(value) for value in (found.predicted == found.truth).mean(1)]
+    layers, texts = range(1, len(found.predicted) + 1), len(found.truth)
+    return [found.accuracy_at(np.full(texts, layer)) for layer in layers]
 
 
 def curve(found: Observed, choice: Choice) -> list[Choice]:

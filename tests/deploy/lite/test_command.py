@@ -193,7 +193,7 @@ def test_damaged_bundles(lite, bundle, name, damage, words):
     ("path", "value", "words"),
     [
         (["format_version"], 3, ("format_version 3", "reads 1 and 2")),
-        (["task", "name"], "mlm", ("task.name", "classifier")),
+        (["task", "name"], "mlm", ("task.name", "docs/tasks.md")),
         (["task", "labels"], ["a"], ("task.labels", "two")),
         (["task", "labels", 1], 7, ("task.labels.1", "string")),
         (["max_length"], -5, ("max_length", "whole number")),
