@@ -18,10 +18,12 @@ import pytest
 import tiny_job
 from fp16sim import build
 from hypothesis import HealthCheck, settings
+from markupsafe import Markup
+from matplotlib.figure import Figure
 from tiny_bert import LABELS, VOCAB, make_network
 
 import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
-from fleetbert import log
+from fleetbert import log, page
 from fleetbert.compat import versions
 
 # What tests call directly speaks as a command does; caplog listens at the root logger.
@@ -168,6 +170,25 @@ def process_as_before():
     for number, handler in heard.items():
         if signal.getsignal(number) is not handler is not None:
             signal.signal(number, handler)
+
+
+def words_of(figure: Figure) -> Markup:
+    """What stands in a figure, without the drawing."""
+    texts = []
+    for axes in figure.axes:
+        texts += [*axes.texts, axes.title, axes.xaxis.label, axes.yaxis.label]
+        texts += axes.legend_.texts if axes.legend_ else []
+    return Markup("<svg>{}</svg>").format(" ".join(text.get_text() for text in texts))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def figures(request):
+    """To draw a report takes longer than to train a tiny model or to quantize it. Modules that look
+    at figures say DRAWN = True, and what is started as a process draws as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "DRAWN", False):
+            patch.setattr(page, "svg", words_of)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from fleetbert import bundle as bundles
 from fleetbert import page
@@ -313,6 +313,7 @@ def _layer(found: Histogram) -> Markup:
         axes = figure.add_subplot(1, 2, place + 1)
         axes.stairs(counts, edges, fill=True, color=colour, alpha=0.7)
         axes.set_yscale("log")
+        axes.yaxis.set_minor_locator(NullLocator())  # they take longest to draw
         axes.set_xlabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=NICE))
         if label == "input" and found.threshold is not None:

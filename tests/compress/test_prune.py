@@ -27,6 +27,8 @@ from fleetbert.errors import GateFailed, UserError
 from fleetbert.graph import program as programs
 from fleetbert.models import heads, weights
 
+DRAWN = True  # see conftest.py
+
 SCRIPT = processes.ROOT / "launch" / "quantize.py"
 HEADS, UNITS, WIDTH = 4, 128, 16
 

@@ -10,6 +10,8 @@ import pytest
 from fleetbert import bundle as bundles
 from fleetbert.compress import report
 
+DRAWN = True  # see conftest.py
+
 
 def variant(name, accuracy, speed, size, sha="0", cls=bundles.Int8Variant, **fields):
     return cls(

@@ -44,6 +44,12 @@ class Trainer:
         return summary
 
 
+@pytest.fixture
+def no_results(monkeypatch):
+    """Runs write neither model nor bundle, which takes as long as their steps."""
+    monkeypatch.setattr(training, "_write_results", lambda run, summary: None)
+
+
 @pytest.fixture(scope="session")
 def trainer(tiny_data) -> Trainer:
     return Trainer(tiny_data)

@@ -160,6 +160,7 @@ def test_pairs_without_numbers_are_evaluated_by_rank(data, tmp_path):
     assert "Similarities" in page and "40 own and 40 others" in page
 
 
+@pytest.mark.usefixtures("no_results")
 def test_a_run_goes_on_bit_for_bit(data, tmp_path):
     changes = {
         "data.train": str(data / "three.jsonl"),

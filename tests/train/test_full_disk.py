@@ -18,6 +18,8 @@ from fleetbert.train import checkpoint
 from fleetbert.train import job as training
 from fleetbert.train.callbacks import Callback, build
 
+DRAWN = True  # see conftest.py
+
 ROOT = Path(__file__).parent.parent.parent
 DEADLINE = 240
 ALL = {

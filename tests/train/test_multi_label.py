@@ -108,6 +108,7 @@ def test_probabilities_are_fitted_to_texts_held_out(tmp_path):
     assert made.float32_accuracy == pytest.approx(run.metrics["macro_f1"])
 
 
+@pytest.mark.usefixtures("no_results")
 def test_packed_rows_learn_the_same(data, tmp_path):
     """Without dropout one step of all texts is the same in rows of their own and in shared ones."""
     first = []

@@ -181,6 +181,7 @@ def test_compressed_and_told(run, data, capsys):
     np.testing.assert_allclose(answers(again), expected, atol=0.01 * spread)
 
 
+@pytest.mark.usefixtures("no_results")
 def test_a_run_goes_on_bit_for_bit(data, tmp_path):
     """From triplets in a cache, read by another process, with several negatives."""
     changes = {

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +11,7 @@ import tiny_job
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert import config
+from fleetbert import cli, config
 from fleetbert.errors import UserError
 from fleetbert.train import job as training
 
@@ -86,6 +84,7 @@ def test_a_bundle_answers_with_numbers(run, data):
     assert model.evaluate([(text, float(n)) for text, n in rows])["mse"] == found["mse"]
 
 
+@pytest.mark.usefixtures("no_results")
 @pytest.mark.parametrize("batching", ["pad", "pack"])
 def test_every_way_of_batching_learns_the_same(data, tmp_path, batching):
     """Without dropout one step of all texts is the same in rows of their own and in shared ones."""
@@ -98,6 +97,7 @@ def test_every_way_of_batching_learns_the_same(data, tmp_path, batching):
     assert first[0] == pytest.approx(first[1], rel=1e-5)
 
 
+@pytest.mark.usefixtures("no_results")
 def test_a_run_goes_on_bit_for_bit(data, tmp_path):
     changes = {"trainer.epochs": 1}
     tiny_job.check_resume(lambda name, **more: job(data, tmp_path / name, **changes, **more))
@@ -116,6 +116,7 @@ def test_pairs_have_numbers_too(data, tmp_path):
     assert np.isfinite(answer.value)
 
 
+@pytest.mark.usefixtures("no_results")
 def test_cached_texts_are_learned_alike(data, tmp_path):
     one = {"trainer.epochs": 1}
     plain = training.train(job(data, tmp_path / "plain", **one))
@@ -124,6 +125,7 @@ def test_cached_texts_are_learned_alike(data, tmp_path):
     assert plain.metrics == cached.metrics
 
 
+@pytest.mark.usefixtures("no_results")
 def test_other_numbers_are_other_data(data, tmp_path):
     """A run does not go on with the same texts of which other numbers are to be learned."""
     training.train(job(data, tmp_path, **{"trainer.epochs": 1}))
@@ -218,14 +220,16 @@ def test_numbers_leave_early_where_they_change_no_more(run, data):
     assert found["spearman"] == pytest.approx(by_speed[0.7].accuracy, abs=1e-3)
 
 
-def test_the_commands_tell_numbers(run, data):
-    def command(*words: str, stdin: str = "") -> str:
-        done = subprocess.run([sys.executable, "-m", "fleetbert.cli", *words], input=stdin,
-                              capture_output=True, text=True, check=True)  # fmt: skip
-        return done.stdout
+def test_the_commands_tell_numbers(run, data, tmp_path, capsys):
+    def command(*words: str) -> str:
+        with pytest.raises(SystemExit) as ended:
+            cli.main(list(words))
+        assert not ended.value.code
+        return capsys.readouterr().out
 
-    bundle = ("--bundle", str(run.bundle))
-    told = json.loads(command("predict", *bundle, "--input", "-", stdin="word1 word1\n"))
+    bundle, texts = ("--bundle", str(run.bundle)), tmp_path / "texts.txt"
+    texts.write_text("word1 word1\n")
+    told = json.loads(command("predict", *bundle, "--input", str(texts)))
     assert list(told) == ["value"]
     assert f"→ {told['value']:.4f}" in command("ask", *bundle, "word1 word1")
     report = command("evaluate", *bundle, "--data", str(data / "dev.tsv"))

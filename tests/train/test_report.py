@@ -13,6 +13,8 @@ import pytest
 from fleetbert.tasks import metrics
 from fleetbert.train import report
 
+DRAWN = True  # see conftest.py
+
 HOSTILE = "<script>alert(1)</script>"
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 TOGETHER = {

@@ -82,12 +82,12 @@ def test_a_bundle_answers_with_spans(run, data):
         assert model.evaluate(table)["entity_f1"] == pytest.approx(run.metrics["entity_f1"])
 
 
+@pytest.mark.usefixtures("no_results")
 @pytest.mark.parametrize("pieces", ["first", "all"])
-def test_every_way_of_batching_learns_the_same(data, tmp_path, monkeypatch, pieces):
+def test_every_way_of_batching_learns_the_same(data, tmp_path, pieces):
     """Without dropout one step of all texts is the same in rows of their own and in shared ones,
     in this process and, from the cache, in others."""
     first = []
-    monkeypatch.setattr(training, "_write_results", lambda run, summary: None)
     ways = {"pad": {}, "bucket": {"data.cache": str(tmp_path), "data.num_workers": 1}, "pack": {}}
     for name, more in ways.items():
         changes = {"data.batching": name, "data.batch_size": 300, "trainer.epochs": 1,
@@ -130,7 +130,9 @@ def test_the_commands_answer_with_spans(run, data, tmp_path, capsys):
     assert found["entity_f1"] == pytest.approx(run.metrics["entity_f1"])
 
 
-@pytest.mark.parametrize("method", ["static", "dynamic", "search"])
+@pytest.mark.parametrize(
+    "method", ["static", pytest.param("dynamic", marks=pytest.mark.endurance), "search"]
+)
 def test_quantized_by_entity_f1(run, data, method):
     made = fleetbert.quantize(
         run.bundle, method=method, calibration=data / "train.conll", gate=data / "dev.conll",
@@ -144,6 +146,7 @@ def test_quantized_by_entity_f1(run, data, method):
     assert np.mean([one == other for one, other in zip(*kinds)]) > 0.9
 
 
+@pytest.mark.usefixtures("no_results")
 def test_a_run_goes_on_bit_for_bit(data, tmp_path):
     """In shared rows, read by another process."""
     changes = {"trainer.epochs": 1, "data.batching": "pack", "data.batch_size": 24}

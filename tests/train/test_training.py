@@ -17,6 +17,8 @@ from fleetbert.train import checkpoint, precision
 from fleetbert.train.loop import versions
 from fleetbert.train.random import start_step
 
+DRAWN = True  # see conftest.py
+
 LEARNS = {"trainer.epochs": 6, "trainer.eval_every": 10}
 NO_DROPOUT = {"model.dropout": 0.0}
 
