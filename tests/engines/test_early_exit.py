@@ -177,6 +177,23 @@ def test_several_labels_and_numbers_leave_by_their_own_doubt(folder, doubt, spee
         np.testing.assert_allclose(found[0], alone(text, speed, doubt)[0], atol=1e-4)
 
 
+def test_texts_that_are_put_together_again_keep_what_the_head_before_answered(folder):
+    _, opened = open_fake(folder, doubt="change")
+    texts = make_texts([3, 9, 5, 7])
+    ids = np.zeros((4, 10), np.int64)
+    for row, text in zip(ids, texts):
+        row[: len(text)] = text
+    batch = opened._batch(np.arange(4), ids, np.zeros_like(ids))
+    states = np.zeros((len(batch.layout.pack_index), WIDTH), np.float32)
+    former = RANDOM.normal(size=(4, LABELS)).astype(np.float32)
+    waiting = exits.split(
+        batch._replace(state=states, former=former), np.array([True, True, False, True])
+    )
+    again = opened._together(sorted(waiting, key=lambda text: -text.length))
+    assert again.numbers.tolist() == [1, 3, 0]
+    np.testing.assert_array_equal(again.former, former[[1, 3, 0]])
+
+
 def check_as_alone(texts, speed, folder, budget, any_length=False, doubt="entropy"):
     """Every text's answer and layer are those that it has by itself; the layers."""
     logits, layers, _ = answer(texts, speed, folder, budget, any_length, doubt)
