@@ -184,7 +184,7 @@ def test_a_gate_refuses_by_the_tasks_own_figure(run, data):
 
 
 def test_methods_of_labels_are_refused(run, data, tmp_path):
-    refused = "answers the task regression, and .*; the methods static, dynamic, search and qat"
+    refused = "answers the task regression, and .*; the methods static, dynamic, search, qat"
     with pytest.raises(UserError, match=f"method: prune: .* {refused}"):
         fleetbert.quantize(run.bundle, method="prune", gate=data / "dev.tsv",
                            train=data / "train.tsv")  # fmt: skip
