@@ -100,7 +100,8 @@ class Errors:
         start = qat.begin(source, batches.feeds(), left, smoothed=True)
         qat.quantize_network(network, {names.linear[one]: found for one, found in start.items()})
         trained = qat._trained(source, network, names)
-        gate = SimpleNamespace(few=lambda count: batches, threads=1)
+        model = SimpleNamespace(task=SimpleNamespace(per_token=False))
+        gate = SimpleNamespace(few=lambda count: batches, threads=1, model=model)
         work = SimpleNamespace(
             source=source, bundle=bundle, gate=gate, job=SimpleNamespace(skip=(), source="float32")
         )
