@@ -61,8 +61,8 @@ class Observed(NamedTuple):
     of them float32 answers right; None: choices are taken at their word.
 
     Of other tasks than of one label: outputs float32 [layers, texts, outputs]; accuracy: the task's
-    figure of outputs [texts, outputs]; settings: how doubt is told, where `doubt` [layers, texts]
-    is not all, as of numbers."""
+    figure of outputs [texts, outputs]; settings: how doubt is told, where it is of two heads, as of
+    numbers, so that `doubt` does not say it."""
 
     truth: np.ndarray
     predicted: np.ndarray
@@ -208,11 +208,10 @@ def observe(
                     state = opened.groups[layer - 1](state, batch.input_ids, at)
                 last = layer == count
                 found = state if last else heads.KINDS[kind](trained[layer], state, at)
+                doubt[layer - 1, numbers] = exits.doubt(settings, found, found)
+                predicted[layer - 1, numbers] = found.argmax(1)
                 if one_label:
-                    doubt[layer - 1, numbers] = exits.uncertainty(found)
-                    predicted[layer - 1, numbers] = found.argmax(1)
                     continue
-                exits.doubt(settings, found, found)  # it takes its time
                 if outputs is None:
                     outputs = np.zeros((count, len(truth), found.shape[1]), np.float32)
                 outputs[layer - 1, numbers] = found
@@ -228,7 +227,7 @@ def observe(
         max(0.0, split - alone) / max(1, count - 1),
         outputs=outputs,
         accuracy=None if one_label else accuracy,
-        settings=None if one_label else settings,
+        settings=settings if settings.doubt == "change" else None,
     )
 
 
@@ -260,19 +259,24 @@ def _weight_shape(source: Source, name: str) -> tuple[int, ...]:
     return source.others[name].shape if found is None else found.integers.shape
 
 
-def judge(found: Observed, ends: Sequence[int], speed: float) -> Choice:
-    """What leaving after the layers `ends` (from 1) at that speed gives, without running it."""
-    texts = len(found.truth)
-    exit_at = np.full(texts, len(ends) - 1)
+def _leave(found: Observed, ends: Sequence[int], speed: float) -> tuple[np.ndarray, float]:
+    """The layer after which each text leaves, int64 [texts], and what all cost (`Choice`)."""
+    exit_at = np.full(len(found.truth), len(ends) - 1)
     for number in reversed(range(len(ends) - 1)):
         exit_at[found.doubt_after(ends, number) < speed] = number
-    layer = np.asarray(ends)[exit_at]
     cost, starts = 0.0, 0
     for number, end in enumerate(ends):
         share = float((exit_at >= number).mean())
         beside = 0.0 if number == len(ends) - 1 else found.group_seconds  # the last has no head
         cost += share * ((end - starts) * found.layer_seconds + beside)
         starts = end
+    return np.asarray(ends)[exit_at], cost
+
+
+def judge(found: Observed, ends: Sequence[int], speed: float) -> Choice:
+    """What leaving after the layers `ends` (from 1) at that speed gives, without running it."""
+    texts = len(found.truth)
+    layer, cost = _leave(found, ends, speed)
     flops = found.flops[layer - 1, np.arange(texts)]
     margin = 0.0
     if found.reference is not None:
@@ -340,10 +344,16 @@ def choose(
             for chosen in itertools.combinations(inner, size)
         ]
     speeds = SPEEDS if speed is None else (speed,)
-    every = [judge(found, ends, one) for ends in cuts for one in speeds]
-    good = [choice for choice in every if choice.accuracy - choice.margin >= least - 1e-9]
+    ways = [(_leave(found, ends, one)[1], ends, one) for ends in cuts for one in speeds]
+    every: list[Choice] = []
+    good: list[Choice] = []
+    # The cheapest first: of those beyond what is looked for no figure is computed.
+    for cost, ends, one in sorted(ways, key=lambda way: way[0]):
+        if good and cost > NEARLY * good[0].cost:
+            break
+        every.append(judge(found, ends, one))
+        if every[-1].accuracy - every[-1].margin >= least - 1e-9:
+            good.append(every[-1])
     if good:
-        most = NEARLY * min(choice.cost for choice in good)
-        near = [choice for choice in good if choice.cost <= most]
-        return min(near, key=lambda choice: (len(choice.ends), choice.cost))
+        return min(good, key=lambda choice: (len(choice.ends), choice.cost))
     return max(every, key=lambda choice: (choice.accuracy, -choice.cost))
