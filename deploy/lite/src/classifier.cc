@@ -114,8 +114,7 @@ std::vector<Answer> Classifier::answer(const std::vector<const Row*>& rows) cons
 }
 
 std::vector<Answer> Classifier::answer(Batch batch, std::vector<double> speeds) const {
-  auto answers =
-      answer_batch(*engine_, exits_, std::move(batch), std::move(speeds));
+  auto answers = answer_batch(*engine_, exits_, std::move(batch), std::move(speeds));
   for (const auto& one : answers) {
     if (!std::all_of(one.logits.begin(), one.logits.end(),
                      [](float logit) { return std::isfinite(logit); })) {

@@ -434,13 +434,13 @@ std::vector<std::string> inputs_of(const Bundle& bundle) {
 
 Tensors read_inputs(const json& message, Rest& rest, const Bundle& bundle) {
   Tensors inputs;
+  const auto known = inputs_of(bundle);
   const auto& entries = read_list(message, "inputs");
   for (size_t number = 0; number < entries.size(); ++number) {
     const auto where = "inputs[" + std::to_string(number) + "]";
     const auto& entry = entries[number];
     Tensor tensor{read_name(entry, where), &entry, std::nullopt};
     const auto& name = tensor.name;
-    const auto known = inputs_of(bundle);
     if (std::find(known.begin(), known.end(), name) == known.end()) {
       refuse("input " + in_quotes(name) + " is unknown; this model takes text" +
              (bundle.pair ? " and text_pair" : "") +
