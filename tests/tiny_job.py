@@ -171,3 +171,16 @@ def check_resume(make: Callable[..., Any], again: dict[str, Any] | None = None) 
     found = training.train(make("half", **saves, **(again or {})))
     assert found.summary["resumed_at"] == 5
     assert losses(found.output_dir) == losses(whole.output_dir)
+
+
+def check_early_exit(bundle: Path, name: str, table: Path, metric: str, speed: float) -> dict:
+    """What the manifest says of the variant at its own speed is what `evaluate` finds, which is
+    returned."""
+    import fleetbert
+    from fleetbert import bundle as bundles
+
+    found = fleetbert.load(bundle, name).evaluate(table)
+    told = {point.speed: point for point in bundles.read(bundle).variant(name).by_speed}[speed]
+    assert found[metric] == pytest.approx(told.accuracy, abs=1e-3)
+    assert found["mean_layers"] == pytest.approx(told.mean_layers, abs=1e-3)
+    return found
