@@ -164,7 +164,8 @@ def quantize(
 ) -> Variant:
     """Add a smaller or faster variant to a bundle, if it keeps the accuracy.
 
-    method: static (the default), dynamic, search, qat, prune or onnx; `fleetbert quantize --help`.
+    method: static (the default), dynamic, search, qat, prune, onnx or bfloat16; `fleetbert quantize
+        --help`.
     calibration: texts like those to come, for static, search and onnx; labels are not needed.
     gate: the labelled table that the variant is measured on, beside float32. max_drop: how much
         accuracy (0 to 1) may be lost there (0.005).

@@ -11,6 +11,7 @@ from tiny_bert import LABELS
 
 from fleetbert import bundle as bundles
 from fleetbert import config
+from fleetbert.compat import processor
 from fleetbert.compress import early_exit, pipeline
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.engines import engine, exits
@@ -23,9 +24,7 @@ VOCAB_SIZE = 195
 def add_int8_and_early_exit(source: Path, folder: Path) -> bundles.Bundle:
     """A copy of the bundle with random weights, with int8-static and early-exit-int8 added."""
     root = Path(shutil.copytree(source, folder / "bundle"))
-    table = folder / "texts.tsv"
-    rows = [f"{LABELS[number % 3]}\tword{number} word{number + 1}" for number in range(32)]
-    table.write_text("\n".join(["label\ttext_a", *rows]) + "\n", encoding="utf-8")
+    table = _write_table(folder)
     job = {
         "bundle": str(root),
         "method": "static",
@@ -48,6 +47,24 @@ def add_int8_and_early_exit(source: Path, folder: Path) -> bundles.Bundle:
     return bundles.add_variant(
         root, "early-exit-int8", lambda f: early_exit.write(cut, f, settings, {1: head})
     )
+
+
+def add_bfloat16(source: Path, folder: Path) -> bundles.Bundle:
+    """A copy of the bundle, with bfloat16 added; the copy alone where the processor lacks it."""
+    root = Path(shutil.copytree(source, folder / "bundle"))
+    if processor.bfloat16():
+        table = _write_table(folder)
+        gate = {"data": str(table), "max_accuracy_drop": 1}
+        job = {"bundle": str(root), "method": "bfloat16", "gate": gate}
+        pipeline.quantize(config.Quantize.model_validate(job))
+    return bundles.read(root)
+
+
+def _write_table(folder: Path) -> Path:
+    table = folder / "texts.tsv"
+    rows = [f"{LABELS[number % 3]}\tword{number} word{number + 1}" for number in range(32)]
+    table.write_text("\n".join(["label\ttext_a", *rows]) + "\n", encoding="utf-8")
+    return table
 
 
 def random_shapes(count: int, most_tokens: int, seed: int) -> list[tuple[int, int]]:

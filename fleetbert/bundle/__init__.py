@@ -14,6 +14,7 @@ from fleetbert.bundle.manifest import (
     MANIFEST,
     VOCAB,
     Accuracy,
+    BFloat16Variant,
     Clipped,
     Comparison,
     Drop,

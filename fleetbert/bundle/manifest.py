@@ -417,6 +417,22 @@ class Int8Variant(_Variant):
         return self.method
 
 
+class BFloat16Variant(_Variant):
+    """The products of Linear layers and of attention in bfloat16, through oneDNN.
+
+    needs: what the processor must have one of, by Linux's names. float32_layers: weights of the
+    layers that are not in bfloat16.
+    """
+
+    kind: Literal["paddle-inference-bfloat16"] = "paddle-inference-bfloat16"
+    needs: List[str] = Field(default_factory=list)
+    float32_layers: List[str] = Field(default_factory=list)
+
+    @property
+    def compressed_by(self) -> str:
+        return "bfloat16"
+
+
 class _EarlyExit(_Variant):
     """ends: the last layer of each group; head: what decides after it; speed: a text leaves whose
     uncertainty is under it, 0 to 1; pad_id: the token that is padding; doubt, spread: how the
@@ -487,6 +503,7 @@ KINDS: Dict[str, Type[_Variant]] = {
         OnnxInt8Variant,
         WeightOnlyVariant,
         Int8Variant,
+        BFloat16Variant,
         EarlyExitVariant,
         LiteVariant,
         LiteEarlyExitVariant,
@@ -506,6 +523,7 @@ Variant = Annotated[
         Annotated[OnnxInt8Variant, Tag("onnx-int8")],
         Annotated[WeightOnlyVariant, Tag("paddle-inference-weight-only")],
         Annotated[Int8Variant, Tag("paddle-inference-int8")],
+        Annotated[BFloat16Variant, Tag("paddle-inference-bfloat16")],
         Annotated[EarlyExitVariant, Tag("paddle-inference-early-exit")],
         Annotated[LiteVariant, Tag("paddle-lite")],
         Annotated[LiteEarlyExitVariant, Tag("paddle-lite-early-exit")],

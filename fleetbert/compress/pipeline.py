@@ -52,6 +52,7 @@ METHODS = {
     "qat": "fleetbert.compress.qat",
     "prune": "fleetbert.compress.prune",
     "onnx": "fleetbert.compress.onnx_int8",
+    "bfloat16": "fleetbert.compress.bfloat16",
 }
 
 
@@ -115,7 +116,7 @@ def load(method: str) -> Method:
 
 def variant_name(job: config.Quantize) -> str:
     """`name`, or what the method makes; `pruned-` before it if it was made from pruned-float32."""
-    own = {"prune": "pruned-float32", "onnx": "onnx-int8"}
+    own = {"prune": "pruned-float32", "onnx": "onnx-int8", "bfloat16": "bfloat16"}
     made = own.get(job.method, f"int{job.bits}-{job.method}")
     former = job.source[: -len("float32")] if job.source.endswith("float32") else f"{job.source}-"
     return job.name or former + made

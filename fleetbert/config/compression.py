@@ -130,14 +130,15 @@ class Quantize(Section):
     """A job that adds a smaller and faster variant to a bundle."""
 
     bundle: str = key("output/bundle", "the bundle to add a variant to")
-    method: Literal["dynamic", "static", "search", "qat", "prune", "onnx"] = key(
+    method: Literal["dynamic", "static", "search", "qat", "prune", "onnx", "bfloat16"] = key(
         "static",
         "dynamic: weights as integers, needs no data; static: whole layers in int8, needs texts; "
         "search: static, with those layers in float32 that the gate needs: of the mixes that pass, "
         "the one with most of its multiplications in int8, whatever time each took; qat: static, "
         "trained on with the rounding in it, needs labelled texts (data.train); prune: fewer "
         "attention heads and feed-forward units in float32, trained on, needs data.train too; "
-        "onnx: int8 for ONNX Runtime, by its own tool, needs texts",
+        "onnx: int8 for ONNX Runtime, by its own tool, needs texts; bfloat16: half of float32's "
+        "bits in products, needs no data, but a processor with AVX512-BF16 or AMX",
     )
     source: str = key(
         "float32",
@@ -216,7 +217,7 @@ class Quantize(Section):
                         "it out, or choose method: static"
                     )
         if self.method != "dynamic" and self.bits != 8:
-            arithmetic = "float32" if self.method == "prune" else "int8"
+            arithmetic = {"prune": "float32", "bfloat16": "bfloat16"}.get(self.method, "int8")
             raise ValueError(
                 f"bits: method: {self.method} computes in {arithmetic}; 16 is for method: dynamic"
             )

@@ -16,7 +16,7 @@ from typing import Callable, Iterable, Iterator, Mapping, NamedTuple, Tuple
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compat import paddle_inference
+from fleetbert.compat import paddle_inference, processor
 from fleetbert.data.batching import Batch
 from fleetbert.engines.exits import Settings
 from fleetbert.errors import UserError
@@ -26,6 +26,7 @@ from fleetbert.tasks.task import own_tokens
 FLOAT32 = "paddle-inference"
 WEIGHT_ONLY = "paddle-inference-weight-only"
 INT8 = "paddle-inference-int8"
+BFLOAT16 = "paddle-inference-bfloat16"
 EARLY_EXIT = "paddle-inference-early-exit"
 ONNX = "onnx"
 ONNX_INT8 = "onnx-int8"
@@ -33,7 +34,7 @@ LITE = "paddle-lite"
 LITE_EARLY_EXIT = "paddle-lite-early-exit"
 
 # Kinds whose texts share rows (`engines.packed`).
-PACKED = (INT8, EARLY_EXIT)
+PACKED = (INT8, BFLOAT16, EARLY_EXIT)
 
 # For batches whose answers nobody needs: every vocabulary has it, and no family pads with it.
 ANY_TOKEN = 2
@@ -193,7 +194,10 @@ PROCESSORS = {
 
 
 def _check_processor(variant: bundles.Variant) -> None:
-    """UserError for a variant of another processor, whose program might answer nonsense here."""
+    """UserError for a variant of another processor, whose program might answer nonsense here, or of
+    one that has more than this."""
+    if isinstance(variant, bundles.BFloat16Variant):
+        processor.check(variant.needs, f"variant {variant.name}")
     here = PROCESSORS.get(platform.machine().lower())
     if here is not None and variant.runs_on and here not in variant.runs_on:
         raise UserError(

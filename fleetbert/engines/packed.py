@@ -13,10 +13,10 @@ import numpy as np
 from fleetbert.data.packing import PackedLayout, pack
 from fleetbert.engines import predictor
 from fleetbert.engines.predictor import Predict
-from fleetbert.graph import embeddings, layouts, packed, single_row
+from fleetbert.graph import bfloat16, embeddings, layouts, packed, single_row
+from fleetbert.graph.embeddings import Table
 from fleetbert.graph.program import Parameters, ProgramDesc
 from fleetbert.graph.reuse import add_in_place, share_variables
-from fleetbert.graph.weights import Quantized
 
 # (input_ids, token_type_ids, layout) of a batch → states of a group of layers that begins with the
 # embeddings, (states, input_ids, layout) → states of any other; the last group gives the outputs
@@ -29,15 +29,15 @@ def open_group(
     parameters: Parameters,
     threads: int,
     streams: bool = False,
-    integers: Mapping[str, Quantized] | None = None,
+    apart: Mapping[str, Table] | None = None,
 ) -> list[Group]:
     """Open a BERT for CPUs whose passes have been run, or a group of its layers.
 
     streams: one for each of the threads instead of one for them all. They share their parameters,
-    which the first run of the first changes: it has to be over before the others begin. integers:
+    which the first run of the first changes: it has to be over before the others begin. apart:
     tables that `parameters` need not have.
     """
-    start = embeddings.take_out(program, parameters, integers)
+    start = embeddings.take_out(program, parameters, apart)
     split = (1, threads) if streams else (threads, 1)
     single: Sequence[Predict | None] = [None] * split[1]
     if single_row.fits(start.program):
@@ -82,7 +82,8 @@ def _open(
     lend: bool = True,
 ) -> list[Predict]:
     """Open a program that computes from `inputs`; lend: see `predictor.bind`."""
-    program = layouts.convert_layouts_once(share_variables(add_in_place(program)))
+    program = share_variables(add_in_place(bfloat16.convert(program)))
+    program = layouts.convert_layouts_once(program)
     first = predictor.create_from_memory(program, parameters, "cpu", threads, optimize=False)
     names = (*inputs, layouts.FIRST_RUN)
     clones = [first.clone() for _ in range(1, streams)]

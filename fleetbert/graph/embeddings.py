@@ -12,12 +12,12 @@ from typing import Mapping, NamedTuple, Sequence, Union
 
 import numpy as np
 
+from fleetbert.graph import bfloat16, weights
 from fleetbert.graph import program as programs
-from fleetbert.graph import weights
 from fleetbert.graph.program import OpDesc, Parameters, ProgramDesc
 
-# float32 [entries, width], or integers with a scale for each entry: of 250,000 words these take 96
-# MB instead of 384, and only the rows of a text are widened.
+# float32 [entries, width], bfloat16 as uint16, or integers with a scale for each entry: of 250,000
+# words these take 96 MB instead of 384, and only the rows of a text are widened.
 Table = Union[np.ndarray, weights.Quantized]
 
 
@@ -39,20 +39,24 @@ def integer_tables(
     program: ProgramDesc, quantized: Mapping[str, weights.Quantized]
 ) -> dict[str, weights.Quantized]:
     """The table of words, if a program looks it up and it is of integers."""
-    lookups = [op for op in program.blocks[0].ops if op.type == "lookup_table_v2"]
-    names = [programs.argument(op.inputs, "W") for op in _words_first(lookups)[:1]]
-    found = {name: quantized[name] for name in names if name in quantized}
+    found = {name: quantized[name] for name in words(program) if name in quantized}
     return {name: one for name, one in found.items() if one.axis == 0}
+
+
+def words(program: ProgramDesc) -> list[str]:
+    """The name of the table of words, if a program looks it up."""
+    lookups = [op for op in program.blocks[0].ops if op.type == "lookup_table_v2"]
+    return [programs.argument(op.inputs, "W") for op in _words_first(lookups)[:1]]
 
 
 def take_out(
     program: ProgramDesc,
     parameters: Parameters,
-    integers: Mapping[str, weights.Quantized] | None = None,
+    apart: Mapping[str, Table] | None = None,
 ) -> Start:
     """Take the first operators out of a BERT, or of a group of its layers (`cut_groups`).
 
-    integers: tables that `parameters` need not have.
+    apart: tables that `parameters` need not have.
     """
     block = program.blocks[0]
     mask = _compare(program)
@@ -67,7 +71,7 @@ def take_out(
     inputs = (state, programs.argument(mask.outputs, "Out"))
     rest = programs.cut(program, inputs, programs.output_names(program))
     kept = {name: parameters[name] for name in programs.parameter_names(rest)}
-    tables = [_table(op, parameters, integers or {}) for op in _words_first(lookups)]
+    tables = [_table(op, parameters, apart or {}) for op in _words_first(lookups)]
     return Start(rest, kept, inputs, tables)
 
 
@@ -98,7 +102,8 @@ def add_up(
 
 def _rows(table: Table, ids: np.ndarray) -> np.ndarray:
     if isinstance(table, np.ndarray):
-        return table.take(ids, 0)
+        rows = table.take(ids, 0)
+        return bfloat16.widened(rows) if rows.dtype == np.uint16 else rows
     integers = table.integers.take(ids, 0)
     step = table.scales.take(ids) / np.float32(weights.largest(8 * integers.itemsize))
     return integers.astype(np.float32) * step[..., None]  # bit by bit as `weights.widen`
@@ -116,8 +121,8 @@ def _words_first(lookups: list[OpDesc]) -> list[OpDesc]:
     return [op for op in (words, *by_ids.values(), types) if op is not None]
 
 
-def _table(op: OpDesc, parameters: Parameters, integers: Mapping[str, weights.Quantized]) -> Table:
+def _table(op: OpDesc, parameters: Parameters, apart: Mapping[str, Table]) -> Table:
     name = programs.argument(op.inputs, "W")
-    if name in integers:
-        return integers[name]
+    if name in apart:
+        return apart[name]
     return np.ascontiguousarray(parameters[name], np.float32)

@@ -27,6 +27,8 @@ DTYPES: dict[VarType.Type, np.dtype] = {
     VarType.INT64: np.dtype("int64"),
     VarType.BOOL: np.dtype("bool"),
 }
+# What NumPy has no type for, by its bytes.
+ITEM_BYTES = {VarType.BF16: 2, **{code: dtype.itemsize for code, dtype in DTYPES.items()}}
 _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -154,12 +156,19 @@ def has_attribute(op: OpDesc, name: str) -> bool:
     return any(one.name == name for one in op.attrs)
 
 
+def data_type(op: OpDesc) -> str:
+    """What oneDNN multiplies in: int8, bfloat16, or float32, which need not be said."""
+    name = "mkldnn_data_type"
+    return (has_attribute(op, name) and attribute(op, name).s) or "float32"
+
+
 class Attention(NamedTuple):
     """The operators of one layer's attention: `scores` multiplies what `query` and `key` give,
     `mixed` the softmax of it and what `value` gives.
 
     one_query: only [CLS] asks, as in the last layer after `first_token_only`. one_input: query, key
-    and value read the same variable; where some of them are in int8 they do not.
+    and value read the same variable, in the same type; where some of them are in int8 or bfloat16
+    they do not.
     """
 
     query: OpDesc
@@ -184,7 +193,7 @@ def attentions(block: BlockDesc) -> list[Attention]:
         ]
         read = [argument(op.inputs, "Input") for op in three]
         one_query = len({_before_quantize(block, name) for name in read}) > 1
-        one_input = len({*read}) == 1
+        one_input = len({(name, data_type(op)) for name, op in zip(read, three)}) == 1
         layers.append(Attention(query, key, value, scores, softmax, mixed, one_query, one_input))
     return layers
 

@@ -10,7 +10,7 @@ import math
 from typing import Iterable, NamedTuple, Tuple, Union
 
 from fleetbert.graph import program as programs
-from fleetbert.graph.program import DTYPES, BlockDesc, OpDesc, ProgramDesc, VarDesc, VarType
+from fleetbert.graph.program import ITEM_BYTES, BlockDesc, OpDesc, ProgramDesc, VarDesc, VarType
 
 # oneDNN's operators that say in which layout an output is, whatever was in its variable before.
 LAID_OUT = {
@@ -106,12 +106,12 @@ def share_variables(program: ProgramDesc) -> ProgramDesc:
 
 def _kind(op: OpDesc, parameter: str, tensor: VarType.TensorDesc) -> Kind:
     """What an output has in common with those whose variable it may take."""
-    if LAID_OUT.get(op.type) != parameter or tensor.data_type not in DTYPES:
+    if LAID_OUT.get(op.type) != parameter or tensor.data_type not in ITEM_BYTES:
         given = (slot.parameter for slot in op.inputs if slot.arguments)
         attributes = sorted(one.name for one in op.attrs)
         return (tensor.data_type, *tensor.dims, op.type, *given, *attributes, parameter)
     known = [size for size in tensor.dims if size > 0]
-    return len(tensor.dims) - len(known), math.prod(known) * DTYPES[tensor.data_type].itemsize
+    return len(tensor.dims) - len(known), math.prod(known) * ITEM_BYTES[tensor.data_type]
 
 
 def _lives(block: BlockDesc) -> Lives:

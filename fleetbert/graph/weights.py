@@ -1,4 +1,4 @@
-"""Weights in int8 or int16 on disk, one scale a channel: weights.safetensors of a variant.
+"""Weights in int8, int16 or bfloat16 on disk: weights.safetensors of a variant.
 
 A quantized tensor `w` stands there as integers, its scales as `w@scale` (float32, one for each
 index of the axis that the file's metadata names): w = integer * scale / (2 ** (bits - 1) - 1), as
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Collection, NamedTuple
+from typing import Any, Collection, NamedTuple
 
 import numpy as np
 from safetensors import safe_open
+from safetensors.numpy import save as safetensors_of
 from safetensors.numpy import save_file
 
 from fleetbert.graph import program as programs
@@ -82,17 +83,50 @@ def load(folder: Path) -> tuple[dict[str, Quantized], Parameters]:
 
 
 def _map(path: Path, names: Collection[str]) -> Parameters:
-    """Tensors of integers, mapped: https://huggingface.co/docs/safetensors/index#format."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(length))
+    """These tensors, of integers or bfloat16, mapped."""
+    length, header = _read_header(path)
     found = {}
     for name in names:
         entry = header[name]
-        dtype = {"I8": np.int8, "I16": np.int16}[entry["dtype"]]
+        dtype = {"I8": np.int8, "I16": np.int16, "BF16": np.uint16}[entry["dtype"]]
         start = 8 + length + entry["data_offsets"][0]
         found[name] = np.asarray(np.memmap(path, dtype, "r", start, tuple(entry["shape"])))
     return found
+
+
+def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
+    """Its bytes, and what it says: https://huggingface.co/docs/safetensors/index#format."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return length, json.loads(file.read(length))
+
+
+def save_halves(folder: Path, halves: Parameters, others: Parameters) -> None:
+    """Write weights.safetensors: `halves`, as `bfloat16.rounded` gives them, and all others.
+
+    safetensors writes only NumPy's types from NumPy, so this puts bfloat16's name over uint16's.
+    """
+    data = safetensors_of(
+        {name: np.ascontiguousarray(one) for name, one in {**others, **halves}.items()}
+    )
+    length = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + length])
+    for name in halves:
+        header[name]["dtype"] = "BF16"
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    (folder / NAME).write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+
+
+def load_halves(folder: Path) -> tuple[Parameters, Parameters]:
+    """What `save_halves` wrote; `halves` are mapped, as integers are by `load`."""
+    path = folder / NAME
+    _, header = _read_header(path)
+    header.pop("__metadata__", None)
+    names = [name for name, entry in header.items() if entry["dtype"] == "BF16"]
+    with safe_open(path, framework="numpy") as file:
+        others = {name: file.get_tensor(name) for name in header if name not in names}
+    return _map(path, names), others
 
 
 def parameters(folder: Path, program: ProgramDesc) -> Parameters:

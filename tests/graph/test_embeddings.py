@@ -107,6 +107,6 @@ def test_the_words_of_an_int8_program_stay_integers(fused, tmp_path):
     whole = weights.pick(quantized, others, fused.program)
     ids, types = make_batch(5, 32)
     at = packed_layout(ids != 0)
-    found = open_group(fused.program, without, 1, integers=tables)[0](ids, types, at)
+    found = open_group(fused.program, without, 1, apart=tables)[0](ids, types, at)
     expected = open_group(fused.program, whole, 1)[0](ids, types, at)
     np.testing.assert_array_equal(found, expected)

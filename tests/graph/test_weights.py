@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from safetensors import safe_open
 
 from fleetbert.graph import weights
 
@@ -49,3 +50,18 @@ def test_what_is_saved_is_loaded(tmp_path, bits):
     assert rest.keys() == others.keys()
     for name in rest:
         np.testing.assert_array_equal(rest[name], others[name])
+
+
+def test_bfloat16_is_saved_as_such_and_loaded(tmp_path):
+    halves = {"w": np.arange(12, dtype=np.uint16).reshape(3, 4), "odd": np.array([7], np.uint16)}
+    others = {"b": np.arange(5, dtype=np.float32), "pad": np.array([3]), "scalar": np.float32(2)}
+    weights.save_halves(tmp_path, halves, others)
+    with safe_open(tmp_path / weights.NAME, framework="numpy") as file:  # others can read it
+        kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118
+    assert kinds == {"w": "BF16", "odd": "BF16", "b": "F32", "pad": "I64", "scalar": "F32"}
+    found = weights.load_halves(tmp_path)
+    for some, expected in zip(found, (halves, others)):
+        assert some.keys() == expected.keys()
+        for name, array in some.items():
+            np.testing.assert_array_equal(array, expected[name])
+            assert array.dtype == expected[name].dtype

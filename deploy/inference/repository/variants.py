@@ -6,6 +6,7 @@ import logging
 import platform
 
 from fleetbert import bundle as bundles
+from fleetbert.compat import processor
 from fleetbert.deploy.inference.messages import Variant
 from fleetbert.deploy.inference.workers import frames
 from fleetbert.deploy.inference.workers.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
@@ -34,7 +35,10 @@ def candidates(bundle: bundles.Bundle, device: str) -> list[str]:
     names = [
         variant.name
         for variant in bundle.manifest.variants
-        if variant.kind in OPENERS and place in variant.runs_on and variant.compared
+        if variant.kind in OPENERS
+        and place in variant.runs_on
+        and variant.compared
+        and not _lacks(variant, bundle)
     ]
     if not names:
         raise UserError(
@@ -102,6 +106,20 @@ def describe(bundle: bundles.Bundle, measured: dict[str, float]) -> tuple[Varian
             )
         )
     return tuple(described)
+
+
+def _lacks(variant: bundles.Variant, bundle: bundles.Bundle) -> bool:
+    """Whether the processor lacks what the variant needs, which is told in the log."""
+    needs = variant.needs if isinstance(variant, bundles.BFloat16Variant) else []
+    lacks = not processor.has_one_of(needs)
+    if lacks:
+        log.info(
+            "variant %s of %s is left out: the processor has none of %s",
+            variant.name,
+            bundle.root,
+            ", ".join(needs),
+        )
+    return lacks
 
 
 def _architecture() -> str:

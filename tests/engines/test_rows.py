@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, round_up
 from fleetbert.engines import engine
-from fleetbert.engines.int8 import Int8Engine
+from fleetbert.engines.rows import RowsEngine
 from fleetbert.errors import UserError
 
 
@@ -54,7 +54,7 @@ def expected(lengths):
 def test_rows_get_their_own_logits(lengths, any_length):
     program = Program()
     batch = batch_of(lengths)
-    found = Int8Engine([program], 0, any_length)(batch.input_ids, batch.token_type_ids)
+    found = RowsEngine([program], 0, any_length)(batch.input_ids, batch.token_type_ids)
     np.testing.assert_array_equal(found, expected(lengths))
     for rows, length in program.shapes:
         assert length in SAFE_LENGTHS or (any_length and rows == 1)
@@ -64,13 +64,13 @@ def test_rows_get_their_own_logits(lengths, any_length):
 def test_a_call_more_is_for_texts_in_much_longer_rows(longest, expected):
     batch = batch_of([20] * 30 + [longest])
     program = Program()
-    Int8Engine([program], 0, False)(batch.input_ids, batch.token_type_ids)
+    RowsEngine([program], 0, False)(batch.input_ids, batch.token_type_ids)
     assert program.shapes == expected
 
 
 def test_streams_answer_batches_in_order_and_keep_to_their_threads():
     programs = [Program() for _ in range(3)]
-    parts = Int8Engine(programs, 0, False)
+    parts = RowsEngine(programs, 0, False)
     random = np.random.default_rng(0)
     rows = [random.integers(1, 512, random.integers(1, 9)).tolist() for _ in range(40)]
     batches = [(np.array([number]), batch_of(lengths)) for number, lengths in enumerate(rows)]
@@ -87,7 +87,7 @@ def test_streams_answer_batches_in_order_and_keep_to_their_threads():
 def test_streams_begin_one_after_the_other_with_a_row_alone_and_with_two():
     """The first run of either program changes the parameters of all."""
     programs = [Program() for _ in range(2)]
-    parts = Int8Engine(programs, 0, False)
+    parts = RowsEngine(programs, 0, False)
     batch = batch_of([512])
     list(parts.run_all((np.arange(1), batch) for _ in range(20)))
     for program in programs:
@@ -102,7 +102,7 @@ def test_no_more_batches_are_taken_than_streams_need():
             taken.append(number)
             yield np.array([number]), batch_of([5])
 
-    for place, _ in enumerate(Int8Engine([Program(), Program()], 0, True).run_all(batches())):
+    for place, _ in enumerate(RowsEngine([Program(), Program()], 0, True).run_all(batches())):
         assert len(taken) <= place + 3
 
 
@@ -113,14 +113,14 @@ def test_what_a_program_raises_is_raised(streams):
             raise IndexError("a token id or type is negative")
         return np.zeros((len(input_ids), 2), np.float32)
 
-    parts = Int8Engine([fail] * streams, 0, True)
+    parts = RowsEngine([fail] * streams, 0, True)
     with pytest.raises(IndexError, match="negative"):
         list(parts.run_all([(np.arange(1), batch_of([200]))]))
 
 
 @pytest.mark.parametrize("streams", [1, 2])
 def test_other_lengths_do_not_reach_onednn(streams):
-    parts = Int8Engine([Program()] * streams, 0, True)
+    parts = RowsEngine([Program()] * streams, 0, True)
     batch = batch_of([16])
     cut = batch._replace(input_ids=batch.input_ids[:, :15])
     with pytest.raises(ValueError, match="rows of 15 tokens"):

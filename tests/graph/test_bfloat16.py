@@ -1,0 +1,185 @@
+"""Products in bfloat16 against NumPy in float64; where roundings stand in a program."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from halves import nearest, needs_bfloat16
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from scipy import special
+
+from fleetbert.data.packing import packed_layout
+from fleetbert.engines import predictor
+from fleetbert.engines.alike import random_batch
+from fleetbert.engines.packed import open_group
+from fleetbert.graph import bfloat16
+from fleetbert.graph import program as programs
+from fleetbert.graph.first_token import first_token_only
+
+
+def gelu(x):
+    return x * 0.5 * (1 + special.erf(x / np.sqrt(2)))
+
+
+ACTIVATIONS = {"": lambda x: x, "gelu_erf": gelu, "tanh": np.tanh}
+
+
+def layers(program):
+    return [op for op in program.blocks[0].ops if op.type == "fc"]
+
+
+def weight(layer):
+    return programs.argument(layer.inputs, "W")
+
+
+def read_and_written(program, op):
+    """The data types of what an operator multiplies, and of what it writes."""
+    block = program.blocks[0]
+    names = [n for s in op.inputs if s.parameter not in bfloat16.STORED for n in s.arguments]
+    names.append(programs.argument(op.outputs, "Out"))
+    found = [programs.variable(block, n).type.lod_tensor.tensor.data_type for n in names]
+    return found[:-1], found[-1]
+
+
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=False)
+
+
+@settings(max_examples=200)
+@given(arrays.arrays(np.float32, st.integers(1, 20), elements=FLOATS))
+def test_rounding_is_to_the_nearest(values):
+    """`paddle.cast` is no reference: it cuts the last bits off (2.6.2)."""
+    found = bfloat16.widened(bfloat16.rounded(values))
+    with np.errstate(over="ignore"):  # above the largest there is infinity
+        np.testing.assert_array_equal(found, nearest(values).astype(np.float32))
+
+
+def test_rounding_takes_the_even_one_of_two():
+    values = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8, 1 + 2**-8 + 2**-20, 0], np.float32)
+    found = bfloat16.widened(bfloat16.rounded(values))
+    np.testing.assert_array_equal(found, [1, 1, 1 + 2**-6, -1, 1 + 2**-7, 0])
+    random = np.random.default_rng(0).normal(size=(50, 3)).astype(np.float32)
+    again = bfloat16.widened(bfloat16.rounded(random))
+    np.testing.assert_array_equal(bfloat16.rounded(again), bfloat16.rounded(random))
+
+
+def test_what_products_read_is_rounded_and_what_others_read_is_not(fused):
+    left = [weight(layers(fused.program)[-1])]
+    marked = bfloat16.mark(first_token_only(fused.program), left)
+    program = bfloat16.convert(marked)
+    block = program.blocks[0]
+    float32, half = programs.VarType.FP32, programs.VarType.BF16
+    chosen = [op for op in block.ops if bfloat16.is_marked(op)]
+    assert len(chosen) == len(layers(fused.program)) - 1 + 3 * 2  # attention of two layers
+    for op in chosen:
+        read, written = read_and_written(program, op)
+        assert set(read) == {half}
+        readers = programs.consumers(block, programs.argument(op.outputs, "Out"))
+        assert (written == half) == all(map(bfloat16.is_marked, readers))
+    for op in block.ops:
+        if op.type in ("layer_norm", "elementwise_add") or op in layers(program)[-1:]:
+            read = [programs.variable(block, n) for s in op.inputs for n in s.arguments]
+            assert {one.type.lod_tensor.tensor.data_type for one in read} == {float32}
+    roundings = [programs.argument(op.inputs, "Input") for op in block.ops if op.type == "quantize"]
+    assert len(roundings) == len(set(roundings)) > 2
+
+
+def test_a_program_without_marks_stays_as_it_is(fused):
+    assert bfloat16.convert(fused.program) == fused.program
+    before = fused.program.SerializeToString()
+    bfloat16.convert(bfloat16.mark(fused.program))
+    assert fused.program.SerializeToString() == before
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("shape", [(3, 32), (1, 128)])
+def test_each_layer_computes_what_float64_does_of_rounded_numbers(fused, shape):
+    batch = random_batch(np.random.default_rng(1), shape, 100)
+    for number, layer in enumerate(layers(fused.program)):
+        others = [weight(other) for other in layers(fused.program) if other is not layer]
+        program = bfloat16.mark(fused.program, others)
+        block = program.blocks[0]
+        for op in block.ops:  # attention in float32: x is the same with and without this layer
+            if op.type != "fc" and bfloat16.is_marked(op):
+                programs.set_attribute(op, "mkldnn_data_type", "float32")
+        names = [programs.argument(layer.inputs, "Input"), programs.argument(layer.outputs, "Out")]
+        inputs = programs.input_names(program)
+        (x,) = predictor.open_as_it_is(
+            programs.cut(fused.program, inputs, names[:1]), fused.parameters, 1
+        )(*reversed(batch) if inputs[0] == "token_type_ids" else batch)
+        (y,) = predictor.open_as_it_is(
+            bfloat16.convert(programs.cut(program, inputs, names[1:])), fused.parameters, 1
+        )(*reversed(batch) if inputs[0] == "token_type_ids" else batch)
+        w = fused.parameters[weight(layer)]
+        bias = fused.parameters[programs.argument(layer.inputs, "Bias")].astype(np.float64)
+        kind = ACTIVATIONS["".join(one.s for one in layer.attrs if one.name == "fuse_activation")]
+        expected = kind(nearest(x) @ nearest(w) + bias).reshape(y.shape)
+        largest = np.abs(expected).max()
+        np.testing.assert_allclose(y, expected, atol=2e-5 * largest, err_msg=str(number))
+        # The reference is no copy of float32: rounding shows, within its bound.
+        exact = kind(x.astype(np.float64) @ w + bias).reshape(y.shape)
+        bound = 2 * 2.0**-9 * (np.abs(x).astype(np.float64) @ np.abs(w)).reshape(y.shape)
+        error = np.abs(exact - y)
+        assert error.max() > 1e-4 * largest
+        assert (error <= 1.2 * bound + 1e-5 * largest).all()  # GELU's slope is 1.13 at most
+
+
+@needs_bfloat16
+def test_attention_computes_what_float64_does_of_rounded_numbers(fused):
+    """Scores are rounded, and softmax rounds the powers and what they are divided to. Some are the
+    next number, where a sum is near the middle of two."""
+    heads, size, texts, length = 4, 16, 3, 32
+    block = fused.program.blocks[0]
+    layer = programs.attentions(block)[0]
+    names = [programs.argument(op.outputs, "Out") for op in (layer.query, layer.key, layer.value)]
+    names.append(programs.argument(layer.scores.inputs, "ResidualData"))
+    # A program has to have parameters: those of the Linear layer behind it, in float32.
+    (after,) = programs.consumers(block, programs.argument(layer.mixed.outputs, "Out"))
+    program = bfloat16.mark(fused.program, [weight(after)])
+    program = programs.cut(program, names, [programs.argument(after.outputs, "Out")])
+    w, bias = (fused.parameters[programs.argument(after.inputs, slot)] for slot in ("W", "Bias"))
+    random = np.random.default_rng(2)
+    three = [random.normal(size=(texts, length, 64)).astype(np.float32) for _ in range(3)]
+    mask = np.zeros((texts, 1, 1, length), np.float32)
+    mask[1, ..., 20:] = -1e4
+    run = predictor.open_as_it_is(bfloat16.convert(program), fused.parameters, 1)
+    (found,) = run(*three, mask)
+    q, k, v = (
+        nearest(one).reshape(texts, length, heads, size).transpose(0, 2, 1, 3) for one in three
+    )
+    scores = nearest(q @ k.transpose(0, 1, 3, 2) / np.sqrt(size) + nearest(mask))
+    powers = np.exp(scores - scores.max(-1, keepdims=True))
+    weighed = nearest(nearest(powers) / powers.sum(-1, keepdims=True)) @ v
+    expected = weighed.transpose(0, 2, 1, 3).reshape(texts, length, 64) @ w + bias
+    largest = np.abs(expected).max()
+    assert np.abs(found - expected).max() < 2.0**-9 * largest
+    assert np.abs(found - expected).mean() < 2e-5 * largest
+    exact = [one.astype(np.float64).reshape(texts, length, heads, size) for one in three]
+    q, k, v = (one.transpose(0, 2, 1, 3) for one in exact)
+    exact = special.softmax(q @ k.transpose(0, 1, 3, 2) / np.sqrt(size) + mask, -1) @ v
+    exact = exact.transpose(0, 2, 1, 3).reshape(found.shape) @ w + bias
+    assert np.abs(found - exact).mean() > 2e-4 * largest
+
+
+def make_batch(lengths, length):
+    batch = random_batch(np.random.default_rng(lengths), (len(lengths), length), 195)
+    batch[0][np.arange(length) >= np.array(lengths)[:, None]] = 0
+    return batch
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("left", [None, "query", "value"])
+@pytest.mark.parametrize("lengths", [[11], [16, 3, 9], [16] * 4, [1, 16]])
+def test_packed_and_single_rows_answer_as_the_whole_program(fused, left, lengths):
+    """Also where one of the layers that read the first layer's input stays in float32."""
+    place = {None: -1, "query": 0, "value": 2}[left]
+    program = bfloat16.mark(first_token_only(fused.program), [weight(layers(fused.program)[place])])
+    batch = make_batch(lengths, max(lengths))
+    (whole,) = predictor.open_as_it_is(bfloat16.convert(program), fused.parameters, 1)(*batch)
+    (exact,) = predictor.open_as_it_is(fused.program, fused.parameters, 1)(*batch)
+    found = open_group(program, fused.parameters, 1)[0](*batch, packed_layout(batch[0] != 0))
+    largest = np.abs(exact).max()
+    assert 1e-4 * largest < np.abs(whole - exact).max() < 0.1 * largest
+    # Where one float32 sum is in another order, its rounding may be the next one.
+    np.testing.assert_allclose(found, whole, atol=0.02 * largest)
