@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetbert.compat import environment, processor
+from fleetbert.errors import UserError
 
 BEGINNING = "processor\t: 0\nmodel name\t: Some\nflags\t\t: fpu avx2 avx512f avx512_vnni"
 
@@ -24,3 +25,19 @@ BEGINNING = "processor\t: 0\nmodel name\t: Some\nflags\t\t: fpu avx2 avx512f avx
 def test_who_multiplies_bfloat16(monkeypatch, cpuinfo, has):
     monkeypatch.setattr(environment, "cpuinfo", lambda: cpuinfo)
     assert processor.bfloat16() is has
+
+
+@pytest.mark.parametrize(
+    ("needs", "told"),
+    [
+        (["a", "b"], "x needs a processor with a or b, and this one has neither: run"),
+        (["a"], "x needs a processor with a, and this one has not: run"),
+        (["a", "b", "c"], "x needs a processor with a or b or c, and this one has none of them"),
+    ],
+)
+def test_what_is_lacking_is_told(monkeypatch, needs, told):
+    monkeypatch.setattr(environment, "cpuinfo", lambda: BEGINNING)
+    with pytest.raises(UserError, match=told):
+        processor.check(needs, "x")
+    processor.check([*needs, "avx2"], "x")
+    processor.check([], "x")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from fleetbert import bundle as bundles
+from fleetbert.compat import environment
 from fleetbert.deploy.inference.repository import variants
 from fleetbert.errors import UserError
 
@@ -29,6 +32,33 @@ def test_early_exit_is_served_where_its_accuracy_is_known(with_early):
     assert variants.candidates(with_early, "cpu") == ["float32", "onnx", "early"]
     assert variants.named(with_early, "early") == "early"
     assert variants.describe(with_early, {})[-1].speed == 0.4
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("avx512_bf16", ["float32", "onnx", "bfloat16"]),
+        ("amx_bf16", ["float32", "onnx", "bfloat16"]),
+        ("avx512_vnni", ["float32", "onnx"]),
+    ],
+)
+def test_auto_leaves_out_what_the_processor_cannot_multiply(
+    edit_manifest, monkeypatch, caplog, flags, expected
+):
+    def add(manifest):
+        first = manifest["variants"][0]
+        half = {"name": "bfloat16", "kind": "paddle-inference-bfloat16", "files": first["files"]}
+        half.update(runs_on=["x86"], needs=["avx512_bf16", "amx_bf16"])
+        known = {"data": "dev.tsv", "n": 10, "accuracy": 0.9, "float32_accuracy": 0.9}
+        manifest["variants"].append({**half, "accuracy": [known]})
+
+    bundle = bundles.read(edit_manifest(add))
+    monkeypatch.setattr(environment, "cpuinfo", lambda: f"flags : avx2 {flags}")
+    monkeypatch.setattr(variants, "_architecture", lambda: "x86")
+    with caplog.at_level(logging.INFO):
+        assert variants.candidates(bundle, "cpu") == expected
+    told = f"variant bfloat16 of {bundle.root} is left out: the processor has none of avx512_bf16, "
+    assert (told in caplog.text) == ("bfloat16" not in expected)
 
 
 def test_what_leaving_early_saves_counts_where_variants_are_chosen(with_early):
