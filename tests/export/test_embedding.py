@@ -15,6 +15,7 @@ import tiny_bert
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import cli
+from fleetbert.compat import processor
 from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.data import tokenizers
 from fleetbert.engines import answer
@@ -25,6 +26,7 @@ TEXTS = [
     " ".join(RANDOM.choice(tiny_bert.WORDS, length)) for length in (1, 30, 2, 7, 55, 3, 9, 12, 25)
 ]
 POOLINGS = ("mean", "cls")
+HALF = ("bfloat16",) if processor.bfloat16() else ()  # variants that this processor can run
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +67,7 @@ def bundle(request, made, tmp_path_factory):
     picked = random.permutation(list(itertools.combinations(range(len(TEXTS)), 2))).tolist()
     vectors = expected(made[1], request.param)
     rows = [(TEXTS[a], TEXTS[b], float(vectors[a] @ vectors[b])) for a, b in picked]
-    for method in ("static", "dynamic"):
+    for method in ("static", "dynamic", *HALF):
         calibration = {"calibration": TEXTS} if method == "static" else {}
         fleetbert.quantize(
             path, method=method, gate=rows, max_drop=0.2, output_dir=folder / method, **calibration
@@ -85,7 +87,7 @@ def test_vectors_are_pooled_from_a_texts_own_tokens(made, bundle):
     wanted = expected(made[1], pooling)
     for variant in ("float32", "onnx"):
         np.testing.assert_allclose(vectors_of(path, variant), wanted, atol=2e-5)
-    for variant in ("int8-static", "int8-dynamic"):
+    for variant in ("int8-static", "int8-dynamic", *HALF):
         found = vectors_of(path, variant)
         np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-5)
         cosines = (found * wanted).sum(1)
@@ -96,11 +98,11 @@ def test_vectors_are_pooled_from_a_texts_own_tokens(made, bundle):
 
 def test_a_text_alone_has_the_vector_that_it_has_beside_others(bundle):
     path, _, _ = bundle
-    for variant in ("float32", "int8-static"):
+    for variant, most in (("float32", 1e-4), ("int8-static", 1e-4), *((one, 0.02) for one in HALF)):
         model = fleetbert.load(path, variant)
         alone = np.stack([model([text])[0].vector for text in TEXTS])
-        np.testing.assert_allclose(model(TEXTS)[3].vector, alone[3], atol=1e-4)
-        np.testing.assert_allclose(np.stack([one.vector for one in model(TEXTS)]), alone, atol=1e-4)
+        np.testing.assert_allclose(model(TEXTS)[3].vector, alone[3], atol=most)
+        np.testing.assert_allclose(np.stack([one.vector for one in model(TEXTS)]), alone, atol=most)
 
 
 def test_what_the_bundle_says(bundle):

@@ -1,5 +1,5 @@
-"""One encoder, written in the files of each family, imported and quantized: int8 loses no more of
-any of them than of BERT, and an early exit knows its padding."""
+"""One encoder, written in the files of each family, imported and quantized: int8 and bfloat16 lose
+no more of any of them than of BERT, and an early exit knows its padding."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 import tiny_bert
+from halves import needs_bfloat16
 
 import fleetbert
 from fleetbert.compat.paddlenlp import BertConfig
@@ -23,6 +24,7 @@ SHAPE: encoders.Shape = {
 RNG = np.random.default_rng(0)
 TEXTS = [" ".join(RNG.choice(tiny_bert.WORDS, RNG.integers(2, 30))) for _ in range(96)]
 ONE_TYPE = ("roberta", "distilbert")
+MORE = ("roberta", "ernie", "electra")
 
 
 def write(family: str, folder: Path) -> Path:
@@ -43,17 +45,17 @@ def write(family: str, folder: Path) -> Path:
     return folder
 
 
-def error(family: str, folder: Path) -> float:
-    """Of int8-static's logits, relative to float32's."""
+def error(family: str, folder: Path, method: str = "static") -> float:
+    """Of the variant's logits, relative to float32's."""
     source = write(family, folder / family)
     bundle = fleetbert.import_model(source, folder / f"{family}-bundle", max_length=64)
     answers = fleetbert.load(bundle)(TEXTS)
-    fleetbert.quantize(
-        bundle, method="static", calibration=TEXTS[:48], max_drop=1.0,
+    made = fleetbert.quantize(
+        bundle, method=method, calibration=TEXTS[:48], max_drop=1.0,
         gate=[(text, one.label) for text, one in zip(TEXTS, answers)],
     )  # fmt: skip
     exact = np.array([one.logits for one in answers])
-    found = np.array([one.logits for one in fleetbert.load(bundle, variant="int8-static")(TEXTS)])
+    found = np.array([one.logits for one in fleetbert.load(bundle, variant=made.name)(TEXTS)])
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
@@ -75,3 +77,12 @@ def of_bert(tmp_path_factory) -> float:
 def test_int8_loses_no_more_than_of_bert(family, most, of_bert, tmp_path):
     found = error(family, tmp_path)
     assert 0 < found <= most * of_bert, (found, of_bert)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize(
+    "family",
+    ["bert", "distilbert", *(pytest.param(n, marks=pytest.mark.endurance) for n in MORE)],
+)
+def test_bfloat16_changes_logits_by_a_hundredth_at_most(family, tmp_path):
+    assert 1e-4 < error(family, tmp_path, "bfloat16") < 0.01

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_job
+from halves import needs_bfloat16
 
 import fleetbert
 from fleetbert import cli, config
@@ -131,7 +132,13 @@ def test_the_commands_answer_with_spans(run, data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "method", ["static", pytest.param("dynamic", marks=pytest.mark.endurance), "search"]
+    "method",
+    [
+        "static",
+        pytest.param("dynamic", marks=pytest.mark.endurance),
+        "search",
+        pytest.param("bfloat16", marks=needs_bfloat16),
+    ],
 )
 def test_quantized_by_entity_f1(run, data, method):
     made = fleetbert.quantize(
