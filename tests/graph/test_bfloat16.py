@@ -181,5 +181,6 @@ def test_packed_and_single_rows_answer_as_the_whole_program(fused, left, lengths
     found = open_group(program, fused.parameters, 1)[0](*batch, packed_layout(batch[0] != 0))
     largest = np.abs(exact).max()
     assert 1e-4 * largest < np.abs(whole - exact).max() < 0.1 * largest
-    # Where one float32 sum is in another order, its rounding may be the next one.
-    np.testing.assert_allclose(found, whole, atol=0.02 * largest)
+    # Attention of a single row is float32, where its three layers are all in bfloat16.
+    joined = left is None and len(lengths) == 1
+    np.testing.assert_allclose(found, whole, atol=(0.02 if joined else 1e-3) * largest)
