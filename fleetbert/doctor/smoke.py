@@ -14,7 +14,7 @@ from random import Random
 from typing import Callable, Iterator
 
 import fleetbert
-from fleetbert.compat import environment
+from fleetbert.compat import environment, processor
 from fleetbert.doctor.findings import Finding, broken, not_here, ok
 
 SHAPE = {
@@ -86,6 +86,10 @@ def mixed_precision(folder: Path) -> Iterator[Finding]:
 
     if not paddle.device.is_compiled_with_cuda() or not paddle.device.cuda.device_count():
         yield not_here("train O1, O2", "there is no GPU, and Paddle's AMP does nothing on a CPU")
+        if processor.bfloat16():
+            yield step("train bfloat16", partial(trained, folder, "bfloat16", "O1", "bfloat16"))
+        else:
+            yield not_here("train bfloat16", "the processor has neither AVX512-BF16 nor AMX")
         return
     for level in ("O1", "O2"):
         yield step(f"train {level}", partial(trained, folder, level, level))

@@ -17,7 +17,7 @@ import paddle
 import fleetbert
 from fleetbert import config as schema
 from fleetbert.errors import UserError
-from fleetbert.models import cpu
+from fleetbert.models import bfloat16, cpu
 from fleetbert.tasks import Arrays, Metrics
 from fleetbert.train import (
     bad_steps,
@@ -90,12 +90,16 @@ class Run:
         self.folder = Path(job.output_dir)
         self.state = State()
         self.total_steps = self._count_steps()
-        self.precision = precision.choose(job.precision, connected.device)
+        self.precision = precision.choose(job.precision, connected.device, _float32(job))
         self.random = cpu.Random()
         if job.trainer.compile:  # needs Paddle's own layers: NumPy's cannot be traced
             compiled.compile_training(task.network, connected.device)
         elif connected.device == "cpu":
             cpu.accelerate(task.network, self.random)
+        if self.precision.own_layers:
+            bfloat16.accelerate(task.network, self.random)
+            for teacher in task.teachers:
+                bfloat16.accelerate(teacher, self.random, evaluating=True)
         if job.trainer.recompute:
             recompute.apply(task.network, self.random)
             connected.syncs_late = True  # a backward within the backward, which hides from Paddle's
@@ -292,6 +296,15 @@ class Run:
             "versions": versions(),
             "config": json.loads(self.job.model_dump_json()),
         }
+
+
+def _float32(job: schema.Config) -> str | None:
+    """What of a job keeps a CPU from other precisions, for `precision.choose`."""
+    if job.trainer.compile:
+        return "trainer.compile"
+    if job.strategy.name == "parameter_server":
+        return "strategy.name: parameter_server"
+    return "task.name: ctr" if job.task.name == "ctr" else None
 
 
 class _Since:

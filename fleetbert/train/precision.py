@@ -11,40 +11,45 @@ from paddle import nn
 from paddle.optimizer import Optimizer
 
 from fleetbert import config as schema
-from fleetbert.compat import training
+from fleetbert.compat import processor, training
 from fleetbert.errors import UserError
 
 # The scaler's state for JSON.
 Counts = Dict[str, object]
 
 
-def choose(settings: schema.Precision, device: str) -> Precision:
+def choose(settings: schema.Precision, device: str, float32: str | None = None) -> Precision:
     """The precision that a job asked for, on the device it runs on.
 
-    Raises UserError for O1 and O2 where Paddle's AMP only warns and runs float32, and for custom
-    lists that it would not notice.
+    float32: what of the job computes in float32 on a CPU, for a sentence.
+
+    Raises UserError for O1 and O2 where nothing would compute so, and for custom lists that would
+    not be noticed.
     """
     if settings.dtype == "auto":
-        dtype = "float16" if _missing("bfloat16", device) else "bfloat16"
+        dtype = "float16" if _missing("O1", "bfloat16", device, float32) else "bfloat16"
         settings = settings.model_copy(update={"dtype": dtype})
-    missing = _missing(settings.dtype, device)
     if settings.level == "auto":
-        settings = settings.model_copy(update={"level": "O0" if missing else "O1"})
+        level = "O0" if _missing("O1", settings.dtype, device, float32) else "O1"
+        settings = settings.model_copy(update={"level": level})
+    missing = _missing(settings.level, settings.dtype, device, float32)
     if settings.level != "O0" and missing:
-        raise UserError(
-            f"precision.level: {settings.level} does nothing {missing}, Paddle's AMP runs float32 "
-            "there; choose O0, or auto, which takes O1 where the device has it"
-        )
+        raise UserError(f"precision.level: {settings.level} {missing}")
     if settings.level != "O0":
-        _check_lists(settings)
-    return Precision(settings)
+        _check_lists(settings, device)
+    return Precision(settings, device)
 
 
-def _check_lists(settings: schema.Precision) -> None:
+def _check_lists(settings: schema.Precision, device: str) -> None:
     """Paddle takes any name into its lists, and an operator that has none just stays as it is."""
     known = training.operators()
     for key in ("custom_white_list", "custom_black_list"):
         for name in getattr(settings, key):
+            if device == "cpu":
+                raise UserError(
+                    f"precision.{key}: {name} is of Paddle's AMP, which a CPU has not; on it "
+                    "bfloat16 is for the products of the encoder's layers; leave the list out"
+                )
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
                 raise UserError(
@@ -58,26 +63,47 @@ def _check_lists(settings: schema.Precision) -> None:
         )
 
 
-def _missing(dtype: str, device: str) -> str | None:
-    """Where the half type does not work, for a sentence; None where it does. As in Paddle 2.6.2's
-    `amp/auto_cast.py`."""
+def _missing(level: str, dtype: str, device: str, float32: str | None) -> str | None:
+    """Why O1 or O2 cannot be had in this type, for a sentence; None where it can. As in Paddle
+    2.6.2's `amp/auto_cast.py`, and on a CPU as `models.bfloat16`."""
+    instead = "; choose O0, or auto, which takes O1 where the device has it"
     if device == "cpu":
-        return "on a CPU"
-    if device == "gpu":
+        if not processor.bfloat16():
+            return (
+                "does nothing on this CPU, which has neither AVX512-BF16 nor AMX, and Paddle's AMP "
+                f"runs float32 there{instead}"
+            )
+        if float32:
+            return f"does not go together with {float32}, which computes in float32{instead}"
+        if dtype == "float16":
+            return "cannot be had in float16 on a CPU; set precision.dtype to bfloat16 or auto"
+        if level == "O2":
+            return "keeps weights in half, for which a CPU has no kernels; choose O1"
+    elif device == "gpu":
         needed = 7 if dtype == "float16" else 8
         if paddle.device.cuda.get_device_capability()[0] < needed:
-            return f"in {dtype} on a GPU of compute capability below {needed}.0"
+            return (
+                f"does nothing in {dtype} on a GPU of compute capability below {needed}.0, "
+                f"Paddle's AMP runs float32 there{instead}"
+            )
     elif dtype == "bfloat16":
-        return f"in bfloat16 on the device {device} (precision.dtype: float16 works)"
+        return (
+            f"does nothing in bfloat16 on the device {device} (precision.dtype: float16 works), "
+            f"Paddle's AMP runs float32 there{instead}"
+        )
     return None
 
 
 class Precision:
-    """How the steps compute: a context for the forward pass, and the scaler of the loss."""
+    """How the steps compute: a context for the forward pass, and the scaler of the loss.
 
-    def __init__(self, settings: schema.Precision):
+    own_layers: the encoder's layers are to be `models.bfloat16`'s, instead of that context.
+    """
+
+    def __init__(self, settings: schema.Precision, device: str):
         self.settings = settings
-        self.mixed = settings.level != "O0"
+        self.own_layers = settings.level != "O0" and device == "cpu"
+        self.mixed = settings.level != "O0" and not self.own_layers
         self.half_weights: list[paddle.Tensor] = []  # O2: the parameters to update
         self.scaler = paddle.amp.GradScaler(
             # bfloat16 has float32's range and needs no scaling.
@@ -132,7 +158,7 @@ class Precision:
     @property
     def remedy(self) -> str:
         """What to set when gradients stay infinite, for an error's sentence."""
-        if not self.mixed:
+        if not self.mixed:  # nor does bfloat16 overflow where float32 does not
             return "lower optimizer.learning_rate"
         if training.scaling(self.scaler) and not self.settings.use_dynamic_loss_scaling:
             return (

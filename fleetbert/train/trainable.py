@@ -30,12 +30,14 @@ class Trainable(ABC):
     table: rows that the network computes with besides, of a table that a rank cannot hold; the
         arrays then have `ids`, of those that they need.
     passes: 2 where `again` has something to learn.
+    teachers: networks that the loss asks and that learn nothing.
     """
 
     network: nn.Layer
     collector: Collector
     table: SparseTable | None = None
     passes = 1
+    teachers: Sequence[nn.Layer] = ()
 
     @property
     @abstractmethod

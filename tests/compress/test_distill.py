@@ -19,12 +19,14 @@ from safetensors.numpy import load_file, save_file
 
 from fleetbert import bundle as bundles
 from fleetbert import config
+from fleetbert.compat import processor
 from fleetbert.compress import pipeline
 from fleetbert.compress.distill import job as distilling
 from fleetbert.compress.distill import student, teacher
 from fleetbert.compress.distill.theseus import Theseus
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
+from fleetbert.models import bfloat16, cpu
 from fleetbert.train.job import train
 from fleetbert.train.random import start_step
 from fleetbert.train.strategies.single import Single
@@ -78,7 +80,7 @@ def values(tiny_data, taught):
             job["model"]["vocab"] = str(tiny_data / "vocab.txt")
         for name, value in (changes or {}).items():
             section, _, key = name.partition(".")
-            job[section][key] = value
+            job.setdefault(section, {})[key] = value
         return job
 
     return call
@@ -350,6 +352,25 @@ class TestBundle:
         changes = {"distill.teacher": str(taught / "bundle"), "trainer.epochs": 3}
         summary = distilling.distill(make(tmp_path, {**LOGITS_ONLY, **changes})).summary
         assert summary["dev"]["accuracy"] > 0.75
+
+
+@pytest.mark.skipif(not processor.bfloat16(), reason="this processor does not multiply bfloat16")
+def test_student_and_teacher_compute_in_bfloat16(make, tmp_path):
+    exact = distilling.distill(make(tmp_path / "float32")).summary
+    mixed = {"precision.level": "O1", "precision.dtype": "bfloat16"}
+    changes = {**mixed, "trainer.log_every": 1}
+    job = make(tmp_path / "mixed", changes)
+    found = distilling.distill(job).summary
+    assert found["dev"]["accuracy"] == pytest.approx(exact["dev"]["accuracy"], abs=0.05)
+    losses = [tiny_job.losses(tmp_path / name) for name in ("float32", "mixed")]
+    assert losses[1] != losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=0.03)
+    task = open_task(student.Student, job)
+    (part,) = first_step(task)
+    own = task._teach(part).numpy()
+    bfloat16.accelerate(task.teachers[0], cpu.Random(), evaluating=True)
+    np.testing.assert_allclose(task._teach(part).numpy(), own, atol=0.03 * np.abs(own).max())
+    assert not np.array_equal(task._teach(part).numpy(), own)
 
 
 class TestTheseus:

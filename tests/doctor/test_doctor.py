@@ -14,7 +14,7 @@ import paddle
 import pytest
 
 import fleetbert
-from fleetbert.compat import cards, versions
+from fleetbert.compat import cards, processor, versions
 from fleetbert.doctor import command, machine, smoke, trial
 from fleetbert.doctor.findings import Finding
 
@@ -41,6 +41,7 @@ def test_everything_runs_here_and_nothing_is_left(tmp_path):
         "serve", *(["export ONNX"] if sys.version_info < (3, 13) else []),
     }  # fmt: skip
     assert found["train O1, O2"].state == "not here"
+    assert found["train bfloat16"].state == ("ok" if processor.bfloat16() else "not here")
     assert list(tmp_path.iterdir()) == []
 
 

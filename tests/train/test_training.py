@@ -407,17 +407,6 @@ class TestTimeline:
 
 
 class TestPrecision:
-    @pytest.mark.parametrize("level", ["O1", "O2"])
-    def test_mixed_precision_on_a_cpu_says_what_to_choose(self, trainer, tmp_path, level):
-        with pytest.raises(UserError, match=rf"precision\.level: {level} .* choose O0, or auto"):
-            trainer(tmp_path, {"precision.level": level})
-
-    def test_auto_is_float32_on_a_cpu(self):
-        chosen = precision.choose(config.Precision(level="auto"), "cpu")
-        assert chosen.settings.level == "O0"
-        assert not chosen.mixed
-        assert chosen.scale == 1.0
-
     @pytest.mark.parametrize(
         ("capability", "dtype", "level"),
         [

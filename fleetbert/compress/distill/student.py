@@ -31,6 +31,7 @@ class Student(TextTask):
             )
             return
         self.teacher = teachers.build(teacher, self.labels)
+        self.teachers = [self.teacher]
         if self.settings.hidden_weight:
             self._map_layers(self.teacher)
 

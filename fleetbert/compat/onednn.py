@@ -1,0 +1,471 @@
+"""oneDNN, which Paddle's x86 wheels carry, called by its C interface: no compiler is needed.
+
+Its primitives compute in place, on memory that NumPy or Paddle owns; each function here takes
+`View`s of such memory and writes into the last ones. bfloat16 has no type in NumPy: arrays of it
+are of uint16. Sums are of float32, whatever the operands are.
+
+The constants and the order of arguments are those of oneDNN 3 (dnnl.h, dnnl_types.h); wheels of
+Paddle 2.6.2 have 3.2.1. https://oneapi-src.github.io/oneDNN/v3.2/
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from ctypes import c_float, c_int, c_int32, c_int64, c_size_t, c_uint, c_void_p
+from pathlib import Path
+from typing import Callable, NamedTuple, Optional, Tuple, Union
+
+import numpy as np
+
+import fleetbert.compat.prepared  # noqa: F401  isort: skip
+import paddle
+
+BFLOAT16, FLOAT32, BYTES = 2, 3, 6  # data types
+KINDS = {np.dtype(np.uint16): BFLOAT16, np.dtype(np.float32): FLOAT32, np.dtype(bool): BYTES}
+# Of functions of single elements.
+RELU, TANH, LINEAR, GELU_TANH, SWISH, GELU = 0x20, 0x21, 0x26, 0x2B, 0x2C, 0x31
+ADD, MULTIPLY = 0x1FFF0, 0x1FFF1
+SUM = 0  # here: not an algorithm of oneDNN
+SOFTMAX = 0x30000
+FORWARD, BACKWARD = 64, 128
+SCALED_AND_SHIFTED = 2 | 4  # a layer normalization with weight and bias
+# Arguments of primitives.
+SRC, SRC_1, DST, WEIGHTS, BIAS = 1, 2, 17, 33, 41
+MEAN, VARIANCE, SCALE, SHIFT = 49, 50, 51, 52
+DIFF_SRC, DIFF_DST, DIFF_SCALE, DIFF_SHIFT = 129, 145, 255, 256
+POST_OP = 32768
+# Shapes whose primitives are kept: a batch's length and size make some 40 for a network.
+KEPT = 8192
+
+Array = Union[np.ndarray, paddle.Tensor]
+Function = Tuple[int, float]  # one of single elements, and its alpha
+Layout = Tuple[Tuple[int, ...], Tuple[int, ...], int]  # dims, strides in elements, data type
+Step = Tuple[int, Optional[Layout], float]  # a `Then`, wherever its other array lies
+
+
+class View(NamedTuple):
+    """Memory as an array: the address of its first element, and its layout."""
+
+    address: int
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    kind: int
+
+    @property
+    def layout(self) -> Layout:
+        return self.dims, self.strides, self.kind
+
+    @property
+    def turned(self) -> View:
+        """With the last two axes exchanged."""
+        dims, strides = self.dims, self.strides
+        return self._replace(
+            dims=(*dims[:-2], dims[-1], dims[-2]), strides=(*strides[:-2], strides[-1], strides[-2])
+        )
+
+
+def view(array: Array, *dims: int) -> View:
+    """Of an array whose elements lie one after the other, as it is or in other dimensions.
+
+    The array has to outlive the view.
+    """
+    if isinstance(array, np.ndarray):
+        address, kind = array.ctypes.data, KINDS[array.dtype]
+    else:
+        address, kind = array.data_ptr(), FLOAT32
+    dims = dims or tuple(array.shape)
+    strides, step = [], 1
+    for size in reversed(dims):
+        strides.append(step)
+        step *= size
+    return View(address, dims, tuple(reversed(strides)), kind)
+
+
+class Then(NamedTuple):
+    """What follows a product: `algorithm` is ADD or MULTIPLY with `other`, which may have 1 in
+    place of a size; LINEAR, by `factor`; or SUM, with what the outcome's memory holds."""
+
+    algorithm: int
+    other: View | None = None
+    factor: float = 1.0
+
+
+def matmul(
+    a: View, b: View, out: View, bias: View | None = None, then: tuple[Then, ...] = ()
+) -> None:
+    """out (..., m, n) = a (..., m, k) b (..., k, n) + bias (1, n), and what is to follow."""
+    afters = tuple((t.algorithm, t.other and t.other.layout, t.factor) for t in then)
+    product = _matmul(a.layout, b.layout, out.layout, bias and bias.layout, afters)
+    others = [t.other.address for t in then if t.other]
+    product(a.address, b.address, *([bias.address] if bias else ()), out.address, *others)
+
+
+def copy(source: View, out: View) -> None:
+    """Into another layout or data type."""
+    _reorder(source.layout, out.layout)(source.address, out.address)
+
+
+def multiply(a: View, b: View, out: View) -> None:
+    """Element by element."""
+    _product(a.layout, b.layout, out.layout)(a.address, b.address, out.address)
+
+
+def activate(function: Function, x: View, out: View) -> None:
+    """A function of each element. x and out are of one layout."""
+    _activation(function, x.layout)(x.address, out.address)
+
+
+def activate_backward(function: Function, x: View, grad: View, out: View) -> None:
+    """The gradient by x of `activate`, of which `grad` is that by its outcome."""
+    _activation_backward(function, x.layout)(x.address, grad.address, out.address)
+
+
+def softmax(x: View, out: View) -> None:
+    """Over the last axis."""
+    _softmax(x.layout, out.layout)(x.address, out.address)
+
+
+def softmax_backward(y: View, grad: View, out: View) -> None:
+    """The gradient by x of y = softmax(x). All three are of one layout."""
+    _softmax_backward(y.layout)(y.address, grad.address, out.address)
+
+
+class Norm(NamedTuple):
+    """Of a layer normalization of x (rows, width): mean and variance (rows) of the forward are
+    what the backward needs besides x and the weight (width)."""
+
+    mean: np.ndarray
+    variance: np.ndarray
+    epsilon: float
+
+
+def layer_norm(x: View, weight: View, bias: View, epsilon: float, out: View) -> Norm:
+    """Over the last axis of x (rows, width), in float32."""
+    rows = x.dims[0]
+    norm = Norm(np.empty(rows, np.float32), np.empty(rows, np.float32), epsilon)
+    _layer_norm(x.layout, epsilon)(
+        x.address,
+        out.address,
+        norm.mean.ctypes.data,
+        norm.variance.ctypes.data,
+        weight.address,
+        bias.address,
+    )
+    return norm
+
+
+def layer_norm_backward(
+    norm: Norm,
+    x: View,
+    weight: View,
+    bias: View,
+    grad: View,
+    to_x: View,
+    to_weight: View,
+    to_bias: View,
+) -> None:
+    """The gradients of `layer_norm`."""
+    _layer_norm_backward(x.layout, norm.epsilon)(
+        x.address,
+        grad.address,
+        norm.mean.ctypes.data,
+        norm.variance.ctypes.data,
+        weight.address,
+        bias.address,
+        to_x.address,
+        to_weight.address,
+        to_bias.address,
+    )
+
+
+class _Argument(ctypes.Structure):
+    _fields_ = (("argument", c_int), ("memory", c_void_p))
+
+
+class _Primitive:
+    """What computes one thing for arrays of one layout; called with their addresses."""
+
+    def __init__(self, descriptor: c_void_p, arguments: list[tuple[int, Layout]]):
+        library = _library()
+        self._primitive = c_void_p()
+        _check("primitive_create", ctypes.byref(self._primitive), descriptor)
+        self._memories = []
+        self._arguments = (_Argument * len(arguments))()
+        for entry, (argument, layout) in zip(self._arguments, arguments):
+            memory = c_void_p()
+            _check("memory_create", ctypes.byref(memory), _described(layout), _engine(), None)
+            self._memories.append(memory)
+            entry.argument, entry.memory = argument, memory
+        self._place, self._run = library.dnnl_memory_set_data_handle, library.dnnl_primitive_execute
+        self._stream = _stream()
+
+    def __call__(self, *addresses: int) -> None:
+        with _lock:
+            for memory, address in zip(self._memories, addresses):
+                self._place(memory, address)
+            status = self._run(self._primitive, self._stream, len(self._memories), self._arguments)
+        if status:
+            raise RuntimeError(f"oneDNN could not compute: status {status}")
+
+    def __del__(self) -> None:
+        for memory in self._memories:
+            _library().dnnl_memory_destroy(memory)
+        _library().dnnl_primitive_destroy(self._primitive)
+
+
+_lock = threading.Lock()  # a primitive's memories are its own, and calls let other threads run
+
+
+def _kept(make: Callable[..., _Primitive]) -> Callable[..., _Primitive]:
+    return functools.lru_cache(KEPT)(make)
+
+
+def _attributes(then: tuple[Step, ...]) -> tuple[c_void_p | None, list[tuple[int, Layout]]]:
+    """Of a primitive, and the arguments that it has besides."""
+    if not then:
+        return None, []
+    attributes, steps, others = c_void_p(), c_void_p(), []
+    _check("primitive_attr_create", ctypes.byref(attributes))
+    _check("post_ops_create", ctypes.byref(steps))
+    for number, (algorithm, other, factor) in enumerate(then, 1):
+        if algorithm == SUM:
+            _check("post_ops_append_sum", steps, 1.0, 0, FLOAT32)
+        elif other is None:
+            _check("post_ops_append_eltwise", steps, algorithm, factor, 0.0)
+        else:
+            _check("post_ops_append_binary", steps, algorithm, _described(other))
+            others.append((POST_OP * number | SRC_1, other))
+    _check("primitive_attr_set_post_ops", attributes, steps)
+    return attributes, others
+
+
+@_kept
+def _matmul(
+    a: Layout, b: Layout, out: Layout, bias: Layout | None, then: tuple[Step, ...]
+) -> _Primitive:
+    attributes, others = _attributes(then)
+    descriptor = _descriptor(
+        "matmul",
+        _described(a),
+        _described(b),
+        bias and _described(bias),
+        _described(out),
+        attributes,
+    )
+    biases = [(BIAS, bias)] if bias else []
+    return _Primitive(descriptor, [(SRC, a), (WEIGHTS, b), *biases, (DST, out), *others])
+
+
+@_kept
+def _reorder(source: Layout, out: Layout) -> _Primitive:
+    descriptor = c_void_p()
+    _check(
+        "reorder_primitive_desc_create",
+        ctypes.byref(descriptor),
+        _described(source),
+        _engine(),
+        _described(out),
+        _engine(),
+        None,
+    )
+    return _Primitive(descriptor, [(SRC, source), (DST, out)])
+
+
+@_kept
+def _product(a: Layout, b: Layout, out: Layout) -> _Primitive:
+    descriptor = _descriptor(
+        "binary", MULTIPLY, _described(a), _described(b), _described(out), None
+    )
+    return _Primitive(descriptor, [(SRC, a), (SRC_1, b), (DST, out)])
+
+
+def _activation_descriptor(function: Function, x: Layout) -> c_void_p:
+    algorithm, alpha = function
+    return _descriptor(
+        "eltwise_forward", FORWARD, algorithm, _described(x), _described(x), alpha, 0.0, None
+    )
+
+
+@_kept
+def _activation(function: Function, x: Layout) -> _Primitive:
+    return _Primitive(_activation_descriptor(function, x), [(SRC, x), (DST, x)])
+
+
+@_kept
+def _activation_backward(function: Function, x: Layout) -> _Primitive:
+    algorithm, alpha = function
+    same = (_described(x),) * 3
+    descriptor = _descriptor(
+        "eltwise_backward", algorithm, *same, alpha, 0.0, _activation_descriptor(function, x), None
+    )
+    return _Primitive(descriptor, [(SRC, x), (DIFF_DST, x), (DIFF_SRC, x)])
+
+
+def _softmax_descriptor(x: Layout, out: Layout) -> c_void_p:
+    last = len(x[0]) - 1
+    return _descriptor(
+        "softmax_forward", FORWARD, SOFTMAX, _described(x), _described(out), last, None
+    )
+
+
+@_kept
+def _softmax(x: Layout, out: Layout) -> _Primitive:
+    return _Primitive(_softmax_descriptor(x, out), [(SRC, x), (DST, out)])
+
+
+@_kept
+def _softmax_backward(y: Layout) -> _Primitive:
+    same = (_described(y),) * 3
+    descriptor = _descriptor(
+        "softmax_backward", SOFTMAX, *same, len(y[0]) - 1, _softmax_descriptor(y, y), None
+    )
+    return _Primitive(descriptor, [(DST, y), (DIFF_DST, y), (DIFF_SRC, y)])
+
+
+def _norm_layouts(x: Layout) -> tuple[Layout, Layout]:
+    rows, width = x[0]
+    return ((rows,), (1,), FLOAT32), ((width,), (1,), FLOAT32)
+
+
+def _norm_descriptor(x: Layout, epsilon: float) -> c_void_p:
+    of_rows, _ = _norm_layouts(x)
+    return _descriptor(
+        "layer_normalization_forward",
+        FORWARD,
+        _described(x),
+        _described(x),
+        _described(of_rows),
+        epsilon,
+        SCALED_AND_SHIFTED,
+        None,
+    )
+
+
+@_kept
+def _layer_norm(x: Layout, epsilon: float) -> _Primitive:
+    rows, width = _norm_layouts(x)
+    arguments = [(SRC, x), (DST, x), (MEAN, rows), (VARIANCE, rows), (SCALE, width), (SHIFT, width)]
+    return _Primitive(_norm_descriptor(x, epsilon), arguments)
+
+
+@_kept
+def _layer_norm_backward(x: Layout, epsilon: float) -> _Primitive:
+    rows, width = _norm_layouts(x)
+    descriptor = _descriptor(
+        "layer_normalization_backward",
+        BACKWARD,
+        *(_described(x),) * 3,
+        _described(rows),
+        epsilon,
+        SCALED_AND_SHIFTED,
+        _norm_descriptor(x, epsilon),
+        None,
+    )
+    arguments = [(SRC, x), (DIFF_DST, x), (MEAN, rows), (VARIANCE, rows), (SCALE, width)]
+    arguments += [(SHIFT, width), (DIFF_SRC, x), (DIFF_SCALE, width), (DIFF_SHIFT, width)]
+    return _Primitive(descriptor, arguments)
+
+
+# Of arguments that are not addresses; those of a descriptor come after the engine.
+_TYPES = {
+    "engine_create": (c_void_p, c_int, c_size_t),
+    "stream_create": (c_void_p, c_void_p, c_uint),
+    "memory_desc_create_with_strides": (c_void_p, c_int, c_void_p, c_int, c_void_p),
+    "memory_set_data_handle": (c_void_p, c_void_p),
+    "primitive_execute": (c_void_p, c_void_p, c_int, c_void_p),
+    "primitive_destroy": (c_void_p,),
+    "memory_destroy": (c_void_p,),
+    "post_ops_append_eltwise": (c_void_p, c_int, c_float, c_float),
+    "post_ops_append_sum": (c_void_p, c_float, c_int32, c_int),
+    "post_ops_append_binary": (c_void_p, c_int, c_void_p),
+    "binary_primitive_desc_create": (c_int, *(c_void_p,) * 4),
+    "eltwise_forward_primitive_desc_create": (
+        c_int,
+        c_int,
+        c_void_p,
+        c_void_p,
+        c_float,
+        c_float,
+        c_void_p,
+    ),
+    "eltwise_backward_primitive_desc_create": (
+        c_int,
+        *(c_void_p,) * 3,
+        c_float,
+        c_float,
+        c_void_p,
+        c_void_p,
+    ),
+    "softmax_forward_primitive_desc_create": (c_int, c_int, c_void_p, c_void_p, c_int, c_void_p),
+    "softmax_backward_primitive_desc_create": (c_int, *(c_void_p,) * 3, c_int, c_void_p, c_void_p),
+    "layer_normalization_forward_primitive_desc_create": (
+        c_int,
+        *(c_void_p,) * 3,
+        c_float,
+        c_uint,
+        c_void_p,
+    ),
+    "layer_normalization_backward_primitive_desc_create": (
+        c_int,
+        *(c_void_p,) * 4,
+        c_float,
+        c_uint,
+        c_void_p,
+        c_void_p,
+    ),
+    "matmul_primitive_desc_create": (c_void_p,) * 5,
+}
+
+
+@functools.lru_cache(None)
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libdnnl.so.3"))
+    for name, types in _TYPES.items():
+        of_descriptor = name.endswith("primitive_desc_create")
+        function = getattr(library, f"dnnl_{name}")
+        function.argtypes = ((c_void_p, c_void_p) if of_descriptor else ()) + types
+    return library
+
+
+def _check(name: str, *arguments: object) -> None:
+    status = getattr(_library(), f"dnnl_{name}")(*arguments)
+    if status:
+        raise RuntimeError(f"oneDNN: {name}: status {status}")
+
+
+def _descriptor(name: str, *arguments: object) -> c_void_p:
+    made = c_void_p()
+    _check(f"{name}_primitive_desc_create", ctypes.byref(made), _engine(), *arguments)
+    return made
+
+
+@functools.lru_cache(None)
+def _engine() -> c_void_p:
+    engine = c_void_p()
+    _check("engine_create", ctypes.byref(engine), 1, 0)  # the first CPU
+    return engine
+
+
+@functools.lru_cache(None)
+def _stream() -> c_void_p:
+    stream = c_void_p()
+    _check("stream_create", ctypes.byref(stream), _engine(), 1)  # in order
+    return stream
+
+
+@functools.lru_cache(KEPT)
+def _described(layout: Layout) -> c_void_p:
+    dims, strides, kind = layout
+    sizes = c_int64 * len(dims)
+    made = c_void_p()
+    _check(
+        "memory_desc_create_with_strides",
+        ctypes.byref(made),
+        len(dims),
+        sizes(*dims),
+        kind,
+        sizes(*strides),
+    )
+    return made

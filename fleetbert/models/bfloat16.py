@@ -1,0 +1,361 @@
+"""Mixed precision on a CPU: an encoder's layers with products in bfloat16, by oneDNN.
+
+Paddle's own AMP does nothing on a CPU. Here a layer of the encoder is two blocks, attention and
+feed-forward, each with its dropout, residual and LayerNorm (Vaswani et al. 2017), written out
+forward and backward. What is multiplied is rounded to bfloat16, and so is what the backward needs
+again; sums, softmax, LayerNorm, the residual and all that an optimizer sees are float32
+(Micikevicius et al. 2018; Kalamkar et al. 2019). It has float32's range, so no loss is scaled.
+
+Large linear layers outside of these are multiplied so too. All else, evaluation and export stay
+float32. On processors without bfloat16 products oneDNN
+emulates them, slowly: `train.precision` asks first.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from typing import Callable, NamedTuple
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+from paddle.autograd import PyLayer, PyLayerContext
+from paddle.nn.quant.quant_layers import QuantizedLinear
+
+from fleetbert.compat import onednn
+from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, SUM, Then, View, matmul, view
+from fleetbert.models import activations
+from fleetbert.models.cpu import Random
+
+# Each activation of `models.activations` as oneDNN's, with its alpha.
+FUNCTIONS: dict[Callable, tuple[int, float]] = {
+    F.gelu: (onednn.GELU, 0.0),
+    activations.gelu_tanh: (onednn.GELU_TANH, 0.0),
+    F.relu: (onednn.RELU, 0.0),
+    F.silu: (onednn.SWISH, 1.0),
+    F.tanh: (onednn.TANH, 0.0),
+    activations.quick_gelu: (onednn.SWISH, 1.702),
+}
+
+
+# Multiplications of a linear layer outside of the blocks below which rounding its operands costs
+# more than bfloat16 gains.
+SMALLEST = 1 << 22
+
+
+def accelerate(network: nn.Layer, random: Random, evaluating: bool = False) -> None:
+    """Change the training-time forward of the network's layers in place, after `cpu.accelerate`,
+    which does what is left. evaluating: their other forward too, as a teacher's."""
+    inside: set[int] = set()
+    for layer in network.sublayers(include_self=True):
+        if isinstance(layer, nn.TransformerEncoderLayer) and _fits(layer):
+            inside |= {id(part) for part in layer.sublayers()}
+            _replace(layer, _layer, random, evaluating)
+        elif id(layer) not in inside and type(layer) in (nn.Linear, QuantizedLinear):
+            _replace(layer, _of_linear, random, evaluating)
+
+
+def _replace(layer: nn.Layer, forward: Callable, random: Random, evaluating: bool) -> None:
+    layer.random, layer.evaluating, layer.other_forward = random, evaluating, layer.forward
+    layer.forward = types.MethodType(forward, layer)
+
+
+def _fits(layer: nn.TransformerEncoderLayer) -> bool:
+    """Whether it is a layer as BERT's are."""
+    linears = (*_projections(layer.self_attn), layer.linear1, layer.linear2)
+    return (
+        all(type(linear) is nn.Linear and linear.bias is not None for linear in linears)
+        and not layer.normalize_before
+        and not layer.dropout.p
+        and layer.activation in FUNCTIONS
+    )
+
+
+def _projections(attention: nn.MultiHeadAttention) -> tuple[nn.Layer, ...]:
+    return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj
+
+
+def _layer(layer, src, src_mask=None, *others, **named):
+    asked = any(others) or any(named.values())  # for a cache, or for the attention's weights
+    if asked or not (layer.training or layer.evaluating):
+        return layer.other_forward(src, src_mask, *others, **named)
+    attention, rng = layer.self_attn, layer.random.generator
+    rates = (layer.dropout1.p, layer.dropout2.p, attention.dropout) if layer.training else (0,) * 3
+    attended = Attention.apply(
+        src,
+        *(tensor for linear in _projections(attention) for tensor in (linear.weight, linear.bias)),
+        layer.norm1.weight,
+        layer.norm1.bias,
+        How(rates[0], layer.norm1._epsilon, rng),
+        Heads(attention.num_heads, rates[2], src_mask),
+    )
+    return FeedForward.apply(
+        attended,
+        layer.linear1.weight,
+        layer.linear1.bias,
+        layer.linear2.weight,
+        layer.linear2.bias,
+        layer.norm2.weight,
+        layer.norm2.bias,
+        How(rates[1], layer.norm2._epsilon, rng),
+        FUNCTIONS[layer.activation],
+    )
+
+
+def _of_linear(layer, x):
+    weight = layer.weight
+    computes = layer.training or layer.evaluating
+    if not computes or layer.bias is None or x.size * weight.shape[1] < SMALLEST:
+        return layer.other_forward(x)
+    if isinstance(layer, QuantizedLinear):  # quantization-aware training
+        weight, x = layer._fake_quant_weight(weight), layer._fake_quant_input(x)
+    return Linear.apply(x, weight, layer.bias)
+
+
+class How(NamedTuple):
+    """Of the end of a block: the rate of its dropout, its LayerNorm's epsilon, and what the dropout
+    is drawn from."""
+
+    dropout: float
+    epsilon: float
+    generator: np.random.Generator
+
+
+class Heads(NamedTuple):
+    """mask: added to scores (rows, heads, length, length), float32, with 1 for some of these sizes;
+    None: all tokens are seen."""
+
+    number: int
+    dropout: float
+    mask: paddle.Tensor | None
+
+
+class Linear(PyLayer):
+    """x W + b; x (..., in)."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.asked = _asked(x, weight, bias)
+        inside, outside = weight.shape
+        ctx.x = _rounded(x, x.size // inside, inside)
+        ctx.w = _rounded(weight, inside, outside)
+        y = paddle.empty([*x.shape[:-1], outside])
+        matmul(view(ctx.x), view(ctx.w), view(y, len(ctx.x), outside), view(bias, 1, outside))
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        inside, outside = ctx.w.shape
+        to_y = _rounded(grad, len(ctx.x), outside)
+        to_x = paddle.empty([*grad.shape[:-1], inside])
+        matmul(view(to_y), view(ctx.w).turned, view(to_x, len(ctx.x), inside))
+        return _given(ctx, to_x, *_to_linear(ctx.x, to_y))
+
+
+class Attention(PyLayer):
+    """LayerNorm(x + dropout(multi-head self-attention(x))); x (rows, length, hidden)."""
+
+    @staticmethod
+    def forward(ctx, x, wq, bq, wk, bk, wv, bv, wo, bo, gain, shift, how, heads):
+        ctx.asked = _asked(x, wq, bq, wk, bk, wv, bv, wo, bo, gain, shift)
+        rows, length, hidden = x.shape
+        ctx.x = _rounded(x, rows * length, hidden)
+        ctx.w_in = [_rounded(weight, *weight.shape) for weight in (wq, wk, wv)]
+        ctx.qkv = [_linear(ctx.x, w, b) for w, b in zip(ctx.w_in, (bq, bk, bv))]
+        q, k, v = (_heads(array, rows, heads.number) for array in ctx.qkv)
+        scores = np.empty((rows, heads.number, length, length), np.float32)
+        mask = () if heads.mask is None else (Then(ADD, view(heads.mask)),)
+        matmul(q, k.turned, view(scores), then=(_scaled(q), *mask))
+        ctx.weights = np.empty(scores.shape, np.uint16)
+        onednn.softmax(view(scores), view(ctx.weights))
+        ctx.seen = Dropout.draw(scores.shape, heads.dropout, how.generator)
+        seen = ctx.seen.of(ctx.weights)
+        ctx.context = np.empty_like(ctx.qkv[2])
+        matmul(view(seen), v, _heads(ctx.context, rows, heads.number), then=ctx.seen.scaling)
+        ctx.w_out = _rounded(wo, *wo.shape)
+        return _finish(ctx, x, ctx.context, bo, gain, shift, how)
+
+    @staticmethod
+    def backward(ctx, grad):
+        to_x, to_y, *of_norm = _begin(ctx, grad)
+        of_out = _to_linear(ctx.context, to_y, ctx.kept.scaling)
+        to_context = np.empty_like(ctx.context)
+        matmul(view(to_y), view(ctx.w_out).turned, view(to_context), then=ctx.kept.scaling)
+        to_qkv = [np.empty_like(array) for array in ctx.qkv]
+        rows, count = ctx.weights.shape[:2]
+        heads = (_heads(array, rows, count) for array in (*ctx.qkv, *to_qkv, to_context))
+        q, k, v, to_q, to_k, to_v, to_heads = heads
+        seen = ctx.seen.of(ctx.weights)
+        matmul(view(seen).turned, to_heads, to_v, then=ctx.seen.scaling)
+        to_weights, to_scores = np.empty_like(ctx.weights), np.empty_like(ctx.weights)
+        matmul(to_heads, v.turned, view(to_weights), then=ctx.seen.then)
+        onednn.softmax_backward(view(ctx.weights), view(to_weights), view(to_scores))
+        matmul(view(to_scores), k, to_q, then=(_scaled(q),))
+        matmul(view(to_scores).turned, q, to_k, then=(_scaled(q),))
+        of_in: list[paddle.Tensor] = []
+        for array, weight in zip(to_qkv, ctx.w_in):
+            _add_through(array, weight, to_x)
+            of_in += _to_linear(ctx.x, array)
+        return _given(ctx, to_x, *of_in, *of_out, *of_norm)
+
+
+class FeedForward(PyLayer):
+    """LayerNorm(x + dropout(function(x W1 + b1) W2 + b2)); x (rows, length, hidden)."""
+
+    @staticmethod
+    def forward(ctx, x, w1, b1, w2, b2, gain, shift, how, function):
+        ctx.asked = _asked(x, w1, b1, w2, b2, gain, shift)
+        hidden = x.shape[-1]
+        ctx.x = _rounded(x, x.size // hidden, hidden)
+        ctx.w_in, ctx.w_out = _rounded(w1, *w1.shape), _rounded(w2, *w2.shape)
+        ctx.before, ctx.function = _linear(ctx.x, ctx.w_in, b1), function
+        ctx.after = np.empty_like(ctx.before)
+        onednn.activate(function, view(ctx.before), view(ctx.after))
+        return _finish(ctx, x, ctx.after, b2, gain, shift, how)
+
+    @staticmethod
+    def backward(ctx, grad):
+        to_x, to_y, *of_norm = _begin(ctx, grad)
+        of_out = _to_linear(ctx.after, to_y, ctx.kept.scaling)
+        to_after, to_before = np.empty_like(ctx.after), np.empty_like(ctx.before)
+        matmul(view(to_y), view(ctx.w_out).turned, view(to_after), then=ctx.kept.scaling)
+        onednn.activate_backward(ctx.function, view(ctx.before), view(to_after), view(to_before))
+        _add_through(to_before, ctx.w_in, to_x)
+        return _given(ctx, to_x, *_to_linear(ctx.x, to_before), *of_out, *of_norm)
+
+
+class Dropout(NamedTuple):
+    """Inverted dropout (Srivastava et al. 2014) of elements in bfloat16. Those that are kept are
+    scaled where they are multiplied next, in float32: bfloat16 has no 1 / 0.9."""
+
+    kept: np.ndarray | None  # bool; None: all
+    scale: float
+
+    @classmethod
+    def draw(cls, shape: tuple[int, ...], rate: float, rng: np.random.Generator) -> Dropout:
+        """With 16 random bits an element."""
+        if not rate:
+            return cls(None, 1.0)
+        size = math.prod(shape)
+        bits = rng.integers(0, 2**64, (size + 3) // 4, dtype=np.uint64).view(np.uint16)[:size]
+        return cls((bits >= round(rate * 65536)).reshape(shape), 1 / (1 - rate))
+
+    def of(self, x: np.ndarray) -> np.ndarray:
+        """Those that are kept, without the scale."""
+        if self.kept is None:
+            return x
+        kept = np.empty_like(x)
+        onednn.multiply(view(x), view(self.kept), view(kept))
+        return kept
+
+    @property
+    def scaling(self) -> tuple[Then, ...]:
+        return () if self.kept is None else (Then(LINEAR, factor=self.scale),)
+
+    @property
+    def then(self) -> tuple[Then, ...]:
+        """All of it, of a product's outcome."""
+        return () if self.kept is None else (Then(MULTIPLY, view(self.kept)), *self.scaling)
+
+
+def _finish(
+    ctx: PyLayerContext,
+    x: paddle.Tensor,
+    y: np.ndarray,
+    bias: paddle.Tensor,
+    gain: paddle.Tensor,
+    shift: paddle.Tensor,
+    how: How,
+) -> paddle.Tensor:
+    """LayerNorm(x + dropout(y w_out + bias)), the end of both blocks."""
+    hidden = x.shape[-1]
+    ctx.gain, ctx.shift = gain, shift
+    ctx.sum = np.empty((len(y), hidden), np.float32)
+    ctx.kept = Dropout.draw(ctx.sum.shape, how.dropout, how.generator)
+    residual = Then(ADD, view(x, *ctx.sum.shape))
+    then = (*ctx.kept.then, residual)
+    matmul(view(y), view(ctx.w_out), view(ctx.sum), view(bias, 1, hidden), then)
+    out = paddle.empty(x.shape)
+    ctx.norm = onednn.layer_norm(
+        view(ctx.sum), view(gain), view(shift), how.epsilon, view(out, *ctx.sum.shape)
+    )
+    return out
+
+
+def _begin(
+    ctx: PyLayerContext, grad: paddle.Tensor
+) -> tuple[paddle.Tensor, np.ndarray, paddle.Tensor, paddle.Tensor]:
+    """The gradients by what `_finish` normalizes, by y w_out + bias but for the dropout's scale, by
+    gain and by shift."""
+    to_sum, to_gain, to_shift = (paddle.empty(t.shape) for t in (grad, ctx.gain, ctx.shift))
+    onednn.layer_norm_backward(
+        ctx.norm,
+        view(ctx.sum),
+        view(ctx.gain),
+        view(ctx.shift),
+        view(grad, *ctx.sum.shape),
+        view(to_sum, *ctx.sum.shape),
+        view(to_gain),
+        view(to_shift),
+    )
+    to_y = ctx.kept.of(_rounded(to_sum, *ctx.sum.shape))
+    return to_sum, to_y, to_gain, to_shift
+
+
+def _linear(x: np.ndarray, weight: np.ndarray, bias: paddle.Tensor) -> np.ndarray:
+    """x (rows, in) w (in, out) + b."""
+    y = np.empty((len(x), weight.shape[1]), np.uint16)
+    matmul(view(x), view(weight), view(y), view(bias, 1, y.shape[1]))
+    return y
+
+
+def _to_linear(
+    x: np.ndarray, to_y: np.ndarray, then: tuple[Then, ...] = ()
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """The gradients by w and b of y = x w + b; x (rows, in), to_y (rows, out)."""
+    rows, width = to_y.shape
+    to_w, to_b = paddle.empty([x.shape[1], width]), paddle.empty([width])
+    matmul(view(x).turned, view(to_y), view(to_w), then=then)
+    ones = np.full((1, rows), ONE)
+    matmul(view(ones), view(to_y), view(to_b, 1, width), then=then)
+    return to_w, to_b
+
+
+def _add_through(to_y: np.ndarray, weight: np.ndarray, to_x: paddle.Tensor) -> None:
+    """Add the gradient by x of y = x w + b."""
+    added = (Then(SUM),)
+    matmul(view(to_y), view(weight).turned, view(to_x, len(to_y), len(weight)), then=added)
+
+
+def _asked(*tensors: paddle.Tensor) -> tuple[bool, ...]:
+    return tuple(not tensor.stop_gradient for tensor in tensors)
+
+
+def _given(ctx: PyLayerContext, *gradients: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
+    """None for tensors that learn nothing: a PyLayer must not give their gradient."""
+    return tuple(g if asked else None for g, asked in zip(gradients, ctx.asked))
+
+
+ONE = np.uint16(0x3F80)  # in bfloat16
+
+
+def _rounded(x: paddle.Tensor, *shape: int) -> np.ndarray:
+    """In bfloat16, to the nearest."""
+    out = np.empty(shape, np.uint16)
+    onednn.copy(view(x, *shape), view(out))
+    return out
+
+
+def _heads(array: np.ndarray, rows: int, count: int) -> View:
+    """The heads (rows, count, length, width of a head) in (rows * length, width of all)."""
+    tokens, width = array.shape
+    length, each = tokens // rows, width // count
+    of = view(array, rows, length, count, each)
+    dims, strides = ((a[0], a[2], a[1], a[3]) for a in (of.dims, of.strides))
+    return of._replace(dims=dims, strides=strides)
+
+
+def _scaled(q: View) -> Then:
+    return Then(LINEAR, factor=q.dims[-1] ** -0.5)

@@ -1,0 +1,213 @@
+"""oneDNN's primitives give what NumPy gives in float64."""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fleetbert.compat import onednn, processor
+from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, SUM, Then, matmul, view
+
+needs_bfloat16 = pytest.mark.skipif(
+    not processor.bfloat16(), reason="this processor does not multiply bfloat16"
+)
+ROUNDING = 2**-8  # bfloat16 has 8 bits
+
+
+def rounded(x):
+    """The nearest bfloat16, the even one of two, as bits in uint16."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def widened(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def test_copying_rounds_to_the_nearest():
+    x = np.concatenate([normal(1000) * 1e6, [0, -0.0, 1.00390625, 1.01171875, 3e38, np.inf]])
+    x = x.astype(np.float32)
+    out = np.empty(x.shape, np.uint16)
+    onednn.copy(view(x), view(out))
+    np.testing.assert_array_equal(out, rounded(x))
+    back = np.empty(x.shape, np.float32)
+    onednn.copy(view(out), view(back))
+    np.testing.assert_array_equal(back, widened(out))
+
+
+KINDS = [
+    pytest.param(np.uint16, marks=needs_bfloat16, id="bfloat16"),
+    pytest.param(np.float32, id="float32"),
+]
+
+
+def operand(kind, *shape, seed):
+    """(array for oneDNN, the same in float64)"""
+    x = normal(*shape, seed=seed)
+    array = rounded(x) if kind == np.uint16 else x
+    return array, (widened(array) if kind == np.uint16 else x).astype(np.float64)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.tuples(*[st.integers(1, 70)] * 3), turned=st.tuples(st.booleans(), st.booleans()),
+    more=st.lists(st.sampled_from(["bias", "multiply", "scale", "add", "sum"]), unique=True),
+)  # fmt: skip
+def test_products(kind, sizes, turned, more):
+    m, k, n = sizes
+    a, exact_a = operand(kind, *((k, m) if turned[0] else (m, k)), seed=1)
+    b, exact_b = operand(kind, *((n, k) if turned[1] else (k, n)), seed=2)
+    bias, kept, added, out = normal(n), normal(m, n) > 0, normal(1, n), normal(m, n, seed=3)
+    exact = (exact_a.T if turned[0] else exact_a) @ (exact_b.T if turned[1] else exact_b)
+    before = out.astype(np.float64)
+    after = {
+        "multiply": (Then(MULTIPLY, view(kept)), lambda x: x * kept),
+        "scale": (Then(LINEAR, factor=1.25), lambda x: x * 1.25),
+        "add": (Then(ADD, view(added)), lambda x: x + added),
+        "sum": (Then(SUM), lambda x: x + before),
+    }
+    if "bias" in more:
+        exact = exact + bias
+    steps = [after[name] for name in more if name != "bias"]
+    for _, function in steps:
+        exact = function(exact)
+    matmul(
+        view(a).turned if turned[0] else view(a),
+        view(b).turned if turned[1] else view(b),
+        view(out),
+        view(bias, 1, n) if "bias" in more else None,
+        tuple(step for step, _ in steps),
+    )
+    np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-4)
+
+
+@needs_bfloat16
+def test_products_of_views_and_into_bfloat16():
+    """Heads of an attention, in place: (rows, length, heads, width) turned without a copy."""
+    rows, length, heads, width = 3, 5, 4, 8
+    q, exact_q = operand(np.uint16, rows, length, heads, width, seed=1)
+    k, exact_k = operand(np.uint16, rows, length, heads, width, seed=2)
+    mask = normal(rows, 1, 1, length)
+    shape = view(q)
+    order = (0, 2, 1, 3)
+    dims, strides = ([of[i] for i in order] for of in (shape.dims, shape.strides))
+    views = [view(x)._replace(dims=tuple(dims), strides=tuple(strides)) for x in (q, k)]
+    out = np.empty((rows, heads, length, length), np.uint16)
+    then = (Then(LINEAR, factor=0.5), Then(ADD, view(mask)))
+    matmul(views[0], views[1].turned, view(out), then=then)
+    exact = np.einsum("rqhw,rkhw->rhqk", exact_q, exact_k) * 0.5 + mask
+    np.testing.assert_allclose(widened(out), exact, rtol=ROUNDING, atol=1e-6)
+
+
+@needs_bfloat16
+def test_a_product_of_kept_elements():
+    x, exact = operand(np.uint16, 7, 9, seed=1)
+    kept, out = normal(7, 9) > 0, np.empty((7, 9), np.uint16)
+    onednn.multiply(view(x), view(kept), view(out))
+    np.testing.assert_array_equal(widened(out), exact * kept)
+
+
+def softmax(x):
+    exp = np.exp(x - x.max(-1, keepdims=True))
+    return exp / exp.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_softmax(kind):
+    x, out = normal(3, 4, 6) * 3, np.empty((3, 4, 6), kind)
+    onednn.softmax(view(x), view(out))
+    found = widened(out) if kind == np.uint16 else out
+    close = 2 * ROUNDING if kind == np.uint16 else 1e-5  # exp is rounded, and what it becomes
+    np.testing.assert_allclose(found, softmax(x.astype(np.float64)), rtol=close)
+    grad, exact_grad = operand(kind, 3, 4, 6, seed=1)
+    to_x = np.empty_like(out)
+    onednn.softmax_backward(view(out), view(grad), view(to_x))
+    y = found.astype(np.float64)
+    exact = y * (exact_grad - (exact_grad * y).sum(-1, keepdims=True))
+    np.testing.assert_allclose(
+        widened(to_x) if kind == np.uint16 else to_x, exact, rtol=close, atol=close / 10
+    )
+
+
+def test_layer_norm():
+    x, weight, bias, grad = normal(6, 40) * 3 + 1, normal(40), normal(40, seed=2), normal(6, 40)
+    out, to_x, to_weight, to_bias = (np.empty_like(a) for a in (x, x, weight, bias))
+    norm = onednn.layer_norm(view(x), view(weight), view(bias), 1e-3, view(out))
+    views = [view(a) for a in (x, weight, bias, grad, to_x, to_weight, to_bias)]
+    onednn.layer_norm_backward(norm, *views)
+    exact, g = x.astype(np.float64), grad.astype(np.float64)
+    inverse = 1 / np.sqrt(exact.var(1, keepdims=True) + 1e-3)
+    normalized = (exact - exact.mean(1, keepdims=True)) * inverse
+    np.testing.assert_allclose(out, normalized * weight + bias, atol=1e-5)
+    np.testing.assert_allclose(to_weight, (g * normalized).sum(0), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(to_bias, g.sum(0), rtol=1e-5, atol=1e-5)
+    scaled = g * weight
+    share = normalized * (scaled * normalized).mean(1, keepdims=True)
+    expected = (scaled - scaled.mean(1, keepdims=True) - share) * inverse
+    np.testing.assert_allclose(to_x, expected, atol=1e-5)
+
+
+ACTIVATIONS = {
+    (onednn.RELU, 0.0): lambda x: np.maximum(x, 0),
+    (onednn.TANH, 0.0): np.tanh,
+    (onednn.GELU, 0.0): lambda x: x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2,
+    (onednn.GELU_TANH, 0.0): lambda x: (
+        x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
+    ),
+    (onednn.SWISH, 1.0): lambda x: x / (1 + np.exp(-x)),
+    (onednn.SWISH, 1.702): lambda x: x / (1 + np.exp(-1.702 * x)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("function", ACTIVATIONS, ids=str)
+def test_activations(function, kind):
+    x, exact = operand(kind, 20, 30, seed=1)
+    grad, exact_grad = operand(kind, 20, 30, seed=2)
+    out, to_x = np.empty_like(x), np.empty_like(x)
+    onednn.activate(function, view(x), view(out))
+    onednn.activate_backward(function, view(x), view(grad), view(to_x))
+    if kind == np.uint16:
+        out, to_x = widened(out), widened(to_x)
+    close = ROUNDING if kind == np.uint16 else 1e-4
+    compute = ACTIVATIONS[function]
+    np.testing.assert_allclose(out, compute(exact), rtol=close, atol=close / 10)
+    slope = (compute(exact + 1e-6) - compute(exact - 1e-6)) / 2e-6
+    np.testing.assert_allclose(to_x, exact_grad * slope, rtol=close, atol=close / 10)
+
+
+def test_threads_do_not_mix_their_arrays():
+    """They share what computes for a shape."""
+    wrong = []
+
+    def multiplies(seed):
+        a, b = normal(30, 40, seed=seed), normal(40, 50, seed=seed + 100)
+        out, expected = np.empty((30, 50), np.float32), a @ b
+        for _ in range(200):
+            out[:] = 0
+            matmul(view(a), view(b), view(out))
+            if not np.allclose(out, expected, atol=1e-4):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=multiplies, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_what_does_not_fit_is_an_error():
+    a, b, out = normal(3, 4), normal(5, 6), np.empty((3, 6), np.float32)
+    with pytest.raises(RuntimeError, match="oneDNN: matmul_primitive_desc_create"):
+        matmul(view(a), view(b), view(out))

@@ -1,0 +1,156 @@
+"""precision.level: O1 on a CPU: jobs whose products are in bfloat16, and where there is none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tiny_job
+from processes import ended, kill, start
+
+from fleetbert import config
+from fleetbert.compat import processor
+from fleetbert.errors import UserError
+from fleetbert.train import job as training
+from fleetbert.train import precision
+from fleetbert.train.callbacks import Callback
+
+MIXED = {"precision.level": "O1", "precision.dtype": "bfloat16"}
+here = pytest.mark.skipif(
+    not processor.bfloat16(), reason="this processor does not multiply bfloat16"
+)
+NO_DROPOUT = {"model.dropout": 0.0}
+
+
+@pytest.fixture
+def has(monkeypatch):
+    """has(bool): whether the processor multiplies bfloat16."""
+    return lambda does: monkeypatch.setattr(processor, "bfloat16", lambda: does)
+
+
+class TestChoice:
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "auto"])
+    def test_other_processors_say_what_to_choose(self, has, level, dtype):
+        has(False)
+        settings = config.Precision(level=level, dtype=dtype)
+        with pytest.raises(
+            UserError, match=rf"precision.level: {level} .*AMX.* choose O0, or auto"
+        ):
+            precision.choose(settings, "cpu")
+
+    @pytest.mark.parametrize(
+        ("does", "dtype", "level"),
+        [(False, "auto", "O0"), (True, "auto", "O1"), (True, "bfloat16", "O1"),
+         (True, "float16", "O0")],
+    )  # fmt: skip
+    def test_auto_takes_it_where_it_is(self, has, does, dtype, level):
+        has(does)
+        chosen = precision.choose(config.Precision(level="auto", dtype=dtype), "cpu")
+        assert chosen.settings.level == level
+        assert chosen.own_layers == (level == "O1")
+        assert not chosen.mixed  # Paddle's AMP, which only warns
+        assert chosen.scale == 1.0
+
+    @pytest.mark.parametrize(
+        ("settings", "message"),
+        [
+            ({"level": "O1"}, "float16 on a CPU; set precision.dtype to bfloat16 or auto"),
+            ({"level": "O2", "dtype": "bfloat16"}, "O2 keeps weights in half.* choose O1"),
+            (
+                {"level": "O1", "dtype": "bfloat16", "custom_black_list": ["gelu"]},
+                "custom_black_list: gelu is of Paddle's AMP.* leave the list out",
+            ),
+        ],
+    )
+    def test_what_a_cpu_has_not(self, has, settings, message):
+        has(True)
+        with pytest.raises(UserError, match=message):
+            precision.choose(config.Precision(**settings), "cpu")
+
+    def test_not_with_what_computes_in_float32(self, has, trainer, tmp_path):
+        has(True)
+        with pytest.raises(UserError, match=r"O1 does not go together with trainer\.compile"):
+            trainer(tmp_path, {**MIXED, "trainer.compile": True})
+        settings = config.Precision(level="auto", dtype="bfloat16")
+        assert precision.choose(settings, "cpu", "task.name: ctr").settings.level == "O0"
+
+    def test_a_job_is_refused_before_it_starts(self, has, trainer, tmp_path):
+        has(False)
+        with pytest.raises(UserError, match="AVX512-BF16"):
+            trainer(tmp_path / "o", MIXED)
+
+
+class Fails(Callback):
+    def on_step(self, run):
+        if run.state.step == 6:
+            raise RuntimeError("pulled the plug")
+
+
+@here
+class TestJobs:
+    @pytest.mark.parametrize("batching", ["pad", "bucket", "pack"])
+    def test_losses_stay_by_those_of_float32(self, trainer, tmp_path, batching):
+        """200 steps, in which the loss falls to a tenth: each tenth of them within 1 %."""
+        changes = {**NO_DROPOUT, "data.batching": batching, "trainer.epochs": 20}
+        trainer(tmp_path / "float32", changes)
+        trainer(tmp_path / "mixed", {**changes, **MIXED})
+        exact, found = (
+            np.array([*tiny_job.losses(tmp_path / name).values()]) for name in ("float32", "mixed")
+        )
+        assert len(exact) == 200
+        means = [losses.reshape(10, -1).mean(1) for losses in (exact, found)]
+        assert means[0][-1] < 0.2 * means[0][0]
+        np.testing.assert_allclose(means[1], means[0], rtol=0.01, atol=0.001)
+        assert not np.array_equal(exact, found)
+
+    def test_masked_words_are_learned(self, trainer, tiny_data, tmp_path):
+        files = {"data.train": "texts.txt", "data.dev": "texts-dev.txt"}
+        changes = {
+            "task.name": "mlm", "task.mask_probability": 0.3, "trainer.epochs": 10,
+            **NO_DROPOUT, **{key: str(tiny_data / name) for key, name in files.items()},
+        }  # fmt: skip
+        exact = trainer(tmp_path / "float32", changes)["dev"]
+        found = trainer(tmp_path / "mixed", {**changes, **MIXED})["dev"]
+        assert found["loss"] == pytest.approx(exact["loss"], rel=0.02)
+        assert found["loss"] != exact["loss"]
+
+    def test_accumulating_changes_little(self, trainer, tmp_path):
+        changes = {**NO_DROPOUT, **MIXED, "data.batching": "pad"}
+        trainer(tmp_path / "whole", changes)
+        trainer(tmp_path / "parts", {**changes, "optimizer.accumulate_steps": 4})
+        whole, parts = (tiny_job.losses(tmp_path / name) for name in ("whole", "parts"))
+        assert parts == pytest.approx(whole, rel=0.005)
+
+    def test_a_resumed_run_has_the_same_losses_bit_for_bit(self, trainer, tmp_path):
+        changes = {
+            **MIXED, "trainer.recompute": True, "loss.r_drop": 0.5, "loss.adversarial": 0.3,
+            "data.batching": "pack", "trainer.checkpoint_every": 4,
+        }  # fmt: skip
+        trainer(tmp_path / "whole", changes)
+        with pytest.raises(RuntimeError, match="pulled"):
+            training.train(trainer.job(tmp_path / "cut", changes), callbacks=[Fails()])
+        assert trainer(tmp_path / "cut", changes)["resumed_at"] == 4
+        losses = tiny_job.losses(tmp_path / "whole")
+        assert tiny_job.losses(tmp_path / "cut") == losses
+
+    def test_evaluation_is_in_float32(self, trainer, tmp_path):
+        """Nothing is learned, so dev's loss is that of the same weights."""
+        idle = {"optimizer.learning_rate": 1e-12, "trainer.max_steps": 2}
+        one, other = (
+            trainer(tmp_path / name, {**idle, **more})["dev"]
+            for name, more in (("float32", {}), ("mixed", MIXED))
+        )
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-6)
+
+    def test_two_ranks_learn_as_one(self, trainer, tiny_data, tmp_path):
+        changes = {**NO_DROPOUT, **MIXED}
+        trainer(tmp_path / "one", changes)
+        path = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, tmp_path / "two", changes)
+        launcher = ["--nproc_per_node", "2", "--backend", "gloo"]
+        process = start(tmp_path, path, launcher=launcher)
+        try:
+            ended(process)
+        finally:
+            kill(process)
+        one, two = (tiny_job.losses(tmp_path / name) for name in ("one", "two"))
+        assert two == pytest.approx(one, rel=0.005)
