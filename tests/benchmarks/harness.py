@@ -80,13 +80,17 @@ def main(argv: Sequence[str]) -> None:
         )
         modules[name].add_arguments(subparser)
         subparser.add_argument(
-            "--publish", action="store_true", help="write docs/benchmarks/<date>-<name>.md too"
+            "--publish",
+            nargs="?",
+            const=name,
+            metavar="PAGE",
+            help=f"write docs/benchmarks/<date>-PAGE.md too ({name})",
         )
     arguments = parser.parse_args(argv)
     started = datetime.date.today().isoformat()
     result: Result = modules[arguments.name].run(arguments)
     text = markdown(result, started, f"python tests/benchmarks {shlex.join(argv)}")
-    stem = f"{started}-{arguments.name}"
+    stem = f"{started}-{arguments.publish or arguments.name}"
     folder = Path("output/benchmarks")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{stem}.md").write_text(text, encoding="utf-8")

@@ -1,6 +1,8 @@
 """PyTorch and transformers, as articles fine-tune BERT with them.
 
-Float32, random order, padded to the longest of the batch, AdamW with warm-up and linear decay.
+Random order, padded to the longest of the batch, AdamW with warm-up and linear decay; float32, or
+torch.autocast's bfloat16 (`bfloat16`); or texts of like length together, as transformers' Trainer
+has it (`grouped`).
 Runs in the peers' environment, without fleetbert: `train.py job.json`. The token ids and the
 initial weights are those of the other side.
 """
@@ -17,6 +19,7 @@ import torch
 import transformers
 from torch.utils.data import DataLoader
 from transformers import BertForSequenceClassification
+from transformers.trainer_pt_utils import LengthGroupedSampler
 
 # Python's standard library only, so that this environment can import it.
 sys.path.append(str(Path(__file__).resolve().parents[3] / "fleetbert" / "bench"))
@@ -103,10 +106,15 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
 
     train, dev = Texts(folder / "train.npz"), None
+    sampler = None
+    if job["grouped"]:
+        lengths = [len(ids) for ids in train.ids]
+        sampler = LengthGroupedSampler(job["batch_size"], lengths=lengths)
     loader = DataLoader(
         train,
         batch_size=job["batch_size"],
-        shuffle=True,
+        shuffle=sampler is None,
+        sampler=sampler,
         collate_fn=lambda texts: collate(texts, job["pad_id"]),
     )
     if (folder / "dev.npz").is_file():
@@ -120,7 +128,9 @@ def main() -> None:
     segments = worker.Segments(channel)
     channel.send(
         total_steps=job["total_steps"],
-        engine=f"PyTorch {torch.__version__.split('+')[0]}",
+        engine=f"PyTorch {torch.__version__.split('+')[0]}"
+        + ", bfloat16" * job["bfloat16"]
+        + ", grouped" * job["grouped"],
         versions={"torch": torch.__version__, "transformers": transformers.__version__},
     )
     step = 0
@@ -129,7 +139,8 @@ def main() -> None:
         for _ in range(min(len(loader), job["total_steps"] - step)):
             segments.before_step()
             batch = next(batches)
-            loss = model(**batch).loss
+            with torch.autocast("cpu", torch.bfloat16, enabled=job["bfloat16"]):
+                loss = model(**batch).loss
             loss.backward()
             if job["optimizer"]["max_grad_norm"]:
                 torch.nn.utils.clip_grad_norm_(
