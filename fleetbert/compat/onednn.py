@@ -4,8 +4,8 @@ Its primitives compute in place, on memory that NumPy or Paddle owns; each funct
 `View`s of such memory and writes into the last ones. bfloat16 has no type in NumPy: arrays of it
 are of uint16. Sums are of float32, whatever the operands are.
 
-The constants and the order of arguments are those of oneDNN 3 (dnnl.h, dnnl_types.h); wheels of
-Paddle 2.6.2 have 3.2.1. https://oneapi-src.github.io/oneDNN/v3.2/
+The constants and the order of arguments are those of oneDNN 3 (dnnl.h, dnnl_types.h); the wheel of
+Paddle 2.6.2 has 3.2.1, that of 3.3.1 has 3.6.2. https://oneapi-src.github.io/oneDNN/v3.2/
 """
 
 from __future__ import annotations

@@ -168,7 +168,9 @@ class Loss(Section):
 
 class Precision(Section):
     level: Literal["auto", "O0", "O1", "O2"] = key(
-        "O0", "O0: float32; O1, O2: mixed; auto: O1 where the device has it, else O0"
+        "O0",
+        "O0: float32; O1, O2: mixed (CPUs with AVX512-BF16 or AMX: O1 in bfloat16); auto: O1 where "
+        "the device has it, else O0",
     )
     dtype: Literal["float16", "bfloat16", "auto"] = key(
         "float16", "the half type of O1 and O2; auto: bfloat16 where the device has it"
