@@ -191,6 +191,11 @@ class Strategy(Section):
         "auto: collective when started by paddle.distributed.launch, else single; "
         "parameter_server: the weights lie on servers (CPU only, see docs/ps.md)",
     )
+    gradients: Literal["float32", "bfloat16"] = key(
+        "float32",
+        "collective: what ranks send each other; bfloat16: half the bytes, for networks that are "
+        "slower than the rounding",
+    )
     mode: Literal["async", "sync", "geo"] = key(
         "async",
         "parameter_server: when trainers push what they changed: after each step without waiting, "

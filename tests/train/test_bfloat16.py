@@ -142,8 +142,17 @@ class TestJobs:
         )
         assert one["loss"] == pytest.approx(other["loss"], abs=1e-6)
 
-    def test_two_ranks_learn_as_one(self, trainer, tiny_data, tmp_path):
-        changes = {**NO_DROPOUT, **MIXED}
+    def test_two_ranks_learn_as_one(self, beside_two_ranks):
+        one, two = beside_two_ranks(MIXED)
+        assert two == pytest.approx(one, rel=0.005)
+
+
+@pytest.fixture
+def beside_two_ranks(trainer, tiny_data, tmp_path):
+    """beside_two_ranks(changes) → the losses of one process, and those of two ranks."""
+
+    def call(changes):
+        changes = {**NO_DROPOUT, **changes}
         trainer(tmp_path / "one", changes)
         path = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, tmp_path / "two", changes)
         launcher = ["--nproc_per_node", "2", "--backend", "gloo"]
@@ -152,5 +161,13 @@ class TestJobs:
             ended(process)
         finally:
             kill(process)
-        one, two = (tiny_job.losses(tmp_path / name) for name in ("one", "two"))
-        assert two == pytest.approx(one, rel=0.005)
+        return [tiny_job.losses(tmp_path / name) for name in ("one", "two")]
+
+    return call
+
+
+def test_ranks_may_send_half_the_bytes(beside_two_ranks):
+    """All computes in float32, and only what ranks send each other is rounded."""
+    one, two = beside_two_ranks({"strategy.gradients": "bfloat16"})
+    assert two == pytest.approx(one, rel=0.005)
+    assert two != pytest.approx(one, rel=1e-5)

@@ -36,7 +36,7 @@ def connect(job: schema.Config) -> Single:
             "paddle.distributed.launch, or choose collective"
         )
     # One rank needs no group: `collective` without a launcher is the same as single.
-    return Collective(device) if launched else Single(device)
+    return Collective(device, job.strategy) if launched else Single(device)
 
 
 def set_device(wanted: str) -> str:

@@ -9,14 +9,17 @@ import paddle.distributed as dist
 from paddle.distributed import fleet
 from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_gradients
 
+from fleetbert import config as schema
 from fleetbert.compat import training
 from fleetbert.launch import heartbeat
 from fleetbert.train.strategies.single import Single, T
 
 
 class Collective(Single):
-    def __init__(self, device: str):
+    def __init__(self, device: str, settings: schema.Strategy):
         super().__init__(device)
+        self.rounds = settings.gradients == "bfloat16"
+        self.syncs_late = self.rounds  # what Paddle sends during the backward is float32
         heartbeat.note_phase(heartbeat.JOINING)
         training.join_ranks()
         heartbeat.note_phase(heartbeat.JOINED)
@@ -34,7 +37,11 @@ class Collective(Single):
         return no_sync
 
     def sync_gradients(self) -> None:
-        fused_allreduce_gradients(list(self.task.network.parameters()), None)
+        parameters = list(self.task.network.parameters())
+        if self.rounds:
+            _average_rounded([p.grad for p in parameters if p.grad is not None], self.world_size)
+        else:
+            fused_allreduce_gradients(parameters, None)
 
     def gather(self, value: T) -> list[T]:
         values: list[T] = []
@@ -61,3 +68,17 @@ class Collective(Single):
         self.barriers += 1
         name = f"fleetbert-barrier-{self.barriers}"
         return training.wait_for_ranks(name, self.rank, self.world_size, failed)
+
+
+@paddle.no_grad()
+def _average_rounded(gradients: list[paddle.Tensor], ranks: int) -> None:
+    """The mean over all ranks in place, each of them and their sum rounded to bfloat16.
+
+    A rank divides before it rounds, so that equal gradients stay what they are.
+    """
+    whole = paddle.concat([gradient.flatten() for gradient in gradients])
+    sent = (whole / ranks).astype("bfloat16")
+    dist.all_reduce(sent)
+    parts = sent.astype("float32").split([gradient.size for gradient in gradients])
+    for gradient, part in zip(gradients, parts):
+        gradient.set_value(part.reshape(gradient.shape))
