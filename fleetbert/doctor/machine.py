@@ -34,6 +34,7 @@ FLAGS = {
     "avx512_vnni": "int8 with 8 bits",
     "avx512_bf16": "bfloat16",
     "amx_int8": "int8 in tiles",
+    "amx_bf16": "bfloat16 in tiles",
 }
 
 
