@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import threading
-from ctypes import c_float, c_int, c_int32, c_int64, c_size_t, c_uint, c_void_p
+from ctypes import c_char, c_float, c_int, c_int64, c_size_t, c_uint, c_void_p
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional, Tuple, Union
 
@@ -27,7 +27,7 @@ KINDS = {np.dtype(np.uint16): BFLOAT16, np.dtype(np.float32): FLOAT32, np.dtype(
 # Of functions of single elements.
 RELU, TANH, LINEAR, GELU_TANH, SWISH, GELU = 0x20, 0x21, 0x26, 0x2B, 0x2C, 0x31
 ADD, MULTIPLY = 0x1FFF0, 0x1FFF1
-SUM = 0  # here: not an algorithm of oneDNN
+ANY = -(1 << 63)  # a size that is told with the memory
 SOFTMAX = 0x30000
 FORWARD, BACKWARD = 64, 128
 SCALED_AND_SHIFTED = 2 | 4  # a layer normalization with weight and bias
@@ -36,8 +36,9 @@ SRC, SRC_1, DST, WEIGHTS, BIAS = 1, 2, 17, 33, 41
 MEAN, VARIANCE, SCALE, SHIFT = 49, 50, 51, 52
 DIFF_SRC, DIFF_DST, DIFF_SCALE, DIFF_SHIFT = 129, 145, 255, 256
 POST_OP = 32768
-# Shapes whose primitives are kept: a batch's length and size make some 40 for a network.
-KEPT = 8192
+# Calls of each kind that are kept. A batch's length and number of rows make six products of heads,
+# 2.5 MB of code, which take some 10 ms to make; oneDNN itself keeps about as many again.
+KEPT = 192
 
 Array = Union[np.ndarray, paddle.Tensor]
 Function = Tuple[int, float]  # one of single elements, and its alpha
@@ -85,21 +86,46 @@ def view(array: Array, *dims: int) -> View:
 
 class Then(NamedTuple):
     """What follows a product: `algorithm` is ADD or MULTIPLY with `other`, which may have 1 in
-    place of a size; LINEAR, by `factor`; or SUM, with what the outcome's memory holds."""
+    place of a size, or LINEAR, by `factor`."""
 
     algorithm: int
     other: View | None = None
     factor: float = 1.0
 
 
-def matmul(
-    a: View, b: View, out: View, bias: View | None = None, then: tuple[Then, ...] = ()
-) -> None:
-    """out (..., m, n) = a (..., m, k) b (..., k, n) + bias (1, n), and what is to follow."""
-    afters = tuple((t.algorithm, t.other and t.other.layout, t.factor) for t in then)
-    product = _matmul(a.layout, b.layout, out.layout, bias and bias.layout, afters)
+def linear(x: View, weight: View, bias: View | None, out: View, factor: float = 1.0) -> None:
+    """out (rows, n) = (x (rows, k) weight (k, n) + bias (1, n)) factor.
+
+    What computes it is the same for any number of rows.
+    """
+    layouts = x.layout, weight.layout, bias and bias.layout, out.layout
+    biases = [] if bias is None else [bias.address]
+    _linear(*layouts, factor)(x.address, weight.address, *biases, out.address)
+
+
+def multiply_add(a: View, b: View, out: View, factor: float = 1.0, add: bool = False) -> None:
+    """out (m, n) float32 = a (m, k) b (k, n) factor, added to what is there where asked to.
+
+    Of matrices in bfloat16, whatever their sizes; either may be `turned`.
+    """
+    (m, k), n = a.dims, b.dims[1]
+    turned = [of.strides[1] != 1 for of in (a, b)]
+    steps = [of.strides[0] if of.strides[1] == 1 else of.strides[1] for of in (a, b, out)]
+    letters = [b"T" if of else b"N" for of in turned]
+    sizes = m, n, k, factor, a.address, steps[0], b.address, steps[1], float(add)
+    _check("gemm_bf16bf16f32", *letters, *sizes, out.address, steps[2])
+
+
+def matmul(a: View, b: View, out: View, then: tuple[Then, ...] = ()) -> None:
+    """out (..., m, n) = a (..., m, k) b (..., k, n), and what is to follow."""
     others = [t.other.address for t in then if t.other]
-    product(a.address, b.address, *([bias.address] if bias else ()), out.address, *others)
+    _matmul(a.layout, b.layout, out.layout, _steps(then))(
+        a.address, b.address, out.address, *others
+    )
+
+
+def _steps(then: tuple[Then, ...]) -> tuple[Step, ...]:
+    return tuple((t.algorithm, t.other and t.other.layout, t.factor) for t in then)
 
 
 def copy(source: View, out: View) -> None:
@@ -107,9 +133,17 @@ def copy(source: View, out: View) -> None:
     _reorder(source.layout, out.layout)(source.address, out.address)
 
 
-def multiply(a: View, b: View, out: View) -> None:
+def multiply(a: View, b: View, out: View, then: tuple[Then, ...] = ()) -> None:
+    """Element by element, and what is to follow."""
+    others = [t.other.address for t in then if t.other]
+    _elements(MULTIPLY, a.layout, b.layout, out.layout, _steps(then))(
+        a.address, b.address, out.address, *others
+    )
+
+
+def add(a: View, b: View, out: View) -> None:
     """Element by element."""
-    _product(a.layout, b.layout, out.layout)(a.address, b.address, out.address)
+    _elements(ADD, a.layout, b.layout, out.layout, ())(a.address, b.address, out.address)
 
 
 def activate(function: Function, x: View, out: View) -> None:
@@ -185,12 +219,22 @@ class _Argument(ctypes.Structure):
 
 
 class _Primitive:
-    """What computes one thing for arrays of one layout; called with their addresses."""
+    """What computes one thing."""
 
-    def __init__(self, descriptor: c_void_p, arguments: list[tuple[int, Layout]]):
-        library = _library()
-        self._primitive = c_void_p()
-        _check("primitive_create", ctypes.byref(self._primitive), descriptor)
+    def __init__(self, descriptor: c_void_p):
+        self.handle = c_void_p()
+        _check("primitive_create", ctypes.byref(self.handle), descriptor)
+        _check("primitive_desc_destroy", descriptor)
+
+    def __del__(self) -> None:
+        _library().dnnl_primitive_destroy(self.handle)
+
+
+class _Call:
+    """A primitive for arrays of certain layouts; called with their addresses."""
+
+    def __init__(self, primitive: _Primitive, arguments: list[tuple[int, Layout]]):
+        self._primitive = primitive
         self._memories = []
         self._arguments = (_Argument * len(arguments))()
         for entry, (argument, layout) in zip(self._arguments, arguments):
@@ -198,27 +242,29 @@ class _Primitive:
             _check("memory_create", ctypes.byref(memory), _described(layout), _engine(), None)
             self._memories.append(memory)
             entry.argument, entry.memory = argument, memory
-        self._place, self._run = library.dnnl_memory_set_data_handle, library.dnnl_primitive_execute
+        self._place = _library().dnnl_memory_set_data_handle
+        self._run = _library().dnnl_primitive_execute
         self._stream = _stream()
 
     def __call__(self, *addresses: int) -> None:
         with _lock:
             for memory, address in zip(self._memories, addresses):
                 self._place(memory, address)
-            status = self._run(self._primitive, self._stream, len(self._memories), self._arguments)
+            status = self._run(
+                self._primitive.handle, self._stream, len(self._memories), self._arguments
+            )
         if status:
             raise RuntimeError(f"oneDNN could not compute: status {status}")
 
     def __del__(self) -> None:
         for memory in self._memories:
             _library().dnnl_memory_destroy(memory)
-        _library().dnnl_primitive_destroy(self._primitive)
 
 
-_lock = threading.Lock()  # a primitive's memories are its own, and calls let other threads run
+_lock = threading.Lock()  # the memories are a call's own, and running lets other threads run
 
 
-def _kept(make: Callable[..., _Primitive]) -> Callable[..., _Primitive]:
+def _kept(make: Callable[..., _Call]) -> Callable[..., _Call]:
     return functools.lru_cache(KEPT)(make)
 
 
@@ -230,9 +276,7 @@ def _attributes(then: tuple[Step, ...]) -> tuple[c_void_p | None, list[tuple[int
     _check("primitive_attr_create", ctypes.byref(attributes))
     _check("post_ops_create", ctypes.byref(steps))
     for number, (algorithm, other, factor) in enumerate(then, 1):
-        if algorithm == SUM:
-            _check("post_ops_append_sum", steps, 1.0, 0, FLOAT32)
-        elif other is None:
+        if other is None:
             _check("post_ops_append_eltwise", steps, algorithm, factor, 0.0)
         else:
             _check("post_ops_append_binary", steps, algorithm, _described(other))
@@ -242,24 +286,41 @@ def _attributes(then: tuple[Step, ...]) -> tuple[c_void_p | None, list[tuple[int
 
 
 @_kept
-def _matmul(
-    a: Layout, b: Layout, out: Layout, bias: Layout | None, then: tuple[Step, ...]
+def _linear(x: Layout, weight: Layout, bias: Layout | None, out: Layout, factor: float) -> _Call:
+    (_, inside), outside = x[0], out[0][1]
+    primitive = _of_any_rows(inside, outside, weight, bias, x[2], out[2], factor)
+    biases = [(BIAS, bias)] if bias else []
+    return _Call(primitive, [(SRC, x), (WEIGHTS, weight), *biases, (DST, out)])
+
+
+@functools.lru_cache(KEPT)
+def _of_any_rows(
+    inside: int, outside: int, weight: Layout, bias: Layout | None, x: int, out: int, factor: float
 ) -> _Primitive:
-    attributes, others = _attributes(then)
+    rows = [((ANY, n), (n, 1), kind) for n, kind in ((inside, x), (outside, out))]
+    attributes, _ = _attributes(() if factor == 1 else ((LINEAR, None, factor),))
     descriptor = _descriptor(
         "matmul",
-        _described(a),
-        _described(b),
+        _described(rows[0]),
+        _described(weight),
         bias and _described(bias),
-        _described(out),
+        _described(rows[1]),
         attributes,
     )
-    biases = [(BIAS, bias)] if bias else []
-    return _Primitive(descriptor, [(SRC, a), (WEIGHTS, b), *biases, (DST, out), *others])
+    return _Primitive(descriptor)
 
 
 @_kept
-def _reorder(source: Layout, out: Layout) -> _Primitive:
+def _matmul(a: Layout, b: Layout, out: Layout, then: tuple[Step, ...]) -> _Call:
+    attributes, others = _attributes(then)
+    descriptor = _descriptor(
+        "matmul", _described(a), _described(b), None, _described(out), attributes
+    )
+    return _Call(_Primitive(descriptor), [(SRC, a), (WEIGHTS, b), (DST, out), *others])
+
+
+@_kept
+def _reorder(source: Layout, out: Layout) -> _Call:
     descriptor = c_void_p()
     _check(
         "reorder_primitive_desc_create",
@@ -270,15 +331,16 @@ def _reorder(source: Layout, out: Layout) -> _Primitive:
         _engine(),
         None,
     )
-    return _Primitive(descriptor, [(SRC, source), (DST, out)])
+    return _Call(_Primitive(descriptor), [(SRC, source), (DST, out)])
 
 
 @_kept
-def _product(a: Layout, b: Layout, out: Layout) -> _Primitive:
+def _elements(algorithm: int, a: Layout, b: Layout, out: Layout, then: tuple[Step, ...]) -> _Call:
+    attributes, others = _attributes(then)
     descriptor = _descriptor(
-        "binary", MULTIPLY, _described(a), _described(b), _described(out), None
+        "binary", algorithm, _described(a), _described(b), _described(out), attributes
     )
-    return _Primitive(descriptor, [(SRC, a), (SRC_1, b), (DST, out)])
+    return _Call(_Primitive(descriptor), [(SRC, a), (SRC_1, b), (DST, out), *others])
 
 
 def _activation_descriptor(function: Function, x: Layout) -> c_void_p:
@@ -289,18 +351,18 @@ def _activation_descriptor(function: Function, x: Layout) -> c_void_p:
 
 
 @_kept
-def _activation(function: Function, x: Layout) -> _Primitive:
-    return _Primitive(_activation_descriptor(function, x), [(SRC, x), (DST, x)])
+def _activation(function: Function, x: Layout) -> _Call:
+    return _Call(_Primitive(_activation_descriptor(function, x)), [(SRC, x), (DST, x)])
 
 
 @_kept
-def _activation_backward(function: Function, x: Layout) -> _Primitive:
+def _activation_backward(function: Function, x: Layout) -> _Call:
     algorithm, alpha = function
     same = (_described(x),) * 3
     descriptor = _descriptor(
         "eltwise_backward", algorithm, *same, alpha, 0.0, _activation_descriptor(function, x), None
     )
-    return _Primitive(descriptor, [(SRC, x), (DIFF_DST, x), (DIFF_SRC, x)])
+    return _Call(_Primitive(descriptor), [(SRC, x), (DIFF_DST, x), (DIFF_SRC, x)])
 
 
 def _softmax_descriptor(x: Layout, out: Layout) -> c_void_p:
@@ -311,17 +373,17 @@ def _softmax_descriptor(x: Layout, out: Layout) -> c_void_p:
 
 
 @_kept
-def _softmax(x: Layout, out: Layout) -> _Primitive:
-    return _Primitive(_softmax_descriptor(x, out), [(SRC, x), (DST, out)])
+def _softmax(x: Layout, out: Layout) -> _Call:
+    return _Call(_Primitive(_softmax_descriptor(x, out)), [(SRC, x), (DST, out)])
 
 
 @_kept
-def _softmax_backward(y: Layout) -> _Primitive:
+def _softmax_backward(y: Layout) -> _Call:
     same = (_described(y),) * 3
     descriptor = _descriptor(
         "softmax_backward", SOFTMAX, *same, len(y[0]) - 1, _softmax_descriptor(y, y), None
     )
-    return _Primitive(descriptor, [(DST, y), (DIFF_DST, y), (DIFF_SRC, y)])
+    return _Call(_Primitive(descriptor), [(DST, y), (DIFF_DST, y), (DIFF_SRC, y)])
 
 
 def _norm_layouts(x: Layout) -> tuple[Layout, Layout]:
@@ -344,14 +406,14 @@ def _norm_descriptor(x: Layout, epsilon: float) -> c_void_p:
 
 
 @_kept
-def _layer_norm(x: Layout, epsilon: float) -> _Primitive:
+def _layer_norm(x: Layout, epsilon: float) -> _Call:
     rows, width = _norm_layouts(x)
     arguments = [(SRC, x), (DST, x), (MEAN, rows), (VARIANCE, rows), (SCALE, width), (SHIFT, width)]
-    return _Primitive(_norm_descriptor(x, epsilon), arguments)
+    return _Call(_Primitive(_norm_descriptor(x, epsilon)), arguments)
 
 
 @_kept
-def _layer_norm_backward(x: Layout, epsilon: float) -> _Primitive:
+def _layer_norm_backward(x: Layout, epsilon: float) -> _Call:
     rows, width = _norm_layouts(x)
     descriptor = _descriptor(
         "layer_normalization_backward",
@@ -365,7 +427,7 @@ def _layer_norm_backward(x: Layout, epsilon: float) -> _Primitive:
     )
     arguments = [(SRC, x), (DIFF_DST, x), (MEAN, rows), (VARIANCE, rows), (SCALE, width)]
     arguments += [(SHIFT, width), (DIFF_SRC, x), (DIFF_SCALE, width), (DIFF_SHIFT, width)]
-    return _Primitive(descriptor, arguments)
+    return _Call(_Primitive(descriptor), arguments)
 
 
 # Of arguments that are not addresses; those of a descriptor come after the engine.
@@ -378,7 +440,13 @@ _TYPES = {
     "primitive_destroy": (c_void_p,),
     "memory_destroy": (c_void_p,),
     "post_ops_append_eltwise": (c_void_p, c_int, c_float, c_float),
-    "post_ops_append_sum": (c_void_p, c_float, c_int32, c_int),
+    "primitive_desc_destroy": (c_void_p,),
+    "gemm_bf16bf16f32": (
+        *(c_char, c_char),
+        *(c_int64,) * 3,
+        *(c_float, c_void_p, c_int64, c_void_p, c_int64),
+        *(c_float, c_void_p, c_int64),
+    ),
     "post_ops_append_binary": (c_void_p, c_int, c_void_p),
     "binary_primitive_desc_create": (c_int, *(c_void_p,) * 4),
     "eltwise_forward_primitive_desc_create": (

@@ -25,7 +25,7 @@ from paddle.autograd import PyLayer, PyLayerContext
 from paddle.nn.quant.quant_layers import QuantizedLinear
 
 from fleetbert.compat import onednn
-from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, SUM, Then, View, matmul, view
+from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, Then, View, matmul, view
 from fleetbert.models import activations
 from fleetbert.models.cpu import Random
 
@@ -142,7 +142,8 @@ class Linear(PyLayer):
         ctx.x = _rounded(x, x.size // inside, inside)
         ctx.w = _rounded(weight, inside, outside)
         y = paddle.empty([*x.shape[:-1], outside])
-        matmul(view(ctx.x), view(ctx.w), view(y, len(ctx.x), outside), view(bias, 1, outside))
+        of_rows = view(y, len(ctx.x), outside)
+        onednn.linear(view(ctx.x), view(ctx.w), view(bias, 1, outside), of_rows)
         return y
 
     @staticmethod
@@ -150,7 +151,7 @@ class Linear(PyLayer):
         inside, outside = ctx.w.shape
         to_y = _rounded(grad, len(ctx.x), outside)
         to_x = paddle.empty([*grad.shape[:-1], inside])
-        matmul(view(to_y), view(ctx.w).turned, view(to_x, len(ctx.x), inside))
+        onednn.multiply_add(view(to_y), view(ctx.w).turned, view(to_x, len(ctx.x), inside))
         return _given(ctx, to_x, *_to_linear(ctx.x, to_y))
 
 
@@ -180,9 +181,10 @@ class Attention(PyLayer):
     @staticmethod
     def backward(ctx, grad):
         to_x, to_y, *of_norm = _begin(ctx, grad)
-        of_out = _to_linear(ctx.context, to_y, ctx.kept.scaling)
+        of_out = _to_linear(ctx.context, to_y, ctx.kept.scale)
         to_context = np.empty_like(ctx.context)
-        matmul(view(to_y), view(ctx.w_out).turned, view(to_context), then=ctx.kept.scaling)
+        back = view(ctx.w_out).turned
+        onednn.linear(view(to_y), back, None, view(to_context), ctx.kept.scale)
         to_qkv = [np.empty_like(array) for array in ctx.qkv]
         rows, count = ctx.weights.shape[:2]
         heads = (_heads(array, rows, count) for array in (*ctx.qkv, *to_qkv, to_context))
@@ -218,9 +220,9 @@ class FeedForward(PyLayer):
     @staticmethod
     def backward(ctx, grad):
         to_x, to_y, *of_norm = _begin(ctx, grad)
-        of_out = _to_linear(ctx.after, to_y, ctx.kept.scaling)
+        of_out = _to_linear(ctx.after, to_y, ctx.kept.scale)
         to_after, to_before = np.empty_like(ctx.after), np.empty_like(ctx.before)
-        matmul(view(to_y), view(ctx.w_out).turned, view(to_after), then=ctx.kept.scaling)
+        onednn.linear(view(to_y), view(ctx.w_out).turned, None, view(to_after), ctx.kept.scale)
         onednn.activate_backward(ctx.function, view(ctx.before), view(to_after), view(to_before))
         _add_through(to_before, ctx.w_in, to_x)
         return _given(ctx, to_x, *_to_linear(ctx.x, to_before), *of_out, *of_norm)
@@ -274,9 +276,13 @@ def _finish(
     ctx.gain, ctx.shift = gain, shift
     ctx.sum = np.empty((len(y), hidden), np.float32)
     ctx.kept = Dropout.draw(ctx.sum.shape, how.dropout, how.generator)
-    residual = Then(ADD, view(x, *ctx.sum.shape))
-    then = (*ctx.kept.then, residual)
-    matmul(view(y), view(ctx.w_out), view(ctx.sum), view(bias, 1, hidden), then)
+    total, residual = view(ctx.sum), view(x, *ctx.sum.shape)
+    onednn.linear(view(y), view(ctx.w_out), view(bias, 1, hidden), total)
+    if ctx.kept.kept is None:
+        onednn.add(total, residual, total)
+    else:
+        then = (*ctx.kept.scaling, Then(ADD, residual))
+        onednn.multiply(total, view(ctx.kept.kept), total, then)
     out = paddle.empty(x.shape)
     ctx.norm = onednn.layer_norm(
         view(ctx.sum), view(gain), view(shift), how.epsilon, view(out, *ctx.sum.shape)
@@ -307,26 +313,26 @@ def _begin(
 def _linear(x: np.ndarray, weight: np.ndarray, bias: paddle.Tensor) -> np.ndarray:
     """x (rows, in) w (in, out) + b."""
     y = np.empty((len(x), weight.shape[1]), np.uint16)
-    matmul(view(x), view(weight), view(y), view(bias, 1, y.shape[1]))
+    onednn.linear(view(x), view(weight), view(bias, 1, y.shape[1]), view(y))
     return y
 
 
 def _to_linear(
-    x: np.ndarray, to_y: np.ndarray, then: tuple[Then, ...] = ()
+    x: np.ndarray, to_y: np.ndarray, factor: float = 1.0
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """The gradients by w and b of y = x w + b; x (rows, in), to_y (rows, out)."""
     rows, width = to_y.shape
     to_w, to_b = paddle.empty([x.shape[1], width]), paddle.empty([width])
-    matmul(view(x).turned, view(to_y), view(to_w), then=then)
+    onednn.multiply_add(view(x).turned, view(to_y), view(to_w), factor)
     ones = np.full((1, rows), ONE)
-    matmul(view(ones), view(to_y), view(to_b, 1, width), then=then)
+    onednn.multiply_add(view(ones), view(to_y), view(to_b, 1, width), factor)
     return to_w, to_b
 
 
 def _add_through(to_y: np.ndarray, weight: np.ndarray, to_x: paddle.Tensor) -> None:
     """Add the gradient by x of y = x w + b."""
-    added = (Then(SUM),)
-    matmul(view(to_y), view(weight).turned, view(to_x, len(to_y), len(weight)), then=added)
+    into = view(to_x, len(to_y), len(weight))
+    onednn.multiply_add(view(to_y), view(weight).turned, into, add=True)
 
 
 def _asked(*tensors: paddle.Tensor) -> tuple[bool, ...]:

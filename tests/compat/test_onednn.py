@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetbert.compat import onednn, processor
-from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, SUM, Then, matmul, view
+from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, Then, matmul, view
 
 needs_bfloat16 = pytest.mark.skipif(
     not processor.bfloat16(), reason="this processor does not multiply bfloat16"
@@ -58,37 +58,70 @@ def operand(kind, *shape, seed):
     return array, (widened(array) if kind == np.uint16 else x).astype(np.float64)
 
 
+SIZES = st.tuples(*[st.integers(1, 70)] * 3)
+FACTORS = st.sampled_from([1.0, 1.25])
+
+
+def turnable(kind, rows, columns, turn, seed):
+    """(array to keep, its view, the same in float64), of these sizes; turn: it lies turned."""
+    array, exact = operand(kind, *((columns, rows) if turn else (rows, columns)), seed=seed)
+    return (array, view(array).turned, exact.T) if turn else (array, view(array), exact)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=60, deadline=None)
 @given(
-    sizes=st.tuples(*[st.integers(1, 70)] * 3), turned=st.tuples(st.booleans(), st.booleans()),
-    more=st.lists(st.sampled_from(["bias", "multiply", "scale", "add", "sum"]), unique=True),
+    sizes=SIZES, turns=st.tuples(st.booleans(), st.booleans()),
+    more=st.lists(st.sampled_from(["multiply", "scale", "add"]), unique=True),
 )  # fmt: skip
-def test_products(kind, sizes, turned, more):
+def test_products(kind, sizes, turns, more):
     m, k, n = sizes
-    a, exact_a = operand(kind, *((k, m) if turned[0] else (m, k)), seed=1)
-    b, exact_b = operand(kind, *((n, k) if turned[1] else (k, n)), seed=2)
-    bias, kept, added, out = normal(n), normal(m, n) > 0, normal(1, n), normal(m, n, seed=3)
-    exact = (exact_a.T if turned[0] else exact_a) @ (exact_b.T if turned[1] else exact_b)
-    before = out.astype(np.float64)
+    _a, a, exact_a = turnable(kind, m, k, turns[0], seed=1)
+    _b, b, exact_b = turnable(kind, k, n, turns[1], seed=2)
+    kept, added, out = normal(m, n) > 0, normal(1, n), normal(m, n, seed=3)
+    exact = exact_a @ exact_b
     after = {
         "multiply": (Then(MULTIPLY, view(kept)), lambda x: x * kept),
         "scale": (Then(LINEAR, factor=1.25), lambda x: x * 1.25),
         "add": (Then(ADD, view(added)), lambda x: x + added),
-        "sum": (Then(SUM), lambda x: x + before),
     }
-    if "bias" in more:
-        exact = exact + bias
-    steps = [after[name] for name in more if name != "bias"]
-    for _, function in steps:
-        exact = function(exact)
-    matmul(
-        view(a).turned if turned[0] else view(a),
-        view(b).turned if turned[1] else view(b),
-        view(out),
-        view(bias, 1, n) if "bias" in more else None,
-        tuple(step for step, _ in steps),
-    )
+    for name in more:
+        exact = after[name][1](exact)
+    matmul(a, b, view(out), tuple(after[name][0] for name in more))
+    np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-4)
+
+
+@needs_bfloat16
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=SIZES, turn=st.booleans(), biased=st.booleans(), factor=FACTORS,
+    kind=st.sampled_from([np.float32, np.uint16]),
+)  # fmt: skip
+def test_linear_layers_of_any_number_of_rows(sizes, turn, biased, factor, kind):
+    rows, k, n = sizes
+    x, exact_x = operand(np.uint16, rows, k, seed=1)
+    _weight, weight, exact = turnable(np.uint16, k, n, turn, seed=2)
+    bias, out = normal(n), np.empty((rows, n), kind)
+    onednn.linear(view(x), weight, view(bias, 1, n) if biased else None, view(out), factor)
+    expected = (exact_x @ exact + bias * biased) * factor
+    if kind == np.uint16:
+        np.testing.assert_allclose(widened(out), expected, rtol=ROUNDING, atol=1e-4)
+    else:
+        np.testing.assert_allclose(out, expected, rtol=1e-5, atol=1e-4)
+
+
+@needs_bfloat16
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=SIZES, turns=st.tuples(st.booleans(), st.booleans()), factor=FACTORS, add=st.booleans()
+)  # fmt: skip
+def test_products_that_are_added(sizes, turns, factor, add):
+    m, k, n = sizes
+    _a, a, exact_a = turnable(np.uint16, m, k, turns[0], seed=1)
+    _b, b, exact_b = turnable(np.uint16, k, n, turns[1], seed=2)
+    out = normal(m, n, seed=3)
+    exact = exact_a @ exact_b * factor + out * add
+    onednn.multiply_add(a, b, view(out), factor, add)
     np.testing.assert_allclose(out, exact, rtol=1e-5, atol=1e-4)
 
 
@@ -105,7 +138,7 @@ def test_products_of_views_and_into_bfloat16():
     views = [view(x)._replace(dims=tuple(dims), strides=tuple(strides)) for x in (q, k)]
     out = np.empty((rows, heads, length, length), np.uint16)
     then = (Then(LINEAR, factor=0.5), Then(ADD, view(mask)))
-    matmul(views[0], views[1].turned, view(out), then=then)
+    matmul(views[0], views[1].turned, view(out), then)
     exact = np.einsum("rqhw,rkhw->rhqk", exact_q, exact_k) * 0.5 + mask
     np.testing.assert_allclose(widened(out), exact, rtol=ROUNDING, atol=1e-6)
 
@@ -116,6 +149,17 @@ def test_a_product_of_kept_elements():
     kept, out = normal(7, 9) > 0, np.empty((7, 9), np.uint16)
     onednn.multiply(view(x), view(kept), view(out))
     np.testing.assert_array_equal(widened(out), exact * kept)
+
+
+def test_dropout_and_a_residual_in_place():
+    x, kept, residual = normal(7, 9), normal(7, 9, seed=1) > 0, normal(7, 9, seed=2)
+    out = x.copy()
+    onednn.multiply(
+        view(out), view(kept), view(out), (Then(LINEAR, factor=1.25), Then(ADD, view(residual)))
+    )
+    np.testing.assert_allclose(out, x * kept * 1.25 + residual, rtol=1e-6)
+    onednn.add(view(out), view(residual), view(out))
+    np.testing.assert_allclose(out, x * kept * 1.25 + 2 * residual, rtol=1e-5, atol=1e-6)
 
 
 def softmax(x):

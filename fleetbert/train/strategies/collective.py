@@ -11,6 +11,7 @@ from paddle.distributed.fleet.utils.hybrid_parallel_util import fused_allreduce_
 
 from fleetbert import config as schema
 from fleetbert.compat import training
+from fleetbert.graph import bfloat16
 from fleetbert.launch import heartbeat
 from fleetbert.train.strategies.single import Single, T
 
@@ -72,12 +73,12 @@ class Collective(Single):
 
 @paddle.no_grad()
 def _average_rounded(gradients: list[paddle.Tensor], ranks: int) -> None:
-    """The mean over all ranks in place, each of them and their sum rounded to bfloat16.
-
-    A rank divides before it rounds, so that equal gradients stay what they are.
-    """
-    whole = paddle.concat([gradient.flatten() for gradient in gradients])
-    sent = (whole / ranks).astype("bfloat16")
+    """The mean over all ranks in place, each of them and their sum in bfloat16."""
+    whole = paddle.concat([gradient.flatten() for gradient in gradients]) / ranks
+    if whole.place.is_cpu_place():  # whose cast cuts bits off instead of rounding (2.6.2)
+        sent = paddle.to_tensor(bfloat16.rounded(whole.numpy()))
+    else:
+        sent = whole.astype("bfloat16")
     dist.all_reduce(sent)
     parts = sent.astype("float32").split([gradient.size for gradient in gradients])
     for gradient, part in zip(gradients, parts):
