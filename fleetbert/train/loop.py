@@ -291,6 +291,7 @@ class Run:
             "wall_s": wall,
             "world_size": self.strategy.world_size,
             "device": self.strategy.device,
+            "precision": self.precision.name,
             **self.strategy.summary(),
             **self.task.describe(),
             "versions": versions(),

@@ -116,6 +116,12 @@ class Precision:
             use_dynamic_loss_scaling=settings.use_dynamic_loss_scaling,
         )
 
+    @property
+    def name(self) -> str:
+        """What was chosen, for people."""
+        level, dtype = self.settings.level, self.settings.dtype
+        return "float32" if level == "O0" else f"{dtype}, {level}"
+
     def decorate(self, network: nn.Layer, optimizer: Optimizer) -> tuple[nn.Layer, Optimizer]:
         """For O2: half weights, with float32 master weights in the optimizer."""
         if self.settings.level != "O2":

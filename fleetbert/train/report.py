@@ -48,7 +48,7 @@ def write_report(folder: Path) -> None:
     """
     run = collect(folder)
     curves = [
-        *draw_curves(run["rows"], run["dev"], run["mixed"]),
+        *draw_curves(run["rows"], run["dev"], run["scaled"]),
         *draw_answers(run["dev"]),
         *draw_reliability(run["calibration"]),
     ]
@@ -73,7 +73,7 @@ def collect(folder: Path) -> Row:
         "dev": dev,
         "calibration": summary.get("calibration", {}),
         "rows": _read_rows(folder / "metrics.jsonl"),
-        "mixed": config.get("precision", {}).get("level") in ("O1", "O2"),
+        "scaled": summary.get("precision", "float32").startswith("float16"),
         "labels": dev.get("labels", []),
         "counted": dev.get("counted", "texts"),
         "classes": dict(list(classes.items())[:MOST_CLASSES]),
@@ -138,7 +138,7 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
         ("Wall time", "wall_s", duration, "with evaluation and checkpoints" + since),
         ("Steps", "steps", number, ", ".join(left_out)),
         ("World size", "world_size", number, ""),
-        ("Device", "device", str, ""),
+        ("Device", "device", str, summary.get("precision", "")),
     ]
     for name, key, form, note in known:
         if key in summary:
@@ -151,7 +151,7 @@ def _shaded(counts: list[list[int]]) -> list[list[tuple[int, float]]]:
     return [[(count, count / max(sum(row), 1)) for count in row] for row in counts]
 
 
-def draw_curves(rows: list[Row], best: Row, mixed: bool) -> list[tuple[str, str, Markup]]:
+def draw_curves(rows: list[Row], best: Row, scaled: bool) -> list[tuple[str, str, Markup]]:
     """(title, note, SVG) of each curve that the rows have figures for; `best` gives its step."""
     last = max((row["step"] for row in rows if "step" in row), default=0)
     drawn = []
@@ -189,7 +189,7 @@ def draw_curves(rows: list[Row], best: Row, mixed: bool) -> list[tuple[str, str,
                 axes.set_ylim(bottom=0)
                 drawn.append((title, note, _svg(figure)))
         scale = _curve(rows, "scale")
-        if len(scale[0]) and (mixed or np.any(scale[1] != 1.0)):
+        if len(scale[0]) and (scaled or np.any(scale[1] != 1.0)):
             figure, axes = _axes(last)
             axes.set_yscale("log", base=2)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))

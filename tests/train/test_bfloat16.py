@@ -93,7 +93,7 @@ class TestJobs:
         """200 steps, in which the loss falls to a tenth: each tenth of them within 1 %."""
         changes = {**NO_DROPOUT, "data.batching": batching, "trainer.epochs": 20}
         trainer(tmp_path / "float32", changes)
-        trainer(tmp_path / "mixed", {**changes, **MIXED})
+        assert trainer(tmp_path / "mixed", {**changes, **MIXED})["precision"] == "bfloat16, O1"
         exact, found = (
             np.array([*tiny_job.losses(tmp_path / name).values()]) for name in ("float32", "mixed")
         )

@@ -261,13 +261,20 @@ def test_without_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("level", "scales", "shown"),
-    [("O0", [1.0, 1.0], False), ("auto", [2048.0, 1024.0], True), ("O1", [1.0, 1.0], True)],
-)
-def test_loss_scale_is_drawn_when_there_is_one(level, scales, shown):
+    ("precision", "scales", "shown"),
+    [
+        ({}, [1.0, 1.0], False), ({}, [2048.0, 1024.0], True),
+        ({"precision": "float32"}, [1.0, 1.0], False),
+        ({"precision": "bfloat16, O1"}, [1.0, 1.0], False),
+        ({"precision": "float16, O1"}, [1.0, 1.0], True),
+    ],
+)  # fmt: skip
+def test_loss_scale_is_drawn_when_there_is_one(tmp_path, precision, scales, shown):
     rows = [training_row(step, scale=scale) for step, scale in enumerate(scales, 1)]
-    drawn = report.draw_curves(rows, {}, level in ("O1", "O2"))
-    assert ("Loss scale" in [title for title, _, _ in drawn]) == shown
+    write_run(tmp_path, rows=rows, **precision)
+    page = read_page(tmp_path)
+    assert ("Loss scale" in titles(page)) == shown
+    assert precision.get("precision", "") in page.html
 
 
 def test_infinite_losses_and_a_cut_row_leave_gaps(tmp_path):
