@@ -5,7 +5,8 @@ Its primitives compute in place, on memory that NumPy or Paddle owns; each funct
 are of uint16. Sums are of float32, whatever the operands are.
 
 The constants and the order of arguments are those of oneDNN 3 (dnnl.h, dnnl_types.h); the wheel of
-Paddle 2.6.2 has 3.2.1, that of 3.3.1 has 3.6.2. https://oneapi-src.github.io/oneDNN/v3.2/
+Paddle 2.6.2 has 3.2.1, that of 3.3.1 has 3.6.2. In no header is `dnnl_gemm_bf16bf16f32`, which both
+export as they do the public `dnnl_sgemm`: tests/compat/test_onednn.py would notice. https://oneapi-src.github.io/oneDNN/v3.2/
 """
 
 from __future__ import annotations
@@ -23,11 +24,16 @@ import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 
 BFLOAT16, FLOAT32, BYTES = 2, 3, 6  # data types
-KINDS = {np.dtype(np.uint16): BFLOAT16, np.dtype(np.float32): FLOAT32, np.dtype(bool): BYTES}
+DTYPES = {
+    np.dtype(np.uint16): BFLOAT16,
+    np.dtype(np.float32): FLOAT32,
+    np.dtype(bool): BYTES,
+    paddle.float32: FLOAT32,
+}
 # Of functions of single elements.
 RELU, TANH, LINEAR, GELU_TANH, SWISH, GELU = 0x20, 0x21, 0x26, 0x2B, 0x2C, 0x31
 ADD, MULTIPLY = 0x1FFF0, 0x1FFF1
-ANY = -(1 << 63)  # a size that is told with the memory
+RUNTIME_DIM = -(1 << 63)  # a size that is told with the memory
 SOFTMAX = 0x30000
 FORWARD, BACKWARD = 64, 128
 SCALED_AND_SHIFTED = 2 | 4  # a layer normalization with weight and bias
@@ -37,13 +43,13 @@ MEAN, VARIANCE, SCALE, SHIFT = 49, 50, 51, 52
 DIFF_SRC, DIFF_DST, DIFF_SCALE, DIFF_SHIFT = 129, 145, 255, 256
 POST_OP = 32768
 # Calls of each kind that are kept. A batch's length and number of rows make six products of heads,
-# 2.5 MB of code, which take some 10 ms to make; oneDNN itself keeps about as many again.
-KEPT = 192
+# 2.5 MB of code, which take some 10 ms to make: those of 64 are. oneDNN keeps about as many again.
+KEPT = 384
 
 Array = Union[np.ndarray, paddle.Tensor]
 Function = Tuple[int, float]  # one of single elements, and its alpha
 Layout = Tuple[Tuple[int, ...], Tuple[int, ...], int]  # dims, strides in elements, data type
-Step = Tuple[int, Optional[Layout], float]  # a `Then`, wherever its other array lies
+Applied = Tuple[int, Optional[Layout], float]  # a `PostOp`, wherever its other array lies
 
 
 class View(NamedTuple):
@@ -70,12 +76,16 @@ class View(NamedTuple):
 def view(array: Array, *dims: int) -> View:
     """Of an array whose elements lie one after the other, as it is or in other dimensions.
 
-    The array has to outlive the view.
+    The array has to outlive the view. KeyError for a data type that is not in DTYPES, ValueError
+    for elements that lie otherwise.
     """
     if isinstance(array, np.ndarray):
-        address, kind = array.ctypes.data, KINDS[array.dtype]
+        address, together = array.ctypes.data, array.flags.c_contiguous
     else:
-        address, kind = array.data_ptr(), FLOAT32
+        address, together = array.data_ptr(), array.is_contiguous()
+    if not together:
+        raise ValueError(f"an array of {array.shape} whose elements do not lie together")
+    kind = DTYPES[array.dtype]
     dims = dims or tuple(array.shape)
     strides, step = [], 1
     for size in reversed(dims):
@@ -84,7 +94,7 @@ def view(array: Array, *dims: int) -> View:
     return View(address, dims, tuple(reversed(strides)), kind)
 
 
-class Then(NamedTuple):
+class PostOp(NamedTuple):
     """What follows a product: `algorithm` is ADD or MULTIPLY with `other`, which may have 1 in
     place of a size, or LINEAR, by `factor`."""
 
@@ -116,7 +126,7 @@ def multiply_add(a: View, b: View, out: View, factor: float = 1.0, add: bool = F
     _check("gemm_bf16bf16f32", *letters, *sizes, out.address, steps[2])
 
 
-def matmul(a: View, b: View, out: View, then: tuple[Then, ...] = ()) -> None:
+def matmul(a: View, b: View, out: View, then: tuple[PostOp, ...] = ()) -> None:
     """out (..., m, n) = a (..., m, k) b (..., k, n), and what is to follow."""
     others = [t.other.address for t in then if t.other]
     _matmul(a.layout, b.layout, out.layout, _steps(then))(
@@ -124,7 +134,7 @@ def matmul(a: View, b: View, out: View, then: tuple[Then, ...] = ()) -> None:
     )
 
 
-def _steps(then: tuple[Then, ...]) -> tuple[Step, ...]:
+def _steps(then: tuple[PostOp, ...]) -> tuple[Applied, ...]:
     return tuple((t.algorithm, t.other and t.other.layout, t.factor) for t in then)
 
 
@@ -133,7 +143,7 @@ def copy(source: View, out: View) -> None:
     _reorder(source.layout, out.layout)(source.address, out.address)
 
 
-def multiply(a: View, b: View, out: View, then: tuple[Then, ...] = ()) -> None:
+def multiply(a: View, b: View, out: View, then: tuple[PostOp, ...] = ()) -> None:
     """Element by element, and what is to follow."""
     others = [t.other.address for t in then if t.other]
     _elements(MULTIPLY, a.layout, b.layout, out.layout, _steps(then))(
@@ -218,30 +228,34 @@ class _Argument(ctypes.Structure):
     _fields_ = (("argument", c_int), ("memory", c_void_p))
 
 
-class _Primitive:
-    """What computes one thing."""
+class _Owned:
+    """A thing of oneDNN's, destroyed with this."""
 
-    def __init__(self, descriptor: c_void_p):
-        self.handle = c_void_p()
-        _check("primitive_create", ctypes.byref(self.handle), descriptor)
-        _check("primitive_desc_destroy", descriptor)
+    def __init__(self, name: str, *arguments: object, creator: str | None = None):
+        self._as_parameter_ = c_void_p()
+        self._destroy = getattr(_library(), f"dnnl_{name}_destroy")
+        _check(creator or f"{name}_create", ctypes.byref(self._as_parameter_), *arguments)
 
     def __del__(self) -> None:
-        _library().dnnl_primitive_destroy(self.handle)
+        if self._as_parameter_:
+            self._destroy(self._as_parameter_)
+
+
+def _primitive(descriptor: _Owned) -> _Owned:
+    return _Owned("primitive", descriptor)
 
 
 class _Call:
     """A primitive for arrays of certain layouts; called with their addresses."""
 
-    def __init__(self, primitive: _Primitive, arguments: list[tuple[int, Layout]]):
+    def __init__(self, primitive: _Owned, arguments: list[tuple[int, Layout]]):
         self._primitive = primitive
-        self._memories = []
+        self._memories = [
+            _Owned("memory", _described(layout), _engine(), None) for _, layout in arguments
+        ]
         self._arguments = (_Argument * len(arguments))()
-        for entry, (argument, layout) in zip(self._arguments, arguments):
-            memory = c_void_p()
-            _check("memory_create", ctypes.byref(memory), _described(layout), _engine(), None)
-            self._memories.append(memory)
-            entry.argument, entry.memory = argument, memory
+        for entry, (argument, _), memory in zip(self._arguments, arguments, self._memories):
+            entry.argument, entry.memory = argument, memory._as_parameter_
         self._place = _library().dnnl_memory_set_data_handle
         self._run = _library().dnnl_primitive_execute
         self._stream = _stream()
@@ -250,15 +264,9 @@ class _Call:
         with _lock:
             for memory, address in zip(self._memories, addresses):
                 self._place(memory, address)
-            status = self._run(
-                self._primitive.handle, self._stream, len(self._memories), self._arguments
-            )
+            status = self._run(self._primitive, self._stream, len(self._memories), self._arguments)
         if status:
             raise RuntimeError(f"oneDNN could not compute: status {status}")
-
-    def __del__(self) -> None:
-        for memory in self._memories:
-            _library().dnnl_memory_destroy(memory)
 
 
 _lock = threading.Lock()  # the memories are a call's own, and running lets other threads run
@@ -268,13 +276,11 @@ def _kept(make: Callable[..., _Call]) -> Callable[..., _Call]:
     return functools.lru_cache(KEPT)(make)
 
 
-def _attributes(then: tuple[Step, ...]) -> tuple[c_void_p | None, list[tuple[int, Layout]]]:
+def _attributes(then: tuple[Applied, ...]) -> tuple[_Owned | None, list[tuple[int, Layout]]]:
     """Of a primitive, and the arguments that it has besides."""
     if not then:
         return None, []
-    attributes, steps, others = c_void_p(), c_void_p(), []
-    _check("primitive_attr_create", ctypes.byref(attributes))
-    _check("post_ops_create", ctypes.byref(steps))
+    attributes, steps, others = _Owned("primitive_attr"), _Owned("post_ops"), []
     for number, (algorithm, other, factor) in enumerate(then, 1):
         if other is None:
             _check("post_ops_append_eltwise", steps, algorithm, factor, 0.0)
@@ -296,8 +302,8 @@ def _linear(x: Layout, weight: Layout, bias: Layout | None, out: Layout, factor:
 @functools.lru_cache(KEPT)
 def _of_any_rows(
     inside: int, outside: int, weight: Layout, bias: Layout | None, x: int, out: int, factor: float
-) -> _Primitive:
-    rows = [((ANY, n), (n, 1), kind) for n, kind in ((inside, x), (outside, out))]
+) -> _Owned:
+    rows = [((RUNTIME_DIM, n), (n, 1), kind) for n, kind in ((inside, x), (outside, out))]
     attributes, _ = _attributes(() if factor == 1 else ((LINEAR, None, factor),))
     descriptor = _descriptor(
         "matmul",
@@ -307,43 +313,38 @@ def _of_any_rows(
         _described(rows[1]),
         attributes,
     )
-    return _Primitive(descriptor)
+    return _primitive(descriptor)
 
 
 @_kept
-def _matmul(a: Layout, b: Layout, out: Layout, then: tuple[Step, ...]) -> _Call:
+def _matmul(a: Layout, b: Layout, out: Layout, then: tuple[Applied, ...]) -> _Call:
     attributes, others = _attributes(then)
     descriptor = _descriptor(
         "matmul", _described(a), _described(b), None, _described(out), attributes
     )
-    return _Call(_Primitive(descriptor), [(SRC, a), (WEIGHTS, b), (DST, out), *others])
+    return _Call(_primitive(descriptor), [(SRC, a), (WEIGHTS, b), (DST, out), *others])
 
 
 @_kept
 def _reorder(source: Layout, out: Layout) -> _Call:
-    descriptor = c_void_p()
-    _check(
-        "reorder_primitive_desc_create",
-        ctypes.byref(descriptor),
-        _described(source),
-        _engine(),
-        _described(out),
-        _engine(),
-        None,
-    )
-    return _Call(_Primitive(descriptor), [(SRC, source), (DST, out)])
+    places = _described(source), _engine(), _described(out), _engine()
+    creator = "reorder_primitive_desc_create"
+    descriptor = _Owned("primitive_desc", *places, None, creator=creator)
+    return _Call(_primitive(descriptor), [(SRC, source), (DST, out)])
 
 
 @_kept
-def _elements(algorithm: int, a: Layout, b: Layout, out: Layout, then: tuple[Step, ...]) -> _Call:
+def _elements(
+    algorithm: int, a: Layout, b: Layout, out: Layout, then: tuple[Applied, ...]
+) -> _Call:
     attributes, others = _attributes(then)
     descriptor = _descriptor(
         "binary", algorithm, _described(a), _described(b), _described(out), attributes
     )
-    return _Call(_Primitive(descriptor), [(SRC, a), (SRC_1, b), (DST, out), *others])
+    return _Call(_primitive(descriptor), [(SRC, a), (SRC_1, b), (DST, out), *others])
 
 
-def _activation_descriptor(function: Function, x: Layout) -> c_void_p:
+def _activation_descriptor(function: Function, x: Layout) -> _Owned:
     algorithm, alpha = function
     return _descriptor(
         "eltwise_forward", FORWARD, algorithm, _described(x), _described(x), alpha, 0.0, None
@@ -352,7 +353,7 @@ def _activation_descriptor(function: Function, x: Layout) -> c_void_p:
 
 @_kept
 def _activation(function: Function, x: Layout) -> _Call:
-    return _Call(_Primitive(_activation_descriptor(function, x)), [(SRC, x), (DST, x)])
+    return _Call(_primitive(_activation_descriptor(function, x)), [(SRC, x), (DST, x)])
 
 
 @_kept
@@ -362,10 +363,10 @@ def _activation_backward(function: Function, x: Layout) -> _Call:
     descriptor = _descriptor(
         "eltwise_backward", algorithm, *same, alpha, 0.0, _activation_descriptor(function, x), None
     )
-    return _Call(_Primitive(descriptor), [(SRC, x), (DIFF_DST, x), (DIFF_SRC, x)])
+    return _Call(_primitive(descriptor), [(SRC, x), (DIFF_DST, x), (DIFF_SRC, x)])
 
 
-def _softmax_descriptor(x: Layout, out: Layout) -> c_void_p:
+def _softmax_descriptor(x: Layout, out: Layout) -> _Owned:
     last = len(x[0]) - 1
     return _descriptor(
         "softmax_forward", FORWARD, SOFTMAX, _described(x), _described(out), last, None
@@ -374,7 +375,7 @@ def _softmax_descriptor(x: Layout, out: Layout) -> c_void_p:
 
 @_kept
 def _softmax(x: Layout, out: Layout) -> _Call:
-    return _Call(_Primitive(_softmax_descriptor(x, out)), [(SRC, x), (DST, out)])
+    return _Call(_primitive(_softmax_descriptor(x, out)), [(SRC, x), (DST, out)])
 
 
 @_kept
@@ -383,7 +384,7 @@ def _softmax_backward(y: Layout) -> _Call:
     descriptor = _descriptor(
         "softmax_backward", SOFTMAX, *same, len(y[0]) - 1, _softmax_descriptor(y, y), None
     )
-    return _Call(_Primitive(descriptor), [(DST, y), (DIFF_DST, y), (DIFF_SRC, y)])
+    return _Call(_primitive(descriptor), [(DST, y), (DIFF_DST, y), (DIFF_SRC, y)])
 
 
 def _norm_layouts(x: Layout) -> tuple[Layout, Layout]:
@@ -391,7 +392,7 @@ def _norm_layouts(x: Layout) -> tuple[Layout, Layout]:
     return ((rows,), (1,), FLOAT32), ((width,), (1,), FLOAT32)
 
 
-def _norm_descriptor(x: Layout, epsilon: float) -> c_void_p:
+def _norm_descriptor(x: Layout, epsilon: float) -> _Owned:
     of_rows, _ = _norm_layouts(x)
     return _descriptor(
         "layer_normalization_forward",
@@ -409,7 +410,7 @@ def _norm_descriptor(x: Layout, epsilon: float) -> c_void_p:
 def _layer_norm(x: Layout, epsilon: float) -> _Call:
     rows, width = _norm_layouts(x)
     arguments = [(SRC, x), (DST, x), (MEAN, rows), (VARIANCE, rows), (SCALE, width), (SHIFT, width)]
-    return _Call(_Primitive(_norm_descriptor(x, epsilon)), arguments)
+    return _Call(_primitive(_norm_descriptor(x, epsilon)), arguments)
 
 
 @_kept
@@ -427,7 +428,7 @@ def _layer_norm_backward(x: Layout, epsilon: float) -> _Call:
     )
     arguments = [(SRC, x), (DIFF_DST, x), (MEAN, rows), (VARIANCE, rows), (SCALE, width)]
     arguments += [(SHIFT, width), (DIFF_SRC, x), (DIFF_SCALE, width), (DIFF_SHIFT, width)]
-    return _Call(_Primitive(descriptor), arguments)
+    return _Call(_primitive(descriptor), arguments)
 
 
 # Of arguments that are not addresses; those of a descriptor come after the engine.
@@ -439,6 +440,9 @@ _TYPES = {
     "primitive_execute": (c_void_p, c_void_p, c_int, c_void_p),
     "primitive_destroy": (c_void_p,),
     "memory_destroy": (c_void_p,),
+    "memory_desc_destroy": (c_void_p,),
+    "primitive_attr_destroy": (c_void_p,),
+    "post_ops_destroy": (c_void_p,),
     "post_ops_append_eltwise": (c_void_p, c_int, c_float, c_float),
     "primitive_desc_destroy": (c_void_p,),
     "gemm_bf16bf16f32": (
@@ -503,10 +507,8 @@ def _check(name: str, *arguments: object) -> None:
         raise RuntimeError(f"oneDNN: {name}: status {status}")
 
 
-def _descriptor(name: str, *arguments: object) -> c_void_p:
-    made = c_void_p()
-    _check(f"{name}_primitive_desc_create", ctypes.byref(made), _engine(), *arguments)
-    return made
+def _descriptor(name: str, *arguments: object) -> _Owned:
+    return _Owned("primitive_desc", _engine(), *arguments, creator=f"{name}_primitive_desc_create")
 
 
 @functools.lru_cache(None)
@@ -523,17 +525,8 @@ def _stream() -> c_void_p:
     return stream
 
 
-@functools.lru_cache(KEPT)
-def _described(layout: Layout) -> c_void_p:
+def _described(layout: Layout) -> _Owned:
     dims, strides, kind = layout
     sizes = c_int64 * len(dims)
-    made = c_void_p()
-    _check(
-        "memory_desc_create_with_strides",
-        ctypes.byref(made),
-        len(dims),
-        sizes(*dims),
-        kind,
-        sizes(*strides),
-    )
-    return made
+    places = len(dims), sizes(*dims), kind, sizes(*strides)
+    return _Owned("memory_desc", *places, creator="memory_desc_create_with_strides")

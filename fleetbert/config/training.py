@@ -194,7 +194,7 @@ class Strategy(Section):
     gradients: Literal["float32", "bfloat16"] = key(
         "float32",
         "collective: what ranks send each other; bfloat16: half the bytes, for networks that are "
-        "slower than the rounding",
+        "slower than the rounding; not with precision.level: O2",
     )
     mode: Literal["async", "sync", "geo"] = key(
         "async",
@@ -354,6 +354,10 @@ class Config(Section):
             raise ValueError(f"data.builtin: api_docs has no {lacks}; give data.train")
         if model.init == "random" and model.vocab is None:
             raise ValueError("model.vocab: model.init: random needs a vocab.txt")
+        if self.precision.level == "O2" and self.strategy.gradients == "bfloat16":
+            raise ValueError(
+                "strategy.gradients: those of precision.level: O2 are half already; leave it out"
+            )
         if self.loss.adversarial and self.trainer.compile:
             raise ValueError("trainer.compile: with loss.adversarial it must be false")
         if self.trainer.recompute and self.trainer.compile:

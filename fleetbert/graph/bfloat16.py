@@ -82,9 +82,11 @@ def convert(program: ProgramDesc) -> ProgramDesc:
 
 
 def rounded(array: np.ndarray) -> np.ndarray:
-    """float32 → the nearest bfloat16, of two the even one, as uint16."""
-    bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
-    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    """float32 → the nearest bfloat16, of two the even one, as uint16; NaN stays NaN."""
+    array = np.ascontiguousarray(array, np.float32)
+    bits = array.view(np.uint32)
+    nearest = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    return np.where(np.isnan(array), np.uint16(0x7FC0), nearest)
 
 
 def widened(halves: np.ndarray) -> np.ndarray:

@@ -6,8 +6,8 @@ forward and backward. What is multiplied is rounded to bfloat16, and so is what 
 again; sums, softmax, LayerNorm, the residual and all that an optimizer sees are float32
 (Micikevicius et al. 2018; Kalamkar et al. 2019). It has float32's range, so no loss is scaled.
 
-Large linear layers outside of these are multiplied so too. All else, evaluation and export stay
-float32. On processors without bfloat16 products oneDNN
+Linear layers outside of these blocks are multiplied so too where they are large. All else,
+evaluation and export stay float32. On processors without bfloat16 products oneDNN
 emulates them, slowly: `train.precision` asks first.
 """
 
@@ -25,7 +25,7 @@ from paddle.autograd import PyLayer, PyLayerContext
 from paddle.nn.quant.quant_layers import QuantizedLinear
 
 from fleetbert.compat import onednn
-from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, Then, View, matmul, view
+from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, PostOp, View, matmul, view
 from fleetbert.models import activations
 from fleetbert.models.cpu import Random
 
@@ -47,17 +47,22 @@ SMALLEST = 1 << 22
 
 def accelerate(network: nn.Layer, random: Random, evaluating: bool = False) -> None:
     """Change the training-time forward of the network's layers in place, after `cpu.accelerate`,
-    which does what is left. evaluating: their other forward too, as a teacher's."""
+    which does what is left. evaluating: their other forward too, as a teacher's.
+
+    The parts of an encoder's layer are not called then, nor are hooks of theirs.
+    """
     inside: set[int] = set()
     for layer in network.sublayers(include_self=True):
         if isinstance(layer, nn.TransformerEncoderLayer) and _fits(layer):
             inside |= {id(part) for part in layer.sublayers()}
             _replace(layer, _layer, random, evaluating)
         elif id(layer) not in inside and type(layer) in (nn.Linear, QuantizedLinear):
-            _replace(layer, _of_linear, random, evaluating)
+            _replace(layer, _linear_layer, random, evaluating)
 
 
 def _replace(layer: nn.Layer, forward: Callable, random: Random, evaluating: bool) -> None:
+    if "other_forward" in vars(layer):  # it is done
+        return
     layer.random, layer.evaluating, layer.other_forward = random, evaluating, layer.forward
     layer.forward = types.MethodType(forward, layer)
 
@@ -65,8 +70,10 @@ def _replace(layer: nn.Layer, forward: Callable, random: Random, evaluating: boo
 def _fits(layer: nn.TransformerEncoderLayer) -> bool:
     """Whether it is a layer as BERT's are."""
     linears = (*_projections(layer.self_attn), layer.linear1, layer.linear2)
+    parts = (*linears, layer.norm1, layer.norm2)
     return (
-        all(type(linear) is nn.Linear and linear.bias is not None for linear in linears)
+        all(type(linear) is nn.Linear for linear in linears)
+        and all(part.weight is not None and part.bias is not None for part in parts)
         and not layer.normalize_before
         and not layer.dropout.p
         and layer.activation in FUNCTIONS
@@ -77,10 +84,11 @@ def _projections(attention: nn.MultiHeadAttention) -> tuple[nn.Layer, ...]:
     return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj
 
 
-def _layer(layer, src, src_mask=None, *others, **named):
-    asked = any(others) or any(named.values())  # for a cache, or for the attention's weights
-    if asked or not (layer.training or layer.evaluating):
-        return layer.other_forward(src, src_mask, *others, **named)
+# PaddleNLP 2.8.1 wraps a forward that has other arguments, and drops what it has not.
+def _layer(layer, src, src_mask=None, cache=None, output_attentions=False):
+    others = [cache, output_attentions] if output_attentions else [cache]
+    if any(others) or not (layer.training or layer.evaluating) or not _is_added(src_mask):
+        return layer.other_forward(src, src_mask, *others)
     attention, rng = layer.self_attn, layer.random.generator
     rates = (layer.dropout1.p, layer.dropout2.p, attention.dropout) if layer.training else (0,) * 3
     attended = Attention.apply(
@@ -88,7 +96,7 @@ def _layer(layer, src, src_mask=None, *others, **named):
         *(tensor for linear in _projections(attention) for tensor in (linear.weight, linear.bias)),
         layer.norm1.weight,
         layer.norm1.bias,
-        How(rates[0], layer.norm1._epsilon, rng),
+        AddNorm(rates[0], layer.norm1._epsilon, rng),
         Heads(attention.num_heads, rates[2], src_mask),
     )
     return FeedForward.apply(
@@ -99,12 +107,17 @@ def _layer(layer, src, src_mask=None, *others, **named):
         layer.linear2.bias,
         layer.norm2.weight,
         layer.norm2.bias,
-        How(rates[1], layer.norm2._epsilon, rng),
+        AddNorm(rates[1], layer.norm2._epsilon, rng),
         FUNCTIONS[layer.activation],
     )
 
 
-def _of_linear(layer, x):
+def _is_added(mask: paddle.Tensor | None) -> bool:
+    """Whether it is a mask as the networks here make them."""
+    return mask is None or (mask.dtype == paddle.float32 and mask.ndim == 4 and mask.stop_gradient)
+
+
+def _linear_layer(layer, x):
     weight = layer.weight
     computes = layer.training or layer.evaluating
     if not computes or layer.bias is None or x.size * weight.shape[1] < SMALLEST:
@@ -114,9 +127,9 @@ def _of_linear(layer, x):
     return Linear.apply(x, weight, layer.bias)
 
 
-class How(NamedTuple):
-    """Of the end of a block: the rate of its dropout, its LayerNorm's epsilon, and what the dropout
-    is drawn from."""
+class AddNorm(NamedTuple):
+    """The end of a block: the rate of its dropout, the epsilon of its LayerNorm, and what the
+    dropout is drawn from."""
 
     dropout: float
     epsilon: float
@@ -137,8 +150,9 @@ class Linear(PyLayer):
 
     @staticmethod
     def forward(ctx, x, weight, bias):
-        ctx.asked = _asked(x, weight, bias)
+        ctx.needs_grad = _needs_grad(x, weight, bias)
         inside, outside = weight.shape
+        x, weight = x.contiguous(), weight.contiguous()
         ctx.x = _rounded(x, x.size // inside, inside)
         ctx.w = _rounded(weight, inside, outside)
         y = paddle.empty([*x.shape[:-1], outside])
@@ -149,10 +163,11 @@ class Linear(PyLayer):
     @staticmethod
     def backward(ctx, grad):
         inside, outside = ctx.w.shape
+        grad = grad.contiguous()
         to_y = _rounded(grad, len(ctx.x), outside)
         to_x = paddle.empty([*grad.shape[:-1], inside])
         onednn.multiply_add(view(to_y), view(ctx.w).turned, view(to_x, len(ctx.x), inside))
-        return _given(ctx, to_x, *_to_linear(ctx.x, to_y))
+        return _needed(ctx, to_x, *_to_linear(ctx.x, to_y))
 
 
 class Attention(PyLayer):
@@ -160,27 +175,29 @@ class Attention(PyLayer):
 
     @staticmethod
     def forward(ctx, x, wq, bq, wk, bk, wv, bv, wo, bo, gain, shift, how, heads):
-        ctx.asked = _asked(x, wq, bq, wk, bk, wv, bv, wo, bo, gain, shift)
+        ctx.needs_grad = _needs_grad(x, wq, bq, wk, bk, wv, bv, wo, bo, gain, shift)
         rows, length, hidden = x.shape
+        x = x.contiguous()
         ctx.x = _rounded(x, rows * length, hidden)
         ctx.w_in = [_rounded(weight, *weight.shape) for weight in (wq, wk, wv)]
         ctx.qkv = [_linear(ctx.x, w, b) for w, b in zip(ctx.w_in, (bq, bk, bv))]
         q, k, v = (_heads(array, rows, heads.number) for array in ctx.qkv)
         scores = np.empty((rows, heads.number, length, length), np.float32)
-        mask = () if heads.mask is None else (Then(ADD, view(heads.mask)),)
+        seen = None if heads.mask is None else heads.mask.contiguous()
+        mask = () if seen is None else (PostOp(ADD, view(seen)),)
         matmul(q, k.turned, view(scores), then=(_scaled(q), *mask))
         ctx.weights = np.empty(scores.shape, np.uint16)
         onednn.softmax(view(scores), view(ctx.weights))
         ctx.seen = Dropout.draw(scores.shape, heads.dropout, how.generator)
-        seen = ctx.seen.of(ctx.weights)
+        weights = ctx.seen.of(ctx.weights)
         ctx.context = np.empty_like(ctx.qkv[2])
-        matmul(view(seen), v, _heads(ctx.context, rows, heads.number), then=ctx.seen.scaling)
+        matmul(view(weights), v, _heads(ctx.context, rows, heads.number), then=ctx.seen.scaling)
         ctx.w_out = _rounded(wo, *wo.shape)
-        return _finish(ctx, x, ctx.context, bo, gain, shift, how)
+        return _add_norm(ctx, x, ctx.context, bo, gain, shift, how)
 
     @staticmethod
     def backward(ctx, grad):
-        to_x, to_y, *of_norm = _begin(ctx, grad)
+        to_x, to_y, *of_norm = _add_norm_backward(ctx, grad)
         of_out = _to_linear(ctx.context, to_y, ctx.kept.scale)
         to_context = np.empty_like(ctx.context)
         back = view(ctx.w_out).turned
@@ -200,7 +217,7 @@ class Attention(PyLayer):
         for array, weight in zip(to_qkv, ctx.w_in):
             _add_through(array, weight, to_x)
             of_in += _to_linear(ctx.x, array)
-        return _given(ctx, to_x, *of_in, *of_out, *of_norm)
+        return _needed(ctx, to_x, *of_in, *of_out, *of_norm)
 
 
 class FeedForward(PyLayer):
@@ -208,24 +225,25 @@ class FeedForward(PyLayer):
 
     @staticmethod
     def forward(ctx, x, w1, b1, w2, b2, gain, shift, how, function):
-        ctx.asked = _asked(x, w1, b1, w2, b2, gain, shift)
+        ctx.needs_grad = _needs_grad(x, w1, b1, w2, b2, gain, shift)
         hidden = x.shape[-1]
+        x = x.contiguous()
         ctx.x = _rounded(x, x.size // hidden, hidden)
         ctx.w_in, ctx.w_out = _rounded(w1, *w1.shape), _rounded(w2, *w2.shape)
         ctx.before, ctx.function = _linear(ctx.x, ctx.w_in, b1), function
         ctx.after = np.empty_like(ctx.before)
         onednn.activate(function, view(ctx.before), view(ctx.after))
-        return _finish(ctx, x, ctx.after, b2, gain, shift, how)
+        return _add_norm(ctx, x, ctx.after, b2, gain, shift, how)
 
     @staticmethod
     def backward(ctx, grad):
-        to_x, to_y, *of_norm = _begin(ctx, grad)
+        to_x, to_y, *of_norm = _add_norm_backward(ctx, grad)
         of_out = _to_linear(ctx.after, to_y, ctx.kept.scale)
         to_after, to_before = np.empty_like(ctx.after), np.empty_like(ctx.before)
         onednn.linear(view(to_y), view(ctx.w_out).turned, None, view(to_after), ctx.kept.scale)
         onednn.activate_backward(ctx.function, view(ctx.before), view(to_after), view(to_before))
         _add_through(to_before, ctx.w_in, to_x)
-        return _given(ctx, to_x, *_to_linear(ctx.x, to_before), *of_out, *of_norm)
+        return _needed(ctx, to_x, *_to_linear(ctx.x, to_before), *of_out, *of_norm)
 
 
 class Dropout(NamedTuple):
@@ -253,23 +271,23 @@ class Dropout(NamedTuple):
         return kept
 
     @property
-    def scaling(self) -> tuple[Then, ...]:
-        return () if self.kept is None else (Then(LINEAR, factor=self.scale),)
+    def scaling(self) -> tuple[PostOp, ...]:
+        return () if self.kept is None else (PostOp(LINEAR, factor=self.scale),)
 
     @property
-    def then(self) -> tuple[Then, ...]:
+    def then(self) -> tuple[PostOp, ...]:
         """All of it, of a product's outcome."""
-        return () if self.kept is None else (Then(MULTIPLY, view(self.kept)), *self.scaling)
+        return () if self.kept is None else (PostOp(MULTIPLY, view(self.kept)), *self.scaling)
 
 
-def _finish(
+def _add_norm(
     ctx: PyLayerContext,
     x: paddle.Tensor,
     y: np.ndarray,
     bias: paddle.Tensor,
     gain: paddle.Tensor,
     shift: paddle.Tensor,
-    how: How,
+    how: AddNorm,
 ) -> paddle.Tensor:
     """LayerNorm(x + dropout(y w_out + bias)), the end of both blocks."""
     hidden = x.shape[-1]
@@ -281,7 +299,7 @@ def _finish(
     if ctx.kept.kept is None:
         onednn.add(total, residual, total)
     else:
-        then = (*ctx.kept.scaling, Then(ADD, residual))
+        then = (*ctx.kept.scaling, PostOp(ADD, residual))
         onednn.multiply(total, view(ctx.kept.kept), total, then)
     out = paddle.empty(x.shape)
     ctx.norm = onednn.layer_norm(
@@ -290,11 +308,12 @@ def _finish(
     return out
 
 
-def _begin(
+def _add_norm_backward(
     ctx: PyLayerContext, grad: paddle.Tensor
 ) -> tuple[paddle.Tensor, np.ndarray, paddle.Tensor, paddle.Tensor]:
-    """The gradients by what `_finish` normalizes, by y w_out + bias but for the dropout's scale, by
-    gain and by shift."""
+    """The gradients by what `_add_norm` normalizes, by y w_out + bias but for the dropout's scale,
+    by gain and by shift."""
+    grad = grad.contiguous()
     to_sum, to_gain, to_shift = (paddle.empty(t.shape) for t in (grad, ctx.gain, ctx.shift))
     onednn.layer_norm_backward(
         ctx.norm,
@@ -335,13 +354,13 @@ def _add_through(to_y: np.ndarray, weight: np.ndarray, to_x: paddle.Tensor) -> N
     onednn.multiply_add(view(to_y), view(weight).turned, into, add=True)
 
 
-def _asked(*tensors: paddle.Tensor) -> tuple[bool, ...]:
+def _needs_grad(*tensors: paddle.Tensor) -> tuple[bool, ...]:
     return tuple(not tensor.stop_gradient for tensor in tensors)
 
 
-def _given(ctx: PyLayerContext, *gradients: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
+def _needed(ctx: PyLayerContext, *gradients: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
     """None for tensors that learn nothing: a PyLayer must not give their gradient."""
-    return tuple(g if asked else None for g, asked in zip(gradients, ctx.asked))
+    return tuple(g if needed else None for g, needed in zip(gradients, ctx.needs_grad))
 
 
 ONE = np.uint16(0x3F80)  # in bfloat16
@@ -363,5 +382,5 @@ def _heads(array: np.ndarray, rows: int, count: int) -> View:
     return of._replace(dims=dims, strides=strides)
 
 
-def _scaled(q: View) -> Then:
-    return Then(LINEAR, factor=q.dims[-1] ** -0.5)
+def _scaled(q: View) -> PostOp:
+    return PostOp(LINEAR, factor=q.dims[-1] ** -0.5)

@@ -35,7 +35,7 @@ def accelerate(network: nn.Layer, random: Random) -> None:
     }
     for layer in network.sublayers(include_self=True):
         forward = replaced.get(type(layer))
-        if forward is not None:
+        if forward is not None and "paddle_forward" not in vars(layer):
             layer.random = random
             layer.paddle_forward = layer.forward
             layer.forward = types.MethodType(forward, layer)

@@ -96,6 +96,8 @@ class Run:
             compiled.compile_training(task.network, connected.device)
         elif connected.device == "cpu":
             cpu.accelerate(task.network, self.random)
+        if job.precision.level == "auto" and connected.world_size > 1:
+            _check_alike(connected.gather(self.precision.name))
         if self.precision.own_layers:
             bfloat16.accelerate(task.network, self.random)
             for teacher in task.teachers:
@@ -137,6 +139,7 @@ class Run:
         return {
             **asdict(self.state),
             "scaler": self.precision.state(),
+            "precision": self.precision.name,
             "data": self.task.fingerprint,
             "origins": self.task.origins,
             "config": json.loads(self.job.model_dump_json()),
@@ -299,12 +302,23 @@ class Run:
         }
 
 
+def _check_alike(chosen: list[str]) -> None:
+    """UserError where ranks on unlike machines have chosen unlike precisions."""
+    if len(set(chosen)) > 1:
+        raise UserError(
+            f"precision.level: auto is {chosen[0]} on rank 0 and not on all others ("
+            f"{', '.join(chosen)}); name a level that all have: O0 is float32"
+        )
+
+
 def _float32(job: schema.Config) -> str | None:
     """What of a job keeps a CPU from other precisions, for `precision.choose`."""
     if job.trainer.compile:
         return "trainer.compile"
     if job.strategy.name == "parameter_server":
         return "strategy.name: parameter_server"
+    if isinstance(job, schema.Distill) and job.distill.kind == "theseus":
+        return "distill.kind: theseus"
     return "task.name: ctr" if job.task.name == "ctr" else None
 
 
@@ -339,8 +353,6 @@ SAME = (
     "optimizer",
     "loss",
     "wide_deep",
-    "precision.level",
-    "precision.dtype",
     "trainer.seed",
     "method",
     "distill",
@@ -348,6 +360,12 @@ SAME = (
     "prune",
 )
 FREE = ("data.cache", "data.num_workers")  # within these
+
+
+def _named(settings: dict[str, str]) -> str:
+    """`Precision.name` of a checkpoint that does not have it."""
+    level, dtype = settings["level"], settings["dtype"]
+    return "float32" if level in ("O0", "auto") else f"{dtype}, {level}"
 
 
 def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
@@ -379,6 +397,13 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
                 f"job has {schema.yaml_word(new)}; set it back, or start anew with "
                 "trainer.resume=none or another output_dir"
             )
+    before_it = saved.state.get("precision") or _named(before["precision"])
+    if before_it != run.precision.name:
+        raise UserError(
+            f"checkpoint {saved.folder}: was trained in {before_it}, this job computes in "
+            f"{run.precision.name} (precision.level, precision.dtype, and what the device has); go "
+            "on as before, or start anew with trainer.resume=none or another output_dir"
+        )
     whole = {"data.train": "training texts have", "distill.teacher": "teacher has"}
     for path, changed in whole.items():
         if path in former and former[path] != own.get(path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import paddle
 import paddle.nn.functional as F
@@ -9,7 +11,10 @@ import pytest
 from paddle import nn
 from paddle.nn.quant.quant_layers import QuantizedLinear
 
-from fleetbert.compat import processor
+from fleetbert.compat import (
+    paddlenlp,  # noqa: F401  it changes Paddle's layers
+    processor,
+)
 from fleetbert.models import activations, bfloat16, cpu
 from fleetbert.models.bfloat16 import Dropout
 
@@ -170,6 +175,36 @@ class TestLayers:
         exact = run(cpu_only(encoder_layer(**changes)), x)
         found = run(accelerated(encoder_layer(**changes)), x)
         np.testing.assert_array_equal(found[0], exact[0])
+
+    @pytest.mark.parametrize("kind", ["int64", "bool", "learns"])
+    def test_other_masks_are_for_paddles_own(self, kind):
+        layer, x = encoder_layer(), paddle.to_tensor(normal(ROWS, LENGTH, WIDTH))
+        seen = normal(ROWS, 1, 1, LENGTH) < 1
+        mask = paddle.to_tensor(seen if kind == "bool" else seen.astype("int64"))
+        if kind == "learns":
+            mask = paddle.to_tensor(MASKS["padding"], stop_gradient=False)
+        exact = cpu_only(layer)(x, mask).numpy()
+        np.testing.assert_array_equal(accelerated(layer)(x, mask).numpy(), exact)
+
+    def test_the_attentions_weights_can_be_had(self):
+        layer, x = accelerated(encoder_layer()), paddle.to_tensor(normal(ROWS, LENGTH, WIDTH))
+        _, weights = layer(x, None, output_attentions=True)
+        assert weights.shape == [ROWS, HEADS, LENGTH, LENGTH]
+
+    def test_a_copy_has_its_own_weights(self):
+        layer, x = accelerated(encoder_layer()), paddle.to_tensor(normal(ROWS, LENGTH, WIDTH))
+        copied = copy.deepcopy(layer)
+        for parameter in copied.parameters():
+            parameter.set_value(paddle.zeros_like(parameter))
+        assert float(copied(x).abs().max()) == 0
+        assert float(layer(x).abs().max()) > 1
+
+    def test_twice_is_once(self):
+        layer, x = accelerated(accelerated(encoder_layer())), normal(ROWS, LENGTH, WIDTH)
+        exact = run(encoder_layer(), x)
+        assert_close(run(layer, x), exact)
+        layer.eval()
+        assert error(layer(paddle.to_tensor(x)).numpy(), exact[0]) < 1e-6
 
 
 def cpu_only(layer):

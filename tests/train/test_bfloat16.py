@@ -11,7 +11,7 @@ from fleetbert import config
 from fleetbert.compat import processor
 from fleetbert.errors import UserError
 from fleetbert.train import job as training
-from fleetbert.train import precision
+from fleetbert.train import loop, precision
 from fleetbert.train.callbacks import Callback
 
 MIXED = {"precision.level": "O1", "precision.dtype": "bfloat16"}
@@ -71,6 +71,9 @@ class TestChoice:
         has(True)
         with pytest.raises(UserError, match=r"O1 does not go together with trainer\.compile"):
             trainer(tmp_path, {**MIXED, "trainer.compile": True})
+        theseus = {"distill": {"kind": "theseus", "teacher": "model"}, "model": {"init": "teacher"}}
+        job = config.Distill.model_validate({**trainer.job(tmp_path).model_dump(), **theseus})
+        assert loop._float32(job) == "distill.kind: theseus"
         settings = config.Precision(level="auto", dtype="bfloat16")
         assert precision.choose(settings, "cpu", "task.name: ctr").settings.level == "O0"
 
@@ -78,6 +81,26 @@ class TestChoice:
         has(False)
         with pytest.raises(UserError, match="AVX512-BF16"):
             trainer(tmp_path / "o", MIXED)
+
+    def test_gradients_that_are_half_are_not_rounded(self, trainer, tmp_path):
+        with pytest.raises(ValueError, match="O2 are half already"):
+            trainer(tmp_path, {"precision.level": "O2", "strategy.gradients": "bfloat16"})
+
+    def test_ranks_of_unlike_machines_are_told(self):
+        loop._check_alike(["bfloat16, O1"] * 2)
+        with pytest.raises(
+            UserError, match=r"auto is bfloat16, O1 on rank 0 and not on all others"
+        ):
+            loop._check_alike(["bfloat16, O1", "float32"])
+
+    @here
+    def test_a_run_does_not_go_on_in_another_precision(self, has, trainer, tmp_path):
+        """auto, on a processor that has bfloat16 and then on one that has not."""
+        changes = {"precision.level": "auto", "precision.dtype": "auto", "trainer.max_steps": 2}
+        trainer(tmp_path, changes)
+        has(False)
+        with pytest.raises(UserError, match=r"was trained in bfloat16, O1, this job .* in float32"):
+            trainer(tmp_path, {**changes, "trainer.max_steps": 4})
 
 
 class Fails(Callback):

@@ -296,7 +296,6 @@ def test_none_starts_anew_and_keeps_the_former_ones(output, whole, trainer, caps
         ({"trainer.seed": 5}, r"trainer\.seed: 0, this job has 5"),
         ({"optimizer.learning_rate": 0.5}, r"optimizer\.learning_rate: 0\.002"),
         ({"model.num_hidden_layers": 1}, r"model\.num_hidden_layers: 2"),
-        ({"precision.level": "auto"}, r"precision\.level: O0"),
     ],
 )
 def test_another_job_is_refused_with_the_key(output, trainer, changes, key):
