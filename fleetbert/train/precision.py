@@ -37,7 +37,7 @@ def choose(settings: schema.Precision, device: str, float32: str | None = None) 
         raise UserError(f"precision.level: {settings.level} {missing}")
     if settings.level != "O0":
         _check_lists(settings, device)
-    return Precision(settings, device)
+    return Precision(settings, own_layers=settings.level != "O0" and device == "cpu")
 
 
 def _check_lists(settings: schema.Precision, device: str) -> None:
@@ -100,10 +100,10 @@ class Precision:
     own_layers: the encoder's layers are to be `models.bfloat16`'s, instead of that context.
     """
 
-    def __init__(self, settings: schema.Precision, device: str):
+    def __init__(self, settings: schema.Precision, own_layers: bool = False):
         self.settings = settings
-        self.own_layers = settings.level != "O0" and device == "cpu"
-        self.mixed = settings.level != "O0" and not self.own_layers
+        self.own_layers = own_layers
+        self.mixed = settings.level != "O0" and not own_layers
         self.half_weights: list[paddle.Tensor] = []  # O2: the parameters to update
         self.scaler = paddle.amp.GradScaler(
             # bfloat16 has float32's range and needs no scaling.
