@@ -73,7 +73,10 @@ def tags(folder: Path) -> Data:
     labels = ["O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
     numbers = {label: number for number, label in enumerate(labels)}
     train, dev = (
-        [{"texts": [words], "target": [numbers[name] for name in names]} for words, names in rows]
+        [
+            {"texts": [text], "words": text.words, "target": [numbers[name] for name in names]}
+            for text, names in ((conll.join(words), names) for words, names in rows)
+        ]
         for rows in tables
     )
     return Data(TAGS, "entity_f1", train, dev, tuple(map(str, paths)), labels)
