@@ -6,7 +6,8 @@ are of uint16. Sums are of float32, whatever the operands are.
 
 The constants and the order of arguments are those of oneDNN 3 (dnnl.h, dnnl_types.h); the wheel of
 Paddle 2.6.2 has 3.2.1, that of 3.3.1 has 3.6.2. In no header is `dnnl_gemm_bf16bf16f32`, which both
-export as they do the public `dnnl_sgemm`: tests/compat/test_onednn.py would notice. https://oneapi-src.github.io/oneDNN/v3.2/
+export as they do the public `dnnl_sgemm`: tests/compat/test_onednn.py would notice.
+https://oneapi-src.github.io/oneDNN/v3.2/
 """
 
 from __future__ import annotations
@@ -109,8 +110,8 @@ def linear(x: View, weight: View, bias: View | None, out: View, factor: float = 
     What computes it is the same for any number of rows.
     """
     layouts = x.layout, weight.layout, bias and bias.layout, out.layout
-    biases = [] if bias is None else [bias.address]
-    _linear(*layouts, factor)(x.address, weight.address, *biases, out.address)
+    biases = [] if bias is None else [bias]
+    _linear(*layouts, factor)(x, weight, *biases, out)
 
 
 def multiply_add(a: View, b: View, out: View, factor: float = 1.0, add: bool = False) -> None:
@@ -128,52 +129,51 @@ def multiply_add(a: View, b: View, out: View, factor: float = 1.0, add: bool = F
 
 def matmul(a: View, b: View, out: View, then: tuple[PostOp, ...] = ()) -> None:
     """out (..., m, n) = a (..., m, k) b (..., k, n), and what is to follow."""
-    others = [t.other.address for t in then if t.other]
-    _matmul(a.layout, b.layout, out.layout, _steps(then))(
-        a.address, b.address, out.address, *others
-    )
+    _matmul(a.layout, b.layout, out.layout, _steps(then))(a, b, out, *_others(then))
 
 
 def _steps(then: tuple[PostOp, ...]) -> tuple[Applied, ...]:
     return tuple((t.algorithm, t.other and t.other.layout, t.factor) for t in then)
 
 
+def _others(then: tuple[PostOp, ...]) -> list[View]:
+    return [t.other for t in then if t.other]
+
+
 def copy(source: View, out: View) -> None:
     """Into another layout or data type."""
-    _reorder(source.layout, out.layout)(source.address, out.address)
+    _reorder(source.layout, out.layout)(source, out)
 
 
 def multiply(a: View, b: View, out: View, then: tuple[PostOp, ...] = ()) -> None:
     """Element by element, and what is to follow."""
-    others = [t.other.address for t in then if t.other]
-    _elements(MULTIPLY, a.layout, b.layout, out.layout, _steps(then))(
-        a.address, b.address, out.address, *others
-    )
+    steps = _steps(then)
+    _elements(MULTIPLY, a.layout, b.layout, out.layout, steps)(a, b, out, *_others(then))
 
 
 def add(a: View, b: View, out: View) -> None:
     """Element by element."""
-    _elements(ADD, a.layout, b.layout, out.layout, ())(a.address, b.address, out.address)
+    _elements(ADD, a.layout, b.layout, out.layout, ())(a, b, out)
 
 
 def activate(function: Function, x: View, out: View) -> None:
     """A function of each element. x and out are of one layout."""
-    _activation(function, x.layout)(x.address, out.address)
+    _activation(function, x.layout)(x, out)
 
 
 def activate_backward(function: Function, x: View, grad: View, out: View) -> None:
     """The gradient by x of `activate`, of which `grad` is that by its outcome."""
-    _activation_backward(function, x.layout)(x.address, grad.address, out.address)
+    _activation_backward(function, x.layout)(x, grad, out)
 
 
 def softmax(x: View, out: View) -> None:
     """Over the last axis."""
-    _softmax(x.layout, out.layout)(x.address, out.address)
+    _softmax(x.layout, out.layout)(x, out)
 
 
 def softmax_backward(y: View, grad: View, out: View) -> None:
     """The gradient by x of y = softmax(x). All three are of one layout."""
-    _softmax_backward(y.layout)(y.address, grad.address, out.address)
+    _softmax_backward(y.layout)(y, grad, out)
 
 
 class Norm(NamedTuple):
@@ -189,14 +189,7 @@ def layer_norm(x: View, weight: View, bias: View, epsilon: float, out: View) -> 
     """Over the last axis of x (rows, width), in float32."""
     rows = x.dims[0]
     norm = Norm(np.empty(rows, np.float32), np.empty(rows, np.float32), epsilon)
-    _layer_norm(x.layout, epsilon)(
-        x.address,
-        out.address,
-        norm.mean.ctypes.data,
-        norm.variance.ctypes.data,
-        weight.address,
-        bias.address,
-    )
+    _layer_norm(x.layout, epsilon)(x, out, view(norm.mean), view(norm.variance), weight, bias)
     return norm
 
 
@@ -211,17 +204,9 @@ def layer_norm_backward(
     to_bias: View,
 ) -> None:
     """The gradients of `layer_norm`."""
-    _layer_norm_backward(x.layout, norm.epsilon)(
-        x.address,
-        grad.address,
-        norm.mean.ctypes.data,
-        norm.variance.ctypes.data,
-        weight.address,
-        bias.address,
-        to_x.address,
-        to_weight.address,
-        to_bias.address,
-    )
+    statistics = view(norm.mean), view(norm.variance)
+    compute = _layer_norm_backward(x.layout, norm.epsilon)
+    compute(x, grad, *statistics, weight, bias, to_x, to_weight, to_bias)
 
 
 class _Argument(ctypes.Structure):
@@ -246,7 +231,7 @@ def _primitive(descriptor: _Owned) -> _Owned:
 
 
 class _Call:
-    """A primitive for arrays of certain layouts; called with their addresses."""
+    """A primitive for arrays of certain layouts; called with views of them."""
 
     def __init__(self, primitive: _Owned, arguments: list[tuple[int, Layout]]):
         self._primitive = primitive
@@ -260,10 +245,10 @@ class _Call:
         self._run = _library().dnnl_primitive_execute
         self._stream = _stream()
 
-    def __call__(self, *addresses: int) -> None:
+    def __call__(self, *views: View) -> None:
         with _lock:
-            for memory, address in zip(self._memories, addresses):
-                self._place(memory, address)
+            for memory, of in zip(self._memories, views):
+                self._place(memory, of.address)
             status = self._run(self._primitive, self._stream, len(self._memories), self._arguments)
         if status:
             raise RuntimeError(f"oneDNN could not compute: status {status}")

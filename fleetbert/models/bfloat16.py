@@ -13,7 +13,6 @@ emulates them, slowly: `train.precision` asks first.
 
 from __future__ import annotations
 
-import math
 import types
 from typing import Callable, NamedTuple
 
@@ -27,7 +26,7 @@ from paddle.nn.quant.quant_layers import QuantizedLinear
 from fleetbert.compat import onednn
 from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, PostOp, View, matmul, view
 from fleetbert.models import activations
-from fleetbert.models.cpu import Random
+from fleetbert.models.cpu import Random, draw_kept
 
 # Each activation of `models.activations` as oneDNN's, with its alpha.
 FUNCTIONS: dict[Callable, tuple[int, float]] = {
@@ -255,12 +254,9 @@ class Dropout(NamedTuple):
 
     @classmethod
     def draw(cls, shape: tuple[int, ...], rate: float, rng: np.random.Generator) -> Dropout:
-        """With 16 random bits an element."""
         if not rate:
             return cls(None, 1.0)
-        size = math.prod(shape)
-        bits = rng.integers(0, 2**64, (size + 3) // 4, dtype=np.uint64).view(np.uint16)[:size]
-        return cls((bits >= round(rate * 65536)).reshape(shape), 1 / (1 - rate))
+        return cls(draw_kept(shape, rate, rng), 1 / (1 - rate))
 
     def of(self, x: np.ndarray) -> np.ndarray:
         """Those that are kept, without the scale."""

@@ -8,7 +8,9 @@ Only float32 training on the CPU uses this; evaluation and export run Paddle's o
 
 from __future__ import annotations
 
+import math
 import types
+from typing import Sequence
 
 import numpy as np
 import paddle
@@ -49,11 +51,17 @@ def restore(network: nn.Layer) -> None:
 
 
 def dropout(x: paddle.Tensor, rate: float, rng: np.random.Generator) -> paddle.Tensor:
-    """Inverted dropout (Srivastava et al. 2014) with 16 random bits an element."""
-    drawn = rng.integers(0, 2**64, (x.size + 3) // 4, dtype=np.uint64).view(np.uint16)[: x.size]
-    kept = (drawn >= round(rate * 65536)).astype(np.float32)
+    """Inverted dropout (Srivastava et al. 2014)."""
+    kept = draw_kept(x.shape, rate, rng).astype(np.float32)
     kept *= np.float32(1 / (1 - rate))
-    return x * paddle.to_tensor(kept.reshape(x.shape))
+    return x * paddle.to_tensor(kept)
+
+
+def draw_kept(shape: Sequence[int], rate: float, rng: np.random.Generator) -> np.ndarray:
+    """Which elements dropout keeps, bool, with 16 random bits an element."""
+    size = math.prod(shape)
+    drawn = rng.integers(0, 2**64, (size + 3) // 4, dtype=np.uint64).view(np.uint16)[:size]
+    return (drawn >= round(rate * 65536)).reshape(shape)
 
 
 def column_sums(matrix: paddle.Tensor) -> paddle.Tensor:

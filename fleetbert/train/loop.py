@@ -362,12 +362,6 @@ SAME = (
 FREE = ("data.cache", "data.num_workers")  # within these
 
 
-def _named(settings: dict[str, str]) -> str:
-    """`Precision.name` of a checkpoint that does not have it."""
-    level, dtype = settings["level"], settings["dtype"]
-    return "float32" if level in ("O0", "auto") else f"{dtype}, {level}"
-
-
 def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
     before, now = saved.state["config"], json.loads(run.job.model_dump_json())
     for section, known in type(run.job).model_fields.items():  # keys that came after the checkpoint
@@ -397,7 +391,8 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
                 f"job has {schema.yaml_word(new)}; set it back, or start anew with "
                 "trainer.resume=none or another output_dir"
             )
-    before_it = saved.state.get("precision") or _named(before["precision"])
+    asked = before["precision"]  # of a checkpoint that does not say what was chosen
+    before_it = saved.state.get("precision") or precision.named(asked["level"], asked["dtype"])
     if before_it != run.precision.name:
         raise UserError(
             f"checkpoint {saved.folder}: was trained in {before_it}, this job computes in "

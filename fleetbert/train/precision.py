@@ -94,6 +94,11 @@ def _missing(level: str, dtype: str, device: str, float32: str | None) -> str | 
     return None
 
 
+def named(level: str, dtype: str) -> str:
+    """A level that was chosen, for people; auto has chosen none."""
+    return "float32" if level in ("O0", "auto") else f"{dtype}, {level}"
+
+
 class Precision:
     """How the steps compute: a context for the forward pass, and the scaler of the loss.
 
@@ -119,8 +124,7 @@ class Precision:
     @property
     def name(self) -> str:
         """What was chosen, for people."""
-        level, dtype = self.settings.level, self.settings.dtype
-        return "float32" if level == "O0" else f"{dtype}, {level}"
+        return named(self.settings.level, self.settings.dtype)
 
     def decorate(self, network: nn.Layer, optimizer: Optimizer) -> tuple[nn.Layer, Optimizer]:
         """For O2: half weights, with float32 master weights in the optimizer."""

@@ -8,15 +8,13 @@ import threading
 import numpy as np
 import psutil
 import pytest
+from halves import needs_bfloat16
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetbert.compat import onednn, processor
+from fleetbert.compat import onednn
 from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, PostOp, matmul, view
 
-needs_bfloat16 = pytest.mark.skipif(
-    not processor.bfloat16(), reason="this processor does not multiply bfloat16"
-)
 ROUNDING = 2**-8  # bfloat16 has 8 bits
 
 

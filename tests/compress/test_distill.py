@@ -15,11 +15,11 @@ import processes
 import pytest
 import several_jobs
 import tiny_job
+from halves import needs_bfloat16
 from safetensors.numpy import load_file, save_file
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compat import processor
 from fleetbert.compress import pipeline
 from fleetbert.compress.distill import job as distilling
 from fleetbert.compress.distill import student, teacher
@@ -354,7 +354,7 @@ class TestBundle:
         assert summary["dev"]["accuracy"] > 0.75
 
 
-@pytest.mark.skipif(not processor.bfloat16(), reason="this processor does not multiply bfloat16")
+@needs_bfloat16
 def test_student_and_teacher_compute_in_bfloat16(make, tmp_path):
     exact = distilling.distill(make(tmp_path / "float32")).summary
     mixed = {"precision.level": "O1", "precision.dtype": "bfloat16"}

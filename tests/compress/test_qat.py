@@ -13,13 +13,13 @@ import processes
 import pytest
 import tiny_job
 import yaml
+from halves import needs_bfloat16
 from paddle import nn
 from paddle.nn.quant.quant_layers import QuantizedLinear
 from scipy import special
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compat import processor
 from fleetbert.compress import command, from_program, pipeline, qat, tuning
 from fleetbert.compress.distill import student
 from fleetbert.compress.texts import read_batches
@@ -187,18 +187,7 @@ def test_rows_of_embeddings_are_rounded_as_they_are_stored():
     )
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        "float32",
-        pytest.param(
-            "bfloat16",
-            marks=pytest.mark.skipif(
-                not processor.bfloat16(), reason="this processor does not multiply bfloat16"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("how", ["float32", pytest.param("bfloat16", marks=needs_bfloat16)])
 def test_fast_layers_give_the_same_gradients(how, monkeypatch):
     monkeypatch.setattr(bfloat16, "SMALLEST", 1)
     found = []

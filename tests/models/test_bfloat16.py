@@ -8,19 +8,15 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 import pytest
+from halves import needs_bfloat16
 from paddle import nn
 from paddle.nn.quant.quant_layers import QuantizedLinear
 
-from fleetbert.compat import (
-    paddlenlp,  # noqa: F401  it changes Paddle's layers
-    processor,
-)
+from fleetbert.compat import paddlenlp  # noqa: F401  it changes Paddle's layers
 from fleetbert.models import activations, bfloat16, cpu
 from fleetbert.models.bfloat16 import Dropout
 
-pytestmark = pytest.mark.skipif(
-    not processor.bfloat16(), reason="this processor does not multiply bfloat16"
-)
+pytestmark = needs_bfloat16
 ROWS, LENGTH, WIDTH, HEADS = 3, 7, 32, 4
 # The error of 8 bits, through the few products of a layer.
 CLOSE = 0.03

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tiny_job
+from halves import needs_bfloat16
 from processes import ended, kill, start
 
 from fleetbert import config
@@ -15,9 +16,6 @@ from fleetbert.train import loop, precision
 from fleetbert.train.callbacks import Callback
 
 MIXED = {"precision.level": "O1", "precision.dtype": "bfloat16"}
-here = pytest.mark.skipif(
-    not processor.bfloat16(), reason="this processor does not multiply bfloat16"
-)
 NO_DROPOUT = {"model.dropout": 0.0}
 
 
@@ -93,7 +91,7 @@ class TestChoice:
         ):
             loop._check_alike(["bfloat16, O1", "float32"])
 
-    @here
+    @needs_bfloat16
     def test_a_run_does_not_go_on_in_another_precision(self, has, trainer, tmp_path):
         """auto, on a processor that has bfloat16 and then on one that has not."""
         changes = {"precision.level": "auto", "precision.dtype": "auto", "trainer.max_steps": 2}
@@ -109,7 +107,7 @@ class Fails(Callback):
             raise RuntimeError("pulled the plug")
 
 
-@here
+@needs_bfloat16
 class TestJobs:
     @pytest.mark.parametrize("batching", ["pad", "bucket", "pack"])
     def test_losses_stay_by_those_of_float32(self, trainer, tmp_path, batching):
