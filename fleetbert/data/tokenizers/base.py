@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, ClassVar, NamedTuple, Sequence
 
 import numpy as np
+import tokenizers
 
 from fleetbert.bundle import Setting
 from fleetbert.bundle import TokenizerSpec as Spec
@@ -89,20 +91,6 @@ def assemble(
     return Encodings(ids, first_lengths, truncated)
 
 
-def with_offsets(
-    found: list[tuple[list[int], list[tuple[int, int]]]], template: Template, max_length: int
-) -> tuple[Encodings, list[np.ndarray]]:
-    """`assemble` of texts, and their tokens' offsets; found: ids and offsets of each."""
-    encodings = assemble([ids for ids, _ in found], None, template, max_length)
-    first = len(template.before)
-    offsets = []
-    for ids, (_, places) in zip(encodings.ids, found):
-        offsets.append(np.zeros((len(ids), 2), np.int32))
-        own = places[: len(ids) - first - len(template.after)]
-        offsets[-1][first : first + len(own)] = np.array(own, np.int32).reshape(-1, 2)
-    return encodings, offsets
-
-
 def run(encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
     """The library's encodings of texts. UserError for half of a surrogate pair."""
     try:
@@ -115,15 +103,6 @@ def run(encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
                     "which is no character; remove it"
                 ) from None
         raise
-
-
-def is_long(text: str) -> bool:
-    return isinstance(text, str) and len(text) > LONG
-
-
-def check_long(texts: list[str]) -> None:
-    """UserError for half of a surrogate pair, wherever in a long text it stands."""
-    run(lambda texts, **_: [text.encode() for text in texts if is_long(text)], texts)
 
 
 def _is_unicode(text: str) -> bool:
@@ -204,3 +183,66 @@ class Tokenizer(ABC):
     def ordinary_ids(self) -> np.ndarray:
         """int64 ids of the tokens that are not special, ascending."""
         return np.setdiff1d(np.arange(self.vocab_size), self.special_ids)
+
+
+class OfLibrary(Tokenizer):
+    """A kind whose texts go through Hugging Face's library `tokenizers`."""
+
+    _library: tokenizers.Tokenizer
+    template: Template
+    _may_cut = True  # the first ids of a long text can be told from its beginning
+
+    @cached_property
+    def _encode(self) -> Callable[..., list[Any]]:
+        """The fast one does not compute offsets; versions before 0.20 do not have it."""
+        return getattr(self._library, "encode_batch_fast", self._library.encode_batch)
+
+    def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
+        most = max_length + 1  # enough to know whether a text is truncated
+        seconds = None if texts_b is None else self._pieces(texts_b, most)
+        return assemble(self._pieces(texts_a, most), seconds, self.template, max_length)
+
+    def encode_with_offsets(
+        self, texts: list[str], max_length: int
+    ) -> tuple[Encodings, list[np.ndarray]]:
+        encode = self._library.encode_batch
+        found = self._of_texts(
+            texts, encode, lambda text: self._first(text, max_length + 1, encode)
+        )
+        ids = [self._allowed(one.ids) for one in found]
+        encodings = assemble(ids, None, self.template, max_length)
+        first = len(self.template.before)
+        offsets = [np.zeros((len(ids), 2), np.int32) for ids in encodings.ids]
+        for places, one in zip(offsets, found):
+            own = one.offsets[: len(places) - first - len(self.template.after)]
+            places[first : first + len(own)] = np.array(own, np.int32).reshape(-1, 2)
+        return encodings, offsets
+
+    def _pieces(self, texts: list[str], most: int) -> list[list[int]]:
+        """The ids of each text: all, or at least the first `most`."""
+        found = self._of_texts(texts, self._encode, lambda text: self._first_ids(text, most))
+        return [self._allowed(one if isinstance(one, list) else one.ids) for one in found]
+
+    def _of_texts(
+        self, texts: list[str], encode: Callable[..., list[Any]], first: Callable[[str], Any]
+    ) -> list[Any]:
+        """What the library makes of texts, and `first` of long ones."""
+        long = [self._may_cut and isinstance(text, str) and len(text) > LONG for text in texts]
+        found = run(encode, ["" if is_long else text for text, is_long in zip(texts, long)])
+        if any(long):
+            run(lambda texts, **_: [text.encode() for text in texts], texts)  # half pairs anywhere
+        for number in itertools.compress(range(len(texts)), long):
+            found[number] = first(texts[number])
+        return found
+
+    @abstractmethod
+    def _first(self, text: str, most: int, encode: Callable[..., list[Any]]) -> Any:
+        """The library's encoding of a long text, of at least the first `most` tokens."""
+
+    def _first_ids(self, text: str, most: int) -> list[int]:
+        ids: list[int] = self._first(text, most, self._encode).ids
+        return ids
+
+    def _allowed(self, ids: list[int]) -> list[int]:
+        """Ids that a text may have."""
+        return ids

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import sys
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable
@@ -24,17 +23,7 @@ from fleetbert import encodings, files
 from fleetbert.bundle import Setting
 from fleetbert.data.tokenizers import base, sentencepiece
 from fleetbert.data.tokenizers import folder as folders
-from fleetbert.data.tokenizers.base import (
-    Encodings,
-    Spec,
-    Template,
-    Tokenizer,
-    assemble,
-    check_long,
-    is_long,
-    run,
-    with_offsets,
-)
+from fleetbert.data.tokenizers.base import OfLibrary, Spec, Template
 from fleetbert.errors import UserError
 
 WHOLE = folders.WHOLE
@@ -57,7 +46,7 @@ LOCAL = ("NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Lowercase", "Strip
 LOCAL_PATTERNS = ({"Regex": " {2,}"}, {"String": " "})
 
 
-class Whole(Tokenizer):
+class Whole(OfLibrary):
     """Texts → token ids as a tokenizer.json says.
 
     Special tokens come from the template only: "</s>" written in a text is ordinary characters or
@@ -100,8 +89,7 @@ class Whole(Tokenizer):
         words = [one.content for _, one in added if not one.special]
         plain = all(word.isascii() and " " not in word for word in words)
         self._may_cut = plain and _splits_at_spaces(library)
-        self._encode = getattr(library, "encode_batch_fast", library.encode_batch)
-        self._with_offsets = library.encode_batch
+        self._library = library
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.spec,)
@@ -157,35 +145,7 @@ class Whole(Tokenizer):
         text = json.dumps({**fields, "model_input_names": inputs}, ensure_ascii=False)
         (folder / folders.CONFIG).write_text(text + "\n", encoding="utf-8")
 
-    def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
-        most = max_length + 1  # enough to know whether a text is truncated
-        seconds = None if texts_b is None else self._pieces(texts_b, most)
-        return assemble(self._pieces(texts_a, most), seconds, self.template, max_length)
-
-    def _pieces(self, texts: list[str], most: int = sys.maxsize) -> list[list[int]]:
-        """The ids of each text: all, or at least the first `most`."""
-        short = ["" if self._may_cut and is_long(text) else text for text in texts]
-        found = [encoding.ids for encoding in run(self._encode, short)]
-        check_long(texts)
-        for number, text in enumerate(texts):
-            if text and not short[number]:
-                found[number] = self._first(text, most, self._encode).ids
-        return list(map(self._no_special, found))
-
-    def encode_with_offsets(
-        self, texts: list[str], max_length: int
-    ) -> tuple[Encodings, list[np.ndarray]]:
-        most = max_length + 1
-        short = ["" if self._may_cut and is_long(text) else text for text in texts]
-        found = run(self._with_offsets, short)
-        check_long(texts)
-        for number, text in enumerate(texts):
-            if text and not short[number]:
-                found[number] = self._first(text, most, self._with_offsets)
-        pairs = [(self._no_special(one.ids), one.offsets) for one in found]
-        return with_offsets(pairs, self.template, max_length)
-
-    def _no_special(self, ids: list[int]) -> list[int]:
+    def _allowed(self, ids: list[int]) -> list[int]:
         """With the unknown token for those that no text may spell."""
         if self._never.isdisjoint(ids):
             return ids

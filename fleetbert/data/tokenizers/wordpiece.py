@@ -7,11 +7,10 @@ import json
 import logging
 import re
 import shutil
-import sys
 import unicodedata
 from itertools import chain
 from pathlib import Path
-from typing import Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Mapping, Sequence
 
 import numpy as np
 import tokenizers
@@ -22,17 +21,7 @@ from fleetbert import encodings, files
 from fleetbert.bundle import Setting
 from fleetbert.data.tokenizers import base
 from fleetbert.data.tokenizers import folder as folders
-from fleetbert.data.tokenizers.base import (
-    Encodings,
-    Spec,
-    Template,
-    Tokenizer,
-    assemble,
-    check_long,
-    is_long,
-    run,
-    with_offsets,
-)
+from fleetbert.data.tokenizers.base import OfLibrary, Spec, Template
 from fleetbert.errors import UserError
 
 # Texts of printable ASCII, Chinese characters and their punctuation, and BERT's words in these.
@@ -52,7 +41,7 @@ SPECIAL_TOKENS = tuple(folders.SPECIAL_TOKENS.values())
 _log = logging.getLogger(__name__)
 
 
-class WordPiece(Tokenizer):
+class WordPiece(OfLibrary):
     """Texts → token ids with BERT's normalization, pre-tokenization and WordPiece vocabulary.
 
     A text is [CLS] a [SEP], a pair [CLS] a [SEP] b [SEP]; the first [SEP] is of segment 0, and
@@ -87,7 +76,7 @@ class WordPiece(Tokenizer):
         self.special_ids = tuple(vocab[token] for token in special)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
         one_type = bool(said[folders.ONE_TYPE])
-        self._template = Template((self.cls_id,), (self.sep_id,), (self.sep_id,), 1, one_type)
+        self.template = Template((self.cls_id,), (self.sep_id,), (self.sep_id,), 1, one_type)
         self.vocab_size = len(vocab)
         self.is_subword = np.array(
             [token.startswith("##") and len(token) > 2 for token in vocab], dtype=bool
@@ -96,17 +85,15 @@ class WordPiece(Tokenizer):
         model = models.WordPiece(
             vocab=vocab, unk_token=unknown_token, max_input_chars_per_word=LONGEST_WORD
         )
-        self._tokenizer = tokenizers.Tokenizer(model)
-        self._tokenizer.normalizer = normalizers.BertNormalizer(
+        self._library = tokenizers.Tokenizer(model)
+        self._library.normalizer = normalizers.BertNormalizer(
             clean_text=bool(said["clean_text"]),
             handle_chinese_chars=bool(said["tokenize_chinese_chars"]),
             strip_accents=bool(said["strip_accents"]),
             lowercase=lowercase,
         )
-        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self._library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         self._plain = PLAIN if said["tokenize_chinese_chars"] else PLAIN_ASCII
-        # The fast one does not compute offsets; versions before 0.20 do not have it.
-        self._encode = getattr(self._tokenizer, "encode_batch_fast", self._tokenizer.encode_batch)
         self._ids_of_words = _IdsOfWords(model)
         self._model = model
 
@@ -159,60 +146,30 @@ class WordPiece(Tokenizer):
                 **special,
             ).save(str(folder / folders.WHOLE))
 
-    def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
-        """Encode texts, or pairs if `texts_b` is given, to at most `max_length` tokens each. Safe
-        to call from several threads."""
-        if texts_b is not None and len(texts_a) != len(texts_b):
-            raise ValueError(f"{len(texts_a)} first texts but {len(texts_b)} second texts")
-        most = max_length + 1  # enough to know whether a text is truncated
-        seconds = None if texts_b is None else self._word_pieces(texts_b, most)
-        return assemble(self._word_pieces(texts_a, most), seconds, self._template, max_length)
-
-    def encode_with_offsets(
-        self, texts: list[str], max_length: int
-    ) -> tuple[Encodings, list[np.ndarray]]:
-        most = max_length + 1
-        found = run(self._tokenizer.encode_batch, [t if not is_long(t) else "" for t in texts])
-        check_long(texts)
-        for number, text in enumerate(texts):
-            if is_long(text):
-                found[number] = self._first(text, most)
-        pairs = [(one.ids, one.offsets) for one in found]
-        return with_offsets(pairs, self._template, max_length)
-
-    def _first(self, text: str, most: int) -> tokenizers.Encoding:
-        """The library's encoding of a long text, of its first `most` tokens at least. What is cut
-        off changes no more than the last word."""
-        size = base.CHUNK
-        while True:
-            [found] = self._tokenizer.encode_batch([text[:size]], add_special_tokens=False)
-            if len(found.ids) > most + LONGEST_WORD or size >= len(text):
-                return found
-            size *= 2
-
-    def _word_pieces(self, texts: list[str], most: int = sys.maxsize) -> list[list[int]]:
-        """The ids of each text: all, or at least the first `most`."""
+    def _pieces(self, texts: list[str], most: int) -> list[list[int]]:
         if all(map(self._is_plain, texts)) and sum(map(len, texts)) <= MUCH:
             ids = self._ids_of_words.__getitem__
             lines = map(str.lower, texts) if self.lowercase else texts
             return [list(chain.from_iterable(map(ids, _words(line)))) for line in lines]
-        short = [text if not is_long(text) else "" for text in texts]
-        pieces = [encoding.ids for encoding in run(self._encode, short)]
-        check_long(texts)
-        for number, text in enumerate(texts):
-            if is_long(text):
-                pieces[number] = self._first_pieces(text, most)
-        return pieces
+        return super()._pieces(texts, most)
 
-    def _first_pieces(self, text: str, most: int) -> list[int]:
-        """The ids of a long text, at least the first `most`.
+    def _first(self, text: str, most: int, encode: Callable[..., list[Any]]) -> Any:
+        """What is cut off changes no more than the last word."""
+        size = base.CHUNK
+        while True:
+            [found] = encode([text[:size]], add_special_tokens=False)
+            if len(found.ids) > most + LONGEST_WORD or size >= len(text):
+                return found
+            size *= 2
 
-        BERT's normalization looks at one character after the other, but for marks, which stay with
-        theirs; words end at blanks and punctuation, so a chunk's last word goes with the next one.
-        Of a word that is unknown for its length, no more is kept than that takes.
+    def _first_ids(self, text: str, most: int) -> list[int]:
+        """BERT's normalization looks at one character after the other, but for marks, which stay
+        with theirs; words end at blanks and punctuation, so a chunk's last word goes with the next
+        one. Of a word that is unknown for its length, no more is kept than that takes: a text of
+        blanks, or of one word, takes little memory.
         """
-        normalize = self._tokenizer.normalizer.normalize_str
-        split = self._tokenizer.pre_tokenizer.pre_tokenize_str
+        normalize = self._library.normalizer.normalize_str
+        split = self._library.pre_tokenizer.pre_tokenize_str
         ids: list[int] = []
         begin, last = 0, ""
         while begin < len(text) and len(ids) < most:

@@ -126,9 +126,9 @@ def test_each_plain_character_is_read_as_by_the_library(tokenizer):
     plain = filter(PLAIN.fullmatch, map(chr, range(0x110000)))
     texts = [f"cat{char}The {char}" for char in plain]
     assert len(texts) > 20_000
-    library = tokenizer._tokenizer.encode_batch(texts, add_special_tokens=False)
+    library = tokenizer._library.encode_batch(texts, add_special_tokens=False)
     for text, encoding in zip(texts, library):
-        assert tokenizer._word_pieces([text]) == [encoding.ids], text
+        assert tokenizer._pieces([text], len(text) + 1) == [encoding.ids], text
 
 
 def test_no_more_words_are_remembered_than_there_is_room_for(tokenizer, monkeypatch):
@@ -257,8 +257,8 @@ def test_a_long_text_in_chunks_has_the_ids_of_the_whole(vocab_path, settings, te
     [whole] = tokenizer._encode([text], add_special_tokens=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "CHUNK", chunk)
-        assert tokenizer._first_pieces(text, len(text) + 1) == whole.ids
-        some = tokenizer._first_pieces(text, 7)
+        assert tokenizer._first_ids(text, len(text) + 1) == whole.ids
+        some = tokenizer._first_ids(text, 7)
     assert some == whole.ids[: len(some)] and len(some) >= min(7, len(whole.ids))
 
 
