@@ -73,6 +73,11 @@ def problem(data: bytes, sample: bytes | None = None) -> str | None:
     return f"{said}, and looks like {title}; convert the file: `iconv -f {iconv} -t utf-8`"
 
 
+def without_mark(data: bytes) -> bytes:
+    """Without the byte order mark of UTF-8."""
+    return data[3:] if data.startswith(codecs.BOM_UTF8) else data
+
+
 def read_text(path: str | os.PathLike[str], what: str) -> str:
     """All of a text file, without a byte order mark; what: e.g. "vocabulary", for the UserError of
     a file that cannot be read or is no text, which names the line."""
@@ -99,7 +104,7 @@ def read_json(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
 
 def decode(data: bytes, where: Callable[[int], str]) -> str:
     """A whole file's text; the UserError begins with `where` of the line."""
-    data = data[3:] if data.startswith(codecs.BOM_UTF8) else data
+    data = without_mark(data)
     if problem(data) is None:
         return data.decode("utf-8")
     lines = data.split(b"\n")

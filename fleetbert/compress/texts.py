@@ -81,4 +81,4 @@ def read_unlabelled(path: str, task: Task, key: str) -> list[Example]:
         return read.read_as(path, task.table_format(path, labelled=False)).examples
     if task.pair:
         raise UserError(f"{key}: {path}: pairs need a .tsv, .csv or .jsonl with text_b")
-    return read.read_texts(path).examples
+    return read.read_as(path, read.texts_format(path)).examples

@@ -14,7 +14,8 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.data.read import BOM, LineError, check_not_empty, opened
+from fleetbert import encodings
+from fleetbert.data.read import LineError, check_not_empty, opened
 from fleetbert.errors import UserError
 
 NUMBERS, CATEGORIES = 13, 26
@@ -63,8 +64,8 @@ def read(path: str | Path, on_bad_line: str = "stop") -> Clicks:
             block = list(islice(numbered, LINES_AT_ONCE))
             if not block:
                 break
-            if block[0][0] == 1 and block[0][1].startswith(BOM):
-                block[0] = 1, block[0][1][len(BOM) :]
+            if block[0][0] == 1:
+                block[0] = 1, encodings.without_mark(block[0][1])
             rows = [(n, _fields(line.rstrip(b"\r\n"))) for n, line in block if line.strip()]
             try:
                 arrays = _parse([fields for _, fields in rows])

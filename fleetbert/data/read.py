@@ -17,6 +17,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+from collections import deque
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
@@ -31,13 +33,14 @@ from fleetbert.errors import UserError
 log = logging.getLogger(__name__)
 
 Row = Dict[str, object]  # of JSON or of a table, by column
-BOM = b"\xef\xbb\xbf"
 JSON_SUFFIXES = (".jsonl", ".json")
 COLUMN_SUFFIXES = (".tsv", ".csv")  # files with a header
 # Columns of tagged tokens; read as such wherever texts are wanted.
 TAG_SUFFIXES = (".conll", ".bio", ".iob", ".bioes", ".bmes", ".bilou")
 # Bytes that a quoted record may have: a quote that is never closed costs no more memory.
 LONGEST_RECORD = 16 << 20
+
+QUOTED_FIELD = re.compile(r'"([^"]*(?:""[^"]*)*)"(?!")')
 
 Quoting = Literal["auto", "none", "minimal"]
 Numbered = Iterable[Tuple[int, bytes]]  # lines with their ends, and their numbers from 1
@@ -84,7 +87,7 @@ class Format(NamedTuple):
     labelled: whether a label is needed.
     separator: what stands between two columns.
     quoted: whether fields may be quoted.
-    label: how a label is written, of `written.KINDS`.
+    label: how a label is written, of `written.KINDS`; "": it is not read.
     apart: whether each text of a line is an example of its own, up to three (`text_c`); labels are
         taken where there are some.
     triplets: whether a line may have a `text_c` instead of a label (`Example.documents`).
@@ -117,7 +120,10 @@ class Format(NamedTuple):
 
     def parse(self, line: bytes, number: int) -> Example:
         if self.kind == "plain":
-            return _from_plain(line, number, False)
+            texts = _decode(line).split("\t") if self.pair else [_decode(line)]
+            if len(texts) != 1 + bool(self.pair):
+                raise LineError(f"has {len(texts)} tab-separated columns where a pair needs two")
+            return _example(dict(zip(("text_a", "text_b"), texts)), number, self)
         if self.kind == "conll":
             lines = _decode_lines(line)
             text, spans = conll.parse(lines, self.labelled)
@@ -179,24 +185,6 @@ def read_as(path: str | Path, form: Format, on_bad_line: str = "stop") -> Table:
     return table
 
 
-def read(
-    path: str | Path,
-    *,
-    pair: bool,
-    labelled: bool,
-    on_bad_line: str = "stop",
-    quoting: Quoting = "auto",
-) -> Table:
-    """`read_as` its `table_format`."""
-    form = table_format(path, pair=pair, labelled=labelled, quoting=quoting)
-    return read_as(path, form, on_bad_line)
-
-
-def read_texts(path: str | Path, on_bad_line: str = "stop") -> Table:
-    """`read_as` its `texts_format`."""
-    return read_as(path, texts_format(path), on_bad_line)
-
-
 def parse_lines(
     path: str | Path,
     numbered: Numbered,
@@ -212,7 +200,7 @@ def parse_lines(
         if number == 1:
             if form.columns is not None:
                 continue
-            line = line[len(BOM) :] if line.startswith(BOM) else line
+            line = encodings.without_mark(line)
         if form.is_empty(line):
             continue
         try:
@@ -259,22 +247,6 @@ def lines_at(
     return found
 
 
-def parse_question(line: bytes, line_number: int, pair: bool, jsonl: bool) -> Example:
-    """One line of `fleetbert predict`'s input, where a bad line must not stop the others.
-
-    With `jsonl` an object with `text` (or `text_a`), for pairs `text_b`; without, the whole line
-    is the text, and a pair is two texts with one tab between them. Raises UserError for a bad
-    line, an empty one included.
-    """
-    try:
-        if jsonl:
-            row = {**_json_row(line), "label": None}
-            return _example(row, line_number, Format("jsonl", None, pair, False))
-        return _from_plain(line, line_number, pair)
-    except LineError as error:
-        raise UserError(f"line {line_number}: {error}") from None
-
-
 def iter_lines(
     stream: Iterable[bytes],
     *,
@@ -288,30 +260,27 @@ def iter_lines(
     `form` is that of a table which is known to be one. Where it and `jsonl` are None the first line
     tells the format: one that starts with `{` is JSONL, and one that has a column `text_a` (with a
     `text_b` for pairs) is the header of a TSV table, which gives no example itself; anything else
-    is plain lines as in `parse_question`. With `quoting` auto such a table is quoted if its header
-    is. Reads lazily.
+    is plain lines, of pairs two texts with one tab between them. With `quoting` auto such a table
+    is quoted if its header is. Reads lazily; a bad line, an empty one included, stops no other.
     """
     lines: Iterator[tuple[int, bytes]] = enumerate(stream, 1)
-    for number, line in lines:  # the first
-        line = line[len(BOM) :] if line.startswith(BOM) else line
-        if form is None and jsonl is None:
-            jsonl = line.lstrip().startswith(b"{")
-            form = None if jsonl else _header_or_none(line, pair, quoting)
-        if form is None or form.kind == "conll":  # else it is the header
-            lines = chain([(number, line)], lines)
-        break
-    for number, line in lines if form is None else form.records(lines):
-        if form is not None and form.kind == "conll" and form.is_empty(line):
+    number, line = next(lines, (0, b""))
+    if not number:
+        return
+    line = encodings.without_mark(line)
+    if form is None and jsonl is None:
+        jsonl = line.lstrip().startswith(b"{")
+        form = None if jsonl else _header_or_none(line, pair, quoting)
+    if form is None or form.kind == "conll":  # else it is the header
+        lines = chain([(number, line)], lines)
+    form = form or Format("jsonl" if jsonl else "plain", None, pair, False, label="")
+    for number, line in form.records(lines):
+        if form.kind == "conll" and form.is_empty(line):
             continue
         try:
-            if form is not None:
-                yield number, form.parse(line, number)
-            else:
-                yield number, parse_question(line, number, pair, bool(jsonl))
+            yield number, form.parse(line, number)
         except LineError as error:
             yield number, UserError(f"line {number + error.line}: {error}")
-        except UserError as error:
-            yield number, error
 
 
 @contextmanager
@@ -355,7 +324,7 @@ def _header(path: Path, pair: bool | None, labelled: bool, quoting: Quoting) -> 
     if not line:
         raise UserError(f"{path}: is empty; give a table with the columns text_a and label")
     try:
-        text = _decode(line[len(BOM) :] if line.startswith(BOM) else line)
+        text = _decode(encodings.without_mark(line))
         form = _form_of_header(text, path.suffix.lower() == ".csv", pair, labelled, quoting)
     except LineError as error:
         raise UserError(f"{path}:1: {error}") from None
@@ -455,54 +424,33 @@ def _header_or_none(line: bytes, pair: bool, quoting: Quoting) -> Format | None:
 def _joined(lines: Numbered, separator: bytes) -> Iterator[tuple[int, bytes]]:
     """Records of lines. One that is not closed is its first line alone; the next begins after it,
     so that a stray quote costs no other line."""
-    lines = iter(lines)
-    again: Iterator[tuple[int, bytes]] = iter(())
-    while True:
-        number, line = next(again, None) or next(lines, (0, b""))
-        if not number:
-            return
-        if not _is_open(line, separator, False):
-            yield number, line
-            continue
+    lines, fields = iter(lines), re.compile(rb'(?:\A|%s)"[^"]*(?:""[^"]*)*("?)' % separator)
+    again: deque[tuple[int, bytes]] = deque()  # lines that come next
+
+    def following() -> tuple[int, bytes] | None:
+        return again.popleft() if again else next(lines, None)
+
+    while (head := following()) is not None:
+        number, line = head
         more: list[tuple[int, bytes]] = []
-        size, is_open = len(line), True
-        while is_open and size <= LONGEST_RECORD:
-            following = next(again, None) or next(lines, None)
-            if following is None:
-                break
-            more.append(following)
-            size += len(following[1])
-            is_open = _is_open(following[1], separator, True)
+        size, is_open = len(line), _is_open(line, fields, False)
+        while is_open and size <= LONGEST_RECORD and (one := following()) is not None:
+            more.append(one)
+            size += len(one[1])
+            is_open = _is_open(one[1], fields, True)
         if is_open:
-            again = chain(more, again)
-            yield number, line
-        else:
-            yield number, line + b"".join(text for _, text in more)
+            again.extendleft(reversed(more))
+            more = []
+        yield number, line + b"".join(text for _, text in more)
 
 
-def _is_open(line: bytes, separator: bytes, is_open: bool) -> bool:
-    """Whether a quoted field goes on behind this line, which begins in one if `is_open`."""
+def _is_open(line: bytes, fields: re.Pattern[bytes], is_open: bool) -> bool:
+    """Whether a quoted field goes on behind this line, which begins in one if `is_open`; fields:
+    matches quoted fields, with their closing quote as a group."""
     if b'"' not in line:
         return is_open
-    at = 0
-    while True:
-        if not is_open:
-            if not line.startswith(b'"', at):
-                at = line.find(separator + b'"', at) + 1
-                if not at:
-                    return False
-            at += 1
-        while True:
-            at = line.find(b'"', at)
-            if at < 0:
-                return True
-            if not line.startswith(b'"', at + 1):
-                break
-            at += 2
-        at = line.find(separator, at) + 1
-        if not at:
-            return False
-        is_open = False
+    ends = fields.findall(b'"' + line if is_open else line)
+    return bool(ends) and not ends[-1]
 
 
 def _fields(text: str, form: Format) -> list[str]:
@@ -512,11 +460,14 @@ def _fields(text: str, form: Format) -> list[str]:
     values, at = [], 0
     while True:
         if text.startswith('"', at):
-            at = start = at + 1
-            while text.startswith('""', at := _closing(text, at)):
-                at += 2
-            values.append(text[start:at].replace('""', '"'))
-            at += 1
+            field = QUOTED_FIELD.match(text, at)
+            if field is None:
+                raise LineError(
+                    "opens a quote that is not closed; close it, or take quotes as characters "
+                    "(quoting: none)"
+                )
+            values.append(field[1].replace('""', '"'))
+            at = field.end()
         else:
             end = text.find(form.separator, at)
             values.append(text[at : end if end >= 0 else None])
@@ -529,16 +480,6 @@ def _fields(text: str, form: Format) -> list[str]:
                 "quotes as characters (quoting: none)"
             )
         at += 1
-
-
-def _closing(text: str, at: int) -> int:
-    end = text.find('"', at)
-    if end < 0:
-        raise LineError(
-            "opens a quote that is not closed; close it, or take quotes as characters "
-            "(quoting: none)"
-        )
-    return end
 
 
 def _wrong_count(values: Sequence[str], form: Format) -> str:
@@ -567,16 +508,6 @@ def _json_row(line: bytes) -> Row:
     return row
 
 
-def _from_plain(line: bytes, number: int, pair: bool) -> Example:
-    text, form = _decode(line), Format("plain", None, pair, False)
-    if not pair:
-        return _example({"text_a": text}, number, form)
-    texts = text.split("\t")
-    if len(texts) != 2:
-        raise LineError(f"has {len(texts)} tab-separated columns where a pair needs two")
-    return _example({"text_a": texts[0], "text_b": texts[1]}, number, form)
-
-
 def _decode(line: bytes) -> str:
     line = line.rstrip(b"\r\n")
     said = encodings.problem(line)
@@ -602,7 +533,7 @@ def _example(row: Row, number: int, form: Format) -> Example:
     if form.pair or (form.pair is None and row.get("text_b")):
         text_b = _text(row, "text_b")
     field = "spans" if form.label == "spans" and "label" not in row else "label"
-    label = written.KINDS[form.label](row.get(field), text_a)
+    label = written.KINDS[form.label](row.get(field), text_a) if form.label else ""
     takes_c = form.apart or form.triplets
     text_c = _text(row, "text_c") if takes_c and row.get("text_c") else None
     if form.triplets and label and text_c:

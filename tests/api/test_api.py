@@ -19,7 +19,7 @@ TINY = {f"model.{name}": value for name, value in tiny_job.SHAPE.items()}
 
 
 def rows_of(path: Path) -> list[tuple[str, str]]:
-    examples = read.read(path, pair=False, labelled=True).examples
+    examples = read.read_as(path, read.table_format(path, pair=False, labelled=True)).examples
     return [(example.text_a, str(example.label)) for example in examples]
 
 
@@ -119,7 +119,8 @@ def test_the_same_rows_in_any_form_train_the_same(run, tiny, tiny_data, tmp_path
 
 
 def test_pairs_are_seen_in_the_rows(tiny, tiny_data, tmp_path):
-    table = read.read(tiny_data / "pairs.tsv", pair=True, labelled=True).examples
+    path = tiny_data / "pairs.tsv"
+    table = read.read_as(path, read.table_format(path, pair=True, labelled=True)).examples
     rows = [(example.text_a, example.text_b, example.label) for example in table]
     run = fleetbert.train(rows, output_dir=tmp_path / "pairs", **{**tiny, "epochs": 1})
     assert run.metrics == {}

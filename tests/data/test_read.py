@@ -16,12 +16,19 @@ from fleetbert.data.read import (
     check_header,
     iter_lines,
     lines_at,
-    parse_question,
-    read,
-    read_texts,
+    read_as,
     table_format,
+    texts_format,
 )
 from fleetbert.errors import UserError
+
+
+def read(path, on_bad_line="stop", **options):
+    return read_as(path, table_format(path, **options), on_bad_line)
+
+
+def read_texts(path):
+    return read_as(path, texts_format(path))
 
 
 def write(folder, content, name="table.tsv"):
@@ -174,13 +181,13 @@ def test_any_bytes_are_read_or_refused_at_a_line_that_is_there(tmp_path, lines, 
     jsonl=st.booleans(),
 )
 def test_a_question_is_an_example_or_a_user_error(line, pair, jsonl):
-    try:
-        example = parse_question(line, 7, pair, jsonl)
-    except UserError as error:
-        assert str(error).startswith("line 7: ")
+    [(number, answer)] = answers(line + b"\n", pair=pair, jsonl=jsonl)
+    assert number == 1
+    if isinstance(answer, UserError):
+        assert str(answer).startswith("line 1: ")
     else:
-        assert example.text_a.strip()
-        assert (example.text_b is not None) == pair
+        assert answer.text_a.strip()
+        assert (answer.text_b is not None) == pair
 
 
 def answers(content, **options):
