@@ -6,6 +6,7 @@ Rooms are imported by the commands that need them, so that `fleetbert --help` ta
 from __future__ import annotations
 
 import argparse
+from types import ModuleType
 from typing import Callable, NamedTuple
 
 from fleetbert import __version__, errors
@@ -64,69 +65,26 @@ def _dispatch(argv: list[str]) -> int | None:
     return arguments.run(arguments)
 
 
-COMMANDS: dict[str, Command] = {
-    "train": Command(
-        "train BERT", train_command.DESCRIPTION, train_command.add_arguments, train_command.run
-    ),
-    "launch": Command(
-        "start and watch the processes of a job on this machine",
-        launch_command.DESCRIPTION,
-        launch_command.add_arguments,
-        launch_command.run,
-    ),
+def _of(summary: str, room: ModuleType) -> Command:
+    return Command(summary, room.DESCRIPTION, room.add_arguments, room.run)
+
+
+COMMANDS = {
+    "train": _of("train BERT", train_command),
+    "launch": _of("start and watch the processes of a job on this machine", launch_command),
     "ask": Command("answer a few texts for reading", ask.ASK, ask.add_ask, ask.run_ask),
     "evaluate": Command(
         "measure a bundle on a labelled table", ask.EVALUATE, ask.add_evaluate, ask.run_evaluate
     ),
     "predict": Command("answer texts with a bundle", ask.PREDICT, ask.add_predict, ask.run_predict),
-    "export": Command(
-        "add another form of the model to a bundle",
-        export_command.DESCRIPTION,
-        export_command.add_arguments,
-        export_command.run,
-    ),
-    "import": Command(
-        "make a bundle of a finished classifier",
-        import_command.DESCRIPTION,
-        import_command.add_arguments,
-        import_command.run,
-    ),
-    "quantize": Command(
-        "add a smaller, faster variant to a bundle",
-        quantize_command.DESCRIPTION,
-        quantize_command.add_arguments,
-        quantize_command.run,
-    ),
-    "checkpoint": Command(
-        "list, check and remove the checkpoints of a run",
-        checkpoint_command.DESCRIPTION,
-        checkpoint_command.add_arguments,
-        checkpoint_command.run,
-    ),
-    "distill": Command(
-        "teach a smaller model what a trained one knows",
-        distill_command.DESCRIPTION,
-        distill_command.add_arguments,
-        distill_command.run,
-    ),
-    "serve": Command(
-        "answer over HTTP and gRPC",
-        serve_command.DESCRIPTION,
-        serve_command.add_arguments,
-        serve_command.run,
-    ),
-    "doctor": Command(
-        "look at this machine and try everything on it",
-        doctor_command.DESCRIPTION,
-        doctor_command.add_arguments,
-        doctor_command.run,
-    ),
-    "bench": Command(
-        "measure your own bundle, server or training",
-        bench_command.DESCRIPTION,
-        bench_command.add_arguments,
-        bench_command.run,
-    ),
+    "export": _of("add another form of the model to a bundle", export_command),
+    "import": _of("make a bundle of a finished classifier", import_command),
+    "quantize": _of("add a smaller, faster variant to a bundle", quantize_command),
+    "checkpoint": _of("list, check and remove the checkpoints of a run", checkpoint_command),
+    "distill": _of("teach a smaller model what a trained one knows", distill_command),
+    "serve": _of("answer over HTTP and gRPC", serve_command),
+    "doctor": _of("look at this machine and try everything on it", doctor_command),
+    "bench": _of("measure your own bundle, server or training", bench_command),
 }
 
 

@@ -34,21 +34,6 @@ class Tracker(ABC):
         """The last call."""
 
 
-class VisualDL(Tracker):
-    """`visualdl --logdir OUTPUT_DIR/visualdl`"""
-
-    def __init__(self, folder: Path, _target: str, _config: Flat, _resumed_at: int):
-        library = load("visualdl", "callbacks.visualdl")
-        self.writer = library.LogWriter(logdir=str(folder / "visualdl"))
-
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        for name, value in figures.items():
-            self.writer.add_scalar(tag=name, step=step, value=value)
-
-    def close(self) -> None:
-        self.writer.close()
-
-
 class TensorBoard(Tracker):
     def __init__(self, folder: Path, _: str, config: Flat, resumed_at: int):
         library = load("tensorboardX", "callbacks.tensorboard")
@@ -65,6 +50,14 @@ class TensorBoard(Tracker):
 
     def close(self) -> None:
         self.writer.close()
+
+
+class VisualDL(TensorBoard):
+    """`visualdl --logdir OUTPUT_DIR/visualdl`"""
+
+    def __init__(self, folder: Path, _target: str, _config: Flat, _resumed_at: int):
+        library = load("visualdl", "callbacks.visualdl")
+        self.writer = library.LogWriter(logdir=str(folder / "visualdl"))
 
 
 class MLflow(Tracker):

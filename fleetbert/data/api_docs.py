@@ -23,7 +23,6 @@ import hashlib
 import importlib.util
 import inspect
 import json
-import os
 import re
 import sys
 import sysconfig
@@ -45,6 +44,7 @@ PACKAGES = {
     "scikit-learn": "sklearn",
 }
 DISTRIBUTIONS = {"paddle": "paddlepaddle"}  # where the name differs from the label
+TEXTS = "texts.json"  # in the cache
 MASK = "library"
 # Any word that holds one of these goes, "cpython" and "numpydoc" too; and the usual aliases.
 NAMES = re.compile(
@@ -94,17 +94,26 @@ def load(
     some 15 s the first time and well under a second from the cache.
     """
     roots = {label: locate(label) for label in PACKAGES}
-    cache = _cache_path(roots, train_per_label, dev_per_label)
-    cached = _read_cache(cache)
-    if cached is not None:
-        return cached
-    collected: list[Document] = []
+    versions = [sys.version, Path(__file__).read_text(encoding="utf-8")]
+    versions += [str(train_per_label), str(dev_per_label)]
     for label, root in roots.items():
-        collected += documents(label, root, train_per_label, dev_per_label)
-    train, dev = split(collected)
-    chosen = _choose(train, train_per_label), _choose(dev, dev_per_label)
-    _write_cache(cache, chosen)
-    return chosen
+        versions += [label, str(root)]
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions.append(metadata.version(DISTRIBUTIONS.get(label, label)))
+
+    def fill(folder: Path) -> None:
+        collected = [
+            document
+            for label, root in roots.items()
+            for document in documents(label, root, train_per_label, dev_per_label)
+        ]
+        train, dev = split(collected)
+        sides = _choose(train, train_per_label), _choose(dev, dev_per_label)
+        (folder / TEXTS).write_text(json.dumps(sides))
+
+    made = files.cached(f"api_docs-{digest(chr(0).join(versions))[:16]}", fill)
+    train, dev = json.loads((made / TEXTS).read_text())
+    return [Example(*row) for row in train], [Example(*row) for row in dev]
 
 
 def documents(
@@ -271,39 +280,6 @@ def _choose(documents: list[Document], per_label: int) -> list[Example]:
             counts[document.label] += 1
             chosen.append(Example(document.text, None, document.label, len(chosen) + 1))
     return chosen
-
-
-def _cache_path(roots: dict[str, Path], *sizes: int) -> Path:
-    """A file that is named by all that the texts depend on."""
-    versions = [sys.version, Path(__file__).read_text(encoding="utf-8"), str(sizes)]
-    for label, root in roots.items():
-        versions += [label, str(root)]
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            versions.append(metadata.version(DISTRIBUTIONS.get(label, label)))
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "fleetbert" / f"api_docs-{digest(chr(0).join(versions))[:16]}.json"
-
-
-def _read_cache(path: Path) -> tuple[list[Example], list[Example]] | None:
-    """What `_write_cache` wrote; None where there is nothing, or nothing whole."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if digest(json.dumps(content["sides"])) != content["digest"]:
-            return None
-        train, dev = ([Example(*row) for row in side] for side in content["sides"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return train, dev
-
-
-def _write_cache(path: Path, sides: tuple[list[Example], list[Example]]) -> None:
-    """Write by rename, so that ranks that start together never read half a file."""
-    content = json.dumps({"digest": digest(json.dumps(sides)), "sides": sides})
-    # A cache is not owed: the home folder may be read-only or full.
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with files.replacing(path) as stream:
-            stream.write(content.encode())
 
 
 def _is_prose(lines: list[str]) -> bool:

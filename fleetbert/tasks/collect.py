@@ -118,6 +118,38 @@ class Labelled:
         )
 
 
+class Several(Labelled):
+    """Examples of several texts each. Its arrays besides: `places` int64 [examples, texts of one],
+    which of the network's outputs they get; `labels` and `weight` are of examples."""
+
+    def texts_of(self, part: np.ndarray) -> np.ndarray:
+        """int64 [examples, texts of one]."""
+        raise NotImplementedError
+
+    def plan_several(self, epoch: int, texts: int) -> batching.Plan:
+        """`data.batch_size` counts examples, `data.batch_tokens` the tokens of all their texts."""
+        tokens = self.job.data.batch_tokens
+        return self.plan_of(epoch, tokens and max(1, tokens // texts))
+
+    def arrays(
+        self, part: np.ndarray, weight: np.ndarray, step: np.ndarray, epoch: int, packed: bool
+    ) -> Arrays:
+        texts = self.texts_of(part)
+        batch = self.collate(self.split.encodings.ids, texts.ravel(), packed)
+        return {
+            "inputs": network_inputs(batch, first=True),
+            "places": np.argsort(batch.order).reshape(texts.shape),
+            "labels": self.split.labels[texts[:, 0], 0],
+            "weight": weight / np.float32(len(step)),
+            "n_texts": int(np.count_nonzero(weight)) * texts.shape[1],
+            "n_tokens": batch.n_tokens,
+        }
+
+    def whole(self, part: np.ndarray) -> Arrays:
+        """Of texts, not of examples."""
+        return Labelled.arrays(self, part, np.ones(len(part), np.float32), part, -1, False)
+
+
 def network_inputs(batch: batching.Batch, first: bool = False) -> dict[str, np.ndarray]:
     """What the network takes of a batch, by name; with `first` where each text begins."""
     names = ["input_ids", "token_type_ids"]

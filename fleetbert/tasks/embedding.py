@@ -13,7 +13,7 @@ from fleetbert.data import batching, read
 from fleetbert.data.split import Split
 from fleetbert.errors import UserError
 from fleetbert.tasks import metrics
-from fleetbert.tasks.collect import Arrays, Labelled, network_inputs
+from fleetbert.tasks.collect import Arrays, Several
 from fleetbert.tasks.regression import OfNumbers
 from fleetbert.tasks.task import Criterion, Metrics, Part, Task, Tensor, Values, together
 
@@ -31,11 +31,9 @@ class VectorAnswer(NamedTuple):
         return {"vector": [round(number, 6) for number in self.vector.tolist()]}
 
 
-class Together(Labelled):
-    """Examples of several texts each, which follow each other in the split. Its arrays besides:
-    `places` int64 [examples, texts of one], which of the network's outputs they get; `groups` int64
-    [examples], the same where the first text is the same; `labels` and `weight` are of examples;
-    `has_numbers`, `temperature`."""
+class Together(Several):
+    """The texts of an example follow each other in the split. Its arrays besides: `groups` int64
+    [examples], the same where the first text is the same; `has_numbers`, `temperature`."""
 
     @cached_property
     def texts(self) -> int:
@@ -52,10 +50,8 @@ class Together(Labelled):
         return self.split.lines[:: self.texts]
 
     def plan(self, epoch: int) -> batching.Plan:
-        """`data.batch_size` counts examples, `data.batch_tokens` the tokens of all their texts."""
         self._check()
-        tokens = self.job.data.batch_tokens
-        return self.plan_of(epoch, tokens and max(1, tokens // self.texts))
+        return self.plan_several(epoch, self.texts)
 
     def _check(self) -> None:
         numbers = self.split.labels[:: self.texts, 0]
@@ -74,29 +70,21 @@ class Together(Labelled):
             said = f"has the number {numbers[number]:g}, and a cosine is from -1 to 1: divide all"
         raise UserError(f"{self.split.name}:{self.lines[number]}: {said}")
 
+    def texts_of(self, part: np.ndarray) -> np.ndarray:
+        return part[:, None] * self.texts + np.arange(self.texts)
+
     def arrays(
         self, part: np.ndarray, weight: np.ndarray, step: np.ndarray, epoch: int, packed: bool
     ) -> Arrays:
-        texts = (part[:, None] * self.texts + np.arange(self.texts)).ravel()
-        batch = self.collate(self.split.encodings.ids, texts, packed)
-        labels = self.split.labels[part * self.texts, 0]
+        found = super().arrays(part, weight, step, epoch, packed)
         numbers: dict[bytes, int] = {}
         firsts = [np.asarray(self.split.encodings.ids[n]).tobytes() for n in part * self.texts]
         return {
-            "inputs": network_inputs(batch, first=True),
-            "places": np.argsort(batch.order).reshape(-1, self.texts),
+            **found,
             "groups": np.array([numbers.setdefault(first, len(numbers)) for first in firsts]),
-            "labels": labels,
-            "has_numbers": not np.isnan(labels).any(),
+            "has_numbers": not np.isnan(found["labels"]).any(),
             "temperature": self.job.task.temperature,
-            "weight": weight / np.float32(len(step)),
-            "n_texts": int(np.count_nonzero(weight)) * self.texts,
-            "n_tokens": batch.n_tokens,
         }
-
-    def whole(self, part: np.ndarray) -> Arrays:
-        """Of texts, not of examples."""
-        return super().arrays(part, np.ones(len(part), np.float32), part, -1, False)
 
 
 class Embedding(OfNumbers):

@@ -10,7 +10,7 @@ import numpy as np
 from fleetbert.data import masking, read
 from fleetbert.errors import UserError
 from fleetbert.tasks.collect import Arrays, Labelled, network_inputs
-from fleetbert.tasks.task import Answer, Criterion, Metrics, Part, Task, Tensor
+from fleetbert.tasks.task import Criterion, Metrics, Part, Task
 
 
 class Masked(Labelled):
@@ -89,14 +89,6 @@ class MaskedWords(Task):
 
     def criterion(self, wanted: str, metrics: Metrics) -> Criterion:
         return Criterion("loss", True)
-
-    def to_answers(
-        self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
-    ) -> list[Answer]:
-        raise NotImplementedError
-
-    def tensors(self, labels: Sequence[str]) -> list[Tensor]:
-        return []
 
 
 MASKED_WORDS = MaskedWords()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from typing import Any, Collection, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -43,19 +42,8 @@ class MultiLabel(Task):
     least_labels = 1
     calibrates = True
 
-    def __init__(self, thresholds: Mapping[str, float] | None = None):
-        self.thresholds = dict(thresholds or {})
-
-    def with_thresholds(self, thresholds: Mapping[str, float]) -> MultiLabel:
-        known = copy.copy(self)
-        known.thresholds = dict(thresholds)
-        return known
-
     def labels_of(self, written: Sequence[str]) -> list[str]:
         return sorted({name for one in written for name in json.loads(one)})
-
-    def unknown(self, written: str, labels: Collection[str]) -> str | None:
-        return next((name for name in json.loads(written) if name not in labels), None)
 
     def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         """bool [written, labels]."""

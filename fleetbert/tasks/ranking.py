@@ -12,7 +12,7 @@ from fleetbert.data import batching, read
 from fleetbert.data.split import Split
 from fleetbert.errors import UserError
 from fleetbert.tasks import metrics
-from fleetbert.tasks.collect import Arrays, Labelled, network_inputs
+from fleetbert.tasks.collect import Arrays, Several
 from fleetbert.tasks.regression import Regression
 from fleetbert.tasks.task import Metrics
 
@@ -20,18 +20,15 @@ PLACES = 10  # of the first relevant document, that the report counts one by one
 BINS = 20
 
 
-class Documents(Labelled):
+class Documents(Several):
     """With `task.negatives` an example is a document that answers its query and so many that do
-    not, drawn anew each epoch. Its arrays besides: `places` int64 [examples, 1 + negatives], which
-    of the network's outputs they get, the right one first. Without, an example is a pair."""
+    not, drawn anew each epoch, the right one first. Without, an example is a pair."""
 
     drawn: int | None = None  # the epoch that `examples` are of
 
     def plan(self, epoch: int) -> batching.Plan:
-        """`data.batch_size` counts examples, `data.batch_tokens` the tokens of all their texts."""
-        tokens, negatives = self.job.data.batch_tokens, self.job.task.negatives
         self._draw(epoch)
-        return self.plan_of(epoch, tokens and max(1, tokens // (1 + negatives)))
+        return self.plan_several(epoch, 1 + self.job.task.negatives)
 
     def micro_batches(
         self, indices: np.ndarray, epoch: int, parts: int, shard: slice
@@ -55,23 +52,9 @@ class Documents(Labelled):
         of_first: np.ndarray = self.split.lines[self.examples[:, 0]]
         return of_first
 
-    def arrays(
-        self, part: np.ndarray, weight: np.ndarray, step: np.ndarray, epoch: int, packed: bool
-    ) -> Arrays:
-        pairs = self.examples[part]
-        batch = self.collate(self.split.encodings.ids, pairs.ravel(), packed)
-        return {
-            "inputs": network_inputs(batch, first=True),
-            "places": np.argsort(batch.order).reshape(pairs.shape),
-            "labels": self.split.labels[pairs[:, 0], 0],
-            "weight": weight / np.float32(len(step)),
-            "n_texts": int(np.count_nonzero(weight)) * pairs.shape[1],
-            "n_tokens": batch.n_tokens,
-        }
-
-    def whole(self, part: np.ndarray) -> Arrays:
-        """Of pairs, not of examples."""
-        return super().arrays(part, np.ones(len(part), np.float32), part, -1, False)
+    def texts_of(self, part: np.ndarray) -> np.ndarray:
+        pairs: np.ndarray = self.examples[part]
+        return pairs
 
 
 def draw(targets: np.ndarray, negatives: int, seed: list[int]) -> np.ndarray:

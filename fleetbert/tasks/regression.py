@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Collection, Mapping, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -32,9 +32,6 @@ class OfNumbers(Task):
 
     def labels_of(self, written: Sequence[str]) -> list[str]:
         return []
-
-    def unknown(self, written: str, labels: Collection[str]) -> str | None:
-        return None
 
     def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         """float32 [written]."""

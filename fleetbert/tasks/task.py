@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from abc import ABC, abstractmethod
 from pathlib import Path
+from types import MappingProxyType
 from typing import (
     Any,
     ClassVar,
@@ -94,6 +96,7 @@ class Task(ABC):
     takes_metrics: ClassVar[bool] = True  # of a user's own, on outputs [texts, outputs]
     calibrates: ClassVar[bool] = False  # `fit` and `confidence` are there
     tells: ClassVar[str] = ""  # what a bundle without labels tells of each text
+    thresholds: Mapping[str, float] = MappingProxyType({})
 
     def of_width(self, width: int | None) -> Task:
         """The task of a network whose vectors have `width` numbers, for tasks that answer these."""
@@ -128,7 +131,7 @@ class Task(ABC):
 
     def unknown(self, written: str, labels: Collection[str]) -> str | None:
         """A label in a written one that is not among `labels`; None if there is none."""
-        return None if written in labels else written
+        return next((name for name in self.labels_of([written]) if name not in labels), None)
 
     def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         """What written labels ask of the outputs, [written, ...]: here int64, the numbers of
@@ -239,7 +242,9 @@ class Task(ABC):
 
     def with_thresholds(self, thresholds: Mapping[str, float]) -> Task:
         """This task with the thresholds of a bundle's labels, by name; most have none."""
-        return self
+        known = copy.copy(self)
+        known.thresholds = thresholds
+        return known
 
     def fit(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Fitted:
         """What makes probabilities of a network's outputs true, on texts it was not trained on."""
@@ -256,16 +261,16 @@ class Task(ABC):
                 return Criterion(metric, metric == "loss")
         return Criterion("loss", True)
 
-    @abstractmethod
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> Sequence[Answer]:
         """An engine's outputs float32 [texts, outputs], and int64 [texts] the layers after which
         texts left if they can → the answers."""
+        raise NotImplementedError(f"task {self.name} answers nothing")
 
-    @abstractmethod
     def tensors(self, labels: Sequence[str]) -> list[Tensor]:
         """What a server tells of each text, `exit_layer` last."""
+        return []
 
     def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
         """The values of `tensors` but `exit_layer`, of an engine's finite outputs."""

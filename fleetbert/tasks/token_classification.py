@@ -58,13 +58,12 @@ class Tagged(NamedTuple):
 
 class Scheme(NamedTuple):
     """What labels say. kinds: of spans; kind: int64 [labels], the number of each label's, -1 of O;
-    begins, ends: bool [labels], whether it is of a span's first word, or last; own: int64, the
-    labels for O and, of each kind, for first and later words: what `tags_of` gives."""
+    own: int64, the labels for O and, of each kind, for first and later words: what `tags_of`
+    gives."""
 
+    labels: tuple[str, ...]
     kinds: list[str]
     kind: np.ndarray
-    begins: np.ndarray
-    ends: np.ndarray
     own: np.ndarray
 
 
@@ -90,25 +89,11 @@ def _scheme(labels: tuple[str, ...]) -> Scheme:
     own = [place(kind, prefixes) for kind in kinds for prefixes in ("BISUMEL", "IMBELSU")]
 
     return Scheme(
+        labels,
         kinds,
         np.array([numbers.get(kind, -1) for _, _, kind in parts], np.int64),
-        np.array([prefix in conll.BEGIN for prefix, _, _ in parts]),
-        np.array([prefix in conll.END for prefix, _, _ in parts]),
         np.array([places.get(OUTSIDE, 0), *own], np.int64),
     )
-
-
-def decode(tags: np.ndarray, scheme: Scheme) -> np.ndarray:
-    """int64 [spans, 3], the first word, the one after the last, the kind, of tags int64 [words]:
-    as `conll.spans_of` has them."""
-    kind = scheme.kind[tags]
-    former = np.concatenate([[-1], kind[:-1]])
-    closed = np.concatenate([[False], scheme.ends[tags][:-1]])
-    begins = (kind >= 0) & (scheme.begins[tags] | (former != kind) | closed)
-    first = np.flatnonzero(begins)
-    bounds = np.append(np.flatnonzero(begins | (kind < 0)), len(tags))
-    last = bounds[np.searchsorted(bounds, first, "right")]
-    return np.stack([first, last, kind[first]], 1)
 
 
 def tags_of(found: np.ndarray, spans: np.ndarray) -> np.ndarray:
@@ -186,7 +171,6 @@ class TokenClassification(Task):
     per_token = True
     takes_metrics = False
     picks_label = False
-    least_labels = 2
 
     def labels_of(self, written: Sequence[str]) -> list[str]:
         return labels_of_kinds(sorted({kind for one in written for _, _, kind in json.loads(one)}))
@@ -311,24 +295,21 @@ def tagged(
 
 def spans_of(one: Tagged, scheme: Scheme) -> np.ndarray:
     """int64 [spans, 3]: characters and kind."""
-    if not len(one.words):
-        return np.zeros((0, 3), np.int64)
-    spans = decode(one.logits.argmax(1), scheme)
-    spans[:, 0], spans[:, 1] = one.words[spans[:, 0], 1], one.words[spans[:, 1] - 1, 2]
-    return spans
+    tags = map(scheme.labels.__getitem__, one.logits.argmax(1).tolist())
+    spans = [
+        (one.words[first, 1], one.words[last - 1, 2], scheme.kinds.index(kind))
+        for first, last, kind in conll.spans_of(tags)
+    ]
+    return np.array(spans, np.int64).reshape(-1, 3)
 
 
 def answer(one: Tagged, labels: Sequence[str]) -> list[Span]:
     """The spans of a text."""
-    if not len(one.words):
-        return []
-    scheme, tags = scheme_of(labels), one.logits.argmax(1)
-    chances = metrics.softmax(one.logits)[np.arange(len(tags)), tags]
+    chances = metrics.softmax(one.logits).max(1)
     found = []
-    for first, last, kind in decode(tags, scheme).tolist():
+    for first, last, kind in conll.spans_of(labels[tag] for tag in one.logits.argmax(1).tolist()):
         start, end = int(one.words[first, 1]), int(one.words[last - 1, 2])
-        score = float(chances[first:last].mean())
-        found.append(Span(start, end, scheme.kinds[kind], score, one.text[start:end]))
+        found.append(Span(start, end, kind, float(chances[first:last].mean()), one.text[start:end]))
     return found
 
 
