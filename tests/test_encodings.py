@@ -31,8 +31,8 @@ def test_every_reader_says_the_same(tmp_path, text, codec, title, iconv):
     command = f"`iconv -f {iconv} -t utf-8`"
     readers = {
         "vocabulary": lambda: tokenizers.open(tokenizers.of_vocab(path, True)),
-        "table": lambda: read.read(path, pair=False, labelled=True),
-        "texts": lambda: read.read_texts(path),
+        "table": lambda: read.read_as(path, read.table_format(path, pair=False, labelled=True)),
+        "texts": lambda: read.read_as(path, read.texts_format(path)),
         "config": lambda: config.load(str(path), []),
     }
     for name, reader in readers.items():

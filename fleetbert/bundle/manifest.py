@@ -8,7 +8,7 @@ they are. Format 1 had them all in a dict, `extra`.
 
 import json
 from pathlib import Path, PurePosixPath
-from typing import Dict, List, Literal, NamedTuple, Optional, Tuple, Type, Union
+from typing import ClassVar, Dict, List, Literal, NamedTuple, Optional, Tuple, Type, Union
 
 from pydantic import (
     BaseModel,
@@ -38,11 +38,28 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Task(_Strict):
+class _Brief(_Strict):
+    """A section whose `younger` fields are written where they are not as usual: manifests of before
+    did not have them."""
+
+    younger: ClassVar[Tuple[str, ...]]
+
+    @model_serializer(mode="wrap")
+    def _briefly(self, dump: SerializerFunctionWrapHandler) -> Dict[str, object]:
+        usual = {
+            name: self.model_fields[name].get_default(call_default_factory=True)
+            for name in self.younger
+        }
+        return {n: value for n, value in dump(self).items() if n not in usual or value != usual[n]}
+
+
+class Task(_Brief):
     """What the model answers. `labels` are in the order of the logits; none where it answers with
     none, as `mlm` and numbers do. thresholds: the probability above which a text has a label, where
     it is not one half. width: how many numbers its vectors have, where it answers with vectors;
     pooling: how a text's tokens become one."""
+
+    younger = ("thresholds",)
 
     name: str
     labels: List[str] = Field(default_factory=list)
@@ -69,13 +86,6 @@ class Task(_Strict):
                 raise ValueError(f"thresholds: {label!r} is not among the labels")
         return self
 
-    @model_serializer(mode="wrap")
-    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> Dict[str, object]:
-        fields: Dict[str, object] = dump(self)
-        if not self.thresholds:
-            del fields["thresholds"]
-        return fields
-
 
 Setting = Union[bool, int, float, str]
 
@@ -89,13 +99,15 @@ class TokenizerSpec(NamedTuple):
     settings: Dict[str, Setting]
 
 
-class TokenizerInfo(_Strict):
+class TokenizerInfo(_Brief):
     """How texts become token ids; `sha256` is that of the vocabulary file.
 
     more_files: hashes of a kind's other files, by name. settings: WordPiece's `lowercase` stands
     apart; its others, where they are not the usual ones: strip_accents, tokenize_chinese_chars,
     clean_text and the spelling of special tokens (pad_token, ...).
     """
+
+    younger = ("lowercase", "more_files", "settings")
 
     kind: str = "wordpiece"
     vocab: str = Field(VOCAB, pattern=r"^[^/\\]+$")
@@ -114,10 +126,6 @@ class TokenizerInfo(_Strict):
     def hashes(self) -> Dict[str, str]:
         """Of all files, by name."""
         return {self.vocab: self.sha256, **self.more_files}
-
-    @model_serializer(mode="wrap")
-    def _without_empty(self, dump: SerializerFunctionWrapHandler) -> Dict[str, object]:
-        return {name: value for name, value in dump(self).items() if value not in (None, {})}
 
 
 class File(_Strict):
@@ -152,9 +160,11 @@ class Drop(_Strict):
     p_value: Optional[float] = None
 
 
-class Accuracy(_Strict):
+class Accuracy(_Brief):
     """A variant on `n` examples of named data, beside float32: its accuracy (0 to 1), or the figure
     of its task that `metric` names (`tasks.Task.gate_metric`)."""
+
+    younger = ("metric",)
 
     data: str
     data_sha256: Optional[str] = None
@@ -163,13 +173,6 @@ class Accuracy(_Strict):
     accuracy: float
     float32_accuracy: Optional[float] = None
     drop: Optional[Drop] = None
-
-    @model_serializer(mode="wrap")
-    def _without_the_usual(self, dump: SerializerFunctionWrapHandler) -> Dict[str, object]:
-        fields: Dict[str, object] = dump(self)
-        if self.metric == "accuracy":  # as manifests had it before there were others
-            del fields["metric"]
-        return fields
 
 
 class Comparison(_Strict):
@@ -282,6 +285,16 @@ class SpeedPoint(_Strict):
     mean_flops: Optional[float] = None
 
 
+# By a variant's kind, where it is the same for all.
+COMPRESSED_BY = {
+    "onnx-int8": "onnx",
+    "paddle-inference-weight-only": "dynamic",
+    "paddle-inference-bfloat16": "bfloat16",
+    "paddle-inference-early-exit": "early exit",
+    "paddle-lite-early-exit": "early exit",
+}
+
+
 class _Variant(_Strict):
     """The model in one form. `files` is filled in by the writer.
 
@@ -302,11 +315,13 @@ class _Variant(_Strict):
     @property
     def compressed_by(self) -> str:
         """The method of compression; "" if the model is as it was trained."""
-        return ""
+        return COMPRESSED_BY.get(self.kind, "")
 
     @property
     def compared(self) -> bool:
         """Whether its accuracy was measured beside float32's, or its answers found the same."""
+        if self.name == "float32" or getattr(self, "max_difference_to_float32", None) is not None:
+            return True
         return any(accuracy.float32_accuracy is not None for accuracy in self.accuracy)
 
     @property
@@ -327,10 +342,6 @@ class ProgramVariant(_Variant):
     def compressed_by(self) -> str:
         return "prune" if self.pruning else ""
 
-    @property
-    def compared(self) -> bool:
-        return self.name == "float32" or super().compared
-
 
 class OnnxVariant(_Variant):
     """For ONNX Runtime; max_difference_to_float32: of logits, as Paddle Inference gives them."""
@@ -338,10 +349,6 @@ class OnnxVariant(_Variant):
     kind: Literal["onnx"] = "onnx"
     opset: Optional[int] = None
     max_difference_to_float32: Optional[float] = None
-
-    @property
-    def compared(self) -> bool:
-        return self.max_difference_to_float32 is not None or super().compared
 
 
 class OnnxTried(_Strict):
@@ -369,10 +376,6 @@ class OnnxInt8Variant(_Variant):
     tried: Dict[str, OnnxTried] = Field(default_factory=dict)
     tried_on: Optional[str] = None
 
-    @property
-    def compressed_by(self) -> str:
-        return "onnx"
-
 
 class WeightOnlyVariant(_Variant):
     """Integers on disk, float32 in arithmetic. weight_errors: relative error (Frobenius
@@ -382,10 +385,6 @@ class WeightOnlyVariant(_Variant):
     bits: int = 8
     weight_errors: Dict[str, float] = Field(default_factory=dict)
     output_errors: Dict[str, float] = Field(default_factory=dict)
-
-    @property
-    def compressed_by(self) -> str:
-        return "dynamic"
 
 
 class Int8Variant(_Variant):
@@ -428,10 +427,6 @@ class BFloat16Variant(_Variant):
     needs: List[str] = Field(default_factory=list)
     float32_layers: List[str] = Field(default_factory=list)
 
-    @property
-    def compressed_by(self) -> str:
-        return "bfloat16"
-
 
 class _EarlyExit(_Variant):
     """ends: the last layer of each group; head: what decides after it; speed: a text leaves whose
@@ -444,10 +439,6 @@ class _EarlyExit(_Variant):
     pad_id: int = 0
     doubt: str = "entropy"
     spread: float = 1.0
-
-    @property
-    def compressed_by(self) -> str:
-        return "early exit"
 
 
 class EarlyExitVariant(_EarlyExit):
@@ -471,10 +462,6 @@ class _Lite(_Variant):
     max_difference_to_paddle: Optional[float] = None
     max_difference_to_float32: Optional[float] = None
     rounding_changes_logits_by: Optional[float] = None
-
-    @property
-    def compared(self) -> bool:
-        return self.max_difference_to_float32 is not None or super().compared
 
 
 class LiteVariant(_Lite):

@@ -52,21 +52,20 @@ def create(
     is never replaced, and while another process writes it.
     """
     final = Path(path).resolve()
-    if (
-        final.exists()
-        and not (final / MANIFEST).is_file()
-        and (not final.is_dir() or any(final.iterdir()))
-    ):
+    is_empty = final.is_dir() and not any(final.iterdir())
+    if final.exists() and not is_empty and not (final / MANIFEST).is_file():
         raise UserError(
             f"{final} exists and is not a bundle, so it is not replaced: name a new folder"
         )
     contents = {name: _read_vocab(path) for name, path in tokenizer.files.items()}
     try:
-        described = {
-            "name": task, "labels": labels, "width": width, "pooling": pooling,
-            "thresholds": thresholds or {},
-        }  # fmt: skip
-        task_info = Task.model_validate(described)
+        task_info = Task(
+            name=task,
+            labels=labels,
+            width=width,
+            pooling=pooling,
+            thresholds=dict(thresholds or {}),
+        )
     except ValidationError as error:
         raise UserError(f"bundle {final}: {error.errors()[0]['msg']}") from None
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -180,16 +179,9 @@ def _lock_of(root: Path) -> Path:
 
 
 def add_variant(path: PathLike, name: str, fill: Callable[[Path], Variant]) -> Bundle:
-    """Add a variant, or replace the one of that name; see `adding`.
-
-    `fill(folder)` writes the variant's files into `folder` and returns the variant.
-    """
-    read(path)
+    """Add the variant that `fill(folder)` writes into `folder` and returns; see `adding`."""
     with adding(path, name) as new:
-        variant = fill(new.folder)
-        if variant.name != name:
-            raise ValueError(f"fill returned variant {variant.name!r} for {name!r}")
-        return new.add(variant)
+        return new.add(fill(new.folder))
 
 
 def _read_vocab(path: PathLike) -> bytes:
