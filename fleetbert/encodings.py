@@ -7,37 +7,30 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable
 
 from fleetbert.errors import UserError
 
-
-class Guess(NamedTuple):
-    """An encoding: what people call it, and what iconv does."""
-
-    title: str
-    iconv: str
-
-
-UTF_16, UTF_16_LE, UTF_16_BE, UTF_32 = (
-    Guess("UTF-16", "utf-16"),
-    Guess("UTF-16 without a byte order mark", "utf-16le"),
-    Guess("UTF-16 without a byte order mark", "utf-16be"),
-    Guess("UTF-32", "utf-32"),
-)
-GBK, LATIN_1 = Guess("GBK", "gbk"), Guess("Latin-1", "latin1")
-
+# By iconv's names, what people call them.
+TITLES = {
+    "utf-16": "UTF-16",
+    "utf-16le": "UTF-16 without a byte order mark",
+    "utf-16be": "UTF-16 without a byte order mark",
+    "utf-32": "UTF-32",
+    "gbk": "GBK",
+    "latin1": "Latin-1",
+}
 MARKS = (
-    (codecs.BOM_UTF32_LE, UTF_32),  # begins as UTF-16's does
-    (codecs.BOM_UTF32_BE, UTF_32),
-    (codecs.BOM_UTF16_LE, UTF_16),
-    (codecs.BOM_UTF16_BE, UTF_16),
+    (codecs.BOM_UTF32_LE, "utf-32"),  # begins as UTF-16's does
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
 )
 HIGH = re.compile(rb"[\x80-\xff]+")
 
 
-def guess(data: bytes) -> Guess | None:
-    """What bytes that are no text in UTF-8 probably are; None: no text at all."""
+def guess(data: bytes) -> str | None:
+    """Of TITLES, what bytes that are no text in UTF-8 probably are; None: no text at all."""
     for mark, encoding in MARKS:
         if data.startswith(mark):
             return encoding
@@ -46,14 +39,14 @@ def guess(data: bytes) -> Guess | None:
         even, odd = data[::2].count(0), data[1::2].count(0)
         if max(even, odd) * 8 < len(data) or min(even, odd) * 4 > max(even, odd):
             return None
-        return UTF_16_LE if odd > even else UTF_16_BE
+        return "utf-16le" if odd > even else "utf-16be"
     runs = HIGH.findall(data)
     alone = sum(len(run) == 1 for run in runs)
     try:
         data.rstrip(b"\r\n").decode("gbk")
     except UnicodeDecodeError:
-        return LATIN_1
-    return LATIN_1 if alone * 2 > len(runs) else GBK
+        return "latin1"
+    return "latin1" if alone * 2 > len(runs) else "gbk"
 
 
 def problem(data: bytes, sample: bytes | None = None) -> str | None:
@@ -66,11 +59,10 @@ def problem(data: bytes, sample: bytes | None = None) -> str | None:
         said = "holds a NUL character"
     except UnicodeDecodeError as error:
         said = f"is not UTF-8 at byte {error.start + 1}"
-    likely = guess(data if sample is None else sample)
-    if likely is None:
+    iconv = guess(data if sample is None else sample)
+    if iconv is None:
         return f"{said}; is the file text?"
-    title, iconv = likely
-    return f"{said}, and looks like {title}; convert the file: `iconv -f {iconv} -t utf-8`"
+    return f"{said}, and looks like {TITLES[iconv]}; convert the file: `iconv -f {iconv} -t utf-8`"
 
 
 def without_mark(data: bytes) -> bytes:

@@ -19,7 +19,6 @@ import hashlib
 import io
 import json
 import logging
-import os
 import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -69,17 +68,18 @@ class Piece(NamedTuple):
 
 
 class Ids(Rows):
-    """Token ids of each text (int32 [length]), or another column of lists, views into the mapped
-    files."""
+    """Token ids of each text (int32 [length]), or with `words` `Encodings.words`, views into the
+    mapped files."""
 
-    def __init__(self, paths: Sequence[Path], name: str = "ids"):
-        self._made_of = (list(paths), name)
-        columns = [_open(path).column(name) for path in paths]
+    def __init__(self, paths: Sequence[Path], words: bool = False):
+        self._made_of = (list(paths), words)
+        self._words = words
+        columns = [_open(path).column("words" if words else "ids") for path in paths]
         self._ids = [column.values.to_numpy() for column in columns]
         self._offsets = [column.offsets.to_numpy() for column in columns]
         self._ends = np.cumsum([len(column) for column in columns]).tolist()
 
-    def __reduce__(self) -> tuple[type[Ids], tuple[list[Path], str]]:
+    def __reduce__(self) -> tuple[type[Ids], tuple[list[Path], bool]]:
         """Another process maps the files itself."""
         return type(self), self._made_of
 
@@ -90,17 +90,8 @@ class Ids(Rows):
         piece = bisect.bisect_right(self._ends, number)
         offsets = self._offsets[piece]
         row = number - (self._ends[piece] - len(offsets) + 1)
-        return self._ids[piece][offsets[row] : offsets[row + 1]]
-
-
-class Words(Ids):
-    """`Encodings.words` of each text."""
-
-    def __init__(self, paths: Sequence[Path], name: str = "words"):
-        super().__init__(paths, name)
-
-    def row(self, number: int) -> np.ndarray:
-        return super().row(number).reshape(-1, 3)
+        found = self._ids[piece][offsets[row] : offsets[row + 1]]
+        return found.reshape(-1, 3) if self._words else found
 
 
 def prepare(name: str, folder: Path, recipe: Recipe) -> Path:
@@ -141,7 +132,7 @@ def load(name: str, own: Path) -> tuple[Split, list[str]]:
         manifest = json.loads((own / "manifest.json").read_text(encoding="utf-8"))
         pieces = [own / path for path in manifest["pieces"]]
         has_words = any("words" in _open(path).schema.names for path in pieces[:1])
-        ids, words = Ids(pieces), Words(pieces) if has_words else None
+        ids, words = Ids(pieces), Ids(pieces, True) if has_words else None
         # Views: plain arrays, where np.memmap would be asked at each access what it is.
         columns = {
             column: np.load(own / f"{column}.npy", mmap_mode="r").view(np.ndarray)
@@ -304,18 +295,13 @@ def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
     }  # fmt: skip
     batch = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
     batch = batch.replace_schema_metadata({KNOWN: json.dumps(known)})
-    aside = own / f".{number:05d}-{os.getpid()}.arrow"
-    try:
-        with aside.open("wb") as file:
-            with pa.ipc.new_file(file, batch.schema) as writer:
-                writer.write_batch(batch)
-            file.flush()
-            os.fsync(file.fileno())
-        path = own / f"{number:05d}-{files.sha256(aside)}.arrow"
-        aside.rename(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    content = pa.BufferOutputStream()
+    with pa.ipc.new_file(content, batch.schema) as writer:
+        writer.write_batch(batch)
+    written = content.getvalue()
+    path = own / f"{number:05d}-{hashlib.sha256(written).hexdigest()}.arrow"
+    with files.replacing(path) as stream:
+        stream.write(written)
     return path
 
 
@@ -373,23 +359,17 @@ def _is_finished(own: Path, paths: Sequence[Path]) -> bool:
     path = own / "manifest.json"
     if not path.is_file():
         return False
-    try:
+    wrong = [path]
+    with contextlib.suppress(ValueError, KeyError, AttributeError):
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        problem = None
-        if manifest.pop("sha256") != _sha256(manifest):
-            problem = path
-        elif manifest["pieces"] != [piece.name for piece in paths]:
-            return False
-        else:
-            for column, sha256 in manifest["columns"].items():
-                column_path = own / f"{column}.npy"
-                if not column_path.is_file() or files.sha256(column_path) != sha256:
-                    problem = column_path
-    except (ValueError, KeyError, AttributeError):
-        problem = path
-    if problem:
-        log.warning(f"{problem}: is not what was written (its sha256 differs); it is made again")
-    return problem is None
+        if manifest.pop("sha256") == _sha256(manifest):
+            if manifest["pieces"] != [piece.name for piece in paths]:
+                return False
+            columns = {own / f"{name}.npy": sha256 for name, sha256 in manifest["columns"].items()}
+            wrong = [p for p, sha in columns.items() if not p.is_file() or files.sha256(p) != sha]
+    for one in wrong:
+        log.warning(f"{one}: is not what was written (its sha256 differs); it is made again")
+    return not wrong
 
 
 def _sha256(manifest: Manifest) -> str:

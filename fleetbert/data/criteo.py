@@ -15,7 +15,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import encodings
-from fleetbert.data.read import LineError, check_not_empty, opened
+from fleetbert.data.read import check_not_empty, opened
 from fleetbert.errors import UserError
 
 NUMBERS, CATEGORIES = 13, 26
@@ -69,7 +69,7 @@ def read(path: str | Path, on_bad_line: str = "stop") -> Clicks:
             rows = [(n, _fields(line.rstrip(b"\r\n"))) for n, line in block if line.strip()]
             try:
                 arrays = _parse([fields for _, fields in rows])
-            except LineError:
+            except ValueError:
                 wrong = {n: reason for n, fields in rows if (reason := _problem(fields))}
                 if on_bad_line == "stop":
                     number, reason = next(iter(wrong.items()))
@@ -106,23 +106,18 @@ def _fields(line: bytes) -> list[bytes]:
 
 
 def _parse(rows: Sequence[list[bytes]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Labels, numbers and ids of rows, or LineError where one of them is bad."""
-    if not all(len(fields) == COLUMNS for fields in rows):
-        raise LineError
+    """Labels, numbers and ids of rows, or ValueError where one of them is bad."""
+    if any(len(fields) != COLUMNS for fields in rows):
+        raise ValueError
     labels = np.array([fields[0] for fields in rows], "S2")
-    if not np.isin(labels, (b"0", b"1")).all():
-        raise LineError
     words = [field for fields in rows for field in fields[1 : 1 + NUMBERS]]
-    try:
-        numbers = np.array([word or b"nan" for word in words], "S").astype(np.float32)
-    except ValueError:
-        raise LineError from None
-    missing = np.array([not word for word in words], bool)
-    if not (np.isfinite(numbers) | missing).all():
-        raise LineError
+    numbers = np.array([word or b"nan" for word in words], "S").astype(np.float32)
+    known = np.isfinite(numbers) | np.array([not word for word in words], bool)
     categories = [field for fields in rows for field in fields[1 + NUMBERS :]]
     if any(len(field) > LONGEST or b"\0" in field for field in categories):
-        raise LineError
+        raise ValueError
+    if not np.isin(labels, (b"0", b"1")).all() or not known.all():
+        raise ValueError
     texts = np.array(categories, "S").reshape(-1, CATEGORIES)
     return (labels == b"1").astype(np.float32), numbers.reshape(-1, NUMBERS), hashed(texts)
 

@@ -533,7 +533,7 @@ def _example(row: Row, number: int, form: Format) -> Example:
     if form.pair or (form.pair is None and row.get("text_b")):
         text_b = _text(row, "text_b")
     field = "spans" if form.label == "spans" and "label" not in row else "label"
-    label = written.KINDS[form.label](row.get(field), text_a) if form.label else ""
+    label = written.read(form.label, row.get(field), text_a) if form.label else ""
     takes_c = form.apart or form.triplets
     text_c = _text(row, "text_c") if takes_c and row.get("text_c") else None
     if form.triplets and label and text_c:

@@ -1,7 +1,7 @@
 """How a table writes what is learned of a text: a name, a number, several names, spans, relevance.
 
 Each kind is a function of what stands in the column or field `label`, and of the text → the text
-that an example keeps of it, "" where there is nothing. A `tasks.Task` says which kind it reads
+that an example keeps of it. A `tasks.Task` says which kind it reads
 (`label`).
 """
 
@@ -36,8 +36,6 @@ def name(label: object, _: str = "") -> str:
 
 def number(label: object, _: str = "") -> str:
     """A finite number, or a text that Python's float takes, as the shortest text that is it."""
-    if label is None or (isinstance(label, str) and not label.strip()):
-        return ""
     if isinstance(label, bool) or not isinstance(label, (int, float, str)):
         raise LineError(f"'label' is not a number but {type(label).__name__}")
     try:
@@ -55,8 +53,6 @@ LARGEST = 1e30  # float32 holds it
 
 def names(label: object, _: str = "") -> str:
     """Names with commas between, or a list of JSON, as a JSON list: sorted, each once."""
-    if label is None or (isinstance(label, str) and not label.strip()):
-        return ""
     given = label if isinstance(label, list) else str(name(label)).split(",")
     found = sorted({name(one) for one in given})
     if not found or not found[0]:
@@ -71,8 +67,6 @@ def names(label: object, _: str = "") -> str:
 def spans(label: object, text: str = "") -> str:
     """A list of JSON, of objects with start, end (characters; `text[start:end]` is the span) and
     kind (or label), as a JSON list of [start, end, kind], sorted."""
-    if label is None:
-        return ""
     if not isinstance(label, list):
         raise LineError(f"'spans' is not a list but {type(label).__name__}")
     found = sorted(_span(number, one, text) for number, one in enumerate(label))
@@ -111,8 +105,6 @@ def _span(number: int, given: object, text: str) -> tuple[int, int, str]:
 def relevance(label: object, text: str = "") -> str:
     """1 of a document that answers its query, 0 of one that does not, as a JSON list of it and the
     query: documents are compared with those of the same."""
-    if label is None or (isinstance(label, str) and not label.strip()):
-        return ""
     given = label.strip() if isinstance(label, str) else label
     if given not in (0, 1, "0", "1", "0.0", "1.0"):
         raise LineError(
@@ -134,6 +126,13 @@ KINDS: dict[str, Callable[[object, str], str]] = {
     "spans": spans,
     "relevance": relevance,
 }
+
+
+def read(kind: str, label: object, text: str) -> str:
+    """What an example keeps of a label; "" where there is none."""
+    if label is None or (isinstance(label, str) and not label.strip()):
+        return ""
+    return KINDS[kind](label, text)
 
 
 def fault_of(text: str) -> str | None:

@@ -48,7 +48,11 @@ def classification(truth: np.ndarray, logits: np.ndarray, labels: Sequence[str])
     most, and `confused_pairs`, how many there are. No matrix of the labels is made.
     """
     predicted = logits.argmax(axis=1)
-    classes = per_class(truth, predicted, labels)
+    right, support, answered = (
+        np.bincount(numbers, minlength=len(labels))
+        for numbers in (truth[truth == predicted], truth, predicted)
+    )
+    classes = table(right, support, answered, labels)
     f1 = np.array([scores["f1"] for scores in classes.values()])
     occurs = np.zeros(len(labels), bool)
     occurs[truth] = occurs[predicted] = True
@@ -89,17 +93,6 @@ def confused(truth: np.ndarray, predicted: np.ndarray, n_labels: int) -> list[tu
         (*divmod(pair, n_labels), count)
         for pair, count in zip(pairs[order].tolist(), counts[order].tolist())
     ]
-
-
-def per_class(
-    truth: np.ndarray, predicted: np.ndarray, labels: Sequence[str]
-) -> dict[str, dict[str, float]]:
-    """`table` of texts with a label each; truth and predicted int64 [texts]."""
-    right, support, answered = (
-        np.bincount(numbers, minlength=len(labels))
-        for numbers in (truth[truth == predicted], truth, predicted)
-    )
-    return table(right, support, answered, labels)
 
 
 def table(

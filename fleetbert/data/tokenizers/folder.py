@@ -51,6 +51,7 @@ FIELDS = {
     "handle_chinese_chars": "tokenize_chinese_chars",
     "clean_text": "clean_text",
 }
+CONFIG_FIELDS = {"do_lower_case" if name == "lowercase" else name: name for name in FIELDS.values()}
 
 _log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ def read(folder: Path, vocab: Mapping[str, int] | None) -> Settings:
             _refuse(folder / CONFIG, key, config[key], f"only {json.dumps(only)} is")
     special = {**SPECIAL_TOKENS, **_special_tokens(folder / SPECIAL_MAP, special_map)}
     special.update(_special_tokens(folder / CONFIG, config))
-    settings = _of_config(folder / CONFIG, config)
+    settings = _of_fields(folder / CONFIG, config, CONFIG_FIELDS)
     if whole:
         normal = _of_normalizer(folder / WHOLE, whole.get("normalizer"))
         differing = [name for name in settings if name in normal and settings[name] != normal[name]]
@@ -87,10 +88,8 @@ def read(folder: Path, vocab: Mapping[str, int] | None) -> Settings:
     more += special_map.get("additional_special_tokens") or []
     names = [_content(folder / CONFIG, "additional_special_tokens", token) for token in more]
     _check_added(folder, [*ids, *names], ids, special, vocab)
-    settings.update(
-        {name: token for name, token in special.items() if token != SPECIAL_TOKENS[name]}
-    )
-    return settings
+    spelled = {name: token for name, token in special.items() if token != SPECIAL_TOKENS[name]}
+    return {**settings, **spelled}
 
 
 def fields_of_config(settings: Settings) -> Fields:
@@ -131,17 +130,14 @@ def _special_tokens(path: Path, fields: Fields) -> dict[str, str]:
     }
 
 
-def _of_config(path: Path, config: Fields) -> Settings:
-    keys = {"lowercase": "do_lower_case"}
+def _of_fields(path: Path, fields: Fields, names: Mapping[str, str], prefix: str = "") -> Settings:
+    """The settings that a file's fields say; names: theirs, and ours."""
     settings: Settings = {}
-    for name in FIELDS.values():
-        key = keys.get(name, name)
-        value = config.get(key)
-        if value is None:
-            continue
-        if not isinstance(value, bool):
-            _refuse(path, key, value, "true or false is")
-        if value != NORMALIZATION.get(name):
+    for key, name in names.items():
+        value = fields.get(key)
+        if value is not None and not isinstance(value, bool):
+            _refuse(path, f"{prefix}{key}", value, "true or false is")
+        if value is not None and value != NORMALIZATION.get(name):
             settings[name] = value
     return settings
 
@@ -154,14 +150,7 @@ def _of_normalizer(path: Path, normalizer: Any) -> Settings:
         return _of_normalizer(path, normalizer["normalizers"][0])
     if kind != "BertNormalizer":
         _refuse(path, "normalizer", normalizer, "BertNormalizer and null are")
-    settings: Settings = {}
-    for key, name in FIELDS.items():
-        value = normalizer.get(key)
-        if isinstance(value, bool) and value != NORMALIZATION.get(name):
-            settings[name] = value
-        elif value is not None and not isinstance(value, bool):
-            _refuse(path, f"normalizer.{key}", value, "true or false is")
-    return settings
+    return _of_fields(path, normalizer, FIELDS, "normalizer.")
 
 
 def _of_whole(
