@@ -52,13 +52,8 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     from fleetbert.engines import evaluate
 
     model = _load(arguments)
-    report = evaluate.evaluate(
-        model,
-        arguments.data,
-        arguments.on_bad_line,
-        arguments.quoting,
-        skip_with="--on-bad-line skip",
-    )
+    how = arguments.on_bad_line, arguments.quoting
+    report = evaluate.evaluate(model, arguments.data, *how, skip_with="--on-bad-line skip")
     if arguments.json:
         where = {key: getattr(arguments, key) for key in ("bundle", "variant", "data")}
         print(json.dumps({**where, **report}, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"))
@@ -134,11 +129,9 @@ def run_predict(arguments: argparse.Namespace) -> None:
                     output.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
                 output.flush()
                 bar.update(counts.lines)
-                lines, failed, cut = (
-                    lines + counts.lines,
-                    failed + counts.errors,
-                    cut + counts.truncated,
-                )
+                lines += counts.lines
+                failed += counts.errors
+                cut += counts.truncated
     if failed:
         log.warning(f"{failed} of {lines} lines could not be answered: see their error")
     if least is not None:

@@ -69,7 +69,7 @@ class MLflow(Tracker):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             uri = (folder / "mlflow").resolve().as_uri()
         self.client, self.metric = library.MlflowClient(uri), library.entities.Metric
-        former = known_id(folder, "mlflow") if resumed_at else None
+        former = known_ids(folder).get("mlflow") if resumed_at else None
         if former is None:
             experiment = self.client.get_experiment_by_name(target)
             number = (
@@ -95,7 +95,7 @@ class MLflow(Tracker):
 class WandB(Tracker):
     def __init__(self, folder: Path, target: str, config: Flat, resumed_at: int):
         library = load("wandb", "callbacks.wandb")
-        former = known_id(folder, "wandb") if resumed_at else None
+        former = known_ids(folder).get("wandb") if resumed_at else None
         self.run = library.init(
             project=target,
             name=folder.name,
@@ -134,14 +134,13 @@ def load(module: str, key: str, package: str | None = None) -> Any:  # a library
         ) from error
 
 
-def known_id(folder: Path, kind: str) -> str | None:
+def known_ids(folder: Path) -> dict[str, str]:
+    """What the trackers that a run is resumed in call it."""
     try:
-        return str(json.loads((folder / IDS).read_text(encoding="utf-8"))[kind])
-    except (OSError, ValueError, KeyError):
-        return None
+        return dict(json.loads((folder / IDS).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return {}
 
 
 def keep_id(folder: Path, kind: str, identity: str) -> None:
-    known = {of: known_id(folder, of) for of in ("mlflow", "wandb")}
-    known[kind] = identity
-    files.write_json(folder / IDS, {of: value for of, value in known.items() if value})
+    files.write_json(folder / IDS, {**known_ids(folder), kind: identity})

@@ -13,7 +13,6 @@ import numpy as np
 from fleetbert.compat.lengths import SAFE_LENGTHS
 from fleetbert.data.rows import Rows
 from fleetbert.data.tokenizers import Encodings
-from fleetbert.errors import UserError
 
 # Of rows that several texts share. Each number of rows and length that is new takes some 3 ms to
 # prepare, and each number of tokens in all as much, so there are few.
@@ -102,13 +101,6 @@ def plan_epoch(
     """
     lengths = np.asarray(lengths)
     count = len(lengths)
-    if batch_size is None and batch_tokens is None:
-        raise UserError("neither batch_size nor batch_tokens is set; give at least one of them")
-    for name, value in (("batch_size", batch_size), ("batch_tokens", batch_tokens)):
-        if value is not None and value < 1:
-            raise UserError(f"{name} is {value}; it has to be at least 1")
-    if batching not in ("pad", "bucket", "pack"):
-        raise UserError(f"batching is {batching!r}; choose pad, bucket or pack")
     if count and lengths.max() > max_length:
         raise ValueError(f"a text of {lengths.max()} tokens, but max_length is {max_length}")
 

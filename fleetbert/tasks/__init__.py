@@ -46,10 +46,7 @@ BUILT_IN: tuple[Task, ...] = (
     EMBEDDING,
     MASKED_WORDS,
 )
-_tasks: Registry[Task] = Registry(
-    "task.name",
-    {task.name: task for task in BUILT_IN},
-)
+_tasks: Registry[Task] = Registry("task.name", {task.name: task for task in BUILT_IN})
 
 
 def register(task: Task) -> None:

@@ -67,7 +67,6 @@ class Labelled:
             self.split = split._replace(labels=labels)
 
     def plan(self, epoch: int) -> batching.Plan:
-        """The texts of each optimizer step of an epoch."""
         return self.plan_of(epoch, self.job.data.batch_tokens)
 
     def plan_of(self, epoch: int, batch_tokens: int | None) -> batching.Plan:
@@ -85,8 +84,6 @@ class Labelled:
     def micro_batches(
         self, indices: np.ndarray, epoch: int, parts: int, shard: slice
     ) -> list[Arrays]:
-        """A rank's `shard` of a step's texts, which are cut into `parts`. The weights in
-        it make the losses of all parts add up to the step's mean."""
         shares = batching.share(indices, self.lengths, parts)
         packed = self.job.data.batching == "pack"
         return [self.arrays(part, weight, indices, epoch, packed) for part, weight in shares[shard]]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
 from fleetbert import config as schema
@@ -19,14 +17,9 @@ class Collector:
     def __init__(self, clicks: criteo.Clicks, job: schema.Config):
         self.clicks, self.job = clicks, job
 
-    @cached_property
-    def _lengths(self) -> np.ndarray:
-        return np.ones(len(self.clicks.labels), np.int8)
-
     def plan(self, epoch: int) -> batching.Plan:
-        """The rows of each optimizer step of an epoch, in shuffled order."""
         return batching.plan_epoch(
-            self._lengths,
+            np.ones(len(self.clicks.labels), np.int8),
             batching="pad",
             batch_size=self.job.data.batch_size,
             batch_tokens=None,
@@ -36,15 +29,9 @@ class Collector:
         )
 
     def micro_batches(
-        self,
-        indices: np.ndarray,
-        epoch: int,
-        parts: int,
-        shard: slice,
+        self, indices: np.ndarray, epoch: int, parts: int, shard: slice
     ) -> list[Arrays]:
-        """A rank's `shard` of a step's rows, which are cut into `parts`. The weights in it
-        make the losses of all parts add up to the step's mean; a part left over repeats a row
-        with weight 0, because every rank takes part in a step."""
+        """A part left over repeats a row with weight 0, because every rank takes part in a step."""
         shares = []
         for part in np.array_split(indices, parts)[shard]:
             weight = np.full(max(1, len(part)), (len(part) > 0) / len(indices), np.float32)

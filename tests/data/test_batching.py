@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from fleetbert.data import batching
 from fleetbert.data.batching import SAFE_LENGTHS, collate, plan_epoch, plan_inference, share
 from fleetbert.data.tokenizers import Encodings
-from fleetbert.errors import UserError
 
 MAX_LENGTH = 128
 lengths_strategy = st.lists(st.integers(2, MAX_LENGTH), min_size=1, max_size=200)
@@ -115,20 +114,6 @@ def test_the_number_of_steps_is_known_before_their_order(lengths, how, limits):
     assert (found[-1] == found[len(found) - 1]).all()
     with pytest.raises(IndexError):
         found[len(found)]
-
-
-@pytest.mark.parametrize(
-    "options, reason",
-    [
-        ({}, "neither batch_size nor batch_tokens"),
-        ({"size": 0}, "batch_size is 0"),
-        ({"tokens": -1}, "batch_tokens is -1"),
-        ({"size": 1, "how": "sort"}, "batching is 'sort'"),
-    ],
-)
-def test_limits_that_make_no_sense(options, reason):
-    with pytest.raises(UserError, match=reason):
-        plan([3, 4], **options)
 
 
 def test_no_texts_no_steps():

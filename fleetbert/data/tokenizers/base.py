@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from fleetbert.errors import UserError
 # The library needs 450 bytes for each character of a text: of longer ones it is given the
 # beginning, which has enough tokens.
 LONG, CHUNK = 1 << 14, 1 << 12  # characters
+HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
 class Encodings(NamedTuple):
@@ -97,20 +99,12 @@ def run(encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
         return encode(texts, add_special_tokens=False)
     except (TypeError, UnicodeEncodeError):  # which of them depends on the library's version
         for number, text in enumerate(texts):
-            if isinstance(text, str) and not _is_unicode(text):
+            if isinstance(text, str) and HALF_PAIR.search(text):
                 raise UserError(
                     f"text {number + 1} of {len(texts)} holds half of a surrogate pair, "
                     "which is no character; remove it"
                 ) from None
         raise
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class Tokenizer(ABC):

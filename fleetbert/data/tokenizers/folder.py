@@ -61,8 +61,8 @@ def read(folder: Path, vocab: Mapping[str, int] | None) -> Settings:
 
     vocab: the folder's vocabulary, if it has one. UserError names what is not supported.
     """
-    config, whole = _fields(folder / CONFIG), _fields(folder / WHOLE)
-    special_map, added = _fields(folder / SPECIAL_MAP), _fields(folder / ADDED)
+    config, whole = fields_of(folder / CONFIG), fields_of(folder / WHOLE)
+    special_map, added = fields_of(folder / SPECIAL_MAP), fields_of(folder / ADDED)
     for key, only in ONLY.items():
         if config.get(key) not in (None, only):
             _refuse(folder / CONFIG, key, config[key], f"only {json.dumps(only)} is")
@@ -104,8 +104,9 @@ def fields_of_config(settings: Settings) -> Fields:
     return {**fields, "tokenizer_class": "BertTokenizer"}
 
 
-def _fields(path: Path) -> Fields:
-    return encodings.read_json(path, "tokenizer") if path.exists() else {}
+def fields_of(path: Path, what: str = "tokenizer") -> Fields:
+    """Of a JSON file; none where there is no file."""
+    return encodings.read_json(path, what) if path.exists() else {}
 
 
 def _refuse(path: Path, key: str, value: object, supported: str) -> None:

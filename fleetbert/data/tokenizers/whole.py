@@ -98,23 +98,18 @@ class Whole(OfLibrary):
     def find(cls, folder: Path) -> Spec | None:
         if (folder / "vocab.txt").is_file():  # WordPiece's
             return None
-        path = folder / WHOLE
-        config = folder / folders.CONFIG
-        said = encodings.read_json(config, "tokenizer") if config.is_file() else {}
-        if not path.is_file():
-            made = _converted(folder, said)
-            if made is None:
-                return None
-            path = made
-        model = encodings.read_json(path, "tokenizer").get("model") or {}
+        said = folders.fields_of(folder / folders.CONFIG)
+        path = folder / WHOLE if (folder / WHOLE).is_file() else _converted(folder, said)
+        if path is None:
+            return None
+        model = folders.fields_of(path).get("model") or {}
         if model.get("type") not in KINDS:
             return None
         words = model.get("vocab") or {}
         known = {word[0] for word in words} if model["type"] == "Unigram" else set(words)
         usual = next((one for one in USUAL if one["pad_token"] in known), USUAL[0])
         settings: dict[str, Setting] = {**usual}
-        mapped = folder / folders.SPECIAL_MAP
-        for fields in (encodings.read_json(mapped, "tokenizer") if mapped.is_file() else {}, said):
+        for fields in (folders.fields_of(folder / folders.SPECIAL_MAP), said):
             for name in folders.SPECIAL_TOKENS:
                 token = fields.get(name)
                 token = token.get("content") if isinstance(token, dict) else token
@@ -199,11 +194,10 @@ def _steps(component: object) -> list[folders.Fields]:
 def _converted(folder: Path, said: folders.Fields) -> Path | None:
     """The tokenizer.json of a folder that has the files of either kind; None if it has neither."""
     if (folder / PIECES).is_file():
-        config = folder / "config.json"
-        fields = encodings.read_json(config, "configuration") if config.is_file() else {}
-        camembert = sentencepiece.CAMEMBERT
-        names = (str(said.get("tokenizer_class", "")).lower(), fields.get("model_type"))
-        family = camembert if camembert in names[0] or names[1] == camembert else "xlm-roberta"
+        fields = folders.fields_of(folder / "config.json", "configuration")
+        names = f"{said.get('tokenizer_class', '')} {fields.get('model_type')}".lower()
+        is_camembert = sentencepiece.CAMEMBERT in names
+        family = sentencepiece.CAMEMBERT if is_camembert else sentencepiece.XLM_ROBERTA
         key = f"{family}-{files.sha256(folder / PIECES)[:32]}"
         made = files.cached(
             f"tokenizer-{key}",
@@ -229,11 +223,8 @@ def _byte_level(folder: Path, spaced: bool) -> tokenizers.Tokenizer:
     if lacking:
         raise UserError(f"{vocab}: the vocabulary lacks {', '.join(lacking)}; give RoBERTa's")
     lines = encodings.read_text(merges, "list of merges").split("\n")
-    pairs = [
-        (line.partition(" ")[0], line.partition(" ")[2])
-        for line in lines
-        if line and not line.startswith("#version")
-    ]
+    lines = [line for line in lines if line and not line.startswith("#version")]
+    pairs = [(first, second) for first, _, second in (line.partition(" ") for line in lines)]
     try:
         found = tokenizers.Tokenizer(models.BPE(words, pairs))
     except Exception as error:  # the library raises plain Exception, or TypeError

@@ -219,10 +219,10 @@ def _words(line: str) -> list[str]:
 
 def _vocab_in(folder: Path) -> Path:
     """vocab.txt, or one made of a tokenizer.json without it, as transformers 5 writes folders."""
-    vocab, whole = folder / VOCAB, folder / folders.WHOLE
-    if vocab.is_file() or not whole.is_file():
+    vocab = folder / VOCAB
+    if vocab.is_file():
         return vocab
-    words = (encodings.read_json(whole, "tokenizer").get("model") or {}).get("vocab")
+    words = (folders.fields_of(folder / folders.WHOLE).get("model") or {}).get("vocab")
     if not isinstance(words, dict) or sorted(words.values()) != list(range(len(words))):
         return vocab
     text = "\n".join(sorted(words, key=lambda word: int(words[word]))) + "\n"
