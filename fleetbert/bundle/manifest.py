@@ -532,16 +532,13 @@ class Manifest(_Strict):
         names = [variant.name for variant in self.variants]
         if len(set(names)) != len(names):
             raise ValueError(f"two variants have the same name: {names}")
+        per_token = task_names.KINDS[self.task.name].per_token
         for variant in self.variants:
-            if variant.golden and max(map(len, variant.golden.ids)) > self.max_length:
-                raise ValueError(
-                    f"golden of variant {variant.name} has more than max_length tokens"
-                )
-            per_token = task_names.KINDS[self.task.name].per_token
-            if variant.golden and not variant.golden.is_whole(per_token):
-                raise ValueError(
-                    f"golden of variant {variant.name} is no list of texts and their logits"
-                )
+            golden, where = variant.golden, f"golden of variant {variant.name}"
+            if golden and max(map(len, golden.ids)) > self.max_length:
+                raise ValueError(f"{where} has more than max_length tokens")
+            if golden and not golden.is_whole(per_token):
+                raise ValueError(f"{where} is no list of texts and their logits")
         return self
 
 

@@ -54,6 +54,7 @@ NAMES = re.compile(
 )
 
 MIN_WORDS, MAX_WORDS = 75, 90
+WANTED = {False: 550, True: 150}  # texts of a label, by whether they are for dev
 PER_FILE = 40  # texts of one side: one large file must not make a label
 DEV_ONE_IN = 6
 
@@ -85,30 +86,22 @@ class Document(NamedTuple):
     dev: bool
 
 
-def load(
-    train_per_label: int = 550, dev_per_label: int = 150
-) -> tuple[list[Example], list[Example]]:
-    """Return (train, dev): at most so many texts of each label, mixed, `line` counting from 1.
+def load() -> tuple[list[Example], list[Example]]:
+    """Return (train, dev): at most WANTED texts of each label, mixed, `line` counting from 1.
 
     The labels are the keys of PACKAGES. Raises UserError where a package is not installed. Takes
     some 15 s the first time and well under a second from the cache.
     """
     roots = {label: locate(label) for label in PACKAGES}
-    versions = [sys.version, Path(__file__).read_text(encoding="utf-8")]
-    versions += [str(train_per_label), str(dev_per_label)]
+    versions = [sys.version, Path(__file__).read_text(encoding="utf-8"), str(WANTED)]
     for label, root in roots.items():
         versions += [label, str(root)]
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions.append(metadata.version(DISTRIBUTIONS.get(label, label)))
 
     def fill(folder: Path) -> None:
-        collected = [
-            document
-            for label, root in roots.items()
-            for document in documents(label, root, train_per_label, dev_per_label)
-        ]
-        train, dev = split(collected)
-        sides = _choose(train, train_per_label), _choose(dev, dev_per_label)
+        found = [document for one in roots.items() for document in documents(*one)]
+        sides = [_choose(side, most) for side, most in zip(split(found), WANTED.values())]
         (folder / TEXTS).write_text(json.dumps(sides))
 
     made = files.cached(f"api_docs-{digest(chr(0).join(versions))[:16]}", fill)
@@ -116,22 +109,20 @@ def load(
     return [Example(*row) for row in train], [Example(*row) for row in dev]
 
 
-def documents(
-    label: str, root: Path, train_per_label: int, dev_per_label: int
-) -> Iterator[Document]:
+def documents(label: str, root: Path) -> Iterator[Document]:
     """The texts under `root`, file by file in the order of their paths' digests.
 
     Ends when both sides have a third more than is wanted, for duplicates that are removed later:
     parsing is what takes the time.
     """
     names = [path.relative_to(root).as_posix() for path in root.rglob("*.py")]
-    wanted = {True: dev_per_label, False: train_per_label}
+    wanted = dict(WANTED)
     for name in sorted(names, key=lambda name: digest(f"{label}/{name}")):
         folders = name.split("/")
         if any(part in SKIPPED_FOLDERS or part.startswith("test_") for part in folders):
             continue
         file = f"{label}/{name}"
-        if wanted[True] * 3 <= -dev_per_label and wanted[False] * 3 <= -train_per_label:
+        if all(wanted[dev] * 3 <= -most for dev, most in WANTED.items()):
             return
         objects = docstrings(root / name)
         for dev, most in ((True, max(1, PER_FILE // DEV_ONE_IN)), (False, PER_FILE)):

@@ -325,7 +325,7 @@ REFUSED: dict[str, str] = {
 
 
 def register(family: Family) -> None:
-    families.add(family.model_type, family)
+    families[family.model_type] = family
 
 
 for _family in (
@@ -422,7 +422,7 @@ def of_constructors(fields: Fields) -> Fields:
     merged.update({name: value for name, value in fields.items() if name != "init_args"})
     kind = str(merged.get("init_class"))
     names = (family.architectures["classifier"] for family in families.values())
-    known = dict(zip((name.partition("For")[0] for name in names), families.names()))
+    known = dict(zip((name.partition("For")[0] for name in names), families))
     return {**merged, "model_type": known.get(re.sub("(Model|For.*)$", "", kind), kind)}
 
 

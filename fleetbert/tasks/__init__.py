@@ -54,12 +54,12 @@ def register(task: Task) -> None:
     task_names.KINDS[task.name] = task_names.Kind(
         task.pair, task.label, task.least_labels, task.tells, task.per_token
     )
-    _tasks.add(task.name, task)
+    _tasks[task.name] = task
 
 
 def get(name: str) -> Task:
     """The task of texts that `task.name` of a job or a bundle names."""
-    return _tasks.get(name)
+    return _tasks[name]
 
 
 def of(described: bundles.Task) -> Task:

@@ -91,9 +91,10 @@ def test_an_object_and_its_methods_are_on_one_side(package):
     assert not set(words) & set(train) & set(dev)
 
 
-def test_no_file_makes_a_label():
+def test_no_file_makes_a_label(monkeypatch):
+    monkeypatch.setattr(api_docs, "WANTED", {False: 200, True: 40})
     root = api_docs.locate("scikit-learn")
-    found = list(api_docs.documents("scikit-learn", root, 200, 40))
+    found = list(api_docs.documents("scikit-learn", root))
     assert max(Counter((d.file, d.dev) for d in found).values()) <= api_docs.PER_FILE
     assert len({d.file for d in found}) > 20
 
@@ -102,7 +103,8 @@ def test_same_in_another_process_and_read_from_the_cache(sides, cache_folder):
     code = (
         "import json, sys\nfrom fleetbert.data import api_docs\n"
         "api_docs.PACKAGES = {'scikit-learn': 'sklearn'}\n"
-        "print(api_docs.digest(json.dumps(api_docs.load(100, 20))))\n"
+        "api_docs.WANTED = {False: 100, True: 20}\n"
+        "print(api_docs.digest(json.dumps(api_docs.load())))\n"
         "assert 'sklearn' not in sys.modules"
     )
 

@@ -32,7 +32,7 @@ def write(family: str, folder: Path) -> Path:
     vocab = folder.with_suffix(".txt")
     vocab.write_text("\n".join(tiny_bert.VOCAB) + "\n", encoding="utf-8")
     shape = {**SHAPE, "hidden_act": "relu" if family == "ernie" else "gelu"}
-    known = encoders.families.get(family)
+    known = encoders.families[family]
     if family in ONE_TYPE:
         shape["one_type"] = True
     paddle.seed(2)

@@ -204,7 +204,7 @@ def write_paddlenlps(folder: Path, family: str) -> Path:
     """Its names begin as the family's; its layout is the network's."""
     write(folder, family, "classifier")
     fields, files = files_of(family, "classifier")
-    known = encoders.families.get(family)
+    known = encoders.families[family]
     plain = known._replace(fold=encoders.unchanged)
     tensors, _ = encoders.read(plain, fields, files)
     named = {}

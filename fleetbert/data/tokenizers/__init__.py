@@ -23,7 +23,7 @@ _kinds: Registry[type[Tokenizer]] = Registry(
 
 def register(kind: type[Tokenizer]) -> None:
     """Add a kind of tokenizer. Folders are shown to the newest kind first."""
-    _kinds.add(kind.kind, kind)
+    _kinds[kind.kind] = kind
 
 
 def find(folder: Path) -> Spec:
@@ -42,12 +42,12 @@ def changed(spec: Spec, vocab: str | None, lowercase: bool | None) -> Spec:
         files[next(iter(files))] = Path(vocab)
     if lowercase is not None:
         settings["lowercase"] = lowercase
-    return _kinds.get(spec.kind).with_defaults(spec._replace(files=files, settings=settings))
+    return _kinds[spec.kind].with_defaults(spec._replace(files=files, settings=settings))
 
 
 def differing(one: Spec, other: Spec) -> dict[str, tuple[Setting | None, Setting | None]]:
     """The settings in which two tokenizers differ, defaults included."""
-    ours, theirs = (_kinds.get(spec.kind).settings_in_full(spec) for spec in (one, other))
+    ours, theirs = (_kinds[spec.kind].settings_in_full(spec) for spec in (one, other))
     names = [*ours, *(name for name in theirs if name not in ours)]
     pairs = {name: (ours.get(name), theirs.get(name)) for name in names}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
@@ -55,11 +55,11 @@ def differing(one: Spec, other: Spec) -> dict[str, tuple[Setting | None, Setting
 
 def save(spec: Spec, folder: Path) -> None:
     """Write its files into a model's folder in Hugging Face's layout."""
-    _kinds.get(spec.kind).save(spec, folder)
+    _kinds[spec.kind].save(spec, folder)
 
 
 def open(source: Spec | Bundle) -> Tokenizer:  # noqa: A001
     """The tokenizer of a spec or of a bundle. UserError if its kind is unknown or its files are
     wrong."""
     spec = source if isinstance(source, Spec) else source.tokenizer
-    return _kinds.get(spec.kind).open(spec)
+    return _kinds[spec.kind].open(spec)

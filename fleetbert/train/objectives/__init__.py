@@ -32,5 +32,5 @@ _objectives: Registry[Objective] = Registry(
         "mlm": MaskedWords(),
     },
 )
-register = _objectives.add
-get = _objectives.get
+register = _objectives.__setitem__
+get = _objectives.__getitem__
