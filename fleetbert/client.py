@@ -273,41 +273,39 @@ def _read_outputs(outputs: Sequence[dict[str, Any]], body: bytes) -> dict[str, A
     return tensors
 
 
+def _rows(values: Any, texts: int) -> list[Any]:
+    """A tensor [texts, width] by text."""
+    width = len(values) // texts
+    return [values[at : at + width] for at in range(0, len(values), width)]
+
+
 def _agree(outputs: dict[str, Any], labels: Sequence[str]) -> bool:
     """Whether there are as many scores as labels, and the label of each answer has the highest."""
     if not labels or "label" not in outputs:
         return True
-    scores, told = outputs["scores"], outputs["label"]
-    count = len(scores) // len(told)
-    rows = [scores[number * count : (number + 1) * count] for number in range(len(told))]
-    return len(labels) == count and all(
+    told = outputs["label"]
+    rows = _rows(outputs["scores"], len(told))
+    return len(labels) == len(rows[0]) and all(
         label in labels and row[labels.index(label)] == max(row) for label, row in zip(told, rows)
     )
 
 
 def _answers(tensors: dict[str, Any], labels: Sequence[str]) -> list[Any]:
+    layers = tensors["exit_layer"]
     if "spans" in tensors:
         told = ([Span(**span) for span in json.loads(one)] for one in tensors["spans"])
-        return list(map(SpansAnswer, told, tensors["exit_layer"]))
+        return list(map(SpansAnswer, told, layers))
     if "embedding" in tensors:
-        layers, numbers = tensors["exit_layer"], tensors["embedding"]
-        width = len(numbers) // len(layers)
-        rows = [numbers[at : at + width].tolist() for at in range(0, len(numbers), width)]
+        rows = (row.tolist() for row in _rows(tensors["embedding"], len(layers)))
         return list(map(VectorAnswer, rows, layers))
     if "values" in tensors:
-        return list(map(NumberAnswer, tensors["values"], tensors["exit_layer"]))
-    told = tensors["labels"] if "labels" in tensors else tensors["label"]
-    texts = len(told)
-    count = len(tensors["scores"]) // texts
-    names = labels or [str(number) for number in range(count)]
-    answers: list[Any] = []
-    for number, label in enumerate(told):
-        row = slice(number * count, (number + 1) * count)
-        scores = dict(zip(names, tensors["scores"][row]))
-        rest = (scores, tensors["logits"][row].tolist(), tensors["exit_layer"][number])
-        several = "labels" in tensors
-        answers.append(LabelsAnswer(json.loads(label), *rest) if several else Answer(label, *rest))
-    return answers
+        return list(map(NumberAnswer, tensors["values"], layers))
+    scores, logits = (_rows(tensors[name], len(layers)) for name in ("scores", "logits"))
+    names = labels or [str(number) for number in range(len(scores[0]))]
+    rest = ([dict(zip(names, row)) for row in scores], [row.tolist() for row in logits], layers)
+    if "labels" in tensors:
+        return list(map(LabelsAnswer, map(json.loads, tensors["labels"]), *rest))
+    return list(map(Answer, tensors["label"], *rest))
 
 
 def _unpack(datatype: str, raw: bytes) -> Any:

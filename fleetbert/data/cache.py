@@ -181,20 +181,10 @@ def _of_records(records: Iterator[tuple[int, bytes]]) -> Iterator[Piece]:
 
 def _of_lines(file: BinaryIO) -> Iterator[Piece]:
     start, line = 0, 1
-    while True:
-        block = file.read(PIECE)
-        if not block:
-            return
-        digest = hashlib.sha256(block)
-        size, count = len(block), block.count(b"\n")
-        while not block.endswith(b"\n"):
-            block = file.readline(PIECE)
-            if not block:
-                break
-            digest.update(block)
-            size, count = size + len(block), count + block.endswith(b"\n")
-        yield Piece(start, size, line, digest.hexdigest())
-        start, line = start + size, line + count
+    for lines in iter(lambda: file.readlines(PIECE), []):
+        block = b"".join(lines)
+        yield Piece(start, len(block), line, hashlib.sha256(block).hexdigest())
+        start, line = start + len(block), line + len(lines)
 
 
 def _key(pieces: Sequence[Piece], recipe: Recipe) -> str:

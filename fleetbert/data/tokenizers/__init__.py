@@ -48,8 +48,7 @@ def changed(spec: Spec, vocab: str | None, lowercase: bool | None) -> Spec:
 def differing(one: Spec, other: Spec) -> dict[str, tuple[Setting | None, Setting | None]]:
     """The settings in which two tokenizers differ, defaults included."""
     ours, theirs = (_kinds[spec.kind].settings_in_full(spec) for spec in (one, other))
-    names = [*ours, *(name for name in theirs if name not in ours)]
-    pairs = {name: (ours.get(name), theirs.get(name)) for name in names}
+    pairs = {name: (ours.get(name), theirs.get(name)) for name in {**ours, **theirs}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
