@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import Iterator
 
 import psutil
 
@@ -34,18 +34,13 @@ LONGEST = 300  # characters of a command line that are told
 PATIENCE = 1.0  # seconds in which a new owner has written who it is
 
 
-class _Held(NamedTuple):
-    descriptor: int
-    thread: int
-
-
-_held: dict[Path, _Held] = {}  # by this process
+_held: dict[Path, tuple[int, int]] = {}  # by this process: descriptor and thread
 
 
 def _forget() -> None:
     """In a child that was forked: it is not to keep the locks of a parent that dies."""
-    for held in _held.values():
-        os.close(held.descriptor)
+    for descriptor, _ in _held.values():
+        os.close(descriptor)
     _held.clear()
 
 
@@ -61,11 +56,11 @@ def only_writer(lock: Path, of: str, remedy: str, wait: bool = False) -> Iterato
     cannot be made.
     """
     path = lock.parent.resolve() / lock.name
-    if path in _held and _held[path].thread == threading.get_ident():
+    if path in _held and _held[path][1] == threading.get_ident():
         yield
         return
     descriptor = _take(path, of, remedy, wait)
-    _held[path] = _Held(descriptor, threading.get_ident())
+    _held[path] = descriptor, threading.get_ident()
     try:
         yield
     finally:
@@ -78,7 +73,7 @@ def only_writer(lock: Path, of: str, remedy: str, wait: bool = False) -> Iterato
 def check_free(lock: Path, of: str, remedy: str) -> None:
     """UserError where another process or thread has `lock`, as from `only_writer`."""
     path = lock.parent.resolve() / lock.name
-    if path in _held and _held[path].thread == threading.get_ident():
+    if path in _held and _held[path][1] == threading.get_ident():
         return
     try:
         descriptor = os.open(path, os.O_RDONLY)

@@ -23,7 +23,7 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from typing_extensions import Annotated
+from typing_extensions import Annotated, get_args
 
 from fleetbert import task_names
 from fleetbert.errors import UserError
@@ -482,22 +482,6 @@ class OtherVariant(_Variant):
     model_config = ConfigDict(extra="allow")
 
 
-KINDS: Dict[str, Type[_Variant]] = {
-    cls.model_fields["kind"].default: cls
-    for cls in (
-        ProgramVariant,
-        OnnxVariant,
-        OnnxInt8Variant,
-        WeightOnlyVariant,
-        Int8Variant,
-        BFloat16Variant,
-        EarlyExitVariant,
-        LiteVariant,
-        LiteEarlyExitVariant,
-    )
-}
-
-
 def _kind(variant: object) -> str:
     kind = variant.get("kind") if isinstance(variant, dict) else getattr(variant, "kind", None)
     return kind if kind in KINDS else "other"
@@ -518,6 +502,9 @@ Variant = Annotated[
     ],
     Discriminator(_kind),
 ]
+KINDS: Dict[str, Type[_Variant]] = {
+    tag.tag: cls for cls, tag in map(get_args, get_args(get_args(Variant)[0])[:-1])
+}
 
 
 class Manifest(_Strict):

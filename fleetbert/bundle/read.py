@@ -89,11 +89,9 @@ def read(path: PathLike) -> Bundle:
 
 def verify(bundle: Bundle, variant_name: str) -> None:
     """Check the hashes of the vocabulary and of one variant; UserError names the wrong file."""
-    expected = [
-        (bundle.root / name, sha256) for name, sha256 in bundle.manifest.tokenizer.hashes.items()
-    ]
-    expected += [(bundle.root / f.path, f.sha256) for f in bundle.variant(variant_name).files]
-    for path, sha256 in expected:
+    own = {file.path: file.sha256 for file in bundle.variant(variant_name).files}
+    for name, sha256 in {**bundle.manifest.tokenizer.hashes, **own}.items():
+        path = bundle.root / name
         try:
             actual = files.sha256(path)
         except OSError as error:
