@@ -81,7 +81,9 @@ def run(programs, path, how, max_length, texts):
 
 
 def expected(path, texts, lowercase, max_length, settings=None):
-    return encoded(WordPiece(path, lowercase, settings), texts, max_length)
+    spec = of_vocab(path, lowercase)
+    spec = spec._replace(settings={**(settings or {}), **spec.settings})
+    return encoded(WordPiece(spec), texts, max_length)
 
 
 def encoded(tokenizer, texts, max_length):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbert.data.masking import mask_tokens
-from fleetbert.data.tokenizers.wordpiece import SPECIAL_TOKENS, WordPiece
+from fleetbert.data.tokenizers.wordpiece import SPECIAL_TOKENS, WordPiece, of_vocab
 
 VOCAB = [*SPECIAL_TOKENS, *(f"w{i}" for i in range(40)), *(f"##s{i}" for i in range(40)), "中"]
 ids_strategy = st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=60)
@@ -16,7 +16,7 @@ ids_strategy = st.lists(st.integers(0, len(VOCAB) - 1), min_size=1, max_size=60)
 def tokenizer(tmp_path_factory):
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     path.write_text("\n".join(VOCAB), encoding="utf-8")
-    return WordPiece(path, lowercase=True)
+    return WordPiece(of_vocab(path, True))
 
 
 @given(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleetbert.data import cache, read, split
 from fleetbert.data.tokenizers import Encodings
-from fleetbert.data.tokenizers.wordpiece import WordPiece
+from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 from fleetbert.errors import UserError
 
 
@@ -74,7 +74,7 @@ def test_other_numbers_are_other_texts_when_some_are_held_out():
 
 def test_of_a_cached_table(tmp_path, tiny_data):
     """The same texts and the same fingerprint; and the part can go to another process."""
-    tokenizer = WordPiece(tiny_data / "vocab.txt", True)
+    tokenizer = WordPiece(of_vocab(tiny_data / "vocab.txt", True))
     path = str(tiny_data / "train.tsv")
     form = read.table_format(path, pair=False, labelled=True)
     table = read.read_as(path, form, "stop")

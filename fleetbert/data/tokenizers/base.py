@@ -186,6 +186,13 @@ class OfLibrary(Tokenizer):
     template: Template
     _may_cut = True  # the first ids of a long text can be told from its beginning
 
+    @abstractmethod
+    def __init__(self, spec: Spec): ...
+
+    @classmethod
+    def open(cls, spec: Spec) -> Tokenizer:
+        return cls(spec)
+
     @cached_property
     def _encode(self) -> Callable[..., list[Any]]:
         """The fast one does not compute offsets; versions before 0.20 do not have it."""

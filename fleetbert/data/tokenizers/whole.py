@@ -118,10 +118,6 @@ class Whole(OfLibrary):
         return Spec(cls.kind, {WHOLE: path}, settings)
 
     @classmethod
-    def open(cls, spec: Spec) -> Whole:
-        return cls(spec)
-
-    @classmethod
     def with_defaults(cls, spec: Spec) -> Spec:
         if "lowercase" in spec.settings:
             raise UserError(

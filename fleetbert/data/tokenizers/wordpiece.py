@@ -10,7 +10,7 @@ import shutil
 import unicodedata
 from itertools import chain
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Mapping, Sequence
+from typing import Any, Callable, Dict, List, Sequence
 
 import numpy as np
 import tokenizers
@@ -54,25 +54,20 @@ class WordPiece(OfLibrary):
 
     kind = "wordpiece"
 
-    def __init__(
-        self, vocab_path: str | Path, lowercase: bool, settings: Mapping[str, Setting] | None = None
-    ):
-        """Read `vocab_path`: one token a line, its id the line number from 0.
-
-        settings: others, by the names in `folder.KNOWN`. UserError names one that is unknown.
-        """
-        spec = of_vocab(Path(vocab_path), lowercase)
-        self.spec = spec._replace(settings={**(settings or {}), **spec.settings})
-        said = self.settings_in_full(self.spec)
+    def __init__(self, spec: Spec):
+        """Its vocabulary has one token a line, whose id is the line number from 0. UserError names
+        a setting that is none of `folder.KNOWN`."""
+        self.spec, vocab_path = spec, spec.files[VOCAB]
+        said = self.settings_in_full(spec)
         unknown = [name for name in said if name not in folders.KNOWN]
         if unknown:
             raise UserError(
                 f"{vocab_path}: this fleetbert does not know the tokenizer's setting "
                 f"{', '.join(unknown)}: install the fleetbert that wrote it"
             )
-        self.lowercase = lowercase
+        self.lowercase = bool(said["lowercase"])
         special = [str(said[name]) for name in folders.SPECIAL_TOKENS]
-        vocab = _read_vocab(Path(vocab_path), special)
+        vocab = _read_vocab(vocab_path, special)
         self.special_ids = tuple(vocab[token] for token in special)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
         one_type = bool(said[folders.ONE_TYPE])
@@ -90,7 +85,7 @@ class WordPiece(OfLibrary):
             clean_text=bool(said["clean_text"]),
             handle_chinese_chars=bool(said["tokenize_chinese_chars"]),
             strip_accents=bool(said["strip_accents"]),
-            lowercase=lowercase,
+            lowercase=self.lowercase,
         )
         self._library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         self._plain = PLAIN if said["tokenize_chinese_chars"] else PLAIN_ASCII
@@ -124,10 +119,6 @@ class WordPiece(OfLibrary):
         lowercase = spec.settings["lowercase"]
         first = {"lowercase": lowercase, "strip_accents": lowercase, folders.ONE_TYPE: False}
         return {**first, **folders.NORMALIZATION, **folders.SPECIAL_TOKENS, **spec.settings}
-
-    @classmethod
-    def open(cls, spec: Spec) -> WordPiece:
-        return cls(spec.files[VOCAB], bool(spec.settings["lowercase"]), spec.settings)
 
     @classmethod
     def save(cls, spec: Spec, folder: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbert.data.tokenizers import base, wordpiece
-from fleetbert.data.tokenizers.wordpiece import PLAIN, SPECIAL_TOKENS, WordPiece
+from fleetbert.data.tokenizers.wordpiece import PLAIN, SPECIAL_TOKENS, WordPiece, of_vocab
 from fleetbert.errors import UserError
 
 WORDS = "the cat sat un ##want ##ed ##s run ##n ##ing 中 文 , . ! ( ) [ ] 1 ##2 a b c ##a ##b É é e"
@@ -32,7 +32,7 @@ def vocab_path(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["uncased", "cased"])
 def tokenizer(request, vocab_path):
-    return WordPiece(vocab_path, lowercase=request.param)
+    return WordPiece(of_vocab(vocab_path, request.param))
 
 
 def is_chinese(code):
@@ -206,7 +206,7 @@ def test_properties(tokenizer):
 def test_windows_line_ends_and_odd_tokens(tmp_path):
     path = tmp_path / "vocab.txt"
     path.write_bytes("\r\n".join([*SPECIAL_TOKENS, "\u2028", "a"]).encode("utf-8"))
-    tokenizer = WordPiece(path, True)
+    tokenizer = WordPiece(of_vocab(path, True))
     assert tokenizer.vocab_size == 7
     assert tokenizer.encode(["a"], None, 8).ids[0].tolist() == [2, 6, 3]
 
@@ -229,7 +229,7 @@ def test_vocabularies_that_cannot_be_used(tmp_path, content, reason):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(UserError, match=reason):
-        WordPiece(path, True)
+        WordPiece(of_vocab(path, True))
 
 
 def test_texts_that_cannot_be_encoded(tokenizer):
@@ -253,7 +253,7 @@ runs = st.tuples(texts, st.sampled_from([1, 1, 1, 2, 30, 120])).map(lambda run: 
 @pytest.mark.parametrize("settings", OTHERS, ids=str)
 @given(text=st.lists(runs, max_size=5).map("".join), chunk=st.integers(5, 50))
 def test_a_long_text_in_chunks_has_the_ids_of_the_whole(vocab_path, settings, text, chunk):
-    tokenizer = WordPiece(vocab_path, settings["lowercase"], settings)
+    tokenizer = WordPiece(of_vocab(vocab_path, settings["lowercase"])._replace(settings=settings))
     [whole] = tokenizer._encode([text], add_special_tokens=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(base, "CHUNK", chunk)

@@ -15,7 +15,7 @@ from oip_cases import IDS, body_of
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
-from fleetbert.data.tokenizers.wordpiece import WordPiece
+from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 
 TAGS = ["O", "B-loc", "I-loc", "B-人", "I-人"]
 # What the manifest says of each task.
@@ -34,7 +34,7 @@ def expected(bundle, name: str, texts, vocab=None, max_length=16):
     """The task, its labels and the outputs that the fake engine gives."""
     labels = TOLD[name]["labels"]
     task = tasks.of(bundles.read(bundle).task)
-    tokenizer = WordPiece(vocab or bundle / "vocab.txt", True)
+    tokenizer = WordPiece(of_vocab(vocab or bundle / "vocab.txt", True))
     pairs = list(texts) if task.pair else None
     encoded = task.encode(tokenizer, list(texts), pairs, max_length)
     rows = []

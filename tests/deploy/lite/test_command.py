@@ -13,7 +13,7 @@ import pytest
 from boards import LABELS, MODEL, TARGETS, VOCAB, answer_of, logits_of, write_bundle
 
 from fleetbert.data.read import iter_lines
-from fleetbert.data.tokenizers.wordpiece import WordPiece
+from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 from fleetbert.errors import UserError
 
 
@@ -64,7 +64,7 @@ def test_texts_are_answered_in_their_order(lite, shared_bundle):
     texts = [" ".join(chance.choices(VOCAB[5:], k=chance.randint(1, 30))) for _ in range(700)]
     done = lite("predict", "--bundle", shared_bundle, "--engine", "fake", text="\n".join(texts))
     assert done.returncode == 0
-    tokenizer = WordPiece(shared_bundle / "vocab.txt", True)
+    tokenizer = WordPiece(of_vocab(shared_bundle / "vocab.txt", True))
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(found) == len(texts)
     for one, text in zip(found, texts):
@@ -79,7 +79,7 @@ def test_pairs(lite, here, tmp_path):
     words = ("--bundle", bundle, "--engine=fake", "--input", tmp_path / "pairs.txt")
     done = lite("predict", *words)
     assert done.returncode == 1
-    tokenizer = WordPiece(bundle / "vocab.txt", True)
+    tokenizer = WordPiece(of_vocab(bundle / "vocab.txt", True))
     found = [json.loads(line) for line in done.stdout.splitlines()]
     same_answer(found[0], logits_of(tokenizer, "word1 word2", "word3"))
     same_answer(found[2], logits_of(tokenizer, "!", "?"))
@@ -102,7 +102,7 @@ def test_lines_are_and_texts_are_what_they_are_to_fleetbert_predict(programs, sh
     assert done.returncode == 1
     found = [json.loads(line) for line in done.stdout.splitlines()]
     assert [one.get("error") for one in found] == errors_of_fleetbert(b"\n".join(lines), False)
-    word = logits_of(WordPiece(shared_bundle / "vocab.txt", True), "word1")
+    word = logits_of(WordPiece(of_vocab(shared_bundle / "vocab.txt", True)), "word1")
     for one in found[:2]:
         same_answer(one, word)
 

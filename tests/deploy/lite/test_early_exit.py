@@ -17,7 +17,7 @@ from oip_cases import IDS, TEXT, body_of
 
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import Batch
-from fleetbert.data.tokenizers.wordpiece import WordPiece
+from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 from fleetbert.engines import heads
 from fleetbert.tasks.metrics import softmax
 
@@ -54,7 +54,7 @@ def url(programs, bundle, name):
 
 def expect(bundle, name, texts, speed):
     """Logits and layers of texts, as fleetbert has them."""
-    tokenizer = WordPiece(bundle / "vocab.txt", True)
+    tokenizer = WordPiece(of_vocab(bundle / "vocab.txt", True))
     encoded = tokenizer.encode(texts, None, 16)
     ids = np.zeros((len(texts), 16), np.int64)
     for row, found in zip(ids, encoded.ids):

@@ -18,7 +18,7 @@ from boards import LABELS, answer_of, fake_logits, logits_of, write_bundle
 from lite_serving import DEADLINE, INFER, serving
 from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
 
-from fleetbert.data.tokenizers.wordpiece import WordPiece
+from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 
 LIMITS = ("--max-texts=64", "--max-text-bytes=4096", f"--max-body-bytes={1 << 20}")
 
@@ -44,7 +44,7 @@ def alive(url, bundle):
 
 def right(response, bundle, texts):
     assert response.status_code == 200, response.text
-    tokenizer = WordPiece(bundle / "vocab.txt", True)
+    tokenizer = WordPiece(of_vocab(bundle / "vocab.txt", True))
     logits = [logits_of(tokenizer, text) for text in texts]
     by_name = {output["name"]: output for output in response.json()["outputs"]}
     assert by_name["label"]["data"] == [answer_of(row)["label"] for row in logits]
@@ -116,7 +116,7 @@ def test_pairs(programs, tmp_path):
         found = requests.post(url + INFER, data=body_of(TEXT, second)).json()["outputs"][2]["data"]
         blank = body_of(TEXT, {**second, "data": ["word1", "\u2003"]})
         refused(requests.post(url + INFER, data=blank), 400, "text 1 of input 'text_pair' is empty")
-    tokenizer = WordPiece(bundle / "vocab.txt", True)
+    tokenizer = WordPiece(of_vocab(bundle / "vocab.txt", True))
     wanted = [logits_of(tokenizer, *pair) for pair in zip(TEXT["data"], second["data"])]
     assert found == np.concatenate(wanted).tolist()
 
@@ -132,7 +132,7 @@ def test_binary_tensors(url, bundle):
     sizes = [output["parameters"]["binary_data_size"] for output in outputs]
     assert head + sum(sizes) == len(found.content)
     logits = np.frombuffer(found.content[-sizes[2] :], "<f4").reshape(2, 3)
-    tokenizer = WordPiece(bundle / "vocab.txt", True)
+    tokenizer = WordPiece(of_vocab(bundle / "vocab.txt", True))
     np.testing.assert_array_equal(logits, [logits_of(tokenizer, text) for text in TEXT["data"]])
     labels = [answer_of(row)["label"] for row in logits]
     assert found.content[head : head + sizes[0]] == raw_texts(labels)
