@@ -7,6 +7,7 @@ no Paddle is imported.
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import json
 import struct
@@ -15,7 +16,6 @@ from typing import Any, NamedTuple, Sequence
 from urllib.parse import quote, urlsplit
 
 import requests
-from requests.auth import AuthBase
 
 TRIES = 3  # of a question whose version is replaced meanwhile
 LENGTH_HEADER = "Inference-Header-Content-Length"
@@ -109,7 +109,7 @@ class Client:
         self._proxies = {"no_proxy": host} if _is_this_machine(host) else None
         if api_key is not None:
             # As a header, it would yield to what ~/.netrc has for the host.
-            self._session.auth = _Bearer(api_key)
+            self._session.auth = functools.partial(_with_key, api_key)
 
     def infer(
         self,
@@ -233,13 +233,9 @@ class Client:
         raise ServerError(reply.status_code, message, wait)
 
 
-class _Bearer(AuthBase):
-    def __init__(self, key: str):
-        self._header = f"Bearer {key}"
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = self._header
-        return request
+def _with_key(key: str, request: requests.PreparedRequest) -> requests.PreparedRequest:
+    request.headers["Authorization"] = f"Bearer {key}"
+    return request
 
 
 def _is_this_machine(host: str) -> bool:
