@@ -224,7 +224,11 @@ def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
         chosen = min(same, key=lambda document: digest(document.file))
         (dev if chosen.dev else train).append(chosen)
     seen = {sequence for document in train for sequence in sequences(document.text)}
-    return train, [document for document in dev if _is_new(document.text, seen)]
+    return train, [
+        document
+        for document in dev
+        if len((own := sequences(document.text)) & seen) * 2 <= len(own)
+    ]
 
 
 def is_dev(name: str) -> bool:
@@ -256,11 +260,6 @@ def _docstrings_of(node: ast.stmt) -> Iterator[str]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.stmt):
             yield from _docstrings_of(child)
-
-
-def _is_new(text: str, seen: set[str]) -> bool:
-    own = sequences(text)
-    return len(own & seen) * 2 <= len(own)
 
 
 def _choose(documents: list[Document], per_label: int) -> list[Example]:

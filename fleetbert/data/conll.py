@@ -93,11 +93,6 @@ def parse(lines: Sequence[str], tagged: bool) -> Tagged:
     return Tagged(text, spans)
 
 
-def has_tags(lines: Sequence[str]) -> bool:
-    """Whether any of a record's lines has more than a token."""
-    return any(len(line.split()) > 1 for line in lines)
-
-
 def join(tokens: list[str]) -> Joined:
     """A text of tokens: with a space between two, but beside characters of scripts that are written
     without, and between the characters of a text in such a script that comes character by

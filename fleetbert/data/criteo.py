@@ -60,10 +60,7 @@ def read(path: str | Path, on_bad_line: str = "stop") -> Clicks:
     skipped = 0
     with opened(path) as file:
         numbered = enumerate(file, 1)
-        while True:
-            block = list(islice(numbered, LINES_AT_ONCE))
-            if not block:
-                break
+        while block := list(islice(numbered, LINES_AT_ONCE)):
             if block[0][0] == 1:
                 block[0] = 1, encodings.without_mark(block[0][1])
             rows = [(n, _fields(line.rstrip(b"\r\n"))) for n, line in block if line.strip()]

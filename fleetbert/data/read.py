@@ -127,7 +127,7 @@ class Format(NamedTuple):
         if self.kind == "conll":
             lines = _decode_lines(line)
             text, spans = conll.parse(lines, self.labelled)
-            tagged = self.labelled or conll.has_tags(lines)
+            tagged = self.labelled or any(len(one.split()) > 1 for one in lines)
             return Example(text, None, conll.dumps(spans) if tagged else None, number)
         if self.columns is None:
             return _example(_json_row(line), number, self)

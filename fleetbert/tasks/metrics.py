@@ -213,10 +213,6 @@ def entities(
     }
 
 
-def as_set(spans: np.ndarray) -> set[tuple[int, ...]]:
-    return set(map(tuple, spans.tolist()))
-
-
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Probabilities float64 [texts, labels]."""
     exponentials = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
