@@ -10,7 +10,6 @@ files are written to a temporary folder, forced to disk, and come into place by 
 # ruff: noqa: F401  what the package offers
 
 from fleetbert.bundle.manifest import (
-    FORMAT_VERSION,
     MANIFEST,
     VOCAB,
     Accuracy,
@@ -24,7 +23,6 @@ from fleetbert.bundle.manifest import (
     Int8Variant,
     LiteEarlyExitVariant,
     LiteVariant,
-    Manifest,
     Mix,
     OnnxInt8Variant,
     OnnxTried,
@@ -38,7 +36,6 @@ from fleetbert.bundle.manifest import (
     SpeedPoint,
     Split,
     Task,
-    TokenizerInfo,
     TokenizerSpec,
     Variant,
     WeightOnlyVariant,

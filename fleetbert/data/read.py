@@ -355,14 +355,11 @@ def _form_of_header(
         # Spreadsheets write semicolons where the comma is a decimal mark.
         names = {mark: [name.strip(' "') for name in text.split(mark)] for mark in (",", ";", "\t")}
         separator = next((mark for mark in names if "text_a" in names[mark]), ",")
-    quoted = quoting == "minimal" or (quoting == "auto" and (is_csv or _names_are_quoted(text)))
+    columns = [name.strip() for name in text.split("\t")]
+    is_marked = any(f'"{name}"' in columns for name in ("text_a", "text_b", "label"))
+    quoted = quoting == "minimal" or (quoting == "auto" and (is_csv or is_marked))
     form = Format("tsv", None, pair, labelled, separator, quoted)
     return form._replace(columns=[name.strip() for name in _fields(text, form)])
-
-
-def _names_are_quoted(header: str) -> bool:
-    names = [name.strip() for name in header.split("\t")]
-    return any(f'"{name}"' in names for name in ("text_a", "text_b", "label"))
 
 
 def _is_quoted(path: Path, form: Format) -> bool:
