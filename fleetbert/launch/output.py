@@ -7,23 +7,22 @@ import contextlib
 import fcntl
 import os
 import re
-import select
-import signal
 import termios
-import time
+import tty
 from collections import deque
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Callable, Iterable
+from typing import Callable, Iterable, NamedTuple
 
 from fleetbert import locks
 from fleetbert.errors import UserError
 
 LINE_LIMIT = 1 << 20  # bytes of a line in the merged log; a longer one becomes several
-PENDING_LIMIT = 1 << 20  # bytes that a stalled terminal may owe before trainer 0 has to wait
 TAIL = 20  # lines of a process that failed, for the terminal
 TAIL_WIDTH = 2000  # bytes of each
 
 _ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")  # colours and cursor movements (ECMA-48, CSI)
+OUT, ERR = 1, 2
 
 
 class Lines:
@@ -60,44 +59,6 @@ def _visible(lines: Iterable[bytes]) -> list[bytes]:
     return shown
 
 
-class _Terminal:
-    """The launcher's own stdout or stderr. A reader that stalls does not stall the launcher."""
-
-    def __init__(self, descriptor: int):
-        self.descriptor = descriptor
-        self.pending = b""
-        self.fresh = True  # at the start of a line
-        self.gone = False
-        try:
-            status = os.fstat(descriptor)
-            self.identity: tuple[int, int] | None = (status.st_dev, status.st_ino)
-        except OSError:  # started with it closed
-            self.gone, self.identity = True, None
-
-    def write(self, data: bytes) -> None:
-        if data and not self.gone:
-            self.pending += data
-            self.fresh = data.endswith(b"\n")
-
-    def flush_some(self) -> None:
-        try:
-            written = os.write(self.descriptor, self.pending[: select.PIPE_BUF])
-            self.pending = self.pending[written:]
-        except BlockingIOError:
-            pass
-        except OSError:  # the reader went away: the logs have it all, and the job goes on
-            self.gone, self.pending = True, b""
-
-    def flush(self, seconds: float | None = None) -> None:
-        """Write all of it, or what the reader takes without pausing so long."""
-        while self.pending:
-            poll = select.poll()
-            poll.register(self.descriptor, select.POLLOUT)
-            if not poll.poll(None if seconds is None else 1000 * seconds):
-                break
-            self.flush_some()
-
-
 class _Log:
     """A file that is appended to; a full disk is reported once and does not end the job."""
 
@@ -115,14 +76,14 @@ class _Log:
                 self.report(f"{self.path}: {error.strerror}; lines are missing in it from here on")
 
 
-class _Source:
+class _Source(NamedTuple):
     """One stream of a process, as the launcher reads it."""
 
-    def __init__(self, name: str, descriptor: int, log: _Log, tail: deque[bytes]):
-        self.name, self.descriptor, self.log, self.tail = name, descriptor, log, tail
-        self.lines = Lines()
-        self.terminal: _Terminal | None = None  # that shows it
-        self.is_pty = False
+    name: str
+    log: _Log
+    tail: deque[bytes]
+    lines: Lines
+    shown: int | None  # the launcher's stream that shows it
 
 
 class Output:
@@ -131,14 +92,12 @@ class Output:
     def __init__(self, folder: Path):
         self.folder = folder
         self.heard = 0  # how often a process has written something
-        self.sources: list[_Source] = []
+        self.sources: dict[int, _Source] = {}  # by descriptor
         self.logs: dict[str, _Log] = {}
         self.tails: dict[str, deque[bytes]] = {}
         self.lock = contextlib.ExitStack()
-        self.out = _Terminal(1)
-        self.err = _Terminal(2)
-        if self.out.identity == self.err.identity:
-            self.out = self.err
+        self.out = ERR if os.path.sameopenfile(OUT, ERR) else OUT
+        self.fresh = True  # stderr is at the start of a line
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = locks.only_writer(
@@ -153,10 +112,8 @@ class Output:
 
     def say(self, text: str) -> None:
         """A line of the launcher's own, to stderr and into the merged log."""
-        data = text.encode(errors="backslashreplace")
-        if not self.err.fresh:  # in the middle of a progress bar
-            self.err.write(b"\n")
-        self.err.write(b"launch: " + data + b"\n")
+        start = b"launch: " if self.fresh else b"\nlaunch: "  # in the middle of a progress bar
+        self._show(ERR, start + text.encode(errors="backslashreplace") + b"\n")
         self.note(text)
 
     def note(self, text: str) -> None:
@@ -173,122 +130,82 @@ class Output:
         if name not in self.logs:
             self.logs[name] = _Log(self.path(name), self.say)
         self.tails[name] = deque(maxlen=TAIL)
-        if not shown:
-            ours, theirs = os.pipe()
-            self._add(name, ours, None, False)
-            return theirs, os.dup(theirs)
-        err = self._open_shown(name, self.err)
-        if self.out is self.err:
-            return os.dup(err), err
-        return self._open_shown(name, self.out), err
+        err = self._open(name, ERR if shown else None)
+        if shown and self.out != ERR:
+            return self._open(name, self.out), err
+        return os.dup(err), err
 
-    def _open_shown(self, name: str, terminal: _Terminal) -> int:
+    def _open(self, name: str, shown: int | None) -> int:
         """A pseudo terminal where the launcher has a terminal, for bars and colours; or a pipe."""
-        is_pty = not terminal.gone and os.isatty(terminal.descriptor)
+        is_pty = shown is not None and os.isatty(shown)
         ours, theirs = os.openpty() if is_pty else os.pipe()
-        self._add(name, ours, terminal, is_pty)
-        if is_pty:
-            attributes = termios.tcgetattr(theirs)
-            attributes[1] &= ~termios.OPOST  # bytes as they are: the real terminal translates
-            termios.tcsetattr(theirs, termios.TCSANOW, attributes)
-            self.copy_size()
+        if is_pty and shown is not None:
+            tty.setraw(theirs)  # bytes as they are: the real terminal translates
+            size = fcntl.ioctl(shown, termios.TIOCGWINSZ, bytes(8))
+            fcntl.ioctl(theirs, termios.TIOCSWINSZ, size)
+        os.set_blocking(ours, False)
+        self.sources[ours] = _Source(name, self.logs[name], self.tails[name], Lines(), shown)
         return theirs
 
-    def _add(self, name: str, descriptor: int, terminal: _Terminal | None, is_pty: bool) -> None:
-        source = _Source(name, descriptor, self.logs[name], self.tails[name])
-        source.terminal, source.is_pty = terminal, is_pty
-        self.sources.append(source)
-
-    def copy_size(self) -> None:
-        """Give pseudo terminals the size of the terminal that shows them."""
-        for source in self.sources:
-            if source.is_pty and source.terminal is not None:
-                with contextlib.suppress(OSError):
-                    size = fcntl.ioctl(source.terminal.descriptor, termios.TIOCGWINSZ, b"\0" * 8)
-                    fcntl.ioctl(source.descriptor, termios.TIOCSWINSZ, size)
-
-    def pump(self, timeout: float, wakeup: int | None = None) -> None:
+    def pump(self, timeout: float, wakeup: int) -> None:
         """Pass on what has been written; waits at most `timeout` seconds for something to do, or
         for signals' numbers to arrive at the descriptor `wakeup`."""
-        poll = select.poll()
-        sources = {source.descriptor: source for source in self.sources if not _is_behind(source)}
-        for descriptor in sources:
-            poll.register(descriptor, select.POLLIN)
-        terminals = {
-            terminal.descriptor: terminal for terminal in (self.out, self.err) if terminal.pending
-        }
-        for descriptor in terminals:
-            poll.register(descriptor, select.POLLOUT)
-        if wakeup is not None:
-            poll.register(wakeup, select.POLLIN)
-        for descriptor, _ in poll.poll(1000 * timeout):
-            if descriptor in terminals:
-                terminals[descriptor].flush_some()
-            elif descriptor in sources:
-                self._read(sources[descriptor])
-            elif signal.SIGWINCH in os.read(descriptor, 4096):
-                self.copy_size()
+        for descriptor in wait([wakeup, *self.sources], timeout):
+            if descriptor == wakeup:
+                os.read(wakeup, 4096)
+            else:
+                self._read(descriptor)
 
-    def _read(self, source: _Source) -> None:
+    def _read(self, descriptor: int) -> bool:
+        """Pass on some of what is there; False, and it is closed, where nothing is or will be."""
+        source = self.sources[descriptor]
         try:
-            data = os.read(source.descriptor, 1 << 16)
-        except OSError:  # EIO: nobody has the pseudo terminal open any more
+            data = os.read(descriptor, 1 << 16)
+        except OSError:  # EAGAIN; EIO: nobody has the pseudo terminal open any more
             data = b""
-        if data:
-            self.heard += 1
-            source.log.write(data)
-            if source.terminal is not None:
-                source.terminal.write(data)
-            self._merge(source, source.lines.feed(data))
-        else:
-            self._close(source)
+        if not data:
+            self._close(descriptor)
+            return False
+        self.heard += 1
+        source.log.write(data)
+        if source.shown is not None:
+            self._show(source.shown, data)
+        self._merge(source, source.lines.feed(data))
+        return True
+
+    def _show(self, stream: int, data: bytes) -> None:
+        if stream == ERR:
+            self.fresh = data.endswith(b"\n")
+        with contextlib.suppress(OSError):  # the reader went away: the logs have it all
+            while data:
+                data = data[os.write(stream, data) :]
 
     def _merge(self, source: _Source, lines: list[bytes]) -> None:
         source.tail.extend(lines)
         prefix = f"[{source.name}] ".encode()
         self.merged.write(b"".join(prefix + line + b"\n" for line in lines))
 
-    def _close(self, source: _Source) -> None:
+    def _close(self, descriptor: int) -> None:
+        source = self.sources.pop(descriptor)
         self._merge(source, source.lines.close())
-        os.close(source.descriptor)
-        self.sources.remove(source)
-
-    def is_behind(self) -> bool:
-        """Whether a process has to wait, because the terminal does not take what it wrote."""
-        return any(_is_behind(source) for source in self.sources)
+        os.close(descriptor)
 
     def drain(self, name: str) -> None:
-        """Read what the process `name`, which has ended, left; a second is enough for it."""
-        until = time.monotonic() + 1.0
-        for source in [source for source in self.sources if source.name == name]:
-            while source in self.sources:
-                poll = select.poll()
-                poll.register(source.descriptor, select.POLLIN)
-                if poll.poll(max(0.0, 1000 * (until - time.monotonic()))):
-                    self._read(source)
-                else:
-                    self._close(source)
+        """Read what the process `name`, which has ended, left."""
+        for descriptor in [d for d, source in self.sources.items() if source.name == name]:
+            while self._read(descriptor):
+                pass
 
     def show_tail(self, name: str) -> None:
         """The last lines of a process on the terminal, if they have not been there already."""
         for line in self.tails[name]:
             cut = line if len(line) <= TAIL_WIDTH else line[:TAIL_WIDTH] + b" ..."
-            self.err.write(f"[{name}] ".encode() + cut + b"\n")
+            self._show(ERR, f"[{name}] ".encode() + cut + b"\n")
 
     def close(self) -> None:
-        """Hand everything over, and give the logs free."""
-        for source in list(self.sources):
-            self._close(source)
-        for terminal in (self.err, self.out):
-            terminal.flush(0.1)
-            if terminal.pending:  # nobody reads now: wait, until someone does or wants our end
-                for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                    signal.signal(number, signal.SIG_DFL)
-                terminal.flush()
+        """Give the logs free."""
+        for descriptor in list(self.sources):
+            self._close(descriptor)
         for log in [self.merged, *self.logs.values()]:
             log.file.close()
         self.lock.close()
-
-
-def _is_behind(source: _Source) -> bool:
-    return source.terminal is not None and len(source.terminal.pending) > PENDING_LIMIT

@@ -21,12 +21,10 @@ from fleetbert.launch.cluster import Cluster
 from fleetbert.launch.output import Output
 from fleetbert.launch.policy import HUNG, STOP_LIMIT, STOPPED, Cause, Kind, Patience, Restarts
 from fleetbert.launch.process import Process
-from fleetbert.launch.progress import Progress
 
 # Seconds.
 LEAVE_LIMIT = 5.0  # for servers to end by themselves after the last trainer
 TERM_LIMIT = 2.0  # for servers to end when asked to
-ORPHAN_LIMIT = 300.0  # for trainers to end after a server left: as long as Paddle waits for one
 TOGETHER = "together"  # a file in FLEETBERT_RUN: no trainer can be started again alone
 
 
@@ -72,8 +70,7 @@ class Job:
             wanted.append(signal.SIGHUP)
         for number in wanted:
             signal.signal(number, lambda number, _: self.asked.append(number))
-        for number in (signal.SIGCHLD, signal.SIGWINCH):
-            signal.signal(number, lambda *_: None)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         try:
             yield
@@ -142,8 +139,7 @@ class Job:
 
     def _watch(self) -> Cause | None:
         patience = Patience()
-        left: float | None = None  # since when a server is gone in peace
-        progress = Progress(self.run_folder, self.output, self.hang_timeout)
+        seen, since = self._signs(), time.monotonic()
         while True:
             self._look()
             if self.asked:
@@ -159,16 +155,22 @@ class Job:
                 patience = Patience()
             elif all(trainer.code == 0 for trainer in self.trainers):
                 return self._leave()
-            gone = [server.name for server in self.servers if server.code == 0]
-            left = (left or time.monotonic()) if gone else None
-            if left is not None and time.monotonic() - left > ORPHAN_LIMIT:
-                text = f"{gone[0]} ended {ORPHAN_LIMIT:.0f} s ago, and trainers still run"
-                return Cause(Kind.SERVER, text, 1)
-            if progress.is_missing():
+            now = self._signs()
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif self.hang_timeout and time.monotonic() - since > self.hang_timeout:
                 return self._hung()
 
+    def _signs(self) -> tuple[int, set[tuple[str, int]]]:
+        """What changes where a process does something that is seen from outside: it writes a line,
+        or a file in FLEETBERT_RUN, as trainers do at each step, evaluation batch and barrier. (A
+        process that waits looks like one that hangs.)"""
+        files = set()
+        with contextlib.suppress(FileNotFoundError):  # one was renamed just now, or all removed
+            files = {(file.name, file.stat().st_mtime_ns) for file in os.scandir(self.run_folder)}
+        return self.output.heard, files
+
     def _hung(self) -> Cause:
-        """No process goes on."""
         names = [process.name for process in self.processes if process.is_stopped()]
         why = f"; {' and '.join(names)} {'are' if len(names) > 1 else 'is'} stopped (SIGSTOP)"
         text = (

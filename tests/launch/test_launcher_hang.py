@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleetbert.launch import progress
-from fleetbert.launch.progress import Progress
+from fleetbert.launch.servers import Job
 
 TWO = ("--servers", "2", "--trainers", "2")
 # Long enough for all processes to have started and said so.
@@ -49,59 +48,24 @@ def test_a_job_that_hangs_is_started_again(launch):
     assert job.is_clean()
 
 
-class TestProgress:
-    """By a clock that stands still."""
-
-    @pytest.fixture
-    def clock(self, monkeypatch):
-        now = [1000.0]
-        monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-        return now
-
-    @pytest.fixture
-    def output(self):
-        return SimpleNamespace(heard=0, is_behind=lambda: False)
-
-    @pytest.fixture
-    def watched(self, tmp_path, clock, output):
-        (tmp_path / "standing.0").write_text("1")
-        return Progress(tmp_path, output, 60.0)
-
-    def test_without_any_it_hangs(self, clock, watched):
-        clock[0] += 60
-        assert not watched.is_missing()
-        clock[0] += 1
-        assert watched.is_missing()
-
-    @pytest.mark.parametrize("sign", ["line", "new file", "same file", "file gone", "terminal"])
-    def test_each_sign_counts_once(self, clock, watched, output, tmp_path, sign):
-        clock[0] += 59
-        if sign == "line":
-            output.heard += 1
-        elif sign == "new file":
-            (tmp_path / "barrier-00000001.0").touch()
-        elif sign == "same file":  # even by a clock that was set back
-            os.utime(tmp_path / "standing.0", (1, 1))
-        elif sign == "file gone":
-            (tmp_path / "standing.0").unlink()
-        else:
-            output.is_behind = lambda: True
-        assert not watched.is_missing()
-        output.is_behind = lambda: False
-        clock[0] += 60
-        assert not watched.is_missing()
-        clock[0] += 1
-        assert watched.is_missing()
-
-    def test_a_folder_that_was_cleared_up_is_no_error(self, clock, watched, tmp_path):
+@pytest.mark.parametrize("sign", ["line", "new file", "same file", "file gone", "none"])
+def test_signs_of_progress(tmp_path, sign):
+    job = Job([], 1, 1, 0, 60.0, tmp_path, SimpleNamespace(heard=0, say=None))
+    job.run_folder = tmp_path
+    (tmp_path / "standing.0").write_text("1")
+    before = job._signs()
+    if sign == "line":
+        job.output.heard += 1
+    elif sign == "new file":
+        (tmp_path / "barrier-00000001.0").touch()
+    elif sign == "same file":  # even by a clock that was set back
+        os.utime(tmp_path / "standing.0", (1, 1))
+    elif sign == "file gone":
         (tmp_path / "standing.0").unlink()
-        tmp_path.rmdir()
-        clock[0] += 1
-        assert not watched.is_missing()
-        clock[0] += 61
-        assert watched.is_missing()
+    assert (job._signs() == before) == (sign == "none")
 
-    def test_no_limit(self, tmp_path, clock, output):
-        watched = Progress(tmp_path, output, 0.0)
-        clock[0] += 1e9
-        assert not watched.is_missing()
+
+def test_a_folder_that_was_cleared_up_is_no_error_and_no_progress(tmp_path):
+    job = Job([], 1, 1, 0, 60.0, tmp_path, SimpleNamespace(heard=0, say=None))
+    job.run_folder = tmp_path / "gone"
+    assert job._signs() == job._signs()
