@@ -6,6 +6,7 @@ and report.html.j2 is the page. Whatever a run lacks (dev texts, classes, profil
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any, Callable, Dict, Tuple
@@ -15,7 +16,6 @@ import numpy as np
 import yaml
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, ScalarFormatter
 
 from fleetbert import page
@@ -23,7 +23,6 @@ from fleetbert.page import DEV, NICE, STYLE, TRAIN, number, percent
 from fleetbert.tasks.metrics import FIGURES
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
-MOST_POINTS = 2000  # of a curve
 MOST_CLASSES = 50  # of a table, the worst first where there are more
 MOST_CONFUSIONS = 30
 
@@ -39,6 +38,7 @@ BESIDE = {
 
 Row = Dict[str, Any]
 Curve = Tuple[np.ndarray, np.ndarray]
+Drawing = Tuple[str, str, Markup]  # title, note, SVG
 
 
 def write_report(folder: Path) -> None:
@@ -49,12 +49,10 @@ def write_report(folder: Path) -> None:
     run = collect(folder)
     curves = [
         *draw_curves(run["rows"], run["dev"], run["scaled"]),
-        *draw_answers(run["dev"]),
-        *draw_reliability(run["calibration"]),
+        *draw_answers(run["dev"], run["calibration"]),
     ]
     server_curves = draw_server_curves(run["rows"])
-    path = folder / "report.html"
-    page.write(path, TEMPLATE, **run, curves=curves, server_curves=server_curves)
+    page.write(folder / "report.html", TEMPLATE, **run, curves=curves, server_curves=server_curves)
 
 
 def collect(folder: Path) -> Row:
@@ -98,10 +96,8 @@ def collect(folder: Path) -> Row:
 def _read_rows(path: Path) -> list[Row]:
     rows = []
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
-        try:
+        with contextlib.suppress(ValueError):  # a row that a kill cut short
             rows.append(json.loads(line))
-        except ValueError:  # a row that a kill cut short
-            continue
     return rows
 
 
@@ -151,57 +147,59 @@ def _shaded(counts: list[list[int]]) -> list[list[tuple[int, float]]]:
     return [[(count, count / max(sum(row), 1)) for count in row] for row in counts]
 
 
-def draw_curves(rows: list[Row], best: Row, scaled: bool) -> list[tuple[str, str, Markup]]:
-    """(title, note, SVG) of each curve that the rows have figures for; `best` gives its step."""
+def draw_curves(rows: list[Row], best: Row, scaled: bool) -> list[Drawing]:
+    """Each curve that the rows have figures for; `best` gives its step."""
     last = max((row["step"] for row in rows if "step" in row), default=0)
     drawn = []
     with matplotlib.rc_context(STYLE):
         loss, dev_loss = _curve(rows, "loss"), _curve(rows, "dev.loss")
         if len(loss[0]) or len(dev_loss[0]):
-            figure, axes = _axes(last, "" if "mse" in best else "nats")
+            axes = _axes(last, "" if "mse" in best else "nats")
             note = _smoothed_line(axes, loss, label="training")
             _dev_line(axes, dev_loss, best, "dev")
-            drawn.append(("Loss", note, _svg(figure)))
+            drawn.append(("Loss", note, _svg(axes)))
         for key, beside in BESIDE.items():
-            line, other = _curve(rows, f"dev.{key}"), _curve(rows, f"dev.{beside}")
+            line = _curve(rows, f"dev.{key}")
             if not len(line[0]):
                 continue
-            figure, axes = _axes(last)
+            axes = _axes(last)
             _dev_line(axes, line, best, FIGURES[key])
             if beside is not None:
+                other = _curve(rows, f"dev.{beside}")
                 _line(axes, other, DEV, label=FIGURES[beside], alpha=0.6, linestyle="--")
             metric = best.get("metric")
             note = f"best by {metric}: step {best['step']:,}" if metric and key != "auc" else ""
-            drawn.append((f"Dev {FIGURES[key]}", note, _svg(figure)))
+            drawn.append((f"Dev {FIGURES[key]}", note, _svg(axes)))
         rate = _curve(rows, "lr")
         if len(rate[0]):
-            figure, axes = _axes(last)
+            axes = _axes(last)
             _line(axes, rate, TRAIN)
-            drawn.append(("Learning rate", "", _svg(figure)))
+            drawn.append(("Learning rate", "", _svg(axes)))
         for key, title, unit, factor in [
             ("ips", "ips", "texts/s", 1),
             ("reader_ratio", "Reader ratio", "%", 100),
         ]:
             steps, values = _curve(rows, key)
             if len(steps):
-                figure, axes = _axes(last, unit)
+                axes = _axes(last, unit)
                 note = _smoothed_line(axes, (steps, values * factor))
                 axes.set_ylim(bottom=0)
-                drawn.append((title, note, _svg(figure)))
+                drawn.append((title, note, _svg(axes)))
         scale = _curve(rows, "scale")
         if len(scale[0]) and (scaled or np.any(scale[1] != 1.0)):
-            figure, axes = _axes(last)
+            axes = _axes(last)
             axes.set_yscale("log", base=2)
             axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
             _line(axes, scale, TRAIN, drawstyle="steps-post")
-            drawn.append(("Loss scale", "", _svg(figure)))
+            drawn.append(("Loss scale", "", _svg(axes)))
     return drawn
 
 
-def draw_answers(best: Row) -> list[tuple[str, str, Markup]]:
-    """The same of the best step's answers to the dev texts: what `tasks.Task.plots` gave."""
-    drawn = []
+def draw_answers(best: Row, calibration: Row) -> list[Drawing]:
+    """Of the best step's answers to the dev texts: what `tasks.Task.plots` gave, and how often they
+    are right over their probability."""
     with matplotlib.rc_context(STYLE):
+        drawn = []
         if best.get("scatter"):
             drawn.append(_scatter(np.array(best["scatter"]), best))
         if best.get("first_places"):
@@ -213,76 +211,62 @@ def draw_answers(best: Row) -> list[tuple[str, str, Markup]]:
             drawn.append(_of_two_kinds("Similarities", "cosine of two texts", pairs, "own"))
         for label, found in best.get("precision_recall", {}).items():
             drawn.append(_precision_recall(label, found))
-    return drawn
+        if "after" in calibration:
+            drawn.append(_reliability(calibration))
+        return drawn
 
 
-def draw_reliability(calibration: Row) -> list[tuple[str, str, Markup]]:
-    """How often answers to the dev texts are right over their probability, before a temperature was
-    fitted and after; on the line both are equal (Guo et al. 2017, figure 1)."""
-    if "after" not in calibration:
-        return []
-    with matplotlib.rc_context(STYLE):
-        figure, axes = page.axes_of(2.5)
-        axes.plot([0, 1], [0, 1], color=TRAIN, linewidth=1)
-        for when, style in (("before", "--"), ("after", "-")):
-            means, shares, _ = np.array(calibration[when]["reliability"]).T
-            axes.plot(means, shares, style, color=DEV, marker="o", markersize=2.5, label=when)
-        axes.set_xlabel("probability")
-        axes.set_ylabel("share that is right")
-        axes.legend()
-        note = f"temperature {calibration['temperature']:.3f}, of {calibration['n']:,} texts"
-        return [("Probabilities", note, _svg(figure))]
+def _reliability(calibration: Row) -> Drawing:
+    """Before a temperature was fitted and after; on the line probability and share are equal (Guo
+    et al. 2017, figure 1)."""
+    axes = _plain_axes("probability", "share that is right")
+    axes.plot([0, 1], [0, 1], color=TRAIN, linewidth=1)
+    for when, style in (("before", "--"), ("after", "-")):
+        means, shares, _ = np.array(calibration[when]["reliability"]).T
+        axes.plot(means, shares, style, color=DEV, marker="o", markersize=2.5, label=when)
+    note = f"temperature {calibration['temperature']:.3f}, of {calibration['n']:,} texts"
+    return "Probabilities", note, _svg(axes)
 
 
-def _precision_recall(label: str, found: Row) -> tuple[str, str, Markup]:
+def _precision_recall(label: str, found: Row) -> Drawing:
     """Precision over recall of one label, as its threshold falls."""
-    figure, axes = page.axes_of(2.5)
-    recall, precision = np.array(found["points"]).T
-    axes.plot(recall, precision, color=DEV)
+    axes = _plain_axes("recall", "precision")
+    axes.plot(*np.array(found["points"]).T, color=DEV)
     axes.set_xlim(0, 1.02)
     axes.set_ylim(0, 1.05)
-    axes.set_xlabel("recall")
-    axes.set_ylabel("precision")
-    return f"{label}", f"average precision {found['average']:.4f}", _svg(figure)
+    return label, f"average precision {found['average']:.4f}", _svg(axes)
 
 
-def _scatter(points: np.ndarray, best: Row) -> tuple[str, str, Markup]:
+def _scatter(points: np.ndarray, best: Row) -> Drawing:
     """Answers over what is true; on the line both are equal."""
-    figure, axes = page.axes_of(2.5)
+    axes = _plain_axes("true", "answer")
     ends = [points.min(), points.max()]
     axes.plot(ends, ends, color=TRAIN, linewidth=1)
     axes.plot(points[:, 0], points[:, 1], "o", color=DEV, markersize=2.5, alpha=0.5)
-    axes.set_xlabel("true")
-    axes.set_ylabel("answer")
     note = f"{len(points):,} of {best['n']:,} dev texts, step {best['step']:,}"
-    return "Answers", note, _svg(figure)
+    return "Answers", note, _svg(axes)
 
 
-def _first_places(queries: list[int]) -> tuple[str, str, Markup]:
+def _first_places(queries: list[int]) -> Drawing:
     """How many queries have their first relevant document at each place."""
-    figure, axes = page.axes_of(2.5)
-    names = [*map(str, range(1, len(queries))), "later"]
-    axes.bar(names, queries, color=DEV, width=0.8)
-    axes.set_xlabel("place of the first relevant document")
-    axes.set_ylabel("queries")
+    axes = _plain_axes("place of the first relevant document", "queries")
+    axes.bar([*map(str, range(1, len(queries))), "later"], queries, color=DEV, width=0.8)
     note = f"{queries[0] / sum(queries):.1%} of {sum(queries):,} queries have it first"
-    return "First relevant documents", note, _svg(figure)
+    return "First relevant documents", note, _svg(axes)
 
 
-def _of_two_kinds(title: str, axis: str, found: Row, right: str) -> tuple[str, str, Markup]:
+def _of_two_kinds(title: str, axis: str, found: Row, right: str) -> Drawing:
     """How numbers of both kinds lie, the right ones and `others`, each as shares of its kind."""
-    figure, axes = page.axes_of(2.5)
+    axes = _plain_axes(axis, "share")
     for kind, colour in (("others", TRAIN), (right, DEV)):
         shares = np.array(found[kind]) / max(sum(found[kind]), 1)
         axes.stairs(shares, found["bounds"], color=colour, fill=True, alpha=0.5, label=kind)
-    axes.set_xlabel(axis)
-    axes.set_ylabel("share")
     note = " and ".join(f"{sum(found[kind]):,} {kind}" for kind in (right, "others"))
-    return title, note, _svg(figure)
+    return title, note, _svg(axes)
 
 
-def draw_server_curves(rows: list[Row]) -> list[tuple[str, str, Markup]]:
-    """The same of what parameter servers tell of themselves."""
+def draw_server_curves(rows: list[Row]) -> list[Drawing]:
+    """What parameter servers tell of themselves, over the steps."""
     each = "largest of all servers"
     together = "sum of all servers"
     wanted = [
@@ -297,52 +281,40 @@ def draw_server_curves(rows: list[Row]) -> list[tuple[str, str, Markup]]:
         for title, note, unit, lines in wanted:
             curves = [(_curve(rows, f"servers.{key}"), label) for key, label in lines]
             if any(len(steps) for (steps, _), _ in curves):
-                figure, axes = _axes(last, unit)
+                axes = _axes(last, unit)
                 for (curve, label), colour in zip(curves, (TRAIN, DEV)):
                     _line(axes, curve, colour, label=label or None)
                 axes.set_ylim(bottom=0)
-                drawn.append((title, note, _svg(figure)))
+                drawn.append((title, note, _svg(axes)))
     return drawn
 
 
 def _curve(rows: list[Row], key: str) -> Curve:
     """Steps and values of the rows that have the key; infinite values become NaN, a gap."""
     pairs = [(row["step"], row[key]) for row in rows if key in row and "step" in row]
-    table = np.array(pairs, np.float64).reshape(-1, 2)
-    values = np.where(np.isfinite(table[:, 1]), table[:, 1], np.nan)
-    return table[:, 0], values
+    steps, values = np.array(pairs, np.float64).reshape(-1, 2).T
+    return steps, np.where(np.isfinite(values), values, np.nan)
 
 
 def smooth(values: np.ndarray, half: int) -> np.ndarray:
-    """The mean of up to `half` values before, one, and `half` after, NaN left out."""
-    known = np.isfinite(values)
-    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
-    counts = np.concatenate([[0], np.cumsum(known)])
-    places = np.arange(len(values))
-    low, high = np.maximum(places - half, 0), np.minimum(places + half + 1, len(values))
-    known = counts[high] - counts[low]
-    return np.where(known > 0, (sums[high] - sums[low]) / np.maximum(known, 1), np.nan)
+    """The mean of up to `half` values before, one, and `half` after, NaN left out; of no fewer than
+    2 * half + 1 values."""
+    known, window = np.isfinite(values), np.ones(2 * half + 1)
+    sums = np.convolve(np.where(known, values, 0.0), window, "same")
+    counts = np.convolve(known, window, "same")
+    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
 
 
-def thin(steps: np.ndarray, values: np.ndarray, most: int = MOST_POINTS) -> Curve:
-    """At most `most` points: the lowest and the highest of equal stretches, so peaks stay."""
-    if len(steps) <= most:
-        return steps, values
-    edges = np.linspace(0, len(steps), most // 2 + 1).astype(int)
-    keep: list[int] = []
-    for start, end in zip(edges[:-1], edges[1:]):
-        part = values[start:end]
-        low = start + int(np.argmin(np.where(np.isnan(part), np.inf, part)))
-        high = start + int(np.argmax(np.where(np.isnan(part), -np.inf, part)))
-        keep.extend(sorted({low, high}))
-    return steps[keep], values[keep]
+def _plain_axes(x: str, y: str) -> Axes:
+    axes = page.axes_of(2.5)[1]
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    return axes
 
 
-def _axes(last: int, unit: str = "") -> tuple[Figure, Axes]:
-    """A figure over the steps up to `last`."""
-    figure, axes = page.axes_of(2.5)
-    axes.set_xlabel("step")
-    axes.set_ylabel(unit)
+def _axes(last: int, unit: str = "") -> Axes:
+    """Axes over the steps up to `last`."""
+    axes = _plain_axes("step", unit)
     axes.set_xlim(0, max(last, 1) * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=NICE))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
@@ -350,11 +322,11 @@ def _axes(last: int, unit: str = "") -> tuple[Figure, Axes]:
     formatter.set_powerlimits((-3, 5))
     axes.yaxis.set_major_formatter(formatter)
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
-    return figure, axes
+    return axes
 
 
 def _line(axes: Axes, curve: Curve, colour: str, **style: Any) -> None:
-    steps, values = thin(*curve)
+    steps, values = curve
     if len(steps):
         marker = "o" if len(steps) == 1 else None
         axes.plot(steps, values, color=colour, marker=marker, markersize=3, **style)
@@ -366,7 +338,7 @@ def _smoothed_line(axes: Axes, curve: Curve, **style: Any) -> str:
     half = min(max(2, len(steps) // 100), len(steps) // 10)
     if half:
         _line(axes, curve, TRAIN, alpha=0.3, linewidth=0.8)
-    _line(axes, (steps, smooth(values, half)), TRAIN, **style)
+    _line(axes, (steps, smooth(values, half) if half else values), TRAIN, **style)
     return f"mean of {2 * half + 1:,} rows; faint: single rows" if half else ""
 
 
@@ -375,14 +347,13 @@ def _dev_line(axes: Axes, curve: Curve, best: Row, label: str) -> None:
     steps, values = curve
     few: Row = {"marker": "o", "markersize": 3} if len(steps) <= 40 else {}
     if len(steps):
-        axes.plot(*thin(steps, values), color=DEV, label=label, **few)
+        axes.plot(steps, values, color=DEV, label=label, **few)
     at_best = np.flatnonzero(steps == best.get("step", -1))[-1:]
     page.ring(axes, steps[at_best], values[at_best], 9, "best" if len(at_best) else None)
 
 
-def _svg(figure: Figure) -> Markup:
+def _svg(axes: Axes) -> Markup:
     """The figure as an element of the page, with a legend if it needs one."""
-    axes = figure.axes[0]
     names = axes.get_legend_handles_labels()[1]
     if len(names) > 1:
         axes.legend(
@@ -393,7 +364,7 @@ def _svg(figure: Figure) -> Markup:
             borderpad=0,
             fontsize=8,
         )
-    return page.svg(figure)
+    return page.svg(axes.figure)
 
 
 def duration(seconds: float) -> str:

