@@ -6,7 +6,7 @@ import paddle
 import paddle.nn.functional as F
 
 from fleetbert.train import objectives
-from fleetbert.train.objectives.classification import CrossEntropy
+from fleetbert.train.objectives import CrossEntropy
 
 
 class SquaredError(CrossEntropy):

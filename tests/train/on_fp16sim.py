@@ -18,7 +18,7 @@ from fleetbert.errors import UserError
 from fleetbert.models import heads
 from fleetbert.train import job as training
 from fleetbert.train import loop, precision
-from fleetbert.train.objectives.classification import CrossEntropy
+from fleetbert.train.objectives import CrossEntropy
 from fleetbert.train.strategies.single import Single
 
 SHORT = {

@@ -19,7 +19,7 @@ from fleetbert.compat import versions
 from fleetbert.data import api_docs, read
 from fleetbert.errors import UserError
 from fleetbert.train import checkpoint, job, optimizer
-from fleetbert.train.objectives.classification import CrossEntropy
+from fleetbert.train.objectives import CrossEntropy
 from fleetbert.train.texts import TextTask
 
 SAVED = {"trainer.checkpoint_every": 1, "trainer.keep_checkpoints": 20, "model.dropout": 0.0}
@@ -30,7 +30,7 @@ SCRIPT = """\
 import sys
 import fleetbert
 from fleetbert import config, errors
-from fleetbert.train.objectives.classification import CrossEntropy
+from fleetbert.train.objectives import CrossEntropy
 from fleetbert.train.job import train
 
 whole = CrossEntropy.loss

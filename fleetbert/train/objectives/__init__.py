@@ -6,17 +6,19 @@ A task from outside the package gives its own to `register`, under its name.
 from __future__ import annotations
 
 from fleetbert.registry import Registry
-from fleetbert.train.objectives.classification import CrossEntropy
-from fleetbert.train.objectives.embedding import Similarity
-from fleetbert.train.objectives.masked_words import MaskedWords
-from fleetbert.train.objectives.multi_label import BinaryCrossEntropy
+from fleetbert.train.objectives.losses import (
+    BinaryCrossEntropy,
+    CrossEntropy,
+    MaskedWords,
+    Relevance,
+    Similarity,
+    SquaredError,
+    TokenCrossEntropy,
+)
 from fleetbert.train.objectives.objective import Objective
-from fleetbert.train.objectives.ranking import Relevance
-from fleetbert.train.objectives.regression import SquaredError
 from fleetbert.train.objectives.regularized import regularize
-from fleetbert.train.objectives.tokens import TokenCrossEntropy
 
-__all__ = ["Objective", "get", "register", "regularize"]
+__all__ = ["CrossEntropy", "Objective", "get", "register", "regularize"]
 
 _objectives: Registry[Objective] = Registry(
     "task.name",

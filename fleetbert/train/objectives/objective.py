@@ -13,13 +13,18 @@ from fleetbert.tasks import Arrays, Part
 
 class Objective(ABC):
     """The network is the one of the task's head. `has_classes`: it gives logits of the labels.
-    `passes`: 2 where `again` comes after the gradients of `loss`."""
+    `pooled`: the loss needs the pooler. `passes`: 2 where `again` comes after the gradients of
+    `loss`."""
 
     has_classes = False
+    pooled = True
     passes = 1
 
-    def prepare(self, network: Headed) -> None:  # noqa: B027  most change nothing
+    def prepare(self, network: Headed) -> None:
         """Change a network before its weights are given to an optimizer."""
+        if not self.pooled:  # data parallel must not wait for its gradients
+            for weight in network.network.bert.pooler.parameters():
+                weight.stop_gradient = True
 
     @abstractmethod
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:

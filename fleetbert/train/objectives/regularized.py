@@ -17,7 +17,7 @@ from fleetbert import config as schema
 from fleetbert.errors import UserError
 from fleetbert.models.heads import Headed
 from fleetbert.tasks import Arrays, Part
-from fleetbert.train.objectives.multi_label import BinaryCrossEntropy
+from fleetbert.train.objectives.losses import BinaryCrossEntropy
 from fleetbert.train.objectives.objective import Objective
 
 
@@ -36,18 +36,16 @@ def regularize(
     """
     if settings == schema.Loss():
         return objective
-    wanted = {"label_smoothing": settings.label_smoothing, "r_drop": settings.r_drop}
-    if not objective.has_classes:
-        for name, value in wanted.items():
-            if value:
-                raise UserError(f"loss.{name}: task.name: {task} has no classes; set it to 0")
+    for name in ("label_smoothing", "r_drop"):
+        if getattr(settings, name) and not objective.has_classes:
+            raise UserError(f"loss.{name}: task.name: {task} has no classes; set it to 0")
     if settings.positive_weights != "none":
         if counts is None or not isinstance(objective, BinaryCrossEntropy):
             raise UserError(
                 f"loss.positive_weights: task.name: {task} has not several labels; set it to none"
             )
-        wanted_weights = settings.positive_weights
-        objective = BinaryCrossEntropy(positive_weights(wanted_weights, labels, counts, texts))
+        wanted = settings.positive_weights
+        objective = BinaryCrossEntropy(positive_weights(wanted, labels, counts, texts))
         settings = settings.model_copy(update={"positive_weights": "none"})
         if settings == schema.Loss():
             return objective
