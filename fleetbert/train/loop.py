@@ -7,16 +7,19 @@ import importlib.metadata
 import json
 import logging
 import platform
+import re
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import Callable
 
+import numpy as np
 import paddle
 
 import fleetbert
 from fleetbert import config as schema
 from fleetbert.errors import UserError
+from fleetbert.launch import heartbeat
 from fleetbert.models import bfloat16, cpu
 from fleetbert.tasks import Arrays, Metrics
 from fleetbert.train import (
@@ -183,6 +186,7 @@ class Run:
         """Run the steps that are left; returns the summary."""
         began = time.perf_counter()
         try:
+            heartbeat.note_step(self.resumed_at, 0)
             self.each(lambda callback: callback.on_start(self))
             self._steps()
             self.check_best()
@@ -200,7 +204,7 @@ class Run:
         parts = self.strategy.world_size * self.job.optimizer.accumulate_steps
         each = parts // self.strategy.world_size
         shard = slice(self.strategy.rank * each, (self.strategy.rank + 1) * each)
-        since = _Since()
+        since = np.zeros(4)  # of the steps since the last row: their number, texts, and seconds
         steps = reader.read(
             self.task,
             self.job.data.num_workers,
@@ -223,19 +227,18 @@ class Run:
                 step = self.strategy.step(read.arrays)
                 ended = time.perf_counter()
                 self.reading += computing - reading
-                since.add(computing - reading, ended - reading, len(read.indices))
+                since += (1, len(read.indices), computing - reading, ended - reading)
                 self._advance(read.epoch_steps, read.arrays, ended - reading, step)
                 if self.is_due(settings.log_every) or state.step == 1 or step.bad:
-                    row = self._row(step, rate, since)
-                    self._log(row)
-                    since = _Since()
+                    row = self._row(step, rate, *since.tolist())
+                    since[:] = 0
+                    for callback in self.callbacks:
+                        callback.on_log(self, row)
                     if step.bad:
                         self._keep_bad(read, row)
+                heartbeat.note_step(state.step, state.step - self.resumed_at)
                 self.each(lambda callback: callback.on_step(self))
                 self.strategy.remember(lambda: asdict(state))
-
-    def _log(self, row: Row) -> None:
-        self.each(lambda callback: callback.on_log(self, row))
 
     def _keep_bad(self, read: reader.Read, row: Row) -> None:
         state = self.state
@@ -261,19 +264,21 @@ class Run:
         if state.position == steps:
             state.epoch, state.position = state.epoch + 1, 0
 
-    def _row(self, step: Step, rate: float, since: _Since) -> Row:
+    def _row(
+        self, step: Step, rate: float, steps: float, texts: float, reading: float, seconds: float
+    ) -> Row:
         """A row of metrics.jsonl. Loss and rate are this step's, the loss the
-        mean over the texts of all ranks."""
+        mean over the texts of all ranks. The others are of the steps since the row before."""
         return {
             "step": self.state.step,
             "epoch": self.state.epoch,
             "loss": self.strategy.share_loss(step.loss),
             "lr": rate,
             "scale": self.precision.scale,
-            "ips": since.texts / since.seconds,
-            "batch_cost": since.seconds / since.steps,
-            "reader_cost": since.reading / since.steps,
-            "reader_ratio": since.reading / since.seconds,
+            "ips": texts / seconds,
+            "batch_cost": seconds / steps,
+            "reader_cost": reading / steps,
+            "reader_ratio": reading / seconds,
             "skipped": self.state.skipped,
             "bad_steps": self.state.bad_steps,
             **self.strategy.figures(),
@@ -322,20 +327,6 @@ def _float32(job: schema.Config) -> str | None:
     return "task.name: ctr" if job.task.name == "ctr" else None
 
 
-class _Since:
-    """Time and texts since the last row."""
-
-    def __init__(self) -> None:
-        self.reading = self.seconds = 0.0
-        self.steps = self.texts = 0
-
-    def add(self, reading: float, seconds: float, texts: int) -> None:
-        self.reading += reading
-        self.seconds += seconds
-        self.steps += 1
-        self.texts += texts
-
-
 def versions() -> dict[str, str]:
     return {
         "fleetbert": fleetbert.__version__,
@@ -345,54 +336,32 @@ def versions() -> dict[str, str]:
     }
 
 
-# What must be the same in a resumed run for its steps to be the ones that are left.
-SAME = (
-    "task",
-    "data",
-    "model",
-    "optimizer",
-    "loss",
-    "wide_deep",
-    "trainer.seed",
-    "method",
-    "distill",
-    "skip",
-    "prune",
+# What must be the same in a resumed run for its steps to be the ones that are left; and what of it
+# may differ.
+SAME = re.compile(
+    "(task|data|model|optimizer|loss|wide_deep|distill|prune)[.]|trainer.seed$|method$|skip$"
 )
-FREE = ("data.cache", "data.num_workers")  # within these
+FREE = ("data.cache", "data.num_workers")
 
 
 def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
-    before, now = saved.state["config"], json.loads(run.job.model_dump_json())
-    for section, known in type(run.job).model_fields.items():  # keys that came after the checkpoint
-        if isinstance(known.default, schema.Section):
-            values = json.loads(known.default.model_dump_json())
-            before[section] = {**values, **before.get(section, {})}
-    for path in FREE:
-        section, name = path.split(".")
-        before[section].pop(name, None)
-        now[section].pop(name)
+    now, before = _flat(json.loads(run.job.model_dump_json())), _flat(saved.state["config"])
+    defaults = _flat(json.loads(type(run.job).model_construct().model_dump_json()))
     # What a path names counts, not the path.
     own = {**run.task.origins, "data.train": run.task.fingerprint}
     former = {**saved.state.get("origins", {}), "data.train": saved.state["data"]}
-    for path, digest in former.items():
-        section, name = path.split(".")
-        if own.get(path) == digest:
-            before[section][name] = now[section][name]
-    for path in SAME:
-        old, new = _at(before, path), _at(now, path)
-        if old != new:
-            key = path
-            if isinstance(old, dict) and isinstance(new, dict):
-                part = next(n for n in {**old, **new} if old.get(n) != new.get(n))
-                key, old, new = f"{path}.{part}", old.get(part), new.get(part)
+    free = {*FREE, *(path for path, digest in former.items() if own.get(path) == digest)}
+    for key in {**now, **before}:
+        # Keys may have come after the checkpoint.
+        old, new = before.get(key, defaults.get(key)), now.get(key)
+        if old != new and SAME.match(key) and key not in free:
             raise UserError(
                 f"checkpoint {saved.folder}: was trained with {key}: {schema.yaml_word(old)}, this "
                 f"job has {schema.yaml_word(new)}; set it back, or start anew with "
                 "trainer.resume=none or another output_dir"
             )
-    asked = before["precision"]  # of a checkpoint that does not say what was chosen
-    before_it = saved.state.get("precision") or precision.named(asked["level"], asked["dtype"])
+    asked = before["precision.level"], before["precision.dtype"]  # an old one says no more
+    before_it = saved.state.get("precision") or precision.named(*asked)
     if before_it != run.precision.name:
         raise UserError(
             f"checkpoint {saved.folder}: was trained in {before_it}, this job computes in "
@@ -408,7 +377,10 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
             )
 
 
-def _at(config: Any, path: str) -> Any:  # of JSON
-    for name in path.split("."):
-        config = config.get(name)  # some sections are of some jobs only
-    return config
+def _flat(config: Described) -> Described:
+    """{"optimizer.learning_rate": 5e-5, ...}"""
+    flat: Described = {}
+    for section, value in config.items():
+        keys = value if isinstance(value, dict) else {"": value}
+        flat.update({f"{section}.{key}".rstrip("."): part for key, part in keys.items()})
+    return flat

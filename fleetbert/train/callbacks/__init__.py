@@ -8,14 +8,12 @@ any, and add it to `build`.
 from __future__ import annotations
 
 from fleetbert import trackers
-from fleetbert.launch import heartbeat
 from fleetbert.train.callbacks.checkpoint import Checkpoints
 from fleetbert.train.callbacks.early_stopping import EarlyStopping
 from fleetbert.train.callbacks.evaluation import Evaluation
 from fleetbert.train.callbacks.metrics import MetricsFile
 from fleetbert.train.callbacks.profiler import Profiler
 from fleetbert.train.callbacks.progress import Progress
-from fleetbert.train.callbacks.supervised import Supervised
 from fleetbert.train.callbacks.tracking import Tracking
 from fleetbert.train.loop import Callback, Run
 
@@ -27,8 +25,6 @@ def build(run: Run) -> list[Callback]:
     wanted = run.job.callbacks
     first = run.strategy.rank == 0
     chosen: list[Callback] = []
-    if heartbeat.is_supervised():
-        chosen.append(Supervised())
     if wanted.profiler.enabled:
         chosen.append(Profiler())
     if first:
