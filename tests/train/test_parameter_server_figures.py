@@ -81,14 +81,14 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def servers(fakes, clock):
-    return Servers([fake.endpoint for fake in fakes], lambda: 156)
+    return Servers([fake.endpoint for fake in fakes])
 
 
 def test_speeds_are_of_the_time_since_the_row_before(fakes, clock, servers):
     fakes[0].set(dense=30, sparse=50)
     fakes[1].set(dense=10, sparse=20, memory=300_000_000, slowest=500)
     clock[0] += 10
-    row = servers.row()
+    row = servers.row(lambda: 156)
     assert row == {
         "servers.rows": 156, "servers.memory_mb": 300.0, "servers.pulls_per_s": 11.0,
         "servers.pushes_per_s": 8.0, "servers.latency_ms": 0.803, "servers.latency_99_ms": 12.714,
@@ -99,7 +99,7 @@ def test_speeds_are_of_the_time_since_the_row_before(fakes, clock, servers):
     }  # fmt: skip
     fakes[0].set(dense=30, sparse=60)
     clock[0] += 2
-    assert servers.row()["servers.pulls_per_s"] == 5.0
+    assert servers.row(lambda: 156)["servers.pulls_per_s"] == 5.0
     whole = servers.since_start()
     assert whole[0]["pulls_per_s"] == 90 / 12
     assert whole[1]["pushes_per_s"] == 20 / 12
@@ -107,13 +107,13 @@ def test_speeds_are_of_the_time_since_the_row_before(fakes, clock, servers):
 
 def test_they_are_asked_once_a_second_at_most(fakes, clock, servers):
     clock[0] += 0.5
-    assert servers.row()
+    assert servers.row(lambda: 156)
     asked = len(fakes[0].asked)
     clock[0] += 0.5
-    assert servers.row() == {}
+    assert servers.row(lambda: 156) == {}
     assert len(fakes[0].asked) == asked
     clock[0] += 0.6
-    assert servers.row()
+    assert servers.row(lambda: 156)
 
 
 def test_only_what_is_wanted_is_asked_for(fakes, servers):
@@ -127,29 +127,29 @@ def test_without_an_answer_a_row_has_none_of_them(fakes, clock, servers, trouble
     if trouble == "error":
         fakes[1].status = 500
     else:
-        servers.endpoints[1] = "127.0.0.1:1"
-    assert servers.row() == {}
+        servers.connections[1].close()
+        servers.connections[1].port = 1
+    assert servers.row(lambda: 156) == {}
     assert servers.since_start() == []
     # Back again, it has its figures, but nothing to tell its speed from.
-    fakes[1].status, servers.endpoints[1] = 200, fakes[1].endpoint
+    fakes[1].status, servers.connections[1].port = 200, fakes[1].server.server_port
     clock[0] += 10
-    row = servers.row()
+    row = servers.row(lambda: 156)
     assert row["server.1.memory_mb"] == 100.0
     assert "server.1.pulls_per_s" not in row
     clock[0] += 10
-    assert servers.row()["server.1.pulls_per_s"] == 0
+    assert servers.row(lambda: 156)["server.1.pulls_per_s"] == 0
 
 
 def test_rows_that_are_not_known_are_left_out(fakes, clock, servers):
-    servers.count_rows = lambda: None
     clock[0] += 10
-    assert "servers.rows" not in servers.row()
+    assert "servers.rows" not in servers.row(lambda: None)
 
 
 def test_a_latency_that_is_not_known_yet_is_left_out(fakes, clock, servers):
     fakes[0].set(dense=30, sparse=50, slowest=0)
     clock[0] += 10
-    row = servers.row()
+    row = servers.row(lambda: 156)
     assert row["servers.latency_99_ms"] == row["server.1.latency_99_ms"] == 12.714
     assert "server.0.latency_99_ms" not in row
 
@@ -158,7 +158,7 @@ def test_counters_that_a_server_does_not_have_are_left_out(fakes, clock, servers
     for fake in fakes:
         fake.text = "process_memory_resident : 5000000\n"
     clock[0] += 10
-    assert servers.row() == {
+    assert servers.row(lambda: 156) == {
         "servers.rows": 156, "servers.memory_mb": 5.0, "server.0.memory_mb": 5.0,
         "server.1.memory_mb": 5.0,
     }  # fmt: skip
@@ -168,11 +168,11 @@ class TestHandled:
     """How many pushes the servers have handled."""
 
     @pytest.fixture
-    def handled(self, fakes, monkeypatch):
-        monkeypatch.setattr(figures, "LIMIT", 60.0)
+    def handled(self, fakes, servers):
         for fake, count in zip(fakes, (30, 10)):
             fake.text = f"{figures.HANDLED} : {count}\r\n"
-        return figures.Handled([fake.endpoint for fake in fakes])
+            fake.asked.clear()
+        return servers.handled
 
     def test_each_server_is_asked(self, fakes, handled):
         assert handled().tolist() == [30, 10]
@@ -186,8 +186,10 @@ class TestHandled:
         fakes[1].text = known
         assert handled().tolist() == [30, 10]
 
-    def test_a_server_that_is_gone_and_comes_back(self, fakes, handled):
-        port, handled.connections[1].port = handled.connections[1].port, 1
+    def test_a_server_that_is_gone_and_comes_back(self, servers, handled):
+        away = servers.connections[1]
+        away.close()
+        port, away.port = away.port, 1
         assert handled() is None
-        handled.connections[1].port = port
+        away.port = port
         assert handled().tolist() == [30, 10]

@@ -14,8 +14,8 @@ import tiny_job
 from processes import SCRIPT, wait_for_loss
 
 from fleetbert.errors import NotConnected
-from fleetbert.train.strategies.parameter_server.rejoin import Standing, find
 from fleetbert.train.strategies.parameter_server.rendezvous import Rendezvous, put
+from fleetbert.train.strategies.parameter_server.trainer import Standing, find_standing
 
 
 @pytest.fixture
@@ -104,14 +104,14 @@ class TestFind:
         put(rendezvous.folder / f"barrier-{last:08d}.1", None)
         put(rendezvous.folder / "barrier-00000009.0", None)  # another's
         if joins:
-            assert find(rendezvous) == standing
+            assert find_standing(rendezvous) == standing
         else:
             with pytest.raises(NotConnected, match="trainer 1: was killed while the others"):
-                find(rendezvous)
+                find_standing(rendezvous)
 
     def test_one_that_never_took_a_step_cannot(self, rendezvous):
         assert not rendezvous.alone
         again = Rendezvous(rendezvous.folder, 1, 2)
         assert again.alone
         with pytest.raises(NotConnected, match="the whole job has to start again"):
-            find(again)
+            find_standing(again)

@@ -37,57 +37,28 @@ _TOGETHER: dict[str, Callable[[list[float]], float]] = {
 Look = Tuple[float, List[Dict[str, float]]]  # when, and each server's counters
 
 
-def ask(endpoint: str, seconds: float = LIMIT) -> dict[str, float]:
-    """A server's counters by name. OSError or HTTPException if it does not answer in time."""
-    connection = http.client.HTTPConnection(endpoint, timeout=seconds)
-    try:
-        connection.request("GET", f"/vars/{WANTED}")
-        answer = connection.getresponse()
-        text = answer.read().decode(errors="replace")
-        if answer.status != http.client.OK:
-            raise http.client.HTTPException(f"{endpoint}: status {answer.status}")
-    finally:
-        connection.close()
-    counters = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(" : ")
-        with contextlib.suppress(ValueError):  # a text
-            counters[name] = float(value)
-    return counters
-
-
-class Handled:
-    """Called, how many pushes of the vector each server at `endpoints` has handled since its start;
-    None if one does not answer. It is asked after each step, so the connections stay open."""
+class Servers:
+    """Figures of the servers at `endpoints`, in their order. The connections stay open: some are
+    asked for after each step."""
 
     def __init__(self, endpoints: list[str]):
         self.connections = [http.client.HTTPConnection(e, timeout=LIMIT) for e in endpoints]
-
-    def __call__(self) -> np.ndarray | None:
-        try:
-            return np.array([self._count(connection) for connection in self.connections])
-        except (OSError, http.client.HTTPException, ValueError):
-            for connection in self.connections:
-                connection.close()  # the next call opens them again
-            return None
-
-    def _count(self, connection: http.client.HTTPConnection) -> int:
-        connection.request("GET", f"/vars/{HANDLED}")
-        return int(connection.getresponse().read().rpartition(b" : ")[2])
-
-
-class Servers:
-    """Figures of the servers at `endpoints`, in their order; `count_rows` gives the rows of the
-    word table on all of them, without one 0, or None if that is not known."""
-
-    def __init__(self, endpoints: list[str], count_rows: Callable[[], int | None]):
-        self.endpoints, self.count_rows = endpoints, count_rows
         self.first = self.last = self._look()
         self.asked = -SPACING
 
-    def row(self) -> dict[str, float]:
+    def handled(self) -> np.ndarray | None:
+        """How many pushes of the vector each has handled since its start; None if one does not
+        say."""
+        counters = self._ask(HANDLED)
+        if not counters or not all(HANDLED in each for each in counters):
+            return None
+        return np.array([int(each[HANDLED]) for each in counters])
+
+    def row(self, count_rows: Callable[[], int | None]) -> dict[str, float]:
         """For a row of metrics.jsonl: `server.0.pulls_per_s` and so on, since the row before;
-        of all of them together `servers.pulls_per_s` (the largest memory and latency)."""
+        of all of them together `servers.pulls_per_s` (the largest memory and latency).
+        `count_rows` gives the rows of the word table on all servers, without one 0, or None if that
+        is not known."""
         if time.monotonic() - self.asked < SPACING:
             return {}
         before, self.last = self.last, self._look()
@@ -95,7 +66,7 @@ class Servers:
         each = _between(before, self.last)
         if not each:
             return {}
-        rows = self.count_rows()
+        rows = count_rows()
         row: dict[str, float] = {} if rows is None else {"servers.rows": rows}
         for name, join in _TOGETHER.items():
             known = [server[name] for server in each if name in server]
@@ -110,11 +81,30 @@ class Servers:
         return _between(self.first, self._look())
 
     def _look(self) -> Look:
-        """None of any if one does not answer."""
+        return time.monotonic(), self._ask(WANTED)
+
+    def _ask(self, names: str) -> list[dict[str, float]]:
+        """Each server's counters by name; none of any if one does not answer in time."""
         try:
-            return time.monotonic(), [ask(endpoint) for endpoint in self.endpoints]
+            return [_counters(connection, names) for connection in self.connections]
         except (OSError, http.client.HTTPException):
-            return time.monotonic(), []
+            for connection in self.connections:
+                connection.close()  # the next call opens them again
+            return []
+
+
+def _counters(connection: http.client.HTTPConnection, names: str) -> dict[str, float]:
+    connection.request("GET", f"/vars/{names}")
+    answer = connection.getresponse()
+    text = answer.read().decode(errors="replace")
+    if answer.status != http.client.OK:
+        raise http.client.HTTPException(f"status {answer.status}")
+    counters = {}
+    for line in text.splitlines():
+        name, _, value = line.partition(" : ")
+        with contextlib.suppress(ValueError):  # a text
+            counters[name] = float(value)
+    return counters
 
 
 def _between(before: Look, after: Look) -> list[dict[str, float]]:

@@ -30,24 +30,17 @@ class Weights:
             (p for name, p in named if name.endswith(WORDS) and not _is_tied(network, p)), None
         )
         self.parts = [p for _, p in named if p is not self.table]
-        self.sizes = [int(np.prod(p.shape)) for p in self.parts]
-        self.dense = sum(self.sizes)
+        self.ends = np.cumsum([int(np.prod(p.shape)) for p in self.parts])
+        self.dense = int(self.ends[-1])
         self.rows: int = 0 if self.table is None else self.table.shape[0]
         self.width: int = 0 if self.table is None else self.table.shape[1]
 
     def read_dense(self) -> np.ndarray:
-        vector = np.empty(self.dense, np.float32)
-        start = 0
-        for part, size in zip(self.parts, self.sizes):
-            vector[start : start + size] = part.numpy().reshape(-1)
-            start += size
-        return vector
+        return np.concatenate([part.numpy().reshape(-1) for part in self.parts])
 
     def write_dense(self, vector: np.ndarray) -> None:
-        start = 0
-        for part, size in zip(self.parts, self.sizes):
-            part.set_value(vector[start : start + size].reshape(part.shape))
-            start += size
+        for part, values in zip(self.parts, np.split(vector, self.ends[:-1])):
+            part.set_value(values.reshape(part.shape))
 
     def read_rows(self, ids: np.ndarray) -> np.ndarray:
         with paddle.no_grad():
@@ -124,8 +117,6 @@ class Mirror:
     def pull_rows(self, ids: np.ndarray) -> None:
         """Make these rows those of the servers, but for those that were pulled since the last
         push and may have changed here."""
-        if not self.weights.rows:
-            return
         fresh = np.setdiff1d(ids, self.held, assume_unique=True)
         if len(fresh):
             rows = self.tables.pull_rows(fresh)
@@ -151,11 +142,8 @@ class Mirror:
             self.id_rows.forget()
 
     def _all_rows(self) -> list[np.ndarray]:
-        starts = range(0, self.weights.rows, ROWS_AT_ONCE)
-        return [
-            np.arange(start, min(start + ROWS_AT_ONCE, self.weights.rows), dtype=np.int64)
-            for start in starts
-        ]
+        rows = np.arange(self.weights.rows)
+        return np.split(rows, range(ROWS_AT_ONCE, len(rows), ROWS_AT_ONCE)) if len(rows) else []
 
 
 class IdStore:

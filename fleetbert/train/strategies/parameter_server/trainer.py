@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from pathlib import Path
-from typing import Any, Callable, cast
+from typing import Any, Callable, NamedTuple, cast
 
 import paddle
 from paddle.optimizer import Optimizer
@@ -14,12 +14,12 @@ from paddle.optimizer.lr import LRScheduler
 from fleetbert import config as schema
 from fleetbert.compat import environment, parameter_server
 from fleetbert.data.criteo import ALL_IDS
-from fleetbert.errors import UserError
+from fleetbert.errors import NotConnected, UserError
 from fleetbert.tasks import Arrays, Part
 from fleetbert.train.precision import Precision
-from fleetbert.train.strategies.parameter_server import rejoin, rendezvous
+from fleetbert.train.strategies.parameter_server import rendezvous
 from fleetbert.train.strategies.parameter_server.arrival import Counted, Layout
-from fleetbert.train.strategies.parameter_server.figures import Handled, Servers
+from fleetbert.train.strategies.parameter_server.figures import Servers
 from fleetbert.train.strategies.parameter_server.rendezvous import Rendezvous
 from fleetbert.train.strategies.parameter_server.server import check
 from fleetbert.train.strategies.parameter_server.tables import IdStore, Mirror, Weights, words_of
@@ -28,6 +28,41 @@ from fleetbert.train.strategies.single import Single, Step, T, Tensors
 from fleetbert.train.trainable import Trainable
 
 SERVER_LIMIT = 120.0  # seconds for a server to listen
+
+
+class Standing(NamedTuple):
+    """Where a trainer was after its last whole step.
+
+    One that was killed and is started again alone takes the weights from the servers, its optimizer
+    from the newest checkpoint, and does the step again in which it was killed. What it had pushed
+    of it stays pushed: the counters tell.
+    """
+
+    state: dict[str, object]  # `train.loop.State`
+    schedule: dict[str, object]  # of the learning rate
+    barriers: int
+    begun: int  # steps of this start of the job
+    dense: list[int]  # every trainer's pushes that it knew of, see `Counted`
+    rows: list[int]
+
+    @staticmethod
+    def file(own: Rendezvous) -> Path:
+        return own.folder / f"standing.{own.rank}"
+
+
+def find_standing(own: Rendezvous) -> Standing:
+    """Where the killed trainer stood. NotConnected where the others cannot be joined: they have
+    seen it at a barrier whose part they no longer keep."""
+    entered = own.folder.glob(f"barrier-*.{own.rank}")
+    last = max((int(path.stem.split("-")[1]) for path in entered), default=0)
+    if Standing.file(own).exists():
+        standing: Standing = rendezvous.get(Standing.file(own))
+        if last <= standing.barriers + 1:
+            return standing
+    raise NotConnected(
+        f"trainer {own.rank}: was killed while the others waited for it, and cannot go on "
+        "alone; the whole job has to start again, and goes on from its newest checkpoint"
+    )
 
 
 class ParameterServer(Single):
@@ -46,13 +81,12 @@ class ParameterServer(Single):
         self.rendezvous = Rendezvous(folder, self.rank, self.world_size)
         self.rejoins = self.rendezvous.alone
         if self.rejoins:
-            self.standing = rejoin.find(self.rendezvous)
+            self.standing = find_standing(self.rendezvous)
         self.is_pushed = False  # the step that is done again after this trainer was killed
         self.started = False  # the servers have the weights
         self.settled = False  # and all trainers have what the servers have
         self.steps = 0  # since the last push (geo), of this process otherwise
         self.bad_in_a_row = 0
-        self.servers: Servers | None = None  # whom trainer 0 asks for their figures
 
     def prepare(
         self, task: Trainable, optimizer: Optimizer, schedule: LRScheduler, precision: Precision
@@ -81,12 +115,11 @@ class ParameterServer(Single):
         self.watch = Watch(self.place.servers)
         tables = parameter_server.Fleet(*shape)
         tables.connect()
-        self.tables = Counted(tables, layout, self.rank, Handled(self.place.servers))
+        self.servers = Servers(self.place.servers)
+        self.tables = Counted(tables, layout, self.rank, self.servers.handled)
         self.mirror = Mirror(self.tables, weights, self.table)
         if self.table is not None:
             self.table.store = IdStore(self.tables, width)
-        if self.rank == 0:
-            self.servers = Servers(self.place.servers, self.tables.count_rows)
 
     def step(self, micro_batches: list[Arrays]) -> Step:
         self._start()
@@ -171,13 +204,16 @@ class ParameterServer(Single):
         return standing.state
 
     def remember(self, state: Callable[[], dict[str, object]]) -> None:
-        rejoin.remember(self.rendezvous, self.tables, self.schedule, state())
+        own, tables = self.rendezvous, self.tables
+        pushed = tables.dense.tolist(), tables.rows.tolist()
+        standing = Standing(state(), self.schedule.state_dict(), own.count, own.steps, *pushed)
+        rendezvous.put(Standing.file(own), standing)
 
     def figures(self) -> dict[str, float]:
-        return self.servers.row() if self.servers is not None else {}
+        return {} if self.rank else self.servers.row(self.tables.count_rows)
 
     def summary(self) -> dict[str, Any]:
-        return {"servers": self.servers.since_start()} if self.servers is not None else {}
+        return {} if self.rank else {"servers": self.servers.since_start()}
 
     def settle(self, saving: bool = False) -> None:
         self._start()
