@@ -186,12 +186,9 @@ def _is_module(name: str) -> bool:
 def _words(arguments: argparse.Namespace) -> list[str]:
     """What follows the script. `--debug` is taken off every command line of fleetbert's, wherever
     it stands; behind a script it is the script's."""
-    given = sys.argv
-    for start in range(1, len(given)):
-        rest = given[start + 1 :]
-        if given[start] == arguments.script and arguments.words == [
-            word for word in rest if word != "--debug"
-        ]:
+    for start in range(len(sys.argv)):
+        rest = sys.argv[start:]
+        if [word for word in rest if word != "--debug"] == arguments.words:
             return rest
     return list(arguments.words)
 

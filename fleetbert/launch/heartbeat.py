@@ -6,6 +6,7 @@ Its process writes there twice a second, from a thread: a long evaluation or exp
 from __future__ import annotations
 
 import os
+import socket
 import struct
 import tempfile
 import threading
@@ -15,7 +16,6 @@ from fleetbert.compat import environment
 
 VARIABLE = "FLEETBERT_SUPERVISOR"  # "process,descriptor"
 INTERVAL = 0.5  # seconds between beats
-
 
 _RECORD = struct.Struct("qqqq")  # beats, the job's step, steps of this process, phase
 JOINING, JOINED = 1, 2  # the other ranks; before it 0
@@ -90,3 +90,18 @@ class Monitor:
         count, self.step, self.done, self.phase = _RECORD.unpack(record)
         self.quiet = 0.0 if count != self.count else self.quiet + passed
         self.count = count
+
+
+def notice_end_of_machine(connection: socket.socket, seconds: float) -> None:
+    """Have the connection fail where nothing was heard of the machine at its other end for so long:
+    one that vanishes says no word. On Linux."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    options = (
+        ("TCP_KEEPIDLE", 3),
+        ("TCP_KEEPINTVL", 2),
+        ("TCP_KEEPCNT", 2),
+        ("TCP_USER_TIMEOUT", int(min(1000 * seconds, 1 << 30))),
+    )
+    for name, value in options:
+        if hasattr(socket, name):
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

@@ -6,22 +6,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
 import termios
 import tty
 from collections import deque
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Callable, Iterable, NamedTuple
+from typing import Callable, NamedTuple
 
 from fleetbert import locks
 from fleetbert.errors import UserError
 
-LINE_LIMIT = 1 << 20  # bytes of a line in the merged log; a longer one becomes several
+LINE_LIMIT = 1 << 20  # bytes after which a line in the merged log becomes another
 TAIL = 20  # lines of a process that failed, for the terminal
 TAIL_WIDTH = 2000  # bytes of each
 
-_ESCAPES = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]")  # colours and cursor movements (ECMA-48, CSI)
 OUT, ERR = 1, 2
 
 
@@ -35,28 +33,15 @@ class Lines:
     def feed(self, data: bytes) -> list[bytes]:
         """The lines that `data` completes."""
         *lines, rest = (self.rest + data).split(b"\n")
-        shown = _visible(lines)
-        rest = rest[max(0, rest.rstrip(b"\r").rfind(b"\r")) :]
-        while len(rest) > LINE_LIMIT:
-            shown += _visible([rest[:LINE_LIMIT]])
-            rest = rest[LINE_LIMIT:]
-        self.rest = rest
-        return shown
+        self.rest = rest[max(0, rest.rstrip(b"\r").rfind(b"\r")) :]
+        if len(self.rest) > LINE_LIMIT:
+            lines.append(self.rest)
+            self.rest = b""
+        return [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
 
     def close(self) -> list[bytes]:
         """The last line, if nothing ended it."""
-        rest, self.rest = self.rest, b""
-        return _visible([rest] if rest else [])
-
-
-def _visible(lines: Iterable[bytes]) -> list[bytes]:
-    shown = []
-    for line in lines:
-        bare = line.rstrip(b"\r")
-        last = _ESCAPES.sub(b"", bare[bare.rfind(b"\r") + 1 :])
-        if last.strip() or b"\r" not in bare:  # a bar that was wiped out is no line
-            shown.append(last)
-    return shown
+        return self.feed(b"\n") if self.rest else []
 
 
 class _Log:

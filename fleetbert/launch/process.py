@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
-from typing import Sequence
+from typing import Callable, Sequence
 
 import psutil
 
@@ -59,23 +59,23 @@ class Process:
 
     def is_stopped(self) -> bool:
         """Whether a signal has stopped it until another lets it go on."""
-        if not self.running or self.popen is None:
-            return False
         with contextlib.suppress(psutil.NoSuchProcess):
-            return bool(psutil.Process(self.popen.pid).status() == psutil.STATUS_STOPPED)
+            if self.running and self.popen is not None:
+                return bool(psutil.Process(self.popen.pid).status() == psutil.STATUS_STOPPED)
         return False
 
     def ask(self, signum: int) -> None:
         """Send it, and nothing that it started, a signal."""
-        if self.running and self.popen is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.popen.pid, signum)
+        self._send(os.kill, signum)
 
     def kill(self) -> None:
         """Kill it and its group."""
+        self._send(os.killpg, signal.SIGKILL)
+
+    def _send(self, send: Callable[[int, int], None], signum: int) -> None:
         if self.running and self.popen is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.popen.pid, signal.SIGKILL)
+                send(self.popen.pid, signum)
 
     def finish(self) -> None:
         """Kill what is left of its group and note how it ended."""

@@ -21,6 +21,7 @@ its supervisor.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 import json
@@ -33,8 +34,9 @@ import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import TypedDict
+
+import psutil
 
 from fleetbert.compat import environment
 from fleetbert.errors import NOT_CONNECTED, UserError
@@ -102,17 +104,14 @@ def max_restart() -> int:
     """The launcher's `--max_restart`, read off its command line, for it does not hand it on."""
     if "PADDLE_MAX_RESTART" in os.environ:
         return int(os.environ["PADDLE_MAX_RESTART"])
-    try:
-        words = Path(f"/proc/{os.getppid()}/cmdline").read_text(errors="replace").split("\0")
-    except OSError:
-        words = []
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--max_restart", type=int, default=3)  # the launcher's own
+    words: list[str] = []
+    with contextlib.suppress(psutil.Error):
+        words = psutil.Process(os.getppid()).cmdline()
     if sys.argv[0] in words:
         words = words[: words.index(sys.argv[0])]
-    for word, following in zip(words, [*words[1:], ""]):
-        name, sign, value = word.partition("=")
-        if name == "--max_restart":
-            return int(value if sign else following)
-    return 3  # the launcher's own default
+    return int(parser.parse_known_args(words)[0].max_restart)
 
 
 class _Message(TypedDict, total=False):
@@ -133,15 +132,14 @@ class _Message(TypedDict, total=False):
     start: str  # the rank; the address is of rank 0's TCP store
     stop: bool  # the rank
     exit: int  # with this code
-    ping: bool
 
 
 class _Connection:
-    def __init__(self, connection: socket.socket):
+    def __init__(self, connection: socket.socket, hang_timeout: float):
         self.socket = connection
         self.rest = b""
         connection.settimeout(HELLO_LIMIT)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        heartbeat.notice_end_of_machine(connection, hang_timeout)
 
     def send(self, message: _Message) -> None:
         self.socket.sendall(json.dumps(message).encode() + b"\n")
@@ -176,7 +174,6 @@ class _Supervisor:
 
     def __init__(self, number: int, hang_timeout: float):
         self.rank, self.hang_timeout = Process("rank", number), hang_timeout
-        self.monitor = heartbeat.Monitor()
         self.asked = False  # to stop
         signal.signal(signal.SIGTERM, self._forward)
         signal.signal(signal.SIGINT, self._forward)
@@ -187,17 +184,14 @@ class _Supervisor:
 
     def run(self, hub: _Connection) -> int:
         """Until the hub says with which code to exit."""
-        looked = reported = time.monotonic()
-        silent = 0.0  # seconds without a word from the hub
+        monitor, looked, reported = heartbeat.Monitor(), time.monotonic(), 0.0
         while True:
             ready = wait([hub.socket], 0.1)
             now = time.monotonic()
             # At most a second at a time: of a process that was stopped itself, time is no sign.
             passed, looked = min(now - looked, 1.0), now
-            silent += passed
             try:
                 for message in hub.receive() if ready else ():
-                    silent = 0.0
                     if "exit" in message:
                         return message["exit"]
                     if "stop" in message:
@@ -207,32 +201,27 @@ class _Supervisor:
                         if self.asked:  # while the ranks were down
                             hub.send({"code": STOPPED[0], "step": 0, "done": 0})
                         else:
-                            self._start(message["start"])
+                            monitor = self._start(message["start"])
                 if self.rank.running:
                     ended = self.rank.has_ended()
-                    monitor = self.monitor
                     monitor.look(passed)
+                    report: _Message = {"step": monitor.step, "done": monitor.done}
                     if ended:
                         self.rank.finish()
-                        code = self.rank.code or 0
-                        hub.send({"code": code, "step": monitor.step, "done": monitor.done})
+                        hub.send({**report, "code": self.rank.code or 0})
                     elif now - reported >= 1.0:
                         reported = now
-                        how_far: _Message = {"step": monitor.step, "done": monitor.done}
-                        hub.send({**how_far, "phase": monitor.phase, "quiet": monitor.quiet})
+                        hub.send({**report, "phase": monitor.phase, "quiet": monitor.quiet})
             except OSError:
                 return self._give_up(f"lost the supervisor of rank 0: {LOST}; ending this rank")
-            if silent > self.hang_timeout + JOIN_LIMIT * (not self.rank.running):
-                return self._give_up(
-                    f"the supervisor of rank 0 is silent for {silent:.0f} s; ending this rank"
-                )
 
     def connect(self, host: str, ports: list[int]) -> _Connection:
         """The hub, wherever it listens."""
         until = time.monotonic() + JOIN_LIMIT
         for port in itertools.cycle(ports):
             try:
-                hub = _Connection(socket.create_connection((host, port), HELLO_LIMIT))
+                connection = socket.create_connection((host, port), HELLO_LIMIT)
+                hub = _Connection(connection, self.hang_timeout)
                 hub.send({"rank": self.rank.number, "job": _job()})
                 hub.hello()
                 return hub
@@ -246,12 +235,13 @@ class _Supervisor:
         log.error(why)
         return STOPPED[0] if self.asked else 1
 
-    def _start(self, master: str) -> None:
-        self.monitor = heartbeat.Monitor()
-        file = self.monitor.descriptor
+    def _start(self, master: str) -> heartbeat.Monitor:
+        monitor = heartbeat.Monitor()
+        file = monitor.descriptor
         environ = {**os.environ, "PADDLE_MASTER": master}
         environ[heartbeat.VARIABLE] = f"{os.getpid()},{file}"
         self.rank.start([sys.executable, "-u", *sys.argv], environ, descriptors=[file])
+        return monitor
 
 
 @dataclass
@@ -334,7 +324,7 @@ class _Hub:
         self.host, self.hang_timeout, self.restarts = host, hang_timeout, restarts
         self.ranks = [_Rank(f"rank {number}") for number in range(world)]
         self.server = _listen(ports, world)
-        self.looked = self.pinged = time.monotonic()
+        self.looked = time.monotonic()
 
     def run(self) -> None:
         """To the job's end; then every supervisor is told the exit code."""
@@ -386,7 +376,7 @@ class _Hub:
                 break
             self.server.settimeout(1)
             try:
-                connection = _Connection(self.server.accept()[0])
+                connection = _Connection(self.server.accept()[0], self.hang_timeout)
                 rank = self.ranks[connection.hello()["rank"]]
                 connection.send({"job": _job()})
                 rank.supervisor = connection
@@ -422,7 +412,7 @@ class _Hub:
         return True
 
     def _hear(self) -> None:
-        """What supervisors have to say, for a moment; and tell them that this one lives."""
+        """What supervisors have to say, for a moment."""
         sockets = {rank.supervisor.socket: rank for rank in self.ranks if rank.supervisor}
         ready = wait(list(sockets), 0.1)
         now = time.monotonic()
@@ -432,10 +422,6 @@ class _Hub:
         for connection, rank in sockets.items():
             if connection in ready:
                 rank.receive()
-        if now - self.pinged >= 1.0:
-            self.pinged = now
-            for rank in self.ranks:
-                rank.send({"ping": True})
 
     def _first_address(self) -> str:
         """The one that Paddle's launcher chose, if its port is still free."""

@@ -10,11 +10,11 @@ import threading
 import time
 
 from fleetbert.errors import NOT_CONNECTED, NotConnected
+from fleetbert.launch import heartbeat
 
 log = logging.getLogger(__name__)
 
-# A machine that vanished without a word is noticed after IDLE + INTERVAL * PROBES seconds.
-IDLE, INTERVAL, PROBES = 3, 2, 2
+LOST_AFTER = 7.0  # seconds in which nothing is heard of a server's machine
 
 
 def wait_until_listening(endpoint: str, seconds: float) -> None:
@@ -48,14 +48,7 @@ class Watch:
             host, _, port = endpoint.rpartition(":")
             connection = socket.create_connection((host, int(port)), timeout=10)
             connection.setblocking(False)
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in (
-                ("TCP_KEEPIDLE", IDLE),
-                ("TCP_KEEPINTVL", INTERVAL),
-                ("TCP_KEEPCNT", PROBES),
-            ):
-                if hasattr(socket, option):  # Linux
-                    connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+            heartbeat.notice_end_of_machine(connection, LOST_AFTER)
             self.selector.register(connection, selectors.EVENT_READ, f"{number} ({endpoint})")
         threading.Thread(target=self._run, daemon=True).start()
 
