@@ -28,7 +28,7 @@ from fleetbert.config.distillation import (
     Texts,
 )
 from fleetbert.config.help import fields, help_text, yaml_word
-from fleetbert.config.loading import distills_itself, from_keys, load, load_as
+from fleetbert.config.loading import distills_itself, flat, from_keys, load, load_as
 from fleetbert.config.section import Section, key
 from fleetbert.config.training import (
     Callbacks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import ipaddress
 from pathlib import Path
-from typing import Dict, Iterator, Mapping, NamedTuple, Sequence, Tuple, TypeVar
+from typing import Dict, Mapping, NamedTuple, Sequence, Tuple, TypeVar
 
 import yaml
 from pydantic import ValidationError
@@ -51,8 +51,8 @@ def from_keys(schema: type[Job], keys: Mapping[str, object], path: str | None = 
     Raises UserError as `load_as` does.
     """
     document = Document("arguments", {}, {}) if path is None else _read_yaml(path)
-    for names, value in _flat((), keys):
-        _put(document, names, value, "argument", ".".join(names))
+    for name, value in flat(keys).items():
+        _put(document, tuple(name.split(".")), value, "argument", name)
     return _checked(schema, document)
 
 
@@ -97,13 +97,13 @@ def _is_ipv6(text: str) -> bool:
         return False
 
 
-def _flat(prefix: Names, keys: Mapping[str, object]) -> Iterator[tuple[Names, object]]:
+def flat(keys: Mapping[str, object]) -> dict[str, object]:
+    """{"optimizer.learning_rate": 5e-5, ...} of nested keys."""
+    found: dict[str, object] = {}
     for name, value in keys.items():
-        names = (*prefix, *str(name).split("."))
-        if isinstance(value, Mapping):
-            yield from _flat(names, value)
-        else:
-            yield names, value
+        parts = flat(value) if isinstance(value, Mapping) else {"": value}
+        found.update({f"{name}.{part}".rstrip("."): own for part, own in parts.items()})
+    return found
 
 
 def _read_yaml(path: str) -> Document:

@@ -6,10 +6,10 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import select
 import termios
 import tty
 from collections import deque
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -135,7 +135,10 @@ class Output:
     def pump(self, timeout: float, wakeup: int) -> None:
         """Pass on what has been written; waits at most `timeout` seconds for something to do, or
         for signals' numbers to arrive at the descriptor `wakeup`."""
-        for descriptor in wait([wakeup, *self.sources], timeout):
+        poll = select.poll()
+        for descriptor in (wakeup, *self.sources):
+            poll.register(descriptor, select.POLLIN)
+        for descriptor, _ in poll.poll(1000 * timeout):
             if descriptor == wakeup:
                 os.read(wakeup, 4096)
             else:

@@ -74,14 +74,11 @@ def too_many(row: Row, in_a_row: int, remedy: str, path: Path) -> UserError:
 def check_weights(step: int, tensors: Tensors) -> None:
     """UserError where a tensor of a checkpoint is not finite: it would end every run from it."""
     for name, tensor in _named(tensors):
-        if tensor.dtype in FLOATS and not bool(paddle.isfinite(tensor).all()):
+        if tensor.is_floating_point() and not bool(paddle.isfinite(tensor).all()):
             raise UserError(
                 f"step {step}: {name} is no longer finite, so nothing is saved; lower "
                 "optimizer.learning_rate and start anew with trainer.resume=none"
             )
-
-
-FLOATS = (paddle.float32, paddle.float16, paddle.bfloat16, paddle.float64)
 
 
 def _named(tensors: Tensors) -> Iterator[tuple[str, paddle.Tensor]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import json
 import logging
 import platform
 import re
@@ -145,7 +144,7 @@ class Run:
             "precision": self.precision.name,
             "data": self.task.fingerprint,
             "origins": self.task.origins,
-            "config": json.loads(self.job.model_dump_json()),
+            "config": self.job.model_dump(mode="json"),
             "world_size": self.strategy.world_size,
         }
 
@@ -303,7 +302,7 @@ class Run:
             **self.strategy.summary(),
             **self.task.describe(),
             "versions": versions(),
-            "config": json.loads(self.job.model_dump_json()),
+            "config": self.job.model_dump(mode="json"),
         }
 
 
@@ -345,8 +344,9 @@ FREE = ("data.cache", "data.num_workers")
 
 
 def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
-    now, before = _flat(json.loads(run.job.model_dump_json())), _flat(saved.state["config"])
-    defaults = _flat(json.loads(type(run.job).model_construct().model_dump_json()))
+    default = type(run.job).model_construct()
+    now, defaults = (schema.flat(job.model_dump(mode="json")) for job in (run.job, default))
+    before = schema.flat(saved.state["config"])
     # What a path names counts, not the path.
     own = {**run.task.origins, "data.train": run.task.fingerprint}
     former = {**saved.state.get("origins", {}), "data.train": saved.state["data"]}
@@ -375,12 +375,3 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
                 f"checkpoint {saved.folder}: the {changed} changed since; start anew with "
                 "trainer.resume=none or another output_dir"
             )
-
-
-def _flat(config: Described) -> Described:
-    """{"optimizer.learning_rate": 5e-5, ...}"""
-    flat: Described = {}
-    for section, value in config.items():
-        keys = value if isinstance(value, dict) else {"": value}
-        flat.update({f"{section}.{key}".rstrip("."): part for key, part in keys.items()})
-    return flat

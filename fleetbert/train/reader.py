@@ -36,12 +36,6 @@ class Read(NamedTuple):
     arrays: list[Arrays]  # this rank's micro-batches
 
 
-class _Wanted(NamedTuple):
-    epoch: int
-    epoch_steps: int
-    indices: np.ndarray
-
-
 def read(
     task: Trainable, num_workers: int, start: tuple[int, int], steps: int, parts: int, shard: slice
 ) -> Generator[Read, None, None]:
@@ -51,14 +45,14 @@ def read(
     To be closed: the worker processes end with it.
     """
 
-    def collected_here(wanted: _Wanted) -> Read:
+    def collected_here(wanted: Read) -> Read:
         arrays = task.micro_batches(wanted.indices, wanted.epoch, parts, shard)
-        return Read(*wanted, arrays)
+        return wanted._replace(arrays=arrays)
 
     if num_workers == 0:
         yield from map(collected_here, _wanted(task, *start, steps))
         return
-    futures: deque[tuple[_Wanted, Future[list[Arrays]]]] = deque()
+    futures: deque[tuple[Read, Future[list[Arrays]]]] = deque()
     with workers.start(num_workers, _take, task.collector) as pool:
         try:
             started = pool.submit(_collects)
@@ -82,18 +76,18 @@ def read(
                 future.cancel()
 
 
-def _wanted(task: Trainable, epoch: int, position: int, steps: int) -> Iterator[_Wanted]:
+def _wanted(task: Trainable, epoch: int, position: int, steps: int) -> Iterator[Read]:
     while steps:
         plan = task.plan(epoch)
         for number in range(position, min(len(plan), position + steps)):
             steps -= 1
-            yield _Wanted(epoch, len(plan), plan[number].copy())  # not a view that keeps the plan
+            yield Read(epoch, len(plan), plan[number].copy(), [])  # not a view that keeps the plan
         epoch, position = epoch + 1, 0
         del plan  # before the next one is made
 
 
-def _received(task: Trainable, wanted: _Wanted, future: Future[list[Arrays]]) -> Read:
-    return Read(*wanted, [task.tensors(part) for part in future.result()])
+def _received(task: Trainable, wanted: Read, future: Future[list[Arrays]]) -> Read:
+    return wanted._replace(arrays=[task.tensors(part) for part in future.result()])
 
 
 # The task's collector in a worker process.

@@ -16,6 +16,7 @@ import numpy as np
 import yaml
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, ScalarFormatter
 
 from fleetbert import page
@@ -364,7 +365,9 @@ def _svg(axes: Axes) -> Markup:
             borderpad=0,
             fontsize=8,
         )
-    return page.svg(axes.figure)
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    return page.svg(figure)
 
 
 def duration(seconds: float) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from contextlib import ExitStack
 from pathlib import Path
 
 from fleetbert import files, trackers
+from fleetbert.config import flat
 from fleetbert.train.loop import Callback, Metrics, Row, Run
 
 
@@ -19,7 +19,7 @@ class Tracking(Callback):
         self.open: dict[str, trackers.Tracker] = {}
 
     def on_start(self, run: Run) -> None:
-        config = _flat(json.loads(run.job.model_dump_json()))
+        config = flat(run.job.model_dump(mode="json"))
         for kind, target in self.targets.items():
             with files.writing(run.folder / kind):
                 tracker = trackers.KINDS[kind](run.folder, str(target), config, run.resumed_at)
@@ -50,14 +50,3 @@ class Tracking(Callback):
 def _close(folder: Path, tracker: trackers.Tracker) -> None:
     with files.writing(folder):
         tracker.close()
-
-
-def _flat(values: dict[str, object], prefix: str = "") -> dict[str, object]:
-    """{"optimizer.learning_rate": 5e-5, ...}"""
-    found: dict[str, object] = {}
-    for name, value in values.items():
-        if isinstance(value, dict):
-            found.update(_flat(value, f"{prefix}{name}."))
-        else:
-            found[prefix + name] = value
-    return found

@@ -185,14 +185,10 @@ def get(path: Path, meanwhile: Callable[[], None] = lambda: None) -> Any:
 
 def check_same_job(own: schema.Config, theirs: str, place: Place) -> None:
     """UserError where this process was started with another config than trainer 0 (its JSON)."""
-    here, there = json.loads(own.model_dump_json()), json.loads(theirs)
-    for section in here:
-        parts = here[section] if isinstance(here[section], dict) else {"": here[section]}
-        others = there[section] if isinstance(there.get(section), dict) else {"": there[section]}
-        for part, value in parts.items():
-            if value != others.get(part):
-                key = f"{section}.{part}".rstrip(".")
-                raise UserError(
-                    f"{place.name}: was started with {key}: {schema.yaml_word(value)}, trainer 0 "
-                    f"with {schema.yaml_word(others.get(part))}; start all with the same config"
-                )
+    here, there = map(schema.flat, (own.model_dump(mode="json"), json.loads(theirs)))
+    for key, value in here.items():
+        if value != there.get(key):
+            raise UserError(
+                f"{place.name}: was started with {key}: {schema.yaml_word(value)}, trainer 0 "
+                f"with {schema.yaml_word(there.get(key))}; start all with the same config"
+            )
