@@ -21,11 +21,6 @@ _RECORD = struct.Struct("qqqq")  # beats, the job's step, steps of this process,
 JOINING, JOINED = 1, 2  # the other ranks; before it 0
 
 
-def is_supervised() -> bool:
-    """Whether this process is a rank that has a supervisor."""
-    return VARIABLE in os.environ
-
-
 class _Heart:
     """In the rank."""
 
@@ -46,13 +41,16 @@ class _Heart:
 _heart: _Heart | None = None
 
 
-def start() -> None:
-    """In a rank: beat from now on, and die with the supervisor."""
+def start() -> bool:
+    """In a rank that has a supervisor: beat from now on, and die with it. Whether this is one."""
     global _heart
+    if VARIABLE not in os.environ:
+        return False
     supervisor, file = os.environ[VARIABLE].split(",")
     environment.die_with_parent(int(supervisor))
     _heart = _Heart(int(file))
     threading.Thread(target=_heart.beat, daemon=True).start()
+    return True
 
 
 def note_step(step: int, done: int) -> None:

@@ -132,17 +132,13 @@ class Output:
         self.sources[ours] = _Source(name, self.logs[name], self.tails[name], Lines(), shown)
         return theirs
 
-    def pump(self, timeout: float, wakeup: int) -> None:
-        """Pass on what has been written; waits at most `timeout` seconds for something to do, or
-        for signals' numbers to arrive at the descriptor `wakeup`."""
+    def pump(self, timeout: float) -> None:
+        """Pass on what has been written; waits at most `timeout` seconds for it."""
         poll = select.poll()
-        for descriptor in (wakeup, *self.sources):
+        for descriptor in self.sources:
             poll.register(descriptor, select.POLLIN)
         for descriptor, _ in poll.poll(1000 * timeout):
-            if descriptor == wakeup:
-                os.read(wakeup, 4096)
-            else:
-                self._read(descriptor)
+            self._read(descriptor)
 
     def _read(self, descriptor: int) -> bool:
         """Pass on some of what is there; False, and it is closed, where nothing is or will be."""

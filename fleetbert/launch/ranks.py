@@ -71,9 +71,8 @@ def supervised(hang_timeout: float, resumes: bool) -> None:
 
     resumes: whether a job that is started again goes on from where it was.
     """
-    if heartbeat.is_supervised():
-        heartbeat.start()
-    elif not os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"):  # `servers` supervises those
+    # `servers` supervises those of a parameter server.
+    if not heartbeat.start() and not os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"):
         leftovers.check(os.environ)
         if os.environ.get("PADDLE_TRAINER_ENDPOINTS"):
             sys.exit(_supervise(hang_timeout, resumes))

@@ -61,25 +61,17 @@ class Job:
 
     @contextlib.contextmanager
     def _hearing(self) -> Iterator[None]:
-        """Signals are noted, and interrupt the wait for output. Once the job has ended, those that
-        want an end are ignored: it is there, and its exit code is known."""
-        self.wakeup, write = os.pipe()
-        os.set_blocking(write, False)
+        """Signals are noted. Once the job has ended, they are ignored: its exit code is known."""
         wanted = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
             wanted.append(signal.SIGHUP)
         for number in wanted:
             signal.signal(number, lambda number, _: self.asked.append(number))
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         try:
             yield
         finally:
             for number in wanted:
                 signal.signal(number, signal.SIG_IGN)
-            signal.set_wakeup_fd(-1)
-            os.close(self.wakeup)
-            os.close(write)
 
     def _start_once(self, run: Path) -> Cause | None:
         """All processes, from their start to the end of the last one; None: it was a good one."""
@@ -132,7 +124,7 @@ class Job:
 
     def _look(self) -> None:
         """Pass output on, for a moment, and note who has ended."""
-        self.output.pump(0.1, self.wakeup)
+        self.output.pump(0.05)
         for process in self.processes:
             if process.has_ended():
                 self._finish(process)

@@ -62,7 +62,10 @@ class Profiler(Callback):
     def on_end(self, run: Run, summary: Summary) -> None:
         figures = training.timer_summary()
         self._stop()
-        own = {"rank": run.strategy.rank, **_readable(figures, self.texts, self.tokens)}
+        own: Row = {"rank": run.strategy.rank}
+        if figures:  # there are none of a run of under eleven steps; seconds, and units a second
+            averages = [figures[f"{name}_summary"]["avg"] for name in ("reader", "batch", "ips")]
+            own.update(_speeds(*averages, averages[2] * self.tokens / max(self.texts, 1)))
         ranks = run.strategy.gather(own)
         profile = {"ranks": ranks, "together": together(ranks), "slow_operators": self.slow}
         if self.trace:
@@ -93,19 +96,14 @@ class Profiler(Callback):
         self.slow = training.slow_operators(recorded)
 
 
-def _readable(figures: Row, texts: int, tokens: int) -> Row:
-    """Averages in seconds and units a second; empty for a run of under eleven steps."""
-    if not figures:
-        return {}
-    batch = figures["batch_summary"]["avg"]
-    texts_per_s = figures["ips_summary"]["avg"]
+def _speeds(reader: float, batch: float, texts_per_s: float, tokens_per_s: float) -> Row:
     return {
-        "reader_cost": figures["reader_summary"]["avg"],
+        "reader_cost": reader,
         "batch_cost": batch,
-        "reader_ratio": figures["reader_ratio"] / 100,
+        "reader_ratio": reader / batch,
         "steps_per_s": 1 / batch,
         "texts_per_s": texts_per_s,
-        "tokens_per_s": texts_per_s * tokens / max(texts, 1),
+        "tokens_per_s": tokens_per_s,
     }
 
 
@@ -114,13 +112,5 @@ def together(ranks: list[Row]) -> Row:
     known = [rank for rank in ranks if "batch_cost" in rank]
     if not known:
         return {}
-    batch = max(rank["batch_cost"] for rank in known)
-    reader = max(rank["reader_cost"] for rank in known)
-    return {
-        "reader_cost": reader,
-        "batch_cost": batch,
-        "reader_ratio": reader / batch,
-        "steps_per_s": 1 / batch,
-        "texts_per_s": sum(rank["texts_per_s"] for rank in known),
-        "tokens_per_s": sum(rank["tokens_per_s"] for rank in known),
-    }
+    costs = (max(rank[name] for rank in known) for name in ("reader_cost", "batch_cost"))
+    return _speeds(*costs, *(sum(r[n] for r in known) for n in ("texts_per_s", "tokens_per_s")))

@@ -10,12 +10,12 @@ from fleetbert.train.objectives.losses import (
     BinaryCrossEntropy,
     CrossEntropy,
     MaskedWords,
+    Objective,
     Relevance,
     Similarity,
     SquaredError,
     TokenCrossEntropy,
 )
-from fleetbert.train.objectives.objective import Objective
 from fleetbert.train.objectives.regularized import regularize
 
 __all__ = ["CrossEntropy", "Objective", "get", "register", "regularize"]

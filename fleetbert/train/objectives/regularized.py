@@ -17,8 +17,7 @@ from fleetbert import config as schema
 from fleetbert.errors import UserError
 from fleetbert.models.heads import Headed
 from fleetbert.tasks import Arrays, Part
-from fleetbert.train.objectives.losses import BinaryCrossEntropy
-from fleetbert.train.objectives.objective import Objective
+from fleetbert.train.objectives.losses import BinaryCrossEntropy, Objective
 
 
 def regularize(
