@@ -94,11 +94,13 @@ def remove(path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> list[Path]:
     """Remove what killed writers left, and nothing that one alive is writing; returns what."""
-    left = [path for path in folder.glob(WRITING + "*") if files.remove_if_abandoned(path)]
-    for path in folder.glob(REMOVING + "*"):
-        shutil.rmtree(path, ignore_errors=True)
-        left.append(path)
-    return left
+    # What is being removed nobody holds.
+    return [path for path in leftovers(folder) if files.remove_if_abandoned(path)]
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What is being written or removed, or was when its process was killed."""
+    return [path for begin in (WRITING, REMOVING) for path in folder.glob(begin + "*")]
 
 
 def listed(folder: Path) -> list[Path]:

@@ -6,6 +6,7 @@ Imports no Paddle: it is to answer at once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -45,14 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         action.add_argument("output_dir", metavar="OUTPUT_DIR", help="output_dir of the job")
-        if name == "rm":
-            action.add_argument("steps", metavar="STEP", nargs="*", type=int, help="what to remove")
-            action.add_argument(
-                "--keep", type=int, metavar="N", help="remove all but the newest N and the best"
-            )
-            action.add_argument(
-                "--force", action="store_true", help="even the best and the newest whole one"
-            )
+    action.add_argument("steps", metavar="STEP", nargs="*", type=int, help="what to remove")
+    action.add_argument(
+        "--keep", type=int, metavar="N", help="remove all but the newest N and the best"
+    )
+    action.add_argument(
+        "--force", action="store_true", help="even the best and the newest whole one"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -67,37 +67,33 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(folder: Path) -> int:
-    from fleetbert.tasks.metrics import FIGURES  # with NumPy, which --help has no need of
-
-    paths = checkpoint.listed(folder)
-    problems = {path: checkpoint.broken(path, quick=True) for path in paths}
+    problems = {path: checkpoint.broken(path, quick=True) for path in checkpoint.listed(folder)}
     newest, best = _marked(problems)
     evaluated = _evaluations(folder.parent / "metrics.jsonl")
-    named = {name for metrics in evaluated.values() for name in metrics}
-    figure = next((name for name in FIGURES if f"dev.{name}" in named), "accuracy")
-    rows = [("step", "epoch", "saved", "size", f"dev {FIGURES[figure]}", "dev loss", "")]
-    for path in paths:
-        state, step = _state(path), checkpoint.step_of(path)
+    figure = _state(best).get("best", {}).get("metric", "accuracy")
+    rows = [("step", "epoch", "saved", "size", f"dev {figure}", "dev loss", "")]
+    for path, problem in problems.items():
+        step = checkpoint.step_of(path)
         marks = [name for name, it in (("newest", newest), ("best", best)) if it == path]
         metrics = evaluated.get(step, {})
+        figures = [metrics.get(f"dev.{name}") for name in (figure, "loss")]
         rows.append(
             (
                 str(step),
-                str(state.get("epoch", "")),
+                str(_state(path).get("epoch", "")),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime)),
                 _megabytes(path),
-                _figure(metrics.get(f"dev.{figure}")),
-                _figure(metrics.get("dev.loss")),
-                f"BROKEN: {problems[path]}" if problems[path] else ", ".join(marks),
+                *("" if value is None else f"{value:.4f}" for value in figures),
+                f"BROKEN: {problem}" if problem else ", ".join(marks),
             )
         )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths)]
+        cells = [cell.rjust(width) for cell, width in zip(row[:-1], widths)]
         print("  ".join([*cells, row[-1]]).rstrip())
-    if not paths:
+    if not problems:
         print("no checkpoint yet")
-    left = [*folder.glob(checkpoint.WRITING + "*"), *folder.glob(checkpoint.REMOVING + "*")]
+    left = checkpoint.leftovers(folder)
     if left:
         print(
             f"{len(left)} unfinished, being written or left by a killed run: rm removes the latter"
@@ -153,34 +149,27 @@ def _remove(folder: Path, steps: list[int], keep: int | None, force: bool) -> in
 def _marked(problems: dict[Path, str | None]) -> tuple[Path | None, Path | None]:
     """The newest checkpoint that looks whole, and the one of the best step that it knows of."""
     newest = next((path for path in reversed(list(problems)) if problems[path] is None), None)
-    best = _state(newest).get("best", {}).get("step") if newest else None
+    best = _state(newest).get("best", {}).get("step")
     return newest, next((path for path in problems if checkpoint.step_of(path) == best), None)
 
 
-def _state(path: Path) -> checkpoint.State:
-    try:
-        state: checkpoint.State = json.loads((path / "state.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return state if isinstance(state, dict) else {}
+def _state(path: Path | None) -> checkpoint.State:
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        if path is not None:
+            return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))
+    return {}
 
 
 def _evaluations(path: Path) -> dict[int, Row]:
     """The rows of evaluations, by step."""
     rows = {}
-    try:
+    with contextlib.suppress(OSError, ValueError):  # the last row may be half written
         for line in path.read_text(encoding="utf-8").split("\n"):
             if '"dev.loss"' in line:
                 row = json.loads(line)
                 rows[row["step"]] = row
-    except (OSError, ValueError):  # the last row may be half written
-        pass
     return rows
 
 
 def _megabytes(path: Path) -> str:
     return f"{sum(file.stat().st_size for file in path.iterdir()) / 1e6:.1f} MB"
-
-
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.4f}"
