@@ -30,6 +30,7 @@ from fleetbert.train import (
     random,
     reader,
     recompute,
+    sparse_table,
 )
 from fleetbert.train.strategies.single import Single, Step
 from fleetbert.train.trainable import Described, Trainable
@@ -153,7 +154,7 @@ class Run:
         _check_same_job(self, saved)
         self.strategy.set_state(saved.tensors)
         if self.task.table is not None:
-            self.task.table.load(saved.folder)
+            self.task.table.store.load(saved.folder / sparse_table.FILE)
         self.precision.set_state(saved.state["scaler"])
         known = State.__dataclass_fields__
         self.state = State(**{name: saved.state[name] for name in known if name in saved.state})

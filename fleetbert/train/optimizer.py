@@ -73,29 +73,21 @@ def build(
     clip = Clip(settings.max_grad_norm or math.inf)
     if settings.layer_decay != 1:
         _slow_lower_layers(network, settings.layer_decay)
+    shared = {"learning_rate": schedule, "parameters": trained, "grad_clip": clip}
     if settings.name == "sgd":
-        return paddle.optimizer.SGD(schedule, trained, grad_clip=clip), schedule
+        return paddle.optimizer.SGD(**shared), schedule
+    shared.update(beta1=settings.beta1, beta2=settings.beta2, epsilon=settings.epsilon)
     if settings.name == "lamb":
         lamb = paddle.optimizer.Lamb(
-            learning_rate=schedule,
+            **shared,
             lamb_weight_decay=settings.weight_decay,
-            beta1=settings.beta1,
-            beta2=settings.beta2,
-            epsilon=settings.epsilon,
-            parameters=trained,
-            grad_clip=clip,
             exclude_from_weight_decay_fn=lambda parameter: parameter.name in spared,
         )
         return lamb, schedule
     optimizer = paddle.optimizer.AdamW(
-        learning_rate=schedule,
-        beta1=settings.beta1,
-        beta2=settings.beta2,
-        epsilon=settings.epsilon,
-        parameters=trained,
+        **shared,
         weight_decay=settings.weight_decay,
         apply_decay_param_fun=lambda name: name not in spared,
-        grad_clip=clip,
     )
     return optimizer, schedule
 
@@ -103,11 +95,9 @@ def build(
 def _slow_lower_layers(network: nn.Layer, decay: float) -> None:
     """Each layer learns at `decay` times the rate of the one above (Howard and Ruder 2018, section
     3.2; for encoders Clark et al. 2020, appendix B). Pooler and head have the whole rate."""
-    named = dict(network.named_parameters())
-    depths = {name: _depth(name) for name in named}
-    top = max((depth for depth in depths.values() if depth is not None), default=0) + 1
-    for name, parameter in named.items():
-        depth = depths[name]
+    depths = [(_depth(name), parameter) for name, parameter in network.named_parameters()]
+    top = max((depth for depth, _ in depths if depth is not None), default=0) + 1
+    for depth, parameter in depths:
         if depth is not None:
             parameter.optimize_attr["learning_rate"] *= decay ** (top - depth)
 

@@ -160,9 +160,8 @@ class SparseTable:
         self.store.push(self.held[some], change)
         self.forget()
 
-    def save(self, folder: Path) -> int:
-        """Write the rows of all ids that were seen to `folder`/rows.bin; returns how many."""
-        count = 0
+    def save(self, folder: Path) -> None:
+        """Write the rows of all ids that were seen to `folder`/rows.bin."""
         with (folder / FILE).open("wb") as file:
             for start in range(0, len(self.ids), AT_ONCE):
                 ids = self.ids[start : start + AT_ONCE]
@@ -171,12 +170,6 @@ class SparseTable:
                 records = np.empty(int(seen.sum()), record(self.width))
                 records["id"], records["row"] = ids[seen], rows[seen]
                 file.write(records.tobytes())
-                count += len(records)
-        return count
-
-    def load(self, folder: Path) -> None:
-        """Take the table from what `save` has written."""
-        self.store.load(folder / FILE)
 
 
 def record(width: int) -> np.dtype:

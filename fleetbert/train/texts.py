@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from functools import cached_property, partial
 from pathlib import Path
@@ -213,20 +214,16 @@ class TextTask(Trainable):
 
         The text is None where the file cannot be read any more.
         """
-        numbers = [int(self.collector.lines[index]) for index in indices]
-        if self.job.data.train is None:
+        path, numbers = self.job.data.train, [int(self.collector.lines[i]) for i in indices]
+        texts: Mapping[int, str] = {}
+        if path is None:
             builtin = api_docs.load()[0]
             texts = {number: builtin[i].text_a for number, i in zip(numbers, indices)}
         else:
-            texts = self._lines_at(self.job.data.train, numbers)
+            with contextlib.suppress(UserError):  # it is gone, or another
+                form = self.task.table_format(path, self.job.data.quoting)
+                texts = read.lines_at(path, numbers, form)
         return [{"file": self.train.name, "line": n, "text": texts.get(n)} for n in numbers]
-
-    def _lines_at(self, path: str, numbers: Sequence[int]) -> dict[int, str]:
-        try:
-            form = self.task.table_format(path, self.job.data.quoting)
-        except UserError:  # it is gone, or another
-            return {}
-        return read.lines_at(path, numbers, form)
 
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         return self.objective.loss(model, arrays)

@@ -131,7 +131,7 @@ def test_weights_that_do_not_arrive_are_noticed(two, monkeypatch):
     add = arrays.add_rows
     monkeypatch.setattr(arrays, "add_rows", lambda ids, g: add(ids, g * (ids > 19)[:, None]))
     arrays.rows[:20] = 0
-    with pytest.raises(RuntimeError, match="word embeddings are not those that were sent: 60 of"):
+    with pytest.raises(RuntimeError, match="rows are not those that were sent: 60 of"):
         mirrors[0].start()
 
 

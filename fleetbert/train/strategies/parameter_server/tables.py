@@ -82,16 +82,9 @@ class Mirror:
         weights, tables = self.weights, self.tables
         vector = weights.read_dense()
         tables.set_dense(vector)
-        if weights.rows:
-            # The first push of a row only makes room for all of its columns but one (2.6.2,
-            # `NeedExtendMF` in memory_sparse_table.cc), whatever it holds.
-            for ids in self._all_rows():
-                tables.push_rows(ids, np.zeros((len(ids), weights.width), np.float32))
-            tables.pull_rows(ids)  # or they might be sent together with the next ones
-            for ids in self._all_rows():
-                tables.push_rows(ids, -weights.read_rows(ids))
-            for ids in self._all_rows():
-                _same("word embeddings", tables.pull_rows(ids), weights.read_rows(ids))
+        for ids in self._all_rows():
+            rows = weights.read_rows(ids)
+            _fill(tables, ids, rows, np.zeros_like(rows))
         if self.id_rows is not None:
             store = self.id_rows.store
             assert isinstance(store, IdStore)
@@ -171,10 +164,19 @@ class IdStore:
             ids, rows = saved["id"][start : start + AT_ONCE], saved["row"][start : start + AT_ONCE]
             seen = np.zeros_like(rows)
             seen[:, SEEN] = rows[:, SEEN]
-            self.push(ids, seen)  # which makes room for the others
-            self.pull(ids[:1])
-            self.push(ids, rows - seen)
-            _same("rows", self.pull(ids), rows)
+            _fill(self.tables, ids, rows, seen)
+
+
+def _fill(tables: Counted, ids: np.ndarray, rows: np.ndarray, first: np.ndarray) -> None:
+    """Give the servers rows that they do not have yet, and see that they have them.
+
+    A row's first push, of `first`, only makes room for all of its columns but one, whatever it
+    holds (2.6.2, `NeedExtendMF` in memory_sparse_table.cc).
+    """
+    tables.push_rows(ids, -first)
+    tables.pull_rows(ids[:1])  # or both might be sent together
+    tables.push_rows(ids, first - rows)
+    _same("rows", tables.pull_rows(ids), rows)
 
 
 def _same(what: str, pulled: np.ndarray, sent: np.ndarray) -> None:
