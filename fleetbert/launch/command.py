@@ -75,7 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the job; returns its exit code."""
     _check(arguments)
     script = _script(arguments)
     if arguments.log_dir is None:

@@ -187,7 +187,6 @@ class Output:
             self._show(ERR, f"[{name}] ".encode() + cut + b"\n")
 
     def close(self) -> None:
-        """Give the logs free."""
         for descriptor in list(self.sources):
             self._close(descriptor)
         for log in [self.merged, *self.logs.values()]:

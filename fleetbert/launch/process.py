@@ -69,7 +69,6 @@ class Process:
         self._send(os.kill, signum)
 
     def kill(self) -> None:
-        """Kill it and its group."""
         self._send(os.killpg, signal.SIGKILL)
 
     def _send(self, send: Callable[[int, int], None], signum: int) -> None:

@@ -215,7 +215,6 @@ class _Supervisor:
                 return self._give_up(f"lost the supervisor of rank 0: {LOST}; ending this rank")
 
     def connect(self, host: str, ports: list[int]) -> _Connection:
-        """The hub, wherever it listens."""
         until = time.monotonic() + JOIN_LIMIT
         for port in itertools.cycle(ports):
             try:
@@ -315,8 +314,6 @@ class _Joining:
 
 
 class _Hub:
-    """Supervises the whole job."""
-
     def __init__(
         self, host: str, ports: list[int], world: int, hang_timeout: float, restarts: Restarts
     ):

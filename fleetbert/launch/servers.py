@@ -191,7 +191,6 @@ class Job:
         return True
 
     def _end(self, cause: Cause) -> Cause | None:
-        """The end of this start, because of a failure."""
         if cause.kind == Kind.ASKED:
             if not any(trainer.running for trainer in self.trainers):
                 return cause
@@ -219,7 +218,6 @@ class Job:
         return None
 
     def _dismiss(self) -> None:
-        """Have the servers end."""
         for server in self.servers:
             server.ask(signal.SIGTERM)
         self._wait(self.servers, TERM_LIMIT)

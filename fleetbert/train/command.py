@@ -34,7 +34,6 @@ def add_arguments(
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Read the job and train it."""
     job = read(arguments, config.Config)
     from fleetbert.train import job as training  # with Paddle, which wants its environment first
 

@@ -49,7 +49,6 @@ class Ctr(Trainable):
         return {} if self.dev is None else {"data.dev": self.dev.fingerprint()}
 
     def notes(self) -> list[str]:
-        """What was read, where a user would want to know."""
         notes = []
         for split in (self.train, self.dev):
             if split is not None:
@@ -66,7 +65,6 @@ class Ctr(Trainable):
         }
 
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
-        """Weighted sum of the rows' log losses, a float32 scalar."""
         logits = model(**arrays["inputs"])
         losses = F.binary_cross_entropy_with_logits(logits, arrays["labels"], reduction="none")
         return (losses * arrays["weight"]).sum()
@@ -86,7 +84,6 @@ class Ctr(Trainable):
         return {"rows": arrays["texts"], "logits": network(**arrays["inputs"]).numpy()}
 
     def evaluate(self, parts: Sequence[Part]) -> Metrics:
-        """AUC and log loss on the dev rows."""
         assert self.dev is not None
         logits = np.zeros(len(self.dev.labels), np.float32)
         for part in parts:
@@ -97,7 +94,6 @@ class Ctr(Trainable):
         return Criterion("auc", False)
 
     def locate(self, indices: Sequence[int]) -> list[Described]:
-        """Where training rows stand and what they are, as `TextTask.locate`."""
         numbers = [int(self.train.lines[index]) for index in indices]
         texts = lines_at(self.train.name, numbers)
         return [{"file": self.train.name, "line": n, "text": texts.get(n)} for n in numbers]

@@ -82,7 +82,6 @@ def train(
 
 
 def result(job: schema.Config, summary: Summary) -> Result:
-    """What a job that has run leaves."""
     folder, best = Path(job.output_dir), dict(summary["dev"])
     return Result(
         folder,
@@ -302,7 +301,6 @@ def best_weights(run: Run) -> Tensors:
 
 
 def write_summary(run: Run, summary: Summary) -> None:
-    """summary.json and report.html."""
     from fleetbert.train.report import write_report  # matplotlib is for whoever writes it only
 
     files.write_json(run.folder / "summary.json", summary)

@@ -83,7 +83,6 @@ class SparseTable:
         self.forget()
 
     def forget(self) -> None:
-        """Hold no rows."""
         self.held = np.empty(0, np.int64)  # in order
         self.pulled = np.empty((0, self.width), np.float32)
         self.change = np.empty((0, self.width), np.float32)

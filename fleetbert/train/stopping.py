@@ -40,7 +40,6 @@ def _hear(number: int, _: FrameType | None) -> None:
 
 
 def stopped(number: int, what: str) -> Stopped:
-    """The error to end with after that signal."""
     if number == signal.SIGINT:
         return Interrupted(f"Ctrl-C: {what}")
     return Stopped(f"SIGTERM: {what}")

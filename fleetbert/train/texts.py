@@ -162,7 +162,6 @@ class TextTask(Trainable):
         return origins
 
     def notes(self) -> list[str]:
-        """What was read and loaded, where a user would want to know."""
         notes = []
         for split in (self.train, self.held, self.dev):
             if split is not None:

@@ -65,7 +65,6 @@ def _listed(name: str) -> list[str]:
 
 
 def run_folder(job: schema.Config, place: Place) -> Path:
-    """The folder of this start of the job."""
     if os.environ.get("FLEETBERT_RUN"):
         return Path(os.environ["FLEETBERT_RUN"])
     # paddle.distributed.launch makes this name up anew on each machine.
