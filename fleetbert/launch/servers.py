@@ -45,7 +45,7 @@ class Job:
         limit = f"--max_restart {restarts} allows no more"
         self.restarts = Restarts(restarts, limit, output.say)
         self.hang_timeout = hang_timeout  # seconds without progress, or 0: no limit
-        self.counts = {"server": servers, "trainer": trainers}
+        self.counts = (("server", servers), ("trainer", trainers))
         self.asked: list[int] = []  # signals that want an end
 
     def run(self) -> int:
@@ -77,11 +77,10 @@ class Job:
         """All processes, from their start to the end of the last one; None: it was a good one."""
         run.mkdir()
         self.run_folder = run
-        self.processes = [
-            Process(role, number) for role, count in self.counts.items() for number in range(count)
-        ]
-        self.servers = [process for process in self.processes if process.role == "server"]
-        self.trainers = [process for process in self.processes if process.role == "trainer"]
+        self.servers, self.trainers = (
+            [Process(role, number) for number in range(count)] for role, count in self.counts
+        )
+        self.processes = [*self.servers, *self.trainers]
         self.cluster = Cluster(len(self.servers), len(self.trainers))
         self.output.note(
             f"{time.strftime('%Y-%m-%d %H:%M:%S')} servers {','.join(self.cluster.servers)} "

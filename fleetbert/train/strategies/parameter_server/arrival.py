@@ -15,9 +15,11 @@ pushes they have handled.
 from __future__ import annotations
 
 import time
-from typing import Callable, Iterator, Protocol
+from typing import Callable, Iterator
 
 import numpy as np
+
+from fleetbert.compat.parameter_server import Fleet
 
 PAUSE = 0.001  # seconds before looking again, twice as many each time
 LONGEST_PAUSE = 0.05
@@ -61,20 +63,6 @@ class Layout:
         self.all_rows = int(self.counter_rows[-1, -1]) + 1 if rows else 0
 
 
-class Tables(Protocol):
-    """The servers' vector and table, as `compat.parameter_server.Fleet` has them."""
-
-    width: int  # of the table
-
-    def set_dense(self, values: np.ndarray) -> None: ...
-    def push_dense(self, gradient: np.ndarray) -> None: ...
-    def pull_dense(self) -> np.ndarray: ...
-    def push_rows(self, ids: np.ndarray, gradient: np.ndarray) -> None: ...
-    def pull_rows(self, ids: np.ndarray) -> np.ndarray: ...
-    def count_rows(self) -> int | None: ...
-    def stop_servers(self) -> None: ...
-
-
 class Counted:
     """`tables` with counters.
 
@@ -84,7 +72,7 @@ class Counted:
 
     def __init__(
         self,
-        tables: Tables,
+        tables: Fleet,
         layout: Layout,
         rank: int,
         handled: Callable[[], np.ndarray | None] = lambda: None,

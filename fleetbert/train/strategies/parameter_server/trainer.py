@@ -23,11 +23,9 @@ from fleetbert.train.strategies.parameter_server.figures import Servers
 from fleetbert.train.strategies.parameter_server.rendezvous import Rendezvous
 from fleetbert.train.strategies.parameter_server.server import check
 from fleetbert.train.strategies.parameter_server.tables import IdStore, Mirror, Weights, words_of
-from fleetbert.train.strategies.parameter_server.watch import Watch, wait_until_listening
+from fleetbert.train.strategies.parameter_server.watch import Watch
 from fleetbert.train.strategies.single import Single, Step, T, Tensors
 from fleetbert.train.trainable import Trainable
-
-SERVER_LIMIT = 120.0  # seconds for a server to listen
 
 
 class Standing(NamedTuple):
@@ -110,8 +108,6 @@ class ParameterServer(Single):
         if self.rank == 0:
             rendezvous.put(path, {"shape": shape, "job": self.job.model_dump_json()})
         rendezvous.check_same_job(self.job, self.rendezvous.wait_for(path)["job"], self.place)
-        for endpoint in self.place.servers:
-            wait_until_listening(endpoint, SERVER_LIMIT)
         self.watch = Watch(self.place.servers)
         tables = parameter_server.Fleet(*shape)
         tables.connect()

@@ -14,17 +14,17 @@ from fleetbert.launch import heartbeat
 
 log = logging.getLogger(__name__)
 
+LISTEN_LIMIT = 120.0  # seconds for a server to listen
 LOST_AFTER = 7.0  # seconds in which nothing is heard of a server's machine
 
 
-def wait_until_listening(endpoint: str, seconds: float) -> None:
-    """NotConnected unless something listens there within that time."""
+def _connect(endpoint: str) -> socket.socket:
+    """NotConnected unless something listens there in time."""
     host, _, port = endpoint.rpartition(":")
-    until = time.monotonic() + seconds
+    until = time.monotonic() + LISTEN_LIMIT
     while True:
         try:
-            socket.create_connection((host, int(port)), timeout=5).close()
-            return
+            return socket.create_connection((host, int(port)), timeout=5)
         except OSError as error:
             if time.monotonic() > until:
                 raise NotConnected(
@@ -45,8 +45,7 @@ class Watch:
         self.selector = selectors.DefaultSelector()
         self.ended = False
         for number, endpoint in enumerate(servers):
-            host, _, port = endpoint.rpartition(":")
-            connection = socket.create_connection((host, int(port)), timeout=10)
+            connection = _connect(endpoint)
             connection.setblocking(False)
             heartbeat.notice_end_of_machine(connection, LOST_AFTER)
             self.selector.register(connection, selectors.EVENT_READ, f"{number} ({endpoint})")
