@@ -144,19 +144,15 @@ class _Connection:
         self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def hello(self) -> _Message:
-        """The other side's first line; OSError if it is a stranger."""
-        while b"\n" not in self.rest:
-            data = self.socket.recv(1 << 12)
-            if not data or len(self.rest) > 1 << 16:
-                raise ConnectionError("something else answers there")
-            self.rest += data
-        line, _, self.rest = self.rest.partition(b"\n")
-        try:
+        """The other side's first line, and nothing after it; OSError if it is a stranger."""
+        line = byte = b""
+        while byte != b"\n" and len(line) < 1 << 16:
+            byte = self.socket.recv(1) or b"\n"
+            line += byte
+        with contextlib.suppress(ValueError, LookupError, TypeError):
             message: _Message = json.loads(line)
             if message["job"] == _job():
                 return message
-        except (ValueError, LookupError, TypeError):
-            pass
         raise ConnectionError("something else answers there")
 
     def receive(self) -> list[_Message]:
