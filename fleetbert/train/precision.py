@@ -181,11 +181,7 @@ class Precision:
         )
 
     def state(self) -> Counts:
-        state = self.scaler.state_dict()
-        return {
-            name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in state.items()
-        }
+        return {name: np.asarray(v).tolist() for name, v in self.scaler.state_dict().items()}
 
     def set_state(self, state: Counts) -> None:
         """Go on with a saved scale and counts; the other settings are the job's. So is a fixed

@@ -27,6 +27,8 @@ TEMPLATE = Path(__file__).with_name("report.html.j2")
 MOST_CLASSES = 50  # of a table, the worst first where there are more
 MOST_CONFUSIONS = 30
 
+# Of summary.json, as it is; a run may lack each.
+SHOWN = ("calibration", "data", "servers", "fresh_weights", "unused_weights", "versions")
 # The figures that have a curve, each with the one that is drawn beside it.
 BESIDE = {
     "accuracy": "macro_f1",
@@ -70,7 +72,7 @@ def collect(folder: Path) -> Row:
         "task": config.get("task", {}).get("name", "training"),
         "tiles": _tiles(summary, dev, config),
         "dev": dev,
-        "calibration": summary.get("calibration", {}),
+        **{name: summary.get(name, {}) for name in SHOWN},
         "rows": _read_rows(folder / "metrics.jsonl"),
         "scaled": summary.get("precision", "float32").startswith("float16"),
         "labels": dev.get("labels", []),
@@ -80,16 +82,11 @@ def collect(folder: Path) -> Row:
         "confusion": _shaded(dev.get("confusion", [])) if len(classes) <= MOST_CLASSES else [],
         "confusions": dev.get("confusions", [])[:MOST_CONFUSIONS],
         "confused_pairs": dev.get("confused_pairs", 0),
-        "data": summary.get("data", {}),
         "profiled": "profile" in summary,
         "ranks": [rank for rank in profile.get("ranks", []) if "batch_cost" in rank],
         "together": profile.get("together", {}),
         "slow_operators": profile.get("slow_operators", []),
-        "servers": summary.get("servers", []),
         "trace": profile.get("trace"),
-        "fresh_weights": summary.get("fresh_weights", []),
-        "unused_weights": summary.get("unused_weights", []),
-        "versions": summary.get("versions", {}),
         "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
     }
 

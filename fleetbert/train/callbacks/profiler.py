@@ -28,20 +28,14 @@ class Profiler(Callback):
         self.slow: list[Row] = []
         self.trace: str | None = None
         settings = run.job.callbacks.profiler
-        if settings.timer_only:
-            self.profiler = profiler.Profiler(
-                targets=training.profiled(),
-                timer_only=True,
-                # By default Paddle makes a folder profiler_log/ for timelines in the current one.
-                on_trace_ready=lambda _: None,
-            )
-        else:
-            start = settings.start_step
-            self.profiler = profiler.Profiler(
-                targets=training.profiled(),
-                scheduler=(start, start + settings.record_steps),
-                on_trace_ready=lambda p: self._keep_timeline(run, p),
-            )
+        recorded = settings.start_step, settings.start_step + settings.record_steps
+        self.profiler = profiler.Profiler(
+            targets=training.profiled(),
+            scheduler=None if settings.timer_only else recorded,
+            timer_only=settings.timer_only,
+            # By default Paddle makes a folder profiler_log/ for timelines in the current one.
+            on_trace_ready=lambda p: self._keep_timeline(run, p),
+        )
         self.profiler.start()
         self.running = True
 
