@@ -9,6 +9,7 @@ from pathlib import Path
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
 from fleetbert.launch import heartbeat, reaper
+from fleetbert.launch.process import Process
 
 HOST = "127.0.0.1"
 
@@ -51,14 +52,11 @@ class Cluster:
         for bound in self.sockets:
             bound.close()
 
-    def port(self, role: str, number: int) -> int:
-        """Of server or trainer `number`."""
-        return self.ports[number if role == "server" else len(self.servers) + number]
+    def port(self, process: Process) -> int:
+        return self.ports[process.number + (process.role == "trainer") * len(self.servers)]
 
-    def environ(
-        self, role: str, number: int, restarted: int, run: Path, logs: Path
-    ) -> dict[str, str]:
-        """The environment of server or trainer `number`.
+    def environ(self, process: Process, run: Path, logs: Path) -> dict[str, str]:
+        """The environment of a server or trainer.
 
         Names and values are those of `python -m paddle.distributed.launch --run_mode ps
         --with_gloo 0` (2.6.2, launch/controllers/ps.py), but for PADDLE_BACKUP_ENV_PATH, a file
@@ -67,7 +65,7 @@ class Cluster:
         TRAINING_ROLE, POD_IP and PADDLE_PORT (a server finds its number by this address),
         PADDLE_TRAINER_ID and PADDLE_WITH_GLOO.
         """
-        is_server = role == "server"
+        is_server = process.role == "server"
         environ = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
         environ.update(
             PADDLE_PSERVERS_IP_PORT_LIST=",".join(self.servers),
@@ -75,7 +73,7 @@ class Cluster:
             PADDLE_TRAINERS_NUM=str(len(self.trainers)),
             PADDLE_ROLE="PSERVER" if is_server else "TRAINER",
             TRAINING_ROLE="PSERVER" if is_server else "TRAINER",
-            PADDLE_PORT=str(self.port(role, number)),
+            PADDLE_PORT=str(self.port(process)),
             POD_IP=HOST,
             POD_NAME=run.parent.name,
             PADDLE_LOG_DIR=str(logs),
@@ -83,11 +81,11 @@ class Cluster:
             PADDLE_GLOO_RENDEZVOUS="3",
             PADDLE_GLOO_FS_PATH=str(run / "gloo"),
             PADDLE_GLOO_HTTP_ENDPOINT=f"{HOST}:6767",
-            FLEETBERT_RESTARTED=str(restarted),
+            FLEETBERT_RESTARTED=str(process.restarted),
         )
         environ[reaper.VARIABLE] = str(run)
         if not is_server:
-            environ["PADDLE_TRAINER_ID"] = str(number)
+            environ["PADDLE_TRAINER_ID"] = str(process.number)
         if not environment.started_with("OMP_NUM_THREADS", os.getpid()):
             cpus = environment.processors()
             shared = environment.thread_settings(environ, cpus)["OMP_NUM_THREADS"]

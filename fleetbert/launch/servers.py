@@ -100,13 +100,8 @@ class Job:
             shutil.rmtree(run, ignore_errors=True)
 
     def _start(self, process: Process) -> None:
-        environ = self.cluster.environ(
-            process.role,
-            process.number,
-            process.restarted,
-            self.run_folder,
-            self.output.folder.resolve(),
-        )
+        logs = self.output.folder.resolve()
+        environ = self.cluster.environ(process, self.run_folder, logs)
         try:
             descriptors = self.output.open(process.name, process is self.trainers[0])
             try:
@@ -182,7 +177,7 @@ class Job:
             return False
         for process in failed:
             process.restarted += 1
-            port = self.cluster.port(process.role, process.number)
+            port = self.cluster.port(process)
             reaper.kill(self.run_folder, f"PADDLE_PORT={port}")  # what it started elsewhere
             self._show_tail(process.name)
             self.restarts.take(process.cause().text, "it alone")
