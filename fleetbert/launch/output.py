@@ -10,8 +10,9 @@ import select
 import termios
 import tty
 from collections import deque
+from io import FileIO
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import NamedTuple
 
 from fleetbert import locks
 from fleetbert.errors import UserError
@@ -44,28 +45,11 @@ class Lines:
         return self.feed(b"\n") if self.rest else []
 
 
-class _Log:
-    """A file that is appended to; a full disk is reported once and does not end the job."""
-
-    def __init__(self, path: Path, report: Callable[[str], None]):
-        self.path, self.report, self.reported = path, report, False
-        self.file = path.open("ab", buffering=0)
-
-    def write(self, data: bytes) -> None:
-        try:
-            while data:
-                data = data[self.file.write(data) or 0 :]
-        except OSError as error:
-            if not self.reported:
-                self.reported = True
-                self.report(f"{self.path}: {error.strerror}; lines are missing in it from here on")
-
-
 class _Source(NamedTuple):
     """One stream of a process, as the launcher reads it."""
 
     name: str
-    log: _Log
+    log: FileIO
     tail: deque[bytes]
     lines: Lines
     shown: int | None  # the launcher's stream that shows it
@@ -78,9 +62,10 @@ class Output:
         self.folder = folder
         self.heard = 0  # how often a process has written something
         self.sources: dict[int, _Source] = {}  # by descriptor
-        self.logs: dict[str, _Log] = {}
+        self.logs: dict[str, FileIO] = {}
+        self.full: set[str] = set()  # logs that could not be written
         self.tails: dict[str, deque[bytes]] = {}
-        self.lock = contextlib.ExitStack()
+        self.closing = contextlib.ExitStack()
         self.out = ERR if os.path.sameopenfile(OUT, ERR) else OUT
         self.fresh = True  # stderr is at the start of a line
         try:
@@ -88,8 +73,8 @@ class Output:
             lock = locks.only_writer(
                 folder / ".writing", f"--log_dir {folder}", "name another folder"
             )
-            self.lock.enter_context(lock)
-            self.merged = _Log(folder / "merged.log", self.say)
+            self.closing.enter_context(lock)
+            self.merged = self._log(folder / "merged.log")
         except OSError as error:
             raise UserError(
                 f"--log_dir {folder}: {error.strerror}; name a folder that can be written"
@@ -103,7 +88,20 @@ class Output:
 
     def note(self, text: str) -> None:
         """A line of the launcher's own in the merged log."""
-        self.merged.write(b"[launch] " + text.encode(errors="backslashreplace") + b"\n")
+        self._append(self.merged, b"[launch] " + text.encode(errors="backslashreplace") + b"\n")
+
+    def _log(self, path: Path) -> FileIO:
+        return self.closing.enter_context(path.open("ab", buffering=0))
+
+    def _append(self, log: FileIO, data: bytes) -> None:
+        """To a log; a full disk is reported once and does not end the job."""
+        try:
+            while data:
+                data = data[log.write(data) or 0 :]
+        except OSError as error:
+            if str(log.name) not in self.full:
+                self.full.add(str(log.name))
+                self.say(f"{log.name}: {error.strerror}; lines are missing in it from here on")
 
     def path(self, name: str) -> Path:
         """Where the process `name` is logged."""
@@ -113,7 +111,7 @@ class Output:
         """Descriptors for a new process to write stdout and stderr to, the caller's to close;
         `shown`: on the terminal as well. OSError when no more files can be opened."""
         if name not in self.logs:
-            self.logs[name] = _Log(self.path(name), self.say)
+            self.logs[name] = self._log(self.path(name))
         self.tails[name] = deque(maxlen=TAIL)
         err = self._open(name, ERR if shown else None)
         if shown and self.out != ERR:
@@ -151,7 +149,7 @@ class Output:
             self._close(descriptor)
             return False
         self.heard += 1
-        source.log.write(data)
+        self._append(source.log, data)
         if source.shown is not None:
             self._show(source.shown, data)
         self._merge(source, source.lines.feed(data))
@@ -167,7 +165,7 @@ class Output:
     def _merge(self, source: _Source, lines: list[bytes]) -> None:
         source.tail.extend(lines)
         prefix = f"[{source.name}] ".encode()
-        self.merged.write(b"".join(prefix + line + b"\n" for line in lines))
+        self._append(self.merged, b"".join(prefix + line + b"\n" for line in lines))
 
     def _close(self, descriptor: int) -> None:
         source = self.sources.pop(descriptor)
@@ -189,6 +187,4 @@ class Output:
     def close(self) -> None:
         for descriptor in list(self.sources):
             self._close(descriptor)
-        for log in [self.merged, *self.logs.values()]:
-            log.file.close()
-        self.lock.close()
+        self.closing.close()
