@@ -11,6 +11,7 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert.models.heads import Headed
+from fleetbert.registry import Registry
 from fleetbert.tasks import Arrays, Part
 from fleetbert.tasks.token_classification import tagged
 
@@ -166,3 +167,21 @@ class TokenCrossEntropy(Objective):
         logits = network(**arrays["inputs"]).astype("float32").numpy()
         words = arrays["words"]
         return {"texts": arrays["texts"], "logits": tagged(logits, words, [""] * len(words))}
+
+
+_objectives: Registry[Objective] = Registry(
+    "task.name",
+    {
+        "classification": CrossEntropy(),
+        "pair_classification": CrossEntropy(),
+        "regression": SquaredError(),
+        "pair_regression": SquaredError(),
+        "ranking": Relevance(),
+        "multi_label_classification": BinaryCrossEntropy(),
+        "token_classification": TokenCrossEntropy(),
+        "embedding": Similarity(),
+        "mlm": MaskedWords(),
+    },
+)
+register = _objectives.__setitem__
+get = _objectives.__getitem__
