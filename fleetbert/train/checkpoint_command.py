@@ -71,21 +71,21 @@ def _list(folder: Path) -> int:
     newest, best = _marked(problems)
     evaluated = _evaluations(folder.parent / "metrics.jsonl")
     figure = _state(best).get("best", {}).get("metric", "accuracy")
-    rows = [("step", "epoch", "saved", "size", f"dev {figure}", "dev loss", "")]
+    rows = [["step", "epoch", "saved", "size", f"dev {figure}", "dev loss", ""]]
     for path, problem in problems.items():
         step = checkpoint.step_of(path)
         marks = [name for name, it in (("newest", newest), ("best", best)) if it == path]
         metrics = evaluated.get(step, {})
         figures = [metrics.get(f"dev.{name}") for name in (figure, "loss")]
         rows.append(
-            (
+            [
                 str(step),
                 str(_state(path).get("epoch", "")),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime)),
                 _megabytes(path),
                 *("" if value is None else f"{value:.4f}" for value in figures),
                 f"BROKEN: {problem}" if problem else ", ".join(marks),
-            )
+            ]
         )
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:

@@ -361,7 +361,8 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
                 f"job has {schema.yaml_word(new)}; set it back, or start anew with "
                 "trainer.resume=none or another output_dir"
             )
-    asked = before["precision.level"], before["precision.dtype"]  # an old one says no more
+    # An old one says no more than what was asked for.
+    asked = (str(before[f"precision.{key}"]) for key in ("level", "dtype"))
     before_it = saved.state.get("precision") or precision.named(*asked)
     if before_it != run.precision.name:
         raise UserError(

@@ -58,8 +58,10 @@ class Profiler(Callback):
         self._stop()
         own: Row = {"rank": run.strategy.rank}
         if figures:  # there are none of a run of under eleven steps; seconds, and units a second
-            averages = [figures[f"{name}_summary"]["avg"] for name in ("reader", "batch", "ips")]
-            own.update(_speeds(*averages, averages[2] * self.tokens / max(self.texts, 1)))
+            reader, batch, ips = (
+                figures[f"{name}_summary"]["avg"] for name in ("reader", "batch", "ips")
+            )
+            own.update(_speeds(reader, batch, ips, ips * self.tokens / max(self.texts, 1)))
         ranks = run.strategy.gather(own)
         profile = {"ranks": ranks, "together": together(ranks), "slow_operators": self.slow}
         if self.trace:
@@ -106,5 +108,6 @@ def together(ranks: list[Row]) -> Row:
     known = [rank for rank in ranks if "batch_cost" in rank]
     if not known:
         return {}
-    costs = (max(rank[name] for rank in known) for name in ("reader_cost", "batch_cost"))
-    return _speeds(*costs, *(sum(r[n] for r in known) for n in ("texts_per_s", "tokens_per_s")))
+    reader, batch = (max(rank[name] for rank in known) for name in ("reader_cost", "batch_cost"))
+    texts, tokens = (sum(rank[f"{name}_per_s"] for rank in known) for name in ("texts", "tokens"))
+    return _speeds(reader, batch, texts, tokens)
