@@ -362,7 +362,7 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
                 "trainer.resume=none or another output_dir"
             )
     # An old one says no more than what was asked for.
-    asked = (str(before[f"precision.{key}"]) for key in ("level", "dtype"))
+    asked = (str({**defaults, **before}[f"precision.{key}"]) for key in ("level", "dtype"))
     before_it = saved.state.get("precision") or precision.named(*asked)
     if before_it != run.precision.name:
         raise UserError(
