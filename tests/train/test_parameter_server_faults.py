@@ -120,7 +120,7 @@ def test_resumed_it_takes_the_steps_of_an_undisturbed_run(start):
 
 def told(endpoint: str) -> dict[str, float]:
     """A server's figures."""
-    figures = Servers([endpoint], lambda: 0).since_start()
+    figures = Servers([endpoint]).since_start()
     return figures[0] if figures else {}  # it did not answer in time
 
 
