@@ -30,6 +30,7 @@ def main() -> None:
         **BASE,
         "data.train": given.train,
         "data.dev": given.dev,
+        "data.batch_size": given.batch_sizes[0],
         "data.max_length": given.max_length,
         "model.init": given.init,
         "trainer.device": given.device,
@@ -76,7 +77,8 @@ def train(keys: dict) -> str:
         memory = paddle.device.cuda.max_memory_allocated()
     else:
         memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step, skipped = 1000 * run.summary["profile"]["batch_cost"], run.summary["skipped_steps"]
+    step = 1000 * keys["data.batch_size"] / run.summary["texts_per_s"]
+    skipped = run.summary["skipped_steps"]
     said = f" {skipped} steps skipped" if skipped else ""
     loss = sum(last) / len(last)
     accuracy = run.metrics["accuracy"]
