@@ -70,8 +70,7 @@ def calibrate(
         parameters = _parameters(program, scope)
     thresholds, weights = _read(program, parameters)
     for name in weights:  # Paddle leaves that to its own way of saving
-        described = programs.variable(program.blocks[0], name).type.lod_tensor.tensor
-        described.data_type = programs.VarType.INT8
+        programs.tensor(program.blocks[0], name).data_type = programs.VarType.INT8
     return Calibration(thresholds, weights, program, parameters)
 
 
@@ -79,7 +78,7 @@ def in_float32(found: Calibration, names: Sequence[str]) -> programs.ProgramDesc
     """The calibration's program with the Linear layers of these weights in float32."""
     program = programs.copy(found.program)
     block = program.blocks[0]
-    makers = {name: op for op in block.ops for slot in op.outputs for name in slot.arguments}
+    makers = {name: op for op in block.ops for name in programs.written_by(op)}
 
     def source(name: str) -> str:
         """What a variable was before quantize and dequantize operators."""
@@ -92,12 +91,10 @@ def in_float32(found: Calibration, names: Sequence[str]) -> programs.ProgramDesc
         if weight in names:
             for slot in op.inputs:
                 slot.arguments[:] = [source(name) for name in slot.arguments]
-            programs.variable(
-                block, weight
-            ).type.lod_tensor.tensor.data_type = programs.VarType.FP32
+            programs.tensor(block, weight).data_type = programs.VarType.FP32
     # First the dequantize operators that nothing reads any more, then the quantize operators.
     for _ in range(2):
-        read = {name for op in block.ops for slot in op.inputs for name in slot.arguments}
+        read = {name for op in block.ops for name in programs.read_by(op)}
         kept = [
             op
             for op in block.ops

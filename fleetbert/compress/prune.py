@@ -162,7 +162,7 @@ def narrow_program(program: ProgramDesc, arrays: dict[str, np.ndarray], heads: i
             shape[2] = heads
         else:  # and back
             shape[2] = heads * width
-        programs.set_attribute(op, "shape", shape)
+        programs.set_attributes(op, shape=shape)
     _infer_shapes(program)
 
 

@@ -58,10 +58,7 @@ class Layers:
     def __init__(self, fused: Fused):
         self.program, self.parameters = fused
         self.pad_id = embeddings.pad_id(*fused)
-        self.inputs = {
-            programs.argument(op.inputs, "W"): programs.argument(op.inputs, "Input")
-            for op in int8.linear_layers(self.program)
-        }
+        self.inputs = int8.inputs(self.program)
 
     def run(self, batches: Sequence[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
         """For each batch the input of each layer, float32 [tokens, K] of all tokens but padding

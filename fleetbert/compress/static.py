@@ -211,12 +211,8 @@ def write_mix(
 def input_thresholds(prepared: Prepared) -> dict[str, float]:
     """The thresholds of the inputs of all layers that may be int8, by the layer's weight."""
     calibration = prepared.calibration
-    inputs = {
-        programs.argument(op.inputs, "W"): programs.argument(op.inputs, "Input")
-        for op in int8.linear_layers(prepared.fused.program)
-    }
     return {
         weight: calibration.thresholds[name]
-        for weight, name in inputs.items()
+        for weight, name in int8.inputs(prepared.fused.program).items()
         if weight in calibration.weights
     }

@@ -211,7 +211,7 @@ def _inputs(program: ProgramDesc, path: Path) -> list[str]:
     block = program.blocks[0]
     inputs = programs.input_names(program)
     for name in inputs:
-        tensor = programs.variable(block, name).type.lod_tensor.tensor
+        tensor = programs.tensor(block, name)
         if tensor.data_type != VarType.INT64 or list(tensor.dims) != [-1, -1]:
             raise UserError(
                 f"{path}: its input {name} is no int64 [-1, -1] but {list(tensor.dims)}; export it "
@@ -230,7 +230,7 @@ def _inputs(program: ProgramDesc, path: Path) -> list[str]:
         )
 
     def rows(name: str) -> int:
-        return programs.variable(block, looked_up[name]).type.lod_tensor.tensor.dims[0]
+        return programs.tensor(block, looked_up[name]).dims[0]
 
     return sorted(inputs, key=rows, reverse=True)
 
@@ -267,7 +267,7 @@ def _widened(program: ProgramDesc, arrays: Parameters) -> Widened:
     same_as: dict[str, str] = {}
     kept: list[OpDesc] = []
     for op in block.ops:
-        programs.rename_inputs(op, same_as)
+        programs.rename(op.inputs, same_as)
         if op.type not in QUANTIZERS:
             kept.append(op)
             continue
@@ -280,7 +280,7 @@ def _widened(program: ProgramDesc, arrays: Parameters) -> Widened:
             thresholds[name] = float(scale[0])
     for name, integers in quantized.items():
         arrays[name] = weights.widen(integers)
-        programs.variable(block, name).type.lod_tensor.tensor.data_type = VarType.FP32
+        programs.tensor(block, name).data_type = VarType.FP32
     programs.replace_ops(block, kept)
     programs.keep_variables(block, {name for op in kept for name in programs.arguments(op)})
     arrays = {name: arrays[name] for name in programs.parameter_names(program)}
@@ -344,10 +344,7 @@ def _write_int8(widened: Widened, float32: Path, made: Path) -> bundles.Int8Vari
     """Write the int8 form of the program in the folder `float32` into the folder `made`."""
     fused = fuse(float32)
     program = merge_transposes(fused.program)
-    layers = {
-        programs.argument(op.inputs, "W"): programs.argument(op.inputs, "Input")
-        for op in int8.linear_layers(program)
-    }
+    layers = int8.inputs(program)
     own = {
         name: quantized
         for name, quantized in widened.quantized.items()

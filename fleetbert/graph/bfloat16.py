@@ -40,8 +40,7 @@ def mark(program: ProgramDesc, left: Collection[str] = ()) -> ProgramDesc:
     for layer in programs.attentions(block):
         chosen += [layer.scores, layer.softmax, layer.mixed]
     for op in chosen:
-        programs.set_attribute(op, "use_mkldnn", True)
-        programs.set_attribute(op, "mkldnn_data_type", "bfloat16")
+        programs.set_attributes(op, use_mkldnn=True, mkldnn_data_type="bfloat16")
     return program
 
 
@@ -66,16 +65,16 @@ def convert(program: ProgramDesc) -> ProgramDesc:
                 for name in slot.arguments:
                     if name not in rounded:
                         rounded[name] = name + BFLOAT16
-                        described = programs.add_variable(block, name, name + BFLOAT16)
-                        described.type.lod_tensor.tensor.data_type = VarType.BF16
-                        ops.append(_round(name))
-                slot.arguments[:] = [rounded[name] for name in slot.arguments]
+                        programs.add_variable(block, name, name + BFLOAT16)
+                        programs.tensor(block, name + BFLOAT16).data_type = VarType.BF16
+                        ops.append(programs.quantize(name, name + BFLOAT16, 1.0, "float32"))
+                programs.rename([slot], rounded)
             target = programs.argument(op.outputs, OUTPUTS[op.type])
             if all(is_marked(reader) for reader in programs.consumers(block, target)):
                 rounded[target] = target
-                programs.variable(block, target).type.lod_tensor.tensor.data_type = VarType.BF16
+                programs.tensor(block, target).data_type = VarType.BF16
             else:
-                programs.set_attribute(op, "force_fp32_output", True)
+                programs.set_attributes(op, force_fp32_output=True)
         ops.append(op)
     programs.replace_ops(block, ops)
     return program
@@ -92,15 +91,3 @@ def rounded(array: np.ndarray) -> np.ndarray:
 def widened(halves: np.ndarray) -> np.ndarray:
     """bfloat16, as uint16 → the same numbers as float32."""
     return (halves.astype(np.uint32) << 16).view(np.float32)
-
-
-def _round(source: str) -> OpDesc:
-    op = programs.operator("quantize", {"Input": source}, {"Output": source + BFLOAT16})
-    programs.set_attribute(op, "Scale", 1.0)
-    programs.set_attribute(op, "Shift", 0.0)
-    programs.set_attribute(op, "is_negative_input", False)
-    programs.set_attribute(op, "bfloat16", True)
-    programs.set_attribute(op, "output_format", "NCHW")
-    programs.set_attribute(op, "use_mkldnn", True)
-    programs.set_attribute(op, "mkldnn_data_type", "float32")
-    return op

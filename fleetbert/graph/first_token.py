@@ -11,8 +11,7 @@ FIRST = "@first"  # after the name of a state: that of the first token alone
 
 def is_per_token(program: ProgramDesc) -> bool:
     """Whether the program's outputs are of every token: [texts, length, ...]."""
-    output = programs.variable(program.blocks[0], programs.output_names(program)[0])
-    return len(output.type.lod_tensor.tensor.dims) == 3
+    return len(programs.tensor(program.blocks[0], programs.output_names(program)[0]).dims) == 3
 
 
 def first_token_only(program: ProgramDesc) -> ProgramDesc:
@@ -23,17 +22,13 @@ def first_token_only(program: ProgramDesc) -> ProgramDesc:
     program = programs.copy(program)
     block = program.blocks[0]
     slices = [op for op in block.ops if op.type == "slice"]
-    products = [op for op in block.ops if op.type == "fused_matmul"]
-    if len(slices) != 1 or len(products) < 2:
+    layers = programs.attentions(block)
+    if len(slices) != 1 or not layers:
         return program  # not a classifier: every token's state is an answer
     taken = slices[0]
     if len(programs.consumers(block, programs.argument(taken.inputs, "Input"))) != 1:
         return program
-    scores, mixed = products[-2:]
-    query = programs.producer(block, programs.argument(scores.inputs, "X"))
-    keys = programs.producer(block, programs.argument(scores.inputs, "Y"))
-    values = programs.producer(block, programs.argument(mixed.inputs, "Y"))
-    state = programs.argument(query.inputs, "Input")
+    state = programs.argument(layers[-1].query.inputs, "Input")
     renamed = {state: state + FIRST}
     smoothed = product_before(block, state)  # of all tokens for keys and values, of the first alone
     if smoothed is not None:
@@ -47,13 +42,12 @@ def first_token_only(program: ProgramDesc) -> ProgramDesc:
     for op in block.ops:
         if smoothed is not None and op is smoothed:
             of_first = programs.copy(smoothed)
-            for slot in (*of_first.inputs, *of_first.outputs):
-                slot.arguments[:] = [renamed.get(name, name) for name in slot.arguments]
+            programs.rename([*of_first.inputs, *of_first.outputs], renamed)
             ops.append(of_first)
-        elif op is not keys and op is not values:
-            programs.rename_inputs(op, renamed)
+        elif op is not layers[-1].key and op is not layers[-1].value:
+            programs.rename(op.inputs, renamed)
         ops.append(op)
-        if any(state in slot.arguments for slot in op.outputs):
+        if state in programs.written_by(op):
             ops.append(first)
     for name, new in renamed.items():
         programs.add_variable(block, name, new)

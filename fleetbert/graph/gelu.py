@@ -34,20 +34,11 @@ def _parts(program: ProgramDesc, op: OpDesc) -> list[OpDesc]:
     square, factor, inner, gate = (f"{y}@{n}" for n in ("square", "factor", "inner", "gate"))
     for name in (square, factor, inner, gate):
         programs.add_variable(program.blocks[0], y, name)
-    scale = programs.operator("scale", {"X": square}, {"Out": factor})
-    programs.set_attribute(scale, "scale", 2 * CUBIC)
-    programs.set_attribute(scale, "bias", 2 * SLOPE)
-    programs.set_attribute(scale, "bias_after_scale", True)
+    line = {"scale": 2 * CUBIC, "bias": 2 * SLOPE, "bias_after_scale": True}
     return [
-        _product(x, x, square),
-        scale,
-        _product(x, factor, inner),
+        programs.product(x, x, square),
+        programs.operator("scale", {"X": square}, {"Out": factor}, **line),
+        programs.product(x, factor, inner),
         programs.operator("sigmoid", {"X": inner}, {"Out": gate}),
-        _product(x, gate, y),
+        programs.product(x, gate, y),
     ]
-
-
-def _product(x: str, y: str, out: str) -> OpDesc:
-    op = programs.operator("elementwise_mul", {"X": x, "Y": y}, {"Out": out})
-    programs.set_attribute(op, "axis", -1)
-    return op

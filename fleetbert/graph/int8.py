@@ -32,6 +32,14 @@ def linear_layers(program: ProgramDesc) -> list[OpDesc]:
     return [op for op in program.blocks[0].ops if op.type == "fc"]
 
 
+def inputs(program: ProgramDesc) -> dict[str, str]:
+    """The variable that each Linear reads, by its weight."""
+    return {
+        programs.argument(op.inputs, "W"): programs.argument(op.inputs, "Input")
+        for op in linear_layers(program)
+    }
+
+
 def biases(program: ProgramDesc) -> dict[str, str]:
     """The bias of each Linear that has one, by its weight."""
     return {
@@ -70,20 +78,23 @@ def to_int8(
             target = programs.argument(op.outputs, "Out")
             if source not in as_int8:
                 as_int8[source] = source + INT8
-                ops.append(_quantize(source, thresholds[source]))
-                described = programs.add_variable(block, source, source + INT8)
-                described.type.lod_tensor.tensor.data_type = VarType.INT8
+                scale = _steps(thresholds[source])
+                ops.append(programs.quantize(source, source + INT8, scale, "int8"))
+                programs.add_variable(block, source, source + INT8)
+                programs.tensor(block, source + INT8).data_type = VarType.INT8
             programs.set_argument(op.inputs, "Input", as_int8[source])
-            programs.set_attribute(op, "mkldnn_data_type", "int8")
-            programs.set_attribute(op, "Scale_in", _steps(thresholds[source]))
-            scales = [_steps(float(scale)) for scale in weights[weight].scales]
-            programs.set_attribute(op, "Scale_weights", scales)
             inner = all(is_int8(reader) for reader in programs.consumers(block, target))
-            programs.set_attribute(op, "force_fp32_output", not inner)
-            programs.set_attribute(op, "Scale_out", _steps(thresholds[target]) if inner else 1.0)
+            programs.set_attributes(
+                op,
+                mkldnn_data_type="int8",
+                Scale_in=_steps(thresholds[source]),
+                Scale_weights=[_steps(float(scale)) for scale in weights[weight].scales],
+                force_fp32_output=not inner,
+                Scale_out=_steps(thresholds[target]) if inner else 1.0,
+            )
             if inner:
                 as_int8[target] = target
-                programs.variable(block, target).type.lod_tensor.tensor.data_type = VarType.INT8
+                programs.tensor(block, target).data_type = VarType.INT8
         ops.append(op)
     programs.replace_ops(block, ops)
     return program
@@ -106,7 +117,7 @@ def limit_weights(program: ProgramDesc, steps: int) -> ProgramDesc:
     for op in linear_layers(program):
         if programs.has_attribute(op, "Scale_weights"):
             scales = programs.attribute(op, "Scale_weights").floats
-            programs.set_attribute(op, "Scale_weights", [s * steps / largest(8) for s in scales])
+            programs.set_attributes(op, Scale_weights=[s * steps / largest(8) for s in scales])
     return program
 
 
@@ -130,15 +141,3 @@ def simulate(
 
 def _steps(threshold: float) -> float:
     return largest(8) / threshold
-
-
-def _quantize(source: str, threshold: float) -> OpDesc:
-    op = programs.operator("quantize", {"Input": source}, {"Output": source + INT8})
-    programs.set_attribute(op, "Scale", _steps(threshold))
-    programs.set_attribute(op, "Shift", 0.0)
-    programs.set_attribute(op, "is_negative_input", True)
-    programs.set_attribute(op, "bfloat16", False)
-    programs.set_attribute(op, "output_format", "NCHW")
-    programs.set_attribute(op, "use_mkldnn", True)
-    programs.set_attribute(op, "mkldnn_data_type", "int8")
-    return op

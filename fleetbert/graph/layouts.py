@@ -32,10 +32,8 @@ def convert_layouts_once(program: ProgramDesc) -> ProgramDesc:
     )
     inner = program.blocks.add(idx=len(program.blocks), parent_idx=0)
     for name in dict.fromkeys(read):
-        product = programs.operator("scale", {"X": name}, {"Out": name})
-        programs.set_attribute(product, "scale", 1.0)
-        programs.set_attribute(product, "use_mkldnn", True)
-        inner.ops.append(product)
+        product = {"scale": 1.0, "use_mkldnn": True}
+        inner.ops.append(programs.operator("scale", {"X": name}, {"Out": name}, **product))
     programs.new_variable(block, FIRST_RUN, VarType.BOOL, [1])
     scopes = block.vars.add(name=FIRST_RUN + "@scopes")
     scopes.type.type = VarType.STEP_SCOPES
@@ -45,7 +43,7 @@ def convert_layouts_once(program: ProgramDesc) -> ProgramDesc:
     once.outputs.add(parameter="Out")
     once.outputs.add(parameter="Scope").arguments.append(scopes.name)
     once.attrs.add(name="sub_block", type=framework_pb2.BLOCK, block_idx=inner.idx)
-    programs.set_attribute(once, "is_scalar_condition", True)
+    programs.set_attributes(once, is_scalar_condition=True)
     feeds = len(programs.input_names(program))
     ops = list(block.ops)
     switched = programs.port("feed", "feed", FIRST_RUN, feeds)

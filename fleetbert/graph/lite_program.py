@@ -39,7 +39,7 @@ def quantized_weights(program: ProgramDesc, arrays: Parameters) -> list[str]:
         if op.type in QUANTIZED
     ]
     for op in program.blocks[0].ops:
-        read = {name for slot in op.inputs for name in slot.arguments}
+        read = {*programs.read_by(op)}
         bad = [name for name in read if op.type == "matmul_v2" and name in arrays]
         bad += [name for name in names if names.count(name) > 1]
         if bad:
@@ -81,12 +81,10 @@ def _column(program: ProgramDesc, ids: str) -> OpDesc:
     source = programs.variable(block, ids)
     rank = len(source.type.lod_tensor.tensor.dims)
     outputs = {"Out": ids + COLUMN, "XShape": ids + COLUMN + "@shape"}
-    op = programs.operator("unsqueeze2", {"X": ids}, outputs)
     for name in outputs.values():
         variable = programs.copy(source)
         variable.name = name
         variable.ClearField("need_check_feed")
         variable.type.lod_tensor.tensor.dims.append(1)
         block.vars.append(variable)
-    programs.set_attribute(op, "axes", [rank])
-    return op
+    return programs.operator("unsqueeze2", {"X": ids}, outputs, axes=[rank])

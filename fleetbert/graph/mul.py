@@ -23,10 +23,8 @@ def to_mul(program: ProgramDesc, arrays: Parameters, skip: Sequence[str] = ()) -
             continue
         if any(programs.attribute(op, side).b for side in ("trans_x", "trans_y")):
             continue
-        source = programs.variable(program.blocks[0], programs.argument(op.inputs, "X"))
+        dims = programs.tensor(program.blocks[0], programs.argument(op.inputs, "X")).dims
         op.type = "mul"
         del op.attrs[:]
-        dimensions = len(source.type.lod_tensor.tensor.dims)
-        programs.set_attribute(op, "x_num_col_dims", dimensions - 1)
-        programs.set_attribute(op, "y_num_col_dims", 1)
+        programs.set_attributes(op, x_num_col_dims=len(dims) - 1, y_num_col_dims=1)
     return program

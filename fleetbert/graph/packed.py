@@ -42,12 +42,12 @@ def rewrite(program: ProgramDesc, inputs: Sequence[str]) -> tuple[ProgramDesc, l
     taken: dict[str, str] = {}  # of a variable: the entries that are read instead of all
     for layer in programs.attentions(block):
         mask = "query_mask" if layer.one_query else "mask"
-        programs.rename_inputs(layer.scores, {inputs[1]: mask})
+        programs.rename(layer.scores.inputs, {inputs[1]: mask})
         if layer.one_query:
             taken[programs.argument(layer.query.outputs, "Out")] = "queries"
             taken[programs.argument(layer.mixed.outputs, "Out")] = "answers"
     for pooled in programs.means(block, inputs[1]):
-        programs.rename_inputs(pooled.mask, {inputs[1]: "query_mask"})
+        programs.rename(pooled.mask.inputs, {inputs[1]: "query_mask"})
         taken[programs.argument(pooled.product.outputs, "Out")] = "answers"
     # The first one takes first tokens from rows; one after it, from what they have become.
     for op in [op for op in block.ops if op.type == "slice"][:1]:
@@ -55,14 +55,14 @@ def rewrite(program: ProgramDesc, inputs: Sequence[str]) -> tuple[ProgramDesc, l
         op.CopyFrom(_gather(source, "first_tokens", programs.argument(op.outputs, "Out")))
     ops = []
     for op in block.ops:
-        programs.rename_inputs(op, {name: f"{name}@{index}" for name, index in taken.items()})
+        programs.rename(op.inputs, {name: f"{name}@{index}" for name, index in taken.items()})
         ops.append(op)
-        for name in [name for slot in op.outputs for name in slot.arguments if name in taken]:
+        for name in [name for name in programs.written_by(op) if name in taken]:
             target = f"{name}@{taken[name]}"
             programs.add_variable(block, name, target)
             ops.append(_gather(name, taken[name], target))
     programs.replace_ops(block, ops)
-    read = {name for op in block.ops for slot in op.inputs for name in slot.arguments}
+    read = {name for op in block.ops for name in programs.read_by(op)}
     needed = [name for name in INPUTS if name in read]
     return programs.cut(program, [inputs[0], *needed], programs.output_names(program)), needed
 

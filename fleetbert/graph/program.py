@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import Dict, Iterable, Iterator, NamedTuple, Sequence, TypeVar
+from typing import Dict, Iterable, Iterator, List, Mapping, NamedTuple, Sequence, TypeVar, Union
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from fleetbert.graph.framework_pb2 import BlockDesc, OpDesc, ProgramDesc, VarDes
 
 # Stored tensors by name.
 Parameters = Dict[str, np.ndarray]
+# Of an attribute; a list is of floats or of ints, as its first entry is.
+Value = Union[bool, int, float, str, List[int], List[float]]
 Message = TypeVar("Message", ProgramDesc, BlockDesc, OpDesc, OpDesc.Var, VarDesc)
 
 DTYPES: dict[VarType.Type, np.dtype] = {
@@ -70,14 +72,24 @@ def argument(slots: Iterable[OpDesc.Var], parameter: str) -> str:
     return next(slot.arguments[0] for slot in slots if slot.parameter == parameter)
 
 
+def read_by(op: OpDesc) -> list[str]:
+    """The variables that an operator reads."""
+    return [name for slot in op.inputs for name in slot.arguments]
+
+
+def written_by(op: OpDesc) -> list[str]:
+    """The variables that an operator writes."""
+    return [name for slot in op.outputs for name in slot.arguments]
+
+
 def arguments(op: OpDesc) -> set[str]:
     """All variables that an operator reads or writes."""
-    return {name for slot in [*op.inputs, *op.outputs] for name in slot.arguments}
+    return {*read_by(op), *written_by(op)}
 
 
-def rename_inputs(op: OpDesc, names: dict[str, str]) -> None:
-    """Let an operator read others in place of the variables that are keys of `names`."""
-    for slot in op.inputs:
+def rename(slots: Iterable[OpDesc.Var], names: Mapping[str, str]) -> None:
+    """Let slots have others in place of the variables that are keys of `names`."""
+    for slot in slots:
         slot.arguments[:] = [names.get(name, name) for name in slot.arguments]
 
 
@@ -86,14 +98,39 @@ def set_argument(slots: Iterable[OpDesc.Var], parameter: str, name: str) -> None
     next(slot for slot in slots if slot.parameter == parameter).arguments[0] = name
 
 
-def operator(kind: str, inputs: dict[str, str], outputs: dict[str, str]) -> OpDesc:
+def operator(
+    kind: str, inputs: dict[str, str], outputs: dict[str, str], **attributes: Value
+) -> OpDesc:
     """A new operator with a variable for each of these slots."""
     op = OpDesc(type=kind)
     for slot, name in inputs.items():
         op.inputs.add(parameter=slot).arguments.append(name)
     for slot, name in outputs.items():
         op.outputs.add(parameter=slot).arguments.append(name)
+    set_attributes(op, **attributes)
     return op
+
+
+def product(x: str, y: str, out: str) -> OpDesc:
+    """The operator that multiplies entry by entry; y may have the last axis of x alone."""
+    return operator("elementwise_mul", {"X": x, "Y": y}, {"Out": out}, axis=-1)
+
+
+def quantize(source: str, target: str, scale: float, data_type: str) -> OpDesc:
+    """oneDNN's operator that makes int8 of float32, or, where the type that it is told is float32,
+    bfloat16."""
+    return operator(
+        "quantize",
+        {"Input": source},
+        {"Output": target},
+        Scale=scale,
+        Shift=0.0,
+        is_negative_input=data_type == "int8",
+        bfloat16=data_type == "float32",
+        output_format="NCHW",
+        use_mkldnn=True,
+        mkldnn_data_type=data_type,
+    )
 
 
 def input_names(program: ProgramDesc) -> list[str]:
@@ -111,6 +148,11 @@ def output_names(program: ProgramDesc) -> list[str]:
 def variable(block: BlockDesc, name: str) -> VarDesc:
     """The VarDesc of that name."""
     return next(described for described in block.vars if described.name == name)
+
+
+def tensor(block: BlockDesc, name: str) -> VarType.TensorDesc:
+    """Type and dims of the variable."""
+    return variable(block, name).type.lod_tensor.tensor
 
 
 def new_variable(block: BlockDesc, name: str, data_type: VarType.Type, dims: Sequence[int]) -> None:
@@ -139,12 +181,12 @@ def add_variable(block: BlockDesc, like: str, name: str) -> VarDesc:
 
 def producer(block: BlockDesc, name: str) -> OpDesc:
     """The operator that writes the variable."""
-    return next(op for op in block.ops if any(name in slot.arguments for slot in op.outputs))
+    return next(op for op in block.ops if name in written_by(op))
 
 
 def consumers(block: BlockDesc, name: str) -> list[OpDesc]:
     """The operators that read the variable."""
-    return [op for op in block.ops if any(name in slot.arguments for slot in op.inputs)]
+    return [op for op in block.ops if name in read_by(op)]
 
 
 def attribute(op: OpDesc, name: str) -> OpDesc.Attr:
@@ -200,7 +242,7 @@ def attentions(block: BlockDesc) -> list[Attention]:
 
 def _before_quantize(block: BlockDesc, name: str) -> str:
     """The variable in float32, where `name` is the same in int8."""
-    made = [op for op in block.ops if op.type == "quantize" and name in op.outputs[0].arguments]
+    made = [op for op in block.ops if op.type == "quantize" and name in written_by(op)]
     return argument(made[0].inputs, "Input") if made else name
 
 
@@ -224,30 +266,26 @@ def means(block: BlockDesc, mask: str) -> list[Mean]:
     return found
 
 
-def set_attribute(
-    op: OpDesc, name: str, value: bool | int | float | str | list[int] | list[float]
-) -> None:
-    """Give an operator an attribute; a list is of floats or of ints, as its first entry is."""
-    for index, one in enumerate(op.attrs):
-        if one.name == name:
-            del op.attrs[index]
-            break
-    new = op.attrs.add()
-    new.name = name
-    if isinstance(value, bool):
-        new.type, new.b = framework_pb2.BOOLEAN, value
-    elif isinstance(value, int):
-        new.type, new.i = framework_pb2.INT, value
-    elif isinstance(value, float):
-        new.type, new.f = framework_pb2.FLOAT, value
-    elif isinstance(value, str):
-        new.type, new.s = framework_pb2.STRING, value
-    elif isinstance(value[0], float):
-        new.type = framework_pb2.FLOATS
-        new.floats.extend(value)
-    else:
-        new.type = framework_pb2.INTS
-        new.ints.extend(value)
+def set_attributes(op: OpDesc, **values: Value) -> None:
+    """Give an operator attributes, in place of those of the same names."""
+    for name, value in values.items():
+        for former in [one for one in op.attrs if one.name == name]:
+            op.attrs.remove(former)
+        new = op.attrs.add(name=name)
+        if isinstance(value, bool):
+            new.type, new.b = framework_pb2.BOOLEAN, value
+        elif isinstance(value, int):
+            new.type, new.i = framework_pb2.INT, value
+        elif isinstance(value, float):
+            new.type, new.f = framework_pb2.FLOAT, value
+        elif isinstance(value, str):
+            new.type, new.s = framework_pb2.STRING, value
+        elif isinstance(value[0], float):
+            new.type = framework_pb2.FLOATS
+            new.floats.extend(value)
+        else:
+            new.type = framework_pb2.INTS
+            new.ints.extend(value)
 
 
 def cut(program: ProgramDesc, inputs: Sequence[str], outputs: Sequence[str]) -> ProgramDesc:
@@ -256,11 +294,10 @@ def cut(program: ProgramDesc, inputs: Sequence[str], outputs: Sequence[str]) -> 
     wanted = set(outputs)
     ops: list[OpDesc] = []
     for op in reversed(block.ops):
-        written = {name for slot in op.outputs for name in slot.arguments}
-        if op.type in ("feed", "fetch") or not written & wanted - set(inputs):
-            continue
-        ops.append(op)
-        wanted |= {name for slot in op.inputs for name in slot.arguments}
+        needed = wanted.intersection(written_by(op)) - set(inputs)
+        if needed and op.type not in ("feed", "fetch"):
+            ops.append(op)
+            wanted.update(read_by(op))
     part = copy(program)
     feeds = [port("feed", "feed", name, number) for number, name in enumerate(inputs)]
     fetches = [port("fetch", name, "fetch", number) for number, name in enumerate(outputs)]
@@ -272,17 +309,14 @@ def cut(program: ProgramDesc, inputs: Sequence[str], outputs: Sequence[str]) -> 
 
 def port(kind: str, source: str, target: str, number: int) -> OpDesc:
     """The operator through which input or output `number` of a program goes."""
-    op = operator(kind, {"X": source}, {"Out": target})
-    set_attribute(op, "col", number)
-    return op
+    return operator(kind, {"X": source}, {"Out": target}, col=number)
 
 
 def embedding_tables(program: ProgramDesc) -> list[str]:
     """The tables that a program looks up, most rows first."""
     block = program.blocks[0]
     tables = {argument(op.inputs, "W") for op in block.ops if op.type == "lookup_table_v2"}
-    rows = {name: variable(block, name).type.lod_tensor.tensor.dims[0] for name in tables}
-    return sorted(tables, key=lambda name: (-rows[name], name))
+    return sorted(tables, key=lambda name: (-tensor(block, name).dims[0], name))
 
 
 def parameter_names(program: ProgramDesc) -> list[str]:

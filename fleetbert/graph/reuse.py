@@ -56,8 +56,7 @@ def add_in_place(program: ProgramDesc) -> ProgramDesc:
                     slot.arguments[:] = terms[:1] if slot.parameter == "X" else terms[1:]
                 memory[target] = memory.get(free[-1], free[-1])
                 block.vars.remove(described[target])
-        for slot in [*op.inputs, *op.outputs]:
-            slot.arguments[:] = [memory.get(name, name) for name in slot.arguments]
+        programs.rename([*op.inputs, *op.outputs], memory)
     return program
 
 
@@ -96,10 +95,10 @@ def share_variables(program: ProgramDesc) -> ProgramDesc:
                     there = free.setdefault(kind, [])
                     shared[name] = (kind, there.pop() if there else name)
         give_back(after, number)
+    taken = {name: memory for name, (_, memory) in shared.items()}
     for op in ops:
-        for slot in [*op.inputs, *op.outputs]:
-            slot.arguments[:] = [shared[n][1] if n in shared else n for n in slot.arguments]
-    for name in shared.keys() - {memory for _, memory in shared.values()}:
+        programs.rename([*op.inputs, *op.outputs], taken)
+    for name in taken.keys() - taken.values():
         block.vars.remove(described[name])
     return program
 

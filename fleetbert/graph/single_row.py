@@ -33,8 +33,7 @@ def width(program: ProgramDesc) -> int:
     """Of the hidden states: 768 in BERT-base."""
     block = program.blocks[0]
     norm = next(op for op in block.ops if op.type == "layer_norm")
-    scale = programs.variable(block, programs.argument(norm.inputs, "Scale"))
-    return scale.type.lod_tensor.tensor.dims[0]
+    return programs.tensor(block, programs.argument(norm.inputs, "Scale")).dims[0]
 
 
 def rewrite(
@@ -58,12 +57,10 @@ def rewrite(
         three = [layer.query, layer.key, layer.value]
         _, _, heads, size = programs.attribute(scores, "fused_reshape_X").ints
         joined = _join(block, three, parameters)
-        programs.set_attribute(joined, "fused_reshape2_shape", [1, -1, 3, heads, size])
+        programs.set_attributes(joined, fused_reshape2_shape=[1, -1, 3, heads, size])
         source, target = (programs.argument(op.outputs, "Out") for op in (joined, mixed))
-        attention = programs.operator("self_dp_attention", {"X": source}, {"Out": target})
-        programs.set_attribute(attention, "head_number", heads)
-        alpha = programs.attribute(scores, "matmul_alpha").f
-        programs.set_attribute(attention, "alpha", alpha)
+        scaled = {"head_number": heads, "alpha": programs.attribute(scores, "matmul_alpha").f}
+        attention = programs.operator("self_dp_attention", {"X": source}, {"Out": target}, **scaled)
         gone = [*three[1:], scores, layer.softmax]
         ops = [op for op in ops if not any(op is one for one in gone)]
         ops = [joined if op is three[0] else attention if op is mixed else op for op in ops]
@@ -74,15 +71,11 @@ def rewrite(
 
 def _mean(product: OpDesc) -> OpDesc:
     """What a product with the mask of a row without padding is, but for its length."""
-    states, target = (
-        programs.argument(product.inputs, "Y"),
-        programs.argument(product.outputs, "Out"),
+    states = {"X": programs.argument(product.inputs, "Y")}
+    target = {"Out": programs.argument(product.outputs, "Out")}
+    return programs.operator(
+        "reduce_mean", states, target, dim=[1], keep_dim=True, reduce_all=False
     )
-    mean = programs.operator("reduce_mean", {"X": states}, {"Out": target})
-    programs.set_attribute(mean, "dim", [1])
-    programs.set_attribute(mean, "keep_dim", True)
-    programs.set_attribute(mean, "reduce_all", False)
-    return mean
 
 
 def _join(block: programs.BlockDesc, three: list[OpDesc], parameters: Parameters) -> OpDesc:
@@ -94,15 +87,15 @@ def _join(block: programs.BlockDesc, three: list[OpDesc], parameters: Parameters
             names = [programs.argument(op.inputs, slot.parameter) for op in three]
             name = names[0] + JOINED
             parameters[name] = np.concatenate([parameters[each] for each in names], -1)
-            described = programs.add_variable(block, names[0], name)
-            described.type.lod_tensor.tensor.dims[:] = parameters[name].shape
+            programs.add_variable(block, names[0], name)
+            programs.tensor(block, name).dims[:] = parameters[name].shape
             slot.arguments[:] = [name]
     output = programs.argument(joined.outputs, "Out")
     programs.add_variable(block, output, output + JOINED)
     joined.outputs[0].arguments[:] = [output + JOINED]
     if programs.has_attribute(joined, "Scale_weights"):  # in int8
         scales = [programs.attribute(op, "Scale_weights").floats for op in three]
-        programs.set_attribute(joined, "Scale_weights", [one for each in scales for one in each])
+        programs.set_attributes(joined, Scale_weights=[one for each in scales for one in each])
     return joined
 
 

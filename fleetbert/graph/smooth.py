@@ -63,14 +63,13 @@ def smooth(
         programs.variable(block, source + BY).persistable = True
         parameters[source + BY] = (1 / by).astype(np.float32)
         programs.add_variable(block, source, source + SMOOTH)
-        products[source] = _product(source, source + BY, source + SMOOTH)
+        products[source] = programs.product(source, source + BY, source + SMOOTH)
         for op in readers:
             programs.set_argument(op.inputs, "X", source + SMOOTH)
     ops = []
     for op in block.ops:
         ops.append(op)
-        written = [name for slot in op.outputs for name in slot.arguments]
-        ops += [products[name] for name in written if name in products]
+        ops += [products[name] for name in programs.written_by(op) if name in products]
     programs.replace_ops(block, ops)
     return program, parameters
 
@@ -80,12 +79,6 @@ def product_before(block: BlockDesc, name: str) -> OpDesc | None:
     if not name.endswith(SMOOTH):
         return None
     return programs.producer(block, name)
-
-
-def _product(source: str, vector: str, target: str) -> OpDesc:
-    op = programs.operator("elementwise_mul", {"X": source, "Y": vector}, {"Out": target})
-    programs.set_attribute(op, "axis", -1)
-    return op
 
 
 def _linear(program: ProgramDesc) -> list[OpDesc]:
@@ -116,7 +109,7 @@ def _back(block: BlockDesc, name: str, *kinds: str) -> OpDesc | None:
     `name`; None where they are others."""
     found = None
     for kind in kinds:
-        makers = [op for op in block.ops if any(name in slot.arguments for slot in op.outputs)]
+        makers = [op for op in block.ops if name in programs.written_by(op)]
         if not makers or makers[0].type != kind:
             return None
         found = makers[0]

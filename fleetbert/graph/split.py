@@ -101,8 +101,7 @@ def fit(program: ProgramDesc, arrays: Parameters, widened: Mapping[str, str]) ->
             described.type.lod_tensor.tensor.dims[:] = arrays[described.name].shape
     for second, first in widened.items():
         for name in _between(block, first, second):
-            dims = programs.variable(block, name).type.lod_tensor.tensor.dims
-            dims[-1] = arrays[first].shape[1]
+            programs.tensor(block, name).dims[-1] = arrays[first].shape[1]
     return program
 
 
@@ -110,8 +109,7 @@ def _between(block: BlockDesc, first: str, second: str) -> list[str]:
     """What is computed of the weight `first` before the product with `second`."""
     weights, found = {second}, [first]
     for op in block.ops:
-        read = {name for slot in op.inputs for name in slot.arguments}
-        written = [name for slot in op.outputs for name in slot.arguments]
+        read, written = set(programs.read_by(op)), programs.written_by(op)
         if read & weights:
             weights.update(() if read & set(found) else written)
         elif read & set(found):

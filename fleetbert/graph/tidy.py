@@ -41,7 +41,7 @@ def _remove_identities(block: BlockDesc) -> None:
     same_as: dict[str, str] = {}
     kept = []
     for op in block.ops:
-        programs.rename_inputs(op, same_as)
+        programs.rename(op.inputs, same_as)
         if _is_identity(op):
             same_as[programs.argument(op.outputs, "Out")] = programs.argument(op.inputs, "X")
         else:
@@ -67,15 +67,13 @@ def _give_shape(block: BlockDesc, op: OpDesc) -> None:
     if shape.longs or fed:
         return
     shape.longs.append(1)
-    variable = programs.variable(block, programs.argument(op.outputs, "Out"))
-    variable.type.lod_tensor.tensor.dims[:] = [1]
+    programs.tensor(block, programs.argument(op.outputs, "Out")).dims[:] = [1]
 
 
 def rename(block: BlockDesc, old: str, new: str) -> None:
     """Let a variable have another name, in place."""
     for op in block.ops:
-        for slot in [*op.inputs, *op.outputs]:
-            slot.arguments[:] = [new if name == old else name for name in slot.arguments]
+        programs.rename([*op.inputs, *op.outputs], {old: new})
     for variable in block.vars:
         if variable.name == old:
             variable.name = new

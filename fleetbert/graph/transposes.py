@@ -21,8 +21,7 @@ def merge_transposes(program: ProgramDesc) -> ProgramDesc:
             continue
         axes = list(programs.attribute(transpose, "axis").ints)
         shape = list(programs.attribute(readers[0], "shape").ints)
-        programs.set_attribute(product, "fused_transpose_Out", axes)
-        programs.set_attribute(product, "fused_reshape_Out", shape)
+        programs.set_attributes(product, fused_transpose_Out=axes, fused_reshape_Out=shape)
         result = programs.argument(readers[0].outputs, "Out")
         programs.set_argument(product.outputs, "Out", result)
         gone += [transpose, readers[0]]

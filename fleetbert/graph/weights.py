@@ -148,7 +148,7 @@ def pick(
     for name in programs.parameter_names(program):
         if name in without:
             continue
-        described = programs.variable(program.blocks[0], name).type.lod_tensor.tensor
+        described = programs.tensor(program.blocks[0], name)
         if name in quantized:
             is_float = described.data_type == programs.VarType.FP32
             arrays[name] = widen(quantized[name]) if is_float else quantized[name].integers

@@ -102,7 +102,7 @@ def test_each_layer_computes_what_float64_does_of_rounded_numbers(fused, shape):
         block = program.blocks[0]
         for op in block.ops:  # attention in float32: x is the same with and without this layer
             if op.type != "fc" and bfloat16.is_marked(op):
-                programs.set_attribute(op, "mkldnn_data_type", "float32")
+                programs.set_attributes(op, mkldnn_data_type="float32")
         names = [programs.argument(layer.inputs, "Input"), programs.argument(layer.outputs, "Out")]
         inputs = programs.input_names(program)
         (x,) = predictor.open_as_it_is(

@@ -13,7 +13,7 @@ def test_either_name_of_an_attribute_sets_it():
     for named in ({"use_onednn": True}, {"use_mkldnn": True, "use_onednn": False}, {"axis": True}):
         op = block.ops.add(type="fc")
         for name, value in named.items():
-            programs.set_attribute(op, name, value)
+            programs.set_attributes(op, **{name: value})
     fuse._rename_attributes(program)
     assert [[(one.name, one.b) for one in op.attrs] for op in block.ops] == [
         [("use_mkldnn", True)],

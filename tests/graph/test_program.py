@@ -45,6 +45,6 @@ def test_what_is_left_over_is_an_error(tmp_path):
 def test_attributes_are_set_in_place():
     op = programs.OpDesc(type="fc")
     for value in (True, 3, 2.5, "int8", [1, 2], [1.0, 2.0]):
-        programs.set_attribute(op, "given", value)
+        programs.set_attributes(op, given=value)
         assert len(op.attrs) == 1
     assert list(programs.attribute(op, "given").floats) == [1.0, 2.0]
