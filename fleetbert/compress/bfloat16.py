@@ -8,31 +8,17 @@ weights.safetensors  its tensors: what is multiplied, and the tables, in bfloat1
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.compat import processor
-from fleetbert.compress.work import Work, versions
+from fleetbert.compress.work import Work, Write, versions
 from fleetbert.graph import bfloat16, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
-from fleetbert.graph.program import ProgramDesc
 from fleetbert.graph.transposes import merge_transposes
 
 
-class Marked(NamedTuple):
-    """program: with the operators marked that are in bfloat16; halves: its tensors in bfloat16, as
-    uint16; others: those in float32; left: weights of layers in float32."""
-
-    program: ProgramDesc
-    halves: dict[str, np.ndarray]
-    others: dict[str, np.ndarray]
-    left: list[str]
-
-
-def prepare(work: Work) -> Marked:
+def prepare(work: Work) -> Write:
     """Round the source's weights, but those that `skip` names and the last layer's. UserError on a
     processor where the variant could not be measured."""
     processor.check(processor.BFLOAT16, "method: bfloat16")
@@ -47,17 +33,16 @@ def prepare(work: Work) -> Marked:
     }
     names |= set(programs.embedding_tables(program))
     halves = {name: bfloat16.rounded(others.pop(name)) for name in sorted(names)}
-    return Marked(program, halves, others, left)
 
+    def write(folder: Path) -> bundles.Variant:
+        programs.write(folder / "x86.pdmodel", program)
+        weights.save_halves(folder, halves, others)
+        return bundles.BFloat16Variant(
+            name="bfloat16",
+            runs_on=["x86"],
+            needs=list(processor.BFLOAT16),
+            versions=versions(),
+            float32_layers=left,
+        )
 
-def write(_: Work, prepared: Marked, folder: Path) -> bundles.Variant:
-    """Write both files."""
-    programs.write(folder / "x86.pdmodel", prepared.program)
-    weights.save_halves(folder, prepared.halves, prepared.others)
-    return bundles.BFloat16Variant(
-        name="bfloat16",
-        runs_on=["x86"],
-        needs=list(processor.BFLOAT16),
-        versions=versions(),
-        float32_layers=prepared.left,
-    )
+    return write

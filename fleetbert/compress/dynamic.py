@@ -17,7 +17,7 @@ from paddle.static.quantization import WeightQuantization
 
 from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
-from fleetbert.compress.work import Source, Work, matching, versions, weight_errors
+from fleetbert.compress.work import Source, Work, Write, matching, versions, weight_errors
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 from fleetbert.graph.mul import to_mul
@@ -25,24 +25,25 @@ from fleetbert.graph.program import OpDesc, ProgramDesc
 from fleetbert.graph.weights import Quantized, largest, quantize
 
 
-def prepare(work: Work) -> Dynamic:
+def prepare(work: Work) -> Write:
     """Make integers of the source's weights but those that `skip` names."""
-    skip = matching(work.job.skip, work.source.arrays)
-    return quantize_weights(work.source, work.job.bits, skip)
+    source, bits = work.source, work.job.bits
+    made = quantize_weights(source, bits, matching(work.job.skip, source.arrays))
 
+    def write(folder: Path) -> bundles.Variant:
+        """model.pdmodel has the integers; x86.pdmodel wants the weights widened to float32."""
+        programs.write(folder / "model.pdmodel", made.program)
+        programs.write(folder / "x86.pdmodel", source.program)
+        weights.save(folder, made.weights, made.others)
+        return bundles.WeightOnlyVariant(
+            name=f"int{bits}-dynamic",
+            runs_on=["x86", "gpu", "armv8"],
+            versions=versions(),
+            bits=bits,
+            weight_errors=weight_errors(made.weights, source.arrays),
+        )
 
-def write(work: Work, prepared: Dynamic, folder: Path) -> bundles.Variant:
-    """model.pdmodel has the integers; x86.pdmodel wants the weights widened to float32."""
-    programs.write(folder / "model.pdmodel", prepared.program)
-    programs.write(folder / "x86.pdmodel", work.source.program)
-    weights.save(folder, prepared.weights, prepared.others)
-    return bundles.WeightOnlyVariant(
-        name=f"int{work.job.bits}-dynamic",
-        runs_on=["x86", "gpu", "armv8"],
-        versions=versions(),
-        bits=work.job.bits,
-        weight_errors=weight_errors(prepared.weights, work.source.arrays),
-    )
+    return write
 
 
 class Dynamic(NamedTuple):

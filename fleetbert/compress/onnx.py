@@ -45,16 +45,20 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> Result:
                 f"{LARGEST_DIFFERENCE} is allowed), so it was not added to {bundle.root}; "
                 "try another --opset"
             )
-        packages = {name: version(name) for name in ("paddle2onnx", "onnxruntime")}
         variant = bundles.OnnxVariant(
             name="onnx",
             made_from="float32",
             runs_on=["x86", "gpu", "armv8"],
-            versions={"fleetbert": fleetbert.__version__, **packages},
+            versions={"fleetbert": fleetbert.__version__, **packages()},
             opset=opset,
             max_difference_to_float32=largest,
         )
         return Result(new.add(variant), "onnx")
+
+
+def packages() -> dict[str, str]:
+    """The versions of what makes and runs the file."""
+    return {name: version(name) for name in ("paddle2onnx", "onnxruntime")}
 
 
 # In a process of its own: paddle2onnx writes to stdout from C++, and some errors abort.

@@ -19,7 +19,7 @@ import tempfile
 import time
 from importlib.metadata import version
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Sequence
 
 import numpy as np
 import onnx as onnx_format
@@ -31,7 +31,7 @@ from fleetbert import bundle as bundles
 from fleetbert.compress import onnx
 from fleetbert.compress.gate import Sample
 from fleetbert.compress.texts import Feeds
-from fleetbert.compress.work import Work, versions
+from fleetbert.compress.work import Work, Write, versions
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
 
@@ -41,21 +41,21 @@ DYNAMIC, STATIC = "dynamic", "static"
 MODEL = "model.onnx"
 # Of the forms in turn, after one that warms up.
 ROUNDS = 3
-WEIGHTS = {"weight_type": quantization.QuantType.QInt8, "per_channel": True, "reduce_range": True}
 KINDS = ["MatMul", "Gather"]
+SETTINGS = {
+    "op_types_to_quantize": KINDS,
+    "weight_type": quantization.QuantType.QInt8,
+    "per_channel": True,
+    "reduce_range": True,
+}
+STATIC_SETTINGS = {
+    "quant_format": quantization.QuantFormat.QDQ,
+    "activation_type": quantization.QuantType.QUInt8,
+    "extra_options": {"CalibMovingAverage": True, "OpTypesToExcludeOutputQuantization": KINDS},
+}
 
 
-class Prepared(NamedTuple):
-    """model: the file's content; left: weights of layers in float32."""
-
-    model: bytes
-    activations: str
-    left: list[str]
-    tried: dict[str, bundles.OnnxTried]
-    tried_on: str | None
-
-
-def prepare(work: Work) -> Prepared:
+def prepare(work: Work) -> Write:
     """Quantize the source in the form that `onnx.activations` names, or in the better one."""
     left = work.source.float32_layers(work.job.skip)
     wanted = work.job.onnx.activations
@@ -75,24 +75,22 @@ def prepare(work: Work) -> Prepared:
             tried = compare(made, work.selection, work.gate.threads)
             tried_on, chosen = work.selection.name, choose(tried, work.gate.max_drop)
         model = (made[chosen] / MODEL).read_bytes()
-    return Prepared(model, chosen, left, tried, tried_on)
 
+    def write(folder: Path) -> bundles.Variant:
+        (folder / MODEL).write_bytes(model)
+        return bundles.OnnxInt8Variant(
+            name="onnx-int8",
+            runs_on=["x86", "armv8"],
+            versions={**versions(), **onnx.packages()},
+            opset=onnx.OPSET,
+            activations=chosen,
+            float32_layers=left,
+            smoothed=dict(work.smoothed),
+            tried=tried,
+            tried_on=tried_on,
+        )
 
-def write(work: Work, prepared: Prepared, folder: Path) -> bundles.Variant:
-    """The file, and what is known of it."""
-    (folder / MODEL).write_bytes(prepared.model)
-    packages = {name: version(name) for name in ("paddle2onnx", "onnxruntime")}
-    return bundles.OnnxInt8Variant(
-        name="onnx-int8",
-        runs_on=["x86", "armv8"],
-        versions={**versions(), **packages},
-        opset=onnx.OPSET,
-        activations=prepared.activations,
-        float32_layers=prepared.left,
-        smoothed=dict(work.smoothed),
-        tried=prepared.tried,
-        tried_on=prepared.tried_on,
-    )
+    return write
 
 
 def quantize(
@@ -113,29 +111,11 @@ def quantize(
         for node in model.graph().node
         if set(left) & set(node.input) or (node.op_type == "MatMul" and node.input[1] not in stored)
     ]
+    files, settings = (str(folded), str(target)), {**SETTINGS, "nodes_to_exclude": skipped}
     if batches is None:
-        quantization.quantize_dynamic(
-            str(folded),
-            str(target),
-            op_types_to_quantize=KINDS,
-            nodes_to_exclude=skipped,
-            **WEIGHTS,
-        )
+        quantization.quantize_dynamic(*files, **settings)
     else:
-        quantization.quantize_static(
-            str(folded),
-            str(target),
-            _Reader(batches),
-            quant_format=quantization.QuantFormat.QDQ,
-            op_types_to_quantize=KINDS,
-            nodes_to_exclude=skipped,
-            activation_type=quantization.QuantType.QUInt8,
-            extra_options={
-                "CalibMovingAverage": True,
-                "OpTypesToExcludeOutputQuantization": KINDS,
-            },
-            **WEIGHTS,
-        )
+        quantization.quantize_static(*files, _Reader(batches), **STATIC_SETTINGS, **settings)
     folded.unlink()
     made = onnx_format.load(str(target)).graph.initializer
     if all(one.data_type != onnx_format.TensorProto.INT8 for one in made):

@@ -15,7 +15,7 @@ import importlib
 import logging
 import os
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Callable, NamedTuple
 
 from fleetbert import bundle as bundles
 from fleetbert import config
@@ -24,7 +24,7 @@ from fleetbert.compress import report, sensitivity
 from fleetbert.compress.gate import describe, too_few
 from fleetbert.compress.static import split_pieces
 from fleetbert.compress.texts import Feeds
-from fleetbert.compress.work import Work, open_work
+from fleetbert.compress.work import Work, Write, open_work
 from fleetbert.errors import GateFailed
 from fleetbert.graph import int8, weights
 
@@ -34,17 +34,10 @@ log = logging.getLogger(__name__)
 TEXTS_FOR_ERRORS = 64
 
 
-class Method(Protocol):
-    """A module of `METHODS`; what `prepare` gives is known to its own `write` only."""
-
-    def prepare(self, work: Work) -> Any | None:
-        """Do the work; None on ranks that write nothing."""
-
-    def write(self, work: Work, prepared: Any, folder: Path) -> bundles.Variant:
-        """Write the files into `folder`; what is known of the variant before it is measured."""
-
-
-# Imported when a job asks for them: those that train bring the trainer and PaddleNLP, seconds.
+# Does the work, and gives what writes its files; None on ranks that write nothing.
+Prepare = Callable[[Work], "Write | None"]
+# Modules with a function `prepare`. Imported when a job asks for them: those that train bring the
+# trainer and PaddleNLP, seconds.
 METHODS = {
     "dynamic": "fleetbert.compress.dynamic",
     "static": "fleetbert.compress.static",
@@ -80,14 +73,14 @@ def quantize(job: config.Quantize) -> Result:
 
 
 def _quantize(job: config.Quantize, name: str) -> Result:
-    method = load(job.method)
+    prepare = load(job.method)
     work = open_work(job)
-    prepared = method.prepare(work)
-    if prepared is None:
+    write = prepare(work)
+    if write is None:
         return Result(work.bundle, name)
     bundle = work.bundle
     with bundles.adding(bundle.root, name) as new:
-        variant = method.write(work, prepared, new.folder)
+        variant = write(new.folder)
         log.info(f"{name}: measuring on {job.gate.data} beside float32")
         measured = work.gate.measure(new.folder, variant.kind)
         log.info(describe(name, measured))
@@ -109,9 +102,10 @@ def _quantize(job: config.Quantize, name: str) -> Result:
     return Result(bundle, name, page)
 
 
-def load(method: str) -> Method:
-    """The module of a method."""
-    return cast(Method, importlib.import_module(METHODS[method]))
+def load(method: str) -> Prepare:
+    """What prepares a variant by this method."""
+    prepare: Prepare = importlib.import_module(METHODS[method]).prepare
+    return prepare
 
 
 def variant_name(job: config.Quantize) -> str:

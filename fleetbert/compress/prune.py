@@ -11,6 +11,7 @@ and ranks, and takes magnitudes of gradients that are added up over texts, whose
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import NamedTuple, Sequence, cast
@@ -22,7 +23,7 @@ from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress import from_program, importance, tuning
 from fleetbert.compress.importance import Importance, Kept
-from fleetbert.compress.work import Work, versions
+from fleetbert.compress.work import Work, Write, versions
 from fleetbert.data.batching import plan_inference
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
@@ -44,45 +45,36 @@ class Pruned(NamedTuple):
     kept: Kept
 
 
-def prepare(work: Work) -> Pruned | None:
+def prepare(work: Work) -> Write | None:
     """Prune the job's source and train it on, or go on from the newest checkpoint.
 
     `job.output_dir` then holds what a training run leaves but model/ and bundle/. None on ranks
     other than the first. UserError for what training or the bundle's program does not take.
     """
     names = from_program.names(work.source.program, f"{work.bundle.root}: {work.job.source}")
-    narrowing = Narrowing(work)
-    network = tuning.train(work, narrowing)
-    if network is None:
-        return None
-    parameters = tuning.parameters(network, names)
-    return Pruned(parameters, network, narrowing.importance, narrowing.kept)
-
-
-class Narrowing:
-    """Makes a task's network narrow, and knows then what was removed."""
-
-    importance: Importance
+    measured: Importance
     kept: Kept
 
-    def __init__(self, work: Work):
-        self.work = work
-
-    def __call__(self, task: tuning.Tuned, whole: paddle.nn.Layer, connected: Single) -> None:
-        settings = self.work.job.prune
-        self.importance = connected.from_first(lambda: importance.measure(whole, _batches(task)))
-        self.kept = importance.choose(self.importance, settings.heads, settings.feed_forward)
-        task.network = narrow(whole, self.kept, self.work.bundle)
+    def change(task: tuning.Tuned, whole: paddle.nn.Layer, connected: Single) -> None:
+        nonlocal measured, kept
+        measured = connected.from_first(lambda: importance.measure(whole, _batches(task)))
+        settings = work.job.prune
+        kept = importance.choose(measured, settings.heads, settings.feed_forward)
+        task.network = narrow(whole, kept, work.bundle)
         if connected.rank == 0:
-            log.info(describe(self.importance, self.kept))
+            (heads, units), (all_heads, all_units) = (
+                (one[0].shape[1], one[1].shape[1]) for one in (kept, measured)
+            )
+            log.info(
+                f"each layer keeps {heads} of {all_heads} attention heads and {units} of "
+                f"{all_units} feed-forward units"
+            )
 
-
-def describe(measured: Importance, kept: Kept) -> str:
-    """What each layer keeps, as words."""
-    return (
-        f"each layer keeps {kept.heads.shape[1]} of {measured.heads.shape[1]} attention heads and "
-        f"{kept.units.shape[1]} of {measured.feed_forward.shape[1]} feed-forward units"
-    )
+    network = tuning.train(work, change)
+    if network is None:
+        return None
+    pruned = Pruned(tuning.parameters(network, names), network, measured, kept)
+    return functools.partial(write, work, pruned)
 
 
 def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> paddle.nn.Layer:

@@ -15,6 +15,7 @@ for its weight, stops. Ours are the rows of tables, smoothing and learned thresh
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Callable, Mapping, NamedTuple, Sequence
 
@@ -26,7 +27,7 @@ from paddle.quantization.imperative.qat import ImperativeQuantizeInputs
 from fleetbert import bundle as bundles
 from fleetbert.compress import calibrate, from_program, smooth, static, tuning
 from fleetbert.compress.texts import Batches, Feeds, draw
-from fleetbert.compress.work import Source, Work
+from fleetbert.compress.work import Source, Work, Write
 from fleetbert.graph import smooth as graph
 from fleetbert.graph.weights import largest
 
@@ -83,7 +84,7 @@ class Rounded(paddle.nn.Layer):
         return (whole * step).astype(x.dtype)
 
 
-def prepare(work: Work) -> Trained | None:
+def prepare(work: Work) -> Write | None:
     """Train as the job says, from its source or the newest checkpoint.
 
     `job.output_dir` then holds what a training run leaves but model/ and bundle/. None on ranks
@@ -101,7 +102,9 @@ def prepare(work: Work) -> Trained | None:
         quantize_network(task.network, {names.linear[name]: one for name, one in found.items()})
 
     network = tuning.train(work, change)
-    return None if network is None else _trained(source, network, names)
+    if network is None:
+        return None
+    return functools.partial(write, work, _trained(source, network, names))
 
 
 def begin(

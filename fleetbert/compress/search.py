@@ -20,7 +20,7 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert.compress import sensitivity, static
 from fleetbert.compress.gate import Sample
-from fleetbert.compress.work import Work
+from fleetbert.compress.work import Work, Write
 from fleetbert.engines import engine
 from fleetbert.errors import GateFailed
 
@@ -72,49 +72,31 @@ def search(
     return Result(alone, mixes, chosen)
 
 
-class Prepared(NamedTuple):
-    """The calibrated source; groups: weights by part of the model; result: what was measured."""
-
-    calibrated: static.Prepared
-    groups: dict[str, list[str]]
-    result: Result
-
-
-def prepare(work: Work) -> Prepared:
+def prepare(work: Work) -> Write:
     """Calibrate, then measure mixes on the selection; GateFailed if none keeps the accuracy."""
-    calibrated = static.prepare(work)
+    calibrated = static.calibrated(work)
     parts = sensitivity.groups(work.source.program)
     groups = {part: [n for n in names if n not in calibrated.left] for part, names in parts.items()}
     groups = {part: names for part, names in groups.items() if names}
     sample = work.selection
     log.info(f"measuring {len(groups)} groups of layers alone, then mixes, on {sample.name}")
     measure = functools.partial(measure_mix, calibrated, groups, sample, work.gate.threads)
-    least = least_accuracy(sample, work.gate.max_drop)
+    least = sample.float32_accuracy - work.gate.max_drop
     result = search(list(groups), measure, least, work.job.search.whole_curve)
-    check(result, least)
-    return Prepared(calibrated, groups, result)
+    chosen = check(result, least)
 
+    def write(folder: Path) -> bundles.Variant:
+        names = [name for group in chosen.float32 for name in groups[group]]
+        variant = static.write_mix(calibrated, folder, names)
+        found = bundles.SearchResult(
+            float32_accuracy=sample.float32_accuracy,
+            least_accuracy=least,
+            data=sample.name,
+            **result._asdict(),
+        )
+        return variant.model_copy(update={"method": "search", "search": found})
 
-def write(work: Work, prepared: Prepared, folder: Path) -> bundles.Variant:
-    """Write the best mix."""
-    result = prepared.result
-    assert result.chosen is not None, "prepare checks it"
-    names = [name for group in result.chosen.float32 for name in prepared.groups[group]]
-    variant = static.write_mix(prepared.calibrated, folder, names)
-    found = bundles.SearchResult(
-        float32_accuracy=work.selection.float32_accuracy,
-        least_accuracy=least_accuracy(work.selection, work.gate.max_drop),
-        data=work.selection.name,
-        alone=result.alone,
-        mixes=result.mixes,
-        chosen=result.chosen,
-    )
-    return variant.model_copy(update={"method": "search", "search": found})
-
-
-def least_accuracy(sample: Sample, max_drop: float) -> float:
-    """That a mix must have."""
-    return sample.float32_accuracy - max_drop
+    return write
 
 
 def measure_mix(
@@ -155,10 +137,10 @@ def _error(logits: np.ndarray, exact: np.ndarray) -> float:
     return float(np.sqrt(np.square(np.concatenate([np.ravel(one) for one in apart])).mean()))
 
 
-def check(result: Result, least: float) -> None:
-    """GateFailed if no mix keeps the accuracy."""
+def check(result: Result, least: float) -> bundles.Mix:
+    """The chosen mix; GateFailed if none keeps the accuracy."""
     if result.chosen is not None:
-        return
+        return result.chosen
     best = max(result.mixes, key=lambda mix: mix.accuracy)
     harmful = sorted(result.alone, key=lambda name: -result.alone[name].logit_error)[:3]
     raise GateFailed(

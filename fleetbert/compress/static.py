@@ -7,6 +7,7 @@ weights.safetensors  the tensors of both, integers where they are quantized (`gr
 
 from __future__ import annotations
 
+import functools
 import logging
 from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
@@ -18,7 +19,7 @@ from fleetbert.compress import adaround, calibrate, clip, sensitivity, split
 from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers
 from fleetbert.compress.texts import Batches, Feeds
-from fleetbert.compress.work import Source, Work, versions, weight_errors
+from fleetbert.compress.work import Source, Work, Write, versions, weight_errors
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph import split as graph
@@ -49,8 +50,13 @@ class Prepared(NamedTuple):
         return self._replace(variant=self.variant.model_copy(update=fields))
 
 
-def prepare(work: Work) -> Prepared:
-    """Calibrate the source: thresholds from texts, then clipped and rounded as the job says."""
+def prepare(work: Work) -> Write:
+    """All layers in int8 but those that `skip` names."""
+    return functools.partial(write_mix, calibrated(work))
+
+
+def calibrated(work: Work) -> Prepared:
+    """The source: thresholds from texts, then clipped and rounded as the job says."""
     settings, source = work.job.calibration, work.source
     batches = work.calibration_batches
     log.info(f"calibrating with {settings.algorithm}: {len(batches.batches)} batches")
@@ -68,11 +74,6 @@ def prepare(work: Work) -> Prepared:
     if settings.correct_bias:
         prepared = corrected(prepared, source.layers, sensitivity.spread(batches.feeds()))
     return prepared
-
-
-def write(_: Work, prepared: Prepared, folder: Path) -> bundles.Variant:
-    """All layers in int8 but those that `skip` names."""
-    return write_mix(prepared, folder)
 
 
 def of_texts(

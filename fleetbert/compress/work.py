@@ -8,7 +8,7 @@ import logging
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Iterable, Mapping, Sequence
+from typing import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import paddle
@@ -27,6 +27,9 @@ from fleetbert.graph.fuse import Fused, fuse
 from fleetbert.graph.weights import Quantized
 
 log = logging.getLogger(__name__)
+
+# Writes a variant's files into a folder: what is known of it before it is measured.
+Write = Callable[[Path], bundles.Variant]
 
 
 class Source:

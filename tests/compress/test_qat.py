@@ -62,7 +62,7 @@ def done(trained, tiny_data, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(qat, "prepare", lambda work: kept.append(prepare(work)) or kept[0])
         pipeline.quantize(read_job(bundle, tiny_data, folder / "run"))
-    return bundle, kept[0], folder / "run"
+    return bundle, kept[0].args[1], folder / "run"
 
 
 def dev_batches(bundle: Path, data: Path) -> Any:

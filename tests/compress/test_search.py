@@ -220,6 +220,6 @@ def test_a_search_that_finds_nothing_fails_at_the_gate(trained, tiny_data, prepa
     settings = config.Gate(data=str(tiny_data / "dev.tsv"))
     sample = Gate(bundles.read(trained), settings, 1)
     measure = functools.partial(search.measure_mix, prepared, groups, sample, 1)
-    least = search.least_accuracy(sample, -0.5)
+    least = sample.float32_accuracy + 0.5
     with pytest.raises(GateFailed, match=r"no mix of float32 and int8 .* harm most are .*layer"):
         search.check(search.search(list(groups), measure, least), least)

@@ -128,7 +128,7 @@ def job(trained, tiny_data, tmp_path_factory):
 def test_biases_take_the_mean_change_away(job):
     opened = work.open_work(job("bias"))
     batches = sensitivity.spread(opened.calibration_batches.feeds())
-    prepared = static.prepare(opened)
+    prepared = static.calibrated(opened)
     thresholds = static.input_thresholds(prepared)
     layers = opened.source.layers
     sums = {name: [] for name in thresholds}
@@ -145,7 +145,7 @@ def test_biases_take_the_mean_change_away(job):
 
 def test_the_variant_tells_of_both_and_float32_layers_keep_their_bias(job, tmp_path):
     opened = work.open_work(job("told"))
-    prepared = static.prepare(opened)
+    prepared = static.calibrated(opened)
     left = next(iter(prepared.corrections))
     variant = static.write_mix(prepared, tmp_path, [left])
     assert variant.bias_corrected
