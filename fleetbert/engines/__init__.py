@@ -1,7 +1,7 @@
 """From a bundle to answers. Never imports train, model, PaddleNLP or PaddleSlim."""
 
 from fleetbert.compat import prepared  # noqa: F401  before any `import paddle` in here
-from fleetbert.engines import bfloat16, early_exit, int8, lite, onnx, paddle
+from fleetbert.engines import early_exit, lite, onnx, paddle, rows
 from fleetbert.engines.engine import (
     BFLOAT16,
     EARLY_EXIT,
@@ -24,8 +24,8 @@ __all__ = ["Engine", "Options", "Result", "open", "open_folder", "register"]
 
 register(FLOAT32, paddle.open_variant)
 register(WEIGHT_ONLY, paddle.open_weight_only)
-register(INT8, int8.open_variant)
-register(BFLOAT16, bfloat16.open_variant)
+register(INT8, rows.open_int8)
+register(BFLOAT16, rows.open_bfloat16)
 register(EARLY_EXIT, early_exit.open_variant)
 register(ONNX, onnx.open_variant)
 register(ONNX_INT8, onnx.open_variant)

@@ -125,6 +125,17 @@ class Engine(abc.ABC):
                 self(ids, np.zeros_like(ids), speed=0.0)
 
 
+class ProgramEngine(Engine):
+    """A whole program, opened: a function of the arrays INPUTS."""
+
+    def __init__(self, run: Callable[[np.ndarray, np.ndarray], np.ndarray]):
+        super().__init__()
+        self._run = run
+
+    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
+        return self._run(*(inputs[name] for name in INPUTS))
+
+
 def of_own(outputs: np.ndarray, batch: Batch) -> np.ndarray:
     """Outputs of an unpacked batch as `Engine.run` gives them."""
     if outputs.ndim == 2:

@@ -12,32 +12,21 @@ import numpy as np
 
 from fleetbert.engines import exits
 from fleetbert.engines.early_exit import EarlyExitEngine, of_rows
-from fleetbert.engines.engine import INPUTS, Engine, Inputs, Options
+from fleetbert.engines.engine import INPUTS, Options, ProgramEngine
 from fleetbert.errors import UserError
 
 # A program's two inputs → its output.
 Run = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-class LiteEngine(Engine):
-    """A whole program, opened."""
-
-    def __init__(self, run: Run):
-        super().__init__()
-        self._run = run
-
-    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
-        return self._run(inputs["input_ids"], inputs["token_type_ids"])
-
-
-def open_variant(folder: Path, options: Options) -> LiteEngine:
+def open_variant(folder: Path, options: Options) -> ProgramEngine:
     """Open model.nb in `folder`; UserError where there is no Paddle Lite.
 
     A program for another processor answers nonsense or ends the process: `engine.open` checks the
     manifest before it comes here.
     """
     lite = _import_lite(options)
-    return LiteEngine(_open(lite, folder / "model.nb", INPUTS, options.threads))
+    return ProgramEngine(_open(lite, folder / "model.nb", INPUTS, options.threads))
 
 
 def open_early_exit(folder: Path, options: Options) -> EarlyExitEngine:

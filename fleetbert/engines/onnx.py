@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
-
-from fleetbert.engines.engine import INPUTS, Engine, Inputs, Options
+from fleetbert.engines.engine import INPUTS, Options, ProgramEngine
 from fleetbert.errors import UserError
 
-if TYPE_CHECKING:
-    from onnxruntime import InferenceSession
 
-
-class OnnxEngine(Engine):
-    """An opened session."""
-
-    def __init__(self, session: InferenceSession):
-        super().__init__()
-        self._session = session
-
-    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
-        return self._session.run(["logits"], {name: inputs[name] for name in INPUTS})[0]
-
-
-def open_variant(folder: Path, options: Options) -> OnnxEngine:
+def open_variant(folder: Path, options: Options) -> ProgramEngine:
     """Open model.onnx in `folder`."""
     try:
         import onnxruntime  # optional, and most processes open none of its variants
@@ -41,4 +24,5 @@ def open_variant(folder: Path, options: Options) -> OnnxEngine:
             "onnxruntime-gpu or use --device cpu"
         )
     model = str(folder / "model.onnx")
-    return OnnxEngine(onnxruntime.InferenceSession(model, settings, providers=[provider]))
+    session = onnxruntime.InferenceSession(model, settings, providers=[provider])
+    return ProgramEngine(lambda *arrays: session.run(["logits"], dict(zip(INPUTS, arrays)))[0])

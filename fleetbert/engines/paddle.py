@@ -4,38 +4,28 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from fleetbert.compat import paddle_inference
 from fleetbert.engines import predictor
-from fleetbert.engines.engine import INPUTS, Engine, Inputs, Options
+from fleetbert.engines.engine import INPUTS, Options, ProgramEngine
 
 
-class PaddleEngine(Engine):
-    """A whole program, opened."""
-
-    def __init__(self, opened: paddle_inference.Predictor):
-        super().__init__()
-        self._predict = predictor.bind(opened, INPUTS)
-
-    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
-        return self._predict(*(inputs[name] for name in INPUTS))[0]
-
-
-def open_variant(folder: Path, options: Options) -> PaddleEngine:
+def open_variant(folder: Path, options: Options) -> ProgramEngine:
     """Open model.pdmodel and model.pdiparams in `folder`."""
     inference = paddle_inference.import_inference()
     config = inference.Config(str(folder / "model.pdmodel"), str(folder / "model.pdiparams"))
     config.switch_ir_optim(True)
     config.enable_memory_optim()
-    return PaddleEngine(predictor.create(config, options.device, options.threads))
+    return _engine(predictor.create(config, options.device, options.threads))
 
 
-def open_weight_only(folder: Path, options: Options) -> PaddleEngine:
+def open_weight_only(folder: Path, options: Options) -> ProgramEngine:
     """Open a program whose weights are integers on disk; they are widened to float32 here."""
     program, parameters = predictor.read_integers(folder)
-    return PaddleEngine(
-        predictor.create_from_memory(
-            program, parameters, options.device, options.threads, optimize=True
-        )
-    )
+    device, threads = options.device, options.threads
+    opened = predictor.create_from_memory(program, parameters, device, threads, optimize=True)
+    return _engine(opened)
+
+
+def _engine(opened: paddle_inference.Predictor) -> ProgramEngine:
+    predict = predictor.bind(opened, INPUTS)
+    return ProgramEngine(lambda *arrays: predict(*arrays)[0])

@@ -1,4 +1,5 @@
-"""The engine of programs whose texts share rows: int8 and bfloat16.
+"""The engine of programs whose texts share rows: in int8, as `graph.int8` wrote them, and in
+bfloat16, as `graph.bfloat16` marks them, both through oneDNN.
 
 A batch is answered in parts of like length: where lengths differ much, a call for the short texts
 and one for the long ones cost less than having them share long rows. Parts of several batches are
@@ -8,11 +9,12 @@ answered side by side (`engines.streams`).
 from __future__ import annotations
 
 from collections import deque
+from pathlib import Path
 from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.compat import paddle_inference
+from fleetbert.compat import paddle_inference, processor
 from fleetbert.data.batching import (
     CALL_TOKENS,
     SAFE_LENGTHS,
@@ -26,7 +28,9 @@ from fleetbert.data.packing import packed_layout
 from fleetbert.engines.engine import Batches, Engine, Inputs, Options, Result, of_own
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.streams import Streams, first_batches
-from fleetbert.graph import embeddings, first_token, single_row
+from fleetbert.errors import UserError
+from fleetbert.graph import bfloat16, embeddings, first_token, single_row, weights
+from fleetbert.graph import program as programs
 from fleetbert.graph.embeddings import Table
 from fleetbert.graph.program import Parameters, ProgramDesc
 
@@ -101,7 +105,36 @@ class RowsEngine(Engine):
             self._answer(group, ids, types)
 
 
-def open_rows(
+def open_int8(folder: Path, options: Options) -> RowsEngine:
+    """Open x86.pdmodel and weights.safetensors in `folder`.
+
+    oneDNN wants float32 weights and makes integers of them: the very ones that are on disk.
+    """
+    if options.device != "cpu":
+        raise UserError("an int8 variant of this kind runs on CPUs (oneDNN); use --device cpu")
+    program = programs.read(folder / "x86.pdmodel")
+    quantized, others = weights.load(folder)
+    tables = embeddings.integer_tables(program, quantized)
+    return _open(program, weights.pick(quantized, others, program, tables), options, tables)
+
+
+def open_bfloat16(folder: Path, options: Options) -> RowsEngine:
+    """Open x86.pdmodel and weights.safetensors in `folder`; UserError on processors without
+    bfloat16, where oneDNN would emulate it.
+
+    oneDNN wants float32 weights and rounds them: to the very ones that are on disk.
+    """
+    if options.device != "cpu":
+        raise UserError("a bfloat16 variant runs on CPUs (oneDNN); use --device cpu")
+    processor.check(processor.BFLOAT16, "a bfloat16 variant")
+    program = programs.read(folder / "x86.pdmodel")
+    halves, others = weights.load_halves(folder)
+    tables = {name: halves.pop(name) for name in embeddings.words(program) if name in halves}
+    parameters = {**others, **{name: bfloat16.widened(one) for name, one in halves.items()}}
+    return _open(program, parameters, options, tables)
+
+
+def _open(
     program: ProgramDesc, parameters: Parameters, options: Options, apart: Mapping[str, Table]
 ) -> RowsEngine:
     """Open a program whose passes have been run. apart: tables that `parameters` need not have."""

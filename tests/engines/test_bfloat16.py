@@ -12,7 +12,7 @@ from halves import WITHOUT, needs_bfloat16
 
 from fleetbert import bundle as bundles
 from fleetbert.compat import environment
-from fleetbert.engines import bfloat16, engine
+from fleetbert.engines import engine, rows
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import UserError
 
@@ -49,8 +49,8 @@ def test_other_lengths_do_not_reach_onednn(bundle):
 @needs_bfloat16
 def test_words_stay_in_bfloat16_and_in_the_file(bundle, monkeypatch):
     seen = []
-    monkeypatch.setattr(bfloat16, "open_rows", lambda *arguments: seen.append(arguments))
-    bfloat16.open_variant(bundle.folder("bfloat16"), engine.Options())
+    monkeypatch.setattr(rows, "_open", lambda *arguments: seen.append(arguments))
+    rows.open_bfloat16(bundle.folder("bfloat16"), engine.Options())
     _, parameters, _, tables = seen[-1]
     ((name, table),) = tables.items()
     assert table.dtype == np.uint16 and not table.flags.owndata
