@@ -19,7 +19,6 @@ from typing import Callable, NamedTuple
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compat import environment
 from fleetbert.compress import report, sensitivity
 from fleetbert.compress.gate import describe, too_few
 from fleetbert.compress.static import split_pieces
@@ -96,7 +95,7 @@ def _quantize(job: config.Quantize, name: str) -> Result:
             bundle = new.add(variant)
             variant = bundle.variant(name)
             log.info(f"added {name} to {bundle.root}")
-    page = write_report(work, bundle, variant, texts, refused)
+    page = report.write(work, bundle, variant, texts, refused)
     if refused is not None:
         raise GateFailed(refused)
     return Result(bundle, name, page)
@@ -130,42 +129,9 @@ def with_output_errors(
         if name in quantized
     }
     pieces = split_pieces(getattr(variant, "split", {}))
-    errors = sensitivity.output_errors(
-        layers, quantized, report.thresholds(variant), texts, corrections, pieces
-    )
+    thresholds = report.of_layers(variant, "thresholds")
+    errors = sensitivity.output_errors(layers, quantized, thresholds, texts, corrections, pieces)
     return variant.model_copy(update={"output_errors": errors})
-
-
-def write_report(
-    work: Work,
-    bundle: bundles.Bundle,
-    variant: bundles.Variant,
-    texts: list[Feeds],
-    failed: str | None,
-) -> Path:
-    """Write the report of the bundle with `variant`, which the gate may have stopped: `failed`."""
-    path = Path(work.job.report) if work.job.report else bundle.root / report.NAME
-    layers = work.source.layers
-    groups = sensitivity.groups(work.source.program)
-    names = report.most_changed(variant, report.MOST_DRAWN)
-    report.write(
-        path,
-        report.points(bundle, variant, str(variant.accuracy[0].data_sha256)),
-        variant,
-        title=bundle.root.resolve().parent.name + "/" + bundle.root.resolve().name,
-        failed=failed,
-        max_drop=work.gate.max_drop,
-        data=work.gate.data,
-        caution=too_few(variant.accuracy[0], work.gate.max_drop),
-        parts={name: part for part, members in groups.items() for name in members},
-        drawn=report.histograms(
-            names, layers.parameters, list(layers.run(texts)), report.thresholds(variant)
-        ),
-        job=work.job.model_dump(),
-        machine=environment.machine(work.gate.threads),
-    )
-    log.info(f"report: {path}")
-    return path
 
 
 def worst(variant: bundles.Variant, most: int = 3) -> str:
@@ -178,7 +144,7 @@ def worst(variant: bundles.Variant, most: int = 3) -> str:
             f"the parts that lost most of what matters are {', '.join(names)}; a smaller "
             "prune.heads or prune.feed_forward leaves more, and more trainer.epochs mend more"
         )
-    errors = report.output_errors(variant)
+    errors = report.of_layers(variant, "output_errors")
     if not errors:
         return "`skip` leaves layers in float32, and method: static tells which change most"
     names = report.most_changed(variant, most)

@@ -3,6 +3,7 @@ quantization does to the layers of the one that was just made, or what pruning t
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
@@ -15,8 +16,15 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from fleetbert import bundle as bundles
 from fleetbert import page
+from fleetbert.compat import environment
+from fleetbert.compress import sensitivity
+from fleetbert.compress.gate import too_few
+from fleetbert.compress.texts import Feeds
+from fleetbert.compress.work import Work
 from fleetbert.page import DEV, INK, NICE, STYLE, TRAIN
 from fleetbert.tasks.metrics import FIGURES
+
+log = logging.getLogger(__name__)
 
 NAME = "quantize-report.html"
 TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -27,20 +35,13 @@ BINS = 100
 
 
 class Point(NamedTuple):
-    """A variant on one table: accuracies 0 to 1, interval: of the drop, 95 %; speed and size are
-    ratios to float32's."""
+    """A variant on one table; megabytes: of its files; added: it is in the bundle."""
 
     name: str
-    method: str
-    accuracy: float
-    drop: float
-    interval: tuple[float, float] | None
-    texts_per_s: float
-    speed: float
+    accuracy: bundles.Accuracy
+    comparison: bundles.Comparison
     megabytes: float
-    size: float
-    difference: float
-    added: bool
+    added: bool = True
 
 
 class Histogram(NamedTuple):
@@ -54,70 +55,36 @@ class Histogram(NamedTuple):
 def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[Point]:
     """float32 and all variants that were measured on the table with that hash; `made` is the one
     of this run, which need not be in the bundle."""
+    megabytes = bundle.variant("float32").bytes / 1e6
     others = [v for v in bundle.manifest.variants if v.name != made.name]
     found: list[Point] = []
     for variant in [*others, made]:
         accuracy = next((a for a in variant.accuracy if a.data_sha256 == sha256), None)
-        comparison = variant.comparison
-        if accuracy is None or accuracy.float32_accuracy is None or comparison is None:
+        its = variant.comparison
+        if accuracy is None or accuracy.float32_accuracy is None or its is None:
             continue
         if not found:
-            found.append(
-                Point(
-                    "float32",
-                    "",
-                    accuracy.float32_accuracy,
-                    0.0,
-                    None,
-                    comparison.float32_texts_per_s,
-                    1.0,
-                    bundle.variant("float32").bytes / 1e6,
-                    1.0,
-                    0.0,
-                    True,
-                )
-            )
-        found.append(
-            Point(
-                variant.name,
-                variant.compressed_by,
-                accuracy.accuracy,
-                accuracy.float32_accuracy - accuracy.accuracy,
-                (accuracy.drop.low, accuracy.drop.high) if accuracy.drop else None,
-                comparison.texts_per_s,
-                comparison.speed_ratio,
-                comparison.size_ratio * found[0].megabytes,
-                comparison.size_ratio,
-                comparison.max_logit_difference,
-                any(variant is one for one in others) or made in bundle.manifest.variants,
-            )
-        )
+            same = {"texts_per_s": its.float32_texts_per_s, "max_logit_difference": 0.0}
+            ones = {"speed_ratio": 1.0, "size_ratio": 1.0}
+            whole = {"accuracy": accuracy.float32_accuracy, "drop": None}
+            float32 = accuracy.model_copy(update=whole), its.model_copy(update={**same, **ones})
+            found.append(Point("float32", *float32, megabytes))
+        added = variant is not made or made in bundle.manifest.variants
+        found.append(Point(variant.name, accuracy, its, its.size_ratio * megabytes, added))
     return found
 
 
-def output_errors(variant: bundles.Variant) -> dict[str, float]:
-    """The token error of each quantized layer, by weight."""
-    if isinstance(variant, (bundles.Int8Variant, bundles.WeightOnlyVariant)):
-        return variant.output_errors
-    return {}
+def of_layers(variant: bundles.Variant, what: str) -> dict[str, float]:
+    """What the manifest tells of quantized layers by their weights: `output_errors` (token errors),
+    `weight_errors` or `thresholds` of inputs; nothing, where the variant has no such field."""
+    told: dict[str, float] = getattr(variant, what, {})
+    return told
 
 
 def most_changed(variant: bundles.Variant, most: int) -> list[str]:
     """The weights of the layers with the largest token error, the worst first."""
-    errors = output_errors(variant)
+    errors = of_layers(variant, "output_errors")
     return sorted(errors, key=lambda name: -errors[name])[:most]
-
-
-def thresholds(variant: bundles.Variant) -> dict[str, float]:
-    """Of the layers' inputs, by weight; none where activations stay float32."""
-    return variant.thresholds if isinstance(variant, bundles.Int8Variant) else {}
-
-
-def weight_errors(variant: bundles.Variant) -> dict[str, float]:
-    """The relative error of each quantized weight."""
-    if isinstance(variant, (bundles.Int8Variant, bundles.WeightOnlyVariant)):
-        return variant.weight_errors
-    return {}
 
 
 def histograms(
@@ -138,58 +105,58 @@ def histograms(
 
 
 def write(
-    path: Path,
-    found: Sequence[Point],
+    work: Work,
+    bundle: bundles.Bundle,
     made: bundles.Variant,
-    *,
-    title: str,
+    texts: Sequence[Feeds],
     failed: str | None,
-    max_drop: float,
-    data: str,
-    caution: str,
-    parts: Mapping[str, str],
-    drawn: Mapping[str, Histogram],
-    job: Mapping[str, object],
-    machine: Mapping[str, object],
-) -> None:
-    """Write the page. failed: what the gate said of `made`, None if it was added; caution: said of
-    `data`; parts: where each layer's weight belongs ("layer 0 attention")."""
-    errors = output_errors(made)
+) -> Path:
+    """Write the page. made: the variant, which need not be in the bundle; texts: of which its
+    layers' values are drawn; failed: what the gate said of it, None if it was added."""
+    path = Path(work.job.report) if work.job.report else bundle.root / NAME
+    root, max_drop = bundle.root.resolve(), work.gate.max_drop
+    found = points(bundle, made, str(made.accuracy[0].data_sha256))
+    groups = sensitivity.groups(work.source.program)
+    parts = {name: part for part, members in groups.items() for name in members}
+    errors, weight_errors, thresholds = (
+        of_layers(made, what) for what in ("output_errors", "weight_errors", "thresholds")
+    )
+    layers = work.source.layers
+    names = most_changed(made, MOST_DRAWN)
+    drawn = histograms(names, layers.parameters, list(layers.run(texts)), thresholds)
     int8 = made if isinstance(made, bundles.Int8Variant) else bundles.Int8Variant(name="none")
     smoothed = made.smoothed if isinstance(made, bundles.OnnxInt8Variant) else int8.smoothed
     search = int8.search
     pruning = made.pruning if isinstance(made, bundles.ProgramVariant) else None
+    machine = environment.machine(work.gate.threads)
     metric = made.accuracy[0].metric if made.accuracy else "accuracy"
     shown = FIGURES.get(metric, metric)
     title_of = shown[0].upper() + shown[1:]
     with matplotlib.rc_context(STYLE):
         overview = [
-            (
-                f"{title_of} and speed",
-                _scatter(found, "speed", "texts/s, times float32's", max_drop, metric),
-            ),
-            (
-                f"{title_of} and size",
-                _scatter(found, "size", "bytes, of float32's", max_drop, metric),
-            ),
+            (f"{title_of} and {what}", _scatter(found, f"{what}_ratio", label, max_drop, metric))
+            for what, label in (
+                ("speed", "texts/s, times float32's"),
+                ("size", "bytes, of float32's"),
+            )
         ]
-        curves = (
-            [("Each part alone in int8", _alone(search)), ("Mixes", _mixes(search, metric))]
-            if search
-            else []
-        )
-        removed = (
-            [("Attention heads", _heads(pruning)), ("By part", _lost(pruning))] if pruning else []
-        )
-        layers = [(f"{parts.get(name, '')} · {name}", _layer(drawn[name])) for name in drawn]
+        curves, removed = [], []
+        if search:
+            curves = [
+                ("Each part alone in int8", _alone(search)),
+                ("Mixes", _mixes(search, metric)),
+            ]
+        if pruning:
+            removed = [("Attention heads", _heads(pruning)), ("By part", _lost(pruning))]
+        shapes = [(f"{parts.get(name, '')} · {name}", _layer(drawn[name])) for name in drawn]
     page.write(
         path,
         TEMPLATE,
-        title=title,
+        title=f"{root.parent.name}/{root.name}",
         failed=failed,
-        data=data,
+        data=work.gate.data,
         metric=shown,
-        caution=caution,
+        caution=too_few(made.accuracy[0], max_drop),
         max_drop=max_drop,
         made=made.name,
         points=found,
@@ -198,30 +165,32 @@ def write(
         curves=curves,
         removed=removed,
         counts=pruning,
-        layers=layers,
+        layers=shapes,
         clipped=[(parts.get(name, ""), name, found) for name, found in int8.clipped.items()],
         smoothed=[(parts.get(name, ""), name, found) for name, found in smoothed.items()],
         worst=[
-            (parts.get(n, ""), n, errors[n], weight_errors(made).get(n), int8.thresholds.get(n))
+            (parts.get(n, ""), n, errors[n], weight_errors.get(n), thresholds.get(n))
             for n in most_changed(made, MOST_LISTED)
         ],
-        job=yaml.safe_dump(job, sort_keys=False, allow_unicode=True),
+        job=yaml.safe_dump(work.job.model_dump(), sort_keys=False, allow_unicode=True),
         # The machine's figures name fleetbert and Python themselves.
         versions={name: v for name, v in made.versions.items() if name not in machine},
         machine=machine,
     )
+    log.info(f"report: {path}")
+    return path
 
 
 def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float, metric: str) -> Markup:
     """The metric in per cent over a ratio, each point named."""
     figure, axes = page.axes_of()
     if found:
-        page.draw_gate(axes, 100 * (found[0].accuracy - max_drop))
-    values = [100 * point.accuracy for point in found]
+        page.draw_gate(axes, 100 * (found[0].accuracy.accuracy - max_drop))
+    values = [100 * point.accuracy.accuracy for point in found]
     gap = 0.1 * max([max(values) - min(values), 100 * max_drop, 0.1] if values else [1.0])
     lowest = float("-inf")
-    for point in sorted(found, key=lambda point: point.accuracy):
-        x, y = getattr(point, key), 100 * point.accuracy
+    for point in sorted(found, key=lambda point: point.accuracy.accuracy):
+        x, y = getattr(point.comparison, key), 100 * point.accuracy.accuracy
         axes.plot(
             x,
             y,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -46,13 +47,13 @@ def test_points_are_of_one_table(bundle):
     made = variant("int8-two", 0.8, 4.0, 0.25)
     found = report.points(bundle, made, "0")
     assert [point.name for point in found] == ["float32", "int8-one", "int8-two"]
-    assert [point.accuracy for point in found] == [0.9, 0.89, 0.8]
+    assert [point.accuracy.accuracy for point in found] == [0.9, 0.89, 0.8]
     assert [point.added for point in found] == [True, True, False]
     size = sum(file.size for file in bundle.variant("float32").files) / 1e6
     assert [point.megabytes for point in found] == pytest.approx([size, 0.3 * size, 0.25 * size])
 
 
-def test_the_page_shows_it_all(bundle, tmp_path):
+def test_the_page_shows_it_all(bundle, tmp_path, monkeypatch):
     trial = {"float32": [], "accuracy": 0.8, "logit_error": 0.4, "texts_per_s": 1, "int8_share": 1}
     chosen = {**trial, "float32": ["layer 0 attention"], "accuracy": 0.9, "int8_share": 0.6}
     made = variant(
@@ -81,21 +82,19 @@ def test_the_page_shows_it_all(bundle, tmp_path):
     drawn = report.histograms(["linear_2.w_0"], weights, inputs, {"linear_2.w_0": 3.25})
     assert drawn["linear_2.w_0"].activation[0].sum() == 2 * 20 * 8
     assert drawn["linear_2.w_0"].weight[0].sum() == 8 * 4
-    report.write(
-        tmp_path / "report.html",
-        report.points(bundle, made, "0"),
-        made,
-        title="<script>alert(1)</script>",
-        failed="int8-two: accuracy falls",
-        max_drop=0.01,
-        data="dev.tsv",
-        caution="100 texts are too few",
-        parts={"linear_1.w_0": "layer 0 attention", "linear_2.w_0": "head"},
-        drawn=drawn,
-        job={"method": "search"},
-        machine={"processor": "a processor"},
+    groups = {"layer 0 attention": ["linear_1.w_0"], "head": ["linear_2.w_0"]}
+    monkeypatch.setattr(report.sensitivity, "groups", lambda program: groups)
+    monkeypatch.setattr(report.environment, "machine", lambda threads: {"processor": "a processor"})
+    monkeypatch.setattr(report, "MOST_DRAWN", 1)
+    path = tmp_path / "report.html"
+    layers = SimpleNamespace(parameters=weights, run=lambda texts: texts)
+    work = SimpleNamespace(
+        job=SimpleNamespace(report=str(path), model_dump=lambda: {"method": "search"}),
+        gate=SimpleNamespace(max_drop=0.01, data="<script>alert(1)</script>", threads=1),
+        source=SimpleNamespace(layers=layers, program=None),
     )
-    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert report.write(work, bundle, made, inputs, "int8-two: accuracy falls") == path
+    text = path.read_text(encoding="utf-8")
     assert "<script" not in text and "http" not in text.replace("http-equiv", "")
     for shown in (
         "int8-two (not added)", "int8-two: accuracy falls", "50.00 %", "12.50 %", "1.00 %", "3.25",
