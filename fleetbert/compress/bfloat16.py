@@ -11,7 +11,8 @@ from pathlib import Path
 
 from fleetbert import bundle as bundles
 from fleetbert.compat import processor
-from fleetbert.compress.work import Work, Write, versions
+from fleetbert.compress.work import Work, Write
+from fleetbert.export.program import versions
 from fleetbert.graph import bfloat16, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only

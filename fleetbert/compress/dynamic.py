@@ -17,7 +17,8 @@ from paddle.static.quantization import WeightQuantization
 
 from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
-from fleetbert.compress.work import Source, Work, Write, matching, versions, weight_errors
+from fleetbert.compress.work import Source, Work, Write, matching, weight_errors
+from fleetbert.export.program import versions
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 from fleetbert.graph.mul import to_mul

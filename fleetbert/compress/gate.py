@@ -95,28 +95,14 @@ class Sample:
     def drop(self, logits: np.ndarray) -> bundles.Drop:
         """What these logits lose against float32's, text by text."""
         task, truth = self.model.task, self.truth
-        both = [task.per_example(outputs) for outputs in (self.float32, logits)]
-        before, after = (task.right(truth, outputs) for outputs in both)
+        one, other = (task.per_example(outputs) for outputs in (self.float32, logits))
+        before, after = (task.right(truth, outputs) for outputs in (one, other))
         if before is not None and after is not None:
             return paired.of_answers(before, after)
-        sums = [task.sums(truth, one, self.model.labels) for one in both]
-        if sums[0] is not None and sums[1] is not None:
-            first, second = sums[0], sums[1]
-            return paired.bootstrap(
-                lambda some: (
-                    task.of_sums(first[some].sum(0)),
-                    task.of_sums(second[some].sum(0)),
-                ),
-                len(first),
-            )
-        one, other = both
-        return paired.bootstrap(
-            lambda some: (
-                self._metric(one[some], truth[some]),
-                self._metric(other[some], truth[some]),
-            ),
-            len(truth),
-        )
+        sums, others = (task.sums(truth, outputs, self.model.labels) for outputs in (one, other))
+        if sums is None or others is None:
+            return paired.bootstrap(lambda rows, some: self._metric(rows, truth[some]), one, other)
+        return paired.bootstrap(lambda rows, _: task.of_sums(rows.sum(0)), sums, others)
 
 
 class Gate(Sample):

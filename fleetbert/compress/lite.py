@@ -67,7 +67,7 @@ def export_lite(
     tokenizer = _compiled(bundle)
     made_from = STATIC if precision == "static-int8" else "float32"
     source = _source(bundle, made_from)
-    name = variant_name(target, precision, early_exit)
+    name = f"lite-{target}-{precision}" + ("-early-exit" if early_exit else "")
     early = _source(bundle, EARLY_EXIT) if early_exit else None
     # On the bundle's disk: it holds the model up to five times.
     with bundles.adding(path, name) as new, tempfile.TemporaryDirectory(
@@ -77,9 +77,7 @@ def export_lite(
             made = _convert_static(source, Path(temporary))
         else:
             made = _convert(bundle, source, Path(temporary), target, precision, early)
-        accuracy = []
-        if gate is not None:
-            accuracy = [_measure(bundle, name, made, gate, threads)]
+        accuracy = [] if gate is None else [_measure(bundle, name, made, gate, threads)]
         if tokenizer is not None:
             lite_unigram.write(tokenizer, made.converted.folder)
         for file in made.converted.folder.iterdir():
@@ -97,35 +95,19 @@ def export_lite(
         return Result(new.add(variant), name)
 
 
-def variant_name(target: str, precision: str, early_exit: bool = False) -> str:
-    """lite-armv8-int8, lite-armv8-int8-early-exit, ..."""
-    return f"lite-{target}-{precision}" + ("-early-exit" if early_exit else "")
-
-
-class _Converted(NamedTuple):
-    """folder: with the variant's files alone; answers: logits of the batches that were asked."""
-
-    folder: Path
-    versions: dict[str, str]
-    kernels: list[str]
-    answers: list[np.ndarray]
-
-
 class _Made(NamedTuple):
     """converted: what goes into the bundle; twin: what of it runs here, if anything does."""
 
-    converted: _Converted
+    converted: lite_opt.Converted
     twin: Path | None
     fields: dict[str, Any]
 
 
 def _check_choice(target: str, precision: str, gate: config.Gate | None, early_exit: bool) -> None:
-    for name, value, values in (
-        ("target", target, TARGETS),
-        ("precision", precision, PRECISIONS),
-    ):
-        if value not in values:
-            raise UserError(f"{name} is {value!r}; choose one of {', '.join(values)}")
+    if target not in TARGETS:
+        raise UserError(f"target is {target!r}; choose one of {', '.join(TARGETS)}")
+    if precision not in PRECISIONS:
+        raise UserError(f"precision is {precision!r}; choose one of {', '.join(PRECISIONS)}")
     if precision == "static-int8" and target == "x86":
         raise UserError(
             "static-int8 cannot be had for x86: Paddle Lite has no int8 kernels there and answers "
@@ -224,16 +206,13 @@ def _convert(
         settings = exits.load_settings(early)
         parts = _cut(program, arrays, settings, temporary)
         extra.update(settings._asdict())
-    if target == "x86":
-        converted = _run_opt(parts, temporary / "x86", "x86", bits, batches)
-    else:
-        float16 = precision == "float16"
-        converted = _run_opt(parts, temporary / "arm", "arm", bits, (), float16)
     if precision == "float16":
+        converted = lite_opt.convert(parts, temporary / "arm", "arm", float16=True)
         return _Made(converted, None, extra)
-    twin = converted
+    twin = lite_opt.convert(parts, temporary / "x86", "x86", bits=bits, batches=batches)
+    converted = twin
     if target != "x86":
-        twin = _run_opt(parts, temporary / "x86", "x86", bits, batches)
+        converted = lite_opt.convert(parts, temporary / "arm", "arm", bits=bits)
     same = expected
     if bits is not None:
         names = lite_program.quantized_weights(program, arrays)
@@ -288,34 +267,7 @@ def _convert_static(source: Path, temporary: Path) -> _Made:
                 "converter would scale twice: run `fleetbert quantize` again"
             )
     folder = _write(temporary / "static", program, arrays)
-    converted = _run_opt({MODEL: folder}, temporary / "arm", "arm", None, ())
-    return _Made(converted, None, {})
-
-
-def _run_opt(
-    parts: dict[str, Path],
-    folder: Path,
-    target: str,
-    bits: int | None,
-    batches: Sequence[lite_opt.Batch],
-    float16: bool = False,
-) -> _Converted:
-    """Convert the programs in the folders `parts` to files of these names in `folder`.
-
-    batches go through all of them: of those after the first, each takes what the one before
-    answered, and the token ids.
-    """
-    folder.mkdir()
-    kernels: set[str] = set()
-    asked = batches
-    for name, source in parts.items():
-        work = folder.with_name(f"{folder.name}-{name}")
-        work.mkdir()
-        done = lite_opt.convert(source, work, target, float16=float16, bits=bits, batches=asked)
-        done.model.rename(folder / name)
-        kernels |= {*done.kernels}
-        asked = [(state, ids) for state, (ids, _) in zip(done.answers, batches)]
-    return _Converted(folder, done.versions, sorted(kernels), done.answers)
+    return _Made(lite_opt.convert({MODEL: folder}, temporary / "arm", "arm"), None, {})
 
 
 def _measure(

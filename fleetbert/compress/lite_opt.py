@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -26,17 +26,18 @@ Batch = Sequence[np.ndarray]
 
 
 class Converted(NamedTuple):
-    """model: the .nb file; versions: of the converter; kernels: what it needs of an engine, such as
-    "fc,kARM,kFloat,kNCHW,def"; answers: logits of the batches, if there were any."""
+    """folder: with the .nb files alone; versions: of the converter; kernels: what they need of an
+    engine, such as "fc,kARM,kFloat,kNCHW,def"; answers: logits of the batches, if there were
+    any."""
 
-    model: Path
+    folder: Path
     versions: dict[str, str]
     kernels: list[str]
     answers: list[np.ndarray]
 
 
 def convert(
-    source: Path,
+    parts: Mapping[str, Path],
     folder: Path,
     target: str,
     *,
@@ -44,12 +45,36 @@ def convert(
     bits: int | None = None,
     batches: Sequence[Batch] = (),
 ) -> Converted:
-    """Convert model.pdmodel and model.pdiparams in `source`; what is written goes to `folder`.
+    """Convert the programs (model.pdmodel and model.pdiparams) in the folders `parts` to files of
+    these names in `folder`.
 
     target: "arm" or "x86". bits: 8 or 16 makes integers of the weights. batches: input_ids and
-    token_type_ids to answer with the converted model, which then has to be for x86.
+    token_type_ids to answer with the converted model, which then has to be for x86. They go through
+    all parts: of those after the first, each takes what the one before answered, and the token ids.
     UserError if there is no converter, or it fails.
     """
+    folder.mkdir()
+    kernels: set[str] = set()
+    asked = batches
+    for name, source in parts.items():
+        work = folder.with_name(f"{folder.name}-{name}")
+        work.mkdir()
+        done = _convert(source, work, target, float16, bits, asked)
+        (work / "model.nb").rename(folder / name)
+        kernels.update(done.kernels)
+        asked = [(state, ids) for state, (ids, _) in zip(done.answers, batches)]
+    return done._replace(folder=folder, kernels=sorted(kernels))
+
+
+def _convert(
+    source: Path,
+    folder: Path,
+    target: str,
+    float16: bool,
+    bits: int | None,
+    batches: Sequence[Batch],
+) -> Converted:
+    """Convert one of them to model.nb in `folder`."""
     job: dict[str, Any] = {
         "model": str((source / "model.pdmodel").resolve()),
         "params": str((source / "model.pdiparams").resolve()),
@@ -76,8 +101,8 @@ def convert(
         text=True,
         errors="replace",
     )
-    about, model = folder / "model.json", folder / "model.nb"
-    if done.returncode or not about.is_file() or not model.is_file():
+    about = folder / "model.json"
+    if done.returncode or not about.is_file() or not (folder / "model.nb").is_file():
         raise UserError(
             f"Paddle Lite's converter could not convert {source} for {target}: "
             f"{_reason(done.stdout) or f'exit code {done.returncode}'}; try another --precision"
@@ -88,7 +113,7 @@ def convert(
         with np.load(job["answers"]) as arrays:
             answers = [arrays[f"a{number}"] for number in range(len(batches))]
     versions = {name: found[name] for name in ("opt", "paddlelite", "python")}
-    return Converted(model, versions, found["kernels"], answers)
+    return Converted(folder, versions, found["kernels"], answers)
 
 
 def find_python() -> tuple[str, dict[str, str]]:

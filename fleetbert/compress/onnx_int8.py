@@ -31,9 +31,10 @@ from fleetbert import bundle as bundles
 from fleetbert.compress import onnx
 from fleetbert.compress.gate import Sample
 from fleetbert.compress.texts import Feeds
-from fleetbert.compress.work import Work, Write, versions
+from fleetbert.compress.work import Work, Write
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
+from fleetbert.export.program import versions
 
 log = logging.getLogger(__name__)
 

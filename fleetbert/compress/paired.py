@@ -13,7 +13,7 @@ A metric that is no share of right answers is computed on texts drawn anew with 
 from __future__ import annotations
 
 import math
-from typing import Callable, Tuple
+from typing import Callable
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from fleetbert.bundle import Drop
 Z = 1.959964  # two-sided 95 %
 DRAWS = 1000  # of the bootstrap
 STEPS = 60  # of halving, on an interval of width 2: beyond float64
-# For numbers of texts, the metric of float32 and of the variant.
-Metric = Callable[[np.ndarray], Tuple[float, float]]
+# Of some texts' outputs, and which they are.
+Metric = Callable[[np.ndarray, np.ndarray], float]
 
 
 def of_answers(before: np.ndarray, after: np.ndarray) -> Drop:
@@ -86,14 +86,20 @@ def standard_error(lost: int, gained: int, texts: int) -> float:
     return math.sqrt(changed - difference**2 / n) / n
 
 
-def bootstrap(metric: Metric, texts: int, seed: int = 0) -> Drop:
-    """The drop of any metric, with the interval between the 2.5th and the 97.5th percentile of
-    DRAWS samples. Samples for which the metric is not defined are left out."""
-    before, after = metric(np.arange(texts))
-    random = np.random.default_rng(seed)
-    drawn = [metric(random.integers(0, texts, texts)) for _ in range(DRAWS)]
-    low, high = np.nanpercentile([first - second for first, second in drawn], (2.5, 97.5))
-    return Drop(value=before - after, low=float(low), high=float(high), test="bootstrap")
+def bootstrap(metric: Metric, before: np.ndarray, after: np.ndarray) -> Drop:
+    """The drop of any metric, of what two models say of each text, with the interval between the
+    2.5th and the 97.5th percentile of DRAWS samples. Samples for which the metric is not defined
+    are left out."""
+
+    def drop(some: np.ndarray) -> float:
+        return metric(before[some], some) - metric(after[some], some)
+
+    texts = len(before)
+    random = np.random.default_rng(0)
+    drawn = [drop(random.integers(0, texts, texts)) for _ in range(DRAWS)]
+    low, high = np.nanpercentile(drawn, (2.5, 97.5))
+    value = drop(np.arange(texts))
+    return Drop(value=value, low=float(low), high=float(high), test="bootstrap")
 
 
 def texts_needed(drop: Drop, texts: int, allowed: float) -> int | None:

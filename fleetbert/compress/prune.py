@@ -23,8 +23,9 @@ from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress import from_program, importance, tuning
 from fleetbert.compress.importance import Importance, Kept
-from fleetbert.compress.work import Work, Write, versions
+from fleetbert.compress.work import Work, Write
 from fleetbert.data.batching import plan_inference
+from fleetbert.export.program import versions
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
 from fleetbert.models import encoders, heads, weights

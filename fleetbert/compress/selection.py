@@ -42,15 +42,9 @@ def open_sample(
     if settings.data is not None:
         known = evaluate.read_known(gate.model, path)
         texts = draw(len(known.truth), settings.texts, seed)
-        sample = Sample(gate.model, path, _some(known, texts))
+        some = evaluate.Known([known.examples[text] for text in texts], known.truth[texts], 0)
         log.info(f"choosing on {len(texts)} texts of {path}")
-        return sample
-    return _held_out_sample(gate, settings, path, seed, key)
-
-
-def _held_out_sample(
-    gate: Gate, settings: config.Selection, path: str, seed: int, key: str
-) -> Sample:
+        return Sample(gate.model, path, some)
     model = gate.model
     examples = read_unlabelled(path, model.task, key)
     count = held_out(len(examples), settings)
@@ -60,22 +54,16 @@ def _held_out_sample(
             "a labelled table as selection.data"
         )
     chosen = [examples[number] for number in draw(len(examples), len(examples), seed)[-count:]]
-    known = frozenset(model.labels)
+    labels = frozenset(model.labels)
     written = [example.label or "" for example in chosen]
-    labelled = all(one and model.task.unknown(one, known) is None for one in written)
-    truth = np.zeros(count, np.int64)
-    if labelled:
-        truth = model.task.targets(written, model.labels)
-    texts = evaluate.Known(chosen, truth, 0)
-    sample = Sample(model, f"{count} texts held out of {path}", texts)
+    labelled = all(one and model.task.unknown(one, labels) is None for one in written)
+    if not labelled and not model.task.picks_label:
+        raise UserError(f"{key}: {path} has no labels; name a labelled table as selection.data")
+    truth = model.task.targets(written, model.labels) if labelled else np.zeros(count, np.int64)
+    name = f"{count} texts held out of {path}"
+    sample = Sample(model, name, evaluate.Known(chosen, truth, 0))
     if not labelled:
-        if not model.task.picks_label:
-            raise UserError(f"{key}: {path} has no labels; name a labelled table as selection.data")
         sample.truth = sample.float32.argmax(1)
     by = "their labels" if labelled else "what float32 answers to them"
-    log.info(f"choosing on {sample.name}, by {by}")
+    log.info(f"choosing on {name}, by {by}")
     return sample
-
-
-def _some(known: evaluate.Known, texts: np.ndarray) -> evaluate.Known:
-    return evaluate.Known([known.examples[text] for text in texts], known.truth[texts], 0)

@@ -19,7 +19,8 @@ from fleetbert.compress import adaround, calibrate, clip, sensitivity, split
 from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers
 from fleetbert.compress.texts import Batches, Feeds
-from fleetbert.compress.work import Source, Work, Write, versions, weight_errors
+from fleetbert.compress.work import Source, Work, Write, weight_errors
+from fleetbert.export.program import versions
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph import split as graph

@@ -3,6 +3,7 @@ with the trainer of any job, and gives its parameters back under the program's n
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Callable
 
@@ -115,26 +116,19 @@ def train(work: Work, change: Change) -> paddle.nn.Layer | None:
     None on ranks other than the first.
     """
     job = training_job(work.job, work.bundle)
-    best = _Best()
+    best: paddle.nn.Layer | None = None
+    opened = {"bundle": work.bundle, "variant": work.job.source, "change": change}
 
-    def open_trainable(settings: config.Tuning, connected: Single) -> Tuned:
-        return open_tuned(settings, connected, work.bundle, work.job.source, change)
-
-    training.train_with(connect(job), job, open_trainable, best)
-    return best.network
-
-
-class _Best:
-    """Takes the network of the best step where a run's results would be written."""
-
-    network: paddle.nn.Layer | None = None
-
-    def __call__(self, run: Run, summary: training.Summary) -> None:
-        network = run.task.network
-        network.set_state_dict(training.best_weights(run))
+    def take(run: Run, summary: training.Summary) -> None:
+        """The network, where a run's results would be written."""
+        nonlocal best
+        best = run.task.network
+        best.set_state_dict(training.best_weights(run))
         training.write_summary(run, summary)
-        network.eval()
-        self.network = network
+        best.eval()
+
+    training.train_with(connect(job), job, functools.partial(open_tuned, **opened), take)
+    return best
 
 
 def open_tuned(

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
-import paddle
 
-import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
 from fleetbert.compress import selection, smooth
@@ -166,10 +164,6 @@ def matching(patterns: Sequence[str], names: Iterable[str]) -> list[str]:
             raise UserError(f"skip: {pattern!r} matches no weight; there are {shown}, ...")
         chosen += hits
     return chosen
-
-
-def versions() -> dict[str, str]:
-    return {"fleetbert": fleetbert.__version__, "paddlepaddle": paddle.__version__}
 
 
 def weight_errors(

@@ -19,13 +19,13 @@ import numpy as np
 import paddle
 from google.protobuf.message import DecodeError
 
-import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import config, encodings
 from fleetbert.compat import paddle_inference
 from fleetbert.data import tokenizers
 from fleetbert.engines import alike, engine, golden, predictor
 from fleetbert.errors import UserError
+from fleetbert.export.program import versions
 from fleetbert.graph import int8, tidy, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
@@ -168,8 +168,7 @@ def import_program(
 
 
 def _origin(path: Path) -> dict[str, object]:
-    versions = {"fleetbert": fleetbert.__version__, "paddlepaddle": paddle.__version__}
-    return {"made_from": str(path), "versions": versions}
+    return {"made_from": str(path), "versions": versions()}
 
 
 def _read(path: Path) -> Given:

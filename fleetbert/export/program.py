@@ -51,29 +51,23 @@ def export_bundle(
 
     headed = network if isinstance(network, Headed) else None
     opened = tokenizers.open(tokenizer)
-    vocab_size, pad_id = opened.vocab_size, opened.pad_id
-    answers = tasks.get(task).answers
+    limits = {"max_length": max_length, "vocab_size": opened.vocab_size, "pad_id": opened.pad_id}
 
     def fill(folder: Path) -> list[bundle.Variant]:
-        difference = export_program(
-            network,
-            folder / "float32",
-            max_length=max_length,
-            vocab_size=vocab_size,
-            pad_id=pad_id,
-        )
+        difference = export_program(network, folder / "float32", **limits)
+        kept = None
+        if tasks.get(task).answers:
+            with _answering(network, max_length) as run:
+                kept = golden.record(run, share=golden.FLOAT_SHARE, **limits)
         return [
             bundle.ProgramVariant(
                 name="float32",
                 made_from=made_from,
                 accuracy=list(accuracy),
                 runs_on=["x86", "gpu", "armv8"],
-                versions={
-                    "fleetbert": fleetbert.__version__,
-                    "paddlepaddle": paddle.__version__,
-                },
+                versions=versions(),
                 max_difference_to_network=difference,
-                golden=_golden(network, max_length, vocab_size, pad_id) if answers else None,
+                golden=kept,
             )
         ]
 
@@ -90,6 +84,11 @@ def export_bundle(
     )
 
 
+def versions() -> dict[str, str]:
+    """Of what makes a program."""
+    return {"fleetbert": fleetbert.__version__, "paddlepaddle": paddle.__version__}
+
+
 def export_program(
     network: paddle.nn.Layer, folder: Path, *, max_length: int, vocab_size: int, pad_id: int = 0
 ) -> float:
@@ -100,7 +99,11 @@ def export_program(
     difference in logits above LARGEST_DIFFERENCE is a UserError.
     """
     save_program(network, folder)
-    difference = _compare(network, folder, max_length, vocab_size, pad_id)
+    run = engine.open_folder(engine.FLOAT32, folder)
+    batches = alike.random_batches(max_length, vocab_size, pad_id)
+    with _answering(network, max_length) as exact:
+        expected = [exact(*batch) for batch in batches]
+    difference = alike.difference([run(*batch) for batch in batches], expected)
     if not difference <= LARGEST_DIFFERENCE:  # also catches NaN
         raise UserError(
             f"the exported program's logits differ from the network's by {difference:.3g} (at "
@@ -116,58 +119,35 @@ def save_program(network: paddle.nn.Layer, folder: Path) -> None:
     spec = [
         paddle.static.InputSpec([-1, -1], "int64", name) for name in ("input_ids", "token_type_ids")
     ]
-    with _evaluating(network):
+    with _answering(network):
         program_desc.save(network, folder / "model", spec)
     program = programs.read(folder / "model.pdmodel")
     programs.write(folder / "model.pdmodel", tidy.tidy(program))
 
 
-def _compare(
-    network: paddle.nn.Layer, folder: Path, max_length: int, vocab_size: int, pad_id: int
-) -> float:
-    """The largest difference of logits between the network and its program, over some shapes."""
-    run = engine.open_folder(engine.FLOAT32, folder)
-    batches = alike.random_batches(max_length, vocab_size, pad_id)
-    with _evaluating(network):
-        expected = [_answer(network, *batch, max_length) for batch in batches]
-    return alike.difference([run(*batch) for batch in batches], expected)
-
-
-def _golden(
-    network: paddle.nn.Layer, max_length: int, vocab_size: int, pad_id: int
-) -> bundle.Golden:
-    """Answers of the network itself, for whoever serves the program."""
+@contextlib.contextmanager
+def _answering(network: paddle.nn.Layer, max_length: int = 0) -> Iterator[golden.Run]:
+    """What the network answers without dropout; it is left as it was."""
 
     def run(input_ids: np.ndarray, token_type_ids: np.ndarray) -> np.ndarray:
-        return _answer(network, input_ids, token_type_ids, max_length)
+        try:
+            with paddle.no_grad():
+                inputs = paddle.to_tensor(input_ids), paddle.to_tensor(token_type_ids)
+                return network(*inputs).numpy()
+        except Exception as error:
+            length = input_ids.shape[1]
+            if length <= max_length:
+                raise
+            raise UserError(
+                f"texts of up to {max_length} tokens (max_length) are padded to {length} at "
+                "inference and the network has no such positions; choose a max_length from "
+                f"{SAFE_LENGTHS}"
+            ) from error
 
-    with _evaluating(network):
-        return golden.record(run, max_length, vocab_size, golden.FLOAT_SHARE, pad_id)
-
-
-@contextlib.contextmanager
-def _evaluating(network: paddle.nn.Layer) -> Iterator[None]:
-    """Without dropout; the network is left as it was."""
     training = network.training
     network.eval()
     try:
-        yield
+        yield run
     finally:
         if training:
             network.train()
-
-
-def _answer(
-    network: paddle.nn.Layer, input_ids: np.ndarray, token_type_ids: np.ndarray, max_length: int
-) -> np.ndarray:
-    try:
-        with paddle.no_grad():
-            return network(paddle.to_tensor(input_ids), paddle.to_tensor(token_type_ids)).numpy()
-    except Exception as error:
-        length = input_ids.shape[1]
-        if length <= max_length:
-            raise
-        raise UserError(
-            f"texts of up to {max_length} tokens (max_length) are padded to {length} at inference "
-            f"and the network has no such positions; choose a max_length from {SAFE_LENGTHS}"
-        ) from error

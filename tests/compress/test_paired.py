@@ -81,7 +81,7 @@ def test_the_bootstrap_draws_texts_with_both_answers():
     random = np.random.default_rng(1)
     before = random.random(400) < 0.9
     after = np.where(random.random(400) < 0.05, ~before, before)
-    drop = paired.bootstrap(lambda texts: (before[texts].mean(), after[texts].mean()), 400)
+    drop = paired.bootstrap(lambda answers, _: answers.mean(), before, after)
     change = before.astype(int) - after
     rates = [(change == value).mean() for value in (1, -1, 0)]
     drawn = np.random.default_rng(2).multinomial(400, rates, 20_000)
