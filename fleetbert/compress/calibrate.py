@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 import paddle
@@ -17,11 +17,9 @@ from paddle.static.quantization import PostTrainingQuantization
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress.texts import Batches
 from fleetbert.graph import program as programs
+from fleetbert.graph import quantizers
+from fleetbert.graph.quantizers import LINEAR
 from fleetbert.graph.weights import Quantized
-
-# The operator that PaddlePaddle exports a Linear as.
-LINEAR = "matmul_v2"
-QUANTIZERS = ("quantize_linear", "dequantize_linear")
 
 
 class Calibration(NamedTuple):
@@ -67,42 +65,14 @@ def calibrate(
         )
         desc = quantization.quantize().desc.serialize_to_string()
         program = programs.ProgramDesc.FromString(desc)
-        parameters = _parameters(program, scope)
-    thresholds, weights = _read(program, parameters)
+        parameters = {
+            name: np.array(scope.find_var(name).get_tensor())
+            for name in programs.parameter_names(program)
+        }
+    thresholds, weights = quantizers.read(program, parameters)
     for name in weights:  # Paddle leaves that to its own way of saving
         programs.tensor(program.blocks[0], name).data_type = programs.VarType.INT8
     return Calibration(thresholds, weights, program, parameters)
-
-
-def in_float32(found: Calibration, names: Sequence[str]) -> programs.ProgramDesc:
-    """The calibration's program with the Linear layers of these weights in float32."""
-    program = programs.copy(found.program)
-    block = program.blocks[0]
-    makers = {name: op for op in block.ops for name in programs.written_by(op)}
-
-    def source(name: str) -> str:
-        """What a variable was before quantize and dequantize operators."""
-        while name in makers and makers[name].type in QUANTIZERS:
-            name = programs.argument(makers[name].inputs, "X")
-        return name
-
-    for op in block.ops:
-        weight = source(programs.argument(op.inputs, "Y")) if op.type == LINEAR else ""
-        if weight in names:
-            for slot in op.inputs:
-                slot.arguments[:] = [source(name) for name in slot.arguments]
-            programs.tensor(block, weight).data_type = programs.VarType.FP32
-    # First the dequantize operators that nothing reads any more, then the quantize operators.
-    for _ in range(2):
-        read = {name for op in block.ops for name in programs.read_by(op)}
-        kept = [
-            op
-            for op in block.ops
-            if op.type not in QUANTIZERS or programs.argument(op.outputs, "Y") in read
-        ]
-        programs.replace_ops(block, kept)
-    programs.keep_variables(block, {name for op in block.ops for name in programs.arguments(op)})
-    return program
 
 
 def with_thresholds(
@@ -121,28 +91,3 @@ def with_thresholds(
             value = changed[programs.argument(op.inputs, "X")]
             parameters[scale] = np.full_like(parameters[scale], value)
     return found._replace(thresholds=changed, parameters=parameters)
-
-
-def _parameters(program: programs.ProgramDesc, scope: Any) -> dict[str, np.ndarray]:
-    return {
-        name: np.array(scope.find_var(name).get_tensor())
-        for name in programs.parameter_names(program)
-    }
-
-
-def _read(
-    program: programs.ProgramDesc, parameters: dict[str, np.ndarray]
-) -> tuple[dict[str, float], dict[str, Quantized]]:
-    """Thresholds of activations, and quantized weights, from quantize and dequantize operators."""
-    thresholds, weights = {}, {}
-    for op in program.blocks[0].ops:
-        if op.type not in QUANTIZERS:
-            continue
-        name = programs.argument(op.inputs, "X")
-        scale = parameters[programs.argument(op.inputs, "Scale")].astype(np.float32)
-        if name in parameters:
-            integers = parameters[name].astype(np.int8)
-            weights[name] = Quantized(integers, scale.reshape(-1), 1)
-        elif op.type == "quantize_linear":
-            thresholds[name] = float(scale.reshape(-1)[0])
-    return thresholds, weights

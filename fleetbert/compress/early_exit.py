@@ -189,7 +189,7 @@ def observe(
     count = len(opened.groups)
     tokens = np.zeros(len(truth), np.int64)
     for numbers, batch in batches:
-        tokens[numbers] = (batch.input_ids != opened.early_exit.pad_id).sum(1)
+        tokens[numbers] = (batch.input_ids != settings.pad_id).sum(1)
     predicted = np.zeros((count, len(truth)), np.int64)
     doubt = np.zeros((count, len(truth)))
     outputs: np.ndarray | None = None
@@ -201,11 +201,10 @@ def observe(
             whole(batch.input_ids, batch.token_type_ids)
             alone += time.perf_counter() - started
             started = time.perf_counter()
-            at = packed_layout(batch.input_ids != opened.early_exit.pad_id)
-            state = opened.groups[0](batch.input_ids, batch.token_type_ids, at)
-            for layer in range(1, count + 1):
-                if layer > 1:
-                    state = opened.groups[layer - 1](state, batch.input_ids, at)
+            at = packed_layout(batch.input_ids != settings.pad_id)
+            state, other = batch.input_ids, batch.token_type_ids
+            for layer, group in enumerate(opened.groups, 1):
+                state, other = group(state, other, at), batch.input_ids
                 last = layer == count
                 found = state if last else heads.KINDS[kind](trained[layer], state, at)
                 doubt[layer - 1, numbers] = exits.doubt(settings, found, found)

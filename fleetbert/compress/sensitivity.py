@@ -12,12 +12,12 @@ from typing import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fleetbert.compress.calibrate import LINEAR
 from fleetbert.engines import engine, predictor
 from fleetbert.graph import embeddings, int8, split
 from fleetbert.graph import groups as layer_groups
 from fleetbert.graph import program as programs
 from fleetbert.graph.fuse import Fused
+from fleetbert.graph.quantizers import LINEAR
 from fleetbert.graph.weights import Quantized, widen
 
 # Batches of texts that errors and histograms come from.

@@ -21,7 +21,7 @@ from fleetbert.compress.sensitivity import Layers
 from fleetbert.compress.texts import Batches, Feeds
 from fleetbert.compress.work import Source, Work, Write, weight_errors
 from fleetbert.export.program import versions
-from fleetbert.graph import int8, weights
+from fleetbert.graph import int8, quantizers, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph import split as graph
 from fleetbert.graph.first_token import first_token_only
@@ -189,7 +189,7 @@ def write_mix(
     program = int8.to_int8(first_token_only(fused.program), calibration.thresholds, quantized)
     programs.write(folder / "x86.pdmodel", graph.fit(program, arrays, widened))
     if converter:
-        plain = calibrate.in_float32(calibration, float32)
+        plain = quantizers.in_float32(calibration.program, float32)
         for first in widened.values():
             arrays[first + weights.SCALE] = quantized[first].scales
         programs.write(folder / "model.pdmodel", graph.fit(plain, arrays, widened))

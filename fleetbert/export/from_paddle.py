@@ -26,18 +26,18 @@ from fleetbert.data import tokenizers
 from fleetbert.engines import alike, engine, golden, predictor
 from fleetbert.errors import UserError
 from fleetbert.export.program import versions
-from fleetbert.graph import int8, tidy, weights
+from fleetbert.graph import int8, quantizers, tidy, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
 from fleetbert.graph.fuse import fuse
-from fleetbert.graph.program import OpDesc, Parameters, ProgramDesc, VarType
+from fleetbert.graph.program import Parameters, ProgramDesc, VarType
+from fleetbert.graph.quantizers import QUANTIZERS
 from fleetbert.graph.transposes import merge_transposes
 from fleetbert.graph.weights import Quantized
 
 NAME = "int8-imported"
 PROGRAM = ".pdmodel"
 WEIGHTS = ("model*.safetensors*", "model_state*.pdparams*", "pytorch_model*.bin*")
-QUANTIZERS = ("quantize_linear", "dequantize_linear")
 # Relative error (Frobenius norm) of the logits of a quantized program's variants beside its own, on
 # random ids. float32 does not round activations, int8-imported no products of attention, and some
 # processors take 7 bits of weights. Another model's logits are off by more than 1.
@@ -260,37 +260,11 @@ def _answers(given: Given, batches: Sequence[Batch]) -> list[np.ndarray]:
 
 def _widened(program: ProgramDesc, arrays: Parameters) -> Widened:
     """The program without quantize and dequantize operators."""
-    program, arrays = programs.copy(program), dict(arrays)
-    block = program.blocks[0]
-    thresholds, quantized = {}, {}
-    same_as: dict[str, str] = {}
-    kept: list[OpDesc] = []
-    for op in block.ops:
-        programs.rename(op.inputs, same_as)
-        if op.type not in QUANTIZERS:
-            kept.append(op)
-            continue
-        name = programs.argument(op.inputs, "X")
-        same_as[programs.argument(op.outputs, "Y")] = name
-        scale = arrays[programs.argument(op.inputs, "Scale")].astype(np.float32).reshape(-1)
-        if name in arrays:
-            quantized[name] = _integers(arrays[name], scale, programs.attribute(op, "quant_axis").i)
-        elif op.type == "quantize_linear":
-            thresholds[name] = float(scale[0])
-    for name, integers in quantized.items():
-        arrays[name] = weights.widen(integers)
-        programs.tensor(block, name).data_type = VarType.FP32
-    programs.replace_ops(block, kept)
-    programs.keep_variables(block, {name for op in kept for name in programs.arguments(op)})
+    thresholds, quantized = quantizers.read(program, arrays)
+    program = quantizers.in_float32(program)
+    arrays = {**arrays, **{name: weights.widen(one) for name, one in quantized.items()}}
     arrays = {name: arrays[name] for name in programs.parameter_names(program)}
     return Widened(program, arrays, thresholds, quantized)
-
-
-def _integers(stored: np.ndarray, scale: np.ndarray, axis: int) -> Quantized:
-    """scale: one for each index of the axis, or one for all."""
-    axis = max(axis, 0) if len(scale) > 1 else stored.ndim - 1
-    scales = np.broadcast_to(scale, stored.shape[axis : axis + 1])
-    return Quantized(stored.astype(np.int8), np.ascontiguousarray(scales), axis)
 
 
 def _check_padding(run: golden.Run, tokenizer: tokenizers.Tokenizer, path: Path) -> None:

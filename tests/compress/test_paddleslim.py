@@ -17,6 +17,7 @@ from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress import calibrate, dynamic, qat
 from fleetbert.compress.work import Source
 from fleetbert.graph import program as programs
+from fleetbert.graph import quantizers
 from fleetbert.graph.mul import to_mul
 
 paddleslim = pytest.importorskip("paddleslim", reason="PaddleSlim 2.6.0: on Paddle 2.6.2 only")
@@ -56,18 +57,18 @@ def test_quant_post_static_is_posttrainingquantization(source, tmp_path):
             batch_nums=3,
             scope=scope,
             algo="avg",
-            quantizable_op_type=[calibrate.LINEAR],
+            quantizable_op_type=[quantizers.LINEAR],
             skip_tensor_list=left,
         )
     program = programs.read(tmp_path / "model.pdmodel")
     arrays = programs.read_parameters(program, tmp_path / "model.pdiparams")
-    thresholds, weights = calibrate._read(program, arrays)
+    thresholds, weights = quantizers.read(program, arrays)
     assert set(weights) == set(ours.weights) and len(weights) > 10
     for name, found in weights.items():
         np.testing.assert_array_equal(found.integers, ours.weights[name].integers)
         np.testing.assert_array_equal(found.scales, ours.weights[name].scales)
     assert {name: ours.thresholds[name] for name in thresholds} == thresholds
-    layers = [op for op in source.program.blocks[0].ops if op.type == calibrate.LINEAR]
+    layers = [op for op in source.program.blocks[0].ops if op.type == quantizers.LINEAR]
     inputs = {
         programs.argument(op.inputs, "X")
         for op in layers

@@ -121,13 +121,9 @@ def train_heads(
     examples, labels = _examples(job, model, teacher, ranks)
     if ranks.world_size > 1:  # gloo waits 30 s at most
         training.wait_for_ranks("fleetbert-hidden-states", ranks.number, ranks.world_size)
-    trained: dict[int, Tensors] = {}
-    kind = model.task.doubt()
-    how = (job.seed, ranks.number, ranks.add_up, kind)
+    how = (job.seed, ranks.number, ranks.add_up, model.task.doubt())
     found = heads.train(job.distill, examples, labels, *how)
-    for layer, tensors in enumerate(tqdm(found, "heads", len(teacher.layers) - 1, disable=None), 1):
-        trained[layer] = tensors
-    return trained
+    return dict(enumerate(tqdm(found, "heads", len(teacher.layers) - 1, disable=None), 1))
 
 
 def _examples(

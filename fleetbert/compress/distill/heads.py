@@ -113,11 +113,49 @@ def train(
     inner = settings.width or max(2, width // 12 * 2)  # even, for two attention heads
     count = examples[0].logits.shape[1]
     reach = [np.ones(len(example.numbers), np.float32) for example in examples]
+
+    def learn(head: nn.Layer, layer: int) -> None:
+        steps = settings.epochs * len(examples)
+        warm_up = max(1, steps // 10)
+        schedule = paddle.optimizer.lr.LambdaDecay(
+            settings.learning_rate,
+            lambda step: min(
+                (step + 1) / warm_up, max(0.0, (steps - step) / (steps - warm_up + 1))
+            ),
+        )
+        optimizer = paddle.optimizer.AdamW(
+            schedule, parameters=head.parameters(), weight_decay=settings.weight_decay
+        )
+        random = np.random.default_rng(seed)
+        for epoch in range(settings.epochs):
+            for number in random.permutation(len(examples)):
+                example = examples[number]
+                x = paddle.to_tensor(example.inputs[layer].astype(np.float32))
+                logits = head(F.dropout(x, settings.dropout), paddle.to_tensor(example.real))
+                losses = LOSSES[kind](logits, paddle.to_tensor(example.logits))
+                if settings.labels_weight and labels is not None:
+                    truth = paddle.to_tensor(labels[example.numbers])
+                    losses = losses * (1 - settings.labels_weight)
+                    losses = losses + settings.labels_weight * F.cross_entropy(
+                        logits, truth, reduction="none"
+                    )
+                if settings.weighting == "uncertainty":
+                    weight = _weight(reach[number], example.numbers, seed, epoch)
+                    losses = losses * paddle.to_tensor(weight)
+                loss = losses.sum()
+                (loss * example.share).backward()
+                if add_up is not None:
+                    for parameter in head.parameters():
+                        add_up(parameter.grad)
+                optimizer.step()
+                optimizer.clear_grad()
+                schedule.step()
+
     for layer in range(len(examples[0].inputs)):
         paddle.seed(seed)
         head = KINDS[settings.head](width, inner, count)
         paddle.seed(seed + rank)  # dropout's: of other texts in each rank
-        _train(head, settings, examples, layer, labels, reach, seed, add_up, kind)
+        learn(head, layer)
         if settings.weighting == "uncertainty":
             for example, reached in zip(examples, reach):
                 np.minimum(reached, _uncertainty(head, example, layer, kind), out=reached)
@@ -141,52 +179,6 @@ def _standard(
     count, total, squares = added.numpy().tolist()
     center = total / count
     return center, max(squares / count - center**2, 1e-12) ** 0.5
-
-
-def _train(
-    head: nn.Layer,
-    settings: schema.Exits,
-    examples: Sequence[Example],
-    layer: int,
-    labels: np.ndarray | None,
-    reach: list[np.ndarray],
-    seed: int,
-    add_up: Callable[[paddle.Tensor], object] | None,
-    kind: str,
-) -> None:
-    steps = settings.epochs * len(examples)
-    warm_up = max(1, steps // 10)
-    schedule = paddle.optimizer.lr.LambdaDecay(
-        settings.learning_rate,
-        lambda step: min((step + 1) / warm_up, max(0.0, (steps - step) / (steps - warm_up + 1))),
-    )
-    optimizer = paddle.optimizer.AdamW(
-        schedule, parameters=head.parameters(), weight_decay=settings.weight_decay
-    )
-    random = np.random.default_rng(seed)
-    for epoch in range(settings.epochs):
-        for number in random.permutation(len(examples)):
-            example = examples[number]
-            x = paddle.to_tensor(example.inputs[layer].astype(np.float32))
-            logits = head(F.dropout(x, settings.dropout), paddle.to_tensor(example.real))
-            losses = LOSSES[kind](logits, paddle.to_tensor(example.logits))
-            if settings.labels_weight and labels is not None:
-                truth = paddle.to_tensor(labels[example.numbers])
-                losses = losses * (1 - settings.labels_weight)
-                losses = losses + settings.labels_weight * F.cross_entropy(
-                    logits, truth, reduction="none"
-                )
-            if settings.weighting == "uncertainty":
-                weight = _weight(reach[number], example.numbers, seed, epoch)
-                losses = losses * paddle.to_tensor(weight)
-            loss = losses.sum()
-            (loss * example.share).backward()
-            if add_up is not None:
-                for parameter in head.parameters():
-                    add_up(parameter.grad)
-            optimizer.step()
-            optimizer.clear_grad()
-            schedule.step()
 
 
 def _weight(reach: np.ndarray, numbers: np.ndarray, seed: int, epoch: int) -> np.ndarray:

@@ -13,16 +13,14 @@ from paddle import nn
 
 from fleetbert.compress.distill import teacher as teachers
 from fleetbert.train.strategies.single import Single
-from fleetbert.train.texts import Arrays, TextTask
+from fleetbert.train.texts import Arrays
 
 
-class Student(TextTask):
+class Student(teachers.Taught):
     """Classification with a loss that asks a teacher as well."""
 
     def __init__(self, teacher: teachers.Teacher, strategy: Single, *arguments: Any):
-        super().__init__(*arguments)
-        self.origins["distill.teacher"] = teacher.digest
-        self.teacher_notes = teachers.notes(teacher, self.labels)
+        super().__init__(teacher, strategy, *arguments)
         self.settings = self.job.distill  # type: ignore[attr-defined]
         self.teacher: nn.Layer | None = None
         if teacher.source is None:
@@ -35,16 +33,13 @@ class Student(TextTask):
         if self.settings.hidden_weight:
             self._map_layers(self.teacher)
 
-    def notes(self) -> list[str]:
-        return [*super().notes(), *self.teacher_notes]
-
     def _map_layers(self, teacher: nn.Layer) -> None:
         """Have the student's network give its layers' outputs too, and note the teacher's."""
         network = self.network
         own = network.network.bert.encoder.layers
         known = teacher.network.bert.encoder.layers
-        outputs = Outputs(own)
-        self.wanted = Outputs([known[n - 1] for n in teachers.evenly(len(own), len(known))])
+        outputs = outputs_of(own)
+        self.wanted = outputs_of([known[n - 1] for n in teachers.evenly(len(own), len(known))])
         widths = (network.network.config.hidden_size, teacher.network.config.hidden_size)
         if widths[0] != widths[1]:
             network.projections = nn.LayerList([nn.Linear(*widths) for _ in own])
@@ -53,11 +48,9 @@ class Student(TextTask):
         def forward(self, *arguments, **inputs):
             found = logits(*arguments, **inputs)
             if widths[0] == widths[1]:
-                return found, list(outputs.values)
+                return found, list(outputs)
             # In here, because data parallel looks for its weights behind what a forward gives.
-            return found, [
-                project(value) for project, value in zip(self.projections, outputs.values)
-            ]
+            return found, [project(value) for project, value in zip(self.projections, outputs)]
 
         network.forward = types.MethodType(forward, network)
 
@@ -87,7 +80,7 @@ class Student(TextTask):
             tokens = paddle.to_tensor(token_weights(arrays, self.tokenizer.pad_id))
             errors = [
                 (squared_error(own, wanted) * tokens).sum()
-                for own, wanted in zip(outputs, self.wanted.values)
+                for own, wanted in zip(outputs, self.wanted)
             ]
             loss = loss + settings.hidden_weight * sum(errors) / len(errors)
         return loss
@@ -99,16 +92,15 @@ class Student(TextTask):
             return self.teacher(**arrays["inputs"]).astype("float32")
 
 
-class Outputs:
-    """What some layers gave when they were called last."""
-
-    def __init__(self, layers: Iterable[nn.Layer]):
-        self.values: list[paddle.Tensor] = []
-        for number, layer in enumerate(layers):
-            self.values.append(None)
-            layer.register_forward_post_hook(
-                lambda _, __, output, number=number: self.values.__setitem__(number, output)
-            )
+def outputs_of(layers: Iterable[nn.Layer]) -> list[paddle.Tensor]:
+    """What some layers gave when they were called last: filled in at each call."""
+    values: list[paddle.Tensor] = []
+    for number, layer in enumerate(layers):
+        values.append(None)
+        layer.register_forward_post_hook(
+            lambda _, __, output, number=number: values.__setitem__(number, output)
+        )
+    return values
 
 
 def soft_cross_entropy(

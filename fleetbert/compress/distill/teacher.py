@@ -4,7 +4,7 @@ student takes over from it before the first step."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 from paddle import nn
@@ -21,6 +21,7 @@ from fleetbert.errors import UserError
 from fleetbert.models import heads, weights
 from fleetbert.models.encoders import Shape
 from fleetbert.train.strategies.single import Single
+from fleetbert.train.texts import TextTask
 
 
 class Teacher(NamedTuple):
@@ -163,14 +164,22 @@ def places(teacher: Teacher, labels: Sequence[str]) -> np.ndarray:
     return rows
 
 
-def notes(teacher: Teacher, labels: Sequence[str]) -> list[str]:
-    """That the teacher's labels come in another order, if they do."""
-    if list(places(teacher, labels)) == list(range(len(labels))):
-        return []
-    return [
-        f"{teacher.path}: the teacher's labels, {weights.few(teacher.labels)}, are put in the "
-        f"order {weights.few(labels)}"
-    ]
+class Taught(TextTask):
+    """A task whose network learns from a teacher."""
+
+    def __init__(self, teacher: Teacher, strategy: Single, *arguments: Any):
+        super().__init__(*arguments)
+        self.origins["distill.teacher"] = teacher.digest
+        self.strategy = strategy
+        self.teacher_notes = []
+        if list(places(teacher, self.labels)) != list(range(len(self.labels))):
+            self.teacher_notes.append(
+                f"{teacher.path}: the teacher's labels, {weights.few(teacher.labels)}, are put in "
+                f"the order {weights.few(self.labels)}"
+            )
+
+    def notes(self) -> list[str]:
+        return [*super().notes(), *self.teacher_notes]
 
 
 def build(teacher: Teacher, labels: Sequence[str]) -> nn.Layer:

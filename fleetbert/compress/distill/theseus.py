@@ -16,17 +16,14 @@ from paddle import nn
 
 from fleetbert.compress.distill import teacher as teachers
 from fleetbert.train.strategies.single import Single
-from fleetbert.train.texts import Arrays, TextTask
+from fleetbert.train.texts import Arrays
 
 
-class Theseus(TextTask):
+class Theseus(teachers.Taught):
     """The first training, of replacing; in evaluation the student's layers are alone."""
 
     def __init__(self, teacher: teachers.Teacher, strategy: Single, *arguments: Any):
-        super().__init__(*arguments)
-        self.origins["distill.teacher"] = teacher.digest
-        self.teacher_notes = teachers.notes(teacher, self.labels)
-        self.strategy = strategy
+        super().__init__(teacher, strategy, *arguments)
         bert = self.network.network.bert
         for parameter in self.network.parameters():
             parameter.stop_gradient = True
@@ -38,15 +35,9 @@ class Theseus(TextTask):
         for number, layer in enumerate(bert.encoder.layers):
             group = known[bounds[number] : bounds[number + 1]]
             _put_in_place(layer, group, self.drawn, number)
-        self.steps = self._count_steps()
-
-    def notes(self) -> list[str]:
-        return [*super().notes(), *self.teacher_notes]
-
-    def _count_steps(self) -> int:
         settings = self.job.trainer
         steps = sum(len(self.plan(epoch)) for epoch in range(settings.epochs))
-        return min(steps, settings.max_steps or steps)
+        self.steps = min(steps, settings.max_steps or steps)
 
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         if self.network.training:
