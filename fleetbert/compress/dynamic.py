@@ -22,7 +22,7 @@ from fleetbert.export.program import versions
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 from fleetbert.graph.mul import to_mul
-from fleetbert.graph.program import OpDesc, ProgramDesc
+from fleetbert.graph.program import ProgramDesc
 from fleetbert.graph.weights import Quantized, largest, quantize
 
 
@@ -83,22 +83,14 @@ def quantize_weights(origin: Source, bits: int = 8, skip: Sequence[str] = ()) ->
         arrays = programs.read_parameters(program, saved.with_suffix(".pdiparams"))
     integers = {}
     for op in program.blocks[0].ops:
-        name = _weight(op)
-        if op.type == "mul" and name in arrays and arrays[name].dtype != np.float32:
+        name = programs.argument(op.inputs, "Y") if op.type == "mul" else ""
+        if name in arrays and arrays[name].dtype != np.float32:
             step = np.array(programs.attribute(op, f"{name}_quant_scale").floats, np.float32)
-            # With NumPy 2, 3.3.1 tells none: it is the largest of each output's weights.
-            scales = step * np.float32(largest(bits)) if len(step) else _maxima(origin, name)
+            scales = step * np.float32(largest(bits))
+            if not len(step):  # Paddle 3.3.1 with NumPy 2 tells none
+                scales = np.abs(origin.arrays[name]).max(0)
             integers[name] = Quantized(arrays.pop(name), scales, 1)
     for name in programs.embedding_tables(program):
         if name not in skip:
             integers[name] = quantize(arrays.pop(name), 0, bits)
     return Dynamic(program, integers, arrays)
-
-
-def _maxima(origin: Source, name: str) -> np.ndarray:
-    maxima: np.ndarray = np.abs(origin.arrays[name]).max(0)
-    return maxima
-
-
-def _weight(op: OpDesc) -> str:
-    return next((slot.arguments[0] for slot in op.inputs if slot.parameter == "Y"), "")

@@ -11,7 +11,7 @@ import base64
 import json
 import re
 from pathlib import Path
-from typing import Any, Callable, Dict, NamedTuple
+from typing import Any, Dict, NamedTuple
 
 import numpy as np
 import tokenizers as library
@@ -80,8 +80,12 @@ def _parts(tokenizer: Whole, whole: Step, normalizer: Any) -> Compiled:
         "ids": ids,
     }
     settings = {
-        "normalizer": _steps(whole.get("normalizer"), "normalizers", _normalizer(tensors)),
-        "pre_tokenizer": _steps(whole.get("pre_tokenizer"), "pretokenizers", _pre_tokenizer),
+        "normalizer": [
+            _normalizer(step, tensors) for step in _steps(whole.get("normalizer"), "normalizers")
+        ],
+        "pre_tokenizer": [
+            _pre_tokenizer(step) for step in _steps(whole.get("pre_tokenizer"), "pretokenizers")
+        ],
         "added": [_added(token, normalizer) for token in whole.get("added_tokens") or []],
         "lowest_score": float(scores.min()),
         "unknown": model["unk_id"],
@@ -94,40 +98,33 @@ def _parts(tokenizer: Whole, whole: Step, normalizer: Any) -> Compiled:
     return Compiled(settings, tensors)
 
 
-def _steps(part: Step | None, inner: str, one: Callable[[Step], Step]) -> list[Step]:
+def _steps(part: Step | None, inner: str) -> list[Step]:
     """The steps of a part of tokenizer.json, those in sequences one after the other."""
     if part is None:
         return []
     if part["type"] != "Sequence":
-        return [one(part)]
-    found: list[Step] = []
-    for step in part[inner]:
-        found += _steps(step, inner, one)
-    return found
+        return [part]
+    return [one for step in part[inner] for one in _steps(step, inner)]
 
 
-def _normalizer(tensors: dict[str, np.ndarray]) -> Callable[[Step], Step]:
+def _normalizer(step: Step, tensors: dict[str, np.ndarray]) -> Step:
     """A step of the normalizer; what it needs of numbers is added to the tensors."""
-
-    def one(step: Step) -> Step:
-        kind = step["type"]
-        if kind == "Precompiled":
-            name = f"charsmap.{len(tensors)}"
-            data = base64.b64decode(step["precompiled_charsmap"])
-            tensors[name] = np.frombuffer(data, np.uint8)
-            return {"kind": "charsmap", "tensor": name}
-        if kind == "Replace":
-            return {**_pattern(step["pattern"]), "by": step["content"]}
-        if kind in FORMS:
-            compatible, composed = FORMS[kind]
-            return {"kind": "form", "compatible": compatible, "composed": composed}
-        if kind == "Strip":
-            return {"kind": "strip", "left": step["strip_left"], "right": step["strip_right"]}
-        if kind == "Lowercase":
-            return {"kind": "lowercase"}
-        raise _Unknown(f"its normalizer is {kind}")
-
-    return one
+    kind = step["type"]
+    if kind == "Precompiled":
+        name = f"charsmap.{len(tensors)}"
+        data = base64.b64decode(step["precompiled_charsmap"])
+        tensors[name] = np.frombuffer(data, np.uint8)
+        return {"kind": "charsmap", "tensor": name}
+    if kind == "Replace":
+        return {**_pattern(step["pattern"]), "by": step["content"]}
+    if kind in FORMS:
+        compatible, composed = FORMS[kind]
+        return {"kind": "form", "compatible": compatible, "composed": composed}
+    if kind == "Strip":
+        return {"kind": "strip", "left": step["strip_left"], "right": step["strip_right"]}
+    if kind == "Lowercase":
+        return {"kind": "lowercase"}
+    raise _Unknown(f"its normalizer is {kind}")
 
 
 def _pattern(pattern: dict[str, str]) -> Step:

@@ -99,13 +99,9 @@ def clipped(prepared: Prepared, source: Source, batches: Batches) -> Prepared:
     """With lower thresholds where texts want them; see `clip`."""
     thresholds = input_thresholds(prepared)
     cut = clip.choose(prepared.calibration, source.layers, batches.feeds(), thresholds)
-    for name, found in cut.items():
-        log.info(
-            f"clip: {name}: inputs cut at {found.threshold:.3g} instead of {found.former:.3g}, "
-            f"token error {found.error:.2%} instead of {found.former_error:.2%}"
-        )
+    lowered = _lowered(prepared, source, "clip", cut)
     log.info(f"clip: the inputs of {len(cut)} of {len(thresholds)} layers")
-    return _lowered(prepared, source, cut).telling(clipped=cut)
+    return lowered.telling(clipped=cut)
 
 
 def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> Prepared:
@@ -133,19 +129,22 @@ def in_pieces(prepared: Prepared, source: Source, batches: Batches) -> Prepared:
     """With units in pieces where texts want it; see `split`."""
     thresholds = input_thresholds(prepared)
     found = split.choose(prepared.calibration, source.layers, batches.feeds(), thresholds)
-    for name, one in found.items():
-        log.info(
-            f"split: {name}: inputs cut at {one.threshold:.3g} instead of {one.former:.3g} with "
-            f"{len(one.units)} pieces, token error {one.error:.2%} instead of "
-            f"{one.former_error:.2%}"
-        )
-    return _lowered(prepared, source, found).telling(split=found)
+    return _lowered(prepared, source, "split", found).telling(split=found)
 
 
 def _lowered(
-    prepared: Prepared, source: Source, found: Mapping[str, bundles.Clipped | bundles.Split]
+    prepared: Prepared,
+    source: Source,
+    why: str,
+    found: Mapping[str, bundles.Clipped | bundles.Split],
 ) -> Prepared:
     """With the thresholds that were found, by weight."""
+    for name, one in found.items():
+        pieces = f" with {len(one.units)} pieces" if isinstance(one, bundles.Split) else ""
+        log.info(
+            f"{why}: {name}: inputs cut at {one.threshold:.3g} instead of {one.former:.3g}{pieces}"
+            f", token error {one.error:.2%} instead of {one.former_error:.2%}"
+        )
     lower = {name: one.threshold for name, one in found.items()}
     calibration = calibrate.with_thresholds(prepared.calibration, source.program, lower)
     return prepared._replace(calibration=calibration)

@@ -3,7 +3,6 @@ with the trainer of any job, and gives its parameters back under the program's n
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Callable
 
@@ -117,7 +116,9 @@ def train(work: Work, change: Change) -> paddle.nn.Layer | None:
     """
     job = training_job(work.job, work.bundle)
     best: paddle.nn.Layer | None = None
-    opened = {"bundle": work.bundle, "variant": work.job.source, "change": change}
+
+    def open_trainable(settings: config.Tuning, connected: Single) -> Tuned:
+        return open_tuned(settings, connected, work.bundle, work.job.source, change)
 
     def take(run: Run, summary: training.Summary) -> None:
         """The network, where a run's results would be written."""
@@ -127,7 +128,7 @@ def train(work: Work, change: Change) -> paddle.nn.Layer | None:
         training.write_summary(run, summary)
         best.eval()
 
-    training.train_with(connect(job), job, functools.partial(open_tuned, **opened), take)
+    training.train_with(connect(job), job, open_trainable, take)
     return best
 
 

@@ -44,9 +44,7 @@ class Source:
         temporary = tempfile.TemporaryDirectory(prefix="fleetbert-source-")
         source = cls(Path(temporary.name))
         source._temporary = temporary
-        programs.write(source.folder / "model.pdmodel", program)
-        parameters = programs.parameter_bytes(dict(arrays))
-        (source.folder / "model.pdiparams").write_bytes(parameters)
+        programs.write_model(source.folder, program, dict(arrays))
         return source
 
     @functools.cached_property

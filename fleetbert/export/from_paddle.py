@@ -144,31 +144,31 @@ def import_program(
                 "Paddle Inference answers without passes; export it again in float32"
             )
         _check_padding(float32, tokenizer, path)
-        variants: list[bundles.Variant] = [
-            bundles.ProgramVariant(
-                name="float32",
-                runs_on=["x86", "gpu", "armv8"],
-                max_difference_to_network=difference,
-                golden=golden.record(float32, max_length, tokenizer.vocab_size, golden.FLOAT_SHARE),
-                **_origin(path),
-            )
-        ]
-        if widened.quantized:
-            variants += _int8(widened, folder, batches, expected, tokenizer, max_length, path)
-        return variants
+        told = told_of(float32, found, golden.FLOAT_SHARE)
+        float32_variant = bundles.ProgramVariant(
+            name="float32", runs_on=["x86", "gpu", "armv8"], **told
+        )
+        if not widened.quantized:
+            return [float32_variant]
+        made = _int8(widened, folder, batches, expected, path)
+        if made is None:
+            return [float32_variant]
+        variant, opened, answered = made
+        told = told_of(opened, answered, golden.INTEGER_SHARE)
+        return [float32_variant, variant.model_copy(update=told)]
+
+    def told_of(run: engine.Engine, found: list[np.ndarray], share: float) -> dict[str, object]:
+        """Of a variant that gave `found`, for the manifest."""
+        return {
+            "made_from": str(path),
+            "versions": versions(),
+            "max_difference_to_network": alike.difference(found, expected),
+            "golden": golden.record(run, max_length, tokenizer.vocab_size, share),
+        }
 
     return bundles.create(
-        bundle,
-        task=task,
-        labels=labels,
-        max_length=max_length,
-        tokenizer=spec,
-        fill=fill,
+        bundle, task=task, labels=labels, max_length=max_length, tokenizer=spec, fill=fill
     )
-
-
-def _origin(path: Path) -> dict[str, object]:
-    return {"made_from": str(path), "versions": versions()}
 
 
 def _read(path: Path) -> Given:
@@ -285,12 +285,10 @@ def _int8(
     folder: Path,
     batches: Sequence[Batch],
     expected: list[np.ndarray],
-    tokenizer: tokenizers.Tokenizer,
-    max_length: int,
     path: Path,
-) -> list[bundles.Variant]:
-    """The variant with the program's own integers and thresholds, if the int8 engine takes it; else
-    none, and the log says why."""
+) -> tuple[bundles.Variant, engine.Engine, list[np.ndarray]] | None:
+    """The variant with the program's own integers and thresholds, opened, and its answers, if the
+    int8 engine takes it; else None, and the log says why."""
     made = _made(folder / NAME)
     try:
         variant = _write_int8(widened, folder / "float32", made)
@@ -303,14 +301,9 @@ def _int8(
         shutil.rmtree(made)
         said = str(reason).strip() or type(reason).__name__
         log.warning(f"{path}: float32 alone, for the int8 engine cannot run it: {said}")
-        return []
+        return None
     log.info(f"{path}: in int8 its logits differ by {error:.1%} from its own, on random ids")
-    fields = {
-        **_origin(path),
-        "max_difference_to_network": alike.difference(found, expected),
-        "golden": golden.record(opened, max_length, tokenizer.vocab_size, golden.INTEGER_SHARE),
-    }
-    return [variant.model_copy(update=fields)]
+    return variant, opened, found
 
 
 def _write_int8(widened: Widened, float32: Path, made: Path) -> bundles.Int8Variant:

@@ -45,8 +45,7 @@ def integer_tables(
 
 def words(program: ProgramDesc) -> list[str]:
     """The name of the table of words, if a program looks it up."""
-    lookups = [op for op in program.blocks[0].ops if op.type == "lookup_table_v2"]
-    return [programs.argument(op.inputs, "W") for op in _words_first(lookups)[:1]]
+    return _tables(program)[:1]
 
 
 def take_out(
@@ -62,8 +61,8 @@ def take_out(
     mask = _compare(program)
     while mask.type != "unsqueeze2":
         (mask,) = programs.consumers(block, programs.argument(mask.outputs, "Out"))
-    lookups = [op for op in block.ops if op.type == "lookup_table_v2"]
-    if lookups:
+    names = _tables(program)
+    if names:
         norm = next(op for op in block.ops if op.type == "layer_norm")
         state = programs.argument(norm.inputs, "X")
     else:
@@ -71,8 +70,11 @@ def take_out(
     inputs = (state, programs.argument(mask.outputs, "Out"))
     rest = programs.cut(program, inputs, programs.output_names(program))
     kept = {name: parameters[name] for name in programs.parameter_names(rest)}
-    tables = [_table(op, parameters, apart or {}) for op in _words_first(lookups)]
-    return Start(rest, kept, inputs, tables)
+    tables = dict(apart or {})
+    for name in names:
+        if name not in tables:
+            tables[name] = np.ascontiguousarray(parameters[name], np.float32)
+    return Start(rest, kept, inputs, [tables[name] for name in names])
 
 
 def pad_id(program: ProgramDesc, parameters: Parameters) -> int:
@@ -114,15 +116,12 @@ def _compare(program: ProgramDesc) -> OpDesc:
     return next(op for op in program.blocks[0].ops if op.type == "equal")
 
 
-def _words_first(lookups: list[OpDesc]) -> list[OpDesc]:
+def _tables(program: ProgramDesc) -> list[str]:
     """Those of words, positions and types: Paddle computes the positions in between."""
-    by_ids = {programs.argument(op.inputs, "Ids"): op for op in lookups}
-    words, types = by_ids.pop("input_ids", None), by_ids.pop("token_type_ids", None)
-    return [op for op in (words, *by_ids.values(), types) if op is not None]
-
-
-def _table(op: OpDesc, parameters: Parameters, apart: Mapping[str, Table]) -> Table:
-    name = programs.argument(op.inputs, "W")
-    if name in apart:
-        return apart[name]
-    return np.ascontiguousarray(parameters[name], np.float32)
+    tables = {
+        programs.argument(op.inputs, "Ids"): programs.argument(op.inputs, "W")
+        for op in program.blocks[0].ops
+        if op.type == "lookup_table_v2"
+    }
+    words, types = tables.pop("input_ids", None), tables.pop("token_type_ids", None)
+    return [name for name in (words, *tables.values(), types) if name is not None]

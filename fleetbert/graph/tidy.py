@@ -6,12 +6,12 @@ from fleetbert.graph import program as programs
 from fleetbert.graph.program import BlockDesc, OpDesc, ProgramDesc
 
 
-def tidy(program: ProgramDesc, output: str = "logits") -> ProgramDesc:
+def tidy(program: ProgramDesc) -> ProgramDesc:
     """A program saved by paddle.jit.save (2.6.2) → what every reader of bundles takes.
 
     - `save` ends a program with a no-op scale per output (normalize_program, "will affect the
-      inference performance"), named save_infer_model/scale_0.tmp_0: it goes, and the output gets
-      a name.
+      inference performance"), named save_infer_model/scale_0.tmp_0: it goes, and the output is
+      named logits.
     - Dropout that does nothing at inference goes: Paddle Inference would remove it itself,
       ONNX and Paddle Lite converters do not always.
     - `input_ids == 0` becomes a fill_constant of shape [], which Paddle Lite (2.12 to 2.14rc0)
@@ -19,8 +19,16 @@ def tidy(program: ProgramDesc, output: str = "logits") -> ProgramDesc:
     """
     program = give_shapes(program)
     block = program.blocks[0]
-    _remove_identities(block)
-    rename(block, programs.output_names(program)[0], output)
+    same_as: dict[str, str] = {}
+    kept = []
+    for op in block.ops:
+        programs.rename(op.inputs, same_as)
+        if _is_identity(op):
+            same_as[programs.argument(op.outputs, "Out")] = programs.argument(op.inputs, "X")
+        else:
+            kept.append(op)
+    programs.replace_ops(block, kept)
+    rename(block, programs.output_names(program)[0], "logits")
     used = {name for op in block.ops for name in programs.arguments(op)}
     stored = {described.name for described in block.vars if described.persistable}
     programs.keep_variables(block, used | stored)
@@ -32,21 +40,14 @@ def give_shapes(program: ProgramDesc) -> ProgramDesc:
     program = programs.copy(program)
     block = program.blocks[0]
     for op in block.ops:
-        if op.type == "fill_constant":
-            _give_shape(block, op)
+        if op.type != "fill_constant":
+            continue
+        shape = programs.attribute(op, "shape")
+        fed = any(slot.arguments for slot in op.inputs)  # a shape that is computed
+        if not shape.longs and not fed:
+            shape.longs.append(1)
+            programs.tensor(block, programs.argument(op.outputs, "Out")).dims[:] = [1]
     return program
-
-
-def _remove_identities(block: BlockDesc) -> None:
-    same_as: dict[str, str] = {}
-    kept = []
-    for op in block.ops:
-        programs.rename(op.inputs, same_as)
-        if _is_identity(op):
-            same_as[programs.argument(op.outputs, "Out")] = programs.argument(op.inputs, "X")
-        else:
-            kept.append(op)
-    programs.replace_ops(block, kept)
 
 
 def _is_identity(op: OpDesc) -> bool:
@@ -59,15 +60,6 @@ def _is_identity(op: OpDesc) -> bool:
         tensor = any(slot.parameter == "ScaleTensor" and slot.arguments for slot in op.inputs)
         return attributes["scale"].f == 1.0 and attributes["bias"].f == 0.0 and not tensor
     return False
-
-
-def _give_shape(block: BlockDesc, op: OpDesc) -> None:
-    shape = programs.attribute(op, "shape")
-    fed = any(slot.arguments for slot in op.inputs)  # a shape that is computed
-    if shape.longs or fed:
-        return
-    shape.longs.append(1)
-    programs.tensor(block, programs.argument(op.outputs, "Out")).dims[:] = [1]
 
 
 def rename(block: BlockDesc, old: str, new: str) -> None:
