@@ -15,6 +15,7 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import paired
+from fleetbert.compress.gate import in_turns
 from fleetbert.data.batching import Batch
 from fleetbert.data.packing import packed_layout
 from fleetbert.engines import engine, exits, golden, heads, predictor
@@ -306,17 +307,17 @@ def times_faster(
 ) -> float:
     """Texts a second of the opened variant at its own speed over those of `other`, the median of
     passes over the texts by turns. batch_tokens: of the batches."""
-    ratios = []
-    for _ in range(1 + TIMED):  # the first warms up
-        started = time.perf_counter()
+
+    def alone() -> None:
         for _, batch in batches:
             other(batch.input_ids, batch.token_type_ids)
-        alone = time.perf_counter() - started
-        started = time.perf_counter()
+
+    def together() -> None:
         for _ in opened.run_all(batches, None, batch_tokens):
             pass
-        ratios.append(alone / (time.perf_counter() - started))
-    return statistics.median(ratios[1:])
+
+    _, times = in_turns([alone, together], TIMED)
+    return statistics.median(slow / fast for slow, fast in zip(*times))
 
 
 def choose(

@@ -7,10 +7,11 @@ some texts does worse on all others.
 from __future__ import annotations
 
 import functools
+import logging
 import statistics
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Callable, Sequence, TypeVar
 
 import numpy as np
 
@@ -21,26 +22,25 @@ from fleetbert.compress.texts import Batches, draw
 from fleetbert.engines import answer, engine, evaluate, golden
 from fleetbert.tasks.task import largest_difference
 
+log = logging.getLogger(__name__)
+
 # Rounds of both models in turn, for the ratio of their speeds.
 ROUNDS = 3
+Given = TypeVar("Given")
 
 
-class Measured(NamedTuple):
-    """A variant beside float32 on one table; `comparison` is of batches of token ids, so without
-    the time of tokenization. golden: see `bundle.Golden`. megabytes: of its files."""
-
-    accuracy: bundles.Accuracy
-    comparison: bundles.Comparison
-    golden: bundles.Golden
-    megabytes: float
-
-    def as_fields(self) -> dict[str, object]:
-        """The fields of a variant that keep it."""
-        return {
-            "accuracy": [self.accuracy],
-            "comparison": self.comparison,
-            "golden": self.golden,
-        }
+def in_turns(
+    runs: Sequence[Callable[[], Given]], rounds: int
+) -> tuple[list[Given], list[list[float]]]:
+    """What each gives, and the seconds that it takes in each round after one that warms up."""
+    times: list[list[float]] = [[] for _ in runs]
+    for _ in range(1 + rounds):
+        given = []
+        for run, seconds in zip(runs, times):
+            started = time.perf_counter()
+            given.append(run())
+            seconds.append(time.perf_counter() - started)
+    return given, [seconds[1:] for seconds in times]
 
 
 class Sample:
@@ -136,37 +136,31 @@ class Gate(Sample):
             drop=self.drop(logits),
         )
 
-    def measure(self, folder: Path, kind: str) -> Measured:
-        """Measure the variant whose files are in `folder`, not in the bundle yet."""
-        variant = engine.open_folder(kind, folder, "cpu", self.threads)
-        engines = {"float32": self.model.engine, "variant": variant}
-        times: dict[str, list[float]] = {name: [] for name in engines}
-        outputs = {}
-        for _ in range(ROUNDS + 1):  # the first warms up
-            for name, opened in engines.items():
-                started = time.perf_counter()
-                outputs[name] = self.run(opened)
-                times[name].append(time.perf_counter() - started)
-        ratios = [slow / fast for slow, fast in zip(times["float32"][1:], times["variant"][1:])]
-        texts = len(self.encodings.ids)
-        speed = {n: texts / statistics.median(found[1:]) for n, found in times.items()}
-        sizes = _bytes(folder), self.bundle.variant("float32").bytes
+    def measure(self, variant: bundles.Variant, folder: Path) -> bundles.Variant:
+        """The variant, whose files are in `folder` and not in the bundle yet, with what was
+        measured. Its `comparison` is of batches of token ids, without the time of tokenization."""
+        opened = engine.open_folder(variant.kind, folder, "cpu", self.threads)
+        engines = (self.model.engine, opened)
+        outputs, times = in_turns([functools.partial(self.run, one) for one in engines], ROUNDS)
+        slow, fast = (len(self.encodings.ids) / statistics.median(found) for found in times)
         comparison = bundles.Comparison(
-            texts_per_s=round(speed["variant"], 1),
-            float32_texts_per_s=round(speed["float32"], 1),
-            speed_ratio=round(statistics.median(ratios), 3),
-            max_logit_difference=largest_difference(outputs["variant"], outputs["float32"]),
-            size_ratio=round(sizes[0] / sizes[1], 4),
+            texts_per_s=round(fast, 1),
+            float32_texts_per_s=round(slow, 1),
+            speed_ratio=round(statistics.median(slow / fast for slow, fast in zip(*times)), 3),
+            max_logit_difference=largest_difference(outputs[1], outputs[0]),
+            size_ratio=round(_bytes(folder) / self.bundle.variant("float32").bytes, 4),
         )
         # All layers: which texts near the limit leave is a matter of rounding, which differs
         # between processors.
-        whole = functools.partial(variant, speed=0.0)
+        whole = functools.partial(opened, speed=0.0)
         tokenizer, longest = self.model.tokenizer, self.bundle.max_length
         answers = golden.record(
             whole, longest, tokenizer.vocab_size, golden.INTEGER_SHARE, tokenizer.pad_id
         )
-        accuracy = self.accuracy(self.of_texts(outputs["variant"]))
-        return Measured(accuracy, comparison, answers, sizes[0] / 1e6)
+        accuracy = self.accuracy(self.of_texts(outputs[1]))
+        told = {"accuracy": [accuracy], "comparison": comparison, "golden": answers}
+        log.info(_describe(variant.name, accuracy, comparison, _bytes(folder)))
+        return variant.model_copy(update=told)
 
     def refusal(self, name: str, accuracy: bundles.Accuracy, hint: str) -> str | None:
         """Why the variant may not enter, with the hint what to do; None if it may."""
@@ -212,14 +206,15 @@ def _bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def describe(name: str, measured: Measured) -> str:
+def _describe(
+    name: str, accuracy: bundles.Accuracy, comparison: bundles.Comparison, size: int
+) -> str:
     """A measurement as one line."""
-    accuracy, comparison = measured.accuracy, measured.comparison
     drop = f"{paired.describe(accuracy.drop)}, " if accuracy.drop else ""
     return (
         f"{name}: {accuracy.metric} {accuracy.accuracy:.4f} (float32 "
         f"{accuracy.float32_accuracy:.4f}, {accuracy.n} texts), {drop}"
         f"{comparison.speed_ratio:.2f} times its texts/s, "
-        f"{measured.megabytes:.1f} MB ({comparison.size_ratio:.3f} of float32), "
+        f"{size / 1e6:.1f} MB ({comparison.size_ratio:.3f} of float32), "
         f"logits within {comparison.max_logit_difference:.3f}"
     )

@@ -13,15 +13,14 @@ float32. What is ours here is the source, the choice between the forms, and the 
 
 from __future__ import annotations
 
+import functools
 import logging
 import statistics
 import tempfile
-import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import Sequence
 
-import numpy as np
 import onnx as onnx_format
 from onnxruntime import quantization
 from onnxruntime.quantization.onnx_model import ONNXModel
@@ -29,7 +28,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import onnx
-from fleetbert.compress.gate import Sample
+from fleetbert.compress.gate import ROUNDS, Sample, in_turns
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Work, Write
 from fleetbert.engines import engine
@@ -40,8 +39,6 @@ log = logging.getLogger(__name__)
 
 DYNAMIC, STATIC = "dynamic", "static"
 MODEL = "model.onnx"
-# Of the forms in turn, after one that warms up.
-ROUNDS = 3
 KINDS = ["MatMul", "Gather"]
 SETTINGS = {
     "op_types_to_quantize": KINDS,
@@ -135,21 +132,14 @@ def compare(
     made: dict[str, Path], sample: Sample, threads: int | None = None
 ) -> dict[str, bundles.OnnxTried]:
     """The forms in these folders on the sample's texts, in turns."""
-    opened = {
-        form: engine.open_folder(engine.ONNX_INT8, folder, "cpu", threads)
-        for form, folder in made.items()
-    }
-    times: dict[str, list[float]] = {form: [] for form in opened}
-    logits: dict[str, np.ndarray] = {}
-    for _ in range(ROUNDS + 1):
-        for form, one in opened.items():
-            started = time.perf_counter()
-            logits[form] = sample.logits(one)
-            times[form].append(time.perf_counter() - started)
+    opened = [
+        engine.open_folder(engine.ONNX_INT8, folder, "cpu", threads) for folder in made.values()
+    ]
+    runs = [functools.partial(sample.logits, one) for one in opened]
     found = {}
-    for form in opened:
-        speed = len(sample.truth) / statistics.median(times[form][1:])
-        drop = sample.float32_accuracy - sample.metric(logits[form])
+    for form, logits, times in zip(made, *in_turns(runs, ROUNDS)):
+        speed = len(sample.truth) / statistics.median(times)
+        drop = sample.float32_accuracy - sample.metric(logits)
         found[form] = bundles.OnnxTried(drop=drop, texts_per_s=round(speed, 1))
         log.info(f"{form} scales: {speed:.0f} texts/s, drop {drop:.4f} on {sample.name}")
     return found

@@ -20,7 +20,7 @@ from typing import Callable, NamedTuple
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import report, sensitivity
-from fleetbert.compress.gate import describe, too_few
+from fleetbert.compress.gate import too_few
 from fleetbert.compress.static import split_pieces
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Work, Write, open_work
@@ -79,18 +79,17 @@ def _quantize(job: config.Quantize, name: str) -> Result:
         return Result(work.bundle, name)
     bundle = work.bundle
     with bundles.adding(bundle.root, name) as new:
-        variant = write(new.folder)
+        own = {"name": name, "made_from": job.source}
+        variant = write(new.folder).model_copy(update=own)
         log.info(f"{name}: measuring on {job.gate.data} beside float32")
-        measured = work.gate.measure(new.folder, variant.kind)
-        log.info(describe(name, measured))
-        caution = too_few(measured.accuracy, job.gate.max_accuracy_drop)
+        variant = work.gate.measure(variant, new.folder)
+        (accuracy,) = variant.accuracy
+        caution = too_few(accuracy, job.gate.max_accuracy_drop)
         if caution:
             log.info(f"{job.gate.data}: {caution}")
         texts = sensitivity.spread(work.gate.few(TEXTS_FOR_ERRORS).feeds())
-        known = {"name": name, "made_from": job.source, **measured.as_fields()}
         variant = with_output_errors(work, variant, new.folder, texts)
-        variant = variant.model_copy(update=known)
-        refused = work.gate.refusal(name, measured.accuracy, worst(variant))
+        refused = work.gate.refusal(name, accuracy, worst(variant))
         if refused is None:
             bundle = new.add(variant)
             variant = bundle.variant(name)

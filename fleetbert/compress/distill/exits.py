@@ -22,7 +22,7 @@ from fleetbert.compat import training
 from fleetbert.compress import early_exit, selection
 from fleetbert.compress.distill import heads, report
 from fleetbert.compress.early_exit import Choice, Observed
-from fleetbert.compress.gate import Gate, Sample, describe
+from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.pipeline import Result
 from fleetbert.compress.texts import draw, read_unlabelled
 from fleetbert.engines import answer, engine, evaluate
@@ -83,14 +83,12 @@ def _add_variants(
     trained = train_heads(job, gate.model._replace(batch_tokens=BATCH_TOKENS), teacher, ranks)
     if ranks.number:
         return []
-    key = "data.train"
-    sample = selection.open_sample(gate, job.selection, job.data.train, job.seed, key)
+    table, seed = job.data.train, job.seed
+    sample = selection.open_sample(gate, job.selection, table, seed, "data.train")
     results = []
     for name in names:
         source = teacher if name == "float32" else early_exit.open_source(bundle, name)
-        result = _add(job, gate, sample, source, trained)
-        if result is not None:
-            results.append(result)
+        results += _add(job, gate, sample, source, trained)
     return results
 
 
@@ -174,8 +172,8 @@ def _add(
     sample: Sample,
     source: early_exit.Source,
     trained: dict[int, Tensors],
-) -> Result | None:
-    """Add the early-exit variant of `source`; None where that would not be faster than the source,
+) -> list[Result]:
+    """Add the early-exit variant of `source`; none where that would not be faster than the source,
     unless the job names the groups. Groups and speed are chosen on `sample`."""
     target = early_exit.variant_name(source.name)
     bundle, pad_id = gate.bundle, gate.model.tokenizer.pad_id
@@ -225,22 +223,21 @@ def _add(
         )
         log.info(why)
         told(why)
-        return None
+        return []
     with bundles.adding(bundle.root, target) as new:
         variant = early_exit.write(source, new.folder, settings, trained)
-        measured = gate.measure(new.folder, variant.kind)
-        log.info(describe(target, measured))
+        variant = gate.measure(variant, new.folder)
+        (accuracy,) = variant.accuracy
         hint = "a smaller distill.speed lets fewer texts leave early"
-        refused = gate.refusal(target, measured.accuracy, hint)
+        refused = gate.refusal(target, accuracy, hint)
         if refused is None:
-            known = {**measured.as_fields(), **evidence(accepting, choice)}
-            known["times_faster"] = round(early, 3)
+            known = {**evidence(accepting, choice), "times_faster": round(early, 3)}
             bundle = new.add(variant.model_copy(update=known))
             log.info(f"added {target} to {bundle.root}")
-    told(None, measured.accuracy.drop)
+    told(None, accuracy.drop)
     if refused is not None:
         raise GateFailed(refused)
-    return Result(bundle, target, page)
+    return [Result(bundle, target, page)]
 
 
 def evidence(found: Observed, choice: Choice) -> dict[str, object]:
