@@ -240,8 +240,7 @@ def fused(tmp_path_factory):
     """A tiny random classifier after Paddle's float32 passes, whose attention is two products and a
     softmax. Do not change it."""
     from fleetbert.export import program as export
-    from fleetbert.graph.fuse import fuse
-    from fleetbert.graph.transposes import merge_transposes
+    from fleetbert.graph.fuse import fuse, merge_transposes
 
     folder = tmp_path_factory.mktemp("float32")
     export.save_program(make_network(), folder)

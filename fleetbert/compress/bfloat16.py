@@ -16,7 +16,7 @@ from fleetbert.export.program import versions
 from fleetbert.graph import bfloat16, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
-from fleetbert.graph.transposes import merge_transposes
+from fleetbert.graph.fuse import merge_transposes
 
 
 def prepare(work: Work) -> Write:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import paired
-from fleetbert.compress.gate import in_turns
+from fleetbert.compress.gate import Sample, in_turns
 from fleetbert.data.batching import Batch
 from fleetbert.data.packing import packed_layout
 from fleetbert.engines import engine, exits, golden, heads, predictor
@@ -26,9 +26,8 @@ from fleetbert.export.program import versions
 from fleetbert.graph import groups, int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
-from fleetbert.graph.fuse import fuse
+from fleetbert.graph.fuse import fuse, merge_transposes
 from fleetbert.graph.smooth import SMOOTH
-from fleetbert.graph.transposes import merge_transposes
 
 # Thresholds that are tried, and drawn in the report. Of MiniLM on SST-2's 872 texts, steps of 0.1
 # missed the one at which texts go through 2.5 layers instead of 3.2 at the same accuracy.
@@ -172,20 +171,18 @@ def observe(
     opened: EarlyExitEngine,
     whole: engine.Engine,
     batches: Sequence[tuple[np.ndarray, Batch]],
-    truth: np.ndarray,
-    kind: str,
+    sample: Sample,
     trained: dict[int, heads.Tensors],
     source: Source,
-    accuracy: Callable[[np.ndarray], float],
     timed: int = TIMED,
 ) -> Observed:
-    """Have all heads answer all texts, and time layers and heads beside the whole program.
+    """Have all heads answer all texts of a sample, in these batches, and time layers and heads
+    beside the whole program.
 
-    opened: the source with every layer a group, as `open_layers` gives it. accuracy: the task's
-    figure of outputs, taken where answers are not of one label. timed: passes; 0: the times that
-    are told are those of one that warms up.
+    opened: the source with every layer a group, as `open_layers` gives it. timed: passes; 0: the
+    times that are told are those of one that warms up.
     """
-    settings = opened.early_exit
+    settings, truth = opened.early_exit, sample.truth
     one_label = settings.doubt == "entropy"
     count = len(opened.groups)
     tokens = np.zeros(len(truth), np.int64)
@@ -207,7 +204,7 @@ def observe(
             for layer, group in enumerate(opened.groups, 1):
                 state, other = group(state, other, at), batch.input_ids
                 last = layer == count
-                found = state if last else heads.KINDS[kind](trained[layer], state, at)
+                found = state if last else heads.KINDS[settings.head](trained[layer], state, at)
                 doubt[layer - 1, numbers] = exits.doubt(settings, found, found)
                 predicted[layer - 1, numbers] = found.argmax(1)
                 if one_label:
@@ -226,7 +223,7 @@ def observe(
         alone / count,
         max(0.0, split - alone) / max(1, count - 1),
         outputs=outputs,
-        accuracy=None if one_label else accuracy,
+        accuracy=None if one_label else sample.metric,
         settings=settings if settings.doubt == "change" else None,
     )
 

@@ -48,7 +48,6 @@ def export_lite(
     precision: str,
     gate: config.Gate | None = None,
     early_exit: bool = False,
-    threads: int | None = None,
 ) -> Result:
     """Add the variant `lite-<target>-<precision>` (model.nb) to the bundle at `path`.
 
@@ -59,7 +58,7 @@ def export_lite(
     of Paddle with the same rounded weights (`LARGEST_DIFFERENCES`). For an ARM target that is
     done with the model's twin for x86, but for float16 and static-int8, which have none.
     UserError, and nothing is added, where that fails or the combination cannot work; GateFailed
-    where more accuracy is lost than `gate` allows. threads: for measuring; None: all processors.
+    where more accuracy is lost than `gate` allows.
     """
     _check_choice(target, precision, gate, early_exit)
     bundle = bundles.read(path)
@@ -77,7 +76,7 @@ def export_lite(
             made = _convert_static(source, Path(temporary))
         else:
             made = _convert(bundle, source, Path(temporary), target, precision, early)
-        accuracy = [] if gate is None else [_measure(bundle, name, made, gate, threads)]
+        accuracy = [] if gate is None else [_measure(bundle, name, made, gate)]
         if tokenizer is not None:
             lite_unigram.write(tokenizer, made.converted.folder)
         for file in made.converted.folder.iterdir():
@@ -271,11 +270,11 @@ def _convert_static(source: Path, temporary: Path) -> _Made:
 
 
 def _measure(
-    bundle: bundles.Bundle, name: str, made: _Made, settings: config.Gate, threads: int | None
+    bundle: bundles.Bundle, name: str, made: _Made, settings: config.Gate
 ) -> bundles.Accuracy:
     """The accuracy of what runs here beside float32's; GateFailed if too much is lost."""
     assert made.twin is not None, "_check_choice refuses a gate where there is none"
-    gate = Gate(bundle, settings, threads, key="--max-accuracy-drop")
+    gate = Gate(bundle, settings, key="--max-accuracy-drop")
     kind = engine.LITE_EARLY_EXIT if "ends" in made.fields else engine.LITE
     opened = engine.open_folder(kind, made.twin, "cpu", gate.threads)
     accuracy = gate.accuracy(gate.logits(opened))

@@ -25,8 +25,7 @@ from fleetbert.graph import int8, quantizers, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph import split as graph
 from fleetbert.graph.first_token import first_token_only
-from fleetbert.graph.fuse import Fused
-from fleetbert.graph.transposes import merge_transposes
+from fleetbert.graph.fuse import Fused, merge_transposes
 
 log = logging.getLogger(__name__)
 

@@ -29,10 +29,9 @@ from fleetbert.export.program import versions
 from fleetbert.graph import int8, quantizers, tidy, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
-from fleetbert.graph.fuse import fuse
+from fleetbert.graph.fuse import fuse, merge_transposes
 from fleetbert.graph.program import Parameters, ProgramDesc, VarType
 from fleetbert.graph.quantizers import QUANTIZERS
-from fleetbert.graph.transposes import merge_transposes
 from fleetbert.graph.weights import Quantized
 
 NAME = "int8-imported"

@@ -1,4 +1,5 @@
-"""Paddle's own float32 passes over a program. The only file here that runs Paddle."""
+"""Paddle's own float32 passes over a program, and what they leave to do. The only file here that
+runs Paddle."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import NamedTuple
 
 from fleetbert.compat import paddle_inference
 from fleetbert.graph import program as programs
-from fleetbert.graph.program import Parameters, ProgramDesc
+from fleetbert.graph.program import OpDesc, Parameters, ProgramDesc
 
 
 class Fused(NamedTuple):
@@ -50,3 +51,27 @@ def _rename_attributes(program: ProgramDesc) -> None:
                 chosen.name = old
                 del op.attrs[:]
                 op.attrs.extend([*others, chosen])
+
+
+def merge_transposes(program: ProgramDesc) -> ProgramDesc:
+    """A fused program whose products do the transpose and the reshape that come after them:
+    attention's second one then writes its heads side by side, without a copy."""
+    program = programs.copy(program)
+    block = program.blocks[0]
+    gone: list[OpDesc] = []
+    for product in [op for op in block.ops if op.type == "fused_matmul"]:
+        readers = programs.consumers(block, programs.argument(product.outputs, "Out"))
+        if [reader.type for reader in readers] != ["transpose2"]:
+            continue
+        transpose = readers[0]
+        readers = programs.consumers(block, programs.argument(transpose.outputs, "Out"))
+        if [reader.type for reader in readers] != ["reshape2"]:
+            continue
+        axes = list(programs.attribute(transpose, "axis").ints)
+        shape = list(programs.attribute(readers[0], "shape").ints)
+        programs.set_attributes(product, fused_transpose_Out=axes, fused_reshape_Out=shape)
+        result = programs.argument(readers[0].outputs, "Out")
+        programs.set_argument(product.outputs, "Out", result)
+        gone += [transpose, readers[0]]
+    programs.replace_ops(block, [op for op in block.ops if not any(op is one for one in gone)])
+    return program

@@ -384,7 +384,7 @@ def test_the_gate_measures_what_the_engine_answers(copied_bundle, table, target)
         )
     assert bundles.read(copied_bundle).manifest == before
     gate = config.Gate(data=str(table), max_accuracy_drop=1.0)
-    result = lite.export_lite(copied_bundle, target, "int8", gate, threads=1)
+    result = lite.export_lite(copied_bundle, target, "int8", gate)
     found = result.bundle.variant(f"lite-{target}-int8").accuracy[0]
     assert found.n == 40
     assert found.data == str(table)

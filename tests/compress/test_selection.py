@@ -137,9 +137,9 @@ def test_early_exit_chooses_on_texts_that_no_head_learned_from(bundle, tiny_data
         learned.append(sum(len(example.numbers) for example in examples))
         return train(settings, examples, *others)
 
-    def observed_in(opened, whole, batches, truth, *others):
-        observed.append(len(truth))
-        return observe(opened, whole, batches, truth, *others)
+    def observed_in(opened, whole, batches, sample, *others):
+        observed.append(len(sample.truth))
+        return observe(opened, whole, batches, sample, *others)
 
     monkeypatch.setattr(exits.heads, "train", trained)
     monkeypatch.setattr(exits.early_exit, "observe", observed_in)

@@ -12,8 +12,7 @@ from fleetbert.engines.alike import random_batch
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
-from fleetbert.graph.fuse import fuse
-from fleetbert.graph.transposes import merge_transposes
+from fleetbert.graph.fuse import fuse, merge_transposes
 
 SHAPES = ((3, 32), (1, 128))
 STEPS = int8.weight_steps(environment.cpuinfo())

@@ -16,8 +16,7 @@ from fleetbert.export import program as export
 from fleetbert.graph import embeddings, single_row
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
-from fleetbert.graph.fuse import fuse
-from fleetbert.graph.transposes import merge_transposes
+from fleetbert.graph.fuse import fuse, merge_transposes
 from fleetbert.models import heads
 
 

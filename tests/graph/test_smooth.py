@@ -16,7 +16,7 @@ from fleetbert.export import program as export
 from fleetbert.graph import int8, smooth
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
-from fleetbert.graph.transposes import merge_transposes
+from fleetbert.graph.fuse import merge_transposes
 from fleetbert.graph.weights import quantize, widen
 
 

@@ -116,20 +116,6 @@ def train_heads(
     ranks: Ranks,
 ) -> dict[int, Tensors]:
     """The heads after all inner layers of the teacher, by layer."""
-    examples, labels = _examples(job, model, teacher, ranks)
-    if ranks.world_size > 1:  # gloo waits 30 s at most
-        training.wait_for_ranks("fleetbert-hidden-states", ranks.number, ranks.world_size)
-    how = (job.seed, ranks.number, ranks.add_up, model.task.doubt())
-    found = heads.train(job.distill, examples, labels, *how)
-    return dict(enumerate(tqdm(found, "heads", len(teacher.layers) - 1, disable=None), 1))
-
-
-def _examples(
-    job: schema.SelfDistill,
-    model: answer.Model,
-    teacher: early_exit.Source,
-    ranks: Ranks,
-) -> tuple[list[heads.Example], np.ndarray | None]:
     path = str(job.data.train)
     labels: np.ndarray | None = None
     if job.distill.labels_weight:
@@ -138,6 +124,7 @@ def _examples(
         found = read_unlabelled(path, model.task, "data.train")
     most = len(found) - selection.held_out(len(found), job.selection)
     chosen = draw(len(found), min(job.distill.texts, most), job.seed)
+    labels = None if labels is None else labels[chosen]
     texts = model.task.texts([found[number] for number in chosen])
     encodings = model.tokenizer.encode(*texts, model.max_length)
     run = early_exit.open_teacher(teacher, job.threads or engine.default_threads())
@@ -152,7 +139,11 @@ def _examples(
             inputs = [heads.read_by(job.distill.head, state, real) for state in states]
             examples.append(heads.Example(numbers[rows], real, inputs, logits, share))
             bar.update(len(numbers))
-    return examples, None if labels is None else labels[chosen]
+    if ranks.world_size > 1:  # gloo waits 30 s at most
+        training.wait_for_ranks("fleetbert-hidden-states", ranks.number, ranks.world_size)
+    how = (job.seed, ranks.number, ranks.add_up, model.task.doubt())
+    trained = heads.train(job.distill, examples, labels, *how)
+    return dict(enumerate(tqdm(trained, "heads", len(teacher.layers) - 1, disable=None), 1))
 
 
 def _check_layers(layers: object, count: int) -> None:
@@ -190,10 +181,7 @@ def _add(
         opened = early_exit.open_layers(source, folder, settings, THREADS)
         kind = bundle.variant(source.name).kind
         whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS)
-        heads_of = (job.distill.head, trained, source)
-        observed = early_exit.observe(
-            opened, whole, batches, sample.truth, *heads_of, sample.metric
-        )
+        observed = early_exit.observe(opened, whole, batches, sample, trained, source)
         observed = observed._replace(reference=gate.model.task.right(sample.truth, sample.float32))
         layers = job.distill.layers if isinstance(job.distill.layers, list) else None
         choice = early_exit.choose(observed, least, layers, job.distill.speed)
@@ -209,9 +197,7 @@ def _add(
         at_speed_0 = functools.partial(chosen, speed=0.0)
         early = early_exit.times_faster(chosen, at_speed_0, *of_batches)
         # What is told of each speed comes from texts that chose nothing.
-        accepting = early_exit.observe(
-            opened, whole, gate.batches, gate.truth, *heads_of, gate.metric, 0
-        )
+        accepting = early_exit.observe(opened, whole, gate.batches, gate, trained, source, 0)
     log.info(f"{target}: {faster:.2f} times the texts/s of {source.name}")
     pays = faster > 1 and early_exit.saves(observed, choice)
     page = bundle.root / report.name(target)
