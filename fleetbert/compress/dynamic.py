@@ -63,9 +63,8 @@ def quantize_weights(origin: Source, bits: int = 8, skip: Sequence[str] = ()) ->
     """
     program = to_mul(origin.program, origin.arrays, skip)
     with tempfile.TemporaryDirectory() as temporary:
-        source, target = Path(temporary) / "mul", Path(temporary) / "integers"
-        source.mkdir()
-        programs.write_model(source, program, origin.arrays)
+        target = Path(temporary) / "integers"
+        source = programs.write_model(Path(temporary) / "mul", program, origin.arrays)
         # It prints each operator's name.
         with static_graph(), contextlib.redirect_stdout(io.StringIO()):
             WeightQuantization(

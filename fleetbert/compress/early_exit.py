@@ -238,10 +238,12 @@ def count_flops(source: Source, tokens: np.ndarray) -> np.ndarray:
     """
     count = len(source.layers)
     spent = np.zeros((count, len(tokens)))
+    shape_of = {name: one.shape for name, one in source.others.items()}
+    shape_of.update((name, one.integers.shape) for name, one in source.quantized.items())
     for number, program in groups.cut_groups(source.program, range(1, count + 1)):
         last = number == count
         linear = int8.linear_layers(program)
-        shapes = [_weight_shape(source, programs.argument(op.inputs, "W")) for op in linear]
+        shapes = [shape_of[programs.argument(op.inputs, "W")] for op in linear]
         for op, (rows, columns) in zip(linear, shapes):
             read = programs.argument(op.inputs, "Input").replace(int8.INT8, "").replace(SMOOTH, "")
             of_all = not last or read == source.layers[number - 2]
@@ -249,11 +251,6 @@ def count_flops(source: Source, tokens: np.ndarray) -> np.ndarray:
         query_width = shapes[0][1]
         spent[number - 1] += 4.0 * query_width * tokens * (1 if last else tokens)
     return spent.cumsum(0)
-
-
-def _weight_shape(source: Source, name: str) -> tuple[int, ...]:
-    found = source.quantized.get(name)
-    return source.others[name].shape if found is None else found.integers.shape
 
 
 def _leave(found: Observed, ends: Sequence[int], speed: float) -> tuple[np.ndarray, float]:
@@ -264,7 +261,7 @@ def _leave(found: Observed, ends: Sequence[int], speed: float) -> tuple[np.ndarr
     cost, starts = 0.0, 0
     for number, end in enumerate(ends):
         share = float((exit_at >= number).mean())
-        beside = 0.0 if number == len(ends) - 1 else found.group_seconds  # the last has no head
+        beside = 0.0 if end == ends[-1] else found.group_seconds  # the last has no head
         cost += share * ((end - starts) * found.layer_seconds + beside)
         starts = end
     return np.asarray(ends)[exit_at], cost
@@ -280,15 +277,8 @@ def judge(found: Observed, ends: Sequence[int], speed: float) -> Choice:
         right = found.predicted[layer - 1, np.arange(texts)] == found.truth
         lost, gained = (found.reference & ~right).sum(), (~found.reference & right).sum()
         margin = paired.standard_error(int(lost), int(gained), texts)
-    return Choice(
-        list(ends),
-        speed,
-        found.accuracy_at(layer),
-        cost,
-        float(layer.mean()),
-        float(flops.mean()),
-        margin,
-    )
+    means = float(layer.mean()), float(flops.mean())
+    return Choice(list(ends), speed, found.accuracy_at(layer), cost, *means, margin)
 
 
 def saves(found: Observed, choice: Choice) -> bool:
@@ -329,17 +319,14 @@ def choose(
     layers, speed: fixed where they are given.
     """
     count = len(found.predicted)
+    inner = range(1, count) if count <= ALL_CUTS else range(2, count, 2)
+    cuts = [
+        [*chosen, count]
+        for size in range(1, len(inner) + 1)
+        for chosen in itertools.combinations(inner, size)
+    ]
     if layers is not None:
         cuts = [list(layers)]
-    else:
-        inner = list(range(1, count))
-        if count > ALL_CUTS:
-            inner = [layer for layer in inner if layer % 2 == 0]
-        cuts = [
-            [*chosen, count]
-            for size in range(1, len(inner) + 1)
-            for chosen in itertools.combinations(inner, size)
-        ]
     speeds = SPEEDS if speed is None else (speed,)
     ways = [(_leave(found, ends, one)[1], ends, one) for ends in cuts for one in speeds]
     every: list[Choice] = []

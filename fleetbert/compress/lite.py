@@ -194,10 +194,10 @@ def _convert(
     expected = _answers(source, batches)
     spelled, answers = gelu.spell_out(program), expected
     if spelled != program:
-        answers = _answers(_write(temporary / "spelled", spelled, arrays), batches)
+        answers = _answers(programs.write_model(temporary / "spelled", spelled, arrays), batches)
         _check_same(expected, answers, LARGEST_DIFFERENCE)
     program = lite_program.for_lite(spelled, arrays)
-    rewritten = _write(temporary / "rewritten", program, arrays)
+    rewritten = programs.write_model(temporary / "rewritten", program, arrays)
     _check_same(answers, _answers(rewritten, batches), 0.0)
     extra: dict[str, Any] = {"rewrites_change_answers": False}
     parts = {MODEL: rewritten}
@@ -216,7 +216,7 @@ def _convert(
     if bits is not None:
         names = lite_program.quantized_weights(program, arrays)
         rounded = lite_program.as_integers(arrays, names, bits)
-        same = _answers(_write(temporary / "rounded", program, rounded), batches)
+        same = _answers(programs.write_model(temporary / "rounded", program, rounded), batches)
     difference = alike.difference(twin.answers, same)
     if not difference <= LARGEST_DIFFERENCES[precision]:  # also catches NaN
         raise UserError(
@@ -251,7 +251,9 @@ def _cut(
     parts = {}
     for end, part in groups.cut_groups(program, settings.ends):
         own = {name: arrays[name] for name in programs.parameter_names(part)}
-        parts[exits.program_name(end, "nb")] = _write(temporary / f"group-{end}", part, own)
+        parts[exits.program_name(end, "nb")] = programs.write_model(
+            temporary / f"group-{end}", part, own
+        )
     return parts
 
 
@@ -265,7 +267,7 @@ def _convert_static(source: Path, temporary: Path) -> _Made:
                 f"{source / 'model.pdmodel'} is from an older fleetbert, whose weights the "
                 "converter would scale twice: run `fleetbert quantize` again"
             )
-    folder = _write(temporary / "static", program, arrays)
+    folder = programs.write_model(temporary / "static", program, arrays)
     return _Made(lite_opt.convert({MODEL: folder}, temporary / "arm", "arm"), None, {})
 
 
@@ -287,12 +289,6 @@ def _measure(
 def _answers(folder: Path, batches: Sequence[lite_opt.Batch]) -> list[np.ndarray]:
     run = engine.open_folder(engine.FLOAT32, folder)
     return [run(*batch) for batch in batches]
-
-
-def _write(folder: Path, program: programs.ProgramDesc, arrays: dict[str, np.ndarray]) -> Path:
-    folder.mkdir()
-    programs.write_model(folder, program, arrays)
-    return folder
 
 
 def _check_same(expected: list[np.ndarray], found: list[np.ndarray], most: float) -> None:

@@ -147,7 +147,11 @@ def write(
                 ("Mixes", _mixes(search, metric)),
             ]
         if pruning:
-            removed = [("Attention heads", _heads(pruning)), ("By part", _lost(pruning))]
+            label = "importance removed (change of the loss, to first order)"
+            removed = [
+                ("Attention heads", _heads(pruning)),
+                ("By part", _bars(pruning.lost_importance, TRAIN, label)),
+            ]
         shapes = [(f"{parts.get(name, '')} · {name}", _layer(drawn[name])) for name in drawn]
     page.write(
         path,
@@ -254,12 +258,6 @@ def _heads(pruning: bundles.Pruning) -> Markup:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
     return page.svg(figure)
-
-
-def _lost(pruning: bundles.Pruning) -> Markup:
-    """What was removed from each part, by the importance that it had."""
-    label = "importance removed (change of the loss, to first order)"
-    return _bars(pruning.lost_importance, TRAIN, label)
 
 
 def _bars(values: Mapping[str, float], colours: str | list[str], label: str) -> Markup:

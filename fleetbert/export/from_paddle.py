@@ -131,8 +131,8 @@ def import_program(
     task, labels = answers(fields, expected[0].shape[1])
 
     def fill(folder: Path) -> list[bundles.Variant]:
-        programs.write_model(_made(folder / "float32"), widened.program, widened.arrays)
-        float32 = engine.open_folder(engine.FLOAT32, folder / "float32")
+        written = programs.write_model(folder / "float32", widened.program, widened.arrays)
+        float32 = engine.open_folder(engine.FLOAT32, written)
         found = [float32(*batch) for batch in batches]
         difference = alike.difference(found, expected)
         error = _error(found, expected)
@@ -288,7 +288,8 @@ def _int8(
 ) -> tuple[bundles.Variant, engine.Engine, list[np.ndarray]] | None:
     """The variant with the program's own integers and thresholds, opened, and its answers, if the
     int8 engine takes it; else None, and the log says why."""
-    made = _made(folder / NAME)
+    made = folder / NAME
+    made.mkdir()
     try:
         variant = _write_int8(widened, folder / "float32", made)
         opened = engine.open_folder(engine.INT8, made)
@@ -336,8 +337,3 @@ def _error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
     """Relative, of all logits together (Frobenius norm)."""
     ours, theirs = (np.concatenate(list(some)) for some in (found, expected))
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder

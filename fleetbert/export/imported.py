@@ -50,7 +50,8 @@ def import_model(
 
         def answers(fields: weights.Fields, count: int) -> tuple[str, list[str]]:
             known = weights.head_labels(fields, count)
-            return _answers(str(program), fields.get("problem_type"), known, count, pair, labels)
+            kind = _task(str(program), fields.get("problem_type"), count, pair)
+            return kind, _labels(str(program), kind, known, count, labels)
 
         with files.writing(path):
             return from_paddle.import_program(program, model, path, answers, max_length)
@@ -82,8 +83,8 @@ def import_model(
         )
     elif has_classifier:
         count = tensors["classifier.weight"].shape[1]
-        known = source.head_labels
-        task, labels = _answers(source.name, source.problem_type, known, count, pair, labels)
+        task = _task(source.name, source.problem_type, count, pair)
+        labels = _labels(source.name, task, source.head_labels, count, labels)
     elif any(name.startswith("cls.predictions.") for name in tensors):
         labels, task = [], "mlm"
     else:
@@ -118,20 +119,6 @@ def import_model(
         )
 
 
-def _answers(
-    name: str,
-    problem_type: str | None,
-    known: Sequence[str],
-    count: int,
-    pair: bool,
-    given: Sequence[str] | None,
-) -> tuple[str, list[str]]:
-    """The task and the labels of a classifier with `count` logits. known: of its config.json."""
-    task = _task(name, problem_type, count, pair)
-    labels = _labels(name, known, count, given)
-    return task, labels if tasks.get(task).least_labels else []
-
-
 def _task(name: str, problem_type: str | None, logits: int, pair: bool) -> str:
     if problem_type == tasks.MULTI_LABEL.name:
         if pair:
@@ -146,12 +133,15 @@ def _task(name: str, problem_type: str | None, logits: int, pair: bool) -> str:
     return f"pair_{kind}" if pair else kind
 
 
-def _labels(name: str, known: Sequence[str], count: int, given: Sequence[str] | None) -> list[str]:
-    """LABEL_0, ... where none are known, as in transformers."""
+def _labels(
+    name: str, task: str, known: Sequence[str], count: int, given: Sequence[str] | None
+) -> list[str]:
+    """Of a classifier with `count` logits. known: of its config.json; LABEL_0, ... where none are,
+    as in transformers."""
     known = list(known) or [f"LABEL_{number}" for number in range(count)]
     if given is None:
-        return known
-    if len(given) != count:
+        given = known
+    elif len(given) != count:
         raise UserError(
             f"labels: {name} has {count} logits, and the labels "
             f"{weights.few(given) or 'none'}; give as many, in their order"
@@ -161,4 +151,4 @@ def _labels(name: str, known: Sequence[str], count: int, given: Sequence[str] | 
             f"labels: {weights.few(given)} is another order than that of {name}'s "
             f"id2label, {weights.few(known)}; leave labels out, or correct id2label"
         )
-    return list(given)
+    return list(given) if tasks.get(task).least_labels else []

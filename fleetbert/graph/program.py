@@ -49,10 +49,12 @@ def read_model(folder: Path) -> tuple[ProgramDesc, Parameters]:
     return program, read_parameters(program, folder / "model.pdiparams")
 
 
-def write_model(folder: Path, program: ProgramDesc, arrays: Parameters) -> None:
-    """What `read_model` reads."""
+def write_model(folder: Path, program: ProgramDesc, arrays: Parameters) -> Path:
+    """What `read_model` reads; makes the folder, and returns it."""
+    folder.mkdir(parents=True, exist_ok=True)
     write(folder / "model.pdmodel", program)
     (folder / "model.pdiparams").write_bytes(parameter_bytes(arrays))
+    return folder
 
 
 def copy(message: Message) -> Message:
