@@ -84,8 +84,7 @@ def choose(found: Importance, heads: float, feed_forward: float) -> Kept:
     Every layer keeps as many, so that the network stays a BERT with one number of heads and one
     intermediate size. It is the better choice too: of SST-2's 0.8842, a third of the heads and half
     of the units gone and nothing trained, 0.8635 is left; 0.5092 where the least important of all
-    layers go, which takes the last layer's heads away, and 0.8521 where each layer's importance is
-    divided by its norm, as Michel et al. do. UserError if nothing would be removed.
+    layers go. UserError if nothing would be removed.
     """
     all_heads, all_units = found.heads.shape[1], found.feed_forward.shape[1]
     kept_heads = max(1, round(all_heads * (1 - heads)))

@@ -227,10 +227,7 @@ def _inputs(program: ProgramDesc, path: Path) -> list[str]:
             "positions itself"
         )
 
-    def rows(name: str) -> int:
-        return programs.tensor(block, looked_up[name]).dims[0]
-
-    return sorted(inputs, key=rows, reverse=True)
+    return sorted(inputs, key=lambda name: -programs.tensor(block, looked_up[name]).dims[0])
 
 
 def _answers(given: Given, batches: Sequence[Batch]) -> list[np.ndarray]:

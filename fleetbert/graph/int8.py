@@ -121,22 +121,13 @@ def limit_weights(program: ProgramDesc, steps: int) -> ProgramDesc:
     return program
 
 
-def simulate(
-    x: np.ndarray,
-    threshold: float,
-    weight: Quantized,
-    bias: np.ndarray | None = None,
-    steps: int = 127,
-) -> np.ndarray:
-    """The int8 layer in NumPy: x float32 [..., K] → float32 [..., N]; see this module's text.
-
-    steps: of `weight_steps`.
-    """
+def simulate(x: np.ndarray, threshold: float, weight: Quantized) -> np.ndarray:
+    """The int8 layer without its bias, in NumPy: x float32 [..., K] → float32 [..., N]; see this
+    module's text."""
     x8 = np.clip(np.rint(x.astype(np.float32) * np.float32(_steps(threshold))), -128, 127)
-    w8 = np.rint(weight.integers * np.float32(steps / largest(8)))
-    product = x8.astype(np.float64) @ w8.astype(np.float64)
-    y = product * (threshold / largest(8)) * (weight.scales.astype(np.float64) / steps)
-    return (y if bias is None else y + bias).astype(np.float32)
+    product = x8.astype(np.float64) @ weight.integers.astype(np.float64)
+    scales = weight.scales.astype(np.float64) / largest(8)
+    return (product * (threshold / largest(8)) * scales).astype(np.float32)
 
 
 def _steps(threshold: float) -> float:

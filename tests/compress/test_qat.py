@@ -150,7 +150,7 @@ def test_a_layer_computes_the_arithmetic_that_onednn_is_tested_with():
     found = layer(paddle.to_tensor(x)).numpy()  # some are beyond the threshold
     weight, bias = layer.weight.numpy(), layer.bias.numpy()
     cut = np.clip(x / by, -2, 2)
-    expected = int8.simulate(cut, 2.0, weights.quantize(weight * by[:, None], 1), bias)
+    expected = int8.simulate(cut, 2.0, weights.quantize(weight * by[:, None], 1)) + bias
     np.testing.assert_allclose(found, expected, atol=1e-4)
     assert np.abs(x @ weight + bias - expected).max() > 0.1
 

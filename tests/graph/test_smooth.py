@@ -17,7 +17,7 @@ from fleetbert.graph import int8, smooth
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
 from fleetbert.graph.fuse import merge_transposes
-from fleetbert.graph.weights import quantize, widen
+from fleetbert.graph.weights import Quantized, quantize, widen
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,9 @@ def test_its_int8_layers_compute_what_numpy_does(source, smoothed, scales, batch
     found = predictor.open_as_it_is(program, parameters, 1)(*batch)[0][batch[0] != 0]
     steps = int8.weight_steps(environment.cpuinfo())
     bias = source.arrays[int8.biases(fused.program)[weight]]
-    expected = int8.simulate(x, threshold, quantized[weight], bias, steps)
+    integers, scales, axis = quantized[weight]
+    limited = Quantized(np.rint(integers * np.float32(steps / 127)), scales * 127 / steps, axis)
+    expected = int8.simulate(x, threshold, limited) + bias
     assert np.std(expected) > 0.1
     # A value that lies between two integers may go to either: a step at most.
     step = threshold / 127 * np.abs(widen(quantized[weight])).max()
