@@ -2,7 +2,7 @@
 
 open      the bundle, the float32 source and the gate's table: read, verified, tokenized once
 prepare   what the method does before the bundle is touched: calibrate, search, train
-write     the variant's files
+write     the variant's files, by what `prepare` gave
 measure   accuracy, speed and size beside float32, with the engine that will serve it
 accept    the gate
 report    the evidence, of a variant that was stopped too
