@@ -44,14 +44,6 @@ class Point(NamedTuple):
     added: bool = True
 
 
-class Histogram(NamedTuple):
-    """What a layer multiplies. counts: [BINS] of values between the BINS + 1 edges."""
-
-    weight: tuple[np.ndarray, np.ndarray]
-    activation: tuple[np.ndarray, np.ndarray]
-    threshold: float | None
-
-
 def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[Point]:
     """float32 and all variants that were measured on the table with that hash; `made` is the one
     of this run, which need not be in the bundle."""
@@ -87,23 +79,6 @@ def most_changed(variant: bundles.Variant, most: int) -> list[str]:
     return sorted(errors, key=lambda name: -errors[name])[:most]
 
 
-def histograms(
-    names: Sequence[str],
-    weights: Mapping[str, np.ndarray],
-    inputs: Sequence[Mapping[str, np.ndarray]],
-    thresholds: Mapping[str, float],
-) -> dict[str, Histogram]:
-    """Of each named layer's weight and of what went into it in `inputs`, a few batches."""
-    return {
-        name: Histogram(
-            np.histogram(weights[name], BINS),
-            np.histogram(np.concatenate([batch[name].ravel() for batch in inputs]), BINS),
-            thresholds.get(name),
-        )
-        for name in names
-    }
-
-
 def write(
     work: Work,
     bundle: bundles.Bundle,
@@ -115,21 +90,21 @@ def write(
     layers' values are drawn; failed: what the gate said of it, None if it was added."""
     path = Path(work.job.report) if work.job.report else bundle.root / NAME
     root, max_drop = bundle.root.resolve(), work.gate.max_drop
-    found = points(bundle, made, str(made.accuracy[0].data_sha256))
+    accuracy = made.accuracy[0]
+    found = points(bundle, made, str(accuracy.data_sha256))
     groups = sensitivity.groups(work.source.program)
     parts = {name: part for part, members in groups.items() for name in members}
     errors, weight_errors, thresholds = (
         of_layers(made, what) for what in ("output_errors", "weight_errors", "thresholds")
     )
     layers = work.source.layers
-    names = most_changed(made, MOST_DRAWN)
-    drawn = histograms(names, layers.parameters, list(layers.run(texts)), thresholds)
+    inputs = list(layers.run(texts))
     int8 = made if isinstance(made, bundles.Int8Variant) else bundles.Int8Variant(name="none")
     smoothed = made.smoothed if isinstance(made, bundles.OnnxInt8Variant) else int8.smoothed
     search = int8.search
     pruning = made.pruning if isinstance(made, bundles.ProgramVariant) else None
     machine = environment.machine(work.gate.threads)
-    metric = made.accuracy[0].metric if made.accuracy else "accuracy"
+    metric = accuracy.metric
     shown = FIGURES.get(metric, metric)
     title_of = shown[0].upper() + shown[1:]
     with matplotlib.rc_context(STYLE):
@@ -152,7 +127,11 @@ def write(
                 ("Attention heads", _heads(pruning)),
                 ("By part", _bars(pruning.lost_importance, TRAIN, label)),
             ]
-        shapes = [(f"{parts.get(name, '')} · {name}", _layer(drawn[name])) for name in drawn]
+        shapes = []
+        for name in most_changed(made, MOST_DRAWN):
+            x = np.concatenate([batch[name].ravel() for batch in inputs])
+            drawn = _layer(layers.parameters[name], x, thresholds.get(name))
+            shapes.append((f"{parts.get(name, '')} · {name}", drawn))
     page.write(
         path,
         TEMPLATE,
@@ -160,7 +139,7 @@ def write(
         failed=failed,
         data=work.gate.data,
         metric=shown,
-        caution=too_few(made.accuracy[0], max_drop),
+        caution=too_few(accuracy, max_drop),
         max_drop=max_drop,
         made=made.name,
         points=found,
@@ -271,20 +250,20 @@ def _bars(values: Mapping[str, float], colours: str | list[str], label: str) -> 
     return page.svg(figure)
 
 
-def _layer(found: Histogram) -> Markup:
+def _layer(weight: np.ndarray, x: np.ndarray, threshold: float | None) -> Markup:
     """Histograms of a weight and of its input, with the input's threshold."""
     figure = Figure(figsize=(5.2, 2.3), layout="constrained")
-    for place, (label, (counts, edges), colour) in enumerate(
-        (("weights", found.weight, TRAIN), ("input", found.activation, DEV))
-    ):
-        axes = figure.add_subplot(1, 2, place + 1)
+    both = ("weights", weight, TRAIN), ("input", x, DEV)
+    for place, (label, values, colour) in enumerate(both, 1):
+        counts, edges = np.histogram(values, BINS)
+        axes = figure.add_subplot(1, 2, place)
         axes.stairs(counts, edges, fill=True, color=colour, alpha=0.7)
         axes.set_yscale("log")
         axes.yaxis.set_minor_locator(NullLocator())  # they take longest to draw
         axes.set_xlabel(label)
         axes.xaxis.set_major_locator(MaxNLocator(5, steps=NICE))
-        if label == "input" and found.threshold is not None:
-            for side in (-found.threshold, found.threshold):
+        if label == "input" and threshold is not None:
+            for side in (-threshold, threshold):
                 if edges[0] <= side <= edges[-1]:
                     axes.axvline(side, color=INK, linewidth=1, linestyle="--")
     figure.axes[0].set_ylabel("values")

@@ -79,9 +79,6 @@ def test_the_page_shows_it_all(bundle, tmp_path, monkeypatch):
     made = made.model_copy(update={"accuracy": [accuracy]})
     inputs = [{"linear_2.w_0": random.normal(size=(20, 8))} for _ in range(2)]
     weights = {"linear_2.w_0": random.normal(size=(8, 4))}
-    drawn = report.histograms(["linear_2.w_0"], weights, inputs, {"linear_2.w_0": 3.25})
-    assert drawn["linear_2.w_0"].activation[0].sum() == 2 * 20 * 8
-    assert drawn["linear_2.w_0"].weight[0].sum() == 8 * 4
     groups = {"layer 0 attention": ["linear_1.w_0"], "head": ["linear_2.w_0"]}
     monkeypatch.setattr(report.sensitivity, "groups", lambda program: groups)
     monkeypatch.setattr(report.environment, "machine", lambda threads: {"processor": "a processor"})
