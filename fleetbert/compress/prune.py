@@ -63,12 +63,10 @@ def prepare(work: Work) -> Write | None:
         kept = importance.choose(measured, settings.heads, settings.feed_forward)
         task.network = narrow(whole, kept, work.bundle)
         if connected.rank == 0:
-            (heads, units), (all_heads, all_units) = (
-                (one[0].shape[1], one[1].shape[1]) for one in (kept, measured)
-            )
             log.info(
-                f"each layer keeps {heads} of {all_heads} attention heads and {units} of "
-                f"{all_units} feed-forward units"
+                f"each layer keeps {kept.heads.shape[1]} of {measured.heads.shape[1]} attention "
+                f"heads and {kept.units.shape[1]} of {measured.feed_forward.shape[1]} feed-forward "
+                "units"
             )
 
     network = tuning.train(work, change)
