@@ -81,45 +81,41 @@ def names(program: ProgramDesc, where: str) -> Names:
     """What each parameter of a float32 program is called in the network."""
     ops = program.blocks[0].ops
     stored = set(programs.parameter_names(program))
-    tables, weights, biases, norms = [], [], [], []
+    found: tuple[list[str], ...] = ([], [], [], [], [])
+    tables, weights, biases, scales, shifts = found
     for op in ops:
         slots = {slot.parameter: slot.arguments[0] for slot in op.inputs if slot.arguments}
         if op.type == "lookup_table_v2":
             tables.append(slots["W"])
         elif op.type == "layer_norm":
-            norms.append((slots["Scale"], slots["Bias"]))
+            scales.append(slots["Scale"])
+            shifts.append(slots["Bias"])
         elif op.type == "matmul_v2" and slots["Y"] in stored:
             weights.append(slots["Y"])
         elif op.type == "elementwise_add" and slots["Y"] in stored:
             biases.append(slots["Y"])
-    layers = [f"bert.encoder.layers.{n}" for n in range(len(norms) // len(LAYER_NORM))]
+    layers = [f"bert.encoder.layers.{n}" for n in range(len(scales) // len(LAYER_NORM))]
     linear = [f"{layer}.{name}" for layer in layers for name in LAYER_LINEAR]
     linear += HEADS[min(max(len(weights) - len(linear), 0), len(HEADS) - 1)]
     norm = ["bert.embeddings.layer_norm"]
     norm += [f"{layer}.{name}" for layer in layers for name in LAYER_NORM]
-    named_parameters = dict(zip(tables, (f"bert.embeddings.{name}.weight" for name in EMBEDDINGS)))
-    named_parameters.update(zip(weights, (f"{name}.weight" for name in linear)))
-    named_parameters.update(zip(biases, (f"{name}.bias" for name in linear)))
-    for name, (scale, bias) in zip(norm, norms):
-        named_parameters.update({scale: f"{name}.weight", bias: f"{name}.bias"})
-    counts = (len(tables), len(weights), len(biases), len(norms))
-    wanted = (len(EMBEDDINGS), len(linear), len(linear), len(norm))
-    own = {name: parameter for parameter, name in named_parameters.items()}
-    found = [_activation(program, own[bias]) if bias in own else None for bias in ACTIVATED]
-    activation, pooler_act = found
-    has_pooler = ACTIVATED[1] in own
-    if (
-        counts != wanted
-        or set(named_parameters) != stored
-        or activation is None
-        or (has_pooler and pooler_act is None)
-    ):
+    wanted = [[f"bert.embeddings.{name}.weight" for name in EMBEDDINGS]]
+    wanted += [[f"{name}.{kind}" for name in linear] for kind in ("weight", "bias")]
+    wanted += [[f"{name}.{kind}" for name in norm] for kind in ("weight", "bias")]
+    pairs = (pair for some, known in zip(found, wanted) for pair in zip(some, known))
+    parameters = dict(pairs)
+    fits = list(map(len, found)) == list(map(len, wanted)) and set(parameters) == stored
+    own = {name: parameter for parameter, name in parameters.items()}
+    activation, pooler_act = (
+        _activation(program, own[bias]) if bias in own else None for bias in ACTIVATED
+    )
+    if not fits or activation is None or (ACTIVATED[1] in own and pooler_act is None):
         raise UserError(
             f"{where} is not the program of a BERT as training exports it, so it cannot be trained "
             "further; choose method: static or dynamic"
         )
-    linear_names = {name: named_parameters[name] for name in weights}
-    return Names(named_parameters, linear_names, activation, pooler_act or "tanh")
+    linear_names = {name: parameters[name] for name in weights}
+    return Names(parameters, linear_names, activation, pooler_act or "tanh")
 
 
 def _activation(program: ProgramDesc, before: str) -> str | None:
