@@ -15,7 +15,7 @@ import paddle
 from paddle.static.quantization import PostTrainingQuantization
 
 from fleetbert.compat.static_graph import static_graph
-from fleetbert.compress.texts import Batches
+from fleetbert.compress.texts import Feeds
 from fleetbert.graph import program as programs
 from fleetbert.graph import quantizers
 from fleetbert.graph.quantizers import LINEAR
@@ -34,7 +34,7 @@ class Calibration(NamedTuple):
 
 def calibrate(
     folder: Path,
-    batches: Batches,
+    batches: Sequence[Feeds],
     algorithm: str = "avg",
     skip: Sequence[str] = (),
 ) -> Calibration:
@@ -46,7 +46,7 @@ def calibrate(
     """
     logging.getLogger("paddle.static.quantization.post_training_quantization").setLevel("WARNING")
     place = paddle.CPUPlace()
-    loader = paddle.io.DataLoader(batches, batch_size=None, places=[place])
+    loader = paddle.io.DataLoader(list(batches), batch_size=None, places=[place])
     scope = paddle.static.Scope()
     with static_graph(), paddle.static.scope_guard(scope):
         quantization = PostTrainingQuantization(
@@ -56,7 +56,7 @@ def calibrate(
             model_filename="model.pdmodel",
             params_filename="model.pdiparams",
             data_loader=loader,
-            batch_nums=len(batches.batches),
+            batch_nums=len(batches),
             algo=algorithm,
             quantizable_op_type=[LINEAR],
             weight_quantize_type="channel_wise_abs_max",

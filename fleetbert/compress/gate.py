@@ -18,7 +18,7 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert import config, files
 from fleetbert.compress import paired
-from fleetbert.compress.texts import Batches, draw
+from fleetbert.compress.texts import Feeds, draw, feeds
 from fleetbert.engines import answer, engine, evaluate, golden
 from fleetbert.tasks.task import largest_difference
 
@@ -67,10 +67,10 @@ class Sample:
     def float32_accuracy(self) -> float:
         return self.metric(self.float32)
 
-    def few(self, texts: int) -> Batches:
+    def few(self, texts: int) -> list[Feeds]:
         """Some of the texts, drawn by chance, in batches for `sensitivity` and `clip`."""
         chosen = draw(len(self.encodings.ids), texts)
-        return Batches(self.encodings, chosen, 1024, self.model.tokenizer.pad_id)
+        return feeds(self.encodings, chosen, 1024, self.model.tokenizer.pad_id)
 
     def logits(self, opened: engine.Engine) -> np.ndarray:
         """Of an opened variant, as the task takes them; UserError where they are not finite."""

@@ -64,7 +64,7 @@ def prepare(work: Work) -> Write:
         for form in (DYNAMIC, STATIC) if wanted == "auto" else (wanted,):
             made[form] = Path(temporary) / form
             made[form].mkdir()
-            batches = work.calibration_batches.feeds() if form == STATIC else None
+            batches = work.calibration_batches if form == STATIC else None
             quantize(float32, made[form] / MODEL, left, batches)
         chosen: str = wanted
         tried: dict[str, bundles.OnnxTried] = {}

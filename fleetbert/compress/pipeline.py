@@ -87,7 +87,7 @@ def _quantize(job: config.Quantize, name: str) -> Result:
         caution = too_few(accuracy, job.gate.max_accuracy_drop)
         if caution:
             log.info(f"{job.gate.data}: {caution}")
-        texts = sensitivity.spread(work.gate.few(TEXTS_FOR_ERRORS).feeds())
+        texts = sensitivity.spread(work.gate.few(TEXTS_FOR_ERRORS))
         variant = with_output_errors(work, variant, new.folder, texts)
         refused = work.gate.refusal(name, accuracy, worst(variant))
         if refused is None:

@@ -26,7 +26,7 @@ from paddle.quantization.imperative.qat import ImperativeQuantizeInputs
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import calibrate, from_program, smooth, static, tuning
-from fleetbert.compress.texts import Batches, Feeds, draw
+from fleetbert.compress.texts import Feeds, draw, feeds
 from fleetbert.compress.work import Source, Work, Write
 from fleetbert.graph import smooth as graph
 from fleetbert.graph.weights import largest
@@ -97,8 +97,8 @@ def prepare(work: Work) -> Write | None:
     def change(task: tuning.Tuned, *_: object) -> None:
         encodings = task.train.encodings
         chosen = draw(len(encodings.ids), settings.texts, settings.seed)
-        feeds = Batches(encodings, chosen, settings.batch_tokens, task.tokenizer.pad_id).feeds()
-        found = begin(source, feeds, left, settings.smooth == "auto")
+        texts = feeds(encodings, chosen, settings.batch_tokens, task.tokenizer.pad_id)
+        found = begin(source, texts, left, settings.smooth == "auto")
         quantize_network(task.network, {names.linear[name]: one for name, one in found.items()})
 
     network = tuning.train(work, change)
@@ -108,13 +108,13 @@ def prepare(work: Work) -> Write | None:
 
 
 def begin(
-    source: Source, feeds: Sequence[Feeds], left: Sequence[str], smoothed: bool
+    source: Source, texts: Sequence[Feeds], left: Sequence[str], smoothed: bool
 ) -> dict[str, Input]:
     """For the weight of each Linear but those in `left` its input; layers that read the same one
     share it. A threshold is the mean of the largest values of these batches."""
     scales, program = smooth.Scales({}, {}), source.program
     if smoothed:
-        scales = smooth.choose(program, source.layers, feeds, left)
+        scales = smooth.choose(program, source.layers, texts, left)
         source = Source.of(*smooth.apply(program, source.arrays, scales.by_input))
     layers = source.layers
     by = {
@@ -124,7 +124,7 @@ def begin(
         if variable in scales.by_input
     }
     maxima: dict[str, list[float]] = {}
-    for inputs in layers.run(feeds):
+    for inputs in layers.run(texts):
         for name, x in inputs.items():
             maxima.setdefault(name, []).append(float(np.abs(x).max()))
     found: dict[str, Input] = {}  # by variable

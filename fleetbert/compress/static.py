@@ -18,7 +18,7 @@ from fleetbert import bundle as bundles
 from fleetbert.compress import adaround, calibrate, clip, sensitivity, split
 from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers
-from fleetbert.compress.texts import Batches, Feeds
+from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Source, Work, Write, weight_errors
 from fleetbert.export.program import versions
 from fleetbert.graph import int8, quantizers, weights
@@ -59,7 +59,7 @@ def calibrated(work: Work) -> Prepared:
     """The source: thresholds from texts, then clipped and rounded as the job says."""
     settings, source = work.job.calibration, work.source
     batches = work.calibration_batches
-    log.info(f"calibrating with {settings.algorithm}: {len(batches.batches)} batches")
+    log.info(f"calibrating with {settings.algorithm}: {len(batches)} batches")
     prepared = of_texts(source, batches, settings.algorithm, work.job.skip)
     prepared = prepared.telling(smoothed=work.smoothed)
     if settings.clip == "auto":
@@ -67,17 +67,17 @@ def calibrated(work: Work) -> Prepared:
         prepared = clipped(prepared, source, work.selection.few(clip.TEXTS))
     if settings.rounding == "adaround":
         thresholds = input_thresholds(prepared)
-        learned = adaround.learn(prepared.calibration, source.layers, batches.feeds(), thresholds)
+        learned = adaround.learn(prepared.calibration, source.layers, batches, thresholds)
         prepared = prepared._replace(calibration=learned).telling(rounding="adaround")
     if settings.split == "auto":
         prepared = in_pieces(prepared, source, batches)
     if settings.correct_bias:
-        prepared = corrected(prepared, source.layers, sensitivity.spread(batches.feeds()))
+        prepared = corrected(prepared, source.layers, sensitivity.spread(batches))
     return prepared
 
 
 def of_texts(
-    source: Source, batches: Batches, algorithm: str = "avg", skip: Sequence[str] = ()
+    source: Source, batches: Sequence[Feeds], algorithm: str = "avg", skip: Sequence[str] = ()
 ) -> Prepared:
     """Calibrate with `batches`; algorithm as of `calibrate`, skip as of `float32_layers`."""
     left = source.float32_layers(skip)
@@ -94,10 +94,10 @@ def of_calibration(
     return Prepared(source.arrays, left, calibration, fused, variant)
 
 
-def clipped(prepared: Prepared, source: Source, batches: Batches) -> Prepared:
+def clipped(prepared: Prepared, source: Source, batches: Sequence[Feeds]) -> Prepared:
     """With lower thresholds where texts want them; see `clip`."""
     thresholds = input_thresholds(prepared)
-    cut = clip.choose(prepared.calibration, source.layers, batches.feeds(), thresholds)
+    cut = clip.choose(prepared.calibration, source.layers, batches, thresholds)
     lowered = _lowered(prepared, source, "clip", cut)
     log.info(f"clip: the inputs of {len(cut)} of {len(thresholds)} layers")
     return lowered.telling(clipped=cut)
@@ -124,10 +124,10 @@ def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> P
     return prepared._replace(corrections=corrections).telling(bias_corrected=True)
 
 
-def in_pieces(prepared: Prepared, source: Source, batches: Batches) -> Prepared:
+def in_pieces(prepared: Prepared, source: Source, batches: Sequence[Feeds]) -> Prepared:
     """With units in pieces where texts want it; see `split`."""
     thresholds = input_thresholds(prepared)
-    found = split.choose(prepared.calibration, source.layers, batches.feeds(), thresholds)
+    found = split.choose(prepared.calibration, source.layers, batches, thresholds)
     return _lowered(prepared, source, "split", found).telling(split=found)
 
 

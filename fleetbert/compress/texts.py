@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Dict, Iterator, Sequence
+from typing import Callable, Dict, Sequence
 
 import numpy as np
-import paddle
 
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
@@ -21,33 +20,15 @@ from fleetbert.tasks import Task
 Feeds = Dict[str, np.ndarray]
 
 
-class Batches(paddle.io.IterableDataset):
-    """Texts as feeds of a program, sorted by length so that padding does not set the scales."""
-
-    def __init__(
-        self,
-        encodings: Encodings,
-        chosen: Sequence[int] | np.ndarray,
-        batch_tokens: int,
-        pad_id: int,
-    ):
-        """chosen: the numbers of the texts to take; batch_tokens: of a batch, with padding."""
-        super().__init__()
-        numbers = np.asarray(chosen, np.int64)
-        self.batches = [
-            collate_padded(encodings, numbers[indices], pad_id)
-            for indices in plan_inference(encodings.lengths[numbers], batch_tokens)
-        ]
-
-    def feeds(self) -> list[Feeds]:
-        """All batches."""
-        return [
-            {"input_ids": batch.input_ids, "token_type_ids": batch.token_type_ids}
-            for batch in self.batches
-        ]
-
-    def __iter__(self) -> Iterator[Feeds]:
-        return iter(self.feeds())
+def feeds(
+    encodings: Encodings, chosen: Sequence[int] | np.ndarray, batch_tokens: int, pad_id: int
+) -> list[Feeds]:
+    """Texts in batches, sorted by length so that padding does not set the scales. chosen: the
+    numbers of the texts to take; batch_tokens: of a batch, with padding."""
+    numbers = np.asarray(chosen, np.int64)
+    plan = plan_inference(encodings.lengths[numbers], batch_tokens)
+    batches = (collate_padded(encodings, numbers[some], pad_id) for some in plan)
+    return [{"input_ids": one.input_ids, "token_type_ids": one.token_type_ids} for one in batches]
 
 
 def draw(count: int, texts: int, seed: int = 0) -> np.ndarray:
@@ -59,7 +40,7 @@ def read_batches(
     settings: config.Calibration,
     bundle: bundles.Bundle,
     left: Callable[[int], int] | None = None,
-) -> Batches:
+) -> list[Feeds]:
     """Calibration texts as batches for the bundle's model; UserError as `data.read` raises it.
 
     left: of so many texts, how many stay for others, the last that are drawn.
@@ -71,7 +52,7 @@ def read_batches(
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(*task.texts(chosen), bundle.max_length)
     every = range(len(encodings.ids))
-    return Batches(encodings, every, settings.batch_tokens, tokenizer.pad_id)
+    return feeds(encodings, every, settings.batch_tokens, tokenizer.pad_id)
 
 
 def read_unlabelled(path: str, task: Task, key: str) -> list[Example]:

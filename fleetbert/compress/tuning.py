@@ -184,7 +184,7 @@ def beside_network(
     """The variant with the largest difference of logits between it and the trained network."""
     served = engine.open_folder(variant.kind, folder, "cpu", work.gate.threads)
     differences = []
-    for feeds in work.gate.few(16).feeds():
+    for feeds in work.gate.few(16):
         found = abs(served(*feeds.values()) - answers(network, feeds))
         if work.gate.model.task.per_token:  # of padding they say nothing
             found = found[feeds["input_ids"] != work.gate.model.tokenizer.pad_id]

@@ -17,7 +17,7 @@ from fleetbert import config, tasks
 from fleetbert.compress import selection, smooth
 from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.sensitivity import Layers, groups, linear_weights
-from fleetbert.compress.texts import Batches, Feeds, read_batches
+from fleetbert.compress.texts import Feeds, read_batches
 from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
@@ -93,7 +93,7 @@ class Work:
         )
 
     @functools.cached_property
-    def calibration_batches(self) -> Batches:
+    def calibration_batches(self) -> list[Feeds]:
         """Texts of `calibration.data`, but those that are held out for `selection`."""
         held_out = functools.partial(selection.held_out, settings=self.job.selection)
         return read_batches(self.job.calibration, self.bundle, held_out)
@@ -116,7 +116,7 @@ def open_work(job: config.Quantize) -> Work:
         bundles.verify(bundle, job.source)
     work = Work(job, bundle, Source(bundle.folder(job.source)), gate)
     if job.method in config.CALIBRATED and job.calibration.smooth == "auto":
-        return smoothed(work, work.calibration_batches.feeds())
+        return smoothed(work, work.calibration_batches)
     return work
 
 

@@ -12,7 +12,7 @@ from tiny_bert import WORDS
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import from_program, onnx, qat, static
-from fleetbert.compress.texts import Batches
+from fleetbert.compress.texts import feeds
 from fleetbert.compress.work import Source
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
@@ -97,7 +97,7 @@ class Errors:
         (folder / "qat").mkdir()
         names = from_program.names(source.program, "bundle")
         left = source.float32_layers(())
-        start = qat.begin(source, batches.feeds(), left, smoothed=True)
+        start = qat.begin(source, batches, left, smoothed=True)
         qat.quantize_network(network, {names.linear[one]: found for one, found in start.items()})
         trained = qat._trained(source, network, names)
         model = SimpleNamespace(task=SimpleNamespace(per_token=False))
@@ -116,7 +116,7 @@ def texts_of(bundle):
     texts = [" ".join(random.choice(WORDS, 20)) for _ in range(64)]
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(texts, None, bundle.max_length)
-    return Batches(encodings, range(64), 1024, tokenizer.pad_id)
+    return feeds(encodings, range(64), 1024, tokenizer.pad_id)
 
 
 def relative(found, wanted):

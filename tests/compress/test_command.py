@@ -14,7 +14,7 @@ from paddle.static.quantization.cal_kl_threshold import cal_kl_threshold
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import gate, pipeline, static
-from fleetbert.compress.texts import Batches
+from fleetbert.compress.texts import feeds
 from fleetbert.compress.work import Source
 from fleetbert.data import tokenizers
 from fleetbert.engines import answer, golden
@@ -115,7 +115,7 @@ def test_other_algorithms_find_other_thresholds(trained, tiny_data):
     tokenizer = tokenizers.open(read)
     rows = [line.split("\t")[1] for line in (tiny_data / "train.tsv").read_text().splitlines()]
     encodings = tokenizer.encode(rows[1:33], None, read.max_length)
-    batches = Batches(encodings, range(32), 1024, tokenizer.pad_id)
+    batches = feeds(encodings, range(32), 1024, tokenizer.pad_id)
     found = {
         name: static.input_thresholds(static.of_texts(source, batches, name))
         for name in ("abs_max", "hist", "mse", "emd")

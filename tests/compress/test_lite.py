@@ -57,7 +57,7 @@ def lite_bundle(tiny_bundle, tmp_path_factory) -> Path:
 def add_static(path: Path) -> None:
     """Add the variant int8-static, calibrated with random texts."""
     from fleetbert.compress import static
-    from fleetbert.compress.texts import Batches
+    from fleetbert.compress.texts import feeds
     from fleetbert.compress.work import Source
     from fleetbert.data import tokenizers
 
@@ -66,7 +66,7 @@ def add_static(path: Path) -> None:
     texts = [" ".join(random.choice(WORDS, 12)) for _ in range(32)]
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(texts, None, bundle.max_length)
-    batches = Batches(encodings, range(32), 512, tokenizer.pad_id)
+    batches = feeds(encodings, range(32), 512, tokenizer.pad_id)
     prepared = static.of_texts(Source(bundle.folder("float32")), batches, "abs_max")
     bundles.add_variant(path, lite.STATIC, lambda folder: static.write_mix(prepared, folder))
 

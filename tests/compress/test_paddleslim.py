@@ -44,7 +44,7 @@ def source(tiny_bundle) -> Source:
 def test_quant_post_static_is_posttrainingquantization(source, tmp_path):
     """The same scales and integers. What it saves lacks only quantizers that no layer reads."""
     left = source.float32_layers(())
-    ours = calibrate.calibrate(source.folder, Texts(), "avg", left)
+    ours = calibrate.calibrate(source.folder, Texts().batches, "avg", left)
     place, scope = paddle.CPUPlace(), paddle.static.Scope()
     with static_graph(), paddle.static.scope_guard(scope):
         quant.quant_post_static(

@@ -67,7 +67,7 @@ def done(trained, tiny_data, tmp_path_factory):
 
 def dev_batches(bundle: Path, data: Path) -> Any:
     settings = config.Calibration(data=str(data / "dev.tsv"), texts=60, batch_tokens=256)
-    return read_batches(settings, bundles.read(bundle)).batches
+    return read_batches(settings, bundles.read(bundle))
 
 
 def test_the_served_program_answers_like_the_trained_network(done, tiny_data):
@@ -76,9 +76,8 @@ def test_the_served_program_answers_like_the_trained_network(done, tiny_data):
     float32 = engine.open_folder(engine.FLOAT32, bundle / "float32", "cpu", 1)
     differences, distances = [], []
     for batch in dev_batches(bundle, tiny_data):
-        inputs = batch.input_ids, batch.token_type_ids
-        names = dict(zip(("input_ids", "token_type_ids"), inputs))
-        expected = tuning.answers(trained.network, names)
+        inputs = batch.values()
+        expected = tuning.answers(trained.network, batch)
         differences.append(np.abs(served(*inputs) - expected).max())
         distances.append(np.abs(float32(*inputs) - expected).max())
     # A value now and then falls on the other side of a half.

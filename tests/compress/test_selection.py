@@ -42,8 +42,8 @@ def test_what_is_held_out_calibrates_nothing(trained, tiny_data, caplog):
     assert len(sample.truth) == 160 // 5
     assert sample.name.startswith("32 texts held out of ")
     assert any("held out" in line and "by their labels" in line for line in caplog.messages)
-    texts = {tuple(row[row > 0]) for b in opened.calibration_batches.batches for row in b.input_ids}
-    count = sum(len(b.input_ids) for b in opened.calibration_batches.batches)
+    texts = {tuple(row[row > 0]) for b in opened.calibration_batches for row in b["input_ids"]}
+    count = sum(len(b["input_ids"]) for b in opened.calibration_batches)
     assert count == 160 - 32
     assert not texts & words(sample.encodings)
     # As many of each label as the table has for these very texts.
@@ -74,7 +74,7 @@ def test_a_table_of_its_own_may_be_named(trained, tiny_data, tmp_path):
     named = job(trained, tiny_data, selection={"data": str(path), "texts": 25})
     opened = work.open_work(named)
     assert (opened.selection.name, len(opened.selection.truth)) == (str(path), 25)
-    assert sum(len(b.input_ids) for b in opened.calibration_batches.batches) == 160
+    assert sum(len(b["input_ids"]) for b in opened.calibration_batches) == 160
 
 
 @pytest.mark.parametrize(

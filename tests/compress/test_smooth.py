@@ -127,7 +127,7 @@ def job(trained, tiny_data, tmp_path_factory):
 
 def test_biases_take_the_mean_change_away(job):
     opened = work.open_work(job("bias"))
-    batches = sensitivity.spread(opened.calibration_batches.feeds())
+    batches = sensitivity.spread(opened.calibration_batches)
     prepared = static.calibrated(opened)
     thresholds = static.input_thresholds(prepared)
     layers = opened.source.layers

@@ -7,7 +7,7 @@ import pytest
 from tiny_bert import make_network
 
 from fleetbert.compress import sensitivity, split, static
-from fleetbert.compress.texts import Batches
+from fleetbert.compress.texts import feeds
 from fleetbert.compress.work import Source
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines import engine
@@ -22,7 +22,7 @@ def batches(seed):
     random = np.random.default_rng(seed)
     ids = [random.integers(5, 100, length) for length in random.integers(6, 40, 90)]
     encodings = Encodings(ids, np.array([len(one) for one in ids]), 0)
-    return Batches(encodings, range(90), 512, 0)
+    return feeds(encodings, range(90), 512, 0)
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +60,7 @@ def test_the_large_unit_is_split_and_other_texts_gain(prepared):
             quantized[name] = split.graph.widen_second(quantized[name], some[name])
         thresholds = static.input_thresholds(one)
         errors.append(
-            sensitivity.output_errors(
-                source.layers, quantized, thresholds, batches(3).feeds(), {}, some
-            )
+            sensitivity.output_errors(source.layers, quantized, thresholds, batches(3), {}, some)
         )
     for name, one in found.items():
         assert TALL in one.units and len(one.units) % split.BLOCK == 0
@@ -75,7 +73,7 @@ def test_it_is_served(prepared, tmp_path):
     """The error of the logits falls, and both programs say the shapes that are stored."""
     source, *both = prepared
     float32 = engine.open_folder("paddle-inference", source.folder, "cpu", 1)
-    texts = batches(5).feeds()
+    texts = batches(5)
     exact = np.concatenate([float32(*feed.values()) for feed in texts])
     errors = []
     for number, one in enumerate(both):
