@@ -8,19 +8,11 @@ import numpy as np
 
 from fleetbert import config, files
 from fleetbert.compress.gate import Gate, Sample
-from fleetbert.compress.texts import draw, read_unlabelled
+from fleetbert.compress.texts import draw, held_out, read_unlabelled
 from fleetbert.engines import evaluate
 from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
-
-# Of a table, at most, that is held out of what it is for.
-SHARE = 5
-
-
-def held_out(texts: int, settings: config.Selection) -> int:
-    """How many of a table's texts are left to choose on: the last that `draw` would take."""
-    return 0 if settings.data is not None else min(settings.texts, texts // SHARE)
 
 
 def open_sample(

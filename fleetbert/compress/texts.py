@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Callable, Dict, Sequence
+from typing import Dict, Sequence
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from fleetbert.data.tokenizers import Encodings
 from fleetbert.errors import UserError
 from fleetbert.tasks import Task
 
+# Of a table, at most, that is held out of what it is for.
+SHARE = 5
 # What a program is fed: input_ids and token_type_ids, int64 [texts, length].
 Feeds = Dict[str, np.ndarray]
 
@@ -36,18 +38,20 @@ def draw(count: int, texts: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).permutation(count)[:texts]
 
 
-def read_batches(
-    settings: config.Calibration,
-    bundle: bundles.Bundle,
-    left: Callable[[int], int] | None = None,
-) -> list[Feeds]:
-    """Calibration texts as batches for the bundle's model; UserError as `data.read` raises it.
+def held_out(texts: int, settings: config.Selection) -> int:
+    """How many of a table's texts are left to choose on: the last that `draw` would take."""
+    return 0 if settings.data is not None else min(settings.texts, texts // SHARE)
 
-    left: of so many texts, how many stay for others, the last that are drawn.
-    """
+
+def read_batches(
+    settings: config.Calibration, bundle: bundles.Bundle, selection: config.Selection | None = None
+) -> list[Feeds]:
+    """Calibration texts as batches for the bundle's model, but those that are held out for
+    `selection`; UserError as `data.read` raises it."""
     task = tasks.of(bundle.task)
     examples = read_unlabelled(str(settings.data), task, "calibration.data")
-    most = min(settings.texts, len(examples) - (left(len(examples)) if left else 0))
+    left = len(examples) - (held_out(len(examples), selection) if selection else 0)
+    most = min(settings.texts, left)
     chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(*task.texts(chosen), bundle.max_length)

@@ -95,8 +95,7 @@ class Work:
     @functools.cached_property
     def calibration_batches(self) -> list[Feeds]:
         """Texts of `calibration.data`, but those that are held out for `selection`."""
-        held_out = functools.partial(selection.held_out, settings=self.job.selection)
-        return read_batches(self.job.calibration, self.bundle, held_out)
+        return read_batches(self.job.calibration, self.bundle, self.job.selection)
 
 
 def open_work(job: config.Quantize) -> Work:

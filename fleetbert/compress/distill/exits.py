@@ -24,7 +24,7 @@ from fleetbert.compress.distill import heads, report
 from fleetbert.compress.early_exit import Choice, Observed
 from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.pipeline import Result
-from fleetbert.compress.texts import draw, read_unlabelled
+from fleetbert.compress.texts import draw, held_out, read_unlabelled
 from fleetbert.engines import answer, engine, evaluate
 from fleetbert.engines.exits import Settings
 from fleetbert.engines.heads import Tensors
@@ -122,7 +122,7 @@ def train_heads(
         found, labels, _ = evaluate.read_known(model, path)
     else:
         found = read_unlabelled(path, model.task, "data.train")
-    most = len(found) - selection.held_out(len(found), job.selection)
+    most = len(found) - held_out(len(found), job.selection)
     chosen = draw(len(found), min(job.distill.texts, most), job.seed)
     labels = None if labels is None else labels[chosen]
     texts = model.task.texts([found[number] for number in chosen])
