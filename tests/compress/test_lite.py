@@ -239,7 +239,7 @@ def test_early_exit_brings_a_file_for_each_group_and_the_heads(
     early_bundle, table, target, precision
 ):
     gate = config.Gate(data=str(table), max_accuracy_drop=1.0)
-    bundle = lite.export_lite(early_bundle, target, precision, gate, True, 1).bundle
+    bundle = lite.export_lite(early_bundle, target, precision, gate, True).bundle
     name = f"lite-{target}-{precision}-early-exit"
     variant = bundle.variant(name)
     bundles.verify(bundle, name)
