@@ -2,8 +2,9 @@
 
 Every Linear but the last sees its input and its weight rounded as the layer of `graph.int8` will
 round them (Jacob et al. 2018, section 3). It starts where static int8 is: inputs are smoothed (see
-`smooth`) and cut at the thresholds that training texts advise. From there the thresholds are
-learned like weights; a weight has one scale for each output, its largest magnitude. Rows of the
+`smooth`), large units of feed-forwards stand in pieces (see `graph.split`), and inputs are cut at
+the thresholds that training texts advise. From there the thresholds are learned like weights; a
+weight has one scale for each output, its largest magnitude. Rows of the
 embedding tables are rounded too, for they are stored so: on SST-2, networks trained without that
 answered with logits 0.16 from what was served, with it 0.02. Nothing else is quantized.
 
@@ -21,43 +22,65 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import paddle
+from paddle.nn import functional as F
 from paddle.nn.quant.quant_layers import QuantizedLinear
 from paddle.quantization.imperative.qat import ImperativeQuantizeInputs
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import calibrate, from_program, smooth, static, tuning
+from fleetbert import config
+from fleetbert.compress import calibrate, from_program, smooth, split, static, tuning
 from fleetbert.compress.texts import Feeds, draw, feeds
 from fleetbert.compress.work import Source, Work, Write
 from fleetbert.graph import smooth as graph
-from fleetbert.graph.weights import largest
+from fleetbert.graph import split as units
+from fleetbert.graph.weights import largest, quantize
 
 # Learned thresholds change by this many times the rate of weights: in units of their own logarithm,
 # of which weights' rates would move them by a thousandth in an epoch.
 RATE = 100.0
 LEVELS = largest(8)
+ACTIVATIONS: Mapping[str, Callable[[paddle.Tensor], paddle.Tensor]] = {
+    units.RELU: F.relu,
+    "gelu_erf": F.gelu,
+    "gelu_tanh": functools.partial(F.gelu, approximate=True),
+}
 
 
 class Trained(NamedTuple):
     """source: the trained program, smoothed; thresholds: of the inputs, by the weight that they are
-    multiplied with; smoothed: for the manifest; network: in evaluation mode, as it was trained."""
+    multiplied with; smoothed, split: for the manifest; network: in evaluation mode, as it was
+    trained."""
 
     source: Source
     thresholds: dict[str, float]
     smoothed: dict[str, bundles.Smoothed]
+    split: dict[str, bundles.Split]
     network: paddle.nn.Layer
+
+
+class InPieces(NamedTuple):
+    """split: the units of a feed-forward that stand in pieces; first: the weight of its first
+    Linear; activation: between both."""
+
+    split: bundles.Split
+    first: str
+    activation: str
 
 
 class Input(NamedTuple):
     """Where training begins for an input of Linear layers: its threshold once it is divided `by`
-    numbers for each channel, float32 [K]; told: how these were chosen, None where they are 1."""
+    numbers for each channel, float32 [K]; told: how these were chosen, None where they are 1;
+    pieces: where it is the output of a feed-forward's activation that is split."""
 
     threshold: float
     by: np.ndarray
     told: bundles.Smoothed | None = None
+    pieces: InPieces | None = None
 
 
 class Rounded(paddle.nn.Layer):
-    """x, float [..., K], divided and rounded to int8 within ± a threshold that is learned.
+    """x, float [..., K], divided and rounded to int8 within ± a threshold that is learned. To
+    units in pieces come the pieces' own rounded outputs: their product has the same weights.
 
     The gradients are those of Esser et al. 2020, "Learned Step Size Quantization", equation 3, of
     the threshold's logarithm, so that it stays positive (Jain et al. 2020, section 3).
@@ -65,7 +88,14 @@ class Rounded(paddle.nn.Layer):
 
     def __init__(self, start: Input):
         super().__init__()
-        self.told = start.told
+        self.told, self.pieces = start.told, start.pieces
+        # What the activation is given, [..., K]; in a list, as Paddle takes tensors for state.
+        self.before: list[paddle.Tensor] = []
+        if start.pieces is not None:
+            some = units.pieces(start.pieces.split.units, 1.0)
+            columns = np.eye(len(start.by), dtype=np.float32)[some.units]
+            self.register_buffer("columns", paddle.to_tensor(columns), persistable=False)
+            self.register_buffer("times", paddle.to_tensor(some.lower), persistable=False)
         self.register_buffer("start", paddle.to_tensor([start.threshold], "float32"))
         self.register_buffer("by", paddle.to_tensor(start.by))
         zero = paddle.nn.initializer.Constant(0.0)
@@ -76,12 +106,33 @@ class Rounded(paddle.nn.Layer):
         """Float32 [1]."""
         return self.start.astype("float32") * paddle.exp(self.change.astype("float32"))
 
+    def remember(self, _: paddle.nn.Layer, __: object, output: paddle.Tensor) -> None:
+        """A hook after the first Linear of a feed-forward."""
+        self.before[:] = [output]
+
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         step = self.threshold() / LEVELS
         unit = self.by.astype("float32") * step  # O2 makes all of this half
-        inside = paddle.clip(x.astype("float32") / unit, -LEVELS, LEVELS)
-        whole = inside + (paddle.round(inside) - inside).detach()
+        whole = _rounded(x.astype("float32") / unit)
+        if self.pieces is not None:
+            whole = whole + self._of_pieces(step)
         return (whole * step).astype(x.dtype)
+
+    def _of_pieces(self, step: paddle.Tensor) -> paddle.Tensor:
+        """The pieces' rounded outputs by unit, float32 [..., K]."""
+        assert self.pieces is not None
+        with paddle.amp.auto_cast(enable=False):
+            columns = self.columns.astype("float32")
+            given = paddle.matmul(self.before.pop().astype("float32"), columns, transpose_y=True)
+            lower = self.times.astype("float32") * (step * LEVELS)
+            found = _rounded(ACTIVATIONS[self.pieces.activation](given - lower) / step)
+            return paddle.matmul(found, columns)
+
+
+def _rounded(x: paddle.Tensor) -> paddle.Tensor:
+    """Cut at what int8 holds and rounded; gradients pass where nothing is cut."""
+    inside = paddle.clip(x, -LEVELS, LEVELS)
+    return inside + (paddle.round(inside) - inside).detach()
 
 
 def prepare(work: Work) -> Write | None:
@@ -98,8 +149,9 @@ def prepare(work: Work) -> Write | None:
         encodings = task.train.encodings
         chosen = draw(len(encodings.ids), settings.texts, settings.seed)
         texts = feeds(encodings, chosen, settings.batch_tokens, task.tokenizer.pad_id)
-        found = begin(source, texts, left, settings.smooth == "auto")
+        found = begin(source, texts, left, settings)
         quantize_network(task.network, {names.linear[name]: one for name, one in found.items()})
+        connect(task.network, names.linear)
 
     network = tuning.train(work, change)
     if network is None:
@@ -108,12 +160,12 @@ def prepare(work: Work) -> Write | None:
 
 
 def begin(
-    source: Source, texts: Sequence[Feeds], left: Sequence[str], smoothed: bool
+    source: Source, texts: Sequence[Feeds], left: Sequence[str], settings: config.Calibration
 ) -> dict[str, Input]:
     """For the weight of each Linear but those in `left` its input; layers that read the same one
     share it. A threshold is the mean of the largest values of these batches."""
     scales, program = smooth.Scales({}, {}), source.program
-    if smoothed:
+    if settings.smooth == "auto":
         scales = smooth.choose(program, source.layers, texts, left)
         source = Source.of(*smooth.apply(program, source.arrays, scales.by_input))
     layers = source.layers
@@ -127,13 +179,32 @@ def begin(
     for inputs in layers.run(texts):
         for name, x in inputs.items():
             maxima.setdefault(name, []).append(float(np.abs(x).max()))
+    thresholds = {name: float(np.mean(maxima[name])) for name in layers.inputs if name not in left}
+    pieces = in_pieces(source, texts, thresholds) if settings.split == "auto" else {}
     found: dict[str, Input] = {}  # by variable
-    for name, variable in layers.inputs.items():
-        if name not in left and variable not in found:
+    for name, threshold in thresholds.items():
+        variable = layers.inputs[name]
+        if variable not in found:
             ones = np.ones(len(layers.parameters[name]), np.float32)
-            threshold = float(np.mean(maxima[name]))
-            found[variable] = Input(threshold, by.get(name, ones), scales.smoothed.get(name))
-    return {name: found[at] for name, at in layers.inputs.items() if name not in left}
+            if name in pieces:
+                threshold = pieces[name].split.threshold
+            found[variable] = Input(
+                threshold, by.get(name, ones), scales.smoothed.get(name), pieces.get(name)
+            )
+    return {name: found[layers.inputs[name]] for name in thresholds}
+
+
+def in_pieces(
+    source: Source, texts: Sequence[Feeds], thresholds: Mapping[str, float]
+) -> dict[str, InPieces]:
+    """The inputs that are better split, by the weight that they are multiplied with."""
+    pairs = units.pairs(source.layers.program)
+    rounded = {name: quantize(source.arrays[name], 1) for name in pairs if name in thresholds}
+    chosen = split.choose(rounded, source.layers, texts, thresholds)
+    return {
+        name: InPieces(one, pairs[name].first, pairs[name].activation)
+        for name, one in chosen.items()
+    }
 
 
 def write(work: Work, trained: Trained, folder: Path) -> bundles.Variant:
@@ -143,7 +214,9 @@ def write(work: Work, trained: Trained, folder: Path) -> bundles.Variant:
     # Paddle's calibration makes the program for converters around the trained thresholds.
     found = calibrate.calibrate(source.folder, work.gate.few(16), "abs_max", left)
     found = calibrate.with_thresholds(found, source.program, trained.thresholds)
-    int8 = bundles.Int8Variant(name="int8-qat", method="qat", smoothed=trained.smoothed)
+    int8 = bundles.Int8Variant(
+        name="int8-qat", method="qat", smoothed=trained.smoothed, split=trained.split
+    )
     variant = static.write_mix(static.of_calibration(source, left, found, int8), folder)
     return tuning.beside_network(variant, folder, trained.network, work)
 
@@ -168,6 +241,19 @@ def quantize_network(network: paddle.nn.Layer, inputs: Mapping[str, Input]) -> N
     for name, layer in quantized_layers(network).items():
         layer._fake_quant_input = rounded[id(inputs[f"{name}.weight"])]
         layer._fake_quant_weight.register_forward_pre_hook(_multiply(layer._fake_quant_input))
+
+
+def connect(network: paddle.nn.Layer, linear: Mapping[str, str]) -> None:
+    """Let inputs in pieces know what their activation is given.
+
+    linear: by the program's name of a weight the network's.
+    """
+    layers = quantized_layers(network)
+    for layer in layers.values():
+        pieces = layer._fake_quant_input.pieces
+        if pieces is not None:
+            first = layers[linear[pieces.first][: -len(".weight")]]
+            first.register_forward_post_hook(layer._fake_quant_input.remember)
 
 
 def _multiply(rounded: Rounded) -> Callable[..., paddle.Tensor]:
@@ -207,10 +293,12 @@ def _trained(source: Source, network: paddle.nn.Layer, names: from_program.Names
         for name in readers
         if name in smoothed
     }
+    thresholds = {name: one.threshold().item() for name, one in inputs.items()}
+    pieces = {
+        name: one.pieces.split.model_copy(update={"threshold": thresholds[name]})
+        for name, one in inputs.items()
+        if one.pieces is not None
+    }
     arrays = tuning.parameters(network, names)
-    return Trained(
-        Source.of(*smooth.apply(source.program, arrays, by_input)),
-        {name: one.threshold().item() for name, one in inputs.items()},
-        smoothed,
-        network,
-    )
+    trained = Source.of(*smooth.apply(source.program, arrays, by_input))
+    return Trained(trained, thresholds, smoothed, pieces, network)

@@ -8,17 +8,16 @@ the least token error (see `sensitivity`).
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Mapping, Sequence
 
 import numpy as np
 
 from fleetbert.bundle import Split
 from fleetbert.compress.adaround import as_int8
-from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers, relative_errors, spread
 from fleetbert.compress.texts import Feeds
 from fleetbert.graph import split as graph
-from fleetbert.graph.weights import widen
+from fleetbert.graph.weights import Quantized, widen
 
 # Pieces come in blocks, of which oneDNN's kernels compute their columns.
 BLOCK = 16
@@ -32,9 +31,15 @@ NEARLY = 1.05
 
 
 def choose(
-    found: Calibration, layers: Layers, batches: Sequence[Feeds], thresholds: dict[str, float]
+    rounded: Mapping[str, Quantized],
+    layers: Layers,
+    batches: Sequence[Feeds],
+    thresholds: Mapping[str, float],
 ) -> dict[str, Split]:
-    """The inputs that are better split, by the weight of the second Linear."""
+    """The inputs that are better split, by the weight of the second Linear.
+
+    rounded, thresholds: weights and what their inputs are cut at, by weight.
+    """
     pairs = {
         second: pair
         for second, pair in graph.pairs(layers.program).items()
@@ -48,7 +53,7 @@ def choose(
     chosen = {}
     for second, pair in pairs.items():
         x, given = (np.concatenate([inputs[n] for inputs in few]) for n in (second, pair.first))
-        weight = widen(found.weights[second])
+        weight = widen(rounded[second])
         exact = x @ layers.parameters[second]
         first = layers.parameters[pair.first], layers.parameters[pair.bias], pair.activation
         former = thresholds[second]

@@ -127,7 +127,8 @@ def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> P
 def in_pieces(prepared: Prepared, source: Source, batches: Sequence[Feeds]) -> Prepared:
     """With units in pieces where texts want it; see `split`."""
     thresholds = input_thresholds(prepared)
-    found = split.choose(prepared.calibration, source.layers, batches, thresholds)
+    weights = prepared.calibration.weights
+    found = split.choose(weights, source.layers, batches, thresholds)
     return _lowered(prepared, source, "split", found).telling(split=found)
 
 

@@ -20,7 +20,7 @@ from scipy import special
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import command, from_program, pipeline, qat, tuning
+from fleetbert.compress import command, from_program, pipeline, qat, split, tuning
 from fleetbert.compress.distill import student
 from fleetbert.compress.texts import read_batches
 from fleetbert.engines import engine
@@ -126,6 +126,46 @@ def test_thresholds_and_weights_are_the_trained_ones(done):
     ]
     assert [float(scale) for scale in scales] == pytest.approx([query] * len(scales))
     assert scales
+
+
+def test_units_in_pieces_are_trained_as_they_are_served(bundle, tiny_data, tmp_path, monkeypatch):
+    """Every feed-forward, as if a quarter of its threshold were enough, and three pieces a unit."""
+
+    def choose(rounded: Any, layers: Any, batches: Any, thresholds: Any) -> dict:
+        chosen = {}
+        for second in split.graph.pairs(layers.program):
+            units = layers.parameters[second].shape[0]
+            former = thresholds[second]
+            chosen[second] = bundles.Split(
+                former=former,
+                threshold=former / 4,
+                units=np.repeat(np.arange(units), 3).tolist(),
+                former_error=1,
+                error=0,
+            )
+        return chosen
+
+    monkeypatch.setattr(split, "choose", choose)
+    kept = []
+    real = qat._trained
+    monkeypatch.setattr(qat, "_trained", lambda *given: kept.append(real(*given)) or kept[0])
+    pipeline.quantize(read_job(bundle, tiny_data, tmp_path / "run"))
+    variant = bundles.read(bundle).variant("int8-qat")
+    assert len(variant.split) == 2
+    for name, one in variant.split.items():
+        assert one.threshold == pytest.approx(variant.thresholds[name])
+        assert one.threshold != pytest.approx(one.former / 4, rel=1e-4)  # it was learned
+    served = engine.open_folder(engine.INT8, bundle / "int8-qat", "cpu", 1)
+    (trained,) = kept
+    without, differences = [], []
+    for batch in dev_batches(bundle, tiny_data):
+        expected = tuning.answers(trained.network, batch)
+        differences.append(np.abs(served(*batch.values()) - expected).max())
+        with monkeypatch.context() as patch:
+            for layer in qat.quantized_layers(trained.network).values():
+                patch.setattr(layer._fake_quant_input, "pieces", None)
+            without.append(np.abs(tuning.answers(trained.network, batch) - expected).max())
+    assert max(differences) < 0.01 < max(without)
 
 
 def quantized_linear(width: int, outputs: int, threshold: float) -> tuple[Any, Any]:
