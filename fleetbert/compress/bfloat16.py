@@ -11,7 +11,7 @@ from pathlib import Path
 
 from fleetbert import bundle as bundles
 from fleetbert.compat import processor
-from fleetbert.compress.work import Work, Write
+from fleetbert.compress.work import Ready, Work
 from fleetbert.export.program import versions
 from fleetbert.graph import bfloat16, weights
 from fleetbert.graph import program as programs
@@ -19,7 +19,7 @@ from fleetbert.graph.first_token import first_token_only
 from fleetbert.graph.fuse import merge_transposes
 
 
-def prepare(work: Work) -> Write:
+def prepare(work: Work) -> Ready:
     """Round the source's weights, but those that `skip` names and the last layer's. UserError on a
     processor where the variant could not be measured."""
     processor.check(processor.BFLOAT16, "method: bfloat16")
@@ -46,4 +46,4 @@ def prepare(work: Work) -> Write:
             float32_layers=left,
         )
 
-    return write
+    return Ready(work.source, write)

@@ -17,7 +17,7 @@ from paddle.static.quantization import WeightQuantization
 
 from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
-from fleetbert.compress.work import Source, Work, Write, matching, weight_errors
+from fleetbert.compress.work import Ready, Source, Work, matching, weight_errors
 from fleetbert.export.program import versions
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
@@ -26,7 +26,7 @@ from fleetbert.graph.program import ProgramDesc
 from fleetbert.graph.weights import Quantized, largest, quantize
 
 
-def prepare(work: Work) -> Write:
+def prepare(work: Work) -> Ready:
     """Make integers of the source's weights but those that `skip` names."""
     source, bits = work.source, work.job.bits
     made = quantize_weights(source, bits, matching(work.job.skip, source.arrays))
@@ -44,7 +44,7 @@ def prepare(work: Work) -> Write:
             weight_errors=weight_errors(made.weights, source.arrays),
         )
 
-    return write
+    return Ready(work.source, write)
 
 
 class Dynamic(NamedTuple):

@@ -30,7 +30,7 @@ from fleetbert import bundle as bundles
 from fleetbert.compress import onnx
 from fleetbert.compress.gate import ROUNDS, Sample, in_turns
 from fleetbert.compress.texts import Feeds
-from fleetbert.compress.work import Work, Write
+from fleetbert.compress.work import Ready, Work
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
 from fleetbert.export.program import versions
@@ -53,7 +53,7 @@ STATIC_SETTINGS = {
 }
 
 
-def prepare(work: Work) -> Write:
+def prepare(work: Work) -> Ready:
     """Quantize the source in the form that `onnx.activations` names, or in the better one."""
     left = work.source.float32_layers(work.job.skip)
     wanted = work.job.onnx.activations
@@ -88,7 +88,7 @@ def prepare(work: Work) -> Write:
             tried_on=tried_on,
         )
 
-    return write
+    return Ready(work.source, write)
 
 
 def quantize(

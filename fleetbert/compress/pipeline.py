@@ -14,6 +14,7 @@ import contextlib
 import importlib
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Callable, NamedTuple
 
@@ -23,7 +24,7 @@ from fleetbert.compress import report, sensitivity
 from fleetbert.compress.gate import too_few
 from fleetbert.compress.static import split_pieces
 from fleetbert.compress.texts import Feeds
-from fleetbert.compress.work import Work, Write, open_work
+from fleetbert.compress.work import Ready, Work, open_work
 from fleetbert.errors import GateFailed
 from fleetbert.graph import int8, weights
 
@@ -33,8 +34,8 @@ log = logging.getLogger(__name__)
 TEXTS_FOR_ERRORS = 64
 
 
-# Does the work, and gives what writes its files; None on ranks that write nothing.
-Prepare = Callable[[Work], "Write | None"]
+# Does the work; None on ranks that write nothing.
+Prepare = Callable[[Work], "Ready | None"]
 # Modules with a function `prepare`. Imported when a job asks for them: those that train bring the
 # trainer and PaddleNLP, seconds.
 METHODS = {
@@ -74,13 +75,13 @@ def quantize(job: config.Quantize) -> Result:
 def _quantize(job: config.Quantize, name: str) -> Result:
     prepare = load(job.method)
     work = open_work(job)
-    write = prepare(work)
-    if write is None:
+    ready = prepare(work)
+    if ready is None:
         return Result(work.bundle, name)
-    bundle = work.bundle
+    work, bundle = replace(work, source=ready.source), work.bundle
     with bundles.adding(bundle.root, name) as new:
         own = {"name": name, "made_from": job.source}
-        variant = write(new.folder).model_copy(update=own)
+        variant = ready.write(new.folder).model_copy(update=own)
         log.info(f"{name}: measuring on {job.gate.data} beside float32")
         variant = work.gate.measure(variant, new.folder)
         (accuracy,) = variant.accuracy

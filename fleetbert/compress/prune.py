@@ -23,7 +23,7 @@ from fleetbert import bundle as bundles
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress import from_program, importance, tuning
 from fleetbert.compress.importance import Importance, Kept
-from fleetbert.compress.work import Work, Write
+from fleetbert.compress.work import Ready, Work
 from fleetbert.data.batching import plan_inference
 from fleetbert.export.program import versions
 from fleetbert.graph import program as programs
@@ -46,7 +46,7 @@ class Pruned(NamedTuple):
     kept: Kept
 
 
-def prepare(work: Work) -> Write | None:
+def prepare(work: Work) -> Ready | None:
     """Prune the job's source and train it on, or go on from the newest checkpoint.
 
     `job.output_dir` then holds what a training run leaves but model/ and bundle/. None on ranks
@@ -73,7 +73,7 @@ def prepare(work: Work) -> Write | None:
     if network is None:
         return None
     pruned = Pruned(tuning.parameters(network, names), network, measured, kept)
-    return functools.partial(write, work, pruned)
+    return Ready(work.source, functools.partial(write, work, pruned))
 
 
 def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> paddle.nn.Layer:

@@ -30,7 +30,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import calibrate, from_program, smooth, split, static, tuning
 from fleetbert.compress.texts import Feeds, draw, feeds
-from fleetbert.compress.work import Source, Work, Write
+from fleetbert.compress.work import Ready, Source, Work
 from fleetbert.graph import smooth as graph
 from fleetbert.graph import split as units
 from fleetbert.graph.weights import largest, quantize
@@ -135,7 +135,7 @@ def _rounded(x: paddle.Tensor) -> paddle.Tensor:
     return inside + (paddle.round(inside) - inside).detach()
 
 
-def prepare(work: Work) -> Write | None:
+def prepare(work: Work) -> Ready | None:
     """Train as the job says, from its source or the newest checkpoint.
 
     `job.output_dir` then holds what a training run leaves but model/ and bundle/. None on ranks
@@ -156,7 +156,8 @@ def prepare(work: Work) -> Write | None:
     network = tuning.train(work, change)
     if network is None:
         return None
-    return functools.partial(write, work, _trained(source, network, names))
+    trained = _trained(source, network, names)
+    return Ready(trained.source, functools.partial(write, work, trained))
 
 
 def begin(

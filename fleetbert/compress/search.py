@@ -20,7 +20,7 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert.compress import sensitivity, static
 from fleetbert.compress.gate import Sample
-from fleetbert.compress.work import Work, Write
+from fleetbert.compress.work import Ready, Work
 from fleetbert.engines import engine
 from fleetbert.errors import GateFailed
 
@@ -72,7 +72,7 @@ def search(
     return Result(alone, mixes, chosen)
 
 
-def prepare(work: Work) -> Write:
+def prepare(work: Work) -> Ready:
     """Calibrate, then measure mixes on the selection; GateFailed if none keeps the accuracy."""
     calibrated = static.calibrated(work)
     parts = sensitivity.groups(work.source.program)
@@ -96,7 +96,7 @@ def prepare(work: Work) -> Write:
         )
         return variant.model_copy(update={"method": "search", "search": found})
 
-    return write
+    return Ready(work.source, write)
 
 
 def measure_mix(

@@ -19,7 +19,7 @@ from fleetbert.compress import adaround, calibrate, clip, sensitivity, split
 from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers
 from fleetbert.compress.texts import Feeds
-from fleetbert.compress.work import Source, Work, Write, weight_errors
+from fleetbert.compress.work import Ready, Source, Work, weight_errors
 from fleetbert.export.program import versions
 from fleetbert.graph import int8, quantizers, weights
 from fleetbert.graph import program as programs
@@ -50,9 +50,9 @@ class Prepared(NamedTuple):
         return self._replace(variant=self.variant.model_copy(update=fields))
 
 
-def prepare(work: Work) -> Write:
+def prepare(work: Work) -> Ready:
     """All layers in int8 but those that `skip` names."""
-    return functools.partial(write_mix, calibrated(work))
+    return Ready(work.source, functools.partial(write_mix, calibrated(work)))
 
 
 def calibrated(work: Work) -> Prepared:

@@ -8,7 +8,7 @@ import logging
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Callable, Iterable, Mapping, Sequence
+from typing import Callable, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from fleetbert.graph.fuse import Fused, fuse
 from fleetbert.graph.weights import Quantized
 
 log = logging.getLogger(__name__)
-
-# Writes a variant's files into a folder: what is known of it before it is measured.
-Write = Callable[[Path], bundles.Variant]
 
 
 class Source:
@@ -71,6 +68,15 @@ class Source:
         if set(left) == set(linear):
             raise UserError("skip: no layer is left to quantize; name fewer of them")
         return left
+
+
+class Ready(NamedTuple):
+    """What a method has done. source: the float32 program that errors of layers are told against,
+    which training makes anew; write: writes a variant's files into a folder, and says what is known
+    of it before it is measured."""
+
+    source: Source
+    write: Callable[[Path], bundles.Variant]
 
 
 @dataclass(frozen=True)

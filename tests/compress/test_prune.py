@@ -241,7 +241,7 @@ def done(trained, tiny_data, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prune, "prepare", lambda work: kept.append(prepare(work)) or kept[0])
         pipeline.quantize(read_job(bundle, tiny_data, folder / "run"))
-    return bundle, kept[0].args[1], folder / "run"
+    return bundle, kept[0].write.args[1], folder / "run"
 
 
 def test_the_variant_is_smaller_and_what_was_trained(done, trained):

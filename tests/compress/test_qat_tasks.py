@@ -53,7 +53,7 @@ def test_what_is_served_is_what_was_trained(task, pooling, tiny_vocab, tmp_path,
         epochs=2, batch_size=8, learning_rate=1e-3, dropout=0.0, max_length=24, device="cpu",
     )  # fmt: skip
     manifest = bundles.read(bundle).variant(made.name)
-    _, trained = kept[0].args
+    _, trained = kept[0].write.args
     assert len(trained.thresholds) == 2 * 6 + (task not in ("embedding", "token_classification"))
     ids = np.random.default_rng(5).integers(5, 150, (4, 14))
     types = np.zeros_like(ids)
