@@ -16,13 +16,13 @@ import uvicorn
 
 from fleetbert import tasks
 from fleetbert.deploy.inference.messages import (
+    Duration,
     Failure,
     Reason,
     Request,
     Response,
     State,
     Statistics,
-    Told,
     Version,
 )
 from fleetbert.deploy.inference.protocol import connections, grpc_service
@@ -32,10 +32,10 @@ from fleetbert.tasks.metrics import softmax
 
 MAX_LENGTH, VOCAB = 16, 100
 LABELS = ("negative", "positive", "无")
-OUTPUTS = tuple(Told(*tensor) for tensor in tasks.get("classification").tensors(LABELS))
+OUTPUTS = tuple(tasks.get("classification").tensors(LABELS))
 WIDTH = 4  # of vectors
-SCORES = tuple(Told(*t) for t in tasks.get("pair_regression").tensors(()))
-VECTORS = tuple(Told(*t) for t in tasks.get("embedding").of_width(WIDTH).tensors(()))
+SCORES = tuple(tasks.get("pair_regression").tensors(()))
+VECTORS = tuple(tasks.get("embedding").of_width(WIDTH).tensors(()))
 SAFETY = Safety(max_body_bytes=1 << 20, max_texts=64, max_text_bytes=4096)
 DEADLINE = 120
 
@@ -128,7 +128,7 @@ class FakeCore:
         else:
             logits = logits_of_rows(request.ids, request.first_lengths)
             cut = 0
-        found = self.find(request.model, request.version)
+        found = FakeCore.find(self, request.model, request.version)
         labels = [self.labels[row] for row in logits.argmax(axis=1)]
         scores = softmax(logits).astype(np.float32)
         told = {"label": labels, "scores": scores, "logits": logits, "exit_layer": layers}
@@ -166,11 +166,7 @@ class FakeCore:
             found = [other for other in found if other.version == version]
         if not found:
             raise Failure(Reason.NOT_FOUND, f"model {model} has no version {str(version)[:40]!r}")
-        times = ((2, 100), (1, 50), (3, 70), (3, 80))
-        return [
-            Statistics(v.model, v.version, 1700000000000, 7, 3, *times, batches=((4, 2, 60),))
-            for v in found
-        ]
+        return [statistics(other) for other in found]
 
     async def load(self, model: str) -> None:
         self.looked_for.append(model)
@@ -182,6 +178,28 @@ class FakeCore:
     async def unload(self, model: str) -> None:
         self.versions(model)
         self.calls.append(("unload", model))
+
+
+def statistics(version: Version) -> Statistics:
+    def computed(count: int, ns: int) -> dict[str, Duration]:
+        nothing: Duration = {"count": count, "ns": 0}
+        infer: Duration = {"count": count, "ns": ns}
+        return {"compute_input": nothing, "compute_infer": infer, "compute_output": nothing}
+
+    return {
+        "name": version.model,
+        "version": version.version,
+        "last_inference": 1700000000000,
+        "inference_count": 7,
+        "execution_count": 3,
+        "inference_stats": {
+            "success": {"count": 2, "ns": 100},
+            "fail": {"count": 1, "ns": 50},
+            "queue": {"count": 3, "ns": 70},
+            **computed(3, 80),
+        },
+        "batch_stats": [{"batch_size": 4, **computed(2, 60)}],
+    }
 
 
 def version(

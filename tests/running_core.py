@@ -90,7 +90,8 @@ class RunningCore:
         """The process ids of a model's workers that can answer."""
 
         loaded = self.do(self.repository.loaded, model)
-        return [pid for one in loaded for pid in one.scheduler.pool.pids]
+        pools = [one.scheduler.pool for one in loaded]
+        return [worker.process.pid for pool in pools for worker in pool._workers.values()]
 
     def scheduler(self, model: str) -> Scheduler:
         """That of the model's newest version."""

@@ -15,7 +15,7 @@ from fake_core import FakeCore
 
 from fleetbert import config, errors
 from fleetbert.deploy.inference import server, settings
-from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response
+from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response, Version
 
 
 class Fake(FakeCore):
@@ -23,12 +23,18 @@ class Fake(FakeCore):
         super().__init__()
         self.file = os.environ.get("FAKE_READY_FILE")
         self.asleep: list[asyncio.Future[None]] = []
+        self.leaving = False
 
     def start(self) -> None:
         pass
 
     def ready(self) -> bool:
-        return self.file is None or Path(self.file).exists()
+        return not self.leaving and (self.file is None or Path(self.file).exists())
+
+    def find(self, model: str, version: str | None = None) -> Version:
+        if self.leaving:
+            raise Failure(Reason.UNAVAILABLE, "the server is leaving", retry_after=1.0)
+        return super().find(model, version)
 
     async def answer(self, request: Request) -> Response:
         text = request.texts[0] if request.texts else ""
@@ -42,6 +48,7 @@ class Fake(FakeCore):
         return await super().answer(request)
 
     async def close(self, grace: float) -> None:
+        self.leaving = True
         if self.asleep:
             await asyncio.wait(self.asleep, timeout=grace)
         for sleep in self.asleep:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import TracebackType
+from contextlib import contextmanager
+from typing import Iterator
 
 from fleetbert.deploy.inference.messages import Failure, Reason
 from fleetbert.deploy.inference.ops import metrics
@@ -17,14 +18,17 @@ class Budget:
         self.limit = limit
         self.used = 0
 
-    def share(self) -> Share:
+    @contextmanager
+    def share(self) -> Iterator[Share]:
         """A request's, until the block ends."""
-        return Share(self)
+        share = Share(self)
+        try:
+            yield share
+        finally:
+            share.give_back()
 
 
 class Share:
-    """What one request holds."""
-
     def __init__(self, budget: Budget):
         self._budget = budget
         self._held = 0
@@ -43,14 +47,5 @@ class Share:
         self._held += size
 
     def give_back(self) -> None:
-        """Hold nothing."""
         self._budget.used -= self._held
         self._held = 0
-
-    def __enter__(self) -> Share:
-        return self
-
-    def __exit__(
-        self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
-    ) -> None:
-        self.give_back()

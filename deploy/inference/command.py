@@ -37,14 +37,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until a signal comes."""
-    words = []
-    for name, value in (
-        ("repository.path", arguments.repository),
-        ("listen.http_port", arguments.http_port),
-        ("listen.grpc_port", arguments.grpc_port),
-    ):
-        if value is not None:
-            words.append(f"{name}={json.dumps(value)}")
+    given = {
+        "repository.path": arguments.repository,
+        "listen.http_port": arguments.http_port,
+        "listen.grpc_port": arguments.grpc_port,
+    }
+    words = [f"{name}={json.dumps(value)}" for name, value in given.items() if value is not None]
     # Without a file every key has its default.
     section = config.load_as(
         settings.Serve, arguments.config or os.devnull, [*words, *arguments.overrides]

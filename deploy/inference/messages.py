@@ -9,9 +9,22 @@ from __future__ import annotations
 import enum
 import sys
 from dataclasses import dataclass
-from typing import Any, List, Mapping, NamedTuple, Protocol, Sequence, Union
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    List,
+    Mapping,
+    NamedTuple,
+    Protocol,
+    Sequence,
+    TypedDict,
+    Union,
+)
 
 import numpy as np
+
+if TYPE_CHECKING:  # it loads tokenizers
+    from fleetbert.tasks import Tensor
 
 MOST_NAMES = 10  # of models or versions, in a message
 
@@ -55,7 +68,6 @@ class Request(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many texts."""
         return len(self.ids if self.texts is None else self.texts)
 
     @property
@@ -66,21 +78,11 @@ class Request(NamedTuple):
 
     @property
     def characters(self) -> int:
-        """Of all texts."""
         return sum(map(len, self.texts or ())) + sum(map(len, self.texts_b or ()))
 
 
 # Of an output, one for each text: strings, or an array [texts, ...].
 Values = Union[List[str], np.ndarray]
-
-
-class Told(NamedTuple):
-    """An output of a version, as its task says it (`tasks.Task.tensors`): -1 in its shape is one
-    for each text."""
-
-    name: str
-    datatype: str
-    shape: tuple[int, ...]
 
 
 class Response(NamedTuple):
@@ -97,7 +99,6 @@ class Response(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many texts."""
         return len(next(iter(self.outputs.values())))
 
 
@@ -135,7 +136,7 @@ class Version:
     aliases: tuple[str, ...] = ()  # "stable", "canary"
     task: str = ""
     labels: tuple[str, ...] = ()
-    outputs: tuple[Told, ...] = ()
+    outputs: tuple[Tensor, ...] = ()  # as its task says them
     pair: bool = False
     max_length: int = 0  # tokens of a text: longer texts are cut, longer input_ids refused
     vocab_size: int = 0  # input_ids are below it
@@ -146,20 +147,21 @@ class Version:
     variants: tuple[Variant, ...] = ()
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """Counts of a version since it was loaded; times in nanoseconds, as the protocol has them."""
+class Duration(TypedDict):
+    count: int
+    ns: int
 
-    model: str
+
+class Statistics(TypedDict):
+    """Counts of a version since it was loaded, as Triton's statistics extension has them."""
+
+    name: str
     version: str
     last_inference: int  # milliseconds since the epoch; 0: none yet
     inference_count: int  # texts
     execution_count: int  # batches
-    success: tuple[int, int]  # requests, nanoseconds
-    fail: tuple[int, int]
-    queue: tuple[int, int]
-    compute: tuple[int, int]
-    batches: tuple[tuple[int, int, int], ...] = ()  # (texts of a batch, batches, nanoseconds)
+    inference_stats: dict[str, Duration]
+    batch_stats: list[dict[str, object]]  # by the number of texts, `batch_size`
 
 
 def printable(text: str) -> str:

@@ -25,7 +25,6 @@ from starlette.types import ASGIApp
 
 from fleetbert.deploy.inference import settings
 from fleetbert.deploy.inference.budget import Budget
-from fleetbert.deploy.inference.draining import Draining
 from fleetbert.deploy.inference.messages import Core, State
 from fleetbert.deploy.inference.ops import logs, memory, metrics, observe, output, pages
 from fleetbert.deploy.inference.protocol import auth, connections, grpc_service, http
@@ -43,7 +42,8 @@ class Startable(Core, Protocol):
         """Begin to load what is to be served."""
 
     async def close(self, grace: float) -> None:
-        """End all; requests that were taken are answered first, for at most `grace` seconds."""
+        """End all. It takes nothing more and is not ready; what was taken is answered first, for
+        at most `grace` seconds."""
 
 
 class _Http(uvicorn.Server):
@@ -125,7 +125,6 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
             tracer = Tracer(section.logs.otlp_endpoint)
             stack.callback(tracer.close)
         core = make_core(section)
-        draining = Draining(core)
         observers: list[observe.Observer] = [observe.count]
         if section.logs.requests:
             observers.append(logs.note)
@@ -147,17 +146,17 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
         ):
             if port is not None:
                 app = http.app(
-                    draining,
+                    core,
                     safety,
                     admins=who,
                     middleware=middleware,
-                    pages=pages.routes(draining, page),
+                    pages=pages.routes(core, page),
                     observers=observers,
                 )
                 listeners.append(await _open_http(app, listen, port, safety, tls))
         if listen.grpc_port is not None:
             server = grpc_service.Server(
-                draining,
+                core,
                 safety,
                 listen,
                 admins=elsewhere,
@@ -178,7 +177,6 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
                 _print(f"serving {_models(core)} on {where}\n")
             await signals.first.wait()
             logs.log.info("leaving", extra={"fields": {"grace_seconds": listen.grace_seconds}})
-            draining.leaving = True
             await _first(_end(listeners, core, listen.grace_seconds), signals.second)
         except BaseException:
             await _end(listeners, core, 0.0)
@@ -265,11 +263,8 @@ def _fit_connections(safety: settings.Safety, ports: int) -> settings.Safety:
     if limit == resource.RLIM_INFINITY or fitting >= safety.max_connections:
         return safety
     logs.log.warning(
-        "%d file descriptors (ulimit -n) allow %d connections of each port, not "
-        "safety.max_connections, which is %d",
-        limit,
-        fitting,
-        safety.max_connections,
+        f"{limit} file descriptors (ulimit -n) allow {fitting} connections of each port, not "
+        f"safety.max_connections, which is {safety.max_connections}"
     )
     return safety.model_copy(update={"max_connections": fitting})
 

@@ -8,7 +8,7 @@ from typing import Callable, Sequence
 
 from prometheus_client import Counter as PrometheusCounter
 
-from fleetbert.deploy.inference.messages import Reason, Response, Statistics
+from fleetbert.deploy.inference.messages import Duration, Reason, Response, Statistics
 from fleetbert.deploy.inference.ops import metrics
 
 
@@ -38,7 +38,6 @@ class Counts:
         self._queued.set_function(tokens)
 
     def cut(self, texts: int) -> None:
-        """Texts that were cut to the maximum length."""
         if texts:
             self._cut.inc(texts)
 
@@ -63,31 +62,34 @@ class Counts:
             self._queue_seconds.observe(value)
 
     def answered(self, response: Response, seconds: float) -> None:
-        """A request, after so many seconds."""
         self._last = int(time.time() * 1000)
         _add(self._success, seconds)
         _add(self._queue, response.queue_seconds)
         _add(self._compute, response.compute_seconds)
 
     def refused(self, reason: Reason, seconds: float) -> None:
-        """A request that was not answered."""
         _add(self._fail, seconds)
         metrics.REFUSED.labels(*self._names, reason.value).inc()
 
     def statistics(self) -> Statistics:
         model, version = self._names
-        return Statistics(
-            model,
-            version,
-            last_inference=self._last,
-            inference_count=self._texts,
-            execution_count=sum(int(pair[0]) for pair in self._batches.values()),
-            success=_pair(self._success),
-            fail=_pair(self._fail),
-            queue=_pair(self._queue),
-            compute=_pair(self._compute),
-            batches=tuple((texts, *_pair(pair)) for texts, pair in sorted(self._batches.items())),
-        )
+        return {
+            "name": model,
+            "version": version,
+            "last_inference": self._last,
+            "inference_count": self._texts,
+            "execution_count": sum(int(pair[0]) for pair in self._batches.values()),
+            "inference_stats": {
+                "success": _duration(self._success),
+                "fail": _duration(self._fail),
+                "queue": _duration(self._queue),
+                **_computed(self._compute),
+            },
+            "batch_stats": [
+                {"batch_size": texts, **_computed(pair)}
+                for texts, pair in sorted(self._batches.items())
+            ],
+        }
 
 
 def _add(pair: list[float], seconds: float) -> None:
@@ -95,5 +97,16 @@ def _add(pair: list[float], seconds: float) -> None:
     pair[1] += seconds
 
 
-def _pair(pair: list[float]) -> tuple[int, int]:
-    return int(pair[0]), int(pair[1] * 1e9)
+def _duration(pair: list[float]) -> Duration:
+    return {"count": int(pair[0]), "ns": int(pair[1] * 1e9)}
+
+
+def _computed(pair: list[float]) -> dict[str, Duration]:
+    """In the protocol's three parts. Tokenizing and answering are not told apart from computing;
+    Triton's perf_analyzer ends unless the three have the same count."""
+    nothing = _duration([pair[0], 0.0])
+    return {
+        "compute_input": nothing,
+        "compute_infer": _duration(pair),
+        "compute_output": nothing,
+    }

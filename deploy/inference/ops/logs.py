@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from contextvars import ContextVar
+from datetime import datetime, timezone
 
 import orjson
 
@@ -45,7 +46,6 @@ class Call:
         self.began = time.perf_counter()
 
     def write(self, protocol: str, method: str) -> None:
-        """The one line of this call."""
         fields = {
             "protocol": protocol,
             "method": method,
@@ -102,8 +102,9 @@ def _dump(line: dict[str, object]) -> str:
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, timezone.utc).replace(tzinfo=None)
         line: dict[str, object] = {
-            "time": _iso(record.created),
+            "time": f"{when.isoformat(timespec='milliseconds')}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -125,9 +126,3 @@ class _Text(logging.Formatter):
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
-
-
-def _iso(seconds: float) -> str:
-    """UTC with milliseconds."""
-    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-    return f"{whole}.{int(seconds % 1 * 1000):03d}Z"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 REGISTRY = CollectorRegistry()
@@ -9,86 +11,55 @@ OF_VERSION = ("model", "version")
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
 
+def counter(name: str, meaning: str, *labels: str) -> Counter:
+    return Counter(f"fleetbert_{name}", meaning, labels, registry=REGISTRY)
+
+
+def histogram(
+    name: str, meaning: str, *labels: str, buckets: Sequence[float] = SECONDS
+) -> Histogram:
+    return Histogram(f"fleetbert_{name}", meaning, labels, buckets=buckets, registry=REGISTRY)
+
+
 # Counted by the protocols.
-REQUESTS = Counter(
-    "fleetbert_requests",
+REQUESTS = counter(
+    "requests",
     "Inference requests answered, by protocol and status code",
-    (*OF_VERSION, "protocol", "code"),
-    registry=REGISTRY,
+    *(*OF_VERSION, "protocol", "code"),
 )
-REQUEST_SECONDS = Histogram(
-    "fleetbert_request_seconds",
+REQUEST_SECONDS = histogram(
+    "request_seconds",
     "From a request's last byte to its answer's first",
-    (*OF_VERSION, "protocol"),
-    buckets=SECONDS,
-    registry=REGISTRY,
+    *(*OF_VERSION, "protocol"),
 )
-EXHAUSTED = Counter(
-    "fleetbert_exhausted",
-    "Requests refused as too many bytes wait (safety.max_waiting_bytes)",
-    registry=REGISTRY,
+EXHAUSTED = counter(
+    "exhausted", "Requests refused as too many bytes wait (safety.max_waiting_bytes)"
 )
-REFUSED_CONNECTIONS = Counter(
-    "fleetbert_refused_connections",
-    "HTTP connections above safety.max_connections",
-    registry=REGISTRY,
+REFUSED_CONNECTIONS = counter(
+    "refused_connections", "HTTP connections above safety.max_connections"
 )
 
 # Counted by the queue and the workers.
-QUEUE_SECONDS = Histogram(
-    "fleetbert_queue_seconds",
-    "Waiting of a text for its batch",
-    OF_VERSION,
-    buckets=SECONDS,
-    registry=REGISTRY,
+QUEUE_SECONDS = histogram("queue_seconds", "Waiting of a text for its batch", *OF_VERSION)
+BATCH_SECONDS = histogram("batch_seconds", "Time of a batch in the engine", *OF_VERSION)
+BATCH_TEXTS = histogram(
+    "batch_texts", "Texts of a batch", *OF_VERSION, buckets=(1, 2, 4, 8, 16, 32, 64, 128)
 )
-BATCH_SECONDS = Histogram(
-    "fleetbert_batch_seconds",
-    "Time of a batch in the engine",
-    OF_VERSION,
-    buckets=SECONDS,
-    registry=REGISTRY,
-)
-BATCH_TEXTS = Histogram(
-    "fleetbert_batch_texts",
-    "Texts of a batch",
-    OF_VERSION,
-    buckets=(1, 2, 4, 8, 16, 32, 64, 128),
-    registry=REGISTRY,
-)
-TOKENS = Counter("fleetbert_tokens", "Tokens of texts", OF_VERSION, registry=REGISTRY)
-PADDING = Counter("fleetbert_padding_tokens", "Tokens of padding", OF_VERSION, registry=REGISTRY)
-CUT = Counter(
-    "fleetbert_cut_texts", "Texts cut to the model's length", OF_VERSION, registry=REGISTRY
-)
-EXITS = Counter(
-    "fleetbert_exits",
-    "Texts by the layer that answered them",
-    (*OF_VERSION, "layer"),
-    registry=REGISTRY,
-)
+TOKENS = counter("tokens", "Tokens of texts", *OF_VERSION)
+PADDING = counter("padding_tokens", "Tokens of padding", *OF_VERSION)
+CUT = counter("cut_texts", "Texts cut to the model's length", *OF_VERSION)
+EXITS = counter("exits", "Texts by the layer that answered them", *OF_VERSION, "layer")
 QUEUED_TOKENS = Gauge(
     "fleetbert_queued_tokens", "Tokens that wait for a batch", OF_VERSION, registry=REGISTRY
 )
-REFUSED = Counter(
-    "fleetbert_refused",
-    "Requests that were not answered, by reason",
-    (*OF_VERSION, "reason"),
-    registry=REGISTRY,
-)
+REFUSED = counter("refused", "Requests that were not answered, by reason", *OF_VERSION, "reason")
 
 # Counted by the repository and the pool of the workers.
-LOADS = Counter(
-    "fleetbert_loads",
-    "Versions loaded (ready, refused) and unloaded",
-    ("model", "outcome"),
-    registry=REGISTRY,
-)
-WORKER_RESTARTS = Counter(
-    "fleetbert_worker_restarts",
+LOADS = counter("loads", "Versions loaded (ready, refused) and unloaded", "model", "outcome")
+WORKER_RESTARTS = counter(
+    "worker_restarts",
     "Worker processes that were replaced, by cause (crash, hang)",
-    ("model", "cause"),
-    registry=REGISTRY,
+    *("model", "cause"),
 )
 
 _PER_VERSION = (

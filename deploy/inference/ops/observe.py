@@ -22,10 +22,10 @@ class Done(NamedTuple):
     code: str  # "200", "503"; "OK", "UNAVAILABLE"
     seconds: float  # from its last byte to the answer's first
     id: str
+    error: str = ""
     texts: int = 0
     queue_seconds: float = 0.0
     compute_seconds: float = 0.0
-    error: str = ""
 
 
 Observer = Callable[[Done], None]
@@ -72,22 +72,14 @@ class Observed:
     ) -> None:
         seconds = time.perf_counter() - self._began
         version, response = self.version, self.response
-        model, number = (version.model, version.version) if version else ("", "")
+        code, words, told = self._ok, "", ()
         if error is not None or response is None:
+            names = (version.model, version.version) if version else ("", "")
             code, words = self._code_of(error or RuntimeError("no answer"))
-            done = Done(self._protocol, model, number, code, seconds, self.request_id, error=words)
         else:
-            done = Done(
-                self._protocol,
-                response.model,
-                response.version,
-                self._ok,
-                seconds,
-                self.request_id,
-                response.size,
-                response.queue_seconds,
-                response.compute_seconds,
-            )
+            names = response.model, response.version
+            told = response.size, response.queue_seconds, response.compute_seconds
+        done = Done(self._protocol, *names, code, seconds, self.request_id, words, *told)
         for observer in self._observers:
             observer(done)
 

@@ -10,7 +10,9 @@ import base64
 import contextlib
 import functools
 import hashlib
+import math
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Awaitable, Callable, Iterator, NamedTuple
 
@@ -19,7 +21,6 @@ import prometheus_client
 import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
-from prometheus_client.samples import Sample
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -116,7 +117,7 @@ def status(core: Core, began: float) -> dict[str, object]:
         versions, statistics = core.versions(), core.statistics()
     except Failure:
         versions, statistics = [], []
-    by_name = {(found.model, found.version): found for found in statistics}
+    by_name = {(found["name"], found["version"]): found for found in statistics}
     models: dict[str, list[dict[str, object]]] = {}
     for version in versions:
         found = by_name.get((version.model, version.version))
@@ -131,60 +132,45 @@ def status(core: Core, began: float) -> dict[str, object]:
         "cpu_seconds": sum(one.cpu_seconds for one in processes),
         "resident_bytes": sum(one.resident_bytes for one in processes),
         "models": [{"name": name, "versions": found} for name, found in models.items()],
-        "requests": _by_label(metrics.REQUESTS, "code"),
-        "texts": sum(found.inference_count for found in statistics),
+        "requests": _sums(metrics.REQUESTS, "_total", "code"),
+        "texts": sum(found["inference_count"] for found in statistics),
         "tokens": _total(metrics.TOKENS),
         "padding": _total(metrics.PADDING),
-        "exits": _by_label(metrics.EXITS, "layer"),
+        "exits": _sums(metrics.EXITS, "_total", "layer"),
         "queued_tokens": _total(metrics.QUEUED_TOKENS, ""),
         "latency": _buckets(metrics.REQUEST_SECONDS),
     }
 
 
 def _version(version: Version, found: Statistics | None) -> dict[str, object]:
+    same = ("version", "reason", "aliases", "task", "labels", "pair", "max_length", "layers")
     return {
-        "version": version.version,
+        **{name: getattr(version, name) for name in (*same, "variant")},
         "state": version.state.value,
-        "reason": version.reason,
-        "aliases": version.aliases,
-        "task": version.task,
-        "labels": version.labels,
         "outputs": [tensor.name for tensor in version.outputs],
-        "pair": version.pair,
-        "max_length": version.max_length,
-        "layers": version.layers,
-        "variant": version.variant,
         "variants": [variant._asdict() for variant in version.variants],
-        "texts": found.inference_count if found else 0,
+        "texts": found["inference_count"] if found else 0,
     }
 
 
-def _samples(metric: Collector, suffix: str) -> Iterator[Sample]:
+def _sums(metric: Collector, suffix: str, label: str = "") -> dict[str, float]:
+    """Of a metric's samples, by one of their labels."""
+    found: dict[str, float] = defaultdict(float)
     for family in metric.collect():
         for sample in family.samples:
             if sample.name.endswith(suffix) and not sample.name.endswith("_created"):
-                yield sample
+                found[sample.labels.get(label, "")] += sample.value
+    return found
 
 
 def _total(metric: Collector, suffix: str = "_total") -> float:
-    return sum(sample.value for sample in _samples(metric, suffix))
-
-
-def _by_label(metric: Collector, label: str) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for sample in _samples(metric, "_total"):
-        name = sample.labels[label]
-        found[name] = found.get(name, 0.0) + sample.value
-    return found
+    return sum(_sums(metric, suffix).values())
 
 
 def _buckets(metric: Collector) -> list[tuple[float | None, float]]:
     """(upper bound in seconds, requests up to it), over all models; the last bound is None."""
-    found: dict[float, float] = {}
-    for sample in _samples(metric, "_bucket"):
-        bound = float(sample.labels["le"])
-        found[bound] = found.get(bound, 0.0) + sample.value
-    return [(None if bound == float("inf") else bound, found[bound]) for bound in sorted(found)]
+    found = sorted((float(bound), n) for bound, n in _sums(metric, "_bucket", "le").items())
+    return [(None if bound == math.inf else bound, requests) for bound, requests in found]
 
 
 class Process(NamedTuple):
@@ -209,13 +195,15 @@ class Processes(Collector):
     """The same for Prometheus; by role, so that a replaced worker makes no new series."""
 
     def collect(self) -> Iterator[Metric]:
-        memory = GaugeMetricFamily(
-            "fleetbert_resident_bytes", "Resident memory of living processes", labels=["role"]
+        told = {
+            "resident_bytes": "Resident memory of living processes",
+            "cpu_seconds": "Processor time of living processes",
+            "processes": "Living processes",
+        }
+        memory, cpu, count = (
+            GaugeMetricFamily(f"fleetbert_{name}", meaning, labels=["role"])
+            for name, meaning in told.items()
         )
-        cpu = GaugeMetricFamily(
-            "fleetbert_cpu_seconds", "Processor time of living processes", labels=["role"]
-        )
-        count = GaugeMetricFamily("fleetbert_processes", "Living processes", labels=["role"])
         processes = _processes()
         for role in sorted({process.role for process in processes}):
             chosen = [process for process in processes if process.role == role]

@@ -33,17 +33,17 @@ from fleetbert.deploy.inference.settings import Admins, Listen, Safety
 
 log = logging.getLogger(__name__)
 
-CODES = {
-    Reason.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.UNAUTHENTICATED: grpc.StatusCode.UNAUTHENTICATED,
-    Reason.FORBIDDEN: grpc.StatusCode.PERMISSION_DENIED,
-    Reason.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
-    Reason.TOO_LARGE: grpc.StatusCode.INVALID_ARGUMENT,
-    Reason.UNAVAILABLE: grpc.StatusCode.UNAVAILABLE,
-    Reason.EXHAUSTED: grpc.StatusCode.RESOURCE_EXHAUSTED,
-    Reason.DEADLINE: grpc.StatusCode.DEADLINE_EXCEEDED,
-    Reason.CANCELLED: grpc.StatusCode.CANCELLED,
-    Reason.INTERNAL: grpc.StatusCode.INTERNAL,
+CODES = {  # their names
+    Reason.BAD_REQUEST: "INVALID_ARGUMENT",
+    Reason.UNAUTHENTICATED: "UNAUTHENTICATED",
+    Reason.FORBIDDEN: "PERMISSION_DENIED",
+    Reason.NOT_FOUND: "NOT_FOUND",
+    Reason.TOO_LARGE: "INVALID_ARGUMENT",
+    Reason.UNAVAILABLE: "UNAVAILABLE",
+    Reason.EXHAUSTED: "RESOURCE_EXHAUSTED",
+    Reason.DEADLINE: "DEADLINE_EXCEEDED",
+    Reason.CANCELLED: "CANCELLED",
+    Reason.INTERNAL: "INTERNAL",
 }
 BROKEN = "the server failed at this request; its log says why"
 # Where the elements of a datatype are, in requests that are not raw.
@@ -60,8 +60,10 @@ LONGEST = 2e6  # seconds; gRPC has 32 bits for milliseconds
 STREAMED = 64  # requests of one stream that are under way
 WATCH_SECONDS = 0.5  # how often a health watch looks
 
-# grpc has no types.
+# grpc has no types; a message is one of `pb`, by the method.
 Context = Any
+Message = Any
+Act = Callable[[Message, Context], Awaitable[Message]]
 
 
 class Server:
@@ -108,7 +110,7 @@ class Server:
             method.name: wrap(
                 f"/{SERVICE}/{method.name}",
                 getattr(pb, method.input_type.name).FromString,
-                getattr(service, method.name),
+                service.act(method.name),
                 method.server_streaming,
             )
             for method in pb.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
@@ -140,25 +142,21 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(1000 * min(seconds, LONGEST)))
 
 
-def _code_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
-    """What a call ends with that raises this, and why, for those who count and log."""
+def _code_of(error: BaseException) -> tuple[str, str]:
+    """The name of the code that a call ends with that raises this, and why, for those who count and
+    log."""
     if isinstance(error, Failure):
         return CODES[error.reason], str(error)
     if isinstance(error, asyncio.CancelledError):
-        return grpc.StatusCode.CANCELLED, "the client has gone"
-    return grpc.StatusCode.INTERNAL, repr(error)
-
-
-def _code_name_of(error: BaseException) -> tuple[str, str]:
-    code, words = _code_of(error)
-    return code.name, words
+        return "CANCELLED", "the client has gone"
+    return "INTERNAL", repr(error)
 
 
 def _handler(
     middleware: Middleware,
     message_seconds: float,
     method: str,
-    parse: Callable[[bytes], Any],
+    parse: Callable[[bytes], Message],
     act: Any,
     streams: bool = False,
 ) -> Any:
@@ -166,7 +164,7 @@ def _handler(
     that all requests are streams: it waits for ever for the one message of others."""
     closed = not OPEN.fullmatch(method)
 
-    def read(data: bytes) -> Any:
+    def read(data: bytes) -> Message:
         try:
             return parse(data)
         except DecodeError:
@@ -180,7 +178,7 @@ def _handler(
             share.take(len(data))
             request = read(data)
             del data  # the message has it once more
-            return await act(request, context)
+            return (await act(request, context)).SerializeToString()
         async for data in act(requests, read, context):
             await context.write(data)
         return None
@@ -193,21 +191,20 @@ def _handler(
                 if closed:
                     middleware.check_key(headers)
                 answered = await answer(requests, context, share)
-                call.code = grpc.StatusCode.OK.name
+                call.code = "OK"
                 return answered
             except (Exception, asyncio.CancelledError) as error:
-                code, words = _code_of(error)
-                call.code = code.name
-                if code is grpc.StatusCode.CANCELLED:
+                call.code, words = _code_of(error)
+                if call.code == "CANCELLED":
                     raise
-                if code is grpc.StatusCode.INTERNAL:
+                if call.code == "INTERNAL":
                     log.error("a gRPC call failed", exc_info=error)
                     words = BROKEN
                 trailing: tuple[tuple[str, str], ...] = ()
                 if isinstance(error, Failure) and error.retry_after is not None:
                     # gRPC clients that retry by themselves wait as long.
                     trailing = (("grpc-retry-pushback-ms", str(round(error.retry_after * 1000))),)
-                return await context.abort(code, words, trailing)
+                return await context.abort(grpc.StatusCode[call.code], words, trailing)
 
     if streams:
         return grpc.stream_stream_rpc_method_handler(handle)
@@ -231,9 +228,44 @@ async def _receive(context: Context, seconds: float) -> bytes:
     return data
 
 
+def _version(asked: Message) -> tuple[str, str | None]:
+    return asked.name, asked.version or None
+
+
+def _metadata(core: Core, asked: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
+    found = metadata.model_metadata(core, *_version(asked))
+    return pb.ModelMetadataResponse(  # it has no place for parameters
+        name=found["name"],
+        versions=found["versions"],
+        platform=found["platform"],
+        inputs=found["inputs"],
+        outputs=found["outputs"],
+    )
+
+
+# What each call tells of a core; what it does stands in inference.proto.
+TOLD: Mapping[str, Callable[[Core, Message], Message]] = {
+    "ServerLive": lambda core, _: pb.ServerLiveResponse(live=core.live()),
+    "ServerReady": lambda core, _: pb.ServerReadyResponse(ready=core.ready()),
+    "ServerMetadata": lambda *_: pb.ServerMetadataResponse(**metadata.server_metadata()),
+    "ModelReady": lambda core, asked: pb.ModelReadyResponse(
+        ready=metadata.is_ready(core, *_version(asked))
+    ),
+    "ModelMetadata": _metadata,
+    "ModelConfig": lambda core, asked: pb.ModelConfigResponse(
+        config=metadata.model_config(core, *_version(asked))
+    ),
+    "ModelStatistics": lambda core, asked: pb.ModelStatisticsResponse(
+        **metadata.statistics(core, asked.name or None, asked.version or None)
+    ),
+    "RepositoryIndex": lambda core, asked: pb.RepositoryIndexResponse(
+        models=metadata.index(core, asked.ready)
+    ),
+}
+
+
 class Service:
-    """The calls, each answered by a message's bytes or ended by a Failure; what each does stands in
-    inference.proto."""
+    """The calls, each answered by a message or ended by a Failure."""
 
     def __init__(
         self,
@@ -246,43 +278,23 @@ class Service:
         self._core, self._safety, self._admins = core, safety, admins
         self._observers, self._budget = observers, budget
 
-    async def ServerLive(self, *_: object) -> bytes:  # noqa: N802
-        return pb.ServerLiveResponse(live=self._core.live()).SerializeToString()
+    def act(self, method: str) -> Act:
+        """What answers the method's requests."""
+        if method not in TOLD:
+            own: Act = getattr(self, method)
+            return own
 
-    async def ServerReady(self, *_: object) -> bytes:  # noqa: N802
-        return pb.ServerReadyResponse(ready=self._core.ready()).SerializeToString()
+        async def tell(request: Message, _: Context) -> Message:
+            return TOLD[method](self._core, request)
 
-    async def ModelReady(self, request: pb.ModelReadyRequest, _: Context) -> bytes:  # noqa: N802
-        ready = metadata.is_ready(self._core, request.name, request.version or None)
-        return pb.ModelReadyResponse(ready=ready).SerializeToString()
-
-    async def ServerMetadata(self, *_: object) -> bytes:  # noqa: N802
-        return pb.ServerMetadataResponse(**metadata.server_metadata()).SerializeToString()
-
-    async def ModelMetadata(  # noqa: N802
-        self, request: pb.ModelMetadataRequest, _: Context
-    ) -> bytes:
-        found = metadata.model_metadata(self._core, request.name, request.version or None)
-        return pb.ModelMetadataResponse(  # the message has no place for parameters
-            name=found["name"],
-            versions=found["versions"],
-            platform=found["platform"],
-            inputs=found["inputs"],
-            outputs=found["outputs"],
-        ).SerializeToString()
-
-    async def ModelConfig(  # noqa: N802
-        self, request: pb.ModelConfigRequest, _: Context
-    ) -> bytes:
-        found = metadata.model_config(self._core, request.name, request.version or None)
-        return pb.ModelConfigResponse(config=found).SerializeToString()
+        return tell
 
     async def ModelInfer(  # noqa: N802
         self, request: pb.ModelInferRequest, context: Context
-    ) -> bytes:
+    ) -> pb.ModelInferResponse:
         answer, headers = await self._infer(request, context.time_remaining())
         context.set_trailing_metadata(headers)
-        return answer.SerializeToString()
+        return answer
 
     async def ModelStreamInfer(  # noqa: N802
         self,
@@ -328,7 +340,7 @@ class Service:
         self, request: pb.ModelInferRequest, seconds_left: float | None
     ) -> tuple[pb.ModelInferResponse, tuple[tuple[str, str], ...]]:
         """The answer, and what is told beside it."""
-        observing = observe.Observed("grpc", "OK", _code_name_of, self._observers, request.id)
+        observing = observe.Observed("grpc", "OK", _code_of, self._observers, request.id)
         with observing as observed, self._budget.share() as share:
             raw: RawRequest | None = None
 
@@ -357,31 +369,17 @@ class Service:
             *((("x-unknown-parameters", unknown),) if unknown else ()),
         )
 
-    async def ModelStatistics(  # noqa: N802
-        self, request: pb.ModelStatisticsRequest, _: Context
-    ) -> bytes:
-        found = metadata.statistics(self._core, request.name or None, request.version or None)
-        return pb.ModelStatisticsResponse(**found).SerializeToString()
-
-    async def RepositoryIndex(  # noqa: N802
-        self, request: pb.RepositoryIndexRequest, _: Context
-    ) -> bytes:
-        models = metadata.index(self._core, request.ready)
-        return pb.RepositoryIndexResponse(models=models).SerializeToString()
-
     async def RepositoryModelLoad(  # noqa: N802
         self, request: pb.RepositoryModelLoadRequest, context: Context
-    ) -> bytes:
+    ) -> pb.RepositoryModelLoadResponse:
         model = await self._change(self._core.load, request, context)
-        reply = pb.RepositoryModelLoadResponse(model_name=model, isLoaded=True)
-        return reply.SerializeToString()
+        return pb.RepositoryModelLoadResponse(model_name=model, isLoaded=True)
 
     async def RepositoryModelUnload(  # noqa: N802
         self, request: pb.RepositoryModelUnloadRequest, context: Context
-    ) -> bytes:
+    ) -> pb.RepositoryModelUnloadResponse:
         model = await self._change(self._core.unload, request, context)
-        reply = pb.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True)
-        return reply.SerializeToString()
+        return pb.RepositoryModelUnloadResponse(model_name=model, isUnloaded=True)
 
     async def _change(
         self,
@@ -404,7 +402,7 @@ class Health:
         self._core = core
         self.leaving = asyncio.Event()
 
-    async def check(self, request: health_pb2.HealthCheckRequest, _: Context) -> bytes:
+    async def check(self, request: health_pb2.HealthCheckRequest, _: Context) -> Message:
         """The state now; NOT_FOUND for a service that this server has not."""
         if request.service not in ("", SERVICE):
             raise Failure(Reason.NOT_FOUND, f"there is no service {show(request.service)}")
@@ -420,7 +418,7 @@ class Health:
         last = None
         while True:
             leaving = self.leaving.is_set()  # before the status: the last one told is the last
-            response = self._response(request.service)
+            response = self._response(request.service).SerializeToString()
             if response != last:
                 yield response
                 last = response
@@ -429,7 +427,7 @@ class Health:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.leaving.wait(), WATCH_SECONDS)
 
-    def _response(self, service: str) -> bytes:
+    def _response(self, service: str) -> Message:
         words = health_pb2.HealthCheckResponse
         if service not in ("", SERVICE):
             status = words.SERVICE_UNKNOWN
@@ -437,7 +435,7 @@ class Health:
             status = words.SERVING
         else:
             status = words.NOT_SERVING
-        return words(status=status).SerializeToString()
+        return words(status=status)
 
 
 def _parameters(parameters: Mapping[str, Any]) -> dict[str, object]:

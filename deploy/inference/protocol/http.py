@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import re
 from typing import Awaitable, Callable, Mapping, Sequence
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
@@ -26,31 +26,25 @@ from fleetbert.deploy.inference.protocol import (
 )
 from fleetbert.deploy.inference.protocol.admin import Caller, change
 from fleetbert.deploy.inference.protocol.http_body import HEADERS, SHARE, ClientGone, CloseAfter
-from fleetbert.deploy.inference.protocol.middleware import Middleware, infer
+from fleetbert.deploy.inference.protocol.http_call import (
+    JSON,
+    STATUS,
+    Asked,
+    Content,
+    InferenceCall,
+    json_response,
+)
+from fleetbert.deploy.inference.protocol.middleware import Middleware
 from fleetbert.deploy.inference.protocol.tensors import refuse
 from fleetbert.deploy.inference.protocol.validation import RawRequest, unknown_parameters
 from fleetbert.deploy.inference.settings import Admins, Safety
 
 log = logging.getLogger(__name__)
 
-STATUS = {
-    Reason.BAD_REQUEST: 400,
-    Reason.UNAUTHENTICATED: 401,
-    Reason.FORBIDDEN: 403,
-    Reason.NOT_FOUND: 404,
-    Reason.TOO_LARGE: 413,
-    Reason.UNAVAILABLE: 503,
-    Reason.EXHAUSTED: 503,
-    Reason.DEADLINE: 504,
-    Reason.CANCELLED: 499,  # nginx's; nobody is there to read it
-    Reason.INTERNAL: 500,
-}
 RETRY_AFTER = 1.0  # seconds, where a failure does not say
-JSON = "application/json"
-BINARY = "application/octet-stream"
+BINARY = b"application/octet-stream"
 BROKEN = "the server failed at this request; its log says why"
 HEADER_LENGTH = "inference-header-content-length"
-UNKNOWN = "x-unknown-parameters"
 # For everyone, with or without a key: probes, and pages that hold nothing of the models.
 OPEN = re.compile(r"/v2/health/\w+|/|/docs(/.*)?|/openapi\.json")
 
@@ -77,15 +71,17 @@ def app(
         # The document is for everyone: where a key is needed, it tells no names.
         has_keys = middleware.keys is not None
         models = [] if has_keys else sorted({version.model for version in ready})
-        return _json(openapi.document(admin=admins != "nobody", api_key=has_keys, models=models))
+        return json_response(
+            openapi.document(admin=admins != "nobody", api_key=has_keys, models=models)
+        )
 
     routes = [
-        *_both(Infer(core, safety, observers), "infer", methods=["POST"]),  # first: it is frequent
+        *_both(InferenceCall(core, safety, observers, _ask), "infer", ["POST"]),  # it is frequent
         *_health(core),
         *_information(core, safety),
         *(_admin(core, safety, admins) if admins != "nobody" else ()),
-        *http_openai.routes(core, safety, observers, _code_of),
-        *http_rerank.routes(core, safety, observers, _code_of),
+        *http_openai.routes(core, safety, observers),
+        *http_rerank.routes(core, safety, observers),
         Route("/openapi.json", openapi_json),
         *pages,
     ]
@@ -156,71 +152,40 @@ def _error(
 ) -> HttpResponse:
     """In the form of the call's own protocol."""
     if scope["path"] in http_rerank.PATHS:
-        return _json(http_rerank.error_body(message), status, headers)
+        return json_response(http_rerank.error_body(message), status, headers)
     if scope["path"].startswith(http_openai.PREFIX):
-        return _json(http_openai.error_body(status, message), status, headers)
-    return _json({"error": message}, status, headers)
+        return json_response(http_openai.error_body(status, message), status, headers)
+    return json_response({"error": message}, status, headers)
 
 
-def _code_of(error: BaseException) -> tuple[str, str]:
-    """For observers."""
-    if isinstance(error, Failure):
-        return str(STATUS[error.reason]), str(error)
-    return "500", repr(error)
+def _ask(scope: Scope, data: bytes) -> Asked:
+    """What POST .../infer asks for."""
+    names, header_length = scope["path_params"], scope[HEADERS].get(HEADER_LENGTH)
+    body: http_json.Body | None = None
 
+    def read() -> RawRequest:
+        nonlocal body, data
+        parsed = http_json.parse(data, header_length)
+        # What waits for its answer needs neither.
+        data, body = b"", parsed._replace(request=parsed.request._replace(inputs=()))
+        return parsed.request
 
-class Infer:
-    """POST .../infer, as a bare ASGI application."""
+    def write(response: Response) -> Content:
+        assert body is not None
+        content, head = http_json.render(response, body)
+        headers = [
+            (b"content-type", JSON.encode() if head is None else BINARY),
+            (b"x-queue-time", b"%.3f" % (response.queue_seconds * 1e3)),  # milliseconds
+            (b"x-inference-time", b"%.3f" % (response.compute_seconds * 1e3)),
+        ]
+        if head is not None:
+            headers.append((HEADER_LENGTH.encode(), b"%d" % head))
+        unknown = unknown_parameters(body.request)
+        if unknown:
+            headers.append((b"x-unknown-parameters", unknown.encode()))
+        return content, headers
 
-    def __init__(self, core: Core, safety: Safety, observers: Sequence[observe.Observer]):
-        self._core, self._safety, self._observers = core, safety, observers
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers: Mapping[str, str] = scope[HEADERS]
-        names = scope["path_params"]
-        request_id = headers.get("x-request-id", "")
-        with observe.Observed("http", "200", _code_of, self._observers, request_id) as observed:
-            limit, share = self._safety.max_body_bytes, scope[SHARE]
-            data = await http_body.read(headers, receive, limit, share)
-            observed.arrived()
-            body: http_json.Body | None = None
-
-            def parse() -> RawRequest:
-                nonlocal body, data
-                parsed = http_json.parse(data, headers.get(HEADER_LENGTH))
-                # What waits for its answer needs neither.
-                data, body = b"", parsed._replace(request=parsed.request._replace(inputs=()))
-                return parsed.request
-
-            target = (names["model"], names.get("version"))
-            answering = infer(self._core, self._safety, *target, parse, observed, share)
-            response = await http_body.unless_gone(answering, scope)
-            assert body is not None
-            content, head = http_json.render(response, body)
-            observed.response = response
-        start = {
-            "type": "http.response.start",
-            "status": 200,
-            "headers": _headers(content, head, response, unknown_parameters(body.request)),
-        }
-        await send(start)
-        await send({"type": "http.response.body", "body": content})
-
-
-def _headers(
-    content: bytes, head: int | None, response: Response, unknown: str
-) -> list[tuple[bytes, bytes]]:
-    headers = [
-        (b"content-type", (JSON if head is None else BINARY).encode()),
-        (b"content-length", b"%d" % len(content)),
-        (b"x-queue-time", b"%.3f" % (response.queue_seconds * 1e3)),  # milliseconds
-        (b"x-inference-time", b"%.3f" % (response.compute_seconds * 1e3)),
-    ]
-    if head is not None:
-        headers.append((HEADER_LENGTH.encode(), b"%d" % head))
-    if unknown:
-        headers.append((UNKNOWN.encode(), unknown.encode()))
-    return headers
+    return Asked(names["model"], names.get("version"), read, write)
 
 
 def _both(
@@ -237,55 +202,51 @@ def _both(
 def _health(core: Core) -> list[BaseRoute]:
     async def live(_: HttpRequest) -> HttpResponse:
         if core.live():
-            return _json({"live": True})
+            return json_response({"live": True})
         return _not_ready({"live": False, "error": "no worker of a model can be started"})
 
     async def ready(_: HttpRequest) -> HttpResponse:
         if core.ready():
-            return _json({"live": True, "ready": True})
+            return json_response({"live": True, "ready": True})
         words = "a model that is to be served is not ready"
         return _not_ready({"live": True, "ready": False, "error": words})
 
     return [Route("/v2/health/live", live), Route("/v2/health/ready", ready)]
 
 
-def _information(core: Core, safety: Safety) -> list[BaseRoute]:
-    async def server(_: HttpRequest) -> HttpResponse:
-        return _json(metadata.server_metadata())
+def _telling(tell: Callable[..., object]) -> Endpoint:
+    """What it says of the model and version that the path names, if it does."""
 
+    async def endpoint(request: HttpRequest) -> HttpResponse:
+        return json_response(tell(**request.path_params))
+
+    return endpoint
+
+
+def _information(core: Core, safety: Safety) -> list[BaseRoute]:
     async def model_ready(request: HttpRequest) -> HttpResponse:
-        model, version = _names(request)
-        if metadata.is_ready(core, model, version):
-            return _json({"name": model, "ready": True})
+        model = request.path_params["model"]
+        if metadata.is_ready(core, **request.path_params):
+            return json_response({"name": model, "ready": True})
         words = f"model {show(model)} is not ready"
         return _not_ready({"name": model, "ready": False, "error": words})
-
-    async def model_metadata(request: HttpRequest) -> HttpResponse:
-        return _json(metadata.model_metadata(core, *_names(request)))
-
-    async def model_config(request: HttpRequest) -> HttpResponse:
-        return _json(metadata.model_config(core, *_names(request)))
-
-    async def all_statistics(_: HttpRequest) -> HttpResponse:
-        return _json(metadata.statistics(core))
-
-    async def model_statistics(request: HttpRequest) -> HttpResponse:
-        return _json(metadata.statistics(core, *_names(request)))
 
     async def index(request: HttpRequest) -> HttpResponse:
         ready = (await _read_object(request, safety)).get("ready", False)
         if not isinstance(ready, bool):
             raise refuse(f"ready is {show(ready)}; it has to be true or false")
-        return _json(metadata.index(core, ready))
+        return json_response(metadata.index(core, ready))
 
+    server = _telling(metadata.server_metadata)
+    statistics = _telling(functools.partial(metadata.statistics, core))
     return [
         Route("/v2", server),
         Route("/v2/", server),
         *_both(model_ready, "ready"),
-        Route("/v2/models/stats", all_statistics),
-        *_both(model_statistics, "stats"),
-        *_both(model_metadata),
-        *_both(model_config, "config"),
+        Route("/v2/models/stats", statistics),
+        *_both(statistics, "stats"),
+        *_both(_telling(functools.partial(metadata.model_metadata, core))),
+        *_both(_telling(functools.partial(metadata.model_config, core)), "config"),
         Route("/v2/repository/index", index, methods=["POST"]),
     ]
 
@@ -312,10 +273,6 @@ def _admin(core: Core, safety: Safety, admins: Admins) -> list[BaseRoute]:
     ]
 
 
-def _names(request: HttpRequest) -> tuple[str, str | None]:
-    return request.path_params["model"], request.path_params.get("version")
-
-
 async def _read_object(request: HttpRequest, safety: Safety) -> Mapping[str, object]:
     """The body's JSON object; an empty body is an empty object."""
     headers = request.scope[HEADERS]
@@ -324,11 +281,5 @@ async def _read_object(request: HttpRequest, safety: Safety) -> Mapping[str, obj
     return http_json.read_object(data) if data else {}
 
 
-def _json(
-    value: object, status: int = 200, headers: Mapping[str, str] | None = None
-) -> HttpResponse:
-    return HttpResponse(orjson.dumps(value), status, headers, JSON)
-
-
 def _not_ready(value: Mapping[str, object]) -> HttpResponse:
-    return _json(value, 503, {"Retry-After": str(round(RETRY_AFTER))})
+    return json_response(value, 503, {"Retry-After": str(round(RETRY_AFTER))})

@@ -1,15 +1,16 @@
-"""Calls of other interfaces (OpenAI's, rerankers') for the models that are served: a JSON object is
-read, becomes an inference request, and its answer JSON."""
+"""Calls over HTTP that ask a model: a body is read, becomes an inference request, and its answer a
+body again. Those of other interfaces (OpenAI's, rerankers') are JSON objects."""
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, NamedTuple, Sequence, Tuple
+from typing import Callable, List, Mapping, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import orjson
+from starlette.responses import Response as HttpResponse
 from starlette.types import Receive, Scope, Send
 
-from fleetbert.deploy.inference.messages import Core, Response, Version
+from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, Version, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_body, http_json
 from fleetbert.deploy.inference.protocol.http_body import HEADERS, SHARE
@@ -18,51 +19,85 @@ from fleetbert.deploy.inference.protocol.tensors import Tensor, refuse
 from fleetbert.deploy.inference.protocol.validation import RawRequest
 from fleetbert.deploy.inference.settings import Safety
 
+STATUS = {
+    Reason.BAD_REQUEST: 400,
+    Reason.UNAUTHENTICATED: 401,
+    Reason.FORBIDDEN: 403,
+    Reason.NOT_FOUND: 404,
+    Reason.TOO_LARGE: 413,
+    Reason.UNAVAILABLE: 503,
+    Reason.EXHAUSTED: 503,
+    Reason.DEADLINE: 504,
+    Reason.CANCELLED: 499,  # nginx's; nobody is there to read it
+    Reason.INTERNAL: 500,
+}
 JSON = "application/json"
-# Of an error, for observers: its code and words.
-CodeOf = Callable[[BaseException], Tuple[str, str]]
+
+Content = Tuple[bytes, List[Tuple[bytes, bytes]]]  # a body, and its headers but for its length
 
 
 class Asked(NamedTuple):
-    """An inference request to a model and version, and what makes the body of its answer."""
+    """An inference request to a model and version: what reads it, and what writes its answer."""
 
     model: str
     version: str | None
-    raw: RawRequest
-    render: Callable[[Response], object]
+    read: Callable[[], RawRequest]
+    write: Callable[[Response], Content]
 
 
-class JsonCall:
-    """A bare ASGI application; read: from the message. Failure where it cannot be asked."""
+class InferenceCall:
+    """A bare ASGI application. ask: what a body asks for; Failure where that cannot be read."""
 
     def __init__(
         self,
         core: Core,
         safety: Safety,
         observers: Sequence[observe.Observer],
-        code_of: CodeOf,
-        read: Callable[[http_json.Json, Core], Asked],
+        ask: Callable[[Scope, bytes], Asked],
     ):
-        self._core, self._safety, self._read = core, safety, read
-        self._observers, self._code_of = observers, code_of
+        self._core, self._safety, self._observers, self._ask = core, safety, observers, ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers: Mapping[str, str] = scope[HEADERS]
         share, limit = scope[SHARE], self._safety.max_body_bytes
         request_id = headers.get("x-request-id", "")
-        with observe.Observed("http", "200", self._code_of, self._observers, request_id) as seen:
+        with observe.Observed("http", "200", _code_of, self._observers, request_id) as seen:
             body = await http_body.read(headers, receive, limit, share)
             seen.arrived()
-            asked = self._read(http_json.read_object(body), self._core)
+            asked = self._ask(scope, body)
             del body
             target = (asked.model, asked.version)
-            answering = infer(self._core, self._safety, *target, lambda: asked.raw, seen, share)
+            answering = infer(self._core, self._safety, *target, asked.read, seen, share)
             response = await http_body.unless_gone(answering, scope)
-            content = orjson.dumps(asked.render(response), option=orjson.OPT_SERIALIZE_NUMPY)
+            content, told = asked.write(response)
             seen.response = response
-        told = [(b"content-type", JSON.encode()), (b"content-length", b"%d" % len(content))]
+        told = [*told, (b"content-length", b"%d" % len(content))]
         await send({"type": "http.response.start", "status": 200, "headers": told})
         await send({"type": "http.response.body", "body": content})
+
+
+def _code_of(error: BaseException) -> tuple[str, str]:
+    if isinstance(error, Failure):
+        return str(STATUS[error.reason]), str(error)
+    return "500", repr(error)
+
+
+def of_json(
+    core: Core, read: Callable[[http_json.Json, Core], Asked]
+) -> Callable[[Scope, bytes], Asked]:
+    """For calls whose body is a JSON object."""
+    return lambda _, body: read(http_json.read_object(body), core)
+
+
+def as_json(value: object) -> Content:
+    content = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+    return content, [(b"content-type", JSON.encode())]
+
+
+def json_response(
+    value: object, status: int = 200, headers: Mapping[str, str] | None = None
+) -> HttpResponse:
+    return HttpResponse(orjson.dumps(value), status, headers, JSON)
 
 
 def read_model(message: http_json.Json) -> tuple[str, str | None]:
@@ -72,6 +107,13 @@ def read_model(message: http_json.Json) -> tuple[str, str | None]:
         raise refuse("model is missing; GET /v1/models tells the names")
     model, slash, version = name.partition("/")
     return model, version if slash else None
+
+
+def read_count(message: http_json.Json, name: str) -> int | None:
+    count = message.get(name)
+    if count is not None and (type(count) is not int or count < 1):
+        raise refuse(f"{name} is {show(count)}; it has to be a whole number from 1")
+    return count
 
 
 def of_texts(output: str, texts: list[object], pairs: list[object] | None = None) -> RawRequest:
@@ -90,5 +132,4 @@ def array(response: Response, output: str) -> np.ndarray:
 
 
 def tells(version: Version, output: str) -> bool:
-    """Whether it has the output."""
     return any(tensor.name == output for tensor in version.outputs)

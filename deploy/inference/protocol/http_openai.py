@@ -10,7 +10,6 @@ import time
 from typing import Sequence
 
 import numpy as np
-import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 from starlette.routing import BaseRoute, Route
@@ -18,7 +17,7 @@ from starlette.routing import BaseRoute, Route
 from fleetbert.deploy.inference.messages import Core, Response, State, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_call, http_json
-from fleetbert.deploy.inference.protocol.http_call import JSON, Asked, CodeOf, JsonCall
+from fleetbert.deploy.inference.protocol.http_call import Asked, InferenceCall, json_response
 from fleetbert.deploy.inference.protocol.tensors import refuse
 from fleetbert.deploy.inference.settings import Safety
 
@@ -29,9 +28,7 @@ OWNER = "fleetbert"
 CODES = {401: "invalid_api_key", 404: "model_not_found"}  # of errors, by status
 
 
-def routes(
-    core: Core, safety: Safety, observers: Sequence[observe.Observer], code_of: CodeOf
-) -> list[BaseRoute]:
+def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) -> list[BaseRoute]:
     began = int(time.time())
 
     def describe(name: str) -> dict[str, object]:
@@ -39,14 +36,14 @@ def routes(
 
     async def models(_: HttpRequest) -> HttpResponse:
         names = sorted({one.model for one in core.versions() if one.state is State.READY})
-        return _json({"object": "list", "data": [describe(name) for name in names]})
+        return json_response({"object": "list", "data": [describe(name) for name in names]})
 
     async def model(request: HttpRequest) -> HttpResponse:
         name = request.path_params["model"]
         core.find(name)
-        return _json(describe(name))
+        return json_response(describe(name))
 
-    call = JsonCall(core, safety, observers, code_of, read)
+    call = InferenceCall(core, safety, observers, http_call.of_json(core, read))
     return [
         Route("/v1/embeddings", call, methods=["POST"]),
         Route("/v1/models", models),
@@ -67,9 +64,7 @@ def read(message: http_json.Json, core: Core) -> Asked:
     form = FORMATS[0] if form is None else form
     if form not in FORMATS:
         raise refuse(f"encoding_format is {show(form)}; it has to be {' or '.join(FORMATS)}")
-    dimensions = message.get("dimensions")
-    if dimensions is not None and (type(dimensions) is not int or dimensions < 1):
-        raise refuse(f"dimensions is {show(dimensions)}; it has to be a whole number from 1")
+    dimensions = http_call.read_count(message, "dimensions")
     found = core.find(model, version)
     width = next((tensor.shape[-1] for tensor in found.outputs if tensor.name == VECTORS), None)
     if width is None:
@@ -81,7 +76,12 @@ def read(message: http_json.Json, core: Core) -> Asked:
             "numbers"
         )
     raw = http_call.of_texts(VECTORS, texts)
-    return Asked(model, version, raw, lambda response: render(response, form, dimensions))
+    return Asked(
+        model,
+        version,
+        lambda: raw,
+        lambda response: http_call.as_json(render(response, form, dimensions)),
+    )
 
 
 def render(response: Response, form: str, dimensions: int | None) -> dict[str, object]:
@@ -107,7 +107,3 @@ def error_body(status: int, message: str) -> dict[str, object]:
     kind = "invalid_request_error" if status < 500 else "server_error"
     code = CODES.get(status)
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
-
-
-def _json(value: object) -> HttpResponse:
-    return HttpResponse(orjson.dumps(value), media_type=JSON)

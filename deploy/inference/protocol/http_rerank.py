@@ -15,7 +15,7 @@ from starlette.routing import BaseRoute, Route
 from fleetbert.deploy.inference.messages import Core, Response, State, Version, list_names, show
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_call, http_json
-from fleetbert.deploy.inference.protocol.http_call import Asked, CodeOf, JsonCall
+from fleetbert.deploy.inference.protocol.http_call import Asked, Content, InferenceCall
 from fleetbert.deploy.inference.protocol.tensors import refuse
 from fleetbert.deploy.inference.settings import Safety
 
@@ -23,10 +23,8 @@ PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")  # the latter two are Cohere's
 VALUES, VECTORS = "values", "embedding"  # the outputs
 
 
-def routes(
-    core: Core, safety: Safety, observers: Sequence[observe.Observer], code_of: CodeOf
-) -> list[BaseRoute]:
-    call = JsonCall(core, safety, observers, code_of, read)
+def routes(core: Core, safety: Safety, observers: Sequence[observe.Observer]) -> list[BaseRoute]:
+    call = InferenceCall(core, safety, observers, http_call.of_json(core, read))
     return [Route(path, call, methods=["POST"]) for path in PATHS]
 
 
@@ -44,9 +42,7 @@ def read(message: http_json.Json, core: Core) -> Asked:
     documents = given
     if field == "documents":
         documents = [one.get("text") if type(one) is dict else one for one in given]
-    most = message.get("top_n")
-    if most is not None and (type(most) is not int or most < 1):
-        raise refuse(f"top_n is {show(most)}; it has to be a whole number from 1")
+    most = http_call.read_count(message, "top_n")
     flags = [_flag(message, name) for name in ("return_text", "return_documents", "raw_scores")]
     model, version, output = _model(message, core)
     if output == VECTORS:
@@ -54,26 +50,24 @@ def read(message: http_json.Json, core: Core) -> Asked:
     else:
         raw = http_call.of_texts(VALUES, [query] * len(documents), documents)
 
-    def render(response: Response) -> object:
+    score, inside = ("score", "text") if field == "texts" else ("relevance_score", "document")
+
+    def write(response: Response) -> Content:
         values = http_call.array(response, output).astype(np.float64)
         if output == VECTORS:
             values = values[1:] @ values[0]
         raw_scores = flags[2] or output == VECTORS
         scores = values if raw_scores else 0.5 * (1 + np.tanh(0.5 * values))
         order = np.argsort(-values, kind="stable").tolist()[:most]
+        found: list[http_json.Json] = [{"index": n, score: float(scores[n])} for n in order]
+        for one in found if any(flags[:2]) else ():
+            text = documents[one["index"]]
+            one[inside] = text if field == "texts" else {"text": text}
         if field == "texts":
-            ranked = [{"index": n, "score": float(scores[n])} for n in order]
-            return (
-                [{**one, "text": documents[one["index"]]} for one in ranked]
-                if any(flags[:2])
-                else ranked
-            )
-        found = [{"index": n, "relevance_score": float(scores[n])} for n in order]
-        if any(flags[:2]):
-            found = [{**one, "document": {"text": documents[one["index"]]}} for one in found]
-        return {"results": found, "meta": {"billed_units": {"search_units": 1}}}
+            return http_call.as_json(found)
+        return http_call.as_json({"results": found, "meta": {"billed_units": {"search_units": 1}}})
 
-    return Asked(model, version, raw, render)
+    return Asked(model, version, lambda: raw, write)
 
 
 def error_body(message: str) -> dict[str, object]:

@@ -35,59 +35,70 @@ class VersionFolder:
     failed: bool = False
 
 
-Index = Dict[str, Dict[int, VersionFolder]]  # by model and version
+Found = Dict[str, Dict[int, VersionFolder]]  # by model and version
 
 
-def look(
-    root: Path,
-    known: Mapping[Path, VersionFolder],
-    told: set[Path],
-    failing: set[Path],
-    anew: str | None = None,
-) -> Index:
-    """The models and versions below `root`. What has not changed since it became `known` is not
-    read again, but for the model `anew`, and what cannot be read for now is as it was. What is
-    wrong with a folder is logged once: `told` has those with wrong names, `failing` those that
-    cannot be read.
+class Index:
+    """The models and versions below `root`, as they were when it was looked at last. What is wrong
+    with a folder is logged once."""
 
-    OSError if `root` cannot be listed.
-    """
-    index: Index = {}
-    for folder in _folders(root, MODEL_NAME, "a model", told):
+    def __init__(self, root: Path):
+        self._root = root
+        self._known: dict[Path, VersionFolder] = {}
+        self._told: set[Path] = set()  # folders with wrong names
+        self._failing: set[Path] = set()  # folders that cannot be read
+
+    def may_heal(self) -> bool:
+        """Whether a further look may find what the machine refused."""
+        return bool(self._failing) or any(found.failed for found in self._known.values())
+
+    def look(self, anew: str | None = None) -> Found | None:
+        """What is there now. What has not changed is not read again, but for the model `anew`, and
+        what cannot be read for now is as it was; None if that is the root."""
+        index: Found = {}
         try:
-            paths = _folders(
-                folder, VERSION_NAME, "a version (a number, without zeros before it)", told
-            )
-            unchanged = {} if folder.name == anew else known
-            versions = {int(path.name): _find(path, unchanged) for path in paths}
-            failing.discard(folder)
-        except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
-            failing.discard(folder)
-            continue
-        except OSError as error:  # that is not absence
-            versions = {
-                int(path.name): found for path, found in known.items() if path.parent == folder
-            }
-            if folder not in failing:
-                failing.add(folder)
-                log.warning("%s cannot be read and counts as unchanged: %s", folder, error.strerror)
-        if versions:
-            index[folder.name] = versions
-    return index
+            folders = self._folders(self._root, MODEL_NAME, "a model")
+        except OSError as error:
+            self._tell(self._root, logging.ERROR, "the repository %s cannot be listed: %s", error)
+            return None
+        self._failing.discard(self._root)
+        for folder in folders:
+            try:
+                what = "a version (a number, without zeros before it)"
+                paths = self._folders(folder, VERSION_NAME, what)
+                unchanged = {} if folder.name == anew else self._known
+                versions = {int(path.name): _find(path, unchanged) for path in paths}
+                self._failing.discard(folder)
+            except (FileNotFoundError, NotADirectoryError):  # removed meanwhile
+                self._failing.discard(folder)
+                continue
+            except OSError as error:  # that is not absence
+                known = self._known.items()
+                versions = {int(path.name): one for path, one in known if path.parent == folder}
+                words = "%s cannot be read and counts as unchanged: %s"
+                self._tell(folder, logging.WARNING, words, error)
+            if versions:
+                index[folder.name] = versions
+        self._known = {one.path: one for versions in index.values() for one in versions.values()}
+        return index
 
+    def _tell(self, folder: Path, level: int, words: str, error: OSError) -> None:
+        if folder not in self._failing:
+            self._failing.add(folder)
+            log.log(level, words, folder, error.strerror)
 
-def _folders(root: Path, name: re.Pattern[str], what: str, told: set[Path]) -> list[Path]:
-    """OSError if `root` cannot be listed. What in it cannot be read is taken for a folder."""
-    folders = []
-    for path in sorted(root.iterdir()):
-        if path.name.startswith(".") or not _may_be_folder(path):
-            continue  # somebody's temporary files
-        if name.fullmatch(path.name):
-            folders.append(path)
-        elif path not in told:
-            told.add(path)
-            log.warning("%s is not named like %s and is ignored", path, what)
-    return folders
+    def _folders(self, root: Path, name: re.Pattern[str], what: str) -> list[Path]:
+        """OSError if `root` cannot be listed. What in it cannot be read is taken for a folder."""
+        folders = []
+        for path in sorted(root.iterdir()):
+            if path.name.startswith(".") or not _may_be_folder(path):
+                continue  # somebody's temporary files
+            if name.fullmatch(path.name):
+                folders.append(path)
+            elif path not in self._told:
+                self._told.add(path)
+                log.warning("%s is not named like %s and is ignored", path, what)
+        return folders
 
 
 def _may_be_folder(path: Path) -> bool:

@@ -13,7 +13,7 @@ from fleetbert import tasks
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.data.tokenizers import Tokenizer
-from fleetbert.deploy.inference.messages import State, Told, Version
+from fleetbert.deploy.inference.messages import State, Version
 from fleetbert.deploy.inference.repository import index, variants
 from fleetbert.deploy.inference.scheduler.scheduler import Scheduler
 from fleetbert.deploy.inference.settings import Policy, Serve
@@ -95,7 +95,7 @@ class Loader:
             aliases=tuple(sorted(a for a, n in policy.aliases.items() if n == number)),
             task=bundle.task.name,
             labels=tuple(bundle.labels),
-            outputs=tuple(Told(*tensor) for tensor in task.tensors(bundle.labels)),
+            outputs=tuple(task.tensors(bundle.labels)),
             pair=bundle.task.pair,
             max_length=bundle.max_length,
             vocab_size=tokenizer.vocab_size,

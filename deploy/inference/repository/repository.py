@@ -56,8 +56,6 @@ class Refusal(NamedTuple):
 
 @dataclass
 class Model:
-    """What is known of a model."""
-
     name: str
     policy: Policy
     required: bool  # its absence makes the server not ready
@@ -108,15 +106,14 @@ class Repository:
             name: Model(name, policy, required=True)
             for name, policy in settings.repository.models.items()
         }
-        self._known: dict[Path, index.VersionFolder] = {}
-        self._told: set[Path] = set()  # folders with wrong names, of which the log says so
-        self._failing: set[Path] = set()  # folders that cannot be read
+        self._index = index.Index(self._root)
         self._loader = Loader(settings)
         self._looked = False
         self._seen: dict[tuple[str, int], float] = {}  # when each version was last there
         self._lock = asyncio.Lock()  # one change at a time
         self._retiring: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
+        self._leaving = False
 
     def start(self) -> None:
         """Begin to load what there is, and to look for changes. `ready` says when it answers."""
@@ -126,7 +123,9 @@ class Repository:
         self._watching = asyncio.ensure_future(self._watch())
 
     async def close(self, grace: float) -> None:
-        """End all; requests that were taken are answered first, for at most `grace` seconds."""
+        """End all. It takes nothing more and is not ready; what was taken is answered first, for
+        at most `grace` seconds."""
+        self._leaving = True
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -144,16 +143,22 @@ class Repository:
             name: any(held.scheduler.pool.alive for held in model.held.values())
             for name, model in self._models.items()
         }
-        return any(answers.values()) and all(
-            answers[name]
-            for name, model in self._models.items()
-            if model.required and not model.unloaded
+        return (
+            not self._leaving
+            and any(answers.values())
+            and all(
+                answers[name]
+                for name, model in self._models.items()
+                if model.required and not model.unloaded
+            )
         )
 
     async def answer(self, request: Request) -> Response:
+        self._check_stays()
         return await self._route(request.model, request.version).scheduler.answer(request)
 
     def find(self, model: str, version: str | None = None) -> Version:
+        self._check_stays()
         return self._route(model, version).version
 
     def versions(self, model: str | None = None) -> list[Version]:
@@ -175,6 +180,7 @@ class Repository:
         return [held[number] for number in sorted(held)]
 
     async def load(self, model: str) -> None:
+        self._check_stays()
         async with self._lock:
             await self._look(anew=model)
             found = self._model(model)
@@ -193,11 +199,16 @@ class Repository:
                 )
 
     async def unload(self, model: str) -> None:
+        self._check_stays()
         async with self._lock:
             found = self._model(model)
             found.unloaded = True
             await self._update(found)
         await asyncio.gather(*self._retiring)
+
+    def _check_stays(self) -> None:
+        if self._leaving:
+            raise Failure(Reason.UNAVAILABLE, "the server is leaving; ask another one", 1.0)
 
     def _model(self, name: str) -> Model:
         found = self._models.get(name)
@@ -261,25 +272,15 @@ class Repository:
             pause = min(LONGEST_PAUSE, 2 * pause)
 
     def _may_heal(self) -> bool:
-        """Whether a further look may find what the machine refused."""
         refused = (r for model in self._models.values() for r in model.refused.values())
-        failed = (found.failed for found in self._known.values())
-        return bool(self._failing) or any(failed) or any(r.due < math.inf for r in refused)
+        return self._index.may_heal() or any(r.due < math.inf for r in refused)
 
     async def _look(self, anew: str | None = None) -> None:
         """See what is on disk; `anew` the model of that name, also where it seems unchanged."""
         loop = asyncio.get_running_loop()
-        try:
-            on_disk = await loop.run_in_executor(
-                None, index.look, self._root, self._known, self._told, self._failing, anew
-            )
-        except OSError as error:
-            if self._root not in self._failing:
-                self._failing.add(self._root)
-                log.error("the repository %s cannot be listed: %s", self._root, error.strerror)
+        on_disk = await loop.run_in_executor(None, self._index.look, anew)
+        if on_disk is None:
             return
-        self._failing.discard(self._root)
-        self._known = {f.path: f for versions in on_disk.values() for f in versions.values()}
         for name in on_disk:
             if name not in self._models:
                 policy = self._settings.repository.default
@@ -310,9 +311,8 @@ class Repository:
         missed = bool(model.held) and not (wanted or model.unloaded)
         if missed and not model.missed:
             log.warning(
-                "model %s is gone from %s; it goes on being served until it is unloaded by request",
-                model.name,
-                self._root,
+                f"model {model.name} is gone from {self._root}; it goes on being served until it "
+                "is unloaded by request"
             )
         model.missed = missed
         for number in list(model.held):
@@ -359,14 +359,8 @@ class Repository:
             else:
                 due, pause, then = math.inf, 0.0, ""
             model.refused[number] = Refusal(found, reason, due, pause)
-            log.error(
-                "version %d of model %s is refused: %s%s",
-                number,
-                model.name,
-                reason,
-                then,
-                exc_info=not expected,
-            )
+            words = f"version {number} of model {model.name} is refused: {reason}{then}"
+            log.error(words, exc_info=not expected)
             self._forget_later(model.name, number)
             return
         finally:
@@ -378,12 +372,8 @@ class Repository:
         model.required = True
         metrics.LOADS.labels(model.name, "ready").inc()
         log.info(
-            "version %d of model %s is ready: variant %s, %d workers, loaded in %.1f s",
-            number,
-            model.name,
-            held.version.variant,
-            held.scheduler.pool.size,
-            time.monotonic() - begin,
+            f"version {number} of model {model.name} is ready: variant {held.version.variant}, "
+            f"{held.scheduler.pool.size} workers, loaded in {time.monotonic() - begin:.1f} s"
         )
 
     def _retire(self, model: Model, number: int, grace: float) -> None:

@@ -113,12 +113,8 @@ def _lacks(variant: bundles.Variant, bundle: bundles.Bundle) -> bool:
     needs = variant.needs if isinstance(variant, bundles.BFloat16Variant) else []
     lacks = not processor.has_one_of(needs)
     if lacks:
-        log.info(
-            "variant %s of %s is left out: the processor has none of %s",
-            variant.name,
-            bundle.root,
-            ", ".join(needs),
-        )
+        words = "variant %s of %s is left out: the processor has none of %s"
+        log.info(words, variant.name, bundle.root, ", ".join(needs))
     return lacks
 
 

@@ -16,6 +16,7 @@ import asyncio
 import heapq
 import itertools
 from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import List, Sequence
 
 import numpy as np
@@ -32,61 +33,37 @@ NEWEST_SHARE = 0.2  # of the newest batch in a running mean
 Row = List[Values]
 
 
+@dataclass(eq=False)
 class PendingRequest:
-    """A request in the queue, from `put` until `finish`.
+    """A request in the queue, from `put` until `finish`."""
 
-    deadline: when it has to be answered at the latest. waiting: its texts that are in the queue.
-    cut: how many of its texts were cut to the model's length. tokens: of all of them.
-    """
-
-    __slots__ = (
-        *("arrival", "compute_seconds", "cut", "deadline", "finished", "future", "last_begin"),
-        *("missing", "rows", "tokens", "waiting"),
-    )
-
-    def __init__(
-        self, texts: int, deadline: float, arrival: float = 0.0, cut: int = 0, tokens: int = 0
-    ):
-        self.deadline = deadline
-        self.arrival = arrival
-        self.cut, self.tokens = cut, tokens
-        self.waiting: dict[int, Text] = {}
-        self.finished = False
-        self.future: asyncio.Future[Response] | None = None  # who waits for the answer
-        self.rows: list[Row | None] = [None] * texts
-        self.missing = texts
-        self.last_begin = arrival  # of the batches with its texts
-        self.compute_seconds = 0.0
+    missing: int  # texts without an answer
+    deadline: float  # when it has to be answered at the latest
+    arrival: float = 0.0
+    cut: int = 0  # texts that were cut to the model's length
+    tokens: int = 0  # of all texts
+    waiting: dict[int, Text] = field(default_factory=dict)  # its texts that are in the queue
+    rows: dict[int, Row] = field(default_factory=dict)  # answers, by the texts' places
+    finished: bool = False
+    future: asyncio.Future[Response] | None = None  # who waits for the answer
+    last_begin: float = 0.0  # of the batches with its texts
+    compute_seconds: float = 0.0
 
 
+@dataclass(eq=False)
 class Text:
-    """One text of a request. `place`: its number there; `losses`: batches that were lost."""
+    """One text of a request. `place`: its number there."""
 
-    __slots__ = (
-        *("arrival", "first_length", "ids", "losses", "number", "place", "request", "speed"),
-        *("text", "words"),
-    )
-
-    def __init__(
-        self,
-        request: PendingRequest,
-        place: int,
-        ids: np.ndarray,
-        first_length: int,
-        speed: float | None = None,
-        text: str = "",
-        words: np.ndarray | None = None,
-    ):
-        self.text = text  # itself, where its answer has parts of it
-        self.words = words  # as `Encodings.words`, where the task has them
-        self.request = request
-        self.place = place
-        self.ids = ids  # int32 [tokens]
-        self.first_length = first_length  # tokens of segment 0
-        self.speed = speed  # of early exit; None: the variant's own
-        self.losses = 0
-        self.arrival = 0.0
-        self.number = 0
+    request: PendingRequest
+    place: int
+    ids: np.ndarray  # int32 [tokens]
+    first_length: int  # tokens of segment 0
+    speed: float | None = None  # of early exit; None: the variant's own
+    text: str = ""  # itself, where its answer has parts of it
+    words: np.ndarray | None = None  # as `Encodings.words`, where the task has them
+    losses: int = 0  # batches that were lost
+    arrival: float = 0.0
+    number: int = 0
 
 
 class Queue:

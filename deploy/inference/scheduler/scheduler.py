@@ -9,13 +9,13 @@ import logging
 import math
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import Iterator, NamedTuple, Sequence
+from typing import Iterator, Sequence
 
 import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
-from fleetbert.data.tokenizers import Tokenizer
+from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response, Values
 from fleetbert.deploy.inference.ops.counts import Counts
 from fleetbert.deploy.inference.scheduler.queue import PendingRequest, Queue, Text
@@ -40,16 +40,6 @@ MOST_AT_ONCE = 1 << 16
 # More threads than these take the processors, and Python's lock, from who listens.
 TOKENIZING = ThreadPoolExecutor(2, "tokenize")
 LATE = "the request's timeout has passed"
-
-
-class Encoded(NamedTuple):
-    """ids: int32 [tokens] of each text; first_lengths: tokens of segment 0 of each; cut: how many
-    texts were cut to the maximum length; words: see `Encodings`."""
-
-    ids: Sequence[np.ndarray]
-    first_lengths: Sequence[int]
-    cut: int
-    words: Sequence[np.ndarray] | None = None
 
 
 class Scheduler:
@@ -139,13 +129,13 @@ class Scheduler:
             encoded = await self._encode_aside(request, timeout)
         else:
             encoded = self._encode(request)
-        self.counts.cut(encoded.cut)
-        tokens = sum(map(len, encoded.ids))
-        pending = PendingRequest(request.size, arrival + timeout, arrival, encoded.cut, tokens)
+        cut, tokens = encoded.truncated, sum(map(len, encoded.ids))
+        self.counts.cut(cut)
+        pending = PendingRequest(request.size, arrival + timeout, arrival, cut, tokens)
         speed = request.speed if self._early else None
         texts = [
             Text(pending, place, ids, first, speed)
-            for place, (ids, first) in enumerate(zip(encoded.ids, encoded.first_lengths))
+            for place, (ids, first) in enumerate(zip(encoded.ids, encoded.first_lengths.tolist()))
         ]
         if encoded.words is not None:
             for text, own, words in zip(texts, request.texts or (), encoded.words):
@@ -159,9 +149,9 @@ class Scheduler:
             pending.future = None
             self.queue.finish(pending)
 
-    async def _encode_aside(self, request: Request, timeout: float) -> Encoded:
+    async def _encode_aside(self, request: Request, timeout: float) -> Encodings:
         """In a thread, which stops when the client has gone or its time is over."""
-        parts: list[Encoded] = []
+        parts: list[Encodings] = []
         over = False
 
         def encode() -> None:
@@ -176,39 +166,34 @@ class Scheduler:
             raise Failure(Reason.DEADLINE, LATE) from None
         finally:
             over = True
-        return Encoded(
+        words = [one for part in parts for one in part.words or ()]
+        return Encodings(
             [one for part in parts for one in part.ids],
-            [one for part in parts for one in part.first_lengths],
-            sum(part.cut for part in parts),
-            [one for part in parts for one in part.words or ()] if self._task.per_token else None,
+            np.concatenate([part.first_lengths for part in parts]),
+            sum(part.truncated for part in parts),
+            words=words if self._task.per_token else None,
         )
 
-    def _encode(self, request: Request) -> Encoded:
+    def _encode(self, request: Request) -> Encodings:
         """Failure BAD_REQUEST if a text cannot be tokenized. Safe to call in several threads."""
         if request.texts is None:
             if self._task.per_token:
                 words = f"model {self.model} answers with characters of texts: send input 'text'"
                 raise Failure(Reason.BAD_REQUEST, words)
-            return Encoded(request.ids, request.first_lengths, 0)
+            return Encodings(request.ids, np.asarray(request.first_lengths), 0)
         texts = (request.texts, request.texts_b)
         try:
-            encodings = self._task.encode(self._tokenizer, *texts, self._max_length)
+            return self._task.encode(self._tokenizer, *texts, self._max_length)
         except UserError as error:
             raise Failure(Reason.BAD_REQUEST, str(error)) from None
-        firsts = encodings.first_lengths.tolist()
-        return Encoded(encodings.ids, firsts, encodings.truncated, encodings.words)
 
     async def drain(self, seconds: float) -> None:
         """Wait until every request is answered, at most so long."""
         try:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except asyncio.TimeoutError:
-            log.warning(
-                "version %s of model %s ends with %d requests unanswered",
-                self.version,
-                self.model,
-                self._unanswered,
-            )
+            words = "version %s of model %s ends with %d requests unanswered"
+            log.warning(words, self.version, self.model, self._unanswered)
 
     async def close(self) -> None:
         """End the workers; requests that were not answered fail."""
@@ -300,7 +285,7 @@ class Scheduler:
                 pending.future.set_result(self._response(pending))
 
     def _response(self, pending: PendingRequest) -> Response:
-        rows = [row for row in pending.rows if row is not None]
+        rows = [pending.rows[place] for place in sorted(pending.rows)]
         return Response(
             self.model,
             self.version,

@@ -19,7 +19,6 @@ from fleetbert.data.batching import (
     plan_inference,
     round_up,
 )
-from fleetbert.data.tokenizers import Encodings
 from fleetbert.deploy.inference.workers import frames, priority
 from fleetbert.deploy.inference.workers.frames import Head
 from fleetbert.engines import engine as engines
@@ -97,8 +96,8 @@ class Worker:
         """Logits float32 [texts, labels] in the order of the texts (of networks that answer each
         token, [tokens, labels] of all texts), and int32 [texts] the layers that they left after.
         In the head: seconds in the engine, and the rows and lengths of what it was given."""
-        ids, lengths, first_lengths = frames.unpack_texts(head, body)
-        encodings = Encodings(np.split(ids, np.cumsum(lengths)[:-1]), first_lengths, 0, lengths)
+        encodings = frames.unpack_texts(head, body)
+        lengths = encodings.lengths
         engine, all_layers, packed = self.opened[head["variant"]]
         logits: list[np.ndarray] = [np.empty(0)] * len(lengths)
         layers = np.empty(len(lengths), frames.INT)
@@ -132,8 +131,7 @@ def serve(channel: socket.socket) -> None:
             try:
                 answer = _answer(worker, head, body)
             except Exception as error:
-                lacking = NO_MEMORY in str(error)
-                failed = of_system(error) or lacking
+                failed = of_system(error) or NO_MEMORY in str(error)
                 answer = frames.pack({"error": _sentence(error), "of_system": failed})
             channel.sendall(answer)
 

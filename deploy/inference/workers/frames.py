@@ -7,10 +7,12 @@ after the other. No pickles: a frame holds texts of strangers.
 from __future__ import annotations
 
 import struct
-from typing import Any, Dict, Iterator, NamedTuple, Sequence
+from typing import Any, Dict, Iterator, Sequence
 
 import numpy as np
 import orjson
+
+from fleetbert.data.tokenizers import Encodings
 
 PREFIX = struct.Struct("<II")
 INT = np.dtype("<i4")
@@ -19,17 +21,7 @@ FLOAT = np.dtype("<f4")
 Head = Dict[str, Any]  # JSON
 
 
-class Texts(NamedTuple):
-    """Texts of a batch, unpadded: ids int32 [sum of lengths], lengths and first_lengths int32
-    [texts] (tokens, and those of segment 0)."""
-
-    ids: np.ndarray
-    lengths: np.ndarray
-    first_lengths: np.ndarray
-
-
 def pack(head: Head, *arrays: np.ndarray) -> bytes:
-    """A frame."""
     text = orjson.dumps(head)
     body = [array.tobytes() for array in arrays]
     return b"".join((PREFIX.pack(len(text), sum(map(len, body))), text, *body))
@@ -56,20 +48,18 @@ def pack_texts(head: Head, ids: Sequence[np.ndarray], firsts: Sequence[int]) -> 
 
 
 def unpack_answers(
-    body: bytes, texts: int, labels: int, rows: int | None = None
+    body: bytes, texts: int, labels: int, rows: int
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Logits float32 [rows, labels] and the layers that the texts left after, int32 [texts], of a
-    frame that holds both; None if it holds anything else. rows: of the logits, one for each text
-    unless it says otherwise."""
-    rows = texts if rows is None else rows
+    frame that holds both; None if it holds anything else."""
     if len(body) != 4 * (rows * labels + texts):
         return None
     logits = np.frombuffer(body, FLOAT, rows * labels).reshape(rows, labels)
     return logits, np.frombuffer(body, INT, texts, 4 * rows * labels)
 
 
-def unpack_texts(head: Head, body: bytes) -> Texts:
-    """The texts of `pack_texts`."""
+def unpack_texts(head: Head, body: bytes) -> Encodings:
     values = np.frombuffer(body, INT)
     count = head["texts"]
-    return Texts(values[2 * count :], values[:count], values[count : 2 * count])
+    lengths, first_lengths, ids = np.split(values, [count, 2 * count])
+    return Encodings(np.split(ids, np.cumsum(lengths)[:-1]), first_lengths, 0, lengths)

@@ -14,13 +14,16 @@ import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, NamedTuple, Protocol, Sequence
+from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
 import numpy as np
 
 from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.workers import frames, priority, process
 from fleetbert.engines.golden import Golden
+
+if TYPE_CHECKING:
+    from fleetbert.deploy.inference.scheduler.queue import Text
 
 log = logging.getLogger(__name__)
 
@@ -62,17 +65,6 @@ class Answers(NamedTuple):
     shapes: list[tuple[int, int]]
 
 
-class Encoded(Protocol):
-    """A text of a batch: its ids (int32 [tokens]), those of segment 0, early exit's threshold."""
-
-    @property
-    def ids(self) -> np.ndarray: ...
-    @property
-    def first_length(self) -> int: ...
-    @property
-    def speed(self) -> float | None: ...
-
-
 class Lost(Exception):
     """A worker is gone; `cause` is crash, hang or error."""
 
@@ -100,7 +92,6 @@ class Worker(asyncio.Protocol):
 
     @classmethod
     async def start(cls, processors: Sequence[int], threads: int) -> Worker:
-        """A fresh interpreter (`process.start`)."""
         started = process.start(processors, threads)
         loop = asyncio.get_running_loop()
         try:
@@ -204,7 +195,6 @@ class Pool:
 
     @property
     def size(self) -> int:
-        """How many workers there are to be."""
         return len(self.plan.processors)
 
     @property
@@ -232,25 +222,14 @@ class Pool:
             if not gently:
                 self._warm_later(worker)
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes of the workers that can answer."""
-        return [worker.process.pid for worker in self._workers.values()]
-
-    @property
-    def warm(self) -> bool:
-        """Whether no worker has lengths to run that it has not run yet."""
-        return not self._warmers
-
     def take_free(self) -> Worker | None:
-        """A worker to give a batch to, if there is one."""
         while self.free:
             worker = self.free.pop()
             if not worker.lost.done():
                 return worker
         return None
 
-    async def run(self, worker: Worker, texts: Sequence[Encoded], expected: float) -> Answers:
+    async def run(self, worker: Worker, texts: Sequence[Text], expected: float) -> Answers:
         """The answers to a batch that should take `expected` seconds. Lost if the worker is gone;
         it is free again otherwise."""
         ids = [text.ids for text in texts]
@@ -296,11 +275,8 @@ class Pool:
                 await worker.close()
             metrics.WORKER_RESTARTS.labels(self.plan.model, worker.cause).inc()
             log.warning(
-                "worker %d of model %s is lost (%s, exit status %s); another is started",
-                worker.process.pid,
-                self.plan.model,
-                worker.cause,
-                worker.process.returncode,
+                f"worker {worker.process.pid} of model {self.plan.model} is lost ({worker.cause}, "
+                f"exit status {worker.process.returncode}); another is started"
             )
             if time.monotonic() - worker.since > LONG_LIFE:
                 pause = 0.0
@@ -312,12 +288,8 @@ class Pool:
                     break
                 except Exception as error:  # too little memory, descriptors, processes, ...
                     self.failing = str(error) or type(error).__name__
-                    log.error(
-                        "a worker of model %s does not start: %s; tried again after %g s",
-                        self.plan.model,
-                        self.failing,
-                        pause,
-                    )
+                    words = "a worker of model %s does not start: %s; tried again after %g s"
+                    log.error(words, self.plan.model, self.failing, pause)
             self.failing = ""
             self._release(worker)
             self._warm_later(worker)
@@ -335,8 +307,9 @@ class Pool:
             for length in self.plan.lengths:
                 if not await self._take(worker):
                     return
+                head = {"do": "warm", "variant": self.plan.variant, "batches": [(1, length)]}
                 try:
-                    await worker.ask(_warm_frame(self.plan, length), timeout)
+                    await worker.ask(frames.pack(head), timeout)
                 except Lost:
                     return
                 except Refused as error:
@@ -450,8 +423,3 @@ def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:
             "aside": aside,
         }
     )
-
-
-def _warm_frame(plan: Plan, length: int) -> bytes:
-    """The frame that makes a worker run a text of this length."""
-    return frames.pack({"do": "warm", "variant": plan.variant, "batches": [(1, length)]})

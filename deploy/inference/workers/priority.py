@@ -76,15 +76,10 @@ def lower(process: int) -> None:
         _set_all(process, os.SCHED_OTHER, LOWEST)
 
 
-def _set(thread: int, policy: int, niceness: int) -> None:
-    """On Linux both are a thread's."""
-    os.setpriority(os.PRIO_PROCESS, thread, niceness)
-    os.sched_setscheduler(thread, policy, os.sched_param(0))
-
-
 def _set_all(process: int, policy: int, niceness: int) -> None:
-    """Every thread of a process, if it still runs."""
+    """Every thread of a process, if it still runs: on Linux both are a thread's."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for thread in Path(f"/proc/{process}/task").iterdir():
             with contextlib.suppress(ProcessLookupError):  # it has just ended
-                _set(int(thread.name), policy, niceness)
+                os.setpriority(os.PRIO_PROCESS, int(thread.name), niceness)
+                os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))

@@ -658,6 +658,19 @@ def test_auto_takes_the_fastest_that_can_be_trusted(tiny_bundle, models, monkeyp
         core.close()
 
 
+def test_what_leaves_takes_nothing_more(models):
+    core = RunningCore(settings(models))
+    core.call(core.repository.close(0))
+    assert not core.do(core.repository.ready)
+    for refused in (core.repository.load, core.repository.unload):
+        with pytest.raises(Failure, match="leaving"):
+            core.call(refused(MODEL))
+    with pytest.raises(Failure, match="leaving"):
+        core.do(core.repository.find, MODEL)
+    assert "leaving" in str(core.failure(model=MODEL, texts=TEXTS))
+    core.close()
+
+
 def series(version: str) -> list[str]:
     found = generate_latest(metrics.REGISTRY).decode().splitlines()
     return [line for line in found if f'model="{MODEL}"' in line and f'version="{version}"' in line]
@@ -723,13 +736,13 @@ def test_what_was_there_a_moment_ago_is_worth_another_try(
 
 def test_before_the_first_look_no_model_is_unknown(tiny_bundle, models, start, monkeypatch):
     put(tiny_bundle, models, 1)
-    look, begun = index.look, threading.Event()
+    look, begun = index.Index.look, threading.Event()
 
     def late(*arguments):
         begun.wait(60)
         return look(*arguments)
 
-    monkeypatch.setattr(index, "look", late)
+    monkeypatch.setattr(index.Index, "look", late)
     core = start(wait=False)
     try:
         failure = core.failure(model=MODEL, texts=TEXTS)

@@ -81,7 +81,7 @@ def test_a_text_leaves_at_the_speed_it_asks_for_whoever_shares_its_batch(
             np.testing.assert_allclose(reply.outputs["logits"], wanted.values, atol=1e-4)
 
         pool = core.scheduler(MODEL).pool
-        wait_for(lambda: pool.warm, "warmth")  # the worker is free then
+        wait_for(lambda: not pool._warmers, "warmth")  # the worker is free then
         encoded = answers.load(early_bundle).tokenizer.encode(texts, None, 64)
         speeds = [[*expected][number % len(expected)] for number in range(len(texts))]
 

@@ -57,7 +57,7 @@ def core(tiny_bundle, tmp_path_factory):
 def both(core):
     """The core when both workers can answer, and are warm."""
     wait_for(lambda: len(core.workers(MODEL)) == 2, "two workers")
-    wait_for(lambda: core.scheduler(MODEL).pool.warm, "warmth")
+    wait_for(lambda: not core.scheduler(MODEL).pool._warmers, "warmth")
     return core
 
 
@@ -126,9 +126,15 @@ def test_answers_are_those_of_the_command_line_in_any_mix_of_batches(both, offli
         assert reply.queue_seconds >= 0
         assert reply.compute_seconds > 0
     [statistics] = both.do(both.repository.statistics, MODEL)
-    assert statistics.success[0] >= len(parts)
-    assert sum(texts * batches for texts, batches, _ in statistics.batches) >= 150
-    assert statistics.execution_count < statistics.inference_count  # there were batches
+    assert statistics["inference_stats"]["success"]["count"] >= len(parts)
+    batches = [
+        (one["batch_size"], one["compute_infer"]["count"]) for one in statistics["batch_stats"]
+    ]
+    assert sum(texts * count for texts, count in batches) >= 150
+    assert statistics["execution_count"] < statistics["inference_count"]  # there were batches
+    assert {one["compute_output"]["count"] for one in statistics["batch_stats"]} == {
+        count for _, count in batches
+    }
 
 
 def test_token_ids_are_answered_like_their_texts(both, offline):
@@ -262,7 +268,7 @@ def test_new_workers_are_warmed_one_at_a_time_while_the_others_answer(both, monk
     wait_for(lambda: len(set(both.workers(MODEL)) - old) == 2, "new workers")
     for _ in range(20):
         assert both.ask(model=MODEL, texts=["word1"]).outputs["label"][0] in LABELS
-    wait_for(lambda: pool.warm, "warmth")
+    wait_for(lambda: not pool._warmers, "warmth")
     assert warmed == {pid: list(pool.plan.lengths) for pid in both.workers(MODEL)}
     assert most == 1
     assert both.ask(model=MODEL, texts=["word1"]).outputs["label"][0] in LABELS
