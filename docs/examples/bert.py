@@ -37,18 +37,6 @@ JOB = {
 PARTS = 2  # of a step, for ranks to share out
 
 
-def train_static(job: config.Config) -> tuple[list[float], float]:
-    task = open_task(job)
-    shape, rate = task.network.network.config, job.optimizer.learning_rate
-    return static_graph.train(
-        task,
-        job,
-        lambda: heads.build(job.task.name, shape),
-        lambda: paddle.optimizer.AdamW(rate, weight_decay=job.optimizer.weight_decay),
-        PARTS,
-    )
-
-
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("table", help="columns label and text_a, separated by tabs")
@@ -60,7 +48,17 @@ def main(argv: list[str]) -> None:
     keys = {"data.train": given.table, "optimizer.accumulate_steps": PARTS // ranks}
     job = config.from_keys(config.Config, {**JOB, **keys, **changes})
     if given.static:
-        losses, seconds = train_static(job)
+        task, settings = open_task(job), job.optimizer
+        shape = task.network.network.config
+        losses, seconds = static_graph.train(
+            task,
+            job,
+            lambda: heads.build(job.task.name, shape),
+            lambda: paddle.optimizer.AdamW(
+                settings.learning_rate, weight_decay=settings.weight_decay
+            ),
+            PARTS,
+        )
     else:
         train(job)
         rows = map(json.loads, Path(job.output_dir, "metrics.jsonl").read_text().splitlines())

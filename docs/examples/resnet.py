@@ -94,7 +94,7 @@ class Images(Trainable):
     fingerprint = "images"
 
     def __init__(self, reader: Reader, network: str, seed: int):
-        self.collector, self.name = reader, network
+        self.collector = reader
         paddle.seed(seed)
         self.network = getattr(models, network)(num_classes=len(reader.classes))
 
@@ -125,18 +125,6 @@ class Images(Trainable):
 
     def locate(self, indices):
         return [{"file": self.collector.samples[index][0]} for index in indices]
-
-
-def train_static(job: config.Config, task: Images, parts: int) -> list[float]:
-    """The same steps as a static graph; returns their losses."""
-    losses, _ = static_graph.train(
-        task,
-        job,
-        lambda: getattr(models, task.name)(num_classes=len(task.collector.classes)),
-        lambda: paddle.optimizer.SGD(job.optimizer.learning_rate),
-        parts,
-    )
-    return losses
 
 
 def write_digits(folder: Path, count: int, pixels: int) -> None:
@@ -179,7 +167,15 @@ def main(argv: list[str]) -> None:
     reader = Reader(str(folder), given.size, job.data.batch_size)
     if given.static:
         task = Images(reader, given.network, job.trainer.seed)
-        static_graph.show(train_static(job, task, given.parts))
+        classes, rate = len(reader.classes), job.optimizer.learning_rate
+        losses, _ = static_graph.train(
+            task,
+            job,
+            lambda: getattr(models, given.network)(num_classes=classes),
+            lambda: paddle.optimizer.SGD(rate),
+            given.parts,
+        )
+        static_graph.show(losses)
         return
     strategy = connect(job)
     task = Images(reader, given.network, job.trainer.seed)

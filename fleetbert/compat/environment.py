@@ -43,11 +43,8 @@ def mkl_settings(processors: str) -> dict[str, str]:
     if "AuthenticAMD" not in processors:
         return {}
     flags = next((line for line in processors.splitlines() if line.startswith("flags")), "").split()
-    if "avx512f" in flags:
-        return {"MKL_DEBUG_CPU_TYPE": "7", "MKL_DYNAMIC": "FALSE"}
-    if "avx2" in flags:
-        return {"MKL_DEBUG_CPU_TYPE": "5", "MKL_DYNAMIC": "FALSE"}
-    return {}
+    kind = "7" if "avx512f" in flags else "5" if "avx2" in flags else None
+    return {"MKL_DEBUG_CPU_TYPE": kind, "MKL_DYNAMIC": "FALSE"} if kind else {}
 
 
 def thread_settings(environ: MutableMapping[str, str], cpus: int) -> dict[str, str]:
@@ -139,10 +136,14 @@ def home_settings() -> dict[str, str]:
 
     UserError where those cannot be written either.
     """
-    home = Path("~").expanduser()
-    try:
+
+    def make_folders(home: Path) -> None:
         for name in MADE_AT_IMPORT:
             (home / name).mkdir(parents=True, exist_ok=True)
+
+    home = Path("~").expanduser()
+    try:
+        make_folders(home)
         return {}
     except OSError as error:
         reason = error.strerror
@@ -151,8 +152,7 @@ def home_settings() -> dict[str, str]:
         other.mkdir(mode=0o700, exist_ok=True)
         if other.stat().st_uid != os.getuid():  # /tmp is everyone's
             other = Path(tempfile.mkdtemp(prefix="fleetbert-home-"))
-        for name in MADE_AT_IMPORT:
-            (other / name).mkdir(parents=True, exist_ok=True)
+        make_folders(other)
     except OSError as error:
         raise UserError(
             f"HOME: {home} cannot be written ({reason}), where Paddle and PaddleNLP keep files, "

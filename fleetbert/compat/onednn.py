@@ -416,73 +416,41 @@ def _layer_norm_backward(x: Layout, epsilon: float) -> _Call:
     return _Call(_primitive(descriptor), arguments)
 
 
-# Of arguments that are not addresses; those of a descriptor come after the engine.
+# Arguments by letters; those of a descriptor come after what is created and the engine.
+_LETTERS = dict(zip("piufslc", (c_void_p, c_int, c_uint, c_float, c_size_t, c_int64, c_char)))
 _TYPES = {
-    "engine_create": (c_void_p, c_int, c_size_t),
-    "stream_create": (c_void_p, c_void_p, c_uint),
-    "memory_desc_create_with_strides": (c_void_p, c_int, c_void_p, c_int, c_void_p),
-    "memory_set_data_handle": (c_void_p, c_void_p),
-    "primitive_execute": (c_void_p, c_void_p, c_int, c_void_p),
-    "primitive_destroy": (c_void_p,),
-    "memory_destroy": (c_void_p,),
-    "memory_desc_destroy": (c_void_p,),
-    "primitive_attr_destroy": (c_void_p,),
-    "post_ops_destroy": (c_void_p,),
-    "post_ops_append_eltwise": (c_void_p, c_int, c_float, c_float),
-    "primitive_desc_destroy": (c_void_p,),
-    "gemm_bf16bf16f32": (
-        *(c_char, c_char),
-        *(c_int64,) * 3,
-        *(c_float, c_void_p, c_int64, c_void_p, c_int64),
-        *(c_float, c_void_p, c_int64),
-    ),
-    "post_ops_append_binary": (c_void_p, c_int, c_void_p),
-    "binary_primitive_desc_create": (c_int, *(c_void_p,) * 4),
-    "eltwise_forward_primitive_desc_create": (
-        c_int,
-        c_int,
-        c_void_p,
-        c_void_p,
-        c_float,
-        c_float,
-        c_void_p,
-    ),
-    "eltwise_backward_primitive_desc_create": (
-        c_int,
-        *(c_void_p,) * 3,
-        c_float,
-        c_float,
-        c_void_p,
-        c_void_p,
-    ),
-    "softmax_forward_primitive_desc_create": (c_int, c_int, c_void_p, c_void_p, c_int, c_void_p),
-    "softmax_backward_primitive_desc_create": (c_int, *(c_void_p,) * 3, c_int, c_void_p, c_void_p),
-    "layer_normalization_forward_primitive_desc_create": (
-        c_int,
-        *(c_void_p,) * 3,
-        c_float,
-        c_uint,
-        c_void_p,
-    ),
-    "layer_normalization_backward_primitive_desc_create": (
-        c_int,
-        *(c_void_p,) * 4,
-        c_float,
-        c_uint,
-        c_void_p,
-        c_void_p,
-    ),
-    "matmul_primitive_desc_create": (c_void_p,) * 5,
+    "engine_create": "pis",
+    "stream_create": "ppu",
+    "memory_desc_create_with_strides": "pipip",
+    "memory_set_data_handle": "pp",
+    "primitive_execute": "ppip",
+    "primitive_destroy": "p",
+    "memory_destroy": "p",
+    "memory_desc_destroy": "p",
+    "primitive_attr_destroy": "p",
+    "post_ops_destroy": "p",
+    "post_ops_append_eltwise": "piff",
+    "post_ops_append_binary": "pip",
+    "primitive_desc_destroy": "p",
+    "gemm_bf16bf16f32": "cclllfplplfpl",
+    "binary_primitive_desc_create": "ipppp",
+    "eltwise_forward_primitive_desc_create": "iippffp",
+    "eltwise_backward_primitive_desc_create": "ipppffpp",
+    "softmax_forward_primitive_desc_create": "iippip",
+    "softmax_backward_primitive_desc_create": "ipppipp",
+    "layer_normalization_forward_primitive_desc_create": "ipppfup",
+    "layer_normalization_backward_primitive_desc_create": "ippppfupp",
+    "matmul_primitive_desc_create": "ppppp",
 }
 
 
 @functools.lru_cache(None)
 def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(Path(paddle.__file__).parent / "libs" / "libdnnl.so.3"))
-    for name, types in _TYPES.items():
-        of_descriptor = name.endswith("primitive_desc_create")
-        function = getattr(library, f"dnnl_{name}")
-        function.argtypes = ((c_void_p, c_void_p) if of_descriptor else ()) + types
+    for name, letters in _TYPES.items():
+        if name.endswith("primitive_desc_create"):
+            letters = "pp" + letters
+        getattr(library, f"dnnl_{name}").argtypes = [_LETTERS[letter] for letter in letters]
     return library
 
 

@@ -52,8 +52,6 @@ class PredictorConfig(Protocol):
 
 
 class Inference(Protocol):
-    """The module paddle.inference."""
-
     @property
     def Config(self) -> Callable[..., PredictorConfig]: ...  # noqa: N802
     def create_predictor(self, config: PredictorConfig) -> Predictor: ...
@@ -66,7 +64,6 @@ def import_inference() -> Inference:
 
 
 def has_cuda() -> bool:
-    """Whether the installed Paddle is the build for GPUs."""
     return bool(environment.import_paddle().is_compiled_with_cuda())
 
 

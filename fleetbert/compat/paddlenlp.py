@@ -44,7 +44,6 @@ def _empty(*names: str) -> Iterator[None]:
 
 
 def auto_classes() -> tuple[Any, Any]:
-    """PaddleNLP's AutoTokenizer and AutoModel."""
     with _empty("paddlenlp"):
         importlib.import_module("paddlenlp.data")  # before transformers: they need each other
         transformers = importlib.import_module("paddlenlp.transformers")

@@ -32,7 +32,6 @@ class Document(NamedTuple):
 
 
 def load(path: str, overrides: Sequence[str]) -> Config:
-    """`load_as` of a training job."""
     return load_as(Config, path, overrides)
 
 

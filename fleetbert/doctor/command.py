@@ -44,7 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def tell(finding: Finding) -> None:
-    """A finding as lines of the table."""
     print(f"{finding.state:<9} {finding.check:<17} {finding.found}", flush=True)
     if finding.remedy:
         print(f"{'':<27} → {finding.remedy}", flush=True)

@@ -39,7 +39,6 @@ FLAGS = {
 
 
 def look() -> Iterator[Finding]:
-    """All of it, one after another."""
     yield python()
     yield from packages()
     yield processors()
@@ -70,7 +69,8 @@ def packages(
         return
     wrong = _wrong(needs, None, installed)
     if wrong:
-        yield broken("packages", "; ".join(said for said, _ in wrong), _install(wrong))
+        install = " ".join(f"'{need.name}{need.specifier}'" for _, need in wrong)
+        yield broken("packages", "; ".join(said for said, _ in wrong), f"pip install {install}")
     else:
         yield ok("packages", f"fleetbert {installed('fleetbert')}, {_versions(installed)}")
     for extra, purpose in EXTRAS.items():
@@ -102,10 +102,6 @@ def _wrong(
 
 def _is_bound_only(need: Requirement) -> bool:
     return all(spec.operator == "<" for spec in need.specifier) and len(need.specifier) > 0
-
-
-def _install(wrong: list[tuple[str, Requirement]]) -> str:
-    return "pip install " + " ".join(f"'{need.name}{need.specifier}'" for _, need in wrong)
 
 
 def _versions(installed: Callable[[str], str]) -> str:

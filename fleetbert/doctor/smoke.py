@@ -86,15 +86,13 @@ def mixed_precision(folder: Path) -> Iterator[Finding]:
 
     if not paddle.device.is_compiled_with_cuda() or not paddle.device.cuda.device_count():
         yield not_here("train O1, O2", "there is no GPU, and Paddle's AMP does nothing on a CPU")
-        if processor.bfloat16():
-            yield step("train bfloat16", partial(trained, folder, "bfloat16", "O1", "bfloat16"))
-        else:
-            yield not_here("train bfloat16", "the processor has neither AVX512-BF16 nor AMX")
-        return
-    for level in ("O1", "O2"):
-        yield step(f"train {level}", partial(trained, folder, level, level))
-    if paddle.device.cuda.get_device_capability()[0] < 8:
-        yield not_here("train bfloat16", "the card has none")
+        lacks = "" if processor.bfloat16() else "the processor has neither AVX512-BF16 nor AMX"
+    else:
+        for level in ("O1", "O2"):
+            yield step(f"train {level}", partial(trained, folder, level, level))
+        lacks = "the card has none" if paddle.device.cuda.get_device_capability()[0] < 8 else ""
+    if lacks:
+        yield not_here("train bfloat16", lacks)
     else:
         yield step("train bfloat16", partial(trained, folder, "bfloat16", "O1", "bfloat16"))
 

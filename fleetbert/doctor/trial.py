@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from fleetbert.client import Client
 from fleetbert.doctor import machine, smoke
 from fleetbert.doctor.findings import Finding, broken, not_here, ok
 from fleetbert.errors import UserError
+from fleetbert.launch.cluster import Cluster
 
 DEADLINE = 300  # seconds that a part may take on a slow machine
 
@@ -83,16 +83,10 @@ def two_ranks(folder: Path) -> Finding:
         "--log_dir", str(folder / "log"), str(script), "--config", str(config),
     ]  # fmt: skip
     began = time.perf_counter()
-    with (folder / "ranks.txt").open("wb") as said:
-        process = subprocess.Popen(
-            command, stdout=said, stderr=said, cwd=folder, env=environment(), start_new_session=True
-        )
-        try:
-            code: int | None = process.wait(DEADLINE)
-        except subprocess.TimeoutExpired:
-            code = None
-        finally:
-            _end(process)
+    with _started(command, folder / "ranks.txt") as process:
+        code: int | None = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = process.wait(DEADLINE)
     summary = folder / "ranks" / "summary.json"
     if code or not summary.exists():
         log = folder / "log" / "workerlog.0"
@@ -112,19 +106,17 @@ def served(folder: Path) -> Finding:
     check = "serve"
     repository = folder / "models"
     shutil.copytree(folder / "run" / "bundle", repository / "tiny" / "1")
-    http, grpc = free_ports()
+    ports = Cluster(0, 2)
+    ports.close()
+    http, grpc = ports.ports
     command = [
         sys.executable, "-m", "fleetbert.cli", "serve", "--repository", str(repository),
         "--http-port", str(http), "--grpc-port", str(grpc), "listen.host=127.0.0.1",
     ]  # fmt: skip
     said = folder / "serve.txt"
     began = time.perf_counter()
-    with said.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, cwd=folder, env=environment(), start_new_session=True
-        )
     try:
-        with Client(f"http://127.0.0.1:{http}") as client:
+        with _started(command, said) as process, Client(f"http://127.0.0.1:{http}") as client:
             while not client.ready():
                 if process.poll() is not None:
                     text = said.read_text(errors="replace")
@@ -135,35 +127,31 @@ def served(folder: Path) -> Finding:
                     return broken(check, f"not ready after {DEADLINE} s", smoke.REPORT)
                 time.sleep(0.2)
             answers = client.infer("tiny", ["word1 word2 word3", "word60 word61 word62"])
-        labels = [answer.label for answer in answers]
-        process.send_signal(signal.SIGTERM)
-        code = process.wait(60)
+            process.send_signal(signal.SIGTERM)
+            code = process.wait(60)
     except Exception as error:  # whatever it is, it is to be told
         return broken(check, f"{type(error).__name__}: {error}", smoke.REPORT)
-    finally:
-        _end(process)
+    labels = [answer.label for answer in answers]
     took = time.perf_counter() - began
     if labels != ["bad", "good"] or code:
         return broken(check, f"answered {labels}, exit code {code}", smoke.REPORT)
     return ok(check, f"answered 2 texts over HTTP, left with exit code 0 ({took:.0f} s)")
 
 
-def free_ports() -> list[int]:
-    """Two that nobody listens on."""
-    sockets = [socket.socket() for _ in range(2)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """All processes of its session."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+@contextlib.contextmanager
+def _started(command: list[str], said: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """In a session of its own, of which all processes end with the block."""
+    with said.open("wb") as file:
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, cwd=said.parent, env=environment(),
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _last_line(path: Path) -> str:

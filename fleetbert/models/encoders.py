@@ -201,6 +201,11 @@ def _unfold_distilbert(loaded: Loaded) -> Loaded:
     return Loaded(tensors, shape)
 
 
+def _classes(stem: str) -> dict[str, str]:
+    """In transformers, where they are called as BERT's are."""
+    return {"classifier": f"{stem}ForSequenceClassification", "masked_words": f"{stem}ForMaskedLM"}
+
+
 def _equal_widths(fields: Fields) -> str:
     width, hidden = fields.get("embedding_size", 128), fields.get("hidden_size", 256)
     if width != hidden:
@@ -216,10 +221,7 @@ BERT = Family(
     "BERT",
     pieces=(*ENCODER_PIECES, *PREDICTIONS),
     former=((".gamma", ".weight"), (".beta", ".bias")),  # of LayerNorm
-    architectures={
-        "classifier": "BertForSequenceClassification",
-        "masked_words": "BertForMaskedLM",
-    },
+    architectures=_classes("Bert"),
 )
 ROBERTA = Family(
     "roberta",
@@ -228,10 +230,7 @@ ROBERTA = Family(
     pieces=(*ENCODER_PIECES, *LM_HEAD),
     classifier=TWO_LAYERS,
     paddlenlp=LM_HEAD,
-    architectures={
-        "classifier": "RobertaForSequenceClassification",
-        "masked_words": "RobertaForMaskedLM",
-    },
+    architectures=_classes("Roberta"),
     defaults={"pad_token_id": 1},
     fold=_fold_roberta,
     unfold=_unfold_roberta,
@@ -240,10 +239,7 @@ ERNIE = BERT._replace(
     model_type="ernie",
     title="ERNIE",
     prefix="ernie.",
-    architectures={
-        "classifier": "ErnieForSequenceClassification",
-        "masked_words": "ErnieForMaskedLM",
-    },
+    architectures=_classes("Ernie"),
     paddlenlp=(("cls.predictions.decoder_weight", "cls.predictions.decoder.weight"),),
     fold=_fold_ernie,
 )
@@ -272,10 +268,7 @@ DISTILBERT = Family(
     ),
     paddlenlp=VOCAB_HEAD,
     classifier=(("pre_classifier.", "bert.pooler.dense."),),
-    architectures={
-        "classifier": "DistilBertForSequenceClassification",
-        "masked_words": "DistilBertForMaskedLM",
-    },
+    architectures=_classes("DistilBert"),
     keys={
         "hidden_size": "dim",
         "num_hidden_layers": "n_layers",
@@ -334,18 +327,12 @@ for _family in (
     ROBERTA._replace(
         model_type="xlm-roberta",
         title="XLM-RoBERTa",
-        architectures={
-            "classifier": "XLMRobertaForSequenceClassification",
-            "masked_words": "XLMRobertaForMaskedLM",
-        },
+        architectures=_classes("XLMRoberta"),
     ),
     ROBERTA._replace(
         model_type="camembert",
         title="CamemBERT",
-        architectures={
-            "classifier": "CamembertForSequenceClassification",
-            "masked_words": "CamembertForMaskedLM",
-        },
+        architectures=_classes("Camembert"),
     ),
     ERNIE,
     DISTILBERT,

