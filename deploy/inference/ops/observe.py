@@ -72,14 +72,22 @@ class Observed:
     ) -> None:
         seconds = time.perf_counter() - self._began
         version, response = self.version, self.response
-        code, words, told = self._ok, "", ()
         if error is not None or response is None:
             names = (version.model, version.version) if version else ("", "")
             code, words = self._code_of(error or RuntimeError("no answer"))
+            done = Done(self._protocol, *names, code, seconds, self.request_id, words)
         else:
             names = response.model, response.version
-            told = response.size, response.queue_seconds, response.compute_seconds
-        done = Done(self._protocol, *names, code, seconds, self.request_id, words, *told)
+            done = Done(
+                self._protocol,
+                *names,
+                self._ok,
+                seconds,
+                self.request_id,
+                texts=response.size,
+                queue_seconds=response.queue_seconds,
+                compute_seconds=response.compute_seconds,
+            )
         for observer in self._observers:
             observer(done)
 
