@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
-from contextlib import ExitStack
+import sys
 from pathlib import Path
 from typing import List, NamedTuple, Sequence, Tuple
 
@@ -137,8 +136,8 @@ def run(arguments: argparse.Namespace) -> None:
     bundle = bundles.read(arguments.bundle)
     tasks.of(bundle.task).check_answers(str(arguments.bundle))
     engines, missing = choose(bundle, arguments.engines), []
-    with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
-        texts = tokenize(bundle, arguments.data, arguments.texts, arguments.orders, Path(name))
+    with measure.workplace() as (folder, stack):
+        texts = tokenize(bundle, arguments.data, arguments.texts, arguments.orders, folder)
         workers: dict[str, Worker] = {}
         for engine in engines:
             try:
@@ -182,7 +181,6 @@ def described(order: str) -> str:
 
 
 def choose(bundle: bundles.Bundle, wanted: Sequence[str] | None) -> list[str]:
-    """The variants that are measured: those that are asked for, or all."""
     variants = [variant.name for variant in bundle.manifest.variants]
     for name in wanted or []:
         if name not in variants:
@@ -220,7 +218,6 @@ def tokenize(
 
 
 def plan(encodings: Encodings, orders: Sequence[str] = tuple(ORDERS)) -> dict[str, Batches]:
-    """The batches of each order."""
     lengths: list[int] = encodings.lengths.tolist()
 
     def batches(order: str) -> Batches:
@@ -241,8 +238,13 @@ def plan(encodings: Encodings, orders: Sequence[str] = tuple(ORDERS)) -> dict[st
     return {order: batches(order) for order in orders}
 
 
-def open_engine(bundle: bundles.Bundle, engine: str, texts: Texts, threads: int) -> Worker:
-    """A process in which this variant answers the texts."""
+def open_engine(
+    bundle: bundles.Bundle,
+    engine: str,
+    texts: Texts,
+    threads: int,
+    python: str = sys.executable,
+) -> Worker:
     measure.say(f"starting {engine}")
     job = {
         "bundle": str(bundle.root),
@@ -251,7 +253,8 @@ def open_engine(bundle: bundles.Bundle, engine: str, texts: Texts, threads: int)
         "plans": texts.plans,
         "threads": threads,
     }
-    return measure.start(WORKER, texts.path.with_name(f"{engine}.json"), job, threads)
+    path = texts.path.with_name(f"{engine}.json")
+    return measure.start(WORKER, path, job, threads, python)
 
 
 def plan_rows(
@@ -298,12 +301,11 @@ def answer(
         row.worker.ask(plan=row.order, speed=row.speed, save=str(saved))
         logits[label] = np.load(saved)
 
-    def run(number: int, label: str) -> Segment:
-        row, load = rows[label], measure.load()
-        reply = row.worker.ask(plan=row.order, speed=row.speed, save=None)
+    def run(_: int, label: str) -> Json:
+        row = rows[label]
+        reply = answer_all(row.worker, row.order, texts, row.speed)
         times[label].append(reply["times"])
-        used = (reply[figure] for figure in ("seconds", "cpu_seconds", "peak_mb"))
-        return Segment(number, label, load, len(texts.examples), texts.tokens, *used)
+        return reply
 
     segments = measure.take_turns(rounds, list(rows), run)
     first = next(iter(logits.values()))
@@ -326,6 +328,12 @@ def answer(
     return measured, segments
 
 
+def answer_all(worker: Worker, order: str, texts: Texts, speed: float | None = None) -> Json:
+    """A turn: what the worker reports, and how much it answered."""
+    reply = worker.ask(plan=order, speed=speed, save=None)
+    return {**reply, "texts": len(texts.examples), "tokens": texts.tokens}
+
+
 def percentile_ms(rounds: Sequence[Sequence[float]], percentile: int) -> float:
     """Of the seconds in each round; the median over the rounds."""
     return statistics.median(1000 * float(np.percentile(turn, percentile)) for turn in rounds)
@@ -341,7 +349,6 @@ def accuracy(
 
 
 def report(measured: dict[str, Measured]) -> dict[str, Json]:
-    """The figures of each row, ready for JSON."""
     return {
         label: {**row._asdict(), **row.figures._asdict(), "figures": None}
         for label, row in measured.items()
@@ -349,7 +356,6 @@ def report(measured: dict[str, Measured]) -> dict[str, Json]:
 
 
 def table_rows(measured: dict[str, Measured]) -> list[list[str]]:
-    """A header and a row for each engine and order."""
     header = ["", "texts/s", "lowest", "highest", "padding", "batches", "p50 ms", "p99 ms"]
     rows = [[*header, "CPU ms/text", "peak MB", "accuracy"]]
     for label, row in measured.items():

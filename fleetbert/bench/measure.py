@@ -14,10 +14,11 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
 
 from fleetbert import files
 from fleetbert.bench import worker
@@ -148,6 +149,14 @@ class Worker:
         return message
 
 
+@contextlib.contextmanager
+def workplace() -> Iterator[tuple[Path, contextlib.ExitStack]]:
+    """A temporary folder, and a stack of what is ended before it goes."""
+    folder = tempfile.TemporaryDirectory(prefix="fleetbert-bench-")
+    with folder as name, contextlib.ExitStack() as stack:
+        yield Path(name), stack
+
+
 def work(main: Callable[[worker.Channel, Json], None]) -> None:
     """In a measured process: `main` with its channel and its job, until there is no more to do; a
     UserError is told to whoever asks."""
@@ -192,15 +201,18 @@ def together(workers: Sequence[Worker], **command: object) -> list[Json]:
 
 
 def take_turns(
-    rounds: int, engines: Sequence[str], run: Callable[[int, str], Segment]
+    rounds: int, engines: Sequence[str], run: Callable[[int, str], Json]
 ) -> list[Segment]:
-    """`run(round, engine)` for all engines in every round, the first one rotating; says each."""
+    """`run(round, engine)` for all engines in every round, the first one rotating; says each. It
+    gives what a Segment tells of the turn itself."""
     segments = []
     for number in range(rounds):
         first = number % len(engines)
         for engine in [*engines[first:], *engines[:first]]:
             time.sleep(PAUSE)
-            segment = run(number, engine)
+            before = load()
+            reply = run(number, engine)
+            segment = Segment(number, engine, before, *(reply[key] for key in Segment._fields[3:]))
             segments.append(segment)
             say(
                 f"round {number + 1} of {rounds}: {engine}: {segment.texts_per_s:.1f} texts/s "
@@ -210,7 +222,6 @@ def take_turns(
 
 
 def load() -> float:
-    """The machine's 1-minute load."""
     return os.getloadavg()[0]
 
 
@@ -273,7 +284,6 @@ def add_numbers(parser: argparse.ArgumentParser, **options: tuple[float, str]) -
 
 
 def at_least_one(text: str) -> int:
-    """The type of such an option."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 on")
     return int(text)

@@ -8,11 +8,10 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Iterable, Iterator, Mapping, NamedTuple, Sequence
+from typing import IO, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 import psutil
@@ -41,7 +40,7 @@ reported and can be counted out.
 OFFLINE = "offline, sorted"
 OURS = "fleetbert"
 START_SECONDS = 300.0
-PROTOCOLS = {"http": "HTTP", "grpc": "gRPC", "json": "HTTP, JSON"}
+PROTOCOLS = {"http": "HTTP", "grpc": "gRPC", "json": "HTTP, JSON", "embeddings": "JSON"}
 
 
 class Way(NamedTuple):
@@ -76,13 +75,14 @@ class Server(NamedTuple):
 
 
 class Bench(NamedTuple):
-    """Everything that runs: the servers by name, their clients, and the engine offline."""
+    """Everything that runs: the servers by name, their clients, and perhaps the engine offline, for
+    `texts`."""
 
     servers: Mapping[str, Server]
     clients: Worker
-    offline: Worker
-    texts: infer.Texts
     sizes: Sequence[int]  # texts of a request
+    offline: Worker | None = None
+    texts: infer.Texts | None = None
 
     def ways(self) -> list[Way]:
         return [
@@ -126,36 +126,38 @@ class Bench(NamedTuple):
         what the clients say under `full` load and at `half` of its rate."""
         ways = {way.name: way for way in self.ways()}
         details: dict[str, list[Json]] = {name: [] for name in ways}
-        texts, tokens = len(self.texts.examples), self.texts.tokens
+        mean_tokens = self.texts.tokens / len(self.texts.examples) if self.texts else 0.0
 
-        def run(number: int, name: str) -> Segment:
-            load = measure.load()
+        def run(_: int, name: str) -> Json:
             if name == OFFLINE:
-                replies = [self.offline.ask(plan="sorted", speed=None, save=None)]
+                replies = [self._answer_offline()]
                 while sum(reply["seconds"] for reply in replies) < seconds:
-                    replies.append(self.offline.ask(plan="sorted", speed=None, save=None))
-                took, cpu = (sum(r[key] for r in replies) for key in ("seconds", "cpu_seconds"))
-                times, peak = len(replies), replies[-1]["peak_mb"]
-                return Segment(number, name, load, times * texts, times * tokens, took, cpu, peak)
+                    replies.append(self._answer_offline())
+                summed = ("texts", "tokens", "seconds", "cpu_seconds")
+                return {**replies[-1], **{key: sum(r[key] for r in replies) for key in summed}}
             way, server = ways[name], self.servers[ways[name].server]
             before = server.cpu_seconds()
             full = self.press(way, connections, seconds)
             cpu = server.cpu_seconds() - before
-            rate = full["requests"] / full["seconds"] / 2
-            half = self.press(way, connections, seconds, rate)
+            half = self.press(way, connections, seconds, full["requests"] / full["seconds"] / 2)
             details[name].append({"full": full, "half": half})
-            answered = full["texts"]
-            counted = round(tokens * answered / texts)
-            used = (full["seconds"], cpu, server.megabytes())
-            return Segment(number, name, load, answered, counted, *used)
+            tokens = round(mean_tokens * full["texts"])
+            used = {"tokens": tokens, "cpu_seconds": cpu, "peak_mb": server.megabytes()}
+            return {**full, **used}
 
-        return measure.take_turns(rounds, [OFFLINE, *ways], run), details
+        engines = [OFFLINE, *ways] if self.offline else list(ways)
+        return measure.take_turns(rounds, engines, run), details
+
+    def _answer_offline(self) -> Json:
+        assert self.offline is not None and self.texts is not None
+        return infer.answer_all(self.offline, "sorted", self.texts)
 
     def first_answers(self, folder: Path) -> dict[str, np.ndarray]:
-        """The probabilities float32 [texts, labels] from each server and protocol."""
-        path = str(folder / "answers.npy")
-        self.offline.ask(plan="sorted", speed=None, save=path)
-        answers = {OFFLINE: softmax(np.load(path)).astype(np.float32)}
+        """The answers float32 [texts, any] from each server and protocol, and from offline."""
+        path, answers = str(folder / "answers.npy"), {}
+        if self.offline is not None:
+            self.offline.ask(plan="sorted", speed=None, save=path)
+            answers[OFFLINE] = softmax(np.load(path)).astype(np.float32)
         for way in self.ways():
             if way.size == self.sizes[-1]:
                 self.ask(way, 1, save=path)
@@ -186,15 +188,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
-        bench, variant = start(arguments, bundles.read(arguments.bundle), Path(name), stack)
-        answers = bench.first_answers(Path(name))
+    with measure.workplace() as (folder, stack):
+        bench, variant = start(arguments, bundles.read(arguments.bundle), folder, stack)
+        answers = bench.first_answers(folder)
         bench.warm_up(arguments.connections, arguments.warm)
         alone = bench.press(bench.ways()[0], 1, arguments.seconds)
         segments, details = bench.take_turns(
             arguments.rounds, arguments.connections, arguments.seconds
         )
-    notes = [*describe(arguments, variant, bench.texts, alone), *answer_notes(answers)]
+    notes = [*describe(arguments, variant, bench, alone), *answer_notes(answers)]
     rows = table_rows(segments, details, arguments.threads)
     figures = report(segments, details)
     measure.finish(arguments, rows, notes, segments, variant=variant, **figures)
@@ -219,12 +221,16 @@ def start(
     server = stack.enter_context(serve(folder, bundle, arguments.variant, threads))
     url = f"http://{server.addresses['http']}/v2/models/{MODEL}"
     variant = str(requests.get(url, timeout=60).json()["parameters"]["variant"])
-    job = {"texts": [example.text_a for example in texts.examples]}
-    program = ("-m", "fleetbert.bench.serve_client")
-    clients = stack.enter_context(measure.start(program, folder / "clients.json", job, 1))
+    asked = [example.text_a for example in texts.examples]
+    clients = stack.enter_context(start_clients(asked, folder))
     offline = stack.enter_context(infer.open_engine(bundle, variant, texts, threads))
     servers = {OURS: server, **(others or {})}
-    return Bench(servers, clients, offline, texts, arguments.sizes), variant
+    return Bench(servers, clients, arguments.sizes, offline, texts), variant
+
+
+def start_clients(texts: Sequence[str], folder: Path) -> Worker:
+    program = ("-m", "fleetbert.bench.serve_client")
+    return measure.start(program, folder / "clients.json", {"texts": texts}, 1)
 
 
 @contextlib.contextmanager
@@ -239,13 +245,45 @@ def serve(folder: Path, bundle: bundles.Bundle, variant: str, threads: int) -> I
         *(f"repository.default.variant={variant}", "repository.poll_seconds=0"),
         *(f"engine.workers={threads}", "engine.threads=1"),
     ]
-    log = folder / "server.log"
-    with log.open("wb") as stderr, (folder / "server.out").open("wb+") as stdout:
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environ)
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    out = folder / "server.out"
+
+    def addresses() -> dict[str, str]:
+        """From the one line that the server prints when it is ready."""
+        line = out.read_text(encoding="utf-8")
+        words = line.split() if line.endswith("\n") else []
+        urls = [word.rstrip(",").partition("://") for word in words if "://" in word]
+        return {protocol: address for protocol, _, address in urls}
+
+    measure.say("starting the server")
+    with out.open("wb") as stdout, running(
+        command, environ, folder / "server.log", addresses, stdout=stdout
+    ) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    log: Path,
+    addresses: Callable[[], dict[str, str]],
+    stdout: IO[bytes] | int,
+    folder: Path | None = None,
+) -> Iterator[Server]:
+    """A server, until the block ends. addresses: where it listens; empty while it does not."""
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environ, cwd=folder)
         try:
-            measure.say("starting the server")
-            yield Server(_addresses(process, folder / "server.out", log), process.pid)
+            until = time.monotonic() + START_SECONDS
+            while process.poll() is None and time.monotonic() < until:
+                if found := addresses():
+                    yield Server(found, process.pid)
+                    return
+                time.sleep(0.05)
+            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            words = "\n".join(said[-5:]) or "it was silent"
+            raise UserError(f"the server did not become ready: {words}")
         finally:
             process.terminate()
             try:
@@ -255,48 +293,25 @@ def serve(folder: Path, bundle: bundles.Bundle, variant: str, threads: int) -> I
                 process.wait()
 
 
-def _addresses(process: subprocess.Popen[bytes], out: Path, log: Path) -> dict[str, str]:
-    """From the one line that the server prints when it is ready."""
-    until = time.monotonic() + START_SECONDS
-    while process.poll() is None and time.monotonic() < until:
-        line = out.read_text(encoding="utf-8")
-        if line.endswith("\n"):
-            urls = [word.rstrip(",") for word in line.split() if "://" in word]
-            return {url.partition("://")[0]: url.partition("://")[2] for url in urls}
-        time.sleep(0.05)
-    said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    raise UserError("the server did not become ready: " + ("\n".join(said[-5:]) or "it was silent"))
-
-
-class Latencies(NamedTuple):
-    """Medians over the rounds, in ms, and the processors that the clients took."""
-
-    full_p50_ms: float
-    full_p99_ms: float
-    half_p50_ms: float
-    half_p99_ms: float
-    client_processors: float
-    failed: int
-
-
-def latencies(turns: Sequence[Json]) -> Latencies:
-    full_p50, full_p99, half_p50, half_p99 = (
-        statistics.median(turn[load][name] for turn in turns)
+def latencies(turns: Sequence[Json]) -> dict[str, float]:
+    """Medians over the rounds, in ms, the processors that the clients took, and the requests that
+    failed."""
+    times = {
+        f"{load}_{name}": statistics.median(turn[load][name] for turn in turns)
         for load in ("full", "half")
         for name in ("p50_ms", "p99_ms")
-    )
+    }
     shares = [turn["full"]["cpu_seconds"] / turn["full"]["seconds"] for turn in turns]
     failed = sum(turn[load]["failed"] for turn in turns for load in ("full", "half"))
-    return Latencies(full_p50, full_p99, half_p50, half_p99, statistics.median(shares), failed)
+    return {**times, "client_processors": statistics.median(shares), "failed": failed}
 
 
 def report(segments: Sequence[Segment], details: Mapping[str, list[Json]]) -> Json:
-    """The figures of each way, ready for JSON."""
     engines: Json = {OFFLINE: measure.summarize(segments, OFFLINE)._asdict()}
     for name, turns in details.items():
         engines[name] = {
             **measure.summarize(segments, name)._asdict(),
-            **latencies(turns)._asdict(),
+            **latencies(turns),
             "of_offline": measure.ratio(segments, name, OFFLINE)._asdict(),
         }
     return {"engines": engines, "details": details}
@@ -305,7 +320,6 @@ def report(segments: Sequence[Segment], details: Mapping[str, list[Json]]) -> Js
 def table_rows(
     segments: Sequence[Segment], details: Mapping[str, list[Json]], threads: int
 ) -> list[list[str]]:
-    """A header and a row for each way."""
     head = ["", "texts/s", "of offline", "clients out", "p50 ms", "p99 ms", "half: p50"]
     rows = [[*head, "half: p99", "clients' CPU", "CPU ms/text", "MB", "failed"]]
     for name in (OFFLINE, *details):
@@ -316,19 +330,18 @@ def table_rows(
         if name == OFFLINE:
             rows.append([*row, *["-"] * 6, *used, "-"])
             continue
-        told = latencies(details[name])
+        *times, processors, failed = latencies(details[name]).values()
         # With the processors to itself, as far as they are what the server lacks.
-        alone = threads / max(1e-9, threads - told.client_processors)
-        row.append(f"{ratio * alone:.2f}")
-        row += [*(f"{value:.1f}" for value in told[:4]), f"{told.client_processors:.2f}"]
-        rows.append([*row, *used, str(told.failed)])
+        alone = threads / max(1e-9, threads - processors)
+        row += [f"{ratio * alone:.2f}", *(f"{value:.1f}" for value in times), f"{processors:.2f}"]
+        rows.append([*row, *used, str(failed)])
     return rows
 
 
-def describe(
-    arguments: argparse.Namespace, variant: str, texts: infer.Texts, alone: Json
-) -> list[str]:
+def describe(arguments: argparse.Namespace, variant: str, bench: Bench, alone: Json) -> list[str]:
     """What the table is of, and what its columns mean."""
+    texts = bench.texts
+    assert texts is not None
     on, count = environment.machine(arguments.threads), len(texts.examples)
     return [
         f"Served variant {variant} on {on['processor']}, {on['threads']} processors: "

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-from contextlib import ExitStack
+import sys
 from pathlib import Path
 from typing import Mapping, Sequence
 
@@ -68,14 +67,14 @@ def add_job(
 
 def run(arguments: argparse.Namespace) -> None:
     sides = {AS_IT_IS: [], **{words: words.split(",") for words in arguments.beside}}
-    with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
+    with measure.workplace() as (folder, stack):
         workers, facts = {}, {}
         for number, (side, more) in enumerate(sides.items()):
             measure.say(f"starting {side}")
             overrides = [*arguments.overrides, "strategy.name=single", *more]
-            folder = Path(name) / str(number)
+            own = folder / str(number)
             workers[side] = stack.enter_context(
-                open_training(arguments.config, overrides, folder, arguments.threads)
+                open_training(arguments.config, overrides, own, arguments.threads)
             )
             facts[side] = workers[side].ask(start=True)
         totals = {side: fact["total_steps"] for side, fact in facts.items()}
@@ -98,16 +97,18 @@ def open_training(
     threads: int,
     program: Sequence[str] = WORKER,
     name: str = "job",
+    python: str = sys.executable,
     **variables: str,
 ) -> Worker:
     """A process that trains this job in segments; program: another worker than `train_worker`.
 
-    name: of its files in `folder`, where several ranks share one; variables: of its environment.
+    name: of its files in `folder`, where several ranks share one; variables: of its environment,
+    python: another's.
     """
     folder.mkdir(exist_ok=True)
     output = f"output_dir={json.dumps(str(folder / 'output'))}"
     job = {"config": config, "overrides": [*overrides, *QUIET, output]}
-    return measure.start(program, folder / f"{name}.json", job, threads, **variables)
+    return measure.start(program, folder / f"{name}.json", job, threads, python, **variables)
 
 
 def plan(totals: Mapping[str, int], steps: int, rounds: int, full: bool) -> dict[str, list[int]]:
@@ -135,22 +136,17 @@ def split(total: int, parts: int) -> list[int]:
 def train(
     workers: Mapping[str, Worker], plans: Mapping[str, Sequence[int]], rounds: int
 ) -> tuple[dict[str, Json], list[Segment]]:
-    """Each side's last report, and all segments."""
     replies: dict[str, Json] = {}
 
-    def turn(number: int, side: str) -> Segment:
-        load = measure.load()
+    def turn(number: int, side: str) -> Json:
         untimed = 0 if number else WARM_UP
-        reply = workers[side].ask(steps=plans[side][number], untimed=untimed)
-        replies[side] = reply
-        figures = ("texts", "tokens", "seconds", "cpu_seconds", "peak_mb")
-        return Segment(number, side, load, *(reply[figure] for figure in figures))
+        replies[side] = workers[side].ask(steps=plans[side][number], untimed=untimed)
+        return replies[side]
 
     return replies, measure.take_turns(rounds, list(workers), turn)
 
 
 def report(replies: Mapping[str, Json], segments: Sequence[Segment]) -> Json:
-    """The figures of each side, ready for JSON."""
     return {
         side: {**measure.summarize(segments, side)._asdict(), "last": reply}
         for side, reply in replies.items()
@@ -158,7 +154,6 @@ def report(replies: Mapping[str, Json], segments: Sequence[Segment]) -> Json:
 
 
 def table_rows(replies: Mapping[str, Json], segments: Sequence[Segment]) -> list[list[str]]:
-    """A header and a row for each side."""
     header = ["", "texts/s", "lowest", "highest", "tokens/s", "tokens/text", "ms/step"]
     rows = [[*header, "CPU ms/text", "peak MB", "GPU MB", "loss", "dev accuracy"]]
     for side, reply in replies.items():

@@ -87,7 +87,6 @@ class Pacer(Callback):
 
 
 def _finish(run: Run) -> None:
-    """Wait for what a GPU still computes."""
     if run.strategy.device == "gpu":
         paddle.device.cuda.synchronize()
 

@@ -24,7 +24,6 @@ class Row(NamedTuple):
 
 
 def read(page: Path) -> list[Row]:
-    """The rows of the page's first table."""
     lines = page.read_text(encoding="utf-8").splitlines()
     start = next(n for n, line in enumerate(lines) if line.startswith("|"))
     table = []

@@ -50,7 +50,6 @@ class Data(NamedTuple):
     unseen: int
     gate: int | None  # the first texts of dev.tsv
     config: str
-    keys: Sequence[str] = ()
 
 
 class Checkpoint(NamedTuple):
@@ -147,25 +146,18 @@ def run(arguments: argparse.Namespace) -> Result:
             raise UserError(f"--checkpoints: {name} is none of {', '.join(CHECKPOINTS)}")
     for name in arguments.checkpoints:
         for step in (step for step in STEPS if step in arguments.steps):
-            with contextlib.suppress(_Lacking):
-                _once(arguments, name, step)
+            _once(arguments, name, step)
     for name in arguments.speeds:
         _time(arguments, name)
     return tell(arguments.output)
 
 
-class _Lacking(Exception):
-    """A step before this one is not there."""
-
-
 def _once(arguments: argparse.Namespace, name: str, step: str) -> None:
-    """Do the step unless its file says that it is done."""
+    """Do the step unless its file says that it is done, or there is nothing trained yet."""
     folder = arguments.output / name
     done = folder / f"{step}.json"
-    if done.exists():
+    if done.exists() or not (step == "train" or (folder / "train.json").exists()):
         return
-    if step != "train" and not (folder / "train.json").exists():
-        raise _Lacking
     folder.mkdir(parents=True, exist_ok=True)
     measure.say(f"{name}: {step}")
     began = time.perf_counter()
@@ -175,14 +167,13 @@ def _once(arguments: argparse.Namespace, name: str, step: str) -> None:
     elif step in RECIPES:
         found = _compress(arguments, name, RECIPES[step], tables)
     else:
-        found = _peer(arguments, name, step, tables)
+        harness.check_peer(arguments.peer_python, infer.PEERS[step].needs)
+        found = _answers(arguments, name, step, tables)
     found = {**found, "seconds": round(time.perf_counter() - began), **harness.machine()}
-    done.with_suffix(".tmp").write_text(json.dumps(found, indent=1), encoding="utf-8")
-    done.with_suffix(".tmp").replace(done)
+    harness.write_once(done, found)
 
 
 def split(arguments: argparse.Namespace, data: str) -> dict[str, Path]:
-    """The tables train, unseen and gate of a data set, written once."""
     folder = arguments.output / data
     tables = {name: folder / f"{name}.tsv" for name in ("train", "unseen", "gate")}
     if all(path.exists() for path in tables.values()):
@@ -231,7 +222,7 @@ def _train(arguments: argparse.Namespace, name: str, tables: dict[str, Path]) ->
     words = [
         "--config", DATA[checkpoint.data].config, f"data.train={tables['train'].resolve()}",
         f"data.dev={tables['gate'].resolve()}", f"trainer.seed={checkpoint.seed}",
-        f"output_dir={run}", *DATA[checkpoint.data].keys,
+        f"output_dir={run}",
     ]  # fmt: skip
     if arguments.max_length:
         words.append(f"data.max_length={arguments.max_length}")
@@ -298,13 +289,6 @@ def _compress(
         **extra,
         **_answers(arguments, name, recipe.variant, tables),
     }
-
-
-def _peer(arguments: argparse.Namespace, name: str, step: str, tables: dict[str, Path]) -> Json:
-    lacking = harness.missing_modules(arguments.peer_python, infer.PEERS[step].needs)
-    if lacking:
-        raise UserError(f"{step}: {arguments.peer_python} {lacking}")
-    return _answers(arguments, name, step, tables)
 
 
 def _open(
@@ -390,22 +374,17 @@ def _time(arguments: argparse.Namespace, name: str) -> None:
 
 
 def _points(drop: Json) -> str:
-    """A drop in points with its interval."""
     value, low, high = (100 * drop[key] for key in ("value", "low", "high"))
     return f"{value:.2f} ({low:.2f} to {high:.2f})"
 
 
 def tell(output: Path) -> Result:
-    """The tables of what is there."""
     found: dict[str, dict[str, Json]] = {}
     for name in CHECKPOINTS:
-        steps = {
-            step: json.loads((output / name / f"{step}.json").read_text(encoding="utf-8"))
-            for step in (*STEPS, "speeds")
-            if (output / name / f"{step}.json").exists()
-        }
-        if steps:
-            found[name] = steps
+        paths = {step: output / name / f"{step}.json" for step in (*STEPS, "speeds")}
+        done = {step: path for step, path in paths.items() if path.exists()}
+        if done:
+            found[name] = {step: json.loads(path.read_text("utf-8")) for step, path in done.items()}
     if not found:
         raise UserError(f"{output} has no step yet; name --sst2 and --douban")
     names = {**{step: recipe.variant for step, recipe in RECIPES.items()}, **PEERS}
@@ -438,14 +417,13 @@ def tell(output: Path) -> Result:
     summary = [["variant", "checkpoints", "mean drop", "worst", "accepted", "error of layers, %"]]
     targets = []
     for variant, ones in of_variant.items():
-        drops = [100 * one["unseen"]["value"] for one in ones if "unseen" in one]
+        unseen = [one["unseen"] for one in ones if "unseen" in one]
+        drops = [100 * one["value"] for one in unseen]
         if not drops:
             continue
         mean = statistics.mean(drops)
-        half = 196 * np.sqrt(sum(
-            (((one["unseen"]["high"] - one["unseen"]["low"]) / 3.92) ** 2)
-            for one in ones if "unseen" in one
-        )) / len(drops)  # fmt: skip
+        widths = [(one["high"] - one["low"]) / 3.92 for one in unseen]
+        half = 196 * np.linalg.norm(widths) / len(drops)
         accepted = [one["accepted"] for one in ones if "accepted" in one]
         errors = [value for one in ones for value in (one.get("errors") or {}).values()]
         summary.append([
@@ -455,26 +433,19 @@ def tell(output: Path) -> Result:
         ])  # fmt: skip
         if variant in TARGETS:
             most, worst, passed = TARGETS[variant]
+            part = sum(accepted) / len(accepted)
             targets += [
                 Target(f"{variant}: mean drop, points", mean, most, at_most=True),
                 Target(f"{variant}: worst drop", max(drops), worst, at_most=True),
-                Target(
-                    f"{variant}: gates passed, part",
-                    sum(accepted) / len(accepted),
-                    round(passed / 6, 3),
-                ),
+                Target(f"{variant}: gates passed, part", part, round(passed / 6, 3)),
             ]
     tables = [summary, whole]
     timed = {name: steps["speeds"] for name, steps in found.items() if "speeds" in steps}
     if timed:
         rows = [["texts/s, sorted", *timed]]
-        for engine in ("float32", *names.values()):
-            speeds = [
-                {PEERS.get(key, key): value for key, value in one["texts_per_s"].items()}.get(
-                    engine
-                )
-                for one in timed.values()
-            ]
+        for step, engine in {"": "float32", **names}.items():
+            told = [one["texts_per_s"] for one in timed.values()]
+            speeds = [one.get(step if step in PEERS else engine) for one in told]
             rows.append([engine, *("-" if one is None else f"{one:.0f}" for one in speeds)])
         tables.append(rows)
         for name, one in timed.items():
@@ -484,11 +455,8 @@ def tell(output: Path) -> Result:
                 for engine, other, least in SPEEDS
                 if (engine, other) in ratios
             ]
-    missing = [
-        f"{name}: {', '.join(step for step in STEPS if step not in found.get(name, {}))}"
-        for name in CHECKPOINTS
-        if any(step not in found.get(name, {}) for step in STEPS)
-    ]
+    lacking = {name: [s for s in STEPS if s not in found.get(name, {})] for name in CHECKPOINTS}
+    missing = [f"{name}: {', '.join(steps)}" for name, steps in lacking.items() if steps]
     commits = sorted({one["commit"] for steps in found.values() for one in steps.values()})
     notes = [
         "Drops are in points of accuracy, with Tango's 95 % interval of the paired answers. The "

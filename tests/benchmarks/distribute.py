@@ -15,9 +15,7 @@ wrote (/proc/PID/io), and how long an all-reduce of the gradients takes by itsel
 from __future__ import annotations
 
 import argparse
-import socket
 import statistics
-import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Sequence
@@ -79,16 +77,14 @@ def run(arguments: argparse.Namespace) -> Result:
     facts: dict[str, Json] = {}
     turns: dict[str, list[list[Json]]] = {name: [] for name in sides}
 
-    def turn(number: int, name: str) -> Segment:
-        load = measure.load()
+    def turn(_: int, name: str) -> Json:
         facts[name], replies = train_side(sides[name], arguments)
         turns[name].append(replies)
-        seconds = max(reply["seconds"] for reply in replies)
-        texts, tokens, cpu, peak = (
-            sum(reply[key] for reply in replies)
-            for key in ("texts", "tokens", "cpu_seconds", "peak_mb")
-        )
-        return Segment(number, name, load, texts, tokens, seconds, cpu, peak)
+        summed = ("texts", "tokens", "cpu_seconds", "peak_mb")
+        return {
+            "seconds": max(reply["seconds"] for reply in replies),
+            **{key: sum(reply[key] for reply in replies) for key in summed},
+        }
 
     segments = measure.take_turns(arguments.rounds, list(sides), turn)
     notes = [f"{arguments.steps} steps a turn, {arguments.servers} servers, {arguments.config}."]
@@ -124,14 +120,8 @@ def train_side(side: Side, arguments: argparse.Namespace) -> tuple[Json, list[Js
     servers read and wrote meanwhile, with the first."""
     steps = arguments.steps
     overrides = [*arguments.overrides, *ONLY_STEPS, f"trainer.max_steps={WARM_UP + steps + 1}"]
-    with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
-        folder, servers = Path(name), []
-        if side.mode in ("single", "collective"):
-            workers = start_ranks(stack, folder, arguments.config, overrides, side)
-        else:
-            servers, workers = start_cluster(
-                stack, folder, arguments.config, overrides, side, arguments.servers
-            )
+    with measure.workplace() as (folder, stack):
+        servers, workers = start(stack, folder, arguments, overrides, side)
         facts = measure.together(workers, start=True)[0]
         measure.together(workers, steps=WARM_UP, untimed=WARM_UP)
         before = [moved(server.pid) for server in servers]
@@ -145,58 +135,55 @@ def train_side(side: Side, arguments: argparse.Namespace) -> tuple[Json, list[Js
     return facts, replies
 
 
-def start_ranks(
-    stack: ExitStack, folder: Path, config: str, overrides: Sequence[str], side: Side
-) -> list[Worker]:
-    """The processes of all ranks, with what paddle.distributed.launch would tell them."""
-    words = [*overrides, f"strategy.name={side.mode}"]
-    endpoints = [f"127.0.0.1:{port}" for port in free_ports(side.trainers)]
-    workers = []
-    for rank, endpoint in enumerate(endpoints):
-        variables = {
+def start(
+    stack: ExitStack,
+    folder: Path,
+    arguments: argparse.Namespace,
+    overrides: Sequence[str],
+    side: Side,
+) -> tuple[list[Worker], list[Worker]]:
+    """Servers, and ranks or trainers, with what their launcher would tell them."""
+    if side.mode in ("single", "collective"):
+        words = [f"strategy.name={side.mode}"]
+        told = tell_ranks(side.trainers) if side.mode == "collective" else [{}]
+        processes = {f"rank-{rank}": own for rank, own in enumerate(told)}
+    else:
+        words = ["strategy.name=parameter_server", f"strategy.mode={side.mode}"]
+        place = folder / "run"
+        place.mkdir()
+        cluster = Cluster(arguments.servers, side.trainers)
+        stack.callback(cluster.close)
+        processes = {
+            f"{role}-{number}": cluster.environ(role, number, 0, place, folder)
+            for role, count in (("server", arguments.servers), ("trainer", side.trainers))
+            for number in range(count)
+        }
+    servers, workers = [], []
+    for name, variables in processes.items():
+        is_server = name.startswith("server")
+        threads = 1 if is_server else side.threads
+        variables["OMP_NUM_THREADS"] = str(threads)
+        worker = train.open_training(
+            arguments.config, [*overrides, *words], folder, threads, WORKER, name, **variables
+        )
+        (servers if is_server else workers).append(stack.enter_context(worker))
+    return servers, workers
+
+
+def tell_ranks(count: int) -> list[dict[str, str]]:
+    """As paddle.distributed.launch does."""
+    endpoints = [f"127.0.0.1:{port}" for port in harness.free_ports(count)]
+    return [
+        {
             "PADDLE_TRAINER_ID": str(rank),
-            "PADDLE_TRAINERS_NUM": str(side.trainers),
+            "PADDLE_TRAINERS_NUM": str(count),
             "PADDLE_CURRENT_ENDPOINT": endpoint,
             "PADDLE_TRAINER_ENDPOINTS": ",".join(endpoints),
-            "PADDLE_LOCAL_SIZE": str(side.trainers),
+            "PADDLE_LOCAL_SIZE": str(count),
             "PADDLE_DISTRI_BACKEND": "gloo",
         }
-        told = variables if side.mode == "collective" else {}
-        worker = train.open_training(
-            config, words, folder, side.threads, WORKER, f"rank-{rank}", **told
-        )
-        workers.append(stack.enter_context(worker))
-    return workers
-
-
-def start_cluster(
-    stack: ExitStack, folder: Path, config: str, overrides: Sequence[str], side: Side, servers: int
-) -> tuple[list[Worker], list[Worker]]:
-    """Servers and trainers, with what `fleetbert launch` would tell them."""
-    place = folder / "run"
-    place.mkdir()
-    cluster = Cluster(servers, side.trainers)
-    stack.callback(cluster.close)
-    words = [*overrides, "strategy.name=parameter_server", f"strategy.mode={side.mode}"]
-    started: dict[str, list[Worker]] = {"server": [], "trainer": []}
-    for role, count in (("server", servers), ("trainer", side.trainers)):
-        for number in range(count):
-            threads = 1 if role == "server" else side.threads
-            variables = cluster.environ(role, number, 0, place, folder)
-            variables["OMP_NUM_THREADS"] = str(threads)
-            worker = train.open_training(
-                config, words, folder, threads, WORKER, f"{role}-{number}", **variables
-            )
-            started[role].append(stack.enter_context(worker))
-    return started["server"], started["trainer"]
-
-
-def free_ports(number: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(number)]
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [opened.getsockname()[1] for opened in sockets]
+        for rank, endpoint in enumerate(endpoints)
+    ]
 
 
 def moved(process: int) -> tuple[int, int]:

@@ -83,7 +83,6 @@ def tags(folder: Path) -> Data:
 
 
 def first_texts(data: Data, count: int, folder: Path) -> Data:
-    """The first training texts of `data` only."""
     train, dev = data.ours
     if data.task == TAGS:
         records = re.split(r"\n\s*\n", Path(train).read_text(encoding="utf-8").lstrip())
@@ -110,10 +109,7 @@ def banking77(folder: Path) -> Data:
 
 
 def stsb(folder: Path) -> Data:
-    tables = []
-    for name in ("train", "dev"):
-        with (folder / f"en-{name}.csv").open(encoding="utf-8", newline="") as file:
-            tables.append([(a, b, float(number)) for a, b, number in csv.reader(file)])
+    tables = [harness.read_pairs(folder / f"en-{name}.csv") for name in ("train", "dev")]
     train, dev = ([{"texts": [a, b], "target": n} for a, b, n in rows] for rows in tables)
     return Data("pair_regression", "spearman", train, dev, tuple(tables), [""])
 

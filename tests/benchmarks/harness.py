@@ -8,6 +8,7 @@ Markdown, and with --publish to docs/benchmarks/<date>-<name>.md as well.
 from __future__ import annotations
 
 import argparse
+import csv
 import datetime
 import importlib
 import json
@@ -20,11 +21,13 @@ from typing import NamedTuple, Sequence
 
 import psutil
 
+from fleetbert import files
 from fleetbert.bench import measure
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
+from fleetbert.launch.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS = Path(__file__).with_name("peers")
@@ -102,7 +105,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def markdown(result: Result, date: str, command: str) -> str:
-    """The page of a result."""
     tables = [measure.table(rows, markdown=True) for rows in result.tables]
     if result.targets:
         rows = [["target", "value", "wanted", ""], *(target.row() for target in result.targets)]
@@ -113,7 +115,6 @@ def markdown(result: Result, date: str, command: str) -> str:
 
 
 def machine() -> dict[str, str]:
-    """What measured figures depend on besides the engines."""
     flags = ("avx2", "avx512_vnni", "avx512_bf16", "amx_int8")
     known = set(environment.cpuinfo().split())
     told = environment.machine(environment.processors())
@@ -134,6 +135,24 @@ def machine() -> dict[str, str]:
 def busy(segments: Sequence[Segment], threads: int) -> list[str]:
     note = measure.busy_note(segments, threads)
     return [note] if note else []
+
+
+def write_once(path: Path, value: Json) -> None:
+    """Whole, or not at all: a run that was stopped goes on after what is there."""
+    with files.replacing(path) as stream:
+        stream.write(json.dumps(value, indent=1).encode())
+
+
+def read_pairs(table: Path) -> list[tuple[str, str, float]]:
+    """STS-B's: two sentences and a number, no header."""
+    with table.open(encoding="utf-8", newline="") as file:
+        return [(a, b, float(number)) for a, b, number in csv.reader(file)]
+
+
+def free_ports(number: int) -> list[int]:
+    cluster = Cluster(0, number)
+    cluster.close()
+    return cluster.ports
 
 
 def add_peer(parser: argparse.ArgumentParser) -> None:

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import shutil
-import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
@@ -105,8 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     harness.check_peer(arguments.peer_python, ("numpy",))
-    with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
-        folder = Path(name)
+    with measure.workplace() as (folder, stack):
         bundle = bundles.read(shutil.copytree(arguments.bundle, folder / "bundle"))
         if arguments.add and not arguments.data:
             raise UserError("--add needs --data, with labels")
@@ -127,12 +124,12 @@ def run(arguments: argparse.Namespace) -> Result:
                 worker = infer.open_engine(bundle, engine, texts, arguments.threads)
             workers[PEERS[engine].label if engine in PEERS else engine] = worker
             stack.enter_context(worker)
-        sizes = {variant.name: size(bundle, variant.name) for variant in bundle.manifest.variants}
+        sizes = {variant.name: variant.bytes for variant in bundle.manifest.variants}
         if arguments.student:
             student = bundles.read(arguments.student)
             worker = infer.open_engine(student, "int8-static", texts, arguments.threads)
             workers["student int8-static"] = stack.enter_context(worker)
-            sizes["student int8-static"] = size(student, "int8-static")
+            sizes["student int8-static"] = student.variant("int8-static").bytes
         rows = infer.plan_rows(bundle, workers, arguments.orders, arguments.drops)
         measured, segments = infer.answer(rows, texts, bundle.labels, arguments.rounds)
         versions = {engine: worker.hello.get("engine") for engine, worker in workers.items()}
@@ -172,7 +169,6 @@ def choose(
 
 
 def open_peer(name: str, model: Json, texts: Texts, arguments: argparse.Namespace) -> Worker:
-    """A process in which a peer answers the texts."""
     measure.say(f"starting {PEERS[name].label}")
     job = {
         **model,
@@ -216,18 +212,12 @@ def calibration(texts: Texts) -> list[dict[str, np.ndarray]]:
     return batches
 
 
-def size(bundle: bundles.Bundle, variant: str) -> int:
-    """Bytes of its files."""
-    return sum(file.size for file in bundle.variant(variant).files)
-
-
 def targets(
     kind: str | None,
     measured: dict[str, Measured],
     segments: Sequence[Segment],
     sizes: dict[str, int],
 ) -> list[Target]:
-    """Those whose rows were measured."""
     wanted = []
     for engine, reference, least in SPEEDS.get(kind or "", ()):
         if engine not in measured or reference not in measured:

@@ -11,11 +11,9 @@ import onnx
 from onnxruntime import quantization
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
+import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert import config as configs
 from fleetbert.bench import measure
-from fleetbert.compat import environment
-from fleetbert.compress import pipeline
 from fleetbert.compress.onnx import export_onnx
 from fleetbert.errors import UserError
 
@@ -35,16 +33,11 @@ def with_onnx(bundle: bundles.Bundle, copy: Path) -> bundles.Bundle:
 
 def add_variant(bundle: bundles.Bundle, method: str, calibration: str, data: str) -> bundles.Bundle:
     """The bundle with the variant of a method (or of a YAML job) added; no gate stops it."""
-    environment.import_paddle()
-    gate = {"data": data, "max_accuracy_drop": 1}
-    if method.endswith((".yaml", ".yml")):
-        words = [f"bundle={bundle.root}", *(f"gate.{key}={value}" for key, value in gate.items())]
-        job = configs.load_as(configs.Quantize, method, words)
-    else:
-        values = {"bundle": str(bundle.root), "method": method, "gate": gate}
-        values["calibration"] = {"data": calibration}
-        job = configs.Quantize.model_validate(values)
-    return pipeline.quantize(job).bundle
+    job = {"config": method} if method.endswith((".yaml", ".yml")) else {"method": method}
+    if "method" in job:
+        job["calibration"] = calibration
+    fleetbert.quantize(bundle.root, **job, gate=data, max_drop=1)
+    return bundles.read(bundle.root)
 
 
 def _folded(model: Path, target: Path) -> str:

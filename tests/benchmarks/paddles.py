@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-from contextlib import ExitStack
+import shutil
 from pathlib import Path
 
 from benchmarks import harness
 from benchmarks.harness import Result, Target
 from fleetbert import bundle as bundles
 from fleetbert.bench import infer, measure, train
-from fleetbert.bench.measure import Segment, Worker
+from fleetbert.bench.measure import Worker
+from fleetbert.bench.worker import Json
 from fleetbert.data import api_docs
 from fleetbert.errors import UserError
 
@@ -42,27 +42,19 @@ def run(arguments: argparse.Namespace) -> Result:
         if not Path(python).exists():
             raise UserError(f"{python} is not there: make venv, make venv PADDLE=3")
     bundle, threads = bundles.read(arguments.bundle), arguments.threads
-    with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
-        folder = Path(name)
+    with measure.workplace() as (folder, stack):
         texts = infer.tokenize(bundle, None, arguments.texts, ORDERS, folder)
         changes = [*arguments.overrides, *write_tables(folder), "trainer.log_every=1"]
         workers: dict[str, Worker] = {}
         for version, python in PYTHONS.items():
             measure.say(f"starting {version}")
-            output = f"output_dir={json.dumps(str(folder / version))}"
-            job = {"config": arguments.config, "overrides": [*changes, *train.QUIET, output]}
-            trainer = stack.enter_context(
-                measure.start(train.WORKER, folder / f"{version}.json", job, threads, python)
-            )
-            trainer.ask(start=True)
+            own = folder / version
+            trainer = train.open_training(arguments.config, changes, own, threads, python=python)
+            stack.enter_context(trainer).ask(start=True)
             workers[f"training, {version}"] = trainer
+            beside = texts._replace(path=Path(shutil.copy(texts.path, own)))
             for variant in arguments.engines:
-                job = {
-                    "bundle": str(bundle.root), "variant": variant, "texts": str(texts.path),
-                    "plans": texts.plans, "threads": threads,
-                }  # fmt: skip
-                path = folder / f"{version}-{variant}.json"
-                worker = measure.start(infer.WORKER, path, job, threads, python)
+                worker = infer.open_engine(bundle, variant, beside, threads, python)
                 stack.enter_context(worker)
                 for order in ORDERS:
                     workers[f"{variant} {order}, {version}"] = worker
@@ -72,18 +64,13 @@ def run(arguments: argparse.Namespace) -> Result:
             workers[row].ask(plan=order_of(row), speed=None, save=None)
         losses: dict[str, list[float]] = {}
 
-        def turn(number: int, row: str) -> Segment:
-            load = measure.load()
-            if row.startswith("training"):
-                untimed = 0 if number else train.WARM_UP
-                reply = workers[row].ask(steps=arguments.steps + untimed, untimed=untimed)
-                losses[row.rpartition(", ")[2]] = reply["losses"]
-                done = (reply["texts"], reply["tokens"])
-            else:
-                reply = workers[row].ask(plan=order_of(row), speed=None, save=None)
-                done = (len(texts.examples), texts.tokens)
-            used = (reply[figure] for figure in ("seconds", "cpu_seconds", "peak_mb"))
-            return Segment(number, row, load, *done, *used)
+        def turn(number: int, row: str) -> Json:
+            if not row.startswith("training"):
+                return infer.answer_all(workers[row], order_of(row), texts)
+            untimed = 0 if number else train.WARM_UP
+            reply = workers[row].ask(steps=arguments.steps + untimed, untimed=untimed)
+            losses[row.rpartition(", ")[2]] = reply["losses"]
+            return reply
 
         segments = measure.take_turns(arguments.rounds, rows, turn)
     table = [["", "texts/s", "lowest", "highest", "CPU ms/text", "peak MB"]]

@@ -83,16 +83,14 @@ def run(arguments: argparse.Namespace) -> Result:
 
 def table(found: Mapping[str, Json], data: str) -> list[list[str]]:
     rows = [[data, "seeds", "accuracy, %", "gain, points", "time"]]
-    runs = {
-        recipe: {
-            seed: one
-            for seed in range(99)
-            if (one := found.get(f"{data}-{recipe}-{seed}")) is not None
-        }
-        for recipe in RECIPES
-    }
-    plain = runs["plain"]
-    for recipe, seeds in runs.items():
+
+    def runs(recipe: str) -> dict[int, Json]:
+        named = {seed: f"{data}-{recipe}-{seed}" for seed in range(99)}
+        return {seed: found[name] for seed, name in named.items() if name in found}
+
+    plain = runs("plain")
+    for recipe in RECIPES:
+        seeds = runs(recipe)
         both = sorted(set(seeds) & set(plain))
         if not both:
             continue
@@ -118,7 +116,6 @@ def _spread(values: list[float], divisor: float) -> str:
 
 
 def once(arguments: argparse.Namespace, data: str, recipe: str, seed: int) -> None:
-    """Train and measure, unless it was done."""
     done = arguments.output / f"{data}-{recipe}-{seed}.json"
     if done.exists():
         return
@@ -144,13 +141,11 @@ def once(arguments: argparse.Namespace, data: str, recipe: str, seed: int) -> No
         dev=summary["dev"]["accuracy"],
         precision=summary["precision"],
     )
-    done.with_suffix(".tmp").write_text(json.dumps(kept, indent=1))
-    done.with_suffix(".tmp").replace(done)
+    harness.write_once(done, kept)
     shutil.rmtree(output)
 
 
 def split(source: Path, folder: Path) -> dict[str, Path]:
-    """The tables, drawn from train.tsv and written once."""
     paths = {name: folder / f"{name}.tsv" for name in SIZES}
     if all(path.exists() for path in paths.values()):
         return paths

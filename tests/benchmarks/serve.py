@@ -16,9 +16,6 @@ import functools
 import json
 import socket
 import subprocess
-import tempfile
-import time
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Callable, Iterator, NamedTuple, Sequence
 
@@ -66,8 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Result:
     peers = choose(arguments.peers, arguments.peer_python)
-    with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
-        folder = Path(name)
+    with measure.workplace() as (folder, stack):
         bundle = models.with_onnx(bundles.read(arguments.bundle), folder / "bundle")
         servers = {}
         for front, engine in peers:
@@ -105,7 +101,7 @@ def run(arguments: argparse.Namespace) -> Result:
         [
             "Beside peers: how many times their texts/s, through as many connections, and through "
             "as many as keep p99 within theirs (both asked once more).",
-            *serve.describe(arguments, variant, bench.texts, alone),
+            *serve.describe(arguments, variant, bench, alone),
             *serve.answer_notes(answers),
             *harness.busy(segments, arguments.threads + 1),
         ],
@@ -124,7 +120,6 @@ def run(arguments: argparse.Namespace) -> Result:
 
 
 def choose(words: Sequence[str], python: str) -> list[tuple[str, str]]:
-    """Front and engine of each peer."""
     peers = []
     for word in words:
         front, _, engine = word.partition("+")
@@ -139,14 +134,18 @@ def choose(words: Sequence[str], python: str) -> list[tuple[str, str]]:
 
 
 def peer_job(engine: str, bundle: bundles.Bundle, texts: Texts, threads: int) -> Json:
+    model = infer.peer_model(engine, bundle, texts, texts.path.parent)
+    return {**model, **front_job(bundle, threads), "streams": threads}
+
+
+def front_job(bundle: bundles.Bundle, threads: int) -> Json:
+    """What a peer's front has to know besides its model."""
     return {
-        **infer.peer_model(engine, bundle, texts, texts.path.parent),
         "vocab": str(bundle.vocab_path),
         "lowercase": bundle.manifest.tokenizer.lowercase,
         "max_length": bundle.max_length,
         "labels": bundle.labels,
         "threads": threads,
-        "streams": threads,
     }
 
 
@@ -162,9 +161,7 @@ def open_bentoml(python: str, folder: Path, job: Json, threads: int) -> Iterator
     """`bentoml serve` on a free port; it reads the job's file."""
     path = folder / "job.json"
     path.write_text(json.dumps(job), encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = harness.free_ports(1)
     python = str(Path(python).absolute())  # not resolved: it is a link into its environment
     command = [python, "-m", "bentoml", "serve", "bento_service:Bench", "--host", "127.0.0.1"]
     environ = {
@@ -173,30 +170,16 @@ def open_bentoml(python: str, folder: Path, job: Json, threads: int) -> Iterator
         "BENTOML_HOME": str(folder / "home"),
         "BENTOML_DO_NOT_TRACK": "True",
     }
-    log = folder / "bentoml.log"
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            [*command, "--port", str(port)], cwd=PEERS, env=environ, stdout=out, stderr=out
-        )
-        try:
-            wait_for_port(process, port, log)
-            yield Server({"json": f"127.0.0.1:{port}"}, process.pid)
-        finally:
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
-
-def wait_for_port(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    until = time.monotonic() + serve.START_SECONDS
-    while process.poll() is None and time.monotonic() < until:
+    def addresses() -> dict[str, str]:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return
-        time.sleep(0.1)
-    raise UserError(f"BentoML did not start: {log.read_text(errors='replace')[-500:]}")
+            return {"json": f"127.0.0.1:{port}"}
+        return {}
+
+    command += ["--port", str(port)]
+    log = folder / "bentoml.log"
+    with serve.running(command, environ, log, addresses, subprocess.DEVNULL, PEERS) as server:
+        yield server
 
 
 def pair_ways(ways: Sequence[Way]) -> list[tuple[Way, Way]]:

@@ -11,7 +11,6 @@ Tables: two sentences and a figure from 0 to 5, no header. E5 wants "query: " be
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import tempfile
 from pathlib import Path
@@ -20,12 +19,12 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TESTS.parent), str(TESTS)]
 
 import fleetbert  # noqa: E402
+from benchmarks import harness  # noqa: E402
 from benchmarks.tasks import add_result  # noqa: E402
 
 
 def read(table: Path, prefix: str) -> list[tuple[str, str, float]]:
-    with table.open(encoding="utf-8", newline="") as file:
-        return [(prefix + a, prefix + b, float(n)) for a, b, n in csv.reader(file)]
+    return [(prefix + a, prefix + b, number) for a, b, number in harness.read_pairs(table)]
 
 
 def main() -> None:
@@ -52,12 +51,10 @@ def main() -> None:
                     max_drop=1.0,
                 )
                 row = {
-                    "int8": int8.accuracy,
-                    "int8_drop": int8.drop,
-                    "int8_speed": int8.speed_ratio,
-                }
-                name = {"name": f"{table.stem}, vectors", "task": "embedding"}
-                add_result(arguments.results, {**name, "init": arguments.init, **row})
+                    "name": f"{table.stem}, vectors", "task": "embedding", "init": arguments.init,
+                    "int8": int8.accuracy, "int8_drop": int8.drop, "int8_speed": int8.speed_ratio,
+                }  # fmt: skip
+                add_result(arguments.results, row)
                 print(
                     f"  int8-static {int8.accuracy:.4f}, loses {int8.drop:.4f}; "
                     f"{int8.speed_ratio:.2f} times float32's texts/s",

@@ -14,8 +14,6 @@ PyTorch with texts grouped by length.
 from __future__ import annotations
 
 import argparse
-import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks import harness
@@ -49,13 +47,13 @@ def _least(reference: str, as_configured: bool) -> float | None:
 
 def run(arguments: argparse.Namespace) -> Result:
     harness.check_peer(arguments.peer_python, ("torch", "transformers", "numpy"))
-    with tempfile.TemporaryDirectory(prefix="fleetbert-bench-") as name, ExitStack() as stack:
-        folder = Path(name) / "ours"
+    with measure.workplace() as (place, stack):
+        folder = place / "ours"
         overrides = [*arguments.overrides, "trainer.device=cpu", "strategy.name=single"]
         workers, totals = {}, {}
         for side in (OURS, OURS_MIXED) if arguments.mixed else (OURS,):
             level = MIXED if side == OURS_MIXED else ("precision.level=O0",)
-            own = folder if side == OURS else folder.with_name("mixed")
+            own = place / ("ours" if side == OURS else "mixed")
             workers[side] = stack.enter_context(
                 train.open_training(
                     arguments.config,

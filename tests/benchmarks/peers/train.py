@@ -14,21 +14,17 @@ import json
 import sys
 from pathlib import Path
 
+import infer  # the file beside this one
 import numpy as np
 import torch
 import transformers
+from infer import worker
 from torch.utils.data import DataLoader
 from transformers import BertForSequenceClassification
 from transformers.trainer_pt_utils import LengthGroupedSampler
 
-# Python's standard library only, so that this environment can import it.
-sys.path.append(str(Path(__file__).resolve().parents[3] / "fleetbert" / "bench"))
-import worker
-
 
 class Texts(torch.utils.data.Dataset):
-    """The texts of a .npz file that `benchmarks/train.py` wrote."""
-
     def __init__(self, path: Path):
         with np.load(path) as file:
             ids, self.first_lengths = file["ids"], file["first_lengths"]
@@ -43,22 +39,16 @@ class Texts(torch.utils.data.Dataset):
 
 
 def collate(texts, pad_id):
-    """Texts → tensors padded to the longest of them."""
-    shape = len(texts), max(len(ids) for ids, _, _ in texts)
-    input_ids = torch.full(shape, pad_id)
-    attention_mask, token_type_ids = (
-        torch.zeros(shape, dtype=torch.long),
-        torch.zeros_like(input_ids),
-    )
-    for row, (ids, first_length, _) in enumerate(texts):
-        input_ids[row, : len(ids)] = torch.from_numpy(ids.astype(np.int64))
-        attention_mask[row, : len(ids)] = 1
-        token_type_ids[row, first_length : len(ids)] = 1
+    ids, first_lengths, labels = zip(*texts)
+    lengths = np.array([[len(one)] for one in ids])
+    longest = int(lengths.max())
+    arrays = infer.collate(ids, first_lengths, range(len(ids)), longest, pad_id)
+    input_ids, token_type_ids = map(torch.from_numpy, arrays)
     return {
         "input_ids": input_ids,
-        "attention_mask": attention_mask,
+        "attention_mask": torch.from_numpy((np.arange(longest) < lengths).astype(np.int64)),
         "token_type_ids": token_type_ids,
-        "labels": torch.tensor([int(label) for _, _, label in texts]),
+        "labels": torch.tensor([int(label) for label in labels]),
     }
 
 
@@ -85,7 +75,6 @@ def build_optimizer(model, job):
 
 
 def evaluate(model, loader):
-    """Accuracy on the dev texts."""
     model.eval()
     right = total = 0
     with torch.inference_mode():
