@@ -70,7 +70,7 @@ def test_training_tells_them_its_figures(tiny_data, tmp_path, monkeypatch):
     assert first.figures[10]["dev/accuracy"] >= 0.5
 
 
-def test_all_are_closed_also_when_one_fails(tmp_path, monkeypatch):
+def test_all_are_closed_also_when_one_fails(tmp_path, tiny_data, monkeypatch):
     from fleetbert.config import Config
     from fleetbert.train.callbacks.tracking import Tracking
 
@@ -82,7 +82,8 @@ def test_all_are_closed_also_when_one_fails(tmp_path, monkeypatch):
     for kind, tracker in zip("abc", (Noted, Failing, Noted)):
         monkeypatch.setitem(trackers.KINDS, kind, tracker)
     callback = Tracking(dict.fromkeys("abc", True))
-    run = SimpleNamespace(folder=tmp_path, job=Config(), resumed_at=0)
+    job = Config.model_validate(tiny_job.values(tiny_data, tmp_path))
+    run = SimpleNamespace(folder=tmp_path, job=job, resumed_at=0)
     callback.on_start(run)
     with pytest.raises(UserError, match=r"/b: cannot be written: No space"):
         callback.close(run)

@@ -11,6 +11,7 @@ from activation import FORMULAS, SAME, bert, make_bundle, make_network
 from tiny_bert import WORDS
 
 from fleetbert import bundle as bundles
+from fleetbert import config
 from fleetbert.compress import from_program, onnx, qat, static
 from fleetbert.compress.texts import feeds
 from fleetbert.compress.work import Source
@@ -97,7 +98,7 @@ class Errors:
         (folder / "qat").mkdir()
         names = from_program.names(source.program, "bundle")
         left = source.float32_layers(())
-        start = qat.begin(source, batches, left, smoothed=True)
+        start = qat.begin(source, batches, left, config.Calibration(split="none"))
         qat.quantize_network(network, {names.linear[one]: found for one, found in start.items()})
         trained = qat._trained(source, network, names)
         model = SimpleNamespace(task=SimpleNamespace(per_token=False))
