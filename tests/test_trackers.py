@@ -70,8 +70,7 @@ def test_training_tells_them_its_figures(tiny_data, tmp_path, monkeypatch):
     assert first.figures[10]["dev/accuracy"] >= 0.5
 
 
-def test_all_are_closed_also_when_one_fails(tmp_path, tiny_data, monkeypatch):
-    from fleetbert.config import Config
+def test_all_are_closed_also_when_one_fails(tmp_path):
     from fleetbert.train.callbacks.tracking import Tracking
 
     class Failing(Noted):
@@ -79,15 +78,13 @@ def test_all_are_closed_also_when_one_fails(tmp_path, tiny_data, monkeypatch):
             super().close()
             raise OSError(28, "No space left on device")
 
-    for kind, tracker in zip("abc", (Noted, Failing, Noted)):
-        monkeypatch.setitem(trackers.KINDS, kind, tracker)
-    callback = Tracking(dict.fromkeys("abc", True))
-    job = Config.model_validate(tiny_job.values(tiny_data, tmp_path))
-    run = SimpleNamespace(folder=tmp_path, job=job, resumed_at=0)
-    callback.on_start(run)
+    callback = Tracking({})
+    config = {"optimizer.learning_rate": 1.0}
+    opened = [of(tmp_path, "", config, 0) for of in (Noted, Failing, Noted)]
+    callback.open = dict(zip("abc", opened))
     with pytest.raises(UserError, match=r"/b: cannot be written: No space"):
-        callback.close(run)
-    assert [tracker.closed for tracker in callback.open] == [1, 1, 1]
+        callback.close(SimpleNamespace(folder=tmp_path))
+    assert [tracker.closed for tracker in opened] == [1, 1, 1]
 
 
 @pytest.mark.parametrize(

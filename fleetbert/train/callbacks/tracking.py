@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import ExitStack
+from pathlib import Path
 
 from fleetbert import files, trackers
 from fleetbert.config import flat
@@ -15,17 +16,14 @@ class Tracking(Callback):
 
     def __init__(self, targets: dict[str, str | bool]):
         self.targets = targets
-        self.open: list[trackers.Tracker] = []
-        self.closing = ExitStack()  # one that fails does not keep the others open
+        self.open: dict[str, trackers.Tracker] = {}
 
     def on_start(self, run: Run) -> None:
         config = flat(run.job.model_dump(mode="json"))
         for kind, target in self.targets.items():
             with files.writing(run.folder / kind):
                 tracker = trackers.KINDS[kind](run.folder, str(target), config, run.resumed_at)
-            self.open.append(tracker)
-            self.closing.enter_context(files.writing(run.folder / kind))
-            self.closing.callback(tracker.close)
+            self.open[kind] = tracker
 
     def on_log(self, run: Run, row: Row) -> None:
         self._write("train", run, row)
@@ -34,7 +32,10 @@ class Tracking(Callback):
         self._write("dev", run, metrics)
 
     def close(self, run: Run) -> None:
-        self.closing.close()
+        with ExitStack() as closing:  # one that fails does not keep the others open
+            while self.open:
+                kind, tracker = self.open.popitem()
+                closing.callback(_close, run.folder / kind, tracker)
 
     def _write(self, group: str, run: Run, metrics: Metrics) -> None:
         figures = {
@@ -42,5 +43,10 @@ class Tracking(Callback):
             for name, value in metrics.items()
             if isinstance(value, (int, float)) and math.isfinite(value) and name != "step"
         }
-        for tracker in self.open:
+        for tracker in self.open.values():
             tracker.log(run.state.step, figures)
+
+
+def _close(folder: Path, tracker: trackers.Tracker) -> None:
+    with files.writing(folder):
+        tracker.close()
