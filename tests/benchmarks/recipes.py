@@ -44,7 +44,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "class weights": ("loss.class_weights=balanced",),
     "label smoothing": ("loss.label_smoothing=0.1",),
     "R-Drop": ("loss.r_drop=1",),
-    "FGM": ("loss.adversarial=1",),
+    "FGM": ("loss.adversarial=0.1",),
     "layer decay": ("optimizer.layer_decay=0.9",),
     "LAMB": ("optimizer.name=lamb", "optimizer.learning_rate=2e-3"),
     "cosine": ("optimizer.schedule=cosine",),
