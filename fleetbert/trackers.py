@@ -37,9 +37,12 @@ class Tracker(ABC):
 class TensorBoard(Tracker):
     def __init__(self, folder: Path, _: str, config: Flat, resumed_at: int):
         library = load("tensorboardX", "callbacks.tensorboard")
-        # What a killed run wrote after its checkpoint is done again.
+        # What a killed run wrote after its checkpoint is done again. Without a suffix the file is
+        # named by the second, and overwrites one of the same second.
         self.writer = library.SummaryWriter(
-            str(folder / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None
+            str(folder / "tensorboard"),
+            purge_step=resumed_at + 1 if resumed_at else None,
+            filename_suffix=f".{resumed_at}",
         )
         rows = (f"    {name}: {value}" for name, value in config.items())
         self.writer.add_text("config", "\n".join(rows), resumed_at)
