@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tiny_bert import LABELS, VOCAB, make_network
@@ -98,3 +101,15 @@ def test_tidy_twice_is_tidy_once(tiny_bundle):
     tidied = programs.read(bundles.read(tiny_bundle).folder("float32") / "model.pdmodel")
     before = tidied.SerializeToString(deterministic=True)
     assert tidy.tidy(tidied).SerializeToString(deterministic=True) == before
+
+
+def test_no_file_tells_where_it_was_made(tiny_bundle):
+    """Paddle writes the Python lines that called each operator into its programs."""
+    import paddle
+
+    files = [path for path in tiny_bundle.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".pdmodel" for path in files)
+    here = [os.fsencode(path) for path in (Path(paddle.__file__).parent, Path(__file__).parents[2])]
+    for path in files:
+        content = path.read_bytes()
+        assert not any(place in content for place in here), path
