@@ -73,7 +73,7 @@ def make_bundle(folder: Path, task: str, vocab: Path, pooling: str = "mean") -> 
     from fleetbert.data import tokenizers
     from fleetbert.export.program import export_bundle
 
-    labels = LABELS_OF.get(task, [])
+    labels = LABELS_OF.get(task, LABELS if task == "classification" else [])
     if task == "embedding":
         network = make_embedder(pooling=pooling)
     else:

@@ -63,7 +63,8 @@ class Tuned(TextTask):
         with paddle.no_grad():
             answers = self.teacher(**arrays["inputs"]).astype("float32")
         soft = soft_cross_entropy(logits, answers, settings.temperature)
-        losses = (1 - settings.weight) * losses + settings.weight * soft
+        share = settings.weight or 0.0
+        losses = (1 - share) * losses + share * soft
         return (losses * arrays["weight"]).sum()
 
 
@@ -86,7 +87,11 @@ def training_job(job: config.Quantize, bundle: bundles.Bundle) -> config.Tuning:
         }
     )
     init = f"{bundle.root}/{job.source} ({sha256[:16]})"
+    soft = job.distill.weight
+    if soft is None:
+        soft = config.SOFT[job.method] if tasks.get(bundle.task.name).picks_label else 0.0
     own = {
+        "distill": job.distill.model_copy(update={"weight": soft}),
         "task": config.Task(name=bundle.task.name, pooling=bundle.task.pooling),
         "data": data,
         "model": config.Model(init=init, vocab=str(bundle.vocab_path), dropout=job.dropout),

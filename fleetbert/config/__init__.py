@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fleetbert.config.compression import (
     CALIBRATED,
+    SOFT,
     TRAINED,
     Calibration,
     Gate,

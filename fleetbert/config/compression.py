@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import List, Literal, Optional
+from typing import Dict, List, Literal, Mapping, Optional
 
 from pydantic import model_validator
 
@@ -21,6 +21,18 @@ from fleetbert.config.training import (
 # Methods that train, in one process or in ranks, and those that need texts to calibrate with.
 TRAINED = ("qat", "prune")
 CALIBRATED = ("static", "search", "onnx")
+
+# What keys are where a job with such a method leaves them out: the recipes of configs/quantize/,
+# whose figures are measured, whatever suits training from the start.
+RECIPES: Mapping[str, Mapping[str, object]] = {
+    "qat": {
+        "dropout": 0.0,
+        "optimizer": {"learning_rate": 3e-6},
+        "trainer": {"epochs": 1, "eval_every": 30, "best_metric": "loss"},
+    },
+}
+# The share of the loss that the answers of the model as it was make up, where labels are compared.
+SOFT = {"qat": 1.0, "prune": 0.5}
 
 
 class Calibration(Section):
@@ -100,9 +112,10 @@ class Onnx(Section):
 
 
 class SoftLabels(Section):
-    weight: float = key(
-        0.0,
-        "qat, prune: share of the loss that the answers of the model as it was make up",
+    weight: Optional[float] = key(
+        None,
+        "qat, prune: share of the loss that the answers of the model as it was make up (null: 1 "
+        "for qat, 0.5 for prune; 0 for tasks whose answer is not one label)",
         ge=0,
         le=1,
     )
@@ -135,7 +148,8 @@ class Quantize(Section):
         "dynamic: weights as integers, needs no data; static: whole layers in int8, needs texts; "
         "search: static, with those layers in float32 that the gate needs: of the mixes that pass, "
         "the one with most of its multiplications in int8, whatever time each took; qat: static, "
-        "trained on with the rounding in it, needs labelled texts (data.train); prune: fewer "
+        "trained on with the rounding in it, needs labelled texts (data.train; where they are left "
+        "out, keys are as in configs/quantize/qat.yaml: an epoch at 3e-6); prune: fewer "
         "attention heads and feed-forward units in float32, trained on, needs data.train too; "
         "onnx: int8 for ONNX Runtime, by its own tool, needs texts; bfloat16: half of float32's "
         "bits in products, needs no data, but a processor with AVX512-BF16 or AMX",
@@ -166,7 +180,7 @@ class Quantize(Section):
     threads: Optional[int] = key(None, "for measuring (null: all processors)", ge=1)
     prune: Prune = Prune()
     distill: SoftLabels = SoftLabels()
-    dropout: float = key(0.1, "qat, prune: dropout rate", ge=0, lt=1)
+    dropout: float = key(0.1, "prune: dropout rate (qat: 0)", ge=0, lt=1)
     held_out: float = key(
         0.1,
         "qat, prune: share of data.train that chooses the best step instead of being trained on, "
@@ -181,6 +195,13 @@ class Quantize(Section):
     trainer: Trainer = Trainer()
     callbacks: Callbacks = Callbacks()
     output_dir: str = key("output", "qat, prune: where their checkpoints and metrics go")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_the_recipe(cls, values: object) -> object:
+        if not isinstance(values, dict):
+            return values
+        return _below(RECIPES.get(str(values.get("method")), {}), values)
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Quantize:
@@ -222,6 +243,16 @@ class Quantize(Section):
                 f"bits: method: {self.method} computes in {arithmetic}; 16 is for method: dynamic"
             )
         return self
+
+
+def _below(defaults: Mapping[str, object], values: Dict[str, object]) -> Dict[str, object]:
+    """The values, with those of `defaults` that they leave out, in sections too."""
+    merged = {**defaults, **values}
+    for name, value in defaults.items():
+        given = merged[name]
+        if isinstance(value, Mapping) and isinstance(given, dict):
+            merged[name] = _below(value, given)
+    return merged
 
 
 class Tuning(Config):

@@ -369,6 +369,31 @@ def test_keys_that_do_not_go_together(tmp_path):
             config.load_as(config.Quantize, str(path), [])
 
 
+def test_what_is_left_out_is_as_in_the_recipe():
+    path = processes.ROOT / "configs" / "quantize" / "qat.yaml"
+    recipe = config.load_as(config.Quantize, str(path), [])
+    least = {
+        "method": "qat",
+        "bundle": recipe.bundle,
+        "data": {"train": recipe.data.train},
+        "gate": recipe.gate.model_dump(),
+        "output_dir": recipe.output_dir,
+    }
+    bare = config.Quantize.model_validate(least)
+    assert config.SOFT["qat"] == recipe.distill.weight
+    assert bare.model_copy(update={"distill": recipe.distill}) == recipe
+    given = config.Quantize.model_validate({**least, "optimizer": {"name": "sgd"}, "dropout": 0.2})
+    assert (given.optimizer.name, given.optimizer.learning_rate, given.dropout) == (
+        "sgd",
+        3e-6,
+        0.2,
+    )
+    static = config.Quantize.model_validate(
+        {**least, "method": "search", "calibration": {"data": "a"}}
+    )
+    assert static.optimizer == config.Optimizer()
+
+
 def test_other_methods_refuse_ranks(monkeypatch):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
     path = str(processes.ROOT / "configs" / "quantize" / "dynamic.yaml")

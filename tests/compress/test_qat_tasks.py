@@ -8,6 +8,7 @@ import tiny_bert
 
 import fleetbert
 from fleetbert import bundle as bundles
+from fleetbert import config
 from fleetbert.compress import qat, tuning
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
@@ -74,3 +75,12 @@ def test_answers_without_labels_take_no_soft_ones(tiny_vocab, tmp_path):
     rows = rows_of("regression")
     with pytest.raises(UserError, match=r"distill\.weight: .* only probabilities of labels"):
         fleetbert.quantize(bundle, method="qat", train=rows, gate=rows, **{"distill.weight": 0.5})
+
+
+@pytest.mark.parametrize(("task", "weight"), [("classification", 1.0), ("regression", 0.0)])
+def test_without_a_word_it_listens_where_labels_are_picked(task, weight, tiny_vocab, tmp_path):
+    root = tiny_bert.make_bundle(tmp_path / "bundle", task, tiny_vocab)
+    job = config.Quantize.model_validate(
+        {"bundle": str(root), "method": "qat", "data": {"train": "a"}, "gate": {"data": "b"}}
+    )
+    assert tuning.training_job(job, bundles.read(root)).distill.weight == weight
