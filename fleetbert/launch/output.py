@@ -20,6 +20,7 @@ from fleetbert.errors import UserError
 LINE_LIMIT = 1 << 20  # bytes after which a line in the merged log becomes another
 TAIL = 20  # lines of a process that failed, for the terminal
 TAIL_WIDTH = 2000  # bytes of each
+PATIENCE = 1.0  # seconds that a terminal (Ctrl-S) or a reader of a pipe may let the job wait
 
 OUT, ERR = 1, 2
 
@@ -158,9 +159,12 @@ class Output:
     def _show(self, stream: int, data: bytes) -> None:
         if stream == ERR:
             self.fresh = data.endswith(b"\n")
-        with contextlib.suppress(OSError):  # the reader went away: the logs have it all
-            while data:
-                data = data[os.write(stream, data) :]
+        ready = select.poll()
+        ready.register(stream, select.POLLOUT)
+        # A reader may go away, or stall: the logs have it all.
+        with contextlib.suppress(OSError):
+            while data and ready.poll(1000 * PATIENCE):
+                data = data[os.write(stream, data[: select.PIPE_BUF]) :]
 
     def _merge(self, source: _Source, lines: list[bytes]) -> None:
         source.tail.extend(lines)

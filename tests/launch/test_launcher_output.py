@@ -199,6 +199,26 @@ def test_a_reader_that_goes_away_does_not_end_the_job(launch):
     assert (job.folder / "done").exists()
 
 
+def test_a_reader_that_stalls_does_not_stall_the_job(tmp_path):
+    """Nobody reads the pipe, which holds 64 KB; as Ctrl-S on a terminal."""
+    body = QUIET_SERVER + "os.write(1, b'x' * 300000 + b'\\n')\ntouch(here / 'done')\n" + STOP
+    (tmp_path / "child.py").write_text(launched.PREAMBLE + body)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fleetbert.cli", "launch", *ONE, "--log_dir", "log", "child.py"],
+        cwd=tmp_path,
+        env={**os.environ, "TEST_FOLDER": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.wait(timeout=launched.DEADLINE) == 0
+        assert (tmp_path / "done").exists()
+        assert (tmp_path / "log" / "trainer.0.log").stat().st_size == 300001
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_closed_streams_are_no_trouble(tmp_path):
     """The launcher's own pipes do not take their places, nor its orphan reaper one for it."""
     (tmp_path / "child.py").write_text(
