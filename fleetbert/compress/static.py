@@ -199,7 +199,7 @@ def write_mix(
     weights.save(folder, quantized, others)
     return prepared.variant.model_copy(
         update={
-            "runs_on": ["x86", "armv8"],
+            "runs_on": ["x86"],  # ARM has no oneDNN; model.pdmodel is for converters
             "versions": versions(),
             "float32_layers": [*prepared.left, *float32],
             "thresholds": thresholds,

@@ -76,6 +76,8 @@ def test_a_variant_is_added_with_its_evidence(
     assert "not added" not in page
     bundles.verify(bundles.read(bundle), name)
     assert content(bundle / "float32") == before
+    # What computes in int8 needs oneDNN.
+    assert ("armv8" in variant.runs_on) == (method == "dynamic")
     measured = variant.accuracy[0]
     assert measured.n == 60
     assert measured.float32_accuracy > 0.8  # else a drop would mean nothing
