@@ -62,11 +62,13 @@ class Calibration(Section):
     )
     split: Literal["none", "auto"] = key(
         "auto",
-        "auto: static, search: units of feed-forwards far larger than the others stand in pieces, "
-        "where that changes the outputs less",
+        "static, search, qat: auto: units of feed-forwards far larger than the others stand in "
+        "pieces, where that changes the outputs less",
     )
     correct_bias: bool = key(
-        True, "take the mean change of each output, on a few calibration texts, off its bias"
+        True,
+        "static, search: take the mean change of each output, on a few calibration texts, off its "
+        "bias",
     )
     batch_tokens: int = key(1024, "padded tokens of a batch", ge=16)
     seed: int = key(0, "of the drawing", ge=0)
