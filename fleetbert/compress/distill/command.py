@@ -18,8 +18,8 @@ Train a smaller model to do what a trained one does; one process, or many as in 
 
 student: learns the teacher's logits and hidden states, and the labels. theseus: each of its layers
 takes the place of a group of the teacher's, by chance and ever more often, and then they learn on
-alone (OUTPUT_DIR/replacing has the first part). The result is a run like any other, so
-`fleetbert quantize bundle=OUTPUT_DIR/bundle` makes it smaller still.
+alone (OUTPUT_DIR/replacing has the first part). The result is a run like any other, whose bundle
+`fleetbert quantize --config configs/quantize/static.yaml bundle=OUTPUT_DIR/bundle` makes smaller.
 
 self: the model teaches itself to answer after fewer layers. Heads after its inner layers learn from
 the last one, on texts without labels, and a bundle gets variants whose texts leave as soon as a
