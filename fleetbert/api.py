@@ -100,7 +100,9 @@ def train(
         pair = job.task.model_copy(update={"name": f"pair_{job.task.name}"})
         job = job.model_copy(update={"task": pair})
     if job.task.name == "ctr" or job.strategy.name == "parameter_server":
-        raise UserError("strategy.name: servers, and the task ctr, are for `fleetbert train`")
+        raise UserError(
+            "strategy.name: servers are for `fleetbert launch`, the task ctr for `fleetbert train`"
+        )
     environment.import_paddle()
     from fleetbert import tasks
     from fleetbert.train import job as training  # loads Paddle

@@ -1,5 +1,5 @@
 # For 64-bit ARM Linux (armv8), with Debian's g++-aarch64-linux-gnu:
-#   cmake --toolchain cmake/aarch64.cmake -S . -B build
+#   cmake -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -S . -B build
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR aarch64)
 set(CMAKE_C_COMPILER aarch64-linux-gnu-gcc)

@@ -1,5 +1,5 @@
 # For 32-bit ARM Linux with a floating-point unit (armv7), with Debian's g++-arm-linux-gnueabihf:
-#   cmake --toolchain cmake/armv7.cmake -S . -B build
+#   cmake -DCMAKE_TOOLCHAIN_FILE=cmake/armv7.cmake -S . -B build
 set(CMAKE_SYSTEM_NAME Linux)
 set(CMAKE_SYSTEM_PROCESSOR armv7)
 set(CMAKE_C_COMPILER arm-linux-gnueabihf-gcc)
