@@ -21,6 +21,11 @@ from fleetbert.config.training import (
 # Methods that train, in one process or in ranks, and those that need texts to calibrate with.
 TRAINED = ("qat", "prune")
 CALIBRATED = ("static", "search", "onnx")
+# Those that do not take the calibration's ways to cut and to round, and why.
+OWN_ROUNDING = {
+    "onnx": "ONNX Runtime's tool rounds and cuts by itself",
+    "qat": "training learns where to cut, and weights that round well",
+}
 
 # What keys are where a job with such a method leaves them out: the recipes of configs/quantize/,
 # whose figures are measured, whatever suits training from the start.
@@ -232,12 +237,12 @@ class Quantize(Section):
                 f"calibration.data: method: {self.method} needs texts to see how large activations "
                 "get; name a file, labels are not needed"
             )
-        if self.method == "onnx":
+        if self.method in OWN_ROUNDING:
             for name, usual in (("clip", "none"), ("rounding", "round")):
                 if getattr(self.calibration, name) != usual:
                     raise ValueError(
-                        f"calibration.{name}: ONNX Runtime's tool rounds and cuts by itself; leave "
-                        "it out, or choose method: static"
+                        f"calibration.{name}: {OWN_ROUNDING[self.method]}; leave it out, or choose "
+                        "method: static"
                     )
         if self.method != "dynamic" and self.bits != 8:
             arithmetic = {"prune": "float32", "bfloat16": "bfloat16"}.get(self.method, "int8")

@@ -363,6 +363,10 @@ def test_keys_that_do_not_go_together(tmp_path):
         ("", "data.train: give either data.train or data.builtin"),
         ("data: {train: a}\nbits: 16", "line 4: bits: method: qat computes in int8"),
         ("data: {train: a}\ntrainer: {compile: true}", "line 4: trainer.compile: does not go"),
+        (
+            "data: {train: a}\ncalibration: {clip: auto}",
+            "line 4: calibration.clip: training learns",
+        ),
     ]:
         path.write_text(text + more)
         with pytest.raises(UserError, match=message):
