@@ -46,7 +46,7 @@ RECIPES: Mapping[str, tuple[str, ...]] = {
     "R-Drop": ("loss.r_drop=1",),
     "FGM": ("loss.adversarial=0.1",),
     "layer decay": ("optimizer.layer_decay=0.9",),
-    "LAMB": ("optimizer.name=lamb", "optimizer.learning_rate=2e-3"),
+    "LAMB": ("optimizer.name=lamb", "optimizer.learning_rate=5e-4"),
     "cosine": ("optimizer.schedule=cosine",),
     "recompute": ("trainer.recompute=true",),
     "R-Drop, layer decay": ("loss.r_drop=1", "optimizer.layer_decay=0.9"),
@@ -75,7 +75,9 @@ def run(arguments: argparse.Namespace) -> Result:
         f"Trained on {SIZES['train']:,} texts ({precisions}), 3 epochs of batches of 32 at 5e-5; "
         f"the best step by {SIZES['dev']} texts; measured on {SIZES['unseen']:,} others. "
         "±: deviation over seeds. Gain: the mean of the differences from plain, seed by seed, and "
-        "its standard error."
+        "its standard error.",
+        "Patience: 6 epochs at most, evaluated every 31 steps. LAMB at 5e-4, the best of five "
+        "rates from 2e-4 to 5e-3 for SST-2 with seed 0.",
     ]
     rows = [one for one in tables if len(one) > 1]
     return Result("What the recipes gain", rows, notes, {"runs": found})
