@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 WORDS = [f"word{number}" for number in range(150)] + [f"字{number}" for number in range(40)]
@@ -82,6 +83,17 @@ def make_bundle(folder: Path, task: str, vocab: Path, pooling: str = "mean") -> 
     spec = tokenizers.of_vocab(vocab, True)
     export_bundle(folder, network, task=task, labels=labels, max_length=24, tokenizer=spec)
     return folder
+
+
+def telling_places(folder: Path) -> list[Path]:
+    """Files that have the path of this checkout or of Paddle in them, as Paddle's programs do."""
+    import paddle
+
+    places = [
+        os.fsencode(path) for path in (Path(paddle.__file__).parent, Path(__file__).parents[1])
+    ]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if any(place in path.read_bytes() for place in places)]
 
 
 def add_early_exit(path: Path, pad_id: int = 0) -> None:

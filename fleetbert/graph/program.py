@@ -35,8 +35,16 @@ _CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
 def read(path: Path) -> ProgramDesc:
-    """The ProgramDesc in a .pdmodel file."""
-    return ProgramDesc.FromString(path.read_bytes())
+    """The ProgramDesc in a .pdmodel file, without the Python lines that called each operator.
+
+    Paddle writes them: paths of the machine that trained, and half of a small file.
+    """
+    program = ProgramDesc.FromString(path.read_bytes())
+    for block in program.blocks:
+        for op in block.ops:
+            for attribute in [each for each in op.attrs if each.name == "op_callstack"]:
+                op.attrs.remove(attribute)
+    return program
 
 
 def write(path: Path, program: ProgramDesc) -> None:

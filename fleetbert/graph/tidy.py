@@ -16,8 +16,6 @@ def tidy(program: ProgramDesc) -> ProgramDesc:
       ONNX and Paddle Lite converters do not always.
     - `input_ids == 0` becomes a fill_constant of shape [], which Paddle Lite (2.12 to 2.14rc0)
       and the quantization passes refuse: shape [1] computes the same.
-    - The Python lines that each operator was called from go: paths of the machine that trained,
-      and up to half of the file.
     """
     program = give_shapes(program)
     block = program.blocks[0]
@@ -29,8 +27,6 @@ def tidy(program: ProgramDesc) -> ProgramDesc:
             same_as[programs.argument(op.outputs, "Out")] = programs.argument(op.inputs, "X")
         else:
             kept.append(op)
-            for attribute in [each for each in op.attrs if each.name == "op_callstack"]:
-                op.attrs.remove(attribute)
     programs.replace_ops(block, kept)
     rename(block, programs.output_names(program)[0], "logits")
     used = {name for op in block.ops for name in programs.arguments(op)}

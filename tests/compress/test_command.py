@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from paddle.static.quantization import post_training_quantization
 from paddle.static.quantization.cal_kl_threshold import cal_kl_threshold
+from tiny_bert import telling_places
 
 from fleetbert import bundle as bundles
 from fleetbert import config
@@ -76,6 +77,7 @@ def test_a_variant_is_added_with_its_evidence(
     assert "not added" not in page
     bundles.verify(bundles.read(bundle), name)
     assert content(bundle / "float32") == before
+    assert not telling_places(bundle / name)
     # What computes in int8 needs oneDNN.
     assert ("armv8" in variant.runs_on) == (method == "dynamic")
     measured = variant.accuracy[0]
