@@ -63,8 +63,8 @@ class Tuned(TextTask):
         with paddle.no_grad():
             answers = self.teacher(**arrays["inputs"]).astype("float32")
         soft = soft_cross_entropy(logits, answers, settings.temperature)
-        share = settings.weight or 0.0
-        losses = (1 - share) * losses + share * soft
+        assert settings.weight is not None  # `training_job` gives it
+        losses = (1 - settings.weight) * losses + settings.weight * soft
         return (losses * arrays["weight"]).sum()
 
 

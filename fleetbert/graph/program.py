@@ -42,8 +42,7 @@ def read(path: Path) -> ProgramDesc:
     program = ProgramDesc.FromString(path.read_bytes())
     for block in program.blocks:
         for op in block.ops:
-            for attribute in [each for each in op.attrs if each.name == "op_callstack"]:
-                op.attrs.remove(attribute)
+            drop_attribute(op, "op_callstack")
     return program
 
 
@@ -276,11 +275,16 @@ def means(block: BlockDesc, mask: str) -> list[Mean]:
     return found
 
 
+def drop_attribute(op: OpDesc, name: str) -> None:
+    """Take an attribute from an operator, where it has it."""
+    for former in [one for one in op.attrs if one.name == name]:
+        op.attrs.remove(former)
+
+
 def set_attributes(op: OpDesc, **values: Value) -> None:
     """Give an operator attributes, in place of those of the same names."""
     for name, value in values.items():
-        for former in [one for one in op.attrs if one.name == name]:
-            op.attrs.remove(former)
+        drop_attribute(op, name)
         new = op.attrs.add(name=name)
         if isinstance(value, bool):
             new.type, new.b = framework_pb2.BOOLEAN, value

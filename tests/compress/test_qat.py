@@ -373,29 +373,31 @@ def test_keys_that_do_not_go_together(tmp_path):
             config.load_as(config.Quantize, str(path), [])
 
 
-def test_what_is_left_out_is_as_in_the_recipe():
-    path = processes.ROOT / "configs" / "quantize" / "qat.yaml"
+@pytest.mark.parametrize("method", config.TRAINED)
+def test_what_is_left_out_is_as_in_the_recipe(method):
+    path = processes.ROOT / "configs" / "quantize" / f"{method}.yaml"
     recipe = config.load_as(config.Quantize, str(path), [])
     least = {
-        "method": "qat",
+        "method": method,
         "bundle": recipe.bundle,
         "data": {"train": recipe.data.train},
         "gate": recipe.gate.model_dump(),
         "output_dir": recipe.output_dir,
     }
     bare = config.Quantize.model_validate(least)
-    assert config.SOFT["qat"] == recipe.distill.weight
+    assert config.SOFT[method] == recipe.distill.weight
     assert bare.model_copy(update={"distill": recipe.distill}) == recipe
-    given = config.Quantize.model_validate({**least, "optimizer": {"name": "sgd"}, "dropout": 0.2})
-    assert (given.optimizer.name, given.optimizer.learning_rate, given.dropout) == (
-        "sgd",
-        3e-6,
-        0.2,
-    )
-    static = config.Quantize.model_validate(
-        {**least, "method": "search", "calibration": {"data": "a"}}
-    )
-    assert static.optimizer == config.Optimizer()
+    given = {**least, "optimizer": {"name": "sgd"}, "dropout": 0.2}
+    changed = config.Quantize.model_validate(given)
+    rate = recipe.optimizer.learning_rate
+    assert (changed.optimizer.name, changed.optimizer.learning_rate) == ("sgd", rate)
+    assert changed.dropout == 0.2
+
+
+def test_other_methods_have_the_usual_settings():
+    least = {"calibration": {"data": "a"}, "gate": {"data": "b"}}
+    job = config.Quantize.model_validate({"method": "search", **least})
+    assert job.optimizer == config.Optimizer()
 
 
 def test_other_methods_refuse_ranks(monkeypatch):
