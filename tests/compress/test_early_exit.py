@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import processes
 import pytest
+from tiny_bert import telling_places
 
 from fleetbert import bundle as bundles
 from fleetbert import config
@@ -59,6 +60,7 @@ def made(trained, tiny_data, tmp_path_factory):
     done = subprocess.run(script, capture_output=True, text=True, timeout=480)
     assert done.returncode == 0, done.stderr
     assert "added early-exit-int8" in done.stderr
+    assert not telling_places(bundle)
     return bundle
 
 

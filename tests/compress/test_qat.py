@@ -17,6 +17,7 @@ from halves import needs_bfloat16
 from paddle import nn
 from paddle.nn.quant.quant_layers import QuantizedLinear
 from scipy import special
+from tiny_bert import telling_places
 
 from fleetbert import bundle as bundles
 from fleetbert import config
@@ -87,6 +88,7 @@ def test_the_served_program_answers_like_the_trained_network(done, tiny_data):
     assert variant.kind == "paddle-inference-int8"
     assert variant.max_difference_to_network < 0.01
     assert variant.accuracy[0].accuracy > 0.8
+    assert not telling_places(bundle)
     assert max(variant.output_errors.values()) < 0.1  # beside the trained layers, not those before
 
 
