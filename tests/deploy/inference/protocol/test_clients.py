@@ -10,8 +10,7 @@ from pathlib import Path
 import fake_core
 import numpy as np
 import pytest
-
-from fleetbert.tasks.metrics import softmax
+from oip_answers import outputs_of
 
 ROOT = Path(__file__).parents[4]
 BIN = ROOT / ".venv-clients" / "bin"
@@ -29,15 +28,12 @@ include-operation-id = ["infer", "inferVersion", "rerank", "rerank2"]
 checks.positive_data_acceptance.enabled = false
 """
 
-pytestmark = pytest.mark.skipif(
-    not (BIN / "python").exists(), reason="no .venv-clients here: run `make venv-clients`"
-)
-
-
-@pytest.fixture(scope="module")
-def server():
-    with fake_core.serve() as found:
-        yield found
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not (BIN / "python").exists(), reason="no .venv-clients here: run `make venv-clients`"
+    ),
+]
 
 
 def run(*command, cwd=None):
@@ -58,12 +54,7 @@ def client(name, *addresses):
 
 
 def expected(logits):
-    return {
-        "label": [fake_core.LABELS[row] for row in logits.argmax(axis=1)],
-        "scores": softmax(logits).astype(np.float32).tolist(),
-        "logits": logits.tolist(),
-        "exit_layer": list(range(1, len(logits) + 1)),
-    }
+    return {name: values.tolist() for name, values in outputs_of(logits).items()}
 
 
 def without(found, *keys):
@@ -136,7 +127,18 @@ def test_grpc_health_client(server):
         server.core.is_ready = True
 
 
-@pytest.mark.slow
+def test_openais_client(server):
+    saw = client("openai_client", f"http://{server.http}/v1")
+    texts = TEXTS[:3]
+    vectors = fake_core.vectors_of(texts)
+    np.testing.assert_allclose(saw["vectors"], vectors, rtol=1e-6)
+    short = vectors[:1, :2] / np.linalg.norm(vectors[:1, :2])
+    np.testing.assert_allclose(saw["short"], short, rtol=1e-6)
+    assert saw["tokens"] == sum(map(len, texts))
+    assert "vectors" in saw["models"]
+    assert saw["missing"] == [404, "there is no model 'nobody'", "model_not_found"]
+
+
 def test_schemathesis_finds_nothing(server, tmp_path):
     """It asks what the OpenAPI document allows and forbids, and checks codes, types and schemas."""
     (tmp_path / "schemathesis.toml").write_text(SCHEMATHESIS)

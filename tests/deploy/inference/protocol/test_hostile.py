@@ -8,15 +8,14 @@ import socket
 import struct
 import threading
 import time
-import zlib
 
 import fake_core
 import grpc
 import numpy as np
 import pytest
 import requests
-from grpc_stub import make_stub
-from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
+from grpc_stub import make_stub, request_of, typed
+from oip_cases import REFUSED, TEXT, TOO_LARGE, body_of, raw_texts
 
 from fleetbert.deploy.inference.protocol import http_body
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
@@ -40,25 +39,10 @@ def alive(server, channel):
     assert found.status_code == 200
     logits = fake_core.logits_of(TEXT["data"])
     assert found.json()["outputs"][2]["data"] == logits.ravel().tolist()
-    stub = make_stub(channel)
-    request = pb.ModelInferRequest(model_name="sst", inputs=[typed(TEXT)])
-    response = stub.ModelInfer(request, timeout=60)
+    response = make_stub(channel).ModelInfer(request_of(TEXT["data"]), timeout=60)
     np.testing.assert_array_equal(
         np.frombuffer(response.raw_output_contents[2], "<f4"), logits.ravel()
     )
-
-
-def typed(entry):
-    """An input in the words of gRPC."""
-    shape = entry["shape"]
-    tensor = pb.ModelInferRequest.InferInputTensor(
-        name=entry["name"], datatype=entry["datatype"], shape=shape
-    )
-    if entry["datatype"] == "BYTES":
-        tensor.contents.bytes_contents.extend(text.encode() for text in entry["data"])
-    else:
-        tensor.contents.int64_contents.extend(entry["data"])
-    return tensor
 
 
 def refused(response, code, words=""):
@@ -97,18 +81,23 @@ def conversation(server, parts):
         client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for part in parts:
             client.sendall(part)
-            time.sleep(0.02)
+            time.sleep(0.002)
         return b"".join(iter(lambda: client.recv(65536), b""))
 
 
 JAVA = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAA")
 LAST = b"GET /v2/health/live HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+WEBSOCKET = ("Upgrade: websocket", "Connection: keep-alive", "Connection: upgrade")
 
 
-@pytest.mark.parametrize("cut", ["together", "body apart", "bytes"])
-@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize(
-    "wish", [JAVA, ("Upgrade: websocket", "Connection: keep-alive", "Connection: upgrade")]
+    ("wish", "chunked", "cut"),
+    [
+        (JAVA, False, "together"),
+        (JAVA, True, "bytes"),
+        (WEBSOCKET, True, "together"),
+        (WEBSOCKET, False, "body apart"),
+    ],
 )
 def test_a_wish_for_another_protocol_is_ignored_and_the_body_read(server, wish, chunked, cut):
     body = json.dumps({"inputs": [TEXT]}).encode()
@@ -145,47 +134,46 @@ def test_connect_is_refused_and_nothing_after_it_is_read(server):
     assert b"live" not in got
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_wrong_requests_over_http(server, case):
-    body, named = REFUSED[case]
-    found = requests.post(f"http://{server.http}{INFER}", data=body, timeout=60)
-    refused(found, 413 if case in TOO_LARGE else 400, named)
+def test_wrong_requests_of_many_clients_at_once(server):
+    asked, failed = len(server.core.requests), []
+
+    def ask(cases):
+        with requests.Session() as session:
+            for case in cases:
+                body, named = REFUSED[case]
+                found = session.post(f"http://{server.http}{INFER}", data=body, timeout=60)
+                try:
+                    refused(found, 413 if case in TOO_LARGE else 400, named)
+                except Exception as error:
+                    failed.append((case, error))
+
+    threads = [threading.Thread(target=ask, args=([*REFUSED][start::4],)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert len(server.core.requests) == asked
 
 
-@pytest.mark.parametrize("length", ["100000", "-1", "x", "1e3", "0x10", "", "9" * 30])
-def test_wrong_header_lengths(server, length):
-    body, _ = with_binary((without(TEXT, "data"), raw_texts(["a", "b"])))
-    headers = {"Inference-Header-Content-Length": length}
+@pytest.mark.parametrize(
+    ("headers", "body", "code", "words"),
+    [
+        ({"Inference-Header-Content-Length": "x"}, body_of(TEXT), 400, "Content-Length is 'x'"),
+        ({"Content-Encoding": "gzip"}, gzip.compress(body_of(TEXT))[:-5], 400, "gzip stream"),
+        ({"Content-Encoding": "deflate"}, b"garbage", 400, "Content-Encoding: deflate"),
+        ({"Content-Encoding": "gzip"}, gzip.compress(bytes(64 << 20)), 413, "too large"),
+        ({"Content-Encoding": "br"}, b"x", 400, "Content-Encoding is 'br'"),
+    ],
+    ids=["length", "truncated", "garbage", "bomb", "not offered"],
+)
+def test_headers_that_do_not_fit_the_body(server, headers, body, code, words):
+    assert len(body) < LIMIT
     found = requests.post(f"http://{server.http}{INFER}", data=body, headers=headers, timeout=60)
-    refused(found, 400, "Inference-Header-Content-Length")
+    refused(found, code, words)
 
 
-@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
-@pytest.mark.parametrize("wrong", ["truncated", "longer", "garbage", "empty", "bomb"])
-def test_wrong_streams(server, encoding, wrong):
-    compress = gzip.compress if encoding == "gzip" else zlib.compress
-    whole = compress(body_of(TEXT))
-    sent = {
-        "truncated": whole[:-5],
-        "longer": whole + b"x",
-        "garbage": b"garbage",
-        "empty": b"",
-        "bomb": compress(bytes(64 << 20)),
-    }[wrong]
-    assert len(sent) < LIMIT
-    headers = {"Content-Encoding": encoding}
-    found = requests.post(f"http://{server.http}{INFER}", data=sent, headers=headers, timeout=60)
-    refused(found, 413 if wrong == "bomb" else 400)
-
-
-def test_an_encoding_that_is_not_offered(server):
-    headers = {"Content-Encoding": "br"}
-    found = requests.post(f"http://{server.http}{INFER}", data=b"x", headers=headers, timeout=60)
-    refused(found, 400, "Content-Encoding is 'br'")
-
-
-@pytest.mark.parametrize("chunked", [False, True])
-@pytest.mark.parametrize("path", [INFER, "/v2/repository/index"])
+@pytest.mark.parametrize(("path", "chunked"), [(INFER, True), ("/v2/repository/index", False)])
 def test_bodies_over_the_limit(server, chunked, path):
     body = b" " * (LIMIT + 1)
     data = (body[start : start + 50000] for start in range(0, len(body), 50000))
@@ -193,15 +181,9 @@ def test_bodies_over_the_limit(server, chunked, path):
     refused(found, 413, "too large")
 
 
-def test_a_body_of_the_limit_is_taken(server):
-    body = body_of(TEXT)
-    found = requests.post(f"http://{server.http}{INFER}", data=body.ljust(LIMIT), timeout=60)
-    assert found.status_code == 200
-
-
 def test_a_connection_serves_on_after_a_body_over_the_limit(server):
     with requests.Session() as session:
-        for body, code in ((b" " * (LIMIT + 1), 413), (body_of(TEXT), 200)) * 3:
+        for body, code in ((b" " * (LIMIT + 1), 413), (body_of(TEXT).ljust(LIMIT), 200)) * 2:
             found = session.post(f"http://{server.http}{INFER}", data=body, timeout=60)
             assert found.status_code == code
 
@@ -232,17 +214,13 @@ def test_an_endless_body_ends_with_its_connection(server, monkeypatch):
     "sent",
     [
         b"garbage\r\n\r\n",
-        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
-        head_of("Content-Length: -5"),
         head_of("Content-Length: 5", "Content-Length: 6") + b"hello!",
         head_of("Content-Length: 99999999999999999999999999"),
         head_of("Transfer-Encoding: chunked") + b"zz\r\nhello\r\n",
         head_of("Transfer-Encoding: chunked", "Content-Length: 3") + b"abc",
-        b"FOO / HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /v2/models/caf\xc3\xa9 HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /\xff HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /v2 HTTP/1.1\r\nHost : x\r\n\r\n",
-        b"GET /v2 HTTP/9.9\r\nHost: x\r\n\r\n",
     ],
 )
 def test_what_is_no_http(server, sent):
@@ -252,8 +230,7 @@ def test_what_is_no_http(server, sent):
     assert list(json.loads(body)) == ["error"]
 
 
-@pytest.mark.parametrize("part", [0, 20])
-@pytest.mark.parametrize("abrupt", [False, True])
+@pytest.mark.parametrize(("part", "abrupt"), [(0, False), (20, True)])
 def test_a_client_that_leaves_in_the_middle_of_its_body(server, part, abrupt):
     asked, done = len(server.core.requests), len(server.done)
     body = body_of(TEXT)
@@ -262,65 +239,9 @@ def test_a_client_that_leaves_in_the_middle_of_its_body(server, part, abrupt):
         client.sendall(head_of(f"Content-Length: {len(body)}") + body[:part])
         if abrupt:  # a reset in place of an end
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    until = time.monotonic() + fake_core.DEADLINE
-    while len(server.done) == done:
-        assert time.monotonic() < until
-        time.sleep(0.005)
+    fake_core.wait_for(lambda: len(server.done) > done)
     assert server.done[-1].code == "499"
     assert len(server.core.requests) == asked
-
-
-def test_a_full_queue(server):
-    found = requests.post(
-        f"http://{server.http}/v2/models/full/infer", data=body_of(TEXT), timeout=60
-    )
-    refused(found, 503, "full")
-    assert found.headers["retry-after"] == "3"
-
-
-def test_many_hostile_clients_at_once(server):
-    bodies = [body for body, _ in REFUSED.values()]
-    codes = []
-
-    def ask(start):
-        with requests.Session() as session:
-            for body in bodies[start::4]:
-                url = f"http://{server.http}{INFER}"
-                codes.append(session.post(url, data=body, timeout=60).status_code)
-
-    threads = [threading.Thread(target=ask, args=(start,)) for start in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(codes) == {400, 413}
-    assert len(codes) == len(bodies)
-
-
-# Those of JSON that protobuf can say too.
-WRONG_IN_BOTH = (
-    *("negative dimension", "negative product", "no texts", "shape of rank 2", "too many texts"),
-    *("text too long", "duplicate outputs", "unknown output", "duplicate inputs", "unknown input"),
-    *("data too short", "data too long", "ids too short", "ids outside", "ids negative"),
-    *("ids longer than the model", "types outside", "types of another shape", "types alone"),
-    *("texts and ids", "pair for a model of texts", "datatype of ids", "text empty", "text blank"),
-    *("NUL in a text", "types mixed", "only padding"),
-)
-
-
-@pytest.mark.parametrize("case", WRONG_IN_BOTH)
-def test_wrong_requests_over_grpc(infer, case):
-    body, named = REFUSED[case]
-    message = json.loads(body)
-    request = pb.ModelInferRequest(model_name="sst", inputs=map(typed, message["inputs"]))
-    request.outputs.extend(
-        pb.ModelInferRequest.InferRequestedOutputTensor(name=output["name"])
-        for output in message.get("outputs", [])
-    )
-    with pytest.raises(grpc.RpcError) as caught:
-        infer(request, timeout=60)
-    assert caught.value.code() is CODE.INVALID_ARGUMENT
-    assert named in caught.value.details()
 
 
 def grpc_request(**rest):
@@ -363,10 +284,6 @@ WRONG_OVER_GRPC = {
         grpc_request(inputs=[raw_input()], raw_input_contents=[raw_texts(["a", "b"])[:-1]]),
         "element 1 of input 'text' goes past",
     ),
-    "raw too long": (
-        grpc_request(inputs=[raw_input()], raw_input_contents=[raw_texts(["a", "b", "c"])]),
-        "5 bytes of data after",
-    ),
     "raw not UTF-8": (
         grpc_request(inputs=[raw_input(shape=[1])], raw_input_contents=[b"\1\0\0\0\xff"]),
         "element 0 of input 'text' is not UTF-8",
@@ -376,12 +293,6 @@ WRONG_OVER_GRPC = {
             inputs=[raw_input("input_ids", "INT64", [2, 3])], raw_input_contents=[bytes(47)]
         ),
         "has 47 bytes of data",
-    ),
-    "raw shape over 64 bits": (
-        grpc_request(
-            inputs=[raw_input("input_ids", "INT64", [2**40, 2**40])], raw_input_contents=[bytes(48)]
-        ),
-        "input 'input_ids'",
     ),
     "NaN for an integer": (
         with_contents("INT64", "fp64_contents", [float("nan")], [1, 1]),
@@ -402,7 +313,6 @@ WRONG_OVER_GRPC = {
     "no inputs": (grpc_request(), "inputs hold neither"),
     "no contents": (grpc_request(inputs=[raw_input()]), "data of input 'text' has 0 elements"),
     "timeout": (with_parameter("timeout", "int64_param", -1), "'timeout'"),
-    "timeout is a string": (with_parameter("timeout", "string_param", "1"), "'timeout'"),
     "speed": (with_parameter("speed", "double_param", float("nan")), "'speed'"),
     "shared memory": (
         with_parameter("shared_memory_region", "string_param", "x", "input"),
@@ -415,13 +325,34 @@ WRONG_OVER_GRPC = {
 }
 
 
-@pytest.mark.parametrize("case", WRONG_OVER_GRPC)
-def test_wrong_requests_only_grpc_has(infer, case):
-    request, named = WRONG_OVER_GRPC[case]
+# Those of JSON that protobuf can say too.
+WRONG_IN_BOTH = (
+    *("negative product", "no texts", "shape of rank 2", "too many texts", "text too long"),
+    *("duplicate outputs", "unknown output", "duplicate inputs", "unknown input", "text empty"),
+    *("data too short", "ids outside", "ids longer than the model", "types of another shape"),
+    *("texts and ids", "datatype of ids", "only padding"),
+)
+
+
+def in_grpc(case):
+    """A case of REFUSED."""
+    body, named = REFUSED[case]
+    message = json.loads(body)
+    request = grpc_request(inputs=map(typed, message["inputs"]))
+    for output in message.get("outputs", ()):
+        request.outputs.add(name=output["name"])
+    return request, named
+
+
+@pytest.mark.parametrize("case", [*WRONG_IN_BOTH, *WRONG_OVER_GRPC])
+def test_wrong_requests_over_grpc(server, infer, case):
+    request, named = WRONG_OVER_GRPC[case] if case in WRONG_OVER_GRPC else in_grpc(case)
+    asked = len(server.core.requests)
     with pytest.raises(grpc.RpcError) as caught:
         infer(request, timeout=60)
     assert caught.value.code() is CODE.INVALID_ARGUMENT
     assert named in caught.value.details()
+    assert len(server.core.requests) == asked
 
 
 def test_what_is_no_message(channel):
@@ -442,15 +373,3 @@ def test_messages_over_the_limit(server, compression):
         with pytest.raises(grpc.RpcError) as caught:
             stub.ModelInfer(request, timeout=60, compression=compression)
     assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
-
-
-def test_ids_of_another_vocabulary_and_length(server, infer):
-    """The one kind of wrong request that would reach native code."""
-    for shape, data in (([1, 1], [fake_core.VOCAB]), ([1, fake_core.MAX_LENGTH + 1], [1] * 17)):
-        asked = len(server.core.requests)
-        entry = {**IDS, "shape": shape, "data": data}
-        url = f"http://{server.http}{INFER}"
-        refused(requests.post(url, data=body_of(entry), timeout=60), 400, "input 'input_ids'")
-        with pytest.raises(grpc.RpcError):
-            infer(grpc_request(inputs=[typed(entry)]), timeout=60)
-        assert len(server.core.requests) == asked

@@ -1,11 +1,8 @@
-"""OpenAI's calls, as its clients send them, over real sockets and by its own client."""
+"""OpenAI's calls, as its clients send them, over real sockets."""
 
 from __future__ import annotations
 
 import base64
-import json
-import subprocess
-from pathlib import Path
 
 import fake_core
 import numpy as np
@@ -13,15 +10,6 @@ import pytest
 import requests
 
 TEXTS = ["good good", "bad", "坏"]
-ROOT = Path(__file__).parents[4]
-PYTHON = ROOT / ".venv-clients" / "bin" / "python"
-CLIENT = Path(__file__).parent / "clients" / "openai_client.py"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with fake_core.serve() as found:
-        yield found
 
 
 @pytest.fixture
@@ -41,8 +29,10 @@ def decoded(text):
     return np.frombuffer(base64.b64decode(text), "<f4")
 
 
-@pytest.mark.parametrize("form", [None, "float", "base64"])
-@pytest.mark.parametrize("dimensions", [None, 2, fake_core.WIDTH])
+@pytest.mark.parametrize(
+    ("form", "dimensions"),
+    [(None, None), ("float", 2), ("base64", fake_core.WIDTH), ("base64", 2)],
+)
 def test_vectors(post, form, dimensions):
     asked = {"model": "vectors", "input": TEXTS, "user": "somebody"}
     asked.update({"encoding_format": form} if form else {})
@@ -123,17 +113,3 @@ def test_observers_are_told(server, post):
     post({"model": "vectors", "input": TEXTS})
     (done,) = server.done
     assert (done.model, done.code, done.texts) == ("vectors", "200", 3)
-
-
-@pytest.mark.skipif(not PYTHON.exists(), reason="no .venv-clients here: run `make venv-clients`")
-def test_openais_client(server):
-    done = subprocess.run(
-        [PYTHON, CLIENT, f"http://{server.http}/v1"], capture_output=True, text=True, timeout=480
-    )
-    assert done.returncode == 0, done.stderr
-    saw = json.loads(done.stdout)
-    np.testing.assert_allclose(saw["vectors"], expected(TEXTS), rtol=1e-6)
-    np.testing.assert_allclose(saw["short"], expected(TEXTS[:1], 2), rtol=1e-6)
-    assert saw["tokens"] == sum(map(len, TEXTS))
-    assert "vectors" in saw["models"]
-    assert saw["missing"] == [404, "there is no model 'nobody'", "model_not_found"]

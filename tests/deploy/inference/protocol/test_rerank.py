@@ -13,12 +13,6 @@ SCORES = 1 / (1 + np.exp(-VALUES))
 ORDER = [3, 1, 2, 0]
 
 
-@pytest.fixture(scope="module")
-def server():
-    with fake_core.serve() as found:
-        yield found
-
-
 @pytest.fixture
 def post(server):
     def call(path="/rerank", **message):
