@@ -8,22 +8,12 @@ from halves import nearest, needs_bfloat16
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from passes import INPUTS, ask, ask_rows, linear, make_batch
 from scipy import special
 
-from fleetbert.data.packing import packed_layout
-from fleetbert.engines import predictor
-from fleetbert.engines.alike import random_batch
-from fleetbert.engines.packed import open_group
 from fleetbert.graph import bfloat16
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
-
-
-def gelu(x):
-    return x * 0.5 * (1 + special.erf(x / np.sqrt(2)))
-
-
-ACTIVATIONS = {"": lambda x: x, "gelu_erf": gelu, "tanh": np.tanh}
 
 
 def layers(program):
@@ -93,32 +83,26 @@ def test_a_program_without_marks_stays_as_it_is(fused):
 
 
 @needs_bfloat16
-@pytest.mark.parametrize("shape", [(3, 32), (1, 128)])
-def test_each_layer_computes_what_float64_does_of_rounded_numbers(fused, shape):
-    batch = random_batch(np.random.default_rng(1), shape, 100)
-    for number, layer in enumerate(layers(fused.program)):
-        others = [weight(other) for other in layers(fused.program) if other is not layer]
+@pytest.mark.parametrize("lengths", [[32, 27, 9], [128]])
+def test_each_layer_computes_what_float64_does_of_rounded_numbers(fused, lengths):
+    batch = make_batch(lengths)
+    for number, op in enumerate(layers(fused.program)):
+        layer = linear(op, fused.parameters)
+        others = [weight(other) for other in layers(fused.program) if other is not op]
         program = bfloat16.mark(fused.program, others)
-        block = program.blocks[0]
-        for op in block.ops:  # attention in float32: x is the same with and without this layer
-            if op.type != "fc" and bfloat16.is_marked(op):
-                programs.set_attributes(op, mkldnn_data_type="float32")
-        names = [programs.argument(layer.inputs, "Input"), programs.argument(layer.outputs, "Out")]
-        inputs = programs.input_names(program)
-        (x,) = predictor.open_as_it_is(
-            programs.cut(fused.program, inputs, names[:1]), fused.parameters, 1
-        )(*reversed(batch) if inputs[0] == "token_type_ids" else batch)
-        (y,) = predictor.open_as_it_is(
-            bfloat16.convert(programs.cut(program, inputs, names[1:])), fused.parameters, 1
-        )(*reversed(batch) if inputs[0] == "token_type_ids" else batch)
-        w = fused.parameters[weight(layer)]
-        bias = fused.parameters[programs.argument(layer.inputs, "Bias")].astype(np.float64)
-        kind = ACTIVATIONS["".join(one.s for one in layer.attrs if one.name == "fuse_activation")]
-        expected = kind(nearest(x) @ nearest(w) + bias).reshape(y.shape)
+        for other in program.blocks[0].ops:
+            # attention in float32: x is the same with and without this layer
+            if other.type != "fc" and bfloat16.is_marked(other):
+                programs.set_attributes(other, mkldnn_data_type="float32")
+        program = bfloat16.convert(programs.cut(program, INPUTS, [layer.target]))
+        (x,) = ask(fused.program, fused.parameters, *batch, outputs=[layer.source])
+        (y,) = ask(program, fused.parameters, *batch)
+        w, bias = fused.parameters[layer.weight], layer.bias.astype(np.float64)
+        expected = layer.activation(nearest(x) @ nearest(w) + bias).reshape(y.shape)
         largest = np.abs(expected).max()
         np.testing.assert_allclose(y, expected, atol=2e-5 * largest, err_msg=str(number))
         # The reference is no copy of float32: rounding shows, within its bound.
-        exact = kind(x.astype(np.float64) @ w + bias).reshape(y.shape)
+        exact = layer.activation(x.astype(np.float64) @ w + bias).reshape(y.shape)
         bound = 2 * 2.0**-9 * (np.abs(x).astype(np.float64) @ np.abs(w)).reshape(y.shape)
         error = np.abs(exact - y)
         assert error.max() > 1e-4 * largest
@@ -143,8 +127,7 @@ def test_attention_computes_what_float64_does_of_rounded_numbers(fused):
     three = [random.normal(size=(texts, length, 64)).astype(np.float32) for _ in range(3)]
     mask = np.zeros((texts, 1, 1, length), np.float32)
     mask[1, ..., 20:] = -1e4
-    run = predictor.open_as_it_is(bfloat16.convert(program), fused.parameters, 1)
-    (found,) = run(*three, mask)
+    (found,) = ask(bfloat16.convert(program), fused.parameters, *three, mask)
     q, k, v = (
         nearest(one).reshape(texts, length, heads, size).transpose(0, 2, 1, 3) for one in three
     )
@@ -165,12 +148,6 @@ def test_attention_computes_what_float64_does_of_rounded_numbers(fused):
     assert np.abs(found - exact).mean() > 2e-4 * largest
 
 
-def make_batch(lengths, length):
-    batch = random_batch(np.random.default_rng(lengths), (len(lengths), length), 195)
-    batch[0][np.arange(length) >= np.array(lengths)[:, None]] = 0
-    return batch
-
-
 @needs_bfloat16
 @pytest.mark.parametrize("left", [None, "query", "value"])
 @pytest.mark.parametrize("lengths", [[11], [16, 3, 9], [16] * 4, [1, 16]])
@@ -178,10 +155,10 @@ def test_packed_and_single_rows_answer_as_the_whole_program(fused, left, lengths
     """Also where one of the layers that read the first layer's input stays in float32."""
     place = {None: -1, "query": 0, "value": 2}[left]
     program = bfloat16.mark(first_token_only(fused.program), [weight(layers(fused.program)[place])])
-    batch = make_batch(lengths, max(lengths))
-    (whole,) = predictor.open_as_it_is(bfloat16.convert(program), fused.parameters, 1)(*batch)
-    (exact,) = predictor.open_as_it_is(fused.program, fused.parameters, 1)(*batch)
-    found = open_group(program, fused.parameters, 1)[0](*batch, packed_layout(batch[0] != 0))
+    batch = make_batch(lengths)
+    (whole,) = ask(bfloat16.convert(program), fused.parameters, *batch)
+    (exact,) = ask(fused.program, fused.parameters, *batch)
+    found = ask_rows(program, fused.parameters, *batch)
     largest = np.abs(exact).max()
     assert 1e-4 * largest < np.abs(whole - exact).max() < 0.1 * largest
     # Attention of a single row is float32, where its three layers are all in bfloat16.

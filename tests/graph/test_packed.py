@@ -1,94 +1,97 @@
-"""Programs whose texts share rows, against all operators in Paddle as they were."""
+"""Programs whose texts share rows, and those of a text alone, against all operators in Paddle as
+they were."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import shapes
+from passes import ask, ask_rows, make_batch
+from tiny_bert import make_embedder
 
-from fleetbert import bundle as bundles
+from fleetbert.compat import environment
 from fleetbert.data.packing import packed_layout
-from fleetbert.engines import predictor
-from fleetbert.engines.alike import random_batch
 from fleetbert.engines.packed import open_group
-from fleetbert.graph import embeddings, groups, packed, weights
+from fleetbert.export import program as export
+from fleetbert.graph import embeddings, groups, packed, single_row, weights
 from fleetbert.graph import int8 as to_int8
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
+from fleetbert.graph.fuse import fuse, merge_transposes
+
+
+def quantized(fused, left=None):
+    """The program in int8, but for the layer of the number `left`, and its parameters."""
+    program = first_token_only(fused.program)
+    layers = to_int8.linear_layers(program)
+    read = {
+        programs.argument(op.inputs, "W"): programs.argument(op.inputs, "Input")
+        for number, op in enumerate(layers)
+        if number != left
+    }
+    integers = {weight: weights.quantize(fused.parameters[weight], 1) for weight in read}
+    program = to_int8.to_int8(program, dict.fromkeys(read.values(), 4.0), integers)
+    widened = {name: weights.widen(one) for name, one in integers.items()}
+    return program, {**fused.parameters, **widened}
 
 
 @pytest.fixture(scope="module")
-def int8(tiny_bundle, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("int8")
-    bundle = bundles.read(shapes.add_int8_and_early_exit(tiny_bundle, folder).root)
-    return predictor.read_integers(bundle.folder("int8-static"))
+def int8(fused):
+    return quantized(fused)
 
 
-@pytest.fixture(scope="module", params=["query", "value"])
-def partly_int8(request, fused, tmp_path_factory):
-    """One of the layers that read the first layer's input stays in float32."""
-    program = first_token_only(fused.program)
-    layers = to_int8.linear_layers(program)
-    left = layers[{"query": 0, "value": 2}[request.param]]
-    read = [(programs.argument(op.inputs, "Input"), programs.argument(op.inputs, "W"))
-            for op in layers if op is not left]  # fmt: skip
-    quantized = {weight: weights.quantize(fused.parameters[weight], 1) for _, weight in read}
-    folder = tmp_path_factory.mktemp("partly-int8")
-    thresholds = {source: 4.0 for source, _ in read}
-    programs.write(folder / "x86.pdmodel", to_int8.to_int8(program, thresholds, quantized))
-    others = {name: one for name, one in fused.parameters.items() if name not in quantized}
-    weights.save(folder, quantized, others)
-    return predictor.read_integers(folder)
-
-
-def make_batch(lengths, length):
-    """Random texts of so many tokens, padded to `length`."""
-    batch = random_batch(np.random.default_rng(lengths), (len(lengths), length), 195)
-    batch[0][np.arange(length) >= np.array(lengths)[:, None]] = 0
-    return batch
-
-
-def answer(program, parameters, ids, types):
-    """That of a program whose texts share rows."""
-    return open_group(program, parameters, 1)[0](ids, types, packed_layout(ids != 0))
+MANY = [[16, 3, 9], [16] * 4, [1, 16], [*range(1, 17)] * 9]
+# A row alone without padding has attention of its own.
+ALONE = [[1], [2], [13], [139], [512]]
 
 
 @pytest.mark.parametrize("first_only", [False, True])
-@pytest.mark.parametrize("lengths", [[5], [16, 3, 9], [16] * 4, [1, 16], list(range(1, 17)) * 9])
+@pytest.mark.parametrize("lengths", [*MANY, *ALONE])
 def test_the_answers_in_float32_are_the_same(fused, first_only, lengths):
     program = first_token_only(fused.program) if first_only else fused.program
-    batch = make_batch(lengths, 16)
-    (whole,) = predictor.open_as_it_is(program, fused.parameters, 1)(*batch)
-    found = answer(program, fused.parameters, *batch)
+    batch = make_batch(lengths)
+    (whole,) = ask(program, fused.parameters, *batch)
     assert whole.std() > 0.01
     # Kernels for AVX2 add in another order where there are more rows.
-    np.testing.assert_allclose(found, whole, atol=1e-5)
+    np.testing.assert_allclose(ask_rows(program, fused.parameters, *batch), whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("lengths", [[16, 3, 9], [16] * 4, [1, 16], list(range(1, 17)) * 9])
+@pytest.mark.parametrize("lengths", MANY)
 def test_the_answers_in_int8_are_the_same_bits(int8, lengths):
-    batch = make_batch(lengths, 16)
-    (whole,) = predictor.open_as_it_is(*int8, 1)(*batch)
+    batch = make_batch(lengths)
+    (whole,) = ask(*int8, *batch)
     assert whole.std() > 0.01
-    np.testing.assert_array_equal(answer(*int8, *batch), whole)
+    np.testing.assert_array_equal(ask_rows(*int8, *batch), whole)
 
 
+@pytest.mark.parametrize("left", [0, 2], ids=["query", "value"])
 @pytest.mark.parametrize("lengths", [[11], [16, 3, 9]])
-def test_layers_of_one_input_may_be_in_float32_and_int8(partly_int8, lengths):
+def test_layers_of_one_input_may_be_in_float32_and_int8(fused, left, lengths):
     """An int8 copy of the input once passed for another input, and the layer for the last one."""
-    batch = make_batch(lengths, max(lengths))
-    (whole,) = predictor.open_as_it_is(*partly_int8, 1)(*batch)
-    np.testing.assert_allclose(answer(*partly_int8, *batch), whole, atol=1e-5)
+    partly, batch = quantized(fused, left), make_batch(lengths)
+    np.testing.assert_allclose(ask_rows(*partly, *batch), ask(*partly, *batch)[0], atol=1e-5)
 
 
-def test_padding_between_tokens_and_in_the_first_place(int8):
-    ids, types = make_batch([16, 7, 12], 16)
+def test_padding_between_tokens_and_in_the_first_place(fused, int8):
+    ids, types = make_batch([16, 7, 12])
     ids[0, 4], ids[2, 0] = 0, 0
-    (whole,) = predictor.open_as_it_is(*int8, 1)(ids, types)
-    np.testing.assert_array_equal(answer(*int8, ids, types), whole)
+    (whole,) = ask(*int8, ids, types)
+    np.testing.assert_array_equal(ask_rows(*int8, ids, types), whole)
+    for padding in (slice(0, 1), slice(5, 9)):  # in a row alone
+        ids, types = make_batch([32])
+        ids[0, padding] = 0
+        (whole,) = ask(fused.program, fused.parameters, ids, types)
+        found = ask_rows(fused.program, fused.parameters, ids, types)
+        np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
-def test_a_row_of_padding_says_the_same_beside_any_other(int8):
+def test_a_text_does_not_see_those_beside_it(int8):
+    ids, types = make_batch([10, 12, 9], 16)  # one row of 32
+    before = ask_rows(*int8, ids, types)
+    ids[1, :12] = ids[1, 11::-1].copy()
+    after = ask_rows(*int8, ids, types)
+    np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
+    assert np.abs(after[1] - before[1]).max() > 1e-3
+    # Nor does a row of padding.
     (run,) = open_group(*int8, 1)
     found = []
     for others in ([16, 5], [3, 11]):
@@ -96,16 +99,6 @@ def test_a_row_of_padding_says_the_same_beside_any_other(int8):
         ids[2], types[2] = 0, 0
         found.append(run(ids, types, packed_layout(ids != 0))[2])
     np.testing.assert_array_equal(*found)
-
-
-def test_a_text_does_not_see_those_beside_it(int8):
-    (run,) = open_group(*int8, 1)
-    ids, types = make_batch([10, 12, 9], 16)  # one row of 32
-    before = run(ids, types, packed_layout(ids != 0))
-    ids[1, :12] = ids[1, 11::-1].copy()
-    after = run(ids, types, packed_layout(ids != 0))
-    np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
-    assert np.abs(after[1] - before[1]).max() > 1e-3
 
 
 def test_a_program_has_the_inputs_that_it_needs(fused, int8):
@@ -123,3 +116,44 @@ def test_a_program_has_the_inputs_that_it_needs(fused, int8):
     assert found == [["mask"], ["first_tokens", "queries", "answers", "query_mask"]]
     start = embeddings.take_out(fused.program, fused.parameters)
     assert packed.rewrite(start.program, start.inputs)[1] == ["mask", "first_tokens"]
+
+
+def kinds_alone(program, parameters):
+    """The operators of the program for a text alone."""
+    start = embeddings.take_out(program, parameters)
+    rest, kept = single_row.rewrite(start.program, start.parameters, *start.inputs)
+    assert {*kept} == {*programs.parameter_names(rest)}
+    kinds = [op.type for op in rest.blocks[0].ops]
+    assert kinds.count("feed") == 1
+    return kinds
+
+
+def test_attention_of_a_text_alone_is_one_operator_and_the_mask_is_gone(fused):
+    kinds = kinds_alone(fused.program, fused.parameters)
+    assert kinds.count("self_dp_attention") == 2
+    assert not {"softmax", "fused_matmul"} & {*kinds}
+    assert kinds.count("fc") == 2 * 4 + 2  # a layer's, the pooler, the classifier
+    # A last layer for one token keeps its products.
+    kinds = kinds_alone(first_token_only(fused.program), fused.parameters)
+    assert (kinds.count("self_dp_attention"), kinds.count("fused_matmul")) == (1, 2)
+
+
+def test_the_mean_over_a_text_alone_needs_no_mask(tmp_path):
+    """On processors that can, tests/export/test_embedding.py asks such programs single texts."""
+    export.save_program(make_embedder(), tmp_path)
+    fused = fuse(tmp_path)
+    kinds = kinds_alone(merge_transposes(fused.program), fused.parameters)
+    assert kinds.count("reduce_mean") == 1
+    assert not {"exp", "matmul", "softmax"} & {*kinds}
+
+
+def test_it_is_for_processors_that_can_and_for_models_that_are_not_wide(fused, monkeypatch):
+    monkeypatch.setattr(
+        environment, "cpuinfo", lambda: "flags : avx2 " + " ".join(single_row.NEEDED)
+    )
+    assert single_row.fits(fused.program)
+    monkeypatch.setattr(single_row, "WIDEST", 32)
+    assert not single_row.fits(fused.program)
+    monkeypatch.setattr(single_row, "WIDEST", 64)
+    monkeypatch.setattr(environment, "cpuinfo", lambda: "flags : avx2 avx512f")
+    assert not single_row.fits(fused.program)

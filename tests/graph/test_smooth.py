@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_bert import make_network
+from passes import INPUTS, ask, ask_rows, make_batch
 
 from fleetbert.compat import environment
 from fleetbert.compress.work import Source
-from fleetbert.data.packing import packed_layout
-from fleetbert.engines import engine, predictor
-from fleetbert.engines.alike import random_batch
-from fleetbert.engines.packed import open_group
-from fleetbert.export import program as export
+from fleetbert.engines import engine
 from fleetbert.graph import int8, smooth
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
@@ -21,10 +17,8 @@ from fleetbert.graph.weights import Quantized, quantize, widen
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("program")
-    export.save_program(make_network(), folder)
-    return Source(folder)
+def source(whole_program):
+    return Source(whole_program)
 
 
 @pytest.fixture(scope="module")
@@ -43,12 +37,12 @@ def smoothed(source, scales):
 
 @pytest.fixture(scope="module")
 def batch():
-    return random_batch(np.random.default_rng(1), (3, 32), 100)
+    return make_batch([32, 27, 5])
 
 
 @pytest.fixture(scope="module")
 def feeds(batch):
-    return dict(zip(("input_ids", "token_type_ids"), batch))
+    return dict(zip(INPUTS, batch))
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +70,13 @@ def test_the_last_layer_still_computes_the_first_token_only(smoothed, batch, log
     program = first_token_only(merge_transposes(program))
     last = programs.attentions(program.blocks[0])[-1]
     assert last.one_query
-    found = predictor.open_as_it_is(program, parameters, 1)(*batch)[0]
-    np.testing.assert_allclose(found, logits, atol=2e-5)
+    np.testing.assert_allclose(ask(program, parameters, *batch)[0], logits, atol=2e-5)
     # What the query reads is divided after the first token was taken.
     query = programs.argument(last.query.inputs, "Input")
     product = programs.producer(program.blocks[0], query)
     assert product.type == "elementwise_mul"
     assert programs.argument(product.inputs, "X").endswith("@first")
-    (group,) = open_group(program, parameters, 1)
-    for _ in range(2):  # parameters take oneDNN's layout in the first run
-        rows = group(*batch, packed_layout(batch[0] != 0))
-        np.testing.assert_allclose(rows, logits, atol=2e-5)
+    np.testing.assert_allclose(ask_rows(program, parameters, *batch), logits, atol=2e-5)
 
 
 def test_inputs_and_weights_are_what_numpy_computes(source, smoothed, scales, feeds):
@@ -115,11 +105,9 @@ def test_its_int8_layers_compute_what_numpy_does(source, smoothed, scales, batch
     quantized = {weight: quantize(source.arrays[weight] * scales[name][:, None], 1)}
     thresholds = {name + smooth.SMOOTH: threshold}
     program = int8.to_int8(fused.program, thresholds, quantized)
-    layer = int8.linear_layers(program)[0]
-    output = programs.argument(layer.outputs, "Out")
-    program = programs.cut(program, ["input_ids", "token_type_ids"], [output])
+    output = programs.argument(int8.linear_layers(program)[0].outputs, "Out")
     parameters = {**fused.parameters, weight: widen(quantized[weight])}
-    found = predictor.open_as_it_is(program, parameters, 1)(*batch)[0][batch[0] != 0]
+    found = ask(program, parameters, *batch, outputs=[output])[0][batch[0] != 0]
     steps = int8.weight_steps(environment.cpuinfo())
     bias = source.arrays[int8.biases(fused.program)[weight]]
     integers, scales, axis = quantized[weight]
