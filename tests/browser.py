@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -41,8 +40,8 @@ def find() -> str:
 
 
 class Browser:
-    """One page. `requests` are the URLs that it asked for, `errors` what its console complained
-    of. End it with `close`."""
+    """One page. `requests` are the URLs that it asked for since it was opened, `errors` what its
+    console complained of. End it with `close`."""
 
     def __init__(self, folder: Path):
         self.requests: list[str] = []
@@ -70,6 +69,10 @@ class Browser:
             self._call(f"{domain}.enable")
 
     def open(self, url: str) -> None:
+        self._call("Page.navigate", url="about:blank")
+        self.wait_for("location.href === 'about:blank'")
+        self.requests.clear()
+        self.errors.clear()
         self._call("Page.navigate", url=url)
         self.wait_for("location.href !== 'about:blank' && document.readyState === 'complete'")
 
@@ -89,15 +92,12 @@ class Browser:
             time.sleep(0.05)
         raise AssertionError(f"waited in vain for {expression}; console: {self.errors}")
 
-    def hosts(self) -> set[str]:
-        """Where requests went."""
-        return {
-            urlsplit(url).netloc for url in self.requests if not url.startswith(("data:", "about:"))
-        }
-
-    def picture(self, path: Path) -> None:
-        data = self._call("Page.captureScreenshot", captureBeyondViewport=True)["data"]
-        path.write_bytes(base64.b64decode(data))
+    def check(self, url: str) -> None:
+        """The page asked nobody but the server at `url`, and its console has no complaint."""
+        asked = {urlsplit(one) for one in self.requests}
+        hosts = {one.netloc for one in asked if one.scheme not in ("data", "about")}
+        assert hosts == {urlsplit(url).netloc}
+        assert self.errors == []
 
     def close(self) -> None:
         self._process.kill()
