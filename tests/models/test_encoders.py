@@ -9,9 +9,21 @@ from pathlib import Path
 import numpy as np
 import paddle
 import pytest
-from safetensors.numpy import load_file, save_file
+from encoder_files import (
+    FAMILIES,
+    MADE,
+    WORDS,
+    change_fields,
+    change_tensors,
+    files_of,
+    given,
+    loaded,
+    pad_of,
+    source_of,
+    write,
+)
+from safetensors.numpy import load_file
 
-from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import from_program
 from fleetbert.data import tokenizers
@@ -22,158 +34,96 @@ from fleetbert.models import encoders, heads, weights
 
 from paddlenlp import transformers as paddlenlp  # isort: skip  after fleetbert.compat
 
-FAMILIES = ("bert", "roberta", "camembert", "xlm-roberta", "ernie", "distilbert", "electra")
-MADE = np.load(Path(__file__).with_name("families") / "families.npz")
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+TASKS = {"classifier": "classification", "mlm": "mlm"}
+# ELECTRA's head for words is that of a generator.
+HEADS = [
+    (family, head) for head in TASKS for family in FAMILIES if (family, head) != ("electra", "mlm")
+]
 
 
-def files_of(family: str, head: str) -> tuple[dict, dict[str, np.ndarray]]:
-    fields = json.loads(str(MADE[f"{family}/{head}/config"]))
-    flat, tensors = MADE[f"{family}/{head}/tensors"], {}
-    for name, shape in json.loads(str(MADE[f"{family}/{head}/shapes"])).items():
-        size = int(np.prod(shape))
-        tensors[name], flat = flat[:size].reshape(shape), flat[size:]
-    assert not len(flat)
-    return fields, tensors
+def assert_close(found, wanted):
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
-def write_vocab(folder: Path, pad: int) -> None:
-    """Thirty words; that of padding where the family has it."""
-    words = [*SPECIAL, *(f"word{number}" for number in range(25))]
-    words.insert(pad, words.pop(0))
-    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
-    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
-
-
-def pad_of(family: str) -> int:
-    return int(MADE[f"{family}/ids"][-1, -1])
-
-
-def write(folder: Path, family: str, head: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    fields, tensors = files_of(family, head)
-    (folder / "config.json").write_text(json.dumps(fields))
-    save_file(tensors, folder / "model.safetensors")
-    write_vocab(folder, pad_of(family))
-    return folder
-
-
-def open_network(folder: Path, task: str = "classification", pad: int | None = None):
-    source = weights.open_source(config.Model(init=str(folder)))
-    paddle.seed(3)
-    network = heads.build(task, weights.bert_config(source, 3, 30, pad))
-    report = weights.load(network, source)
-    network.eval()
-    return source, network, report
-
-
-def arrays(family: str) -> list[paddle.Tensor]:
-    return [paddle.to_tensor(MADE[f"{family}/{name}"]) for name in ("ids", "types")]
-
-
-@pytest.fixture(params=FAMILIES)
-def family(request) -> str:
-    return request.param
-
-
-def test_hidden_states_and_logits_are_those_of_transformers(family, tmp_path):
-    _, network, report = open_network(write(tmp_path / "m", family, "classifier"))
-    ids, types = arrays(family)
+@pytest.mark.parametrize(("family", "head"), HEADS)
+def test_answers_are_those_of_transformers(family, head, tmp_path):
+    network, report = loaded(write(tmp_path / "m", family, head), TASKS[head])
     real = MADE[f"{family}/ids"] != pad_of(family)
-    hidden = network.network.bert(ids, types)[0].numpy()
-    wanted = MADE[f"{family}/classifier/hidden"]
-    np.testing.assert_allclose(hidden[real], wanted[real], atol=1e-5)
-    np.testing.assert_allclose(
-        network(ids, types).numpy(), MADE[f"{family}/classifier/logits"], atol=1e-5
-    )
-    assert report == ([], [])
+    hidden, _ = heads.encode(network.network.bert, *given(family))
+    assert_close(hidden.numpy()[real], MADE[f"{family}/{head}/hidden"][real])
+    logits, wanted = network(*given(family)).numpy(), MADE[f"{family}/{head}/logits"]
+    if head == "mlm":
+        logits, wanted = logits.reshape(*real.shape, -1)[real], wanted[real]
+        assert set(report.fresh) <= {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+    else:
+        assert report == ([], [])
+    assert_close(logits, wanted)
 
 
-def test_masked_words_are_those_of_transformers(family, tmp_path):
-    if family == "electra":
-        pytest.skip("its head for words is that of a generator")
-    _, network, report = open_network(write(tmp_path / "m", family, "mlm"), "mlm")
-    real = MADE[f"{family}/ids"] != pad_of(family)
-    logits = network(*arrays(family)).numpy().reshape(*real.shape, -1)
-    wanted = MADE[f"{family}/mlm/logits"]
-    np.testing.assert_allclose(logits[real], wanted[real], atol=1e-5)
-    assert set(report.fresh) <= {"bert.pooler.dense.weight", "bert.pooler.dense.bias"}
+@pytest.mark.parametrize("family", FAMILIES)
+def test_texts_that_share_a_row_answer_as_each_does_alone(family, tmp_path):
+    network, _ = loaded(write(tmp_path / "m", family))
+    lengths = (MADE[f"{family}/ids"] != pad_of(family)).sum(1)
+    chosen = (0, 2)
+
+    def packed(name):
+        return np.concatenate([MADE[f"{family}/{name}"][n, : lengths[n]] for n in chosen])
+
+    positions = np.concatenate([np.arange(lengths[n]) for n in chosen])
+    segments = np.repeat([1, 2], lengths[list(chosen)])
+    row = [paddle.to_tensor(a[None]) for a in (packed("ids"), packed("types"), positions, segments)]
+    hidden, _ = heads.encode(network.network.bert, *row)
+    assert_close(hidden.numpy()[0], packed("classifier/hidden"))
+    logits = network(*row, paddle.to_tensor([0, lengths[0]])).numpy()
+    assert_close(logits, MADE[f"{family}/classifier/logits"][list(chosen)])
 
 
-@pytest.mark.parametrize("head", ["classifier", "mlm"])
+@pytest.mark.parametrize(("family", "head"), HEADS)
 def test_what_is_written_back_is_what_was_read(family, head, tmp_path):
-    if (family, head) == ("electra", "mlm"):
-        pytest.skip("its head for words is that of a generator")
-    task = "classification" if head == "classifier" else "mlm"
-    source, network, _ = open_network(write(tmp_path / "m", family, head), task)
+    source = source_of(write(tmp_path / "m", family, head))
+    network, _ = loaded(tmp_path / "m", TASKS[head])
     weights.save_folder(network, source, tmp_path / "again", ["x", "y", "z"])
-    fields, given = files_of(family, head)
+    fields, tensors = files_of(family, head)
     found = load_file(tmp_path / "again" / "model.safetensors")
     said = json.loads((tmp_path / "again" / "config.json").read_text())
-    assert said["architectures"] == fields["architectures"]
     changed = {"id2label", "label2id"}
     if family == "ernie":  # the first task is in the types of tokens now
-        task_types = given.pop("ernie.embeddings.task_type_embeddings.weight")
-        given["ernie.embeddings.token_type_embeddings.weight"] += task_types[0]
+        task_types = tensors.pop("ernie.embeddings.task_type_embeddings.weight")
+        tensors["ernie.embeddings.token_type_embeddings.weight"] += task_types[0]
         changed |= {"use_task_id", "task_type_vocab_size"}
-    assert {key: said[key] for key in fields if key in said and key not in changed} == {
-        key: value for key, value in fields.items() if key in said and key not in changed
-    }
-    assert not said.get("use_task_id")
+    same = {*fields} & {*said} - changed
+    assert {key: said[key] for key in same} == {key: fields[key] for key in same}
+    assert "architectures" in same and not said.get("use_task_id")
     if head == "mlm":  # the network's pooler, which started fresh
-        found = {name: array for name, array in found.items() if "pooler" not in name}
-        found = {n: a for n, a in found.items() if not n.startswith("pre_classifier")}
-    assert set(found) == set(given)
-    for name, array in given.items():
+        found = {n: a for n, a in found.items() if "pooler" not in n and "pre_class" not in n}
+    assert set(found) == set(tensors)
+    for name, array in tensors.items():
         if name.endswith("position_embeddings.weight"):  # rows that no token has
             unused = pad_of(family) + 1 if "roberta." in name else 0
             array, found[name] = array[unused:], found[name][unused:]
-        np.testing.assert_allclose(found[name], array, atol=1e-6, err_msg=name)
-    assert weights.open_source(config.Model(init=str(tmp_path / "again"))).shape == source.shape
+        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert source_of(tmp_path / "again").shape == source.shape
 
 
-@pytest.fixture
-def bundle(family, tmp_path) -> bundles.Bundle:
-    folder = write(tmp_path / "m", family, "classifier")
-    return imported.import_model(
-        config.Model(init=str(folder)), tmp_path / "bundle", None, max_length=16
-    )
-
-
-def test_the_program_computes_it(family, bundle):
-    ids, types = (MADE[f"{family}/{name}"] for name in ("ids", "types"))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_program_computes_it_and_becomes_the_network_again(family, tmp_path):
+    bundle = imported.import_model(
+        config.Model(init=str(write(tmp_path / "m", family))), tmp_path / "bundle", None,
+        max_length=16,
+    )  # fmt: skip
+    wanted = MADE[f"{family}/classifier/logits"]
     run = engine.open_folder(engine.FLOAT32, bundle.folder("float32"), "cpu", 1)
-    np.testing.assert_allclose(run(ids, types), MADE[f"{family}/classifier/logits"], atol=1e-5)
-
-
-def test_the_program_becomes_the_network_again(family, bundle):
+    assert_close(run(MADE[f"{family}/ids"], MADE[f"{family}/types"]), wanted)
     source = from_program.open_bundle(bundle, 0.0)
-    network = heads.build("classification", weights.bert_config(source, 3, 30))
+    network = heads.build("classification", weights.bert_config(source, 3, WORDS))
     weights.load(network, source)
     network.eval()
-    logits = network(*arrays(family)).numpy()
-    np.testing.assert_allclose(logits, MADE[f"{family}/classifier/logits"], atol=1e-5)
-
-
-def test_packed_rows_have_the_poolers_activation(family, tmp_path):
-    """Two texts in one row, as training packs them, answer as each does alone."""
-    _, network, _ = open_network(write(tmp_path / "m", family, "classifier"))
-    ids, types = (MADE[f"{family}/{name}"] for name in ("ids", "types"))
-    real = ids != pad_of(family)
-    lengths = real.sum(1)
-    row = [np.concatenate([part[n, : lengths[n]] for n in (0, 2)]) for part in (ids, types)]
-    positions = np.concatenate([np.arange(lengths[n]) for n in (0, 2)])
-    segments = np.repeat([1, 2], lengths[[0, 2]])
-    given = [paddle.to_tensor(array[None]) for array in (*row, positions, segments)]
-    logits = network(*given, paddle.to_tensor([0, lengths[0]])).numpy()
-    wanted = MADE[f"{family}/classifier/logits"][[0, 2]]
-    np.testing.assert_allclose(logits, wanted, atol=1e-5)
+    assert_close(network(*given(family)).numpy(), wanted)
 
 
 @pytest.mark.parametrize("family", ["roberta", "distilbert"])
 def test_pairs_of_a_family_with_one_type_have_it_throughout(family, tmp_path):
-    source, _, _ = open_network(write(tmp_path / "m", family, "classifier"))
-    tokenizer = tokenizers.open(source.tokenizer)
+    tokenizer = tokenizers.open(source_of(write(tmp_path / "m", family)).tokenizer)
     encoded = tokenizer.encode(["word1 word2"], ["word3"], 16)
     assert encoded.first_lengths.tolist() == [6]
     assert tokenizer.spec.settings["one_type"] is True
@@ -181,14 +131,14 @@ def test_pairs_of_a_family_with_one_type_have_it_throughout(family, tmp_path):
 
 def test_training_moves_the_one_type_of_distilbert(tmp_path):
     """It goes into the positions, so that the encoder computes the same when it is read again."""
-    source, network, _ = open_network(write(tmp_path / "m", "distilbert", "classifier"))
+    network, _ = loaded(write(tmp_path / "m", "distilbert"))
     table = network.network.bert.embeddings.token_type_embeddings.weight
     table.set_value(np.float32([np.arange(8) / 8, np.ones(8)]))
-    expected = network(*arrays("distilbert")).numpy()
+    expected = network(*given("distilbert")).numpy()
     assert np.abs(expected - MADE["distilbert/classifier/logits"]).max() > 1e-3
-    weights.save_folder(network, source, tmp_path / "again", ["x", "y", "z"])
-    _, again, _ = open_network(tmp_path / "again")
-    np.testing.assert_allclose(again(*arrays("distilbert")).numpy(), expected, atol=1e-5)
+    weights.save_folder(network, source_of(tmp_path / "m"), tmp_path / "again", ["x", "y", "z"])
+    again, _ = loaded(tmp_path / "again")
+    assert_close(again(*given("distilbert")).numpy(), expected)
 
 
 PADDLENLPS = {
@@ -202,11 +152,11 @@ PADDLENLPS = {
 
 def write_paddlenlps(folder: Path, family: str) -> Path:
     """Its names begin as the family's; its layout is the network's."""
-    write(folder, family, "classifier")
-    fields, files = files_of(family, "classifier")
+    write(folder, family)
     known = encoders.families[family]
-    plain = known._replace(fold=encoders.unchanged)
-    tensors, _ = encoders.read(plain, fields, files)
+    tensors, _ = encoders.read(
+        known._replace(fold=encoders.unchanged), *files_of(family, "classifier")
+    )
     named = {}
     for name, array in tensors.items():
         for theirs, own in known.classifier[::-1]:
@@ -224,20 +174,21 @@ def write_paddlenlps(folder: Path, family: str) -> Path:
 def test_paddlenlps_files_of_the_family(family, tmp_path):
     """PaddleNLP opens what is written back, and it computes the same."""
     wanted = MADE[f"{family}/classifier/logits"]
-    source, network, _ = open_network(write_paddlenlps(tmp_path / "m", family))
-    np.testing.assert_allclose(network(*arrays(family)).numpy(), wanted, atol=1e-5)
+    source = source_of(write_paddlenlps(tmp_path / "m", family))
+    network, _ = loaded(tmp_path / "m")
+    assert_close(network(*given(family)).numpy(), wanted)
     weights.save_folder(network, source, tmp_path / "again", ["x", "y", "z"])
     theirs = PADDLENLPS[family].from_pretrained(str(tmp_path / "again"))
     theirs.eval()
-    ids, types = arrays(family)
-    given = {"input_ids": ids, "attention_mask": (ids != pad_of(family)).astype("int64")}
+    ids, types = given(family)
+    asked = {"input_ids": ids, "attention_mask": (ids != pad_of(family)).astype("int64")}
     if family == "electra":
-        given.pop("attention_mask")  # 2.8.1 takes one of another shape only
+        asked.pop("attention_mask")  # 2.8.1 takes one of another shape only
     if family != "distilbert":
-        given["token_type_ids"] = types
-    np.testing.assert_allclose(theirs(**given).numpy(), wanted, atol=1e-5)
+        asked["token_type_ids"] = types
+    assert_close(theirs(**asked).numpy(), wanted)
     assert encoders.is_paddlenlps(load_file(tmp_path / "again" / "model.safetensors"))
-    assert weights.open_source(config.Model(init=str(tmp_path / "again"))).shape == source.shape
+    assert source_of(tmp_path / "again").shape == source.shape
 
 
 @pytest.mark.parametrize("family", ["bert", "ernie", "electra"])
@@ -251,14 +202,30 @@ def test_model_config_of_older_versions_of_paddlenlp(family, tmp_path):
     outer = {"init_args": [encoder, 3], "dropout": None, "init_class": title}
     (folder / "model_config.json").write_text(json.dumps(outer))
     (folder / "config.json").unlink()
-    source, network, _ = open_network(folder)
-    assert source.family.model_type == family
-    wanted = MADE[f"{family}/classifier/logits"]
-    np.testing.assert_allclose(network(*arrays(family)).numpy(), wanted, atol=1e-5)
+    assert source_of(folder).family.model_type == family
+    network, _ = loaded(folder)
+    assert_close(network(*given(family)).numpy(), MADE[f"{family}/classifier/logits"])
     outer["init_class"] = encoder["init_class"] = "ErnieMModel"
     (folder / "model_config.json").write_text(json.dumps(outer))
     with pytest.raises(UserError, match="is a ErnieMModel; supported are BERT"):
-        weights.open_source(config.Model(init=str(folder)))
+        source_of(folder)
+
+
+def write_head(folder: Path, logits: int, fields: dict) -> config.Model:
+    """A BERT with the first of its logits, and more fields in config.json."""
+    write(folder)
+
+    def narrow(tensors):
+        for name in ("classifier.weight", "classifier.bias"):
+            tensors[name] = tensors[name][:logits]
+
+    change_tensors(folder, narrow)
+    change_fields(folder, id2label=None, label2id=None, **fields)
+    return config.Model(init=str(folder))
+
+
+SEVERAL = {"problem_type": "multi_label_classification"}
+NUMBER = {"problem_type": "regression"}
 
 
 @pytest.mark.parametrize(
@@ -266,48 +233,28 @@ def test_model_config_of_older_versions_of_paddlenlp(family, tmp_path):
     [
         ({}, 3, False, "classification", ["LABEL_0", "LABEL_1", "LABEL_2"]),
         ({}, 1, False, "regression", []),
-        ({"problem_type": "regression"}, 1, True, "pair_regression", []),
-        (
-            {"problem_type": "multi_label_classification"},
-            2,
-            False,
-            "multi_label_classification",
-            ["LABEL_0", "LABEL_1"],
-        ),
+        (NUMBER, 1, True, "pair_regression", []),
+        (SEVERAL, 2, False, "multi_label_classification", ["LABEL_0", "LABEL_1"]),
     ],
 )
 def test_the_task_of_a_head_is_what_its_config_says(fields, logits, pair, task, labels, tmp_path):
-    folder = write_head(tmp_path / "m", logits, fields)
-    bundle = imported.import_model(
-        config.Model(init=str(folder)), tmp_path / "bundle", None, pair, max_length=16
-    )
+    model = write_head(tmp_path / "m", logits, fields)
+    bundle = imported.import_model(model, tmp_path / "bundle", None, pair, max_length=16)
     assert (bundle.task.name, bundle.labels) == (task, labels)
 
 
 @pytest.mark.parametrize(
-    ("problem", "pair", "said"),
+    ("fields", "pair", "said"),
     [
-        ("regression", False, "its head gives 3 numbers for each text"),
-        ("multi_label_classification", True, "several labels, which only single texts have"),
+        (NUMBER, False, "its head gives 3 numbers for each text"),
+        (SEVERAL, True, "several labels, which only single texts have"),
     ],
 )
-def test_heads_that_no_task_has_are_refused(problem, pair, said, tmp_path):
-    folder = write_head(tmp_path / "m", 3, {"problem_type": problem})
+def test_heads_that_no_task_has_are_refused(fields, pair, said, tmp_path):
+    model = write_head(tmp_path / "m", 3, fields)
     with pytest.raises(UserError, match=said):
-        imported.import_model(config.Model(init=str(folder)), tmp_path / "bundle", None, pair)
+        imported.import_model(model, tmp_path / "bundle", None, pair)
     assert not (tmp_path / "bundle").exists()
-
-
-def write_head(folder: Path, logits: int, fields: dict) -> Path:
-    """A BERT with the first of its logits, and more fields in config.json."""
-    write(folder, "bert", "classifier")
-    known, files = files_of("bert", "classifier")
-    for name in ("classifier.weight", "classifier.bias"):
-        files[name] = files[name][:logits]
-    save_file(files, folder / "model.safetensors")
-    known = {name: value for name, value in known.items() if name not in ("id2label", "label2id")}
-    (folder / "config.json").write_text(json.dumps({**known, **fields}))
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -324,4 +271,26 @@ def write_head(folder: Path, logits: int, fields: dict) -> Path:
 def test_what_does_not_fold_is_refused_with_the_reason(fields, said, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(UserError, match=said):
-        weights.open_source(config.Model(init=str(tmp_path)))
+        source_of(tmp_path)
+
+
+def test_a_token_sees_its_own_text_only():
+    segments = paddle.to_tensor([[1, 1, 2, 0], [0, 0, 0, 0]])
+    mask = heads.block_diagonal_mask(segments, paddle.float32).numpy()
+    assert mask.shape == (2, 1, 4, 4)
+    seen = np.zeros((2, 4, 4), bool)
+    seen[0, :2, :2] = seen[0, 2, 2] = True
+    seen[0, 3, 3] = seen[1] = True  # padding sees padding: no token sees nothing
+    np.testing.assert_array_equal(mask[:, 0] == 0, seen)
+    assert np.exp(mask[:, 0][~seen].astype(np.float32)).max() == 0
+    assert np.isfinite(mask.astype(np.float16)).all()
+
+
+@pytest.mark.parametrize(("head", "place"), [("classifier", "first"), ("mlm", "positions")])
+def test_rows_of_padding_alone_give_finite_answers(head, place, tmp_path):
+    network, _ = loaded(write(tmp_path / "m", head=head), TASKS[head])
+    ids = paddle.to_tensor([[2, 5, 3, 0], [0, 0, 0, 0]])
+    segments = paddle.to_tensor([[1, 1, 1, 0], [0, 0, 0, 0]])
+    nothing = paddle.zeros_like(ids)
+    found = network(ids, nothing, nothing, segments, **{place: paddle.to_tensor([0, 4])})
+    assert np.isfinite(found.numpy()).all()

@@ -57,15 +57,6 @@ def test_bfloat16_beside_other_types(tmp_path):
     }  # fmt: skip
 
 
-def test_float16(tmp_path):
-    halves = {name: array.astype(np.float16) for name, array in TENSORS.items() if name[0] == "a"}
-    save_file(halves, tmp_path / "model.safetensors")
-    read = weight_files.read(tmp_path)
-    for name, array in halves.items():
-        assert read[name].dtype == np.float32
-        np.testing.assert_array_equal(read[name], array.astype(np.float32))
-
-
 @pytest.fixture
 def shards(tmp_path):
     parts = {"model-00001-of-00002.safetensors": ["a.weight", "a.bias"],
