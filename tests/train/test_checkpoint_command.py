@@ -90,30 +90,19 @@ class TestList:
         assert done.stdout.endswith("step-00000050: whole\nFalse\n"), done.stderr
 
 
-class TestVerify:
-    def test_whole(self, call):
-        code, out, err = call("verify")
-        assert code == 0
-        assert out.count(": whole\n") == 5
-        assert err == ""
-
-    def test_a_flipped_byte_is_found_and_its_file_named(self, output, call):
-        flip(output, 30)
-        assert "BROKEN" not in call("ls")[1]
-        code, out, err = call("verify")
-        assert code == 2
-        assert "step-00000030: optimizer.pdopt is not what was written" in out
-        assert out.count(": whole\n") == 4
-        assert err.startswith("error: 1 broken")
+def test_verify_finds_a_flipped_byte_and_names_its_file(output, call):
+    code, out, err = call("verify")
+    assert (code, out.count(": whole\n"), err) == (0, 5, "")
+    flip(output, 30)
+    assert "BROKEN" not in call("ls")[1]
+    code, out, err = call("verify")
+    assert code == 2
+    assert "step-00000030: optimizer.pdopt is not what was written" in out
+    assert out.count(": whole\n") == 4
+    assert err.startswith("error: 1 broken")
 
 
 class TestRemove:
-    def test_steps(self, output, call):
-        code, out, _ = call("rm", "40", "10")
-        assert code == 0
-        assert out == "removed step-00000040, 0.4 MB\nremoved step-00000010, 0.4 MB\n"
-        assert steps(output) == [20, 30, 50]
-
     @pytest.mark.parametrize(("step", "kind"), [("20", "best"), ("50", "newest whole")])
     def test_the_best_and_the_newest_need_force(self, output, call, step, kind):
         code, _, err = call("rm", "10", step)
@@ -130,15 +119,19 @@ class TestRemove:
         assert steps(output) == [10, 20, 30, 40]
 
     @pytest.mark.parametrize(
-        ("words", "left"),
+        ("words", "left", "removed"),
         [
-            (["--keep", "2"], [20, 40, 50]),
-            (["--keep", "9"], [10, 20, 30, 40, 50]),
-            (["--keep", "1", "--force"], [50]),
+            (["40", "10"], [20, 30, 50], [40, 10]),
+            (["--keep", "2"], [20, 40, 50], [10, 30]),
+            (["--keep", "9"], [10, 20, 30, 40, 50], []),
+            (["--keep", "1", "--force"], [50], [10, 20, 30, 40]),
         ],
     )
-    def test_keep(self, output, call, words, left):
-        assert call("rm", *words)[0] == 0
+    def test_steps_and_all_but_the_newest(self, output, call, words, left, removed):
+        code, out, _ = call("rm", *words)
+        assert code == 0
+        told = [f"removed step-{step:08d}, 0.4 MB\n" for step in removed]
+        assert out == "".join(told)
         assert steps(output) == left
 
     @pytest.mark.parametrize(

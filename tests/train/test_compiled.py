@@ -12,7 +12,7 @@ from fleetbert.engines import answer, evaluate
 from fleetbert.errors import UserError
 from fleetbert.train import compiled
 
-MLM = {"task.name": "mlm", "data.train": "texts.txt", "data.dev": "texts-dev.txt"}
+TEXTS = {"train": "texts.txt", "dev": "texts-dev.txt"}
 COMPILE = {"trainer.compile": True}
 RESUMED = {"trainer.checkpoint_every": 4, "trainer.eval_every": 100, "trainer.keep_checkpoints": 9}
 
@@ -31,27 +31,19 @@ def programs(monkeypatch):
     return made
 
 
-def of(tiny_data, changes):
-    """`changes` with the names of tables as paths."""
-    return {
-        name: str(tiny_data / value) if name.startswith("data.") and "." in str(value) else value
-        for name, value in changes.items()
-    }
-
-
 @pytest.mark.parametrize(
-    "changes",
+    ("task", "batching"),
     [
-        {},
-        {"data.batching": "pack"},
-        {"optimizer.accumulate_steps": 2},
-        MLM,
-        {**MLM, "data.batching": "pack"},
+        ("classification", "bucket"),
+        pytest.param("classification", "pack", marks=pytest.mark.slow),
+        pytest.param("mlm", "pack", marks=pytest.mark.slow),
     ],
-    ids=["classification", "packed", "accumulating", "mlm", "packed mlm"],
 )
-def test_losses_are_those_without(trainer, tiny_data, tmp_path, programs, changes):
-    changes = {**of(tiny_data, changes), "model.dropout": 0.0, "trainer.eval_every": 5}
+def test_losses_are_those_without(trainer, tiny_data, tmp_path, programs, task, batching):
+    changes = {"data.batching": batching, "model.dropout": 0.0, "trainer.eval_every": 5}
+    if task == "mlm":
+        texts = {f"data.{part}": str(tiny_data / name) for part, name in TEXTS.items()}
+        changes.update({"task.name": "mlm", **texts})
     summaries = [trainer(tmp_path / "plain", changes)]
     assert not programs
     summaries.append(trainer(tmp_path / "compiled", {**changes, **COMPILE}))
@@ -64,6 +56,7 @@ def test_losses_are_those_without(trainer, tiny_data, tmp_path, programs, change
     assert {program.get_traced_count() for program in programs} == {1}
 
 
+@pytest.mark.slow
 class TestResumed:
     def test_a_compiled_run_repeats_itself(self, trainer, tmp_path):
         """With dropout, whose masks the programs draw: bit for bit, and new ones each step."""
@@ -87,6 +80,7 @@ class TestResumed:
         assert len(whole) == 10
 
 
+@pytest.mark.slow
 def test_the_bundle_answers_as_the_last_evaluation_did(trainer, tiny_data, tmp_path):
     summary = trainer(tmp_path, COMPILE, results=True)
     model = answer.load(tmp_path / "bundle", "float32", "cpu", None, None)
