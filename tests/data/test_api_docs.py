@@ -14,18 +14,6 @@ from fleetbert.errors import UserError
 SENTENCE = "Return the {} of every word that a patient reader has found in the list of words. "
 
 
-@pytest.fixture(scope="module")
-def cache_folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def sides(cache_folder):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(cache_folder))
-        yield api_docs.load()
-
-
 @pytest.fixture
 def package(tmp_path, monkeypatch):
     """A package of one's own in place of the real ones; returns its folder."""
@@ -43,33 +31,43 @@ def module(folder, name, *docs):
     (folder / name).write_text(source, encoding="utf-8")
 
 
-def test_sizes_and_labels(sides):
-    train, dev = sides
-    for side, most in ((train, 550), (dev, 150)):
+WORDS = [f"{a}{b}q" for a in "abcdefgh" for b in "klmnopr"]
+
+
+def write_classes(package):
+    """Two files of classes with a method each, whose texts have their own of WORDS."""
+    for file, start in (("a.py", 0), ("b.py", 28)):
+        source = ""
+        for word in WORDS[start : start + 28]:
+            source += f'class {word}:\n    """{SENTENCE.format(word)}"""\n'
+            source += f'    def f(self):\n        """Count each {word} of them all here."""\n'
+        (package / file).write_text(source, encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_the_real_texts(tmp_path, monkeypatch):
+    """So many of each label, short prose without the packages' names, nothing on both sides or
+    twice."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    train, dev = api_docs.load()
+    assert len(train) > 1900
+    assert len(dev) > 300
+    for side, least, most in ((train, 400, 550), (dev, 40, 150)):
         counts = Counter(example.label for example in side)
         assert sorted(counts) == sorted(api_docs.PACKAGES)
         assert max(counts.values()) == most
-    assert len(train) > 1900
-    assert len(dev) > 300
-    assert min(Counter(example.label for example in train).values()) > 400
-    assert min(Counter(example.label for example in dev).values()) > 40
-
-
-def test_texts_are_short_prose_without_the_packages_names(sides):
+        assert min(counts.values()) > least
     names = re.compile(
         "python|numpy|scipy|pandas|scikit|sklearn|matplotlib|pyplot|sympy|paddle", re.IGNORECASE
     )
-    for example in (*sides[0], *sides[1]):
+    for example in (*train, *dev):
         words = example.text_a.split()
         assert api_docs.MIN_WORDS <= len(words) <= api_docs.MAX_WORDS
         assert not names.search(example.text_a), example
         assert not {"np", "pd", "plt"} & set(api_docs.normalized(example.text_a).split())
         assert ">>>" not in example.text_a
         assert example.text_b is None
-
-
-def test_nothing_is_on_both_sides_or_twice(sides):
-    train, dev = ([api_docs.normalized(e.text_a) for e in side] for side in sides)
+    train, dev = ([api_docs.normalized(e.text_a) for e in side] for side in (train, dev))
     assert len(set(train + dev)) == len(train) + len(dev)
     seen = {sequence for text in train for sequence in api_docs.sequences(text)}
     for text in dev:
@@ -78,49 +76,48 @@ def test_nothing_is_on_both_sides_or_twice(sides):
 
 
 def test_an_object_and_its_methods_are_on_one_side(package):
-    words = [f"{a}{b}q" for a in "abcdefgh" for b in "klmnopr"]
-    for file, start in (("a.py", 0), ("b.py", 28)):
-        source = ""
-        for word in words[start : start + 28]:
-            source += f'class {word}:\n    """{SENTENCE.format(word)}"""\n'
-            source += f'    def f(self):\n        """Count each {word} of them all here."""\n'
-        (package / file).write_text(source, encoding="utf-8")
+    write_classes(package)
     train, dev = (" ".join(e.text_a for e in side).split() for side in api_docs.load())
-    assert len(set(words) & set(train)) > 20
-    assert len(set(words) & set(dev)) > 2
-    assert not set(words) & set(train) & set(dev)
+    assert len(set(WORDS) & set(train)) > 20
+    assert len(set(WORDS) & set(dev)) > 2
+    assert not set(WORDS) & set(train) & set(dev)
 
 
-def test_no_file_makes_a_label(monkeypatch):
-    monkeypatch.setattr(api_docs, "WANTED", {False: 200, True: 40})
-    root = api_docs.locate("scikit-learn")
-    found = list(api_docs.documents("scikit-learn", root))
-    assert max(Counter((d.file, d.dev) for d in found).values()) <= api_docs.PER_FILE
-    assert len({d.file for d in found}) > 20
+def test_no_file_makes_a_label(package, monkeypatch):
+    """Of each so many texts, and no more files are read than give what is wanted."""
+    for number in range(9):
+        docs = (SENTENCE.format(f"{name} {number}") * 5 for name in range(300))
+        module(package, f"{number}.py", *docs)
+    every = Counter((d.file, d.dev) for d in api_docs.documents("tiny", package))
+    assert len({file for file, _ in every}) == 9
+    assert {most for (_, dev), most in every.items() if not dev} == {api_docs.PER_FILE}
+    assert {most for (_, dev), most in every.items() if dev} == {api_docs.PER_FILE // 6}
+    monkeypatch.setattr(api_docs, "WANTED", {False: 60, True: 9})  # and a third more
+    some = Counter((d.file, d.dev) for d in api_docs.documents("tiny", package))
+    assert some == dict([*every.items()][:4])
 
 
-def test_same_in_another_process_and_read_from_the_cache(sides, cache_folder):
+def test_same_in_another_process_and_read_from_the_cache(package, tmp_path):
+    write_classes(package)
     code = (
         "import json, sys\nfrom fleetbert.data import api_docs\n"
-        "api_docs.PACKAGES = {'scikit-learn': 'sklearn'}\n"
-        "api_docs.WANTED = {False: 100, True: 20}\n"
+        "api_docs.PACKAGES = {'tiny': 'tinypackage'}\n"
         "print(api_docs.digest(json.dumps(api_docs.load())))\n"
-        "assert 'sklearn' not in sys.modules"
+        "assert 'tinypackage' not in sys.modules"
     )
 
     def run(seed, cache):
+        environ = {"PYTHONHASHSEED": seed, "XDG_CACHE_HOME": str(cache)}
+        environ["PYTHONPATH"] = str(package.parent)
         return subprocess.run(
             [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed, "XDG_CACHE_HOME": str(cache)},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
+            env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True, check=True,
+        ).stdout  # fmt: skip
 
-    one = run("1", cache_folder / "one")
-    assert run("2", cache_folder / "two") == one
-    assert run("3", cache_folder / "one") == one
-    assert len(list((cache_folder / "one" / "fleetbert").iterdir())) == 1
+    one = run("1", tmp_path / "one")
+    assert run("2", tmp_path / "two") == one
+    assert run("3", tmp_path / "one") == one
+    assert len(list((tmp_path / "one" / "fleetbert").iterdir())) == 1
 
 
 def test_cache_folder_that_cannot_be_written_is_no_error(package, tmp_path, monkeypatch):
@@ -134,10 +131,9 @@ def test_files_that_are_no_python_and_tests_are_left_out(package):
     (package / "broken.py").write_text('"""a""" this is not Python')
     (package / "bytes.py").write_bytes(b'"""\xff\xfe\0"""')
     (package / "tests").mkdir()
-    module(
-        package / "tests", "a.py", SENTENCE.format("tested item") * 5, SENTENCE.format("other item")
-    )
-    module(package, "test_b.py", SENTENCE.format("tested item") * 5, SENTENCE.format("other item"))
+    docs = [SENTENCE.format("tested item") * 5, SENTENCE.format("other item")]
+    module(package / "tests", "a.py", *docs)
+    module(package, "test_b.py", *docs)
     assert api_docs.load() == ([], [])
 
 
@@ -148,32 +144,25 @@ def test_missing_package_is_named(monkeypatch):
 
 
 def test_text_under_two_labels_is_nobodys():
-    def document(file, label, text):
-        return api_docs.Document(file, label, text, False)
-
-    train, dev = api_docs.split(
-        [
-            document("a/x.py", "a", "One two three 4 five six."),
-            document("b/y.py", "b", "one  two three 9 five, six"),
-            document("a/z.py", "a", "quite another text of seven words here"),
-            document("a/w.py", "a", "Quite another text, of seven words: here!"),
-        ]
-    )
+    texts = [
+        ("a/x.py", "One two three 4 five six."),
+        ("b/y.py", "one  two three 9 five, six"),
+        ("a/z.py", "quite another text of seven words here"),
+        ("a/w.py", "Quite another text, of seven words: here!"),
+    ]
+    train, dev = api_docs.split([api_docs.Document(f, f[0], text, False) for f, text in texts])
     assert len(train + dev) == 1
     assert api_docs.normalized((train + dev)[0].text).startswith("quite another")
 
 
 def test_dev_text_that_train_nearly_has_is_left_out():
     text = "this is a rather long sentence which two files of a package share but for"
-    train, dev = api_docs.split(
-        [
-            api_docs.Document("a/x.py", "a", f"{text} apples", False),
-            api_docs.Document("a/y.py", "a", f"{text} pears", True),
-            api_docs.Document(
-                "a/y.py", "a", "something that no one else in the package has said", True
-            ),
-        ]
-    )
+    texts = [
+        ("x", f"{text} apples", False),
+        ("y", f"{text} pears", True),
+        ("y", "something that no one else in the package has said", True),
+    ]
+    train, dev = api_docs.split([api_docs.Document(file, "a", *text) for file, *text in texts])
     assert len(train) == 1
     assert [document.text[:9] for document in dev] == ["something"]
 

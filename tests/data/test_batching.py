@@ -1,9 +1,6 @@
 from __future__ import annotations
 
 import itertools
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -24,15 +21,8 @@ limits = st.one_of(
 
 
 def plan(lengths, how="bucket", size=None, tokens=None, seed=1, epoch=0):
-    return plan_epoch(
-        lengths,
-        batching=how,
-        batch_size=size,
-        batch_tokens=tokens,
-        max_length=MAX_LENGTH,
-        seed=seed,
-        epoch=epoch,
-    )
+    options = {"batch_size": size, "batch_tokens": tokens, "max_length": MAX_LENGTH}
+    return plan_epoch(lengths, batching=how, seed=seed, epoch=epoch, **options)
 
 
 def encodings_of(lengths, seed=0):
@@ -43,25 +33,24 @@ def encodings_of(lengths, seed=0):
 
 
 @given(lengths_strategy, st.sampled_from(["pad", "bucket", "pack"]), limits, st.integers(0, 99))
-def test_each_text_once_and_limits_held(lengths, how, limits, seed):
+def test_steps_hold_each_text_once_and_are_as_full_as_the_limits_allow(lengths, how, limits, seed):
     size, tokens = limits
     steps = plan(lengths, how, size, tokens, seed)
     assert sorted(np.concatenate(steps).tolist()) == list(range(len(lengths)))
-    for step in steps:
+
+    def fits(step):
         own = [lengths[i] for i in step]
-        assert size is None or len(step) <= size
         cost = sum(own) if how == "pack" else len(own) * max(own)
-        assert tokens is None or cost <= tokens or len(step) == 1
+        return (size is None or len(own) <= size) and (tokens is None or cost <= tokens)
 
-
-@given(lengths_strategy, st.sampled_from(["pad", "pack"]), limits)
-def test_steps_are_as_full_as_the_limits_allow(lengths, how, limits):
-    size, tokens = limits
-    steps = plan(lengths, how, size, tokens)
-    for step, following in zip(steps, steps[1:]):
-        own = [lengths[i] for i in [*step, following[0]]]
-        cost = sum(own) if how == "pack" else len(own) * max(own)
-        assert len(own) == (size or 0) + 1 or (tokens is not None and cost > tokens)
+    assert all(fits(step) or len(step) == 1 for step in steps)
+    if how != "bucket":
+        assert not any(fits([*step, after[0]]) for step, after in zip(steps, steps[1:]))
+    # Their number is known before their order.
+    assert len(steps) == len(steps[:])
+    assert (steps[-1] == steps[len(steps) - 1]).all()
+    with pytest.raises(IndexError):
+        steps[len(steps)]
 
 
 def test_buckets_pad_little_and_stay_mixed():
@@ -85,35 +74,6 @@ def test_epochs_and_seeds_differ_and_repeat():
     assert flat() == flat()
     assert flat() != flat(epoch=1)
     assert flat() != flat(seed=2)
-
-
-def test_plan_is_the_same_in_every_process():
-    code = (
-        "from fleetbert.data.batching import plan_epoch\n"
-        "steps = plan_epoch(range(2, 90), batching='bucket', batch_size=None, batch_tokens=300,"
-        " max_length=128, seed=5, epoch=3)\n"
-        "print([step.tolist() for step in steps])"
-    )
-    found = {
-        subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("0", "1")
-    }
-    assert len(found) == 1
-
-
-@given(lengths_strategy, st.sampled_from(["pad", "bucket", "pack"]), limits)
-def test_the_number_of_steps_is_known_before_their_order(lengths, how, limits):
-    found = plan(lengths, how, *limits)
-    assert len(found) == len(found[:])
-    assert (found[-1] == found[len(found) - 1]).all()
-    with pytest.raises(IndexError):
-        found[len(found)]
 
 
 def test_no_texts_no_steps():
@@ -208,13 +168,13 @@ def test_collate_can_be_undone(lengths, packed, round_to):
         assert batch.segments is None
 
 
-def test_packed_rows_are_as_short_as_their_number_allows():
-    batch = collate(
-        encodings_of([20] * 6 + [10] * 2), range(8), packed=True, max_length=128, pad_id=0
-    )
-    assert batch.input_ids.shape == (2, 70)
-    batch = collate(encodings_of([20, 30]), range(2), packed=True, max_length=128, pad_id=0)
-    assert batch.input_ids.shape == (1, 50)
+@pytest.mark.parametrize(
+    ("lengths", "shape"), [([20] * 6 + [10] * 2, (2, 70)), ([20, 30], (1, 50))]
+)
+def test_packed_rows_are_as_short_as_their_number_allows(lengths, shape):
+    encodings, indices = encodings_of(lengths), range(len(lengths))
+    batch = collate(encodings, indices, packed=True, max_length=128, pad_id=0)
+    assert batch.input_ids.shape == shape
 
 
 @given(st.lists(st.integers(2, 512), max_size=120), st.integers(1, 4096))
@@ -301,10 +261,15 @@ def test_safe_lengths_cannot_meet_in_a_key():
             assert one == other or not str(one).endswith(str(other))
 
 
-def test_a_row_alone_needs_its_tokens_only():
-    assert batching.needed_length(np.array([[7, 8, 9, 0, 0]]) != 0) == 3
-
-
-@pytest.mark.parametrize("ids", [[[7, 0, 9, 0]], [[0, 7, 0, 0]], [[7, 0], [8, 0]], [[7, 8]]])
-def test_rows_with_padding_elsewhere_and_several_rows_stay(ids):
-    assert batching.needed_length(np.array(ids) != 0) == len(ids[0])
+@pytest.mark.parametrize(
+    ("ids", "length"),
+    [
+        ([[7, 8, 9, 0, 0]], 3),
+        ([[7, 0, 9, 0]], 4),
+        ([[0, 7, 0, 0]], 4),
+        ([[7, 0], [8, 0]], 2),
+        ([[7, 8]], 2),
+    ],
+)
+def test_a_row_alone_without_padding_inside_needs_its_tokens_only(ids, length):
+    assert batching.needed_length(np.array(ids) != 0) == length

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -15,27 +16,26 @@ import numpy as np
 import psutil
 import pytest
 import tiny_job
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetbert.data import cache, read, tokenizers
-from fleetbert.data.split import fingerprint, tokenize
+from fleetbert.data import cache, read, split, tokenizers
 from fleetbert.errors import UserError
 
 DEADLINE = 120
-FORMATS = {
-    "tsv": lambda path: read.table_format(path, pair=False, labelled=True),
-    "pair.tsv": lambda path: read.table_format(path, pair=True, labelled=True),
-    "jsonl": lambda path: read.table_format(path, pair=False, labelled=True),
-    "csv": lambda path: read.table_format(path, pair=False, labelled=True),
-    "txt": read.texts_format,
-}
-HEADS = {
-    "csv": "label,text_a",
-    "tsv": "label\ttext_a",
-    "pair.tsv": "text_a\tlabel\ttext_b",
-    "jsonl": "",
-    "txt": "",
+
+
+def table_of(path):
+    return read.table_format(path, pair=path.name.endswith(".pair.tsv"), labelled=True)
+
+
+# Kind of file: (how it is read, its first line)
+KINDS = {
+    "csv": (table_of, "label,text_a"),
+    "tsv": (table_of, "label\ttext_a"),
+    "pair.tsv": (table_of, "text_a\tlabel\ttext_b"),
+    "jsonl": (table_of, None),
+    "txt": (read.texts_format, None),
 }
 
 
@@ -58,9 +58,8 @@ def in_this_process(monkeypatch):
 
 def recipe_of(path: Path, vocab: Path, **changes) -> cache.Recipe:
     kind = path.name.split(".", 1)[1]
-    recipe = cache.Recipe(
-        FORMATS[kind](path), "stop", tokenizers.of_vocab(vocab, True), kind == "pair.tsv", 16
-    )
+    form = KINDS[kind][0](path)
+    recipe = cache.Recipe(form, "stop", tokenizers.of_vocab(vocab, True), kind == "pair.tsv", 16)
     return recipe._replace(**changes)
 
 
@@ -68,7 +67,7 @@ def in_memory(path: Path, recipe: cache.Recipe):
     table = read.read_as(path, recipe.form, recipe.on_bad_line)
     tokenizer = tokenizers.open(recipe.tokenizer)
     labelled = recipe.form.labelled
-    return tokenize(str(path), table, tokenizer, recipe.pair, labelled, recipe.max_length)
+    return split.tokenize(str(path), table, tokenizer, recipe.pair, labelled, recipe.max_length)
 
 
 def cached(path: Path, folder: Path, recipe: cache.Recipe):
@@ -76,19 +75,16 @@ def cached(path: Path, folder: Path, recipe: cache.Recipe):
 
 
 def assert_same(found, expected):
-    (split, labels), (other, other_labels) = found, expected
+    (one, labels), (other, other_labels) = found, expected
     assert labels == other_labels
-    assert split.counts() == other.counts()
-    assert [ids.tolist() for ids in split.encodings.ids] == [
-        i.tolist() for i in other.encodings.ids
-    ]
-    for name in ("lengths", "first_lengths"):
-        np.testing.assert_array_equal(
-            getattr(split.encodings, name), getattr(other.encodings, name)
-        )
-    np.testing.assert_array_equal(split.labels, other.labels)
-    np.testing.assert_array_equal(split.lines, other.lines)
-    assert fingerprint(split) == fingerprint(other)
+    assert one.counts() == other.counts()
+    ids, other_ids = ([row.tolist() for row in each.encodings.ids] for each in (one, other))
+    assert ids == other_ids
+    np.testing.assert_array_equal(one.encodings.lengths, other.encodings.lengths)
+    np.testing.assert_array_equal(one.encodings.first_lengths, other.encodings.first_lengths)
+    np.testing.assert_array_equal(one.labels, other.labels)
+    np.testing.assert_array_equal(one.lines, other.lines)
+    assert split.fingerprint(one) == split.fingerprint(other)
     assert other.fingerprint is None  # two ways to the same digest
 
 
@@ -100,51 +96,40 @@ def table(tiny_data, tmp_path) -> Path:
     return path
 
 
+@pytest.fixture
+def recipe(table, tiny_vocab) -> cache.Recipe:
+    """Of that table."""
+    return recipe_of(table, tiny_vocab)
+
+
 word = st.one_of(
     st.sampled_from(["word1", "word2s", "word3", "中文", "é", "WORD1", "[SEP]", "\u2028", '"']),
     st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=4),
 )
+ODD = ["", " ", "a\tb\tc", "word1\tx\tword2", 'x,"word1', 'word2",', '"x","a ""b"""', "x,word3",
+       '{"text": "word1 word2", "label": 1}', "\r"]  # fmt: skip
 line = st.one_of(
     st.tuples(st.sampled_from("xyz"), st.lists(word, max_size=20).map(" ".join)).map("\t".join),
     st.lists(word, max_size=4).map("\t".join),
-    st.sampled_from(
-        [
-            "",
-            " ",
-            "a\tb\tc",
-            "word1\tx\tword2",
-            'x,"word1',
-            'word2",',
-            '"x","a ""b"""',
-            "x,word3",
-            '{"text": "word1 word2", "label": 1}',
-            "\r",
-        ]
-    ),
+    st.sampled_from(ODD),
 ).map(lambda text: text.encode("utf-8"))
 
 
+@settings(max_examples=60)
 @given(
     lines=st.lists(st.one_of(line, st.binary(max_size=6)), max_size=30),
-    kind=st.sampled_from(list(FORMATS)),
+    kind=st.sampled_from(list(KINDS)),
     on_bad_line=st.sampled_from(["stop", "skip"]),
     bom=st.booleans(),
     ending=st.sampled_from([b"\n", b"\r\n"]),
 )
 def test_any_table_is_as_in_memory(
-    small_pieces,
-    in_this_process,
-    tmp_path_factory,
-    tiny_vocab,
-    lines,
-    kind,
-    on_bad_line,
-    bom,
-    ending,
-):
+    small_pieces, in_this_process, tmp_path_factory, tiny_vocab,
+    lines, kind, on_bad_line, bom, ending,
+):  # fmt: skip
     folder = tmp_path_factory.mktemp("any")
     path = folder / f"table.{kind}"
-    head = [HEADS[kind].encode()] if HEADS[kind] else []
+    head = [KINDS[kind][1].encode()] if KINDS[kind][1] else []
     path.write_bytes(b"\xef\xbb\xbf" * bom + ending.join([*head, *lines]))
     try:
         recipe = recipe_of(path, tiny_vocab, on_bad_line=on_bad_line)
@@ -162,9 +147,8 @@ def test_any_table_is_as_in_memory(
 
 
 def test_processes_make_it_and_the_next_start_does_not(
-    small_pieces, table, tmp_path, tiny_vocab, capfd, monkeypatch
+    small_pieces, table, recipe, tmp_path, capfd, monkeypatch
 ):
-    recipe = recipe_of(table, tiny_vocab)
     assert_same(cached(table, tmp_path / "c", recipe), in_memory(table, recipe))
     assert "tokenizing train.tsv: 100%" in capfd.readouterr().err
     monkeypatch.setattr(cache, "_make", None)
@@ -174,61 +158,56 @@ def test_processes_make_it_and_the_next_start_does_not(
 
 @pytest.mark.parametrize("kind", ["bytes", "vocabulary", "lowercase", "max_length", "bad lines"])
 def test_what_decides_the_tokens_makes_another_cache(
-    in_this_process, table, tmp_path, tiny_vocab, kind
+    in_this_process, table, recipe, tmp_path, tiny_vocab, kind
 ):
-    recipe = recipe_of(table, tiny_vocab)
     first = cache.prepare(str(table), tmp_path / "c", recipe)
+    other = tmp_path / "other.tsv"
+    other.write_bytes(table.read_bytes())  # its place and name decide nothing
+    assert cache.prepare(str(other), tmp_path / "c", recipe) == first
     if kind == "bytes":
         content = table.read_bytes()
         table.write_bytes(content.replace(b"word7 ", b"word8 ", 1))
         assert table.stat().st_size == len(content)
-    elif kind == "vocabulary":
-        other = tmp_path / "vocab.txt"
-        other.write_text(tiny_vocab.read_text() + "more\n")
-        recipe = recipe._replace(tokenizer=tokenizers.of_vocab(other, True))
-    else:
-        changes = {
-            "lowercase": {"tokenizer": tokenizers.of_vocab(tiny_vocab, False)},
-            "max_length": {"max_length": 8},
-            "bad lines": {"on_bad_line": "skip"},
-        }
-        recipe = recipe._replace(**changes[kind])
+    vocab = tmp_path / "vocab.txt"
+    vocab.write_text(tiny_vocab.read_text() + "more\n")
+    changes = {
+        "vocabulary": {"tokenizer": tokenizers.of_vocab(vocab, True)},
+        "lowercase": {"tokenizer": tokenizers.of_vocab(tiny_vocab, False)},
+        "max_length": {"max_length": 8},
+        "bad lines": {"on_bad_line": "skip"},
+    }
+    recipe = recipe._replace(**changes.get(kind, {}))
     second = cache.prepare(str(table), tmp_path / "c", recipe)
     assert second != first
     assert_same(cache.load(str(table), second), in_memory(table, recipe))
 
 
-def test_its_place_and_name_decide_nothing(in_this_process, table, tmp_path, tiny_vocab):
-    other = tmp_path / "copy.tsv"
-    other.write_bytes(table.read_bytes())
-    owns = {cache.prepare(str(p), tmp_path / "c", recipe_of(p, tiny_vocab)) for p in (table, other)}
-    assert len(owns) == 1
+def flipped(content):
+    middle = len(content) // 2
+    return content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
 
 
-@pytest.mark.parametrize("damage", ["flipped", "short", "longer", "missing", "empty"])
-@pytest.mark.parametrize(
-    "name", ["00000-*", "00003-*", "labels.npy", "lengths.npy", "lines.npy", "manifest.json"]
-)
+DAMAGE = {
+    "flipped": flipped,
+    "short": lambda content: content[:-1],
+    "longer": lambda content: content + b" ",
+    "empty": lambda content: b"",
+    "missing": None,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("name", ["00000-*", "00003-*", "labels.npy", "lines.npy", "manifest.json"])
 def test_damage_is_named_and_mended(
-    small_pieces, in_this_process, table, tmp_path, tiny_vocab, capsys, name, damage
+    small_pieces, in_this_process, table, recipe, tmp_path, capsys, name, damage
 ):
-    recipe = recipe_of(table, tiny_vocab)
     own = cache.prepare(str(table), tmp_path / "c", recipe)
     others = {path: path.stat().st_mtime_ns for path in own.glob("0*")}
     (path,) = own.glob(name)
-    content = bytearray(path.read_bytes())
-    if damage == "missing":
-        path.unlink()
-    else:
-        if damage == "flipped":
-            content[len(content) // 2] ^= 1
-        elif damage == "short":
-            del content[-1:]
-        elif damage == "longer":
-            content += b" "
-        else:
-            content.clear()
-        path.write_bytes(content)
+    content = path.read_bytes()
+    path.unlink()
+    if damage != "missing":
+        path.write_bytes(DAMAGE[damage](content))
     capsys.readouterr()
     assert_same(cached(table, tmp_path / "c", recipe), in_memory(table, recipe))
     said = capsys.readouterr().err
@@ -242,9 +221,8 @@ def test_damage_is_named_and_mended(
 
 
 def test_a_table_that_changes_while_it_is_read(
-    small_pieces, table, tmp_path, tiny_vocab, monkeypatch
+    small_pieces, in_this_process, table, recipe, tmp_path, monkeypatch
 ):
-    recipe = recipe_of(table, tiny_vocab)
     pieces = list(cache._pieces(str(table), recipe.form))
     table.write_bytes(table.read_bytes().replace(b"word7", b"word8"))
     monkeypatch.setattr(cache, "_pieces", lambda name, form: pieces)
@@ -252,17 +230,15 @@ def test_a_table_that_changes_while_it_is_read(
         cache.prepare(str(table), tmp_path / "c", recipe)
 
 
-def test_a_folder_that_cannot_be_written(in_this_process, table, tmp_path, tiny_vocab):
+def test_a_folder_that_cannot_be_written(table, recipe, tmp_path):
     (tmp_path / "c").write_text("a file")
     with pytest.raises(UserError, match=r"data\.cache: the tokens of .* cannot be kept in"):
-        cache.prepare(str(table), tmp_path / "c", recipe_of(table, tiny_vocab))
+        cache.prepare(str(table), tmp_path / "c", recipe)
 
 
-def test_a_cache_that_is_only_read_is_enough(
-    in_this_process, small_disk, table, tmp_path, tiny_vocab
-):
+def test_a_cache_that_is_only_read_is_enough(in_this_process, small_disk, table, recipe):
     """As on a share: what is there is taken, what is missing is an error."""
-    disk, recipe = small_disk("8m"), recipe_of(table, tiny_vocab)
+    disk = small_disk("8m")
     cache.prepare(str(table), disk, recipe)
     remount, only_read = 32, 1  # linux/mount.h
     libc = ctypes.CDLL(None, use_errno=True)
@@ -270,6 +246,14 @@ def test_a_cache_that_is_only_read_is_enough(
     assert_same(cached(table, disk, recipe), in_memory(table, recipe))
     with pytest.raises(UserError, match=r"data\.cache: .* cannot be kept .*Read-only"):
         cache.prepare(str(table), disk, recipe._replace(max_length=8))
+
+
+def test_what_is_held_out_of_it_can_be_sent(in_this_process, table, recipe, tmp_path):
+    """And is what is held out of the table in memory."""
+    kept, _ = split.hold_out(cached(table, tmp_path / "c", recipe)[0], 0.1, 3)
+    other, _ = split.hold_out(in_memory(table, recipe)[0], 0.1, 3)
+    for one in (kept, pickle.loads(pickle.dumps(kept))):
+        assert split.fingerprint(one) == split.fingerprint(other)
 
 
 def test_a_cache_that_is_gone_when_it_is_opened(tmp_path):
@@ -284,7 +268,7 @@ from fleetbert.data import cache, read
 from fleetbert.data.tokenizers import of_vocab
 
 def main(argv):
-    cache.PIECE = 8000
+    cache.PIECE = 2000
     form = read.table_format(argv[0], pair=False, labelled=True)
     cache.prepare(argv[0], __import__("pathlib").Path(argv[1]),
                   cache.Recipe(form, "stop", of_vocab(argv[2], True), False, 16))
@@ -297,8 +281,8 @@ if __name__ == "__main__":
 class TestInterrupted:
     @pytest.fixture
     def start(self, tmp_path, tiny_vocab):
-        """start() → Popen that prepares a table of about 100 pieces."""
-        tiny_job.write_table(tmp_path / "large.tsv", 12000, 1)
+        """start() → Popen that prepares a table of some 200 pieces."""
+        tiny_job.write_table(tmp_path / "large.tsv", 6000, 1)
         (tmp_path / "prepare.py").write_text(PREPARE)
         command = [sys.executable, "prepare.py", "large.tsv", "c", str(tiny_vocab)]
 
@@ -325,7 +309,12 @@ class TestInterrupted:
         return psutil.Process(process.pid).children(recursive=True)
 
     @pytest.mark.parametrize(
-        ("how", "code"), [("kill -9", -signal.SIGKILL), ("Ctrl-C", 130), ("a worker", 2)]
+        ("how", "code"),
+        [
+            ("kill -9", -signal.SIGKILL),
+            pytest.param("Ctrl-C", 130, marks=pytest.mark.slow),
+            pytest.param("a worker", 2, marks=pytest.mark.slow),
+        ],
     )
     def test_goes_on_with_the_finished_pieces(self, start, tmp_path, tiny_vocab, how, code):
         process = start()

@@ -119,13 +119,6 @@ def test_a_file_without_rows_is_an_error(tmp_path):
         criteo.read(tmp_path / "none.tsv")
 
 
-def test_ids_depend_on_the_column():
-    ids = criteo.hashed(np.array([["same"] * 26], "S"))
-    assert len(set(ids[0].tolist())) == 26
-    assert ids.min() >= 0
-    assert ids.max() < criteo.ALL_IDS
-
-
 def test_numbers_become_logarithms_and_flags():
     found = criteo.features(np.array([[0, math.e - 1, 1 - math.e, math.nan, *[7] * 9]], np.float32))
     assert found.shape == (1, 26)

@@ -8,12 +8,8 @@ import pytest
 from fleetbert.data import labels
 
 
-def counts(*numbers: int) -> np.ndarray:
-    return np.array(numbers)
-
-
 def test_few_labels_are_all_named_with_the_rarest_last():
-    told = labels.describe(["bad", "good", "so so"], counts(7, 30, 5))
+    told = labels.describe(["bad", "good", "so so"], np.array([7, 30, 5]))
     assert told == "3 labels: 'good' 30, 'bad' 7, rarest 'so so' 5"
 
 
@@ -23,7 +19,7 @@ def test_of_many_the_most_frequent_and_the_rarest_are_named():
     assert told.startswith("7051 labels: 'class 7050' 7051, 'class 7049' 7050, ")
     assert told.endswith(", ..., rarest 'class 0' 1")
     assert len(told) < 250
-    assert len(labels.describe(["x" * 5000, "y"], counts(1, 1))) < 80
+    assert len(labels.describe(["x" * 5000, "y"], np.array([1, 1]))) < 80
 
 
 @pytest.mark.parametrize(
@@ -36,25 +32,17 @@ def test_of_many_the_most_frequent_and_the_rarest_are_named():
         (["0.25", "1"], [90, 80], "numbers with fractions: '0.25';"),
         (["-1.0", "1.0"], [90, 80], "numbers with fractions: '-1.0', '1.0';"),
         (["1,5", "2.5e-3"], [90, 80], "numbers with fractions: '1,5', '2.5e-3';"),
+        (["a", "b", "c"], [6, 6, 6], None),
+        (["-1", "0", "1", "10"], [9, 9, 9, 9], None),
+        (["v1.2.3", "1.2b", "3.x", "."], [9, 9, 9, 9], None),
+        (["好", "坏", "一般"], [9, 9, 9], None),
         (["a", "b", "c"], [6, 6, 5], "3 labels for 17 texts are more than one for 6 texts"),
     ],
 )
-def test_what_looks_like_a_mistake(names, numbers, said):
-    (told,) = labels.warnings(names, counts(*numbers))
-    assert said in told
-
-
-@pytest.mark.parametrize(
-    ("names", "numbers"),
-    [
-        (["a", "b", "c"], [6, 6, 6]),
-        (["-1", "0", "1", "10"], [9, 9, 9, 9]),
-        (["v1.2.3", "1.2b", "3.x", "."], [9, 9, 9, 9]),
-        (["好", "坏", "一般"], [9, 9, 9]),
-    ],
-)
-def test_what_does_not(names, numbers):
-    assert labels.warnings(names, counts(*numbers)) == []
+def test_what_looks_like_a_mistake_is_told(names, numbers, said):
+    told = labels.warnings(names, np.array(numbers))
+    assert len(told) == (said is not None)
+    assert said is None or said in told[0]
 
 
 def test_a_label_that_is_written_otherwise_is_found():

@@ -4,31 +4,23 @@ import csv
 import io
 import json
 import re
-import sys
 
 import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetbert.data.read import (
-    Example,
-    check_header,
-    iter_lines,
-    lines_at,
-    read_as,
-    table_format,
-    texts_format,
-)
+from fleetbert.data import read as reading
+from fleetbert.data.read import Example, iter_lines, read_as, table_format
 from fleetbert.errors import UserError
 
 
-def read(path, on_bad_line="stop", **options):
-    return read_as(path, table_format(path, **options), on_bad_line)
+def read(path, on_bad_line="stop", pair=False, labelled=True, **options):
+    return read_as(path, table_format(path, pair=pair, labelled=labelled, **options), on_bad_line)
 
 
 def read_texts(path):
-    return read_as(path, texts_format(path))
+    return read_as(path, reading.texts_format(path))
 
 
 def write(folder, content, name="table.tsv"):
@@ -46,7 +38,7 @@ def error_of(function, *arguments, **options):
 
 def test_tsv_columns_in_any_order_and_raw_quotes(tmp_path):
     path = write(tmp_path, 'id\ttext_a\tlabel\r\n1\t"He said"\tpos\r\n2\t 一 二 \tneg')
-    assert read(path, pair=False, labelled=True).examples == [
+    assert read(path).examples == [
         Example('"He said"', None, "pos", 2),
         Example(" 一 二 ", None, "neg", 3),
     ]
@@ -54,20 +46,19 @@ def test_tsv_columns_in_any_order_and_raw_quotes(tmp_path):
 
 def test_byte_order_mark_is_no_part_of_the_first_column(tmp_path):
     path = write(tmp_path, b"\xef\xbb\xbftext_a\tlabel\nfine\tx\n")
-    assert read(path, pair=False, labelled=True).examples[0].text_a == "fine"
-    path = write(tmp_path, b'\xef\xbb\xbf{"text_a": "fine", "label": 1}\n', "a.jsonl")
-    assert read(path, pair=False, labelled=True).examples == [Example("fine", None, "1", 1)]
+    assert read(path).examples[0].text_a == "fine"
 
 
 @pytest.mark.parametrize("label, expected", [(0, "0"), (True, "true"), ("x", "x"), (-3, "-3")])
 def test_json_labels_become_text(tmp_path, label, expected):
-    path = write(tmp_path, json.dumps({"text_a": "t", "label": label}), "a.jsonl")
-    assert read(path, pair=False, labelled=True).examples[0].label == expected
+    line = json.dumps({"text_a": "t", "label": label})
+    path = write(tmp_path, b"\xef\xbb\xbf" + line.encode(), "a.jsonl")
+    assert read(path).examples == [Example("t", None, expected, 1)]
 
 
 def test_label_is_kept_where_none_is_needed(tmp_path):
     path = write(tmp_path, "text_a\tlabel\na\tx\nb\t\n")
-    labels = [e.label for e in read(path, pair=False, labelled=False).examples]
+    labels = [e.label for e in read(path, labelled=False).examples]
     assert labels == ["x", None]
 
 
@@ -96,77 +87,78 @@ BAD_JSON = [
 
 @pytest.mark.parametrize(
     "name, head, good, bad, reason",
-    [("t.tsv", b"text_a\ttext_b\tlabel\n", b"a\tb\tx\n", *case) for case in BAD_TSV]
-    + [
-        ("t.jsonl", b"\n", b'{"text_a": "a", "text_b": "b", "label": "x"}\n', *case)
-        for case in BAD_JSON
+    [
+        *(("t.tsv", b"text_a\ttext_b\tlabel\n", b"a\tb\tx\n", *case) for case in BAD_TSV),
+        *(
+            ("t.jsonl", b"\n", b'{"text_a": "a", "text_b": "b", "label": "x"}\n', *case)
+            for case in BAD_JSON
+        ),
     ],
 )
 def test_bad_line_stops_with_its_place_or_is_listed(tmp_path, name, head, good, bad, reason):
     path = write(tmp_path, head + good + bad + b"\n" + good, name)
-    message = error_of(read, path, pair=True, labelled=True)
+    message = error_of(read, path, pair=True)
     assert message.startswith(f"{path}:3: ")
     assert reason in message
-    table = read(path, pair=True, labelled=True, on_bad_line="skip")
+    table = read(path, pair=True, on_bad_line="skip")
     assert [e.line for e in table.examples] == [2, 4]
     assert [line for line, _ in table.skipped] == [3]
     assert reason in table.skipped[0][1]
 
 
-def test_header_without_texts_names_what_is_there(tmp_path):
-    message = error_of(read, write(tmp_path, "label\tsentence\n1\tx\n"), pair=False, labelled=True)
-    assert "'text_a'" in message
-    assert "'sentence'" in message
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "table.tsv"),
+        (b"text_a\tlabel\n", "table.tsv"),
+        (b"text_a\tlabel\n\n \n", "table.tsv"),
+        (b"label\tsentence\n1\tx\n", r"'text_a'.*'sentence'"),
+        (b"text_a\tlabel\na\n", "line 2"),  # though bad lines are skipped
+    ],
+)
+def test_a_table_without_texts_is_an_error(tmp_path, content, said):
+    path = write(tmp_path, content)
+    message = error_of(read, path, on_bad_line="skip")
+    assert re.search(said, message)
 
 
-@pytest.mark.parametrize("content", [b"", b"text_a\tlabel\n", b"text_a\tlabel\n\n \n"])
-def test_empty_table_is_an_error(tmp_path, content):
-    assert "table.tsv" in error_of(read, write(tmp_path, content), pair=False, labelled=True)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("none.tsv", "no such file"), (".", "is a directory"), ("a\0b.tsv", "cannot be read")],
+)
+def test_what_is_no_file_is_an_error(tmp_path, name, said):
+    assert said in error_of(read, f"{tmp_path}/{name}")
 
 
-def test_all_lines_bad_is_an_error_even_when_skipping(tmp_path):
-    path = write(tmp_path, "text_a\tlabel\na\n")
-    message = error_of(read, path, pair=False, labelled=True, on_bad_line="skip")
-    assert "line 2" in message
+def answers(content, pair=False, **options):
+    return list(iter_lines(io.BytesIO(content), pair=pair, **options))
 
 
-def test_missing_file_directory_and_impossible_path(tmp_path):
-    options = {"pair": False, "labelled": True}
-    assert "no such file" in error_of(read, tmp_path / "none.tsv", **options)
-    assert "is a directory" in error_of(read, tmp_path, **options)
-    assert "cannot be read" in error_of(read, "a\0b.tsv", **options)
+SOME_LINES = [b"a\tx", b'{"text_a": "a", "label": "x"}', b"", b'"a\t1']
 
 
 @given(
-    lines=st.lists(
-        st.one_of(
-            st.binary(max_size=20),
-            st.sampled_from([b"a\tx", b'{"text_a": "a", "label": "x"}', b"", b'"a\t1']),
-        ),
-        max_size=8,
-    ),
+    lines=st.lists(st.one_of(st.binary(max_size=20), st.sampled_from(SOME_LINES)), max_size=8),
     suffix=st.sampled_from(["tsv", "jsonl"]),
 )
 def test_any_bytes_are_read_or_refused_at_a_line_that_is_there(tmp_path, lines, suffix):
     content = b"text_a\tlabel\n" * (suffix == "tsv") + b"\n".join(lines)
-    path = write(tmp_path, content, f"fuzz.{suffix}")
-    count = len(content.split(b"\n"))
+    path, raw = write(tmp_path, content, f"fuzz.{suffix}"), content.split(b"\n")
     try:
-        table = read(path, pair=False, labelled=True)
+        table = read(path)
     except UserError as error:
         place = re.match(re.escape(str(path)) + r":(\d+): ", str(error))
         if place is None:
             assert "holds no example" in str(error) or "is empty" in str(error)
             return
         bad = int(place[1])
-        assert 1 <= bad <= count
+        assert 1 <= bad <= len(raw)
         # The lines before it are all fine, and skipping passes over just such lines.
-        before = b"\n".join(content.split(b"\n")[: bad - 1])
+        before = b"\n".join(raw[: bad - 1])
         if before.strip() not in (b"", b"text_a\tlabel"):
             path.write_bytes(before)
-            read(path, pair=False, labelled=True)
+            read(path)
     else:
-        raw = content.split(b"\n")
         for example in table.examples:
             assert example.text_a.strip()
             assert example.label
@@ -190,22 +182,18 @@ def test_a_question_is_an_example_or_a_user_error(line, pair, jsonl):
         assert (answer.text_b is not None) == pair
 
 
-def answers(content, **options):
-    return list(iter_lines(io.BytesIO(content), **options))
-
-
 def test_predict_input_formats_are_told_apart():
-    assert answers(b"one\ttwo\nthree\n", pair=False) == [
+    assert answers(b"one\ttwo\nthree\n") == [
         (1, Example("one\ttwo", None, None, 1)),
         (2, Example("three", None, None, 2)),
     ]
     assert answers(b"one\ttwo\n", pair=True) == [(1, Example("one", "two", None, 1))]
-    assert answers(b'\xef\xbb\xbf{"text": "x"}\n', pair=False) == [(1, Example("x", None, None, 1))]
-    assert answers(b"label\ttext_a\npos\tx\n", pair=False) == [(2, Example("x", None, "pos", 2))]
+    assert answers(b'\xef\xbb\xbf{"text": "x"}\n') == [(1, Example("x", None, None, 1))]
+    assert answers(b"label\ttext_a\npos\tx\n") == [(2, Example("x", None, "pos", 2))]
 
 
 def test_a_bad_line_of_predict_keeps_its_number_and_stops_nothing():
-    found = answers(b'{"text": "x"}\n\n{"text": 3}\n{"text": "y"}', pair=False)
+    found = answers(b'{"text": "x"}\n\n{"text": 3}\n{"text": "y"}')
     assert [number for number, _ in found] == [1, 2, 3, 4]
     assert [isinstance(answer, UserError) for _, answer in found] == [False, True, True, False]
 
@@ -238,7 +226,7 @@ def test_what_pandas_writes_reads_as_python_reads_it(
         sep=separator, index=False, lineterminator=ending, quoting=quoting
     )
     path = write(tmp_path, b"\xef\xbb\xbf" * bom + text.encode(), "table.csv")
-    table = read(path, pair=False, labelled=True)
+    table = read(path)
     assert [(e.text_a, e.label) for e in table.examples] == rows
     # The number of a record is that of its first line.
     lines = text.split("\n")
@@ -249,7 +237,7 @@ def test_what_pandas_writes_reads_as_python_reads_it(
         parsed = [next(csv.reader([record], delimiter=separator)) for record in joined]
         assert [tuple(fields) for fields in parsed] == rows
     form = table_format(path, pair=False, labelled=True)
-    assert lines_at(path, numbers, form) == {
+    assert reading.lines_at(path, numbers, form) == {
         number: record.rstrip("\r\n") for number, record in zip(numbers, joined)
     }
 
@@ -262,7 +250,7 @@ def test_a_tsv_table_of_pandas_is_seen_to_be_quoted(tmp_path, rows):
     frame = pd.DataFrame(rows, columns=["text_a", "label"])
     path = tmp_path / "table.tsv"
     frame.to_csv(path, sep="\t", index=False)
-    table = read(path, pair=False, labelled=True)
+    table = read(path)
     assert [(e.text_a, e.label) for e in table.examples] == rows
 
 
@@ -272,9 +260,9 @@ raw_text = st.text(st.sampled_from('ab" ,'), min_size=1, max_size=6).filter(str.
 @given(texts=st.lists(raw_text, min_size=1, max_size=6))
 def test_raw_tsv_stays_raw(tmp_path, texts):
     path = write(tmp_path, "text_a\tlabel\n" + "".join(f"{text}\tx\n" for text in texts))
-    table = read(path, pair=False, labelled=True, quoting="none")
+    table = read(path, quoting="none")
     assert [e.text_a for e in table.examples] == texts
-    found = [e.text_a for e in read(path, pair=False, labelled=True).examples]
+    found = [e.text_a for e in read(path).examples]
     # Only what no program writes but one that quotes is taken as quoted.
     quoted = list(csv.reader([f"{text}\tx" for text in texts], delimiter="\t"))
     assert found in (texts, [fields[0] for fields in quoted])
@@ -285,29 +273,29 @@ def test_raw_tsv_stays_raw(tmp_path, texts):
 def test_which_way_a_table_was_read_is_told(tmp_path, caplog):
     caplog.set_level("INFO")
     path = write(tmp_path, 'text_a\tlabel\n"a\tb"\tx\n')
-    assert read(path, pair=False, labelled=True).examples == [Example("a\tb", None, "x", 2)]
+    assert read(path).examples == [Example("a\tb", None, "x", 2)]
     assert f"{path}: its fields are quoted" in caplog.text
     other = write(tmp_path, 'text_a\tlabel\n"a\tb"\tx\n5" and 6"\tx\n', "other.tsv")
-    message = error_of(read, other, pair=False, labelled=True)
+    message = error_of(read, other)
     assert message.startswith(f"{other}:2: has 3 tab-separated columns")
     assert "quoting: minimal" in message
     assert f"{other}:2: looks quoted, but line 3 does not" in caplog.text
-    texts = [e.text_a for e in read(other, pair=False, labelled=True, quoting="minimal").examples]
+    texts = [e.text_a for e in read(other, quoting="minimal").examples]
     assert texts == ["a\tb", '5" and 6"']
 
 
 def test_a_quotation_over_lines_that_are_whole_each_is_no_field(tmp_path):
     path = write(tmp_path, 'text_a\tlabel\n"He said\tx\nand ""she""\ty\nso"\tx\n')
-    texts = [e.text_a for e in read(path, pair=False, labelled=True).examples]
+    texts = [e.text_a for e in read(path).examples]
     assert texts == ['"He said', 'and ""she""', 'so"']
 
 
 @pytest.mark.parametrize("limit", [16 << 20, 8])
 def test_errors_of_quoted_tables_have_the_line_and_cost_no_other(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(sys.modules["fleetbert.data.read"], "LONGEST_RECORD", limit)
+    monkeypatch.setattr(reading, "LONGEST_RECORD", limit)
     content = 'text_a,label\n"a\nb",x\n"c"d,x\ne,x,y\n"never closed,x\nf,x\ng,x\n'
     path = write(tmp_path, content, "table.csv")
-    table = read(path, pair=False, labelled=True, on_bad_line="skip")
+    table = read(path, on_bad_line="skip")
     assert table.examples == [
         Example("a\nb", None, "x", 2), Example("f", None, "x", 7), Example("g", None, "x", 8),
     ]  # fmt: skip
@@ -316,23 +304,20 @@ def test_errors_of_quoted_tables_have_the_line_and_cost_no_other(tmp_path, monke
     assert "behind a closing quote" in reasons[4]
     assert "3 comma-separated columns" in reasons[5]
     assert "not closed" in reasons[6]
-    assert error_of(read, path, pair=False, labelled=True).startswith(f"{path}:4: ")
+    assert error_of(read, path).startswith(f"{path}:4: ")
 
 
 def test_a_quoted_table_is_asked_record_by_record(tmp_path):
     content = b'"text_a"\t"label"\n"a\nb"\tx\n"c\td"\tx\n'
-    expected = [
-        (2, Example("a\nb", None, "x", 2)),
-        (4, Example("c\td", None, "x", 4)),
-    ]
-    assert answers(content, pair=False) == expected
+    expected = [(2, Example("a\nb", None, "x", 2)), (4, Example("c\td", None, "x", 4))]
+    assert answers(content) == expected
     plain = content.replace(b'"text_a"', b"text_a").replace(b'"label"', b"label")
-    assert answers(plain, pair=False, quoting="minimal") == expected
+    assert answers(plain, quoting="minimal") == expected
     form = table_format(write(tmp_path, plain), pair=False, labelled=False)
-    assert answers(plain, pair=False, form=form) == expected
+    assert answers(plain, form=form) == expected
 
 
 def test_header_of_csv_names_what_separates_it(tmp_path):
-    check_header(write(tmp_path, "label;text_a\n", "a.csv"))
-    message = error_of(check_header, write(tmp_path, "label,text\n", "b.csv"))
+    reading.check_header(write(tmp_path, "label;text_a\n", "a.csv"))
+    message = error_of(reading.check_header, write(tmp_path, "label,text\n", "b.csv"))
     assert "comma-separated columns text_a" in message

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetbert.data import cache, read, split
+from fleetbert.data import split
 from fleetbert.data.tokenizers import Encodings
-from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 from fleetbert.errors import UserError
 
 
@@ -35,10 +32,9 @@ def test_each_text_is_in_one_of_the_two(texts, share, seed):
     assert sorted([*kept.lines, *held.lines]) == list(whole.lines)
     for part in (kept, held):
         numbers = part.lines - 2
-        assert [list(ids) for ids in part.encodings.ids] == [[n] * (n + 1) for n in numbers]
-        assert [list(ids) for ids in part.encodings.ids[1:3]] == [[n] * (n + 1) for n in numbers][
-            1:3
-        ]
+        rows = [[n] * (n + 1) for n in numbers]
+        assert [list(ids) for ids in part.encodings.ids] == rows
+        assert [list(ids) for ids in part.encodings.ids[1:3]] == rows[1:3]
         np.testing.assert_array_equal(part.encodings.lengths, numbers + 1)
         np.testing.assert_array_equal(part.encodings.first_lengths, numbers + 1)
         np.testing.assert_array_equal(part.labels, numbers % 3)
@@ -70,19 +66,3 @@ def test_other_numbers_are_other_texts_when_some_are_held_out():
         known = one._replace(fingerprint=str(number))
         digests |= {split.fingerprint(part) for part in split.hold_out(known, 0.2, 1)}
     assert len(digests) == 6
-
-
-def test_of_a_cached_table(tmp_path, tiny_data):
-    """The same texts and the same fingerprint; and the part can go to another process."""
-    tokenizer = WordPiece(of_vocab(tiny_data / "vocab.txt", True))
-    path = str(tiny_data / "train.tsv")
-    form = read.table_format(path, pair=False, labelled=True)
-    table = read.read_as(path, form, "stop")
-    expected, _ = split.tokenize(path, table, tokenizer, False, True, 16)
-    recipe = cache.Recipe(form, "stop", tokenizer.spec, False, 16)
-    cached, _ = cache.load(path, cache.prepare(path, tmp_path, recipe))
-    kept, _ = split.hold_out(cached, 0.1, 3)
-    other, _ = split.hold_out(expected, 0.1, 3)
-    assert split.fingerprint(kept) == split.fingerprint(other)
-    sent = pickle.loads(pickle.dumps(kept))
-    assert split.fingerprint(sent) == split.fingerprint(other)

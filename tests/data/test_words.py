@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 import random_texts
+import tokenizer_files
 import tokenizers as library
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +16,6 @@ from tokenizers.implementations import BertWordPieceTokenizer
 from fleetbert.data import conll, tokenizers, words
 from fleetbert.data.tokenizers import base, of_vocab
 
-FILES = Path(__file__).with_name("tokenizers") / "files"
 TEXTS = [
     "Paul O'Neill's U.S.-based co. (Café Zoë) paid $1,000 to e\u0301lan\u2019s \u201cteam\u201d.",
     "  two  spaces\tand a tab ",
@@ -27,7 +26,7 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(params=["wordpiece", "roberta", "xlm-roberta", "camembert"])
+@pytest.fixture(params=["wordpiece", *tokenizer_files.FAMILIES])
 def pair(request, tmp_path, monkeypatch):
     """One of our tokenizers, and the library's of the same files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -39,15 +38,7 @@ def pair(request, tmp_path, monkeypatch):
         path.write_text("\n".join(vocab) + "\n", encoding="utf-8")
         theirs = BertWordPieceTokenizer(str(path), lowercase=True)
         return tokenizers.open(of_vocab(path, True)), theirs
-    folder = tmp_path / "model"
-    folder.mkdir()
-    names = ["sentencepiece.bpe.model"]
-    if request.param == "roberta":
-        names = ["vocab.json", "merges.txt"]
-    for name in names:
-        (folder / name).write_bytes((FILES / name).read_bytes())
-    (folder / "config.json").write_text(f'{{"model_type": "{request.param}"}}')
-    spec = tokenizers.find(folder)
+    spec = tokenizers.find(tokenizer_files.write(tmp_path / "model", request.param))
     return tokenizers.open(spec), library.Tokenizer.from_file(str(spec.files["tokenizer.json"]))
 
 

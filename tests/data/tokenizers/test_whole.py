@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import random_texts
 import tokenizers as library
+from tokenizer_files import EXPECTED, FAMILIES, FILES, write
 
 from fleetbert import bundle as bundles
 from fleetbert.data import tokenizers
@@ -18,9 +16,6 @@ from fleetbert.data.tokenizers import base, sentencepiece
 from fleetbert.data.tokenizers.whole import BETWEEN_WORDS, Whole
 from fleetbert.errors import UserError
 
-FILES = Path(__file__).with_name("files")
-EXPECTED = json.loads((FILES / "expected.json").read_text())
-FAMILIES = ("roberta", "xlm-roberta", "camembert")
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 
 
@@ -32,16 +27,6 @@ def cache(tmp_path, monkeypatch):
 @pytest.fixture(params=FAMILIES)
 def family(request) -> str:
     return request.param
-
-
-def write(folder: Path, family: str) -> Path:
-    """A folder of the family, without tokenizer.json."""
-    folder.mkdir()
-    names = ("vocab.json", "merges.txt") if family == "roberta" else ("sentencepiece.bpe.model",)
-    for name in names:
-        shutil.copyfile(FILES / name, folder / name)
-    (folder / "config.json").write_text(json.dumps({"model_type": family}))
-    return folder
 
 
 @pytest.fixture
@@ -72,12 +57,7 @@ def test_a_long_text_is_read_until_there_are_enough_tokens(tokenizer, monkeypatc
     assert tokenizer._may_cut
     texts = random_texts.draw(1500, 3)
     texts = [" ".join(texts[start : start + 15]) for start in range(0, 1500, 15)]
-    texts += [
-        "a 'b's  c\u0301 d \u0301e <mask> f\n g  h i" * 3,
-        "字 词 句" * 9,
-        "ab" * 50,
-        "  a b " * 9,
-    ]
+    texts += ["a 'b's  c\u0301 d \u0301e <mask> f\n g  h i" * 3, "字 词 句" * 9, "ab" * 50]
     wanted = [tokenizer.encode(texts, texts[::-1], size) for size in (8, 40, 4000)]
     whole = [encoding.ids for encoding in tokenizer._encode(texts, add_special_tokens=False)]
     read = []
@@ -132,14 +112,11 @@ def test_a_long_text_is_read_whole_where_words_may_hold_spaces(tmp_path, monkeyp
     assert changed._pieces([text], 3) == [whole.encode(text, add_special_tokens=False).ids]
 
 
-def test_pairs_are_those_of_transformers(tokenizer, family):
+def test_pairs_and_special_tokens_are_those_of_transformers(tokenizer, family):
     firsts, seconds = map(list, zip(*EXPECTED["pairs"]))
     found = tokenizer.encode(firsts, seconds, 512)
     assert [one.tolist() for one in found.ids] == EXPECTED[f"{family} pairs"]
     assert found.first_lengths.tolist() == [len(one) for one in found.ids]  # one type
-
-
-def test_special_tokens(tokenizer, family):
     assert set(EXPECTED[f"{family} special"]) <= set(tokenizer.special_ids)
     assert tokenizer.pad_id == EXPECTED[f"{family} pad"]
     wanted = EXPECTED[family][EXPECTED["texts"].index("")]
@@ -179,33 +156,27 @@ def test_words_are_told_from_what_continues_them(tokenizer, family):
     assert not tokenizer.is_subword[list(tokenizer.special_ids)].any()
 
 
-def test_another_process_can_be_given_one(tokenizer):
-    again = pickle.loads(pickle.dumps(tokenizer))
-    assert ids(again, ["word </s>"]) == ids(tokenizer, ["word </s>"])
-
-
-def test_half_of_a_surrogate_pair_is_named(tokenizer):
-    with pytest.raises(UserError, match="text 2 of 2 holds half of a surrogate pair"):
-        tokenizer.encode(["a", "\ud800"], None, 16)
-
-
-def test_a_saved_folder_opens_again(tokenizer, tmp_path):
+def test_sent_saved_or_in_a_bundle_it_is_the_same(tokenizer, tmp_path):
     (tmp_path / "saved").mkdir()
     tokenizers.save(tokenizer.spec, tmp_path / "saved")
-    again = tokenizers.open(tokenizers.find(tmp_path / "saved"))
-    assert again.spec.settings == tokenizer.spec.settings
-    texts = EXPECTED["texts"]
-    assert ids(again, texts) == ids(tokenizer, texts)
-
-
-def test_a_bundle_carries_tokenizer_json(tokenizer, tmp_path):
+    saved = tokenizers.open(tokenizers.find(tmp_path / "saved"))
+    assert saved.spec.settings == tokenizer.spec.settings
     bundle = bundles.create(
         tmp_path / "bundle", task="classification", labels=["a", "b"], max_length=64,
         tokenizer=tokenizer.spec, fill=lambda folder: [],
     )  # fmt: skip
-    again = tokenizers.open(bundles.read(bundle.root))
-    assert again.spec.files["tokenizer.json"].parent == bundle.root.resolve()
-    assert ids(again, EXPECTED["texts"]) == ids(tokenizer, EXPECTED["texts"])
+    bundled = tokenizers.open(bundles.read(bundle.root))
+    assert bundled.spec.files["tokenizer.json"].parent == bundle.root.resolve()
+    wanted = ids(tokenizer, EXPECTED["texts"])
+    for again in (pickle.loads(pickle.dumps(tokenizer)), saved, bundled):
+        assert ids(again, EXPECTED["texts"]) == wanted
+
+
+def test_what_cannot_be_asked_of_it(tokenizer):
+    with pytest.raises(UserError, match="text 2 of 2 holds half of a surrogate pair"):
+        tokenizer.encode(["a", "\ud800"], None, 16)
+    with pytest.raises(UserError, match=r"model\.lowercase: .*tokenizer\.json says how texts"):
+        tokenizers.changed(tokenizer.spec, None, True)
 
 
 def test_a_template_of_berts_segments(tmp_path):
@@ -228,6 +199,9 @@ def test_a_template_of_berts_segments(tmp_path):
     assert tokenizers.open(one_type).encode(["word"], ["bad"], 64).first_lengths[0] > first
 
 
+WRONG = '{"model": {"type": "BPE", "vocab": {"<pad>": 0}, "merges": 3}}'
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -235,12 +209,7 @@ def test_a_template_of_berts_segments(tmp_path):
         (lambda f: (f / "vocab.json").write_text('{"a": 0}'), "lacks <pad>, <unk>, <s>"),
         (lambda f: (f / "vocab.json").write_text("{"), "is no JSON"),
         (lambda f: (f / "sentencepiece.bpe.model").write_bytes(b"\x0f\x01"), "is no Unigram model"),
-        (
-            lambda f: (f / "tokenizer.json").write_text(
-                '{"model": {"type": "BPE", "vocab": {"<pad>": 0}, "merges": 3}}'
-            ),
-            "the tokenizer cannot be read",
-        ),
+        (lambda f: (f / "tokenizer.json").write_text(WRONG), "the tokenizer cannot be read"),
     ],
 )
 def test_files_that_cannot_be_used(change, said, tmp_path):
@@ -248,8 +217,3 @@ def test_files_that_cannot_be_used(change, said, tmp_path):
     change(folder)
     with pytest.raises(UserError, match=said):
         tokenizers.open(tokenizers.find(folder))
-
-
-def test_lowercase_is_refused(tokenizer):
-    with pytest.raises(UserError, match=r"model\.lowercase: .*tokenizer\.json says how texts"):
-        tokenizers.changed(tokenizer.spec, None, True)

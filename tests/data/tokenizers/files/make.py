@@ -18,6 +18,7 @@ from tokenizers import ByteLevelBPETokenizer
 
 sys.path.append(str(Path(__file__).resolve().parents[3]))
 from random_texts import digests, draw
+from tokenizer_files import write
 
 STRINGS = 3000
 OUT, *CORPUS = map(Path, sys.argv[1:])
@@ -59,12 +60,7 @@ def main():
         ("camembert", hf.CamembertTokenizer),
     ):
         with tempfile.TemporaryDirectory() as folder:
-            files = (
-                ("vocab.json", "merges.txt") if name == "roberta" else ("sentencepiece.bpe.model",)
-            )
-            for file in files:
-                (Path(folder) / file).write_bytes((OUT / file).read_bytes())
-            tokenizer = kind.from_pretrained(folder)
+            tokenizer = kind.from_pretrained(write(Path(folder) / name, name))
             found[name] = [tokenizer(text)["input_ids"] for text in texts]
             found[f"{name} pairs"] = tokenizer(*map(list, zip(*pairs)))["input_ids"]
             found[f"{name} special"] = tokenizer.all_special_ids
