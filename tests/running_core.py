@@ -1,21 +1,26 @@
-"""A server's core in a thread of the test's own process, with real worker processes."""
+"""A server's core in a thread of the test's own process, with worker processes."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import contextlib
 import threading
 import time
-from typing import Any, Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any, Awaitable, Callable, Coroutine, Iterator, Mapping
 
+import light
 import psutil
+import pytest
 
 from fleetbert.deploy.inference.messages import Failure, Request, Response
 from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.repository.repository import Repository
 from fleetbert.deploy.inference.scheduler.scheduler import Scheduler
 from fleetbert.deploy.inference.settings import Serve
+from fleetbert.deploy.inference.workers import process
 
+REAL_WORKER = process.COMMAND
 DEADLINE = 120.0  # against hanging only
 
 
@@ -98,22 +103,60 @@ class RunningCore:
         return self.do(self.repository.loaded, model)[-1].scheduler
 
     def close(self) -> None:
-        children = psutil.Process(os.getpid()).children()
         try:
             self.call(self.repository.close(grace=5.0))
         finally:
             self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join()
             self.loop.close()
-            for child in children:
-                if "inference.worker" in " ".join(command(child)):
-                    child.kill()
+            for child in worker_processes():
+                child.kill()
 
 
-def command(process: psutil.Process) -> list[str]:
+@contextlib.contextmanager
+def running(
+    models: Path,
+    wait: bool = True,
+    engine: Mapping[str, Any] = {},
+    batching: Mapping[str, Any] = {},
+    **repository: Any,
+) -> Iterator[RunningCore]:
+    """A core over the folder `models`, float32 on one worker of one thread unless told otherwise,
+    which does not look for changes unless it is given `poll_seconds`; closed afterwards."""
+    repository = {"poll_seconds": 0, "default": {"variant": "float32"}, **repository}
+    core = RunningCore(
+        {
+            "repository": {"path": str(models), **repository},
+            "engine": {"workers": 1, "threads": 1, **engine},
+            "batching": {"timeout_ms": 1000 * DEADLINE, **batching},
+        }
+    )
+    try:
+        if wait:
+            core.wait_until_ready()
+        yield core
+    finally:
+        core.close()
+
+
+@contextlib.contextmanager
+def light_workers() -> Iterator[None]:
+    """Workers that are started meanwhile need no Paddle; see `light.py`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "COMMAND", light.WORKER)
+        yield
+
+
+def worker_processes() -> list[psutil.Process]:
+    """Those of this process, whether they answer or not."""
+    scripts = {REAL_WORKER[-1], light.WORKER[-1]}
+    return [child for child in psutil.Process().children() if scripts & set(command(child))]
+
+
+def command(found: psutil.Process) -> list[str]:
     """A process's command line; empty if it has ended."""
     try:
-        return process.cmdline()
+        return found.cmdline()
     except psutil.Error:
         return []
 

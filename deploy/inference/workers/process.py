@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+COMMAND = (sys.executable, "-m", "fleetbert.deploy.inference.workers.worker")  # of a worker
 LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 # What a batch waits for, the listening process has to do first: reading the next one's texts takes
 # a fraction of a batch's time, and makes it larger.
@@ -113,8 +114,7 @@ def _log_lines(process: subprocess.Popen[bytes]) -> None:
 
 def _start(processors: Sequence[int], threads: int, early: bool) -> Started:
     ours, theirs = socket.socketpair()
-    command = [sys.executable, "-m", "fleetbert.deploy.inference.workers.worker"]
-    command += [str(theirs.fileno()), str(os.getpid()), ",".join(map(str, processors))]
+    command = [*COMMAND, str(theirs.fileno()), str(os.getpid()), ",".join(map(str, processors))]
     former = signal.pthread_sigmask(signal.SIG_BLOCK, LEFT_TO_PARENT)  # it inherits this
     try:
         process = subprocess.Popen(
