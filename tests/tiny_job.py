@@ -74,7 +74,55 @@ def write_tags(path: Path, texts: int, seed: int) -> None:
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def ranked_rows(queries: int, seed: int) -> list[tuple[str, str, int]]:
+def number_rows(count: int, seed: int, pair: bool = False) -> list[dict]:
+    """Texts of `word0` and `word1`; the number is the share of `word1`, of pairs in both texts."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        sides = [rng.random(12) < rng.random() for _ in range(1 + pair)]
+        words = [" ".join(f"word{int(one)}" for one in side) for side in sides]
+        rows.append({**dict(zip(("text_a", "text_b"), words)), "label": float(np.mean(sides))})
+    return rows
+
+
+THREE_LABELS = ("joy", "love", "怒")  # of texts that have word0, word1, word2
+
+
+def label_rows(count: int, seed: int, wrong: float = 0.0) -> list[dict]:
+    """Texts of ten words; each of word0 to word2 in it is a label of it, but for a share."""
+    rng = np.random.default_rng(seed)
+    rows = []
+    for _ in range(count):
+        own = rng.choice(3, rng.integers(1, 3), replace=False).tolist()
+        words = [f"word{n}" for n in (*own, *own, *rng.integers(40, 150, 6))]
+        rng.shuffle(words)
+        if wrong and rng.random() < wrong:
+            own = [int(rng.integers(3))]
+        rows.append({"text_a": " ".join(words), "label": [THREE_LABELS[n] for n in own]})
+    return rows
+
+
+def vector_rows(count: int, seed: int, fields: int = 2, numbers: bool = False) -> list[dict]:
+    """Texts of one row have three words of one subject among others, text_c of another; numbers: a
+    label says whether text_b has."""
+    rng = np.random.default_rng(seed)
+
+    def text(subject: int) -> str:
+        words = [f"word{10 * subject + n}" for n in rng.integers(0, 10, 3)]
+        words += [f"word{n}" for n in rng.integers(120, 150, rng.integers(1, 4))]
+        return " ".join(rng.permutation(words))
+
+    rows = []
+    for _ in range(count):
+        subjects = rng.permutation(12)[:3]
+        same = rng.random() < 0.5
+        own = [subjects[0], subjects[0] if same or not numbers else subjects[1], subjects[2]]
+        row = {f"text_{name}": text(one) for name, one in zip("abc"[:fields], own)}
+        rows.append({**row, **({"label": float(same)} if numbers else {})})
+    return rows
+
+
+def ranked_rows(queries: int, seed: int) -> list[dict]:
     """Each query asks for `word<n>`; documents that have word0 or word1 answer it."""
     rng = np.random.default_rng(seed)
     rows = []
@@ -84,13 +132,30 @@ def ranked_rows(queries: int, seed: int) -> list[tuple[str, str, int]]:
             words = rng.integers(20, 100, 5)
             words[rng.integers(0, 5)] = rng.integers(0, 2) if relevant else rng.integers(2, 4)
             document = " ".join(f"word{word}" for word in words)
-            rows.append((f"word{100 + query % 50} word{100 + query // 50}", document, relevant))
+            text = f"word{100 + query % 50} word{100 + query // 50}"
+            rows.append({"text_a": text, "text_b": document, "label": int(relevant)})
+    return rows
+
+
+def triplets_of(ranked: list[dict]) -> list[dict]:
+    """Each query with a document that answers it and one that does not."""
+    rows = []
+    for query in dict.fromkeys(row["text_a"] for row in ranked):
+        own = [row for row in ranked if row["text_a"] == query]
+        sides = [[row["text_b"] for row in own if row["label"] == one] for one in (1, 0)]
+        rows += [{"text_a": query, "text_b": a, "text_c": b} for a, b in zip(*sides)]
     return rows
 
 
 def write_ranking(path: Path, queries: int, seed: int) -> None:
-    rows = ["\t".join(map(str, row)) for row in ranked_rows(queries, seed)]
+    rows = ["\t".join(map(str, row.values())) for row in ranked_rows(queries, seed)]
     path.write_text("\n".join(["text_a\ttext_b\tlabel", *rows]) + "\n", encoding="utf-8")
+
+
+def write_rows(path: Path, rows: list[dict]) -> Path:
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
 
 
 def write_data(folder: Path) -> Path:

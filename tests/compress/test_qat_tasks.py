@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tiny_bert
+import tiny_job
 
 import fleetbert
 from fleetbert import bundle as bundles
@@ -13,37 +14,29 @@ from fleetbert.compress import qat, tuning
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
 
-QUERIES = 20
-
-
-def text(rng: np.random.Generator) -> str:
-    return " ".join(f"word{n}" for n in rng.integers(0, 150, rng.integers(3, 12)))
-
 
 def rows_of(task: str, numbers: bool = True) -> list[dict]:
     """Forty texts or pairs; numbers: pairs of vectors have one."""
-    rng = np.random.default_rng(3)
-    rows = []
-    for number in range(2 * QUERIES):
-        row: dict = {"text_a": text(rng)}
-        if task == "regression":
-            row["label"] = float(rng.normal())
-        elif task == "multi_label_classification":
-            names = tiny_bert.LABELS_OF[task]
-            row["label"] = [names[n] for n in rng.choice(3, rng.integers(1, 3), replace=False)]
-        elif task == "token_classification":
-            row = {"text": row["text_a"], "spans": [{"start": 0, "end": 5, "kind": "loc"}]}
-        else:
-            row["text_b"] = text(rng)
-            if task == "ranking":
-                row.update(text_a=f"word{number // 2} word7", label=number % 2)
-            elif numbers:
-                row["label"] = float(rng.random())
-        rows.append(row)
+    if task == "regression":
+        return tiny_job.number_rows(40, 3)
+    if task == "ranking":
+        return tiny_job.ranked_rows(7, 3)
+    if task == "embedding":
+        return tiny_job.vector_rows(40, 3, numbers=numbers)
+    rows = tiny_job.label_rows(40, 3)
+    if task == "token_classification":
+        span = {"start": 0, "end": 5, "kind": "loc"}
+        return [{"text": row["text_a"], "spans": [span]} for row in rows]
     return rows
 
 
-@pytest.mark.parametrize(("task", "pooling"), tiny_bert.OTHER_TASKS)
+@pytest.mark.parametrize(
+    ("task", "pooling"),
+    [
+        pytest.param(*case, marks=() if case[0] == "regression" else pytest.mark.slow)
+        for case in tiny_bert.OTHER_TASKS
+    ],
+)
 def test_what_is_served_is_what_was_trained(task, pooling, tiny_vocab, tmp_path, monkeypatch):
     bundle = tiny_bert.make_bundle(tmp_path / "bundle", task, tiny_vocab, pooling)
     kept = []
