@@ -31,9 +31,10 @@ from fleetbert.bench.worker import Json
 from fleetbert.engines.engine import default_threads
 from fleetbert.errors import UserError
 from fleetbert.launch.cluster import Cluster
+from fleetbert.launch.process import Process
 
 WARM_UP = 4  # steps of each turn that are not timed
-WORKER = (str(Path(__file__).with_name("distribute_worker.py")),)
+WORKER = (str(Path(__file__).with_name("training_worker.py")), "rank")
 ONLY_STEPS = (
     "trainer.device=cpu",
     "precision.level=O0",
@@ -154,7 +155,7 @@ def start(
         cluster = Cluster(arguments.servers, side.trainers)
         stack.callback(cluster.close)
         processes = {
-            f"{role}-{number}": cluster.environ(role, number, 0, place, folder)
+            f"{role}-{number}": cluster.environ(Process(role, number), place, folder)
             for role, count in (("server", arguments.servers), ("trainer", side.trainers))
             for number in range(count)
         }
@@ -201,10 +202,11 @@ def table_rows(
     """A header and a row for each side. Efficiency: of what the processors used would give, if each
     share gave what the first side does. MB: of one trainer and step."""
     single, first = next(iter(sides.items()))
-    head = ["", "ms/step", "texts/s", "lowest", "highest", "speed-up", "efficiency", "reader"]
-    rows = [[*head, "sent MB", "got MB", "peak MB"]]
+    more: dict[str, dict[str, str]] = {
+        name: {} for name in ("ms/step", "speed-up", "efficiency", "reader", "sent MB", "got MB")
+    }
     for name, side in sides.items():
-        figures = measure.summarize(segments, name)
+        seconds = sum(one.seconds for one in segments if one.engine == name)
         speed_up = measure.ratio(segments, name, single).median
         used = side.trainers * side.threads / first.threads
         reading = statistics.median(
@@ -212,17 +214,14 @@ def table_rows(
             for turn in turns[name]
         )
         part = steps * side.trainers * len(turns[name])
-        sent, got = (sum(turn[0]["moved"][way] for turn in turns[name]) for way in (0, 1))
-        rows.append(
-            [
-                name,
-                f"{1000 * figures.seconds / (steps * len(turns[name])):.0f}",
-                *(f"{value:.1f}" for value in figures[:3]),
-                f"{speed_up:.2f}",
-                f"{speed_up / used:.0%}",
-                f"{reading:.2%}",
-                *(f"{way / part / 1e6:.2f}" if way else "-" for way in (sent, got)),
-                f"{figures.peak_mb:.0f}",
-            ]
-        )
-    return rows
+        moved = (sum(turn[0]["moved"][way] for turn in turns[name]) for way in (0, 1))
+        cells = [
+            f"{1000 * seconds / (steps * len(turns[name])):.0f}",
+            f"{speed_up:.2f}",
+            f"{speed_up / used:.0%}",
+            f"{reading:.2%}",
+            *(f"{way / part / 1e6:.2f}" if way else "-" for way in moved),
+        ]
+        for column, cell in zip(more.values(), cells):
+            column[name] = cell
+    return harness.figures_table(segments, list(sides), more)

@@ -80,16 +80,16 @@ def run(arguments: argparse.Namespace) -> Result:
         )
     pairs = served.pair_ways(bench.ways())
     ratios = [measure.ratio(segments, own.name, other.name) for own, other in pairs]
-    table = [["", "texts/s", "p50 ms", "p99 ms", "CPU ms/text", "MB", "failed"]]
-    for way, turns in details.items():
-        figures, told = measure.summarize(segments, way), serve.latencies(turns)
-        times = [f"{told[name]:.1f}" for name in ("full_p50_ms", "full_p99_ms")]
-        used = [f"{figures.cpu_ms_per_text:.2f}", f"{figures.peak_mb:.0f}"]
-        table.append([way, f"{figures.texts_per_s:.0f}", *times, *used, f"{told['failed']}"])
+    told = {way: serve.latencies(turns) for way, turns in details.items()}
+    columns = {
+        what: {way: f"{figures[name]:.1f}" for way, figures in told.items()}
+        for what, name in (("p50 ms", "full_p50_ms"), ("p99 ms", "full_p99_ms"))
+    }
+    columns["failed"] = {way: str(figures["failed"]) for way, figures in told.items()}
     cosines = (ours * theirs).sum(1)
     return Result(
         "Vectors by POST /v1/embeddings",
-        [table],
+        [harness.figures_table(segments, list(details), columns)],
         [
             *map(str, ratios),
             f"{arguments.connections} connections, {len(texts)} texts of {arguments.data.name}, "

@@ -2,33 +2,29 @@
 
     .venv/bin/python tests/benchmarks/finetune.py wnut17 DATA/wnut17 --seeds 0 1 2 --int8
     .venv/bin/python tests/benchmarks/finetune.py goemotions DATA/goemotions --calibrate 0.1
-    .venv/bin/python tests/benchmarks/finetune.py banking77 DATA/banking77 --peer-python ""
+    .venv/bin/python tests/benchmarks/finetune.py stsb DATA/stsb --peer-python ""
 
-Data sets: wnut17 and resume_ner (train.* and dev.*, tagged tokens), banking77 (train.csv, of which
-a tenth is the dev table), stsb (en-train.csv, en-dev.csv), goemotions (train.tsv, of which the
-first 10,000 texts, dev.tsv, labels.txt). Both sides have the same weights, texts, epochs, batch,
-rates and seed; neither chooses among its steps, or learns from what --calibrate holds out. seqeval,
-scikit-learn and SciPy say the peer's figure, the run says ours. Seconds are of the steps: without
-tokenizing, evaluation and checkpoints on both sides. A line for each seed is added to
-RESULTS, which `tests/benchmarks tasks` makes a page of.
+Data sets: wnut17 and resume_ner (train.conll and dev.conll, tagged tokens), stsb (en-train.csv,
+en-dev.csv), goemotions (train.tsv, of which the first 10,000 texts, dev.tsv, labels.txt); single
+labels are for `tests/benchmarks train --full`. Both sides have the same weights, texts, epochs,
+batch, rates and seed; neither chooses among its steps, or learns from what --calibrate holds out.
+Seconds are of the steps: without tokenizing, evaluation and checkpoints on both sides. A line for
+each seed is added to RESULTS, which `tests/benchmarks tasks` makes a page of.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import itertools
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, cast
 
 import numpy as np
-import scipy.stats
 import seqeval.metrics
-import sklearn.metrics
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TESTS.parent), str(TESTS)]
@@ -36,108 +32,100 @@ sys.path[:1] = [str(TESTS.parent), str(TESTS)]
 import fleetbert  # noqa: E402
 from benchmarks import harness  # noqa: E402
 from benchmarks.tasks import add_result  # noqa: E402
-from fleetbert import config  # noqa: E402
+from fleetbert import config, tasks  # noqa: E402
 from fleetbert.bench import measure  # noqa: E402
 from fleetbert.data import conll  # noqa: E402
-from fleetbert.models import weights  # noqa: E402
+from fleetbert.data.read import Example, read_as  # noqa: E402
+from fleetbert.tasks import token_classification  # noqa: E402
 
 TAGS = "token_classification"
 
 
+class Text(NamedTuple):
+    """Texts and target as the peer takes them, and as `fleetbert.train` does. words: of a text with
+    tags, where each begins and ends."""
+
+    texts: list[str]
+    target: Any
+    ours: Any = None
+    words: Any = None
+
+
 class Data(NamedTuple):
-    """train, dev: for the peer, rows of texts and target. ours: the same, as `fleetbert.train`
-    takes it. labels: in the order of the numbers that targets are."""
+    """labels: in the order of the numbers that targets are. files: what ours reads instead."""
 
     task: str
     metric: str
-    train: list[dict]
-    dev: list[dict]
-    ours: tuple
+    train: list[Text]
+    dev: list[Text]
     labels: list[str]
+    files: tuple[Path, Path] | None = None
+
+    def ours(self) -> tuple:
+        return self.files or tuple([one.ours for one in part] for part in (self.train, self.dev))
+
+    def first(self, count: int, folder: Path) -> Data:
+        """With so many training texts only."""
+        data = self._replace(train=self.train[:count])
+        if self.files is None:
+            return data
+        path = folder / self.files[0].name
+        with self.files[0].open("rb") as file:
+            records = itertools.islice(conll.records(enumerate(file, 1)), count)
+            path.write_bytes(b"".join(record for _, record in records))
+        return data._replace(files=(path, self.files[1]))
 
 
 def tags(folder: Path) -> Data:
-    paths = [next(folder.glob(f"{name}.*")) for name in ("train", "dev")]
-    tables = []
-    for path in paths:
-        rows = []
-        for record in path.read_text(encoding="utf-8").replace("\n\t\n", "\n\n").split("\n\n"):
-            columns = [line.split() for line in record.split("\n") if line.strip()]
-            names = ["O"] * len(columns)
-            for first, end, kind in conll.spans_of(one[-1] for one in columns):
-                names[first:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - first - 1)]
-            if columns:
-                rows.append(([one[0] for one in columns], names))
-        tables.append(rows)
-    kinds = sorted({name[2:] for _, names in tables[0] for name in names if name != "O"})
-    labels = ["O", *(f"{prefix}-{kind}" for kind in kinds for prefix in "BI")]
-    numbers = {label: number for number, label in enumerate(labels)}
-    train, dev = (
-        [
-            {"texts": [text], "words": text.words, "target": [numbers[name] for name in names]}
-            for text, names in ((conll.join(words), names) for words, names in rows)
-        ]
-        for rows in tables
-    )
-    return Data(TAGS, "entity_f1", train, dev, tuple(map(str, paths)), labels)
+    paths = next(folder.glob("train.*")), next(folder.glob("dev.*"))
+    task = tasks.get(TAGS)
+    tables = [read_as(path, task.table_format(path)).examples for path in paths]
+    spans = [[json.loads(one.label or "[]") for one in table] for table in tables]
+    kinds = sorted({kind for found in spans[0] for *_, kind in found})
+    labels = token_classification.labels_of_kinds(kinds)
 
+    def text(example: Example, found: list) -> Text:
+        words = cast(conll.Joined, example.text_a).words
+        target = [0] * len(words)
+        for first, last, kind in found:
+            inside = [n for n, (begin, _) in enumerate(words) if first <= begin < last]
+            for number in inside:
+                prefix = "B" if number == inside[0] else "I"
+                target[number] = labels.index(f"{prefix}-{kind}")
+        return Text([str(example.text_a)], target, words=words)
 
-def first_texts(data: Data, count: int, folder: Path) -> Data:
-    train, dev = data.ours
-    if data.task == TAGS:
-        records = re.split(r"\n\s*\n", Path(train).read_text(encoding="utf-8").lstrip())
-        train = folder / f"train{Path(train).suffix}"
-        train.write_text("\n\n".join(records[:count]) + "\n", encoding="utf-8")
-    else:
-        train = train[:count]
-    return data._replace(train=data.train[:count], ours=(train, dev))
-
-
-def banking77(folder: Path) -> Data:
-    rows = list(csv.DictReader((folder / "train.csv").open(encoding="utf-8", newline="")))
-    labels = sorted({row["category"] for row in rows})
-    order = np.random.default_rng(0).permutation(len(rows))
-    parts = [
-        [rows[n] for n in some] for some in (order[len(rows) // 10 :], order[: len(rows) // 10])
-    ]
-    train, dev = (
-        [{"texts": [row["text"]], "target": labels.index(row["category"])} for row in part]
-        for part in parts
-    )
-    ours = tuple([(row["text"], row["category"]) for row in part] for part in parts)
-    return Data("classification", "accuracy", train, dev, ours, labels)
+    parts = [[text(*one) for one in zip(table, own)] for table, own in zip(tables, spans)]
+    return Data(TAGS, "entity_f1", *parts, labels, paths)
 
 
 def stsb(folder: Path) -> Data:
-    tables = [harness.read_pairs(folder / f"en-{name}.csv") for name in ("train", "dev")]
-    train, dev = ([{"texts": [a, b], "target": n} for a, b, n in rows] for rows in tables)
-    return Data("pair_regression", "spearman", train, dev, tuple(tables), [""])
+    train, dev = (
+        [Text(list(row[:2]), row[2], row) for row in harness.read_pairs(folder / f"en-{name}.csv")]
+        for name in ("train", "dev")
+    )
+    return Data("pair_regression", "spearman", train, dev, [""])
 
 
 def goemotions(folder: Path) -> Data:
     labels = (folder / "labels.txt").read_text(encoding="utf-8").split()
-    tables = []
-    for name, most in (("train", 10_000), ("dev", None)):
+
+    def read(name: str, most: int | None = None) -> list[Text]:
         lines = (folder / f"{name}.tsv").read_text(encoding="utf-8").split("\n")
-        fields = [line.split("\t") for line in lines if line.strip()][:most]
-        tables.append([(text, [int(one) for one in own.split(",")]) for text, own, *_ in fields])
-    train, dev = (
-        [
-            {"texts": [text], "target": [float(n in own) for n in range(len(labels))]}
-            for text, own in rows
-        ]
-        for rows in tables
-    )
-    ours = tuple(
-        [{"text": text, "label": [labels[n] for n in own]} for text, own in rows] for rows in tables
-    )
-    return Data("multi_label_classification", "macro_f1", train, dev, ours, labels)
+        texts = []
+        for text, numbers, *_ in [line.split("\t") for line in lines if line.strip()][:most]:
+            own = [int(number) for number in numbers.split(",")]
+            target = [float(number in own) for number in range(len(labels))]
+            ours = {"text": text, "label": [labels[number] for number in own]}
+            texts.append(Text([text], target, ours))
+        return texts
+
+    parts = read("train", 10_000), read("dev")
+    return Data("multi_label_classification", "macro_f1", *parts, labels)
 
 
 SETS: dict[str, Callable[[Path], Data]] = {
     "wnut17": tags,
     "resume_ner": tags,
-    "banking77": banking77,
     "stsb": stsb,
     "goemotions": goemotions,
 }
@@ -145,28 +133,27 @@ SETS: dict[str, Callable[[Path], Data]] = {
 
 def score(data: Data, answers: list) -> float:
     """The figure of the peer's answers to the dev texts."""
-    truth = [row["target"] for row in data.dev]
+    truth = [text.target for text in data.dev]
     if data.task == TAGS:
         names = [[[data.labels[n] for n in one] for one in side] for side in (truth, answers)]
         return float(seqeval.metrics.f1_score(*names))
-    logits = np.array(answers)
-    if data.task == "classification":
-        return float((logits.argmax(1) == truth).mean())
-    if data.task == "pair_regression":
-        return float(scipy.stats.spearmanr(truth, logits[:, 0])[0])
-    return float(
-        sklearn.metrics.f1_score(np.array(truth), logits > 0, average="macro", zero_division=0)
-    )
+    targets, logits = np.array(truth), np.array(answers, np.float32)
+    if data.task == "multi_label_classification":
+        targets = targets > 0
+    return float(tasks.get(data.task).evaluate(targets, logits, data.labels)[data.metric])
 
 
 def peer(data: Data, arguments: argparse.Namespace, seed: int, folder: Path) -> tuple[float, float]:
+    from fleetbert.models import weights  # loads Paddle
+
     source = weights.open_source(config.Model(init=arguments.init))
     # As `fleetbert.data.split.hold_out` draws them.
     held = round(arguments.calibrate * len(data.train))
     kept = np.random.default_rng(seed).permutation(len(data.train))[held:]
-    train = [data.train[number] for number in np.sort(kept)]
+    train = [data.train[number]._asdict() for number in np.sort(kept)]
     job = {
-        "task": data.task, "train": train, "dev": data.dev, "outputs": len(data.labels),
+        "task": data.task, "train": train, "dev": [one._asdict() for one in data.dev],
+        "outputs": len(data.labels),
         "init": str(source.folder), "epochs": arguments.epochs,
         "batch_size": arguments.batch_size, "max_length": arguments.max_length, "seed": seed,
         "threads": arguments.threads,
@@ -187,8 +174,9 @@ def ours(
     data: Data, arguments: argparse.Namespace, seed: int, folder: Path
 ) -> dict[str, float | None]:
     """Figures of a run, and of its int8-static where it is asked for."""
+    tables = data.ours()
     run = fleetbert.train(
-        *data.ours, init=arguments.init, task=data.task, epochs=arguments.epochs, seed=seed,
+        *tables, init=arguments.init, task=data.task, epochs=arguments.epochs, seed=seed,
         labels=None if data.task == "pair_regression" else data.labels,
         batch_size=arguments.batch_size, max_length=arguments.max_length,
         learning_rate=arguments.learning_rate, output_dir=folder / "run",
@@ -208,7 +196,7 @@ def ours(
         row["ece"], row["calibrated_ece"] = before["ece"], after["ece"]
     if arguments.int8:
         int8 = fleetbert.quantize(
-            run.bundle, method="static", calibration=data.ours[0], gate=data.ours[1],
+            run.bundle, method="static", calibration=tables[0], gate=tables[1],
             max_drop=1.0, threads=arguments.threads,
         )  # fmt: skip
         row["int8"], row["int8_drop"] = int8.accuracy, int8.drop
@@ -244,7 +232,7 @@ def main() -> None:
     data = SETS[arguments.name](arguments.folder)
     if arguments.train:
         arguments.output.mkdir(parents=True, exist_ok=True)
-        data = first_texts(data, arguments.train, arguments.output)
+        data = data.first(arguments.train, arguments.output)
     for seed in arguments.seeds:
         folder = arguments.output / f"{arguments.name}-{seed}"
         folder.mkdir(parents=True, exist_ok=True)

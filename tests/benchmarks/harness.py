@@ -17,8 +17,9 @@ import platform
 import shlex
 import subprocess
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Callable, Mapping, NamedTuple, Sequence
 
+import numpy as np
 import psutil
 
 from fleetbert import files
@@ -137,10 +138,49 @@ def busy(segments: Sequence[Segment], threads: int) -> list[str]:
     return [note] if note else []
 
 
-def write_once(path: Path, value: Json) -> None:
-    """Whole, or not at all: a run that was stopped goes on after what is there."""
-    with files.replacing(path) as stream:
-        stream.write(json.dumps(value, indent=1).encode())
+def figures_table(
+    segments: Sequence[Segment], names: Sequence[str], more: Mapping[str, Mapping[str, str]]
+) -> list[list[str]]:
+    """A row for each of the sides. more: columns besides, and what stands in each row."""
+    rows = [["", "texts/s", "lowest", "highest", *more, "CPU ms/text", "peak MB"]]
+    for name in names:
+        figures = measure.summarize(segments, name)
+        speeds = [f"{value:.1f}" for value in figures[:3]]
+        used = [f"{figures.cpu_ms_per_text:.2f}", f"{figures.peak_mb:.0f}"]
+        rows.append([name, *speeds, *(column[name] for column in more.values()), *used])
+    return rows
+
+
+def add_steps(parser: argparse.ArgumentParser, data: Sequence[str], name: str, has: str) -> None:
+    """Options of what is done in steps, each once: folders of data, and where all goes."""
+    for one in data:
+        parser.add_argument(f"--{one}", type=Path, metavar="DIR", help=f"has {has}")
+    parser.add_argument("--output", type=Path, default=Path("output") / name, metavar="DIR")
+
+
+def once(path: Path, step: Callable[[], Json]) -> None:
+    """Write what a step gives, unless it was written before: a run that was stopped goes on."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        value = step()
+        with files.replacing(path) as stream:
+            stream.write(json.dumps(value, indent=1).encode())
+
+
+def shuffled(table: Path, seed: int) -> tuple[str, list[str]]:
+    """The header of a table, and its lines in random order."""
+    header, *lines = table.read_text(encoding="utf-8").rstrip("\n").split("\n")
+    order = np.random.default_rng(seed).permutation(len(lines))
+    return header, [lines[number] for number in order]
+
+
+def write_tables(folder: Path, header: str, parts: Mapping[str, Sequence[str]]) -> dict[str, Path]:
+    """A table NAME.tsv of each part's lines."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = {name: folder / f"{name}.tsv" for name in parts}
+    for name, lines in parts.items():
+        paths[name].write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    return paths
 
 
 def read_pairs(table: Path) -> list[tuple[str, str, float]]:

@@ -56,36 +56,19 @@ PEERS = {
 EXACT = (*infer.EXACT, *(PEERS[name].label for name in ("torch", "ort", "openvino")))
 FLOAT32, ORT8 = "float32", PEERS["ort-int8"].label
 EARLY_EXIT = "early-exit-int8"
-# Times the texts/s of another row, at least; of single texts p50 counts. MiniLM on SST-2, and
-# BERT-base's shape on Chinese book reviews.
-SPEEDS = {
-    "sst2": (
-        ("int8-static, sorted", f"{FLOAT32}, arrival", 4.9),
-        (f"{EARLY_EXIT}, sorted", f"{FLOAT32}, arrival", 6.5),
-        (f"{EARLY_EXIT}, sorted", f"{ORT8}, arrival", 3.5),
-        (f"{EARLY_EXIT}, sorted", f"{ORT8}, sorted", 1.9),
-        (f"{EARLY_EXIT} at -1.5 pt, sorted", f"{FLOAT32}, arrival", 8.0),
-        ("int8-dynamic, sorted", f"{FLOAT32}, sorted", 0.9),
-        ("int8-static, sorted", f"{FLOAT32}, sorted", 2.8),
-        ("int8-static, sorted", f"{ORT8}, sorted", 1.4),
-        ("student int8-static, sorted", f"{FLOAT32}, sorted", 4.5),
-        ("int8-static, single", f"{ORT8}, single", 1.0),
-        (f"{EARLY_EXIT}, single", f"{ORT8}, single", 1.0),
-    ),
-    "book-reviews": (
-        ("int8-static, sorted", f"{PEERS['torch'].label}, single", 28.0),
-        ("int8-static, sorted", f"{FLOAT32}, arrival", 9.0),
-        ("int8-static, sorted", f"{FLOAT32}, sorted", 3.0),
-        ("int8-static, sorted", f"{ORT8}, sorted", 1.4),
-    ),
-}
-# Accuracy lost and bytes, both beside float32, at most.
-COSTS = {
-    "int8-dynamic": (0.005, 0.28),
-    "int8-static": (0.005, 0.28),
-    "int8-qat": (0.003, 0.28),
-    "student int8-static": (0.025, 0.2),
-}
+# Times the texts/s of another row, at least; of single texts p50 counts. MiniLM on SST-2.
+SPEEDS = (
+    ("int8-static, sorted", f"{FLOAT32}, arrival", 4.9),
+    (f"{EARLY_EXIT}, sorted", f"{FLOAT32}, arrival", 6.5),
+    (f"{EARLY_EXIT}, sorted", f"{ORT8}, arrival", 3.5),
+    (f"{EARLY_EXIT}, sorted", f"{ORT8}, sorted", 1.9),
+    (f"{EARLY_EXIT} at -1.5 pt, sorted", f"{FLOAT32}, arrival", 8.0),
+    ("int8-dynamic, sorted", f"{FLOAT32}, sorted", 0.9),
+    ("int8-static, sorted", f"{FLOAT32}, sorted", 2.8),
+    ("int8-static, sorted", f"{ORT8}, sorted", 1.4),
+    ("int8-static, single", f"{ORT8}, single", 1.0),
+    (f"{EARLY_EXIT}, single", f"{ORT8}, single", 1.0),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,8 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--add", type=measure.words, default=[], metavar="A,B", help="methods, jobs"
     )
     parser.add_argument("--calibration", metavar="FILE", help="texts for --add (those of --data)")
-    parser.add_argument("--student", metavar="DIR", help="a smaller bundle with int8-static")
-    parser.add_argument("--targets", choices=tuple(SPEEDS), help="what has to be reached")
+    parser.add_argument("--targets", choices=("sst2",), help="what has to be reached")
     infer.add_texts(parser)
     harness.add_peer(parser)
 
@@ -125,11 +107,6 @@ def run(arguments: argparse.Namespace) -> Result:
             workers[PEERS[engine].label if engine in PEERS else engine] = worker
             stack.enter_context(worker)
         sizes = {variant.name: variant.bytes for variant in bundle.manifest.variants}
-        if arguments.student:
-            student = bundles.read(arguments.student)
-            worker = infer.open_engine(student, "int8-static", texts, arguments.threads)
-            workers["student int8-static"] = stack.enter_context(worker)
-            sizes["student int8-static"] = student.variant("int8-static").bytes
         rows = infer.plan_rows(bundle, workers, arguments.orders, arguments.drops)
         measured, segments = infer.answer(rows, texts, bundle.labels, arguments.rounds)
         versions = {engine: worker.hello.get("engine") for engine, worker in workers.items()}
@@ -148,7 +125,7 @@ def run(arguments: argparse.Namespace) -> Result:
             *harness.busy(segments, arguments.threads),
         ],
         {"engines": infer.report(measured), "versions": versions, "sizes": sizes},
-        targets(arguments.targets, measured, segments, sizes),
+        targets(measured, segments) if arguments.targets else [],
     )
 
 
@@ -212,14 +189,9 @@ def calibration(texts: Texts) -> list[dict[str, np.ndarray]]:
     return batches
 
 
-def targets(
-    kind: str | None,
-    measured: dict[str, Measured],
-    segments: Sequence[Segment],
-    sizes: dict[str, int],
-) -> list[Target]:
+def targets(measured: dict[str, Measured], segments: Sequence[Segment]) -> list[Target]:
     wanted = []
-    for engine, reference, least in SPEEDS.get(kind or "", ()):
+    for engine, reference, least in SPEEDS:
         if engine not in measured or reference not in measured:
             continue
         ours, other = measured[engine].p50_ms, measured[reference].p50_ms
@@ -228,15 +200,4 @@ def targets(
         else:
             times = measure.ratio(segments, engine, reference).median
             wanted.append(Target(f"{engine}: texts/s, beside {reference}", times, least))
-    exact = next((row.accuracy for row in measured.values() if row.engine == FLOAT32), None)
-    for row in measured.values() if kind == "sst2" else ():
-        if row.engine in COSTS and row.order == "sorted":
-            drop, part = COSTS[row.engine]
-            if row.accuracy is not None and exact is not None:
-                lost = exact - row.accuracy
-                wanted.append(Target(f"{row.engine}: accuracy lost", lost, drop, at_most=True))
-            of_float32 = sizes[row.engine] / sizes[FLOAT32]
-            wanted.append(
-                Target(f"{row.engine}: of float32's bytes", of_float32, part, at_most=True)
-            )
     return wanted

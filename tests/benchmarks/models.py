@@ -14,7 +14,6 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert.bench import measure
-from fleetbert.compress.onnx import export_onnx
 from fleetbert.errors import UserError
 
 ORT = "ONNX Runtime"
@@ -25,6 +24,8 @@ def with_onnx(bundle: bundles.Bundle, copy: Path) -> bundles.Bundle:
     if any(variant.name == "onnx" for variant in bundle.manifest.variants):
         bundles.verify(bundle, "onnx")
         return bundle
+    from fleetbert.compress.onnx import export_onnx  # loads Paddle
+
     measure.say("exporting to ONNX")
     if bundle.root != copy:
         shutil.copytree(bundle.root, copy)

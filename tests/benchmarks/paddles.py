@@ -73,11 +73,6 @@ def run(arguments: argparse.Namespace) -> Result:
             return reply
 
         segments = measure.take_turns(arguments.rounds, rows, turn)
-    table = [["", "texts/s", "lowest", "highest", "CPU ms/text", "peak MB"]]
-    for row in rows:
-        figures = measure.summarize(segments, row)
-        numbers = (*figures[:3], figures.cpu_ms_per_text, figures.peak_mb)
-        table.append([row, *(f"{number:.1f}" for number in numbers)])
     old, new = PYTHONS
     ratios = [measure.ratio(segments, f"{one}, {new}", f"{one}, {old}") for one in what]
     apart = max(abs(a - b) for a, b in zip(losses[old], losses[new]))
@@ -86,7 +81,7 @@ def run(arguments: argparse.Namespace) -> Result:
     targets.append(Target(f"largest difference of {steps} steps' losses", apart, 1e-5, True))
     return Result(
         "PaddlePaddle 3.3.1 beside 2.6.2",
-        [table],
+        [harness.figures_table(segments, rows, {})],
         [
             f"{arguments.config} in float32 with {threads} threads; answered are "
             f"{len(texts.examples)} texts of {texts.tokens / len(texts.examples):.1f} tokens.",
@@ -105,10 +100,10 @@ def order_of(row: str) -> str:
 
 def write_tables(folder: Path) -> list[str]:
     """The texts as tables, for both: other packages have other docstrings. Keys of the job."""
+    parts = {
+        name: [f"{one.label}\t{one.text_a}" for one in examples]
+        for name, examples in zip(("train", "dev"), api_docs.load())
+    }
+    paths = harness.write_tables(folder, "label\ttext_a", parts)
     keys = ["data.builtin=null", "strategy.name=single", "trainer.device=cpu"]
-    for name, examples in zip(("train", "dev"), api_docs.load()):
-        path = folder / f"{name}.tsv"
-        lines = ["label\ttext_a", *(f"{one.label}\t{one.text_a}" for one in examples)]
-        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-        keys.append(f"data.{name}={json.dumps(str(path))}")
-    return keys
+    return [*keys, *(f"data.{name}={json.dumps(str(path))}" for name, path in paths.items())]

@@ -4,24 +4,23 @@
   python tests/benchmarks recipes --sst2 DIR --output output/recipes --only plain FGM
 
 A folder of data has train.tsv. All train on the same 2,000 of its texts, choose their best step on
-500 others, and are measured on 3,000 more that nothing saw. Each run is a command of `fleetbert`,
-and is not done again where --output has it: a benchmark that was stopped goes on.
+500 others, and are measured on 3,000 more that nothing saw. A run is not done again where --output
+has it: a benchmark that was stopped goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import itertools
 import json
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 from pathlib import Path
-from typing import Mapping
+from typing import Any, Mapping
 
-import numpy as np
-
+import fleetbert
 from benchmarks import harness
 from benchmarks.harness import Result
 from fleetbert.bench import measure
@@ -30,44 +29,43 @@ from fleetbert.errors import UserError
 
 SIZES = {"train": 2000, "dev": 500, "unseen": 3000}
 DATA = ("sst2", "douban")  # each has a file in configs/
-COMMON = (
-    "data.max_length=64",
-    "precision.level=auto",
-    "precision.dtype=auto",
-    "callbacks.report=false",
-    "callbacks.visualdl=false",
-    "callbacks.progress=false",
-)
-RECIPES: Mapping[str, tuple[str, ...]] = {
-    "plain": (),
-    "patience": ("trainer.epochs=6", "trainer.eval_every=31", "trainer.patience=3"),
-    "class weights": ("loss.class_weights=balanced",),
-    "label smoothing": ("loss.label_smoothing=0.1",),
-    "R-Drop": ("loss.r_drop=1",),
-    "FGM": ("loss.adversarial=0.1",),
-    "layer decay": ("optimizer.layer_decay=0.9",),
-    "LAMB": ("optimizer.name=lamb", "optimizer.learning_rate=5e-4"),
-    "cosine": ("optimizer.schedule=cosine",),
-    "recompute": ("trainer.recompute=true",),
-    "R-Drop, layer decay": ("loss.r_drop=1", "optimizer.layer_decay=0.9"),
+COMMON = {
+    "data.max_length": 64,
+    "precision.level": "auto",
+    "precision.dtype": "auto",
+    "callbacks.report": False,
+    "callbacks.visualdl": False,
+    "callbacks.progress": False,
+}
+RECIPES: Mapping[str, Mapping[str, object]] = {
+    "plain": {},
+    "patience": {"trainer.epochs": 6, "trainer.eval_every": 31, "trainer.patience": 3},
+    "class weights": {"loss.class_weights": "balanced"},
+    "label smoothing": {"loss.label_smoothing": 0.1},
+    "R-Drop": {"loss.r_drop": 1},
+    "FGM": {"loss.adversarial": 0.1},
+    "layer decay": {"optimizer.layer_decay": 0.9},
+    "LAMB": {"optimizer.name": "lamb", "optimizer.learning_rate": 5e-4},
+    "cosine": {"optimizer.schedule": "cosine"},
+    "recompute": {"trainer.recompute": True},
+    "R-Drop, layer decay": {"loss.r_drop": 1, "optimizer.layer_decay": 0.9},
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name in DATA:
-        parser.add_argument(f"--{name}", type=Path, metavar="DIR", help="has its train.tsv")
-    parser.add_argument("--output", type=Path, default=Path("output/recipes"))
+    harness.add_steps(parser, DATA, "recipes", "its train.tsv")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=RECIPES, metavar="RECIPE", default=RECIPES)
     parser.add_argument("--threads", type=int, default=2)
 
 
 def run(arguments: argparse.Namespace) -> Result:
-    for seed in range(arguments.seeds):
-        for recipe in arguments.only:
-            for data in DATA:
-                if getattr(arguments, data) is not None:
-                    once(arguments, data, recipe, seed)
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
+    for seed, recipe, data in itertools.product(range(arguments.seeds), arguments.only, DATA):
+        source = getattr(arguments, data)
+        if source is not None:
+            done = arguments.output / f"{data}-{recipe}-{seed}.json"
+            harness.once(done, functools.partial(train, source, data, recipe, seed, done))
     found = {path.stem: json.loads(path.read_text()) for path in arguments.output.glob("*.json")}
     tables = [table(found, data) for data in DATA]
     precisions = ", ".join(sorted({one["precision"] for one in found.values()}))
@@ -99,15 +97,8 @@ def table(found: Mapping[str, Json], data: str) -> list[list[str]]:
         accuracies = [100 * seeds[seed]["accuracy"] for seed in both]
         gains = [100 * (seeds[seed]["accuracy"] - plain[seed]["accuracy"]) for seed in both]
         times = statistics.median(seeds[seed]["wall_s"] / plain[seed]["wall_s"] for seed in both)
-        rows.append(
-            [
-                recipe,
-                str(len(both)),
-                _spread(accuracies, 1),
-                "" if recipe == "plain" else _spread(gains, len(both) ** 0.5),
-                f"{times:.2f}",
-            ]
-        )
+        gain = "" if recipe == "plain" else _spread(gains, len(both) ** 0.5)
+        rows.append([recipe, str(len(both)), _spread(accuracies, 1), gain, f"{times:.2f}"])
     return rows
 
 
@@ -117,57 +108,34 @@ def _spread(values: list[float], divisor: float) -> str:
     return f"{statistics.mean(values):.2f} ± {statistics.stdev(values) / divisor:.2f}"
 
 
-def once(arguments: argparse.Namespace, data: str, recipe: str, seed: int) -> None:
-    done = arguments.output / f"{data}-{recipe}-{seed}.json"
-    if done.exists():
-        return
-    tables = split(getattr(arguments, data), arguments.output / data)
+def train(source: Path, data: str, recipe: str, seed: int, done: Path) -> Json:
+    tables = split(source, done.with_name(data))
     measure.say(f"{data}: {recipe}, seed {seed}")
     output = done.with_suffix(".run")
     shutil.rmtree(output, ignore_errors=True)
-    words = [
-        *COMMON, f"data.train={tables['train']}", f"data.dev={tables['dev']}",
-        f"trainer.seed={seed}", f"output_dir={output}", *RECIPES[recipe],
-    ]  # fmt: skip
-    command(arguments, "train", "--config", str(harness.ROOT / f"configs/{data}.yaml"), *words)
-    summary = json.loads((output / "summary.json").read_text())
-    told = command(
-        arguments, "evaluate", "--bundle", f"{output}/bundle", "--data", str(tables["unseen"]),
-        "--json",
-    )  # fmt: skip
-    metrics = json.loads(told)
-    kept = {name: metrics[name] for name in ("accuracy", "macro_f1", "loss")}
-    kept.update(
-        wall_s=summary["wall_s"],
-        steps=summary["steps"],
-        dev=summary["dev"]["accuracy"],
-        precision=summary["precision"],
+    run = fleetbert.train(
+        tables["train"],
+        tables["dev"],
+        config=harness.ROOT / f"configs/{data}.yaml",
+        seed=seed,
+        output_dir=output,
+        **COMMON,
+        **RECIPES[recipe],
     )
-    harness.write_once(done, kept)
+    metrics = fleetbert.load(run.bundle).evaluate(tables["unseen"])
+    summary: Any = run.summary
     shutil.rmtree(output)
+    return {
+        **{name: metrics[name] for name in ("accuracy", "macro_f1", "loss")},
+        **{name: summary[name] for name in ("wall_s", "steps", "precision")},
+        "dev": run.metrics["accuracy"],
+    }
 
 
 def split(source: Path, folder: Path) -> dict[str, Path]:
-    paths = {name: folder / f"{name}.tsv" for name in SIZES}
-    if all(path.exists() for path in paths.values()):
-        return paths
-    header, *lines = (source / "train.tsv").read_text(encoding="utf-8").rstrip("\n").split("\n")
-    order = np.random.default_rng(43).permutation(len(lines))
+    header, lines = harness.shuffled(source / "train.tsv", 43)
     if len(lines) < sum(SIZES.values()):
         raise UserError(f"{source}/train.tsv: needs {sum(SIZES.values()):,} texts")
-    folder.mkdir(parents=True, exist_ok=True)
-    start = 0
-    for name, size in SIZES.items():
-        part = [lines[number] for number in order[start : start + size]]
-        paths[name].write_text("\n".join([header, *part]) + "\n", encoding="utf-8")
-        start += size
-    return paths
-
-
-def command(arguments: argparse.Namespace, *words: str) -> str:
-    environ = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
-    program = str(Path(sys.executable).with_name("fleetbert"))
-    done = subprocess.run([program, *words], env=environ, capture_output=True, text=True)
-    if done.returncode:
-        raise UserError(f"fleetbert {' '.join(words)}: {done.stderr[-2000:]}")
-    return done.stdout
+    left = iter(lines)
+    parts = {name: list(itertools.islice(left, size)) for name, size in SIZES.items()}
+    return harness.write_tables(folder, header, parts)

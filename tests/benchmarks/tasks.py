@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any, Iterator, List
+from typing import Any, Callable, Iterator, List
 
 import numpy as np
 
@@ -38,41 +38,20 @@ def run(arguments: argparse.Namespace) -> Result:
     lines = [line for path in arguments.results for line in path.read_text("utf-8").splitlines()]
     results = [json.loads(line) for line in lines]
     rows = [*rows_of(results)]
-    tuned = [row for row in rows if "peer" in row[0]]
-    tables = [
-        [
-            [
-                "data", "weights", "figure", "ours", "transformers", "difference", "seeds",
-                "seconds", "theirs", "of theirs", "load",
-            ],
-            *map(beside_peer, tuned),
-        ],
-        [
-            ["int8-static of", "float32", "int8", "loses", "times its texts/s"],
-            *(int8(row) for row in rows if "int8" in row[0]),
-        ],
-        [
-            ["calibrated", "at 0.5", "own thresholds", "ECE before", "after"],
-            *(calibrated(row) for row in rows if "ece" in row[0]),
-        ],
-        [
-            ["ranked by", "MAP", "cosine untrained", "gain", "seeds"],
-            *(ranked(row) for row in rows if "cosine" in row[0]),
-        ],
-    ]  # fmt: skip
-    return Result(
-        "Tasks: beside transformers, and in int8",
-        [table for table in tables if len(table) > 1],
-        [
-            "Both sides have the same weights, texts, epochs, batch, rates, warm-up, decay and "
-            "clipping; the last step counts. Seconds are of the training's steps alone, one after "
-            "the other on a machine with other work (load: least and most while they ran), so "
-            "their ratio only hints.",
-            *(described(row) for row in rows if "train" in row[0]),
-        ],
-        {"results": results},
-        [*targets(rows)],
-    )
+    tables = []
+    for key, (header, cells) in TABLES.items():
+        told = [cells(row) for row in rows if key in row[0]]
+        if told:
+            tables.append([header, *told])
+    notes = [
+        "Both sides have the same weights, texts, epochs, batch, rates, warm-up, decay and "
+        "clipping; the last step counts. Seconds are of the training's steps alone, one after "
+        "the other on a machine with other work (load: least and most while they ran), so "
+        "their ratio only hints.",
+        *(described(row) for row in rows if "train" in row[0]),
+    ]
+    title = "Tasks: beside transformers, and in int8"
+    return Result(title, tables, notes, {"results": results}, [*targets(rows)])
 
 
 def rows_of(results: list[dict[str, Any]]) -> Iterator[Row]:
@@ -91,34 +70,51 @@ def seeds(row: Row, key: str) -> str:
     return " ".join(f"{one[key]:.4f}" for one in row)
 
 
+def means(row: Row, *keys: str) -> list[str]:
+    return [f"{mean(row, key):.4f}" for key in keys]
+
+
 def beside_peer(row: Row) -> list[str]:
-    ours, peer = mean(row, "figure"), mean(row, "peer")
     seconds, theirs = mean(row, "seconds"), mean(row, "peer_seconds")
     loads = [load for one in row for load in one["load"]]
     return [
-        row[0]["name"], row[0]["init"], row[0]["metric"], f"{ours:.4f}", f"{peer:.4f}",
-        f"{ours - peer:+.4f}", f"{seeds(row, 'figure')} / {seeds(row, 'peer')}",
+        row[0]["name"], row[0]["init"], row[0]["metric"], *means(row, "figure", "peer"),
+        f"{mean(row, 'figure') - mean(row, 'peer'):+.4f}",
+        f"{seeds(row, 'figure')} / {seeds(row, 'peer')}",
         f"{seconds:.0f}", f"{theirs:.0f}", f"{seconds / theirs:.2f}",
         f"{min(loads):.1f} to {max(loads):.1f}",
     ]  # fmt: skip
 
 
 def int8(row: Row) -> list[str]:
-    own = f"{mean(row, 'int8') + mean(row, 'int8_drop'):.4f}", f"{mean(row, 'int8'):.4f}"
+    float32 = mean(row, "int8") + mean(row, "int8_drop")
     rest = f"{mean(row, 'int8_drop'):+.4f}", f"{mean(row, 'int8_speed'):.2f}"
-    return [row[0]["name"], *own, *rest]
+    return [row[0]["name"], f"{float32:.4f}", *means(row, "int8"), *rest]
 
 
 def calibrated(row: Row) -> list[str]:
     keys = ("figure", "calibrated", "ece", "calibrated_ece")
-    return [f"{row[0]['name']}, {row[0]['metric']}", *(f"{mean(row, key):.4f}" for key in keys)]
+    return [f"{row[0]['name']}, {row[0]['metric']}", *means(row, *keys)]
 
 
 def ranked(row: Row) -> list[str]:
-    found, cosine = mean(row, "figure"), mean(row, "cosine")
     own = {"embedding": "cosine of trained vectors", "ranking": "cross-encoder"}[row[0]["task"]]
-    epochs = f"{own}, {row[0]['epochs']} epochs"
-    return [epochs, f"{found:.4f}", f"{cosine:.4f}", f"{found - cosine:+.4f}", seeds(row, "figure")]
+    gain = f"{mean(row, 'figure') - mean(row, 'cosine'):+.4f}"
+    name = f"{own}, {row[0]['epochs']} epochs"
+    return [name, *means(row, "figure", "cosine"), gain, seeds(row, "figure")]
+
+
+# By what a run has to have measured: the header, and the cells of a row.
+TABLES: dict[str, tuple[list[str], Callable[[Row], list[str]]]] = {
+    "peer": (
+        ["data", "weights", "figure", "ours", "transformers", "difference", "seeds", "seconds",
+         "theirs", "of theirs", "load"],
+        beside_peer,
+    ),
+    "int8": (["int8-static of", "float32", "int8", "loses", "times its texts/s"], int8),
+    "ece": (["calibrated", "at 0.5", "own thresholds", "ECE before", "after"], calibrated),
+    "cosine": (["ranked by", "MAP", "cosine untrained", "gain", "seeds"], ranked),
+}  # fmt: skip
 
 
 def described(row: Row) -> str:
@@ -132,23 +128,26 @@ def described(row: Row) -> str:
 
 def targets(rows: list[Row]) -> Iterator[Target]:
     for row in rows:
-        name = row[0]["name"]
-        if "peer" in row[0]:
-            difference = mean(row, "figure") - mean(row, "peer")
-            yield Target(f"{name}: {row[0]['metric']} less transformers'", difference, -MARGIN)
-        if "peer" in row[0] and name == "wnut17":
+        name, first = row[0]["name"], row[0]
+
+        def gain(one: str, other: str, row: Row = row) -> float:
+            return mean(row, one) - mean(row, other)
+
+        if "peer" in first:
+            less = f"{name}: {first['metric']} less transformers'"
+            yield Target(less, gain("figure", "peer"), -MARGIN)
+        if "peer" in first and name == "wnut17":
             took = mean(row, "seconds") / mean(row, "peer_seconds")
             yield Target(f"{name}: of transformers' training time", took, TIME, at_most=True)
-        if "int8" in row[0]:
-            limit = VECTORS_DROP if row[0].get("task") == "embedding" else INT8_DROP
+        if "int8" in first:
+            limit = VECTORS_DROP if first.get("task") == "embedding" else INT8_DROP
             yield Target(f"{name}: int8-static loses", mean(row, "int8_drop"), limit, at_most=True)
-        if "int8" in row[0] and name == "wnut17":
+        if "int8" in first and name == "wnut17":
             yield Target(f"{name}: int8-static's speed", mean(row, "int8_speed"), INT8_SPEED)
-        if "ece" in row[0]:
-            fell = mean(row, "calibrated_ece") - mean(row, "ece")
-            yield Target(f"{name}: change of the calibration error", fell, 0.0, at_most=True)
-            gain = mean(row, "calibrated") - mean(row, "figure")
-            yield Target(f"{name}: gain by thresholds", gain, 0.0)
-        if "cosine" in row[0]:
-            gain = mean(row, "figure") - mean(row, "cosine")
-            yield Target(f"{name}, {row[0]['task']}: MAP less the cosine's", gain, RANKING_GAIN)
+        if "ece" in first:
+            change = f"{name}: change of the calibration error"
+            yield Target(change, gain("calibrated_ece", "ece"), 0.0, at_most=True)
+            yield Target(f"{name}: gain by thresholds", gain("calibrated", "figure"), 0.0)
+        if "cosine" in first:
+            less = f"{name}, {first['task']}: MAP less the cosine's"
+            yield Target(less, gain("figure", "cosine"), RANKING_GAIN)

@@ -24,7 +24,7 @@ from fleetbert.compat import environment
 OURS, OURS_MIXED = "fleetbert", "fleetbert, bfloat16"
 MIXED = ("precision.level=O1", "precision.dtype=bfloat16")
 FORMS = ((False, False), (True, False), (False, True), (True, True))  # bfloat16, grouped
-WORKER = str(Path(__file__).with_name("train_worker.py"))
+WORKER = (str(Path(__file__).with_name("training_worker.py")), "writer")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace) -> Result:
                     [*overrides, *level],
                     own,
                     arguments.threads,
-                    program=(WORKER,) if side == OURS else train.WORKER,
+                    program=WORKER if side == OURS else train.WORKER,
                 )
             )
             found = workers[side].ask(start=True)

@@ -1,8 +1,7 @@
 """An engine of `infer.py` behind a plain FastAPI.
 
-What is written when a model has to be served soon: a request's texts are tokenized, padded to the
-longest and run together, in FastAPI's pool of threads. Runs in the peers' environment:
-`fastapi_server.py job.json`.
+What is written when a model has to be served soon: a request's texts are run together, in
+FastAPI's pool of threads. Runs in the peers' environment: `fastapi_server.py job.json`.
 """
 
 from __future__ import annotations
@@ -18,12 +17,10 @@ from pathlib import Path
 from typing import Any, Dict, List
 
 import infer as engines  # the file beside this one
-import numpy as np
 import uvicorn
 from fastapi import FastAPI
 from infer import worker
 from pydantic import BaseModel
-from tokenizers import BertWordPieceTokenizer
 
 
 class Request(BaseModel):
@@ -36,18 +33,9 @@ class Question(BaseModel):
     encoding_format: str = "float"
 
 
-def build(job, run):
-    """The application over the engine `run`, for the tokenizer and labels of `job`."""
-    tokenizer = BertWordPieceTokenizer(job["vocab"], lowercase=job["lowercase"])
-    tokenizer.enable_truncation(job["max_length"])
-    tokenizer.enable_padding(pad_id=job["pad_id"])
+def build(outputs, names):
+    """The application over an engine of texts, whose outputs are of the labels `names`."""
     app = FastAPI()
-
-    def outputs(texts):
-        encodings = tokenizer.encode_batch(texts)
-        input_ids = np.array([encoding.ids for encoding in encodings], np.int64)
-        token_type_ids = np.array([encoding.type_ids for encoding in encodings], np.int64)
-        return run(input_ids, token_type_ids)
 
     @app.post("/v1/embeddings")
     def embeddings(request: Question) -> Dict[str, Any]:  # noqa: UP006
@@ -62,10 +50,8 @@ def build(job, run):
     @app.post("/infer")
     def infer(request: Request) -> Dict[str, Any]:  # noqa: UP006
         logits = outputs(request.texts)
-        scores = np.exp(logits - logits.max(axis=1, keepdims=True))
-        scores /= scores.sum(axis=1, keepdims=True)
-        labels = [job["labels"][number] for number in logits.argmax(axis=1)]
-        return {"labels": labels, "scores": scores.tolist()}
+        labels = [names[number] for number in logits.argmax(axis=1)]
+        return {"labels": labels, "scores": engines.softmax(logits).tolist()}
 
     return app
 
@@ -73,9 +59,11 @@ def build(job, run):
 def main() -> None:
     channel = worker.Channel()
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    run, engine, version = engines.OPENERS[job["peer"]](job)
+    answer, engine, version = engines.open_for_texts(job)
     listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(build(job, run), log_level="error", access_log=False, lifespan="off")
+    config = uvicorn.Config(
+        build(answer, job["labels"]), log_level="error", access_log=False, lifespan="off"
+    )
     server = uvicorn.Server(config)
     threading.Thread(target=server.run, args=([listening],), daemon=True).start()
     while not server.started:

@@ -15,11 +15,10 @@ from pathlib import Path
 
 import torch
 import transformers
-from train import build_optimizer  # beside it
+from train import build_optimizer, learn  # beside it
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 HEADS = {
-    "classification": "single_label_classification",
     "multi_label_classification": "multi_label_classification",
     "pair_regression": "regression",
 }
@@ -57,8 +56,8 @@ def collate(batch, tokenizer, job):
     if job["task"] == TAGS:
         width = inputs["input_ids"].shape[1]
         targets = [target + [-100] * (width - len(target)) for target in targets]
-    whole = job["task"] in (TAGS, "classification")
-    return {**inputs, "labels": torch.tensor(targets, dtype=torch.long if whole else torch.float32)}
+    dtype = torch.long if job["task"] == TAGS else torch.float32
+    return {**inputs, "labels": torch.tensor(targets, dtype=dtype)}
 
 
 def answers(model, rows, tokenizer, job):
@@ -114,12 +113,7 @@ def main() -> None:
     began = time.perf_counter()
     for _ in range(job["epochs"]):
         for batch in loader:
-            loss = model(**batch).loss
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
+            learn(model, batch, optimizer, schedule, 1.0)
     seconds = time.perf_counter() - began
     told = {"seconds": seconds, "answers": answers(model, job["dev"], tokenizer, job)}
     Path(sys.argv[2]).write_text(json.dumps(told), encoding="utf-8")

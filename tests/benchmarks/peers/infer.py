@@ -104,6 +104,30 @@ OPENERS = {
 }
 
 
+def open_for_texts(job):
+    """An engine that takes texts, as whoever has to serve a model soon writes it: tokenized, padded
+    to the longest and run together."""
+    from tokenizers import BertWordPieceTokenizer
+
+    tokenizer = BertWordPieceTokenizer(job["vocab"], lowercase=job["lowercase"])
+    tokenizer.enable_truncation(job["max_length"])
+    tokenizer.enable_padding(pad_id=job["pad_id"])
+    run, engine, version = OPENERS[job["peer"]](job)
+
+    def answer(texts):
+        encodings = tokenizer.encode_batch(texts)
+        input_ids = np.array([encoding.ids for encoding in encodings], np.int64)
+        token_type_ids = np.array([encoding.type_ids for encoding in encodings], np.int64)
+        return run(input_ids, token_type_ids)
+
+    return answer, engine, version
+
+
+def softmax(logits):
+    scores = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return scores / scores.sum(axis=1, keepdims=True)
+
+
 def main() -> None:
     channel = worker.Channel()
     job = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))

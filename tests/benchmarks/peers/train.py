@@ -74,6 +74,19 @@ def build_optimizer(model, job):
     return optimizer, schedule
 
 
+def learn(model, batch, optimizer, schedule, norm, bfloat16=False):
+    """A step."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        loss = model(**batch).loss
+    loss.backward()
+    if norm:
+        torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
+    optimizer.step()
+    schedule.step()
+    optimizer.zero_grad()
+    loss.item()
+
+
 def evaluate(model, loader):
     model.eval()
     right = total = 0
@@ -128,17 +141,8 @@ def main() -> None:
         for _ in range(min(len(loader), job["total_steps"] - step)):
             segments.before_step()
             batch = next(batches)
-            with torch.autocast("cpu", torch.bfloat16, enabled=job["bfloat16"]):
-                loss = model(**batch).loss
-            loss.backward()
-            if job["optimizer"]["max_grad_norm"]:
-                torch.nn.utils.clip_grad_norm_(
-                    model.parameters(), job["optimizer"]["max_grad_norm"]
-                )
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-            loss.item()
+            norm = job["optimizer"]["max_grad_norm"]
+            learn(model, batch, optimizer, schedule, norm, job["bfloat16"])
             segments.after_step(len(batch["labels"]), int(batch["attention_mask"].sum()))
             step += 1
         if dev is not None:
