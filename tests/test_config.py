@@ -22,9 +22,9 @@ LEAST = "data: {train: train.tsv}\nmodel: {vocab: vocab.txt}\n"
 def load(tmp_path):
     """load(text, *overrides) → the job of a file job.yaml with that text."""
 
-    def call(text: str, *overrides: str) -> config.Config:
+    def call(text: str | bytes, *overrides: str) -> config.Config:
         path = tmp_path / "job.yaml"
-        path.write_text(text, encoding="utf-8")
+        path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
         return config.load(str(path), list(overrides))
 
     return call
@@ -34,7 +34,7 @@ def load(tmp_path):
 def refused(load):
     """refused(text, *overrides) → the message of its UserError."""
 
-    def call(text: str, *overrides: str) -> str:
+    def call(text: str | bytes, *overrides: str) -> str:
         with pytest.raises(UserError) as caught:
             load(text, *overrides)
         return str(caught.value)
@@ -49,21 +49,13 @@ def at(job: config.Config, name: str):
     return value
 
 
-def test_what_is_not_given_has_its_default(load):
+def test_what_is_not_given_has_its_default_and_every_key_a_meaning(load):
     job = load(LEAST)
-    for name, field in config.fields(config.Config):
-        if name not in ("data.train", "model.vocab"):
-            assert at(job, name) == field.default, name
-
-
-def test_every_default_can_be_written_down_and_read_again(load):
-    job = load(LEAST)
-    assert load(yaml.safe_dump(job.model_dump(mode="json"))) == job
-
-
-def test_every_key_has_a_meaning():
     for name, field in config.fields(config.Config):
         assert field.description, name
+        if name not in ("data.train", "model.vocab"):
+            assert at(job, name) == field.default, name
+    assert load(yaml.safe_dump(job.model_dump(mode="json"))) == job
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
@@ -96,26 +88,37 @@ def test_help_lists_every_key_with_its_default():
 
 
 class TestErrors:
-    def test_unknown_key_names_the_key_its_line_and_the_nearest_one(self, refused):
-        message = refused(LEAST + "trainer:\n  epochs: 1\n  max_step: 5\n")
-        assert "job.yaml, line 5" in message
-        assert "trainer.max_step" in message
-        assert "did you mean trainer.max_steps?" in message
-
-    def test_key_in_the_wrong_section_is_pointed_to_the_right_one(self, refused):
-        message = refused(LEAST + "optimizer: {batch_size: 8}\n")
-        assert "optimizer.batch_size" in message
-        assert "did you mean data.batch_size?" in message
-
-    def test_unknown_section(self, refused):
-        message = refused(LEAST + "optimiser:\n  learning_rate: 0.1\n")
-        assert "job.yaml, line 3: unknown key optimiser" in message
-        assert "optimizer" in message.split("did you mean ")[1]
-
-    def test_unknown_key_in_a_section_of_a_section(self, refused):
-        message = refused(LEAST + "callbacks:\n  profiler:\n    timeronly: true\n")
-        assert "line 5: unknown key callbacks.profiler.timeronly" in message
-        assert "did you mean callbacks.profiler.timer_only?" in message
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            (
+                "trainer:\n  epochs: 1\n  max_step: 5\n",
+                "job.yaml, line 5: unknown key trainer.max_step; did you mean trainer.max_steps?",
+            ),
+            (
+                "optimizer: {batch_size: 8}\n",
+                "line 3: unknown key optimizer.batch_size; did you mean data.batch_size?",
+            ),
+            (
+                "callbacks:\n  profiler:\n    timeronly: true\n",
+                "line 5: unknown key callbacks.profiler.timeronly; "
+                "did you mean callbacks.profiler.timer_only?",
+            ),
+            ("optimiser:\n  learning_rate: 0.1\n", "line 3: unknown key optimiser; did you mean"),
+            ("trainer:\n  seed: 1\n  epochs: x\n", "job.yaml, line 5: trainer.epochs: "),
+            ("trainer: {epochs: 0, sed: 1}\n", "trainer.epochs"),
+            ("trainer: {epochs: 0, sed: 1}\n", "did you mean trainer.seed?"),  # both at once
+            (
+                "trainer:\n  seed: 1\n  seed: 2\n",
+                "job.yaml, line 5: key trainer.seed stands here a second time",
+            ),
+            ("data: {dev: d.tsv}\n", "job.yaml, line 3: key data stands"),
+            ("trainer: [1, 2\n  x: }\n", "job.yaml, line 4: not valid YAML"),
+            ("trainer: 3\n", "job.yaml, line 3: trainer is a section and must hold keys"),
+        ],
+    )
+    def test_key_place_and_what_is_valid_are_named(self, refused, text, said):
+        assert said in refused(LEAST + text)
 
     @pytest.mark.parametrize(
         ("name", "value", "shown"),
@@ -152,50 +155,20 @@ class TestErrors:
         assert shown in message
         assert "\n" not in message
 
-    def test_the_line_is_that_of_the_key(self, refused):
-        assert "job.yaml, line 6: trainer.epochs:" in refused(
-            "# a job\n" + LEAST + "trainer:\n  seed: 1\n  epochs: x\n"
-        )
-
-    def test_several_errors_are_told_at_once(self, refused):
-        message = refused(LEAST + "trainer: {epochs: 0, sed: 1}\n")
-        assert "trainer.epochs" in message
-        assert "did you mean trainer.seed?" in message
-
-    def test_key_twice(self, refused):
-        message = refused(LEAST + "trainer:\n  seed: 1\n  seed: 2\n")
-        assert "job.yaml, line 5: key trainer.seed stands here a second time" in message
-
-    def test_section_twice(self, refused):
-        assert "job.yaml, line 3: key data stands" in refused(LEAST + "data: {dev: d.tsv}\n")
-
-    def test_bad_yaml_names_the_line(self, refused):
-        assert "job.yaml, line 4: not valid YAML" in refused(LEAST + "trainer: [1, 2\n  x: }\n")
-
-    def test_section_given_a_scalar(self, refused):
-        message = refused(LEAST + "trainer: 3\n")
-        assert "job.yaml, line 3: trainer is a section and must hold keys" in message
-
     @pytest.mark.parametrize("text", ["- 1\n", "text\n", "3\n"])
     def test_file_without_keys(self, refused, text):
         assert "must hold keys" in refused(text)
 
-    def test_missing_file(self, tmp_path):
-        with pytest.raises(UserError, match=r"none\.yaml: cannot be read: No such file"):
-            config.load(str(tmp_path / "none.yaml"), [])
+    def test_not_utf8(self, refused):
+        assert "not UTF-8" in refused(b"output_dir: \xff\xfe\n")
 
-    def test_folder_for_a_file(self, tmp_path):
-        with pytest.raises(UserError, match="cannot be read: Is a directory"):
-            config.load(str(tmp_path), [])
-
-    def test_path_with_a_nul(self):
-        with pytest.raises(UserError, match="cannot be read"):
-            config.load("a\0b", [])
-
-    def test_not_utf8(self, tmp_path):
-        (tmp_path / "job.yaml").write_bytes(b"output_dir: \xff\xfe\n")
-        with pytest.raises(UserError, match="not UTF-8"):
-            config.load(str(tmp_path / "job.yaml"), [])
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [("none.yaml", "No such file"), (".", "Is a directory"), ("a\0b", "")],
+    )
+    def test_no_file(self, tmp_path, name, said):
+        with pytest.raises(UserError, match=f"cannot be read: {said}"):
+            config.load(f"{tmp_path}/{name}", [])
 
     @pytest.mark.parametrize(
         ("text", "name"),
@@ -204,15 +177,12 @@ class TestErrors:
             (LEAST.replace("train:", "builtin: api_docs, train:"), "data.train"),
             ("model: {vocab: v}\ndata: {builtin: api_docs, dev: d.tsv}\n", "data.dev"),
             (
-                "model: {vocab: v}\ndata: {builtin: api_docs}\ntask: {name: pair_classification}\n",
+                "model: {vocab: v}\ndata: {builtin: api_docs}\ntask: {name: pair_regression}\n",
                 "data.builtin",
             ),
             ("model: {vocab: v}\ndata: {train: t, batch_size: null}\n", "data.batch_size"),
             ("data: {train: t}\n", "model.vocab"),
-            (
-                "data: {train: t}\nmodel: {vocab: v, hidden_size: 10, num_attention_heads: 4}\n",
-                "model.hidden_size",
-            ),
+            (LEAST.replace("vocab:", "hidden_size: 10, vocab:"), "model.hidden_size"),
         ],
     )
     def test_keys_that_do_not_agree(self, refused, text, name):
@@ -315,7 +285,7 @@ documents = st.one_of(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(documents, st.lists(st.text(max_size=20), max_size=2))
 @example(b"\xef\xbb\xbfoutput_dir: o\n", [])
 @example(b"", ["trainer={1: 2}"])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from fleetbert import config, encodings
 from fleetbert.data import read, tokenizers
+from fleetbert.data.tokenizers.wordpiece import SPECIAL_TOKENS
 from fleetbert.errors import UserError
 
 CHINESE = "label\ttext_a\n好\t今天天气很好，我们去公园散步\n坏\t这个电影太无聊了\n"
@@ -23,26 +24,36 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("text, codec, title, iconv", CASES)
-def test_every_reader_says_the_same(tmp_path, text, codec, title, iconv):
-    path = tmp_path / "given.tsv"
-    path.write_bytes(text.encode(codec))
-    wanted = f"looks like {title}"
-    command = f"`iconv -f {iconv} -t utf-8`"
-    readers = {
-        "vocabulary": lambda: tokenizers.open(tokenizers.of_vocab(path, True)),
-        "table": lambda: read.read_as(path, read.table_format(path, pair=False, labelled=True)),
-        "texts": lambda: read.read_as(path, read.texts_format(path)),
-        "config": lambda: config.load(str(path), []),
-    }
-    for name, reader in readers.items():
+def of_folder(path):
+    (path.parent / "vocab.txt").write_text("\n".join(SPECIAL_TOKENS))
+    return tokenizers.open(tokenizers.find(path.parent))
+
+
+READERS = {
+    "vocab.txt": lambda path: tokenizers.open(tokenizers.of_vocab(path, True)),
+    "tokenizer.json": of_folder,
+    "tokenizer_config.json": of_folder,
+    "special_tokens_map.json": of_folder,
+    "table.tsv": lambda path: read.read_as(
+        path, read.table_format(path, pair=False, labelled=True)
+    ),
+    "texts.txt": lambda path: read.read_as(path, read.texts_format(path)),
+    "job.yaml": lambda path: config.load(str(path), []),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_reader_says_the_same(tmp_path, name):
+    path = tmp_path / name
+    for text, codec, title, iconv in CASES:
+        path.write_bytes(text.encode(codec))
         with pytest.raises(UserError) as caught:
-            reader()
+            READERS[name](path)
         message = str(caught.value)
-        assert wanted in message, (name, message)
-        assert command in message, (name, message)
+        assert f"looks like {title}" in message
+        assert message.endswith(f"convert the file: `iconv -f {iconv} -t utf-8`")
         line = 2 if codec in ("gbk", "latin1") else 1
-        assert f"{path}:{line}:" in message or f"{path}, line {line}:" in message
+        assert f"{path}:{line}: " in message or f"{path}, line {line}: " in message
 
 
 @given(text=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 
 import pytest
+from fresh import python
 
 from fleetbert import errors
 
@@ -36,9 +36,17 @@ def test_what_main_returns_is_the_exit_code(ended, value, code):
     assert ended(lambda argv: value) == (code, "")
 
 
-def test_user_error_is_one_line(ended):
-    code, said = ended(raising(errors.UserError("data.train: no such file")))
-    assert (code, said) == (2, "error: data.train: no such file\n")
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (errors.UserError("data.train: no such file"), 2, "error: data.train: no such file"),
+        (errors.Interrupted("saved"), 130, "stopped: saved"),
+        (errors.Stopped("saved step 3"), 143, "stopped: saved step 3"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_is_no_bug_is_one_line(ended, error, code, said):
+    assert ended(raising(error)) == (code, f"{said}\n")
 
 
 @pytest.mark.parametrize("words", [("--debug", "a=1"), ("a=1", "--debug")])
@@ -74,26 +82,12 @@ def test_what_the_machine_refuses_is_one_line(ended, main, said):
     assert line.count("\n") == 1
 
 
-def test_other_errors_of_the_system_are_bugs():
-    with pytest.raises(FileNotFoundError):
-        errors.run(raising(FileNotFoundError(2, "No such file or directory", "/x")), [])
-
-
-def test_ctrl_c_that_saved_is_130(ended):
-    assert ended(raising(errors.Interrupted("saved"))) == (130, "stopped: saved\n")
-
-
-def test_stopped_is_143(ended):
-    assert ended(raising(errors.Stopped("saved step 3"))) == (143, "stopped: saved step 3\n")
-
-
-def test_ctrl_c_is_130_without_a_stack(ended):
-    assert ended(raising(KeyboardInterrupt())) == (130, "interrupted\n")
-
-
-def test_a_bug_keeps_its_stack():
-    with pytest.raises(ZeroDivisionError):
-        errors.run(raising(ZeroDivisionError()), [])
+@pytest.mark.parametrize(
+    "error", [ZeroDivisionError(), FileNotFoundError(2, "No such file or directory", "/x")]
+)
+def test_a_bug_keeps_its_stack(error):
+    with pytest.raises(type(error)):
+        errors.run(raising(error), [])
 
 
 def test_a_closed_pipe_is_silent():
@@ -123,9 +117,6 @@ def test_a_rank_leaves_without_the_teardown_of_paddle(rank, code):
         "atexit.register(os.abort)\n"
         "errors.run(lambda argv: print('done'))\n"
     )
-    environ = {**os.environ, **({"PADDLE_TRAINER_ID": "0"} if rank else {})}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environ, stdout=subprocess.PIPE, text=True
-    )
+    done = python(script, PADDLE_TRAINER_ID="0" if rank else None)
     assert done.returncode == code
     assert not rank or done.stdout == "done\n"

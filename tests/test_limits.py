@@ -77,6 +77,8 @@ CASES = {
 
 @pytest.fixture
 def fake(tmp_path, monkeypatch):
+    """fake(processors, own, files) is what this process sees."""
+
     def call(processors, own, files):
         root, path = make(tmp_path, own, files)
         monkeypatch.setattr(limits, "ROOT", root)
@@ -120,11 +122,8 @@ def run_below(root, own, code, *words):
     environ = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
     return subprocess.Popen(
         [sys.executable, "-c", head + code, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environ,
-    )
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ,
+    )  # fmt: skip
 
 
 def test_training_takes_no_more_threads(tmp_path):
@@ -134,6 +133,7 @@ def test_training_takes_no_more_threads(tmp_path):
     assert out == "3\n"
 
 
+@pytest.mark.slow
 def test_the_server_says_so_first(tmp_path, tiny_bundle):
     root, own = make(tmp_path, "0::/\n", {"cpu.max": "250000 100000", "memory.max": str(GIB)})
     (tmp_path / "models" / "tiny").mkdir(parents=True)

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 
 import pytest
+from fresh import python
 
 from fleetbert import log
 
 
-def stderr(script: str, **environ: str) -> str:
-    """What a new interpreter writes to stderr."""
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        env={**os.environ, **environ},
-        stderr=subprocess.PIPE,
-        text=True,
-        check=True,
-    ).stderr
+def stderr(code: str, **variables: str) -> str:
+    """What a new interpreter writes there."""
+    done = python(code, **variables)
+    assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def test_importing_configures_nothing():
@@ -53,16 +47,14 @@ def test_a_command_speaks_once_and_names_its_rank(environ, said):
 
 
 def test_a_line_is_written_once_though_paddle_gives_the_root_logger_a_handler():
-    assert (
-        stderr(
-            "import logging\n"
-            "from fleetbert import log\n"
-            "log.start()\n"
-            "import paddle\n"
-            "logging.getLogger('fleetbert.x').info('plain')\n"
-        ).count("plain")
-        == 1
+    said = stderr(
+        "import logging\n"
+        "from fleetbert import log\n"
+        "log.start()\n"
+        "import paddle\n"
+        "logging.getLogger('fleetbert.x').info('plain')\n"
     )
+    assert said.count("plain") == 1
 
 
 def test_start_and_stop_leave_handlers_of_others(capsys):
@@ -82,18 +74,12 @@ def test_start_and_stop_leave_handlers_of_others(capsys):
         log.start()
 
 
-@pytest.mark.parametrize("threads", ["2", "5"])
-def test_evaluate_says_nothing_of_paddles_threads(tiny_bundle, tmp_path, threads):
+def test_evaluate_says_nothing_of_paddles_threads(tiny_bundle, tmp_path):
     """Paddle warns of every OMP_NUM_THREADS but 1, where it is imported."""
     table = tmp_path / "dev.tsv"
     table.write_text("label\ttext_a\nbad\tword1\n好\tword2 word3\n", encoding="utf-8")
     words = ["evaluate", "--bundle", tiny_bundle, "--variant", "float32", "--data", table]
-    done = subprocess.run(
-        [sys.executable, "-m", "fleetbert.cli", *map(str, words)],
-        env={**os.environ, "OMP_NUM_THREADS": threads},
-        capture_output=True,
-        text=True,
-    )
+    done = python("from fleetbert import cli; cli.main()", *map(str, words), OMP_NUM_THREADS="2")
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
     for words in ("OMP_NUM_THREADS", "WARNING", "PLEASE USE"):

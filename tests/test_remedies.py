@@ -8,8 +8,6 @@ import re
 from pathlib import Path
 from typing import Iterator
 
-import pytest
-
 from fleetbert import cli
 from fleetbert.bench import infer, serve, train
 from fleetbert.config import compression, distillation, training
@@ -150,12 +148,12 @@ def wrong_keys(name: str, text: str) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("find", [wrong_options, wrong_keys])
-def test_what_a_message_names_is_there(find):
+def test_what_a_message_names_is_there():
     wrong = [
         f"{name}:{line}: {word}"
         for name, path in modules().items()
         for line, text in messages(path)
+        for find in (wrong_options, wrong_keys)
         for word in find(name, text)
     ]
     assert not wrong, "\n".join(wrong)

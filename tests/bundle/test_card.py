@@ -46,13 +46,17 @@ def rows(text: str) -> dict[str, list[str]]:
     return {row[0]: row[1:] for row in found[2:]}
 
 
-def test_it_tells_labels_figures_and_limits(tmp_path):
-    vocab = tmp_path / "vocab.txt"
+def create(folder, labels):
+    vocab = folder / "vocab.txt"
     vocab.write_text("[PAD]\n[UNK]\n")
-    root = bundles.create(
-        tmp_path / "bundle", task="classification", labels=["no", "是"], max_length=64,
+    return bundles.create(
+        folder / "bundle", task="classification", labels=labels, max_length=64,
         tokenizer=of_vocab(vocab, True), fill=fill,
     ).root  # fmt: skip
+
+
+def test_it_tells_labels_figures_and_limits(tmp_path):
+    root = create(tmp_path, ["no", "是"])
     text = (root / "README.md").read_text(encoding="utf-8")
     for said in (
         "# Classification model", "2 labels: `no`, `是`", "cut to 64 tokens (wordpiece, lower-c",
@@ -73,13 +77,7 @@ def test_it_tells_labels_figures_and_limits(tmp_path):
 
 
 def test_many_labels_are_not_all_told(tmp_path):
-    vocab = tmp_path / "vocab.txt"
-    vocab.write_text("[PAD]\n[UNK]\n")
-    labels = [f"label{n}" for n in range(7000)]
-    root = bundles.create(
-        tmp_path / "bundle", task="classification", labels=labels, max_length=64,
-        tokenizer=of_vocab(vocab, True), fill=fill,
-    ).root  # fmt: skip
+    root = create(tmp_path, [f"label{n}" for n in range(7000)])
     text = (root / "README.md").read_text(encoding="utf-8")
     assert "and 6950 more" in text
     assert len(text) < 3000
