@@ -12,6 +12,7 @@ import pytest
 
 from fleetbert.compat import versions
 
+pytestmark = pytest.mark.slow
 # Of the logits' spread. On AVX2 all are equal. On AVX-512 3.3.1 rounded some int8 sums to other
 # integers than 2.6.2, which a wrong scale or attribute would exceed by far.
 APART = {"int8": 0.1, "float32": 1e-5}

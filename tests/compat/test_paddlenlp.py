@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from fresh import python
 
 
 def test_only_what_is_needed_of_paddlenlp_is_imported_and_the_rest_still_can_be():
@@ -24,5 +23,5 @@ def test_only_what_is_needed_of_paddlenlp_is_imported_and_the_rest_still_can_be(
         "print(whole.BertConfig is heads.BertConfig is weights.BertConfig)\n"
         "print(auto == (whole.AutoTokenizer, whole.AutoModel))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=480)
+    done = python(code)
     assert done.stdout == "[]\n[]\n['SIGINT']\nTaskflow\nTrue\nTrue\n", done.stderr

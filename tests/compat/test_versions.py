@@ -38,14 +38,14 @@ def test_others_are_refused_before_they_are_imported(installed, version):
 @pytest.mark.parametrize(
     "words",
     [
-        ["launch", "--servers", "1", "--trainers", "1", "no_such_script.py"],
-        ["export", "--bundle", "no_such_bundle", "--format", "lite", "--target", "x86"],
+        "launch --servers 1 --trainers 1 no_such_script.py",
+        "export --bundle no_such_bundle --format lite --target x86",
     ],
 )
 def test_commands_of_paddle_2(installed, capsys, words):
     installed("3.3.1")
     with pytest.raises(SystemExit) as left:
-        cli.main(words)
+        cli.main(words.split())
     assert left.value.code == 2
     said = capsys.readouterr().err
     assert "needs PaddlePaddle 2.6.2, and 3.3.1 is installed here" in said
