@@ -7,14 +7,15 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import tiny_bert
 from tiny_bert import LABELS
 
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compat import processor
-from fleetbert.compress import early_exit, pipeline
+from fleetbert.compress import pipeline
 from fleetbert.data.batching import SAFE_LENGTHS
-from fleetbert.engines import engine, exits
+from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 
 THREADS = 2
@@ -22,42 +23,25 @@ VOCAB_SIZE = 195
 
 
 def add_int8_and_early_exit(source: Path, folder: Path) -> bundles.Bundle:
-    """A copy of the bundle with random weights, with int8-static and early-exit-int8 added."""
+    """A copy of the tiny bundle, with int8-static and early-exit-int8 added."""
     root = Path(shutil.copytree(source, folder / "bundle"))
-    table = _write_table(folder)
-    job = {
-        "bundle": str(root),
-        "method": "static",
-        "calibration": {"data": str(table)},
-        "gate": {"data": str(table), "max_accuracy_drop": 1},
-    }
-    pipeline.quantize(config.Quantize.model_validate(job))
-    bundle = bundles.read(root)
-    cut = early_exit.open_source(bundle, "int8-static")
-    norms = (name for name in cut.others if name.startswith("layer_norm") and name.endswith(".w_0"))
-    (width,) = cut.others[next(norms)].shape
-    random = np.random.default_rng(0)
-    head = {
-        "inner.weight": random.normal(size=(2 * width, 8)).astype(np.float32),
-        "inner.bias": np.zeros(8, np.float32),
-        "out.weight": random.normal(size=(8, 3)).astype(np.float32),
-        "out.bias": np.zeros(3, np.float32),
-    }
-    settings = exits.Settings([1, 2], "pooled", 0.5, 0)
-    return bundles.add_variant(
-        root, "early-exit-int8", lambda f: early_exit.write(cut, f, settings, {1: head})
-    )
+    _quantize(root, folder, method="static", calibration={"data": str(_write_table(folder))})
+    tiny_bert.add_early_exit(root, source="int8-static")
+    return bundles.read(root)
 
 
 def add_bfloat16(source: Path, folder: Path) -> bundles.Bundle:
     """A copy of the bundle, with bfloat16 added; the copy alone where the processor lacks it."""
     root = Path(shutil.copytree(source, folder / "bundle"))
     if processor.bfloat16():
-        table = _write_table(folder)
-        gate = {"data": str(table), "max_accuracy_drop": 1}
-        job = {"bundle": str(root), "method": "bfloat16", "gate": gate}
-        pipeline.quantize(config.Quantize.model_validate(job))
+        _quantize(root, folder, method="bfloat16")
     return bundles.read(root)
+
+
+def _quantize(root: Path, folder: Path, **job: object) -> None:
+    gate = {"data": str(_write_table(folder)), "max_accuracy_drop": 1}
+    given = {"bundle": str(root), "gate": gate, **job}
+    pipeline.quantize(config.Quantize.model_validate(given))
 
 
 def _write_table(folder: Path) -> Path:

@@ -96,16 +96,16 @@ def telling_places(folder: Path) -> list[Path]:
     return [path for path in files if any(place in path.read_bytes() for place in places)]
 
 
-def add_early_exit(path: Path, pad_id: int = 0) -> None:
-    """Add early-exit-float32 to a bundle of `make_network`'s: its head after the first layer is
-    certain of some texts and not of others at the variant's own speed."""
+def add_early_exit(path: Path, pad_id: int = 0, source: str = "float32") -> None:
+    """Add early-exit-float32, or -int8, to a bundle of `make_network`'s: its head after the first
+    layer is certain of some texts and not of others at the variant's own speed."""
     import numpy as np
 
     from fleetbert import bundle as bundles
     from fleetbert.compress import early_exit
     from fleetbert.engines.exits import Settings
 
-    source = early_exit.open_source(bundles.read(path), "float32")
+    opened = early_exit.open_source(bundles.read(path), source)
     random = np.random.default_rng(0)
     tensors = {
         "inner.weight": random.normal(size=(2 * 64, 6)).astype(np.float32),
@@ -116,6 +116,6 @@ def add_early_exit(path: Path, pad_id: int = 0) -> None:
     settings = Settings([1, 2], "pooled", EARLY_SPEED, pad_id)
     bundles.add_variant(
         path,
-        "early-exit-float32",
-        lambda folder: early_exit.write(source, folder, settings, {1: tensors}),
+        f"early-exit-{source.partition('-')[0]}",
+        lambda folder: early_exit.write(opened, folder, settings, {1: tensors}),
     )
