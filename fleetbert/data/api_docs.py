@@ -1,6 +1,6 @@
 """Real English text classification that is on every machine with fleetbert: `builtin: api_docs`.
 
-A text is about 80 words of the prose of consecutive docstrings in one source file of Python's
+A text is about 45 words of the prose of consecutive docstrings in one source file of Python's
 standard library or of a package that fleetbert depends on; its label is that package. Source files
 are parsed and never imported. The names of all the packages are masked in all texts, so that a
 model has to know what a package is about.
@@ -53,8 +53,8 @@ NAMES = re.compile(
     re.IGNORECASE,
 )
 
-MIN_WORDS, MAX_WORDS = 75, 90
-WANTED = {False: 550, True: 150}  # texts of a label, by whether they are for dev
+MIN_WORDS, MAX_WORDS = 40, 50
+WANTED = {False: 800, True: 100}  # texts of a label, by whether they are for dev
 PER_FILE = 40  # texts of one side: one large file must not make a label
 DEV_ONE_IN = 6
 

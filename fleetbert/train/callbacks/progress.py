@@ -1,18 +1,22 @@
-"""A progress bar: loss, learning rate, ips, reader ratio, time left."""
+"""A progress bar: loss, learning rate, ips, reader ratio, time left; how long it will take."""
 
 from __future__ import annotations
 
 import sys
+import time
 
 from tqdm import tqdm
 
 from fleetbert.tasks.metrics import FIGURES
 from fleetbert.train.loop import Callback, Metrics, Row, Run
 
+TIMED = 5  # steps after which it says how long all will take; the first is slower than the others
+
 
 class Progress(Callback):
     bar: tqdm
     started = False
+    since = 0.0  # when the first step ended
 
     def on_start(self, run: Run) -> None:
         # paddle.distributed.launch shows rank 0's log file, where each update is a line.
@@ -33,6 +37,14 @@ class Progress(Callback):
 
     def on_step(self, run: Run) -> None:
         self.bar.update()
+        done = run.state.step - run.resumed_at
+        if done == 1:
+            self.since = time.monotonic()
+        elif done == TIMED:
+            seconds = (time.monotonic() - self.since) / (TIMED - 1)
+            left = run.total_steps - run.state.step
+            about = f"{left} more steps of {seconds:.2g} s take about {_words(left * seconds)} here"
+            self.bar.write(about, file=sys.stderr)
 
     def on_log(self, run: Run, row: Row) -> None:
         shown = {
@@ -62,3 +74,10 @@ class Progress(Callback):
     def close(self, run: Run) -> None:
         if self.started:
             self.bar.close()
+
+
+def _words(seconds: float) -> str:
+    """As somebody who waits would say it: 40 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
