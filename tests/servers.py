@@ -1,100 +1,96 @@
-"""Parameter-server jobs in real processes, below Paddle's own launcher."""
+"""Parameter-server jobs in real processes, started by `fleetbert launch`."""
 
 from __future__ import annotations
 
-import signal
+import contextlib
+import json
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable, Iterator
 
-import processes
-import psutil
+import launched
+import pytest
+import tiny_job
+
+STRATEGY = {"strategy.name": "parameter_server"}
+ATTEMPTS = 5
 
 
 def free_addresses(count: int) -> list[str]:
     """Addresses of this machine where nobody listens."""
-    bound = [socket.socket() for _ in range(count)]
-    try:
+    with contextlib.ExitStack() as stack:
+        bound = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in bound:
             each.bind(("127.0.0.1", 0))
         return [f"127.0.0.1:{each.getsockname()[1]}" for each in bound]
-    finally:
-        for each in bound:
-            each.close()
 
 
-def start(
-    folder: Path,
-    config: Path,
-    *words: str,
-    servers: int = 2,
-    trainers: int = 2,
-) -> Any:
-    """The job as `processes.start` starts it. End it with `kill` of this file."""
-    addresses = free_addresses(servers + trainers)
-    launcher = [
-        *("--run_mode", "ps", "--with_gloo", "0"),
-        *("--servers", ",".join(addresses[:servers])),
-        *("--trainers", ",".join(addresses[servers:])),
-    ]
-    process = processes.start(folder, config, *words, launcher=launcher)
-    process.addresses = addresses
-    process.servers = servers
-    return process
+@contextlib.contextmanager
+def starting(folder: Path, data: Path) -> Iterator[Any]:
+    """start(changes, output=None) → a `launched.Started` with `.output`, its output folder; none of
+    it outlives the context."""
+    started: list[Any] = []
 
+    def start(
+        changes: dict[str, Any],
+        output: Path | None = None,
+        servers: int = 2,
+        trainers: int = 2,
+        restarts: int = 0,
+    ) -> Any:
+        own = folder / f"job-{len(started)}"
+        own.mkdir()
+        output = output or own / "output"
+        path = tiny_job.write_config(own / "job.yaml", data, output, {**STRATEGY, **changes})
+        counts = ("--servers", str(servers), "--trainers", str(trainers))
+        options = (*counts, "--max_restart", str(restarts))
+        job: Any = launched.Started(own, launched.TRAIN, *options, words=("--config", str(path)))
+        job.output = output
+        started.append(job)
+        return job
 
-def said(process: Any) -> str:
-    """What the launcher, the servers and the trainers wrote."""
-    logs = sorted(process.folder.glob("log/serverlog.*"))
-    own = [log.read_text(errors="replace") for log in logs]
-    return "\n".join([processes.said(process), *own])
-
-
-def ended(process: Any) -> str:
-    """Wait for success, with no process left; returns what was written."""
-    code = process.wait(timeout=processes.DEADLINE)
-    assert code == 0, said(process)
-    assert not members(process)
-    return said(process)
-
-
-def members(process: Any, role: str = "") -> list[psutil.Process]:
-    """The processes of the job that live, or those of a role (PSERVER, TRAINER), by number."""
-    found = []
-    for each in psutil.process_iter():
-        try:
-            environ = each.environ()
-            own = environ.get("PADDLE_PSERVERS_IP_PORT_LIST", "").split(",")
-            if own == process.addresses[: process.servers] and each.status() != "zombie":
-                place = "127.0.0.1:" + environ["PADDLE_PORT"]
-                if role in environ["TRAINING_ROLE"]:
-                    found.append((process.addresses.index(place), each.pid, each))
-        except psutil.Error:
-            continue
-    return [each for _, _, each in sorted(found)]
-
-
-def pause(process: Any) -> None:
-    """Stop the launcher, and nothing else, until `go_on`."""
-    process.send_signal(signal.SIGSTOP)
-
-
-def go_on(process: Any) -> None:
-    process.send_signal(signal.SIGCONT)
-
-
-def lives(process: psutil.Process) -> bool:
-    """Whether it runs; a dead one whose launcher is stopped is a zombie."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        yield start
+    finally:
+        for job in started:
+            job.end()
 
 
-def kill(process: Any) -> None:
-    for each in members(process):
-        try:
-            each.kill()
-        except psutil.NoSuchProcess:
-            continue
-    processes.kill(process)
+def said(job: launched.Started) -> str:
+    """What the launcher, the servers and the trainers wrote."""
+    return job.stderr + b"\n".join(job.merged).decode(errors="replace")
+
+
+def ended(job: launched.Started) -> str:
+    """Wait for success, with no process left; returns what was written."""
+    assert job.ended() == 0, said(job)
+    job.wait_until_clean()
+    return said(job)
+
+
+def steps_logged(job: Any) -> list[int]:
+    """The steps in metrics.jsonl, whose last row may be half written."""
+    path = job.output / "metrics.jsonl"
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [row["step"] for row in map(json.loads, lines) if "loss" in row]
+
+
+def check_goes_on_alone(
+    start: Callable[[], Any], victim: str, check: Callable[[Any], None]
+) -> None:
+    """A trainer that is killed, such as "trainer.1", is started again alone and goes on with the
+    others; in any case the job ends well, and as `check` wants it."""
+    for _ in range(ATTEMPTS):
+        job = start()
+        job.wait_for(lambda job=job: len(steps_logged(job)) > 3)
+        job.kill(victim)
+        text = ended(job)
+        assert f"launch: {victim.replace('.', ' ')} was killed" in job.stderr
+        assert job.stderr.endswith("launch: done after restarts: 1\n")
+        check(job)
+        if f"rank {victim[-1]}: goes on at step" in text:
+            assert len(job.starts("server.0")) == 1
+            return
+        # The others were waiting for it just then: all began again.
+        assert "was killed while the others waited for it" in text
+    pytest.fail(f"in none of {ATTEMPTS} attempts it went on alone")

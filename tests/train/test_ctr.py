@@ -1,4 +1,5 @@
-"""Clicks in one process: as good as can be, resumed, judged, and left for others to read."""
+"""Clicks, in one process and on servers, which have the table then: as good as can be, resumed,
+judged, and left for others to read."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import json
 import clicks_job
 import numpy as np
 import pytest
+import servers
 import tiny_job
+from servers import ended
 from sklearn.metrics import roc_auc_score
 
 from fleetbert import config
@@ -47,6 +50,7 @@ def test_it_comes_close_to_the_best_auc(clicks, output):
     assert "Dev AUC" in (output / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_categories_are_what_it_learns_from(clicks, tmp_path):
     """With an entry that none of them reaches it knows the numbers alone."""
     summary = train(clicks, tmp_path, {"wide_deep.entry": "count:900000", "trainer.epochs": 1})
@@ -131,3 +135,75 @@ def test_metrics_of_the_users_own_are_refused(clicks, tmp_path):
     job = config.Config.model_validate(values)
     with pytest.raises(UserError, match=r"metrics: task\.name: ctr takes none besides its own"):
         training.train(job, metrics={"mean": lambda truth, _: truth.mean()})
+
+
+@pytest.fixture
+def start(clicks, tmp_path):
+    """start(changes) of `servers.starting`, on clicks."""
+    with servers.starting(tmp_path, clicks[0]) as start:
+        usual = clicks_job.changes(clicks[0])
+        yield lambda changes, *more, **counts: start({**usual, **changes}, *more, **counts)
+
+
+@pytest.mark.slow
+def test_two_trainers_take_the_steps_of_one_process_also_when_resumed(clicks, start, tmp_path):
+    """Rows that enter when seen thirty times, by either of them; the second start, of one trainer
+    and one server, gets the table from the checkpoint."""
+    few = {
+        **clicks_job.SGD, "data.train": str(clicks[0] / "few.tsv"), "trainer.epochs": 1,
+        "strategy.mode": "sync",
+    }  # fmt: skip
+    job = start({**few, "trainer.max_steps": 10})
+    ended(job)
+    output = job.output
+    ended(start(few, output, servers=1, trainers=1))
+    local = train(clicks, tmp_path / "local", {**few, "strategy.mode": "async"})
+    expected = tiny_job.losses(tmp_path / "local")
+    assert sorted(expected) == list(range(1, 21))
+    assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-5)
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["dev"]["auc"] == pytest.approx(local["dev"]["auc"], abs=1e-4)
+    tables = [
+        sparse_table.opened(path / "checkpoints" / "step-00000020" / "rows.bin", 7)
+        for path in (output, tmp_path / "local")
+    ]
+    assert (tables[0]["id"] == tables[1]["id"]).all()
+    weights = [table["row"][:, sparse_table.WEIGHTS :] for table in tables]
+    np.testing.assert_allclose(*weights, rtol=0, atol=1e-5)
+    moved = (weights[1] != 0).any(axis=1)
+    assert 0.2 < moved.mean() < 1  # some of the ids had no row yet
+    assert np.abs(weights[1]).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("async", marks=pytest.mark.endurance),
+        pytest.param("geo", marks=pytest.mark.slow),
+    ],
+)
+def test_on_servers_it_comes_close_to_the_best_auc(clicks, start, mode):
+    changes = {
+        "strategy.mode": mode, "strategy.k_steps": 2, "optimizer.learning_rate": 3e-3,
+        "trainer.epochs": 1, "trainer.log_every": 10,
+    }  # fmt: skip
+    job = start(changes, servers=1)
+    said = ended(job)
+    best = json.loads((job.output / "summary.json").read_text())["dev"]
+    assert best["n"] == clicks_job.DEV_ROWS
+    assert clicks[1]["best_auc"] - 0.05 < best["auc"] < clicks[1]["best_auc"] + 0.005, said
+
+
+@pytest.mark.endurance
+def test_a_killed_trainer_goes_on_with_the_others(start, clicks):
+    """In every run of BERT: test_parameter_server.py."""
+    changes = {"strategy.mode": "sync", "trainer.log_every": 4, "trainer.epochs": 2}
+
+    def is_right(job):
+        summary = json.loads((job.output / "summary.json").read_text())
+        assert summary["steps"] == 2 * -(-clicks_job.ROWS // 256)
+        assert clicks[1]["best_auc"] - 0.05 < summary["dev"]["auc"]
+
+    servers.check_goes_on_alone(
+        lambda: start(changes, servers=1, restarts=1), "trainer.1", is_right
+    )

@@ -1,76 +1,64 @@
-"""Servers and trainers in real processes, started as users do."""
+"""Servers and trainers in real processes, started as users do: by Paddle's launcher once, else by
+`fleetbert launch`."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import re
+import signal
+import time
 
+import launched
 import paddle
+import processes
+import psutil
 import pytest
 import servers
 import tiny_job
-from servers import ended
+from servers import ended, said, steps_logged
 
 from fleetbert.engines import answer, evaluate
 from fleetbert.train import checkpoint
+from fleetbert.train.strategies.parameter_server.figures import Servers
 
-SERVERS = {"strategy.name": "parameter_server"}
-# From weights that a plain gradient can do something with.
+# From which a plain gradient moves all weights.
 SGD = {
     "optimizer.name": "sgd", "optimizer.learning_rate": 0.1, "optimizer.schedule": "constant",
-    "optimizer.warmup_ratio": 0.0, "model.dropout": 0.0,
+    "optimizer.warmup_ratio": 0.0, "optimizer.max_grad_norm": 0, "model.dropout": 0.0,
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def lively(tiny_data, tmp_path_factory) -> dict[str, str]:
-    """`model` keys of a folder with larger weights than BERT starts with."""
-    from fleetbert.compat.paddlenlp import BertConfig
-    from fleetbert.data import tokenizers
-    from fleetbert.models import heads, weights
-
-    folder = tmp_path_factory.mktemp("lively")
-    shape = {**tiny_job.SHAPE, "vocab_size": len(tiny_job.VOCAB), "initializer_range": 0.2}
-    paddle.seed(3)
-    network = heads.build("classification", BertConfig(num_labels=2, **shape))
-    source = weights.Source(
-        "lively", shape, tokenizers.of_vocab(tiny_data / "vocab.txt", True), None
-    )
-    weights.save_folder(network, source, folder, ["bad", "good"])
-    return {"model.init": str(folder), "model.vocab": None}
-
-
-@pytest.fixture(scope="module")
-def run(tiny_data, tmp_path_factory):
-    """run(changes, servers=2, trainers=2) → output folder of a job that went well."""
-
-    def call(changes, **counts) -> Path:
-        folder = tmp_path_factory.mktemp("job")
-        output = folder / "output"
-        path = tiny_job.write_config(folder / "job.yaml", tiny_data, output, {**SERVERS, **changes})
-        process = servers.start(folder, path, **counts)
-        try:
-            ended(process)
-        finally:
-            servers.kill(process)
-        return output
-
-    return call
-
-
-def dev_rows(output: Path) -> list[dict]:
-    return [row for row in tiny_job.rows(output) if "dev.accuracy" in row]
+@pytest.fixture
+def start(tiny_data, tmp_path):
+    with servers.starting(tmp_path, tiny_data) as start:
+        yield start
 
 
 class TestAsync:
+    """One job below Paddle's own launcher, and all that it leaves."""
+
     @pytest.fixture(scope="class")
-    def output(self, run):
+    def output(self, tiny_data, tmp_path_factory):
+        folder = tmp_path_factory.mktemp("job")
         watched = {f"callbacks.{name}": True for name in ("visualdl", "report", "profiler.enabled")}
-        return run({"trainer.epochs": 3, **watched})
+        changes = {**servers.STRATEGY, "trainer.epochs": 3, **watched}
+        path = tiny_job.write_config(folder / "job.yaml", tiny_data, folder / "output", changes)
+        addresses = servers.free_addresses(4)
+        launcher = ["--run_mode", "ps", "--with_gloo", "0"]
+        launcher += ["--servers", ",".join(addresses[:2]), "--trainers", ",".join(addresses[2:])]
+        process = processes.start(folder, path, launcher=launcher)
+        try:
+            processes.ended(process)
+            left = [one.info["cmdline"] for one in psutil.process_iter(["cmdline"])]
+            assert not [words for words in left if str(path) in (words or ())]
+        finally:
+            processes.kill(process)
+        return folder / "output"
 
     def test_learns(self, output):
-        assert [row["step"] for row in dev_rows(output)] == [10, 20, 30]
-        assert dev_rows(output)[-1]["dev.accuracy"] > 0.9
+        rows = [row for row in tiny_job.rows(output) if "dev.accuracy" in row]
+        assert [row["step"] for row in rows] == [10, 20, 30]
+        assert rows[-1]["dev.accuracy"] > 0.9
         losses = tiny_job.losses(output)
         assert sorted(losses) == list(range(1, 31))
         assert losses[30] < losses[1] / 2
@@ -125,31 +113,66 @@ class TestAsync:
         assert paddle.abs(saved[name] - fresh[name]).max() > 1e-3
 
 
-class TestSync:
-    @pytest.mark.endurance
-    def test_one_trainer_has_the_losses_of_local_training(self, run, trainer, lively, tmp_path):
-        steps = {"trainer.epochs": 10, **lively}
-        output = run({**SGD, **steps, "strategy.mode": "sync"}, trainers=1)
-        trainer(tmp_path / "local", {**SGD, **steps})
-        expected = tiny_job.losses(tmp_path / "local")
-        assert len(expected) == 100
-        assert expected[100] < expected[1] / 2
-        assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-4)
+@pytest.fixture(scope="module")
+def lively(tiny_data, tmp_path_factory) -> dict[str, str]:
+    """Keys of a job on spans, from a folder with larger weights than BERT starts with."""
+    from fleetbert.compat.paddlenlp import BertConfig
+    from fleetbert.data import tokenizers
+    from fleetbert.models import heads, weights
 
-    def test_two_trainers_average_their_gradients(self, run, trainer, lively, tmp_path):
-        """Those of words too; clipping would be of each trainer's own."""
-        steps = {"trainer.epochs": 2, "optimizer.max_grad_norm": 0, **lively}
-        output = run({**SGD, **steps, "strategy.mode": "sync"})
-        trainer(tmp_path / "local", {**SGD, **steps})
-        expected = tiny_job.losses(tmp_path / "local")
-        assert len(expected) == 20
-        assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-5)
-        figures = [dev_rows(folder)[-1]["dev.loss"] for folder in (output, tmp_path / "local")]
-        assert figures[0] == pytest.approx(figures[1], abs=1e-5)
+    folder = tmp_path_factory.mktemp("lively")
+    labels = ["O", "B-loc", "I-loc", "B-per", "I-per"]
+    shape = {**tiny_job.SHAPE, "vocab_size": len(tiny_job.VOCAB), "initializer_range": 0.2}
+    paddle.seed(3)
+    network = heads.build("token_classification", BertConfig(num_labels=len(labels), **shape))
+    tokenizer = tokenizers.of_vocab(tiny_data / "vocab.txt", True)
+    source = weights.Source("lively", shape, tokenizer, None)
+    weights.save_folder(network, source, folder / "model", labels)
+    for name, texts, seed in (("train", 160, 1), ("dev", 60, 2)):
+        tiny_job.write_tags(folder / f"{name}.conll", texts, seed)
+    return {
+        "task.name": "token_classification", "data.train": str(folder / "train.conll"),
+        "data.dev": str(folder / "dev.conll"), "model.init": str(folder / "model"),
+        "model.vocab": None,
+    }  # fmt: skip
 
 
+@pytest.mark.slow
+def test_two_trainers_in_sync_take_the_steps_of_one_process_also_when_stopped(
+    start, trainer, lively, tmp_path
+):
+    """The mean of their gradients; those of words too, and none of the pooler, which no loss
+    reaches. One of them is asked to stop: both do after the same step, and started again they lose
+    nothing. (Clipping would be of each trainer's own.)"""
+    changes = {
+        **SGD, **lively, "strategy.mode": "sync", "trainer.epochs": 20,
+        # Nothing else saves, however far they are when the signal comes.
+        "trainer.checkpoint_every": 200, "trainer.eval_every": 200,
+    }  # fmt: skip
+    job = start(changes)
+    job.wait_for(lambda: len(steps_logged(job)) > 3)
+    job.kill("trainer.1", signal.SIGTERM)
+    assert job.ended() == 143, said(job)
+    found = re.search("stopped: SIGTERM: saved step ([0-9]+) of 200; the same", said(job))
+    assert found, said(job)
+    step = int(found[1])
+    assert [path.name for path in job.output.glob("checkpoints/*")] == [f"step-{step:08d}"]
+    job.wait_until_clean()
+
+    more = {**changes, "trainer.max_steps": step + 4}
+    ended(start(more, job.output))
+    summary = json.loads((job.output / "summary.json").read_text())
+    assert (summary["resumed_at"], summary["steps"]) == (step, step + 4)
+    local = trainer(tmp_path / "local", more)
+    expected = tiny_job.losses(tmp_path / "local")
+    assert list(expected) == list(range(1, step + 5))
+    assert tiny_job.losses(job.output) == pytest.approx(expected, abs=1e-5)
+    assert summary["dev"]["loss"] == pytest.approx(local["dev"]["loss"], abs=1e-5)
+
+
+@pytest.mark.slow
 def test_adamw_takes_its_steps_as_long_as_locally_also_when_resumed(
-    run, trainer, tiny_data, tmp_path
+    start, trainer, tiny_data, tmp_path
 ):
     """With all of the job's settings, which Paddle's server-side Adam would not heed. Masked words,
     where all weights are in the servers' vector and none are pulled by words. The second start has
@@ -158,47 +181,93 @@ def test_adamw_takes_its_steps_as_long_as_locally_also_when_resumed(
         "task.name": "mlm", "data.train": str(tiny_data / "texts.txt"), "data.dev": None,
         "model.dropout": 0.0, "optimizer.beta1": 0.8, "optimizer.beta2": 0.9,
         "optimizer.epsilon": 1e-4, "optimizer.weight_decay": 0.1, "trainer.max_steps": 10,
-        "optimizer.learning_rate": 5e-3, "strategy.mode": "sync",
+        "optimizer.learning_rate": 5e-3, "strategy.mode": "sync", "trainer.checkpoint_every": 6,
     }  # fmt: skip
-    output = tmp_path / "servers"
-    own = {**changes, "output_dir": str(output), "trainer.checkpoint_every": 6}
-    run(own, trainers=1, servers=1)
+    job = start(changes, trainers=1, servers=1)
+    ended(job)
     trainer(tmp_path / "local", changes)
     expected = tiny_job.losses(tmp_path / "local")
     assert expected[10] < expected[1] - 0.5
-    assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-4)
-    for path in output.glob("checkpoints/step-00000010/*"):  # as if it had been killed after step 6
+    assert tiny_job.losses(job.output) == pytest.approx(expected, abs=1e-4)
+    for path in job.output.glob("checkpoints/step-00000010/*"):  # as if killed after step 6
         path.unlink()
-    run(own, trainers=1, servers=1)
-    assert json.loads((output / "summary.json").read_text())["resumed_at"] == 6
-    assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-4)
+    again = start(changes, job.output, trainers=1, servers=1)
+    assert "passed over a broken checkpoint" in ended(again)
+    assert json.loads((job.output / "summary.json").read_text())["resumed_at"] == 6
+    assert tiny_job.losses(job.output) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.endurance
-def test_geo_learns(run):
+def test_geo_learns(start):
     """In every run of clicks: test_ctr_servers.py."""
     # 30 steps are seven rounds of four and one that the last evaluation cuts short.
-    output = run({"strategy.mode": "geo", "strategy.k_steps": 4, "trainer.epochs": 3}, servers=1)
-    assert dev_rows(output)[-1]["dev.accuracy"] > 0.9
+    job = start({"strategy.mode": "geo", "strategy.k_steps": 4, "trainer.epochs": 3}, servers=1)
+    ended(job)
+    assert json.loads((job.output / "summary.json").read_text())["dev"]["accuracy"] > 0.9
 
 
-@pytest.mark.parametrize("task", ["token_classification", "embedding"])
-def test_spans_and_vectors_take_the_same_steps(run, trainer, tmp_path, task):
-    """Where weights that no loss reaches, the pooler's, are in the servers' vector too."""
-    train = tmp_path / "train.jsonl"
-    words = [f"word{n} word{n + 1}" for n in range(60)]
-    if task == "embedding":
-        rows = [{"text_a": text, "text_b": f"{text} word9"} for text in words]
-    else:
-        span = {"start": 0, "end": 5, "kind": "per"}
-        rows = [{"text": text, "spans": [span] * (n % 2)} for n, text in enumerate(words)]
-    train.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+@pytest.mark.endurance
+def test_vectors_take_the_same_steps(start, trainer, tmp_path):
+    """In every run spans, above."""
+    rows = tiny_job.vector_rows(60, 1)
     changes = {
-        **SGD, "task.name": task, "data.train": str(train), "data.dev": None,
-        "trainer.epochs": 2, "optimizer.max_grad_norm": 0, "strategy.mode": "sync",
+        **SGD, "task.name": "embedding", "data.dev": None, "trainer.epochs": 2,
+        "data.train": str(tiny_job.write_rows(tmp_path / "train.jsonl", rows)),
+        "strategy.mode": "sync",
     }  # fmt: skip
-    output = run(changes, trainers=1, servers=1)
+    job = start(changes, trainers=1, servers=1)
+    ended(job)
     trainer(tmp_path / "local", changes)
     expected = tiny_job.losses(tmp_path / "local")
     assert len(expected) == 8
-    assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-4)
+    assert tiny_job.losses(job.output) == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_a_killed_server_ends_the_trainers(start):
+    job = start({"trainer.epochs": 200})
+    job.wait_for(lambda: len(steps_logged(job)) > 2)
+    pids = [int(job.starts(f"trainer.{rank}")[0][0]) for rank in range(2)]
+    trainers = [psutil.Process(pid) for pid in pids]
+    addresses = trainers[0].environ()["PADDLE_PSERVERS_IP_PORT_LIST"].split(",")
+
+    def figures() -> dict[str, float]:
+        told = Servers([addresses[0]]).since_start()
+        return told[0] if told else {}  # it did not answer in time
+
+    # While it lives a server tells how long it takes, after a second or two.
+    job.wait_for(lambda: {"latency_ms", "latency_99_ms"} <= set(figures()))
+    # The launcher would end the trainers itself: not while it is stopped.
+    job.popen.send_signal(signal.SIGSTOP)
+    job.kill("server.1")
+    until = time.monotonic() + launched.DEADLINE
+    while any(each.status() != psutil.STATUS_ZOMBIE for each in trainers):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    job.popen.send_signal(signal.SIGCONT)
+    assert job.ended() != 0
+    gone = rf"not connected: server 1 \({re.escape(addresses[1])}\) has gone: it was"
+    assert len(re.findall(gone, b"\n".join(job.merged).decode())) == 2
+    job.wait_until_clean()
+
+
+@pytest.mark.parametrize(
+    ("mode", "victim"),
+    [
+        pytest.param("async", "trainer.0", marks=pytest.mark.endurance),
+        pytest.param("sync", "trainer.1", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_trainer_goes_on_with_the_others(start, mode, victim):
+    changes = {
+        "strategy.mode": mode, "trainer.epochs": 4, "trainer.eval_every": 100,
+        "trainer.log_every": 4, "trainer.checkpoint_every": 100,
+    }  # fmt: skip
+
+    def is_right(job):
+        assert list(tiny_job.losses(job.output)) == [1, *range(4, 41, 4)]
+        summary = json.loads((job.output / "summary.json").read_text())
+        assert summary["steps"] == 40
+        assert summary["dev"]["accuracy"] > 0.9
+
+    servers.check_goes_on_alone(lambda: start(changes, servers=1, restarts=1), victim, is_right)

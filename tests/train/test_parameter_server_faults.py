@@ -1,83 +1,25 @@
-"""What goes wrong with servers and trainers: asked to stop, killed, started wrongly."""
+"""What servers and trainers refuse, and how trainers agree, without a job of processes."""
 
 from __future__ import annotations
 
-import json
-import re
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import servers
 import tiny_job
-from processes import DEADLINE, wait_for, wait_for_loss
-from servers import ended, members, said
+from launched import DEADLINE
 
 from fleetbert import config
 from fleetbert.compat import environment, parameter_server
-from fleetbert.errors import UserError
+from fleetbert.errors import NotConnected, UserError
 from fleetbert.train import job as training
 from fleetbert.train.strategies import connect
 from fleetbert.train.strategies.parameter_server import rendezvous
-from fleetbert.train.strategies.parameter_server.figures import Servers
-
-JOB = {"strategy.name": "parameter_server", "model.dropout": 0.0}
-
-
-@pytest.fixture
-def start(tiny_data, tmp_path_factory):
-    """start(changes, output=None) → process with `.output`; none of it outlives a test."""
-    started = []
-
-    def call(changes, output=None, **counts):
-        folder = tmp_path_factory.mktemp("job")
-        output = output or folder / "output"
-        path = tiny_job.write_config(folder / "job.yaml", tiny_data, output, {**JOB, **changes})
-        process = servers.start(folder, path, **counts)
-        process.output = output
-        started.append(process)
-        return process
-
-    yield call
-    for process in started:
-        servers.kill(process)
-
-
-def steps_of(output: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in output.glob("checkpoints/step-*"))
-
-
-def test_asked_to_stop_and_started_again_it_loses_no_step(start):
-    """The trainers are asked while at different steps, and stop after the same one."""
-    changes = {
-        "strategy.mode": "async",
-        "trainer.epochs": 20,
-        # Nothing else saves, however far they are when the signal comes.
-        "trainer.checkpoint_every": 200,
-        "trainer.eval_every": 200,
-    }
-    process = start(changes, servers=1)
-    wait_for_loss(process, process.output, 4)
-    members(process, "TRAINER")[1].terminate()  # one of them is enough
-    process.wait(timeout=DEADLINE)
-    found = re.search("stopped: SIGTERM: saved step ([0-9]+) of 200; the same", said(process))
-    assert found, said(process)
-    (step,) = steps_of(process.output)
-    assert step == int(found[1])
-    assert not members(process)
-
-    more = {**changes, "trainer.max_steps": step + 4}
-    again = start(more, output=process.output, servers=1)
-    ended(again)
-    losses = tiny_job.losses(process.output)
-    assert list(losses) == list(range(1, step + 5))
-    summary = json.loads((process.output / "summary.json").read_text())
-    assert (summary["resumed_at"], summary["steps"]) == (step, step + 4)
-    assert not list(process.output.glob(".run-*"))
+from fleetbert.train.strategies.parameter_server.rendezvous import Rendezvous, put
+from fleetbert.train.strategies.parameter_server.trainer import Standing, find_standing
 
 
 def test_who_has_gone_on_after_a_step_does_not_stop_after_it(tmp_path):
@@ -100,122 +42,103 @@ def test_who_has_gone_on_after_a_step_does_not_stop_after_it(tmp_path):
         assert other.result(DEADLINE) == [False, True]
 
 
-@pytest.mark.endurance
-def test_resumed_it_takes_the_steps_of_an_undisturbed_run(start):
-    """Weights, the optimizer's moments, the rate and the place in the data are as they were. Of one
-    trainer: test_parameter_server.py."""
-    changes = {"strategy.mode": "sync", "trainer.checkpoint_every": 6, "trainer.max_steps": 9}
-    whole = start(changes, servers=1)
-    ended(whole)
-    assert steps_of(whole.output) == [6, 9]
-    expected = tiny_job.losses(whole.output)
-    # As if it had been killed after step 6.
-    for path in whole.output.glob("checkpoints/step-00000009/*"):
-        path.unlink()
-    again = start(changes, output=whole.output, servers=1)
-    assert "passed over a broken checkpoint" in ended(again)
-    assert json.loads((whole.output / "summary.json").read_text())["resumed_at"] == 6
-    assert tiny_job.losses(whole.output) == pytest.approx(expected, abs=1e-4)
+class TestFind:
+    """Where the killed one stood, from the files that it left."""
+
+    @pytest.fixture
+    def rendezvous(self, tmp_path):
+        return Rendezvous(tmp_path, 1, 2)
+
+    @pytest.mark.parametrize(("last", "joins"), [(4, True), (5, True), (6, False)])
+    def test_only_the_next_barrier_can_be_joined(self, rendezvous, last, joins):
+        standing = Standing({"step": 7}, {}, 4, 7, [7, 7], [8, 7])
+        put(rendezvous.folder / "standing.1", standing)
+        put(rendezvous.folder / f"barrier-{last:08d}.1", None)
+        put(rendezvous.folder / "barrier-00000009.0", None)  # another's
+        if joins:
+            assert find_standing(rendezvous) == standing
+        else:
+            with pytest.raises(NotConnected, match="trainer 1: was killed while the others"):
+                find_standing(rendezvous)
+
+    def test_one_that_never_took_a_step_cannot(self, rendezvous):
+        assert not rendezvous.alone
+        again = Rendezvous(rendezvous.folder, 1, 2)
+        assert again.alone
+        with pytest.raises(NotConnected, match="the whole job has to start again"):
+            find_standing(again)
 
 
-def told(endpoint: str) -> dict[str, float]:
-    """A server's figures."""
-    figures = Servers([endpoint]).since_start()
-    return figures[0] if figures else {}  # it did not answer in time
-
-
-def test_a_killed_server_ends_the_trainers(start):
-    process = start({"trainer.epochs": 200})
-    wait_for_loss(process, process.output, 3)
-    # While it lives a server tells how long it takes, after a second or two.
-    wait_for(lambda: {"latency_ms", "latency_99_ms"} <= set(told(process.addresses[0])), process)
-    trainers = members(process, "TRAINER")
-    # Paddle's launcher would end them itself: not while it is stopped.
-    servers.pause(process)
-    members(process, "PSERVER")[1].kill()
-    until = time.monotonic() + DEADLINE
-    while any(servers.lives(each) for each in trainers):
-        assert time.monotonic() < until, said(process)
-        time.sleep(0.05)
-    text = said(process)
-    address = re.escape(process.addresses[1])
-    assert len(re.findall(rf"not connected: server 1 \({address}\) has gone: it was", text)) == 2
-    servers.go_on(process)
-    assert process.wait(timeout=DEADLINE) != 0
-    wait_for_end(process)
-
-
-def wait_for_end(process):
-    until = time.monotonic() + DEADLINE
-    while members(process):
-        assert time.monotonic() < until, said(process)
-        time.sleep(0.05)
+TRAINER = {
+    "PADDLE_PSERVERS_IP_PORT_LIST": "127.0.0.1:1", "PADDLE_TRAINER_ENDPOINTS": "127.0.0.1:2",
+    "TRAINING_ROLE": "TRAINER",
+}  # fmt: skip
 
 
 class TestRefused:
-    def job(self, tiny_data, tmp_path, changes):
-        values = tiny_job.values(tiny_data, tmp_path, {**JOB, **changes})
+    def job(self, tiny_data, tmp_path, changes=None):
+        values = tiny_job.values(tiny_data, tmp_path, {**servers.STRATEGY, **(changes or {})})
         return config.Config.model_validate(values)
 
     @pytest.fixture
-    def launched(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:1")
-        monkeypatch.setenv("PADDLE_TRAINER_ENDPOINTS", "127.0.0.1:2")
-        monkeypatch.setenv("TRAINING_ROLE", "TRAINER")
+    def started_as(self, monkeypatch, tmp_path):
+        """started_as(environ): this process is one of a job."""
         monkeypatch.setattr(environment, "die_with_parent", lambda parent: None)
+        monkeypatch.setenv("FLEETBERT_RUN", str(tmp_path / "run"))
 
-    def test_without_servers(self, tiny_data, tmp_path):
-        with pytest.raises(UserError, match="parameter_server needs servers and trainers; start"):
-            training.run(self.job(tiny_data, tmp_path, {}))
+        def call(environ):
+            for name, value in environ.items():
+                monkeypatch.setenv(name, value)
 
-    def test_another_strategy_with_servers(self, tiny_data, tmp_path, launched):
-        with pytest.raises(UserError, match=r"strategy\.name: auto cannot run on servers"):
-            training.run(self.job(tiny_data, tmp_path, {"strategy.name": "auto"}))
+        return call
+
+    @staticmethod
+    def serving(port: int) -> dict[str, str]:
+        address = {"PADDLE_PSERVERS_IP_PORT_LIST": f"127.0.0.1:{port}", "PADDLE_PORT": str(port)}
+        return {**TRAINER, **address, "TRAINING_ROLE": "PSERVER"}
 
     @pytest.mark.parametrize(
-        ("changes", "part"),
+        ("environ", "changes", "message"),
         [
-            ({"precision.level": "O1"}, "precision.level: O1 does not go together with"),
-            ({"trainer.device": "gpu"}, "trainer.device: parameter_server runs on CPUs only"),
+            ({}, {}, "parameter_server needs servers and trainers; start"),
+            (TRAINER, {"strategy.name": "auto"}, r"strategy\.name: auto cannot run on servers"),
+            (TRAINER, {"precision.level": "O1"}, "precision.level: O1 does not go together with"),
+            (TRAINER, {"trainer.device": "gpu"},
+             "trainer.device: parameter_server runs on CPUs only"),
+            ({**TRAINER, "TRAINING_ROLE": "PSERVER", "PADDLE_PORT": "4321"}, {},
+             r"--servers: none of 127\.0\.0\.1:1 has the port 4321"),
+            ({**TRAINER, "PADDLE_PSERVERS_IP_PORT_LIST": "10.0.0.1:1,10.0.0.2:1",
+              "FLEETBERT_RUN": ""}, {}, "FLEETBERT_RUN: servers and trainers on several"),
         ],
-    )
-    def test_what_it_cannot_do(self, tiny_data, tmp_path, launched, changes, part):
-        with pytest.raises(UserError, match=part):
+    )  # fmt: skip
+    def test_what_cannot_be(self, tiny_data, tmp_path, started_as, environ, changes, message):
+        started_as(environ)
+        with pytest.raises(UserError, match=message):
             training.run(self.job(tiny_data, tmp_path, changes))
 
-    def test_another_kind_of_job(self, tiny_data, tmp_path, launched):
-        values = tiny_job.values(tiny_data, tmp_path, JOB)
+    def test_another_kind_of_job(self, tiny_data, tmp_path, started_as):
+        started_as(TRAINER)
+        values = tiny_job.values(tiny_data, tmp_path, servers.STRATEGY)
         values["model"] = {"init": "teacher"}
         values["distill"] = {"teacher": "model"}
         with pytest.raises(UserError, match="parameter_server is for training only"):
             connect(config.Distill.model_validate(values))
 
-    @pytest.fixture
-    def serving(self, launched, monkeypatch):
-        monkeypatch.setenv("TRAINING_ROLE", "PSERVER")
-
-        def at(port: int) -> None:
-            monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", f"127.0.0.1:{port}")
-            monkeypatch.setenv("PADDLE_PORT", str(port))
-
-        return at
-
-    def test_a_port_in_use(self, tiny_data, tmp_path, serving):
+    def test_a_port_in_use(self, tiny_data, tmp_path, started_as):
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            serving(port)
+            started_as(self.serving(port))
             with pytest.raises(UserError, match=f"server 127.0.0.1:{port} cannot listen there: A"):
-                training.run(self.job(tiny_data, tmp_path, {}))
+                training.run(self.job(tiny_data, tmp_path))
 
-    def test_a_server_of_another_config(self, tiny_data, tmp_path, serving, monkeypatch):
-        monkeypatch.setenv("FLEETBERT_RUN", str(tmp_path / "run"))
-        serving(int(servers.free_addresses(1)[0].rpartition(":")[2]))
+    def test_a_server_of_another_config(self, tiny_data, tmp_path, started_as):
+        started_as(self.serving(int(servers.free_addresses(1)[0].rpartition(":")[2])))
         theirs = self.job(tiny_data, tmp_path, {"optimizer.learning_rate": 0.1})
         (tmp_path / "run").mkdir()
         rendezvous.put(tmp_path / "run" / "tables", {"job": theirs.model_dump_json()})
         expected = "server 0: was started with optimizer.learning_rate: 0.002, trainer 0 with 0.1"
         with pytest.raises(UserError, match=expected):
-            training.run(self.job(tiny_data, tmp_path, {}))
+            training.run(self.job(tiny_data, tmp_path))
 
     def test_a_trainer_of_another_config(self, tiny_data, tmp_path):
         jobs = [self.job(tiny_data, tmp_path, {"output_dir": name}) for name in ("here", "there")]
@@ -225,24 +148,9 @@ class TestRefused:
         with pytest.raises(UserError, match=expected):
             rendezvous.check_same_job(jobs[0], jobs[1].model_dump_json(), place)
 
-    def test_a_server_that_is_not_listed(self, tiny_data, tmp_path, serving, monkeypatch):
-        serving(1234)
-        monkeypatch.setenv("PADDLE_PORT", "4321")
-        with pytest.raises(
-            UserError, match=r"--servers: none of 127\.0\.0\.1:1234 has the port 4321"
-        ):
-            training.run(self.job(tiny_data, tmp_path, {}))
-
-    def test_too_few_servers_for_the_weights(self, tiny_data, tmp_path, launched, monkeypatch):
-        monkeypatch.setenv("FLEETBERT_RUN", str(tmp_path / "run"))
+    def test_too_few_servers_for_the_weights(self, tiny_data, tmp_path, started_as, monkeypatch):
+        started_as(TRAINER)
         monkeypatch.setattr(parameter_server, "LARGEST_MESSAGE", 100_000)
-        with pytest.raises(
-            UserError, match=r"--servers: 1 are too few for .* weights, .*; start 5"
-        ):
-            training.run(self.job(tiny_data, tmp_path, {}))
-
-    def test_several_machines_without_a_folder(self, tiny_data, tmp_path, launched, monkeypatch):
-        monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "10.0.0.1:1,10.0.0.2:1")
-        monkeypatch.delenv("FLEETBERT_RUN", raising=False)
-        with pytest.raises(UserError, match="FLEETBERT_RUN: servers and trainers on several"):
-            connect(self.job(tiny_data, tmp_path, {}))
+        message = r"--servers: 1 are too few for .* weights, .*; start 5"
+        with pytest.raises(UserError, match=message):
+            training.run(self.job(tiny_data, tmp_path))

@@ -141,20 +141,13 @@ def test_without_an_answer_a_row_has_none_of_them(fakes, clock, servers, trouble
     assert servers.row(lambda: 156)["server.1.pulls_per_s"] == 0
 
 
-def test_rows_that_are_not_known_are_left_out(fakes, clock, servers):
-    clock[0] += 10
-    assert "servers.rows" not in servers.row(lambda: None)
-
-
-def test_a_latency_that_is_not_known_yet_is_left_out(fakes, clock, servers):
+def test_what_is_not_known_is_left_out(fakes, clock, servers):
+    """Rows, a latency that is not known yet, and all that a server does not count."""
     fakes[0].set(dense=30, sparse=50, slowest=0)
     clock[0] += 10
-    row = servers.row(lambda: 156)
+    row = servers.row(lambda: None)
+    assert "servers.rows" not in row and "server.0.latency_99_ms" not in row
     assert row["servers.latency_99_ms"] == row["server.1.latency_99_ms"] == 12.714
-    assert "server.0.latency_99_ms" not in row
-
-
-def test_counters_that_a_server_does_not_have_are_left_out(fakes, clock, servers):
     for fake in fakes:
         fake.text = "process_memory_resident : 5000000\n"
     clock[0] += 10
@@ -164,32 +157,22 @@ def test_counters_that_a_server_does_not_have_are_left_out(fakes, clock, servers
     }  # fmt: skip
 
 
-class TestHandled:
-    """How many pushes the servers have handled."""
-
-    @pytest.fixture
-    def handled(self, fakes, servers):
-        for fake, count in zip(fakes, (30, 10)):
-            fake.text = f"{figures.HANDLED} : {count}\r\n"
-            fake.asked.clear()
-        return servers.handled
-
-    def test_each_server_is_asked(self, fakes, handled):
-        assert handled().tolist() == [30, 10]
-        assert handled().tolist() == [30, 10]
-        assert fakes[1].asked == [f"/vars/{figures.HANDLED}"] * 2
-
-    @pytest.mark.parametrize("text", ["", "no such variable", f"{figures.HANDLED} : many"])
-    def test_without_a_number_there_is_none(self, fakes, handled, text):
-        known, fakes[1].text = fakes[1].text, text
-        assert handled() is None
-        fakes[1].text = known
-        assert handled().tolist() == [30, 10]
-
-    def test_a_server_that_is_gone_and_comes_back(self, servers, handled):
-        away = servers.connections[1]
-        away.close()
-        port, away.port = away.port, 1
-        assert handled() is None
-        away.port = port
-        assert handled().tolist() == [30, 10]
+def test_each_server_is_asked_how_many_pushes_it_has_handled(fakes, servers):
+    for fake, count in zip(fakes, (30, 10)):
+        fake.text = f"{figures.HANDLED} : {count}\r\n"
+        fake.asked.clear()
+    assert servers.handled().tolist() == [30, 10]
+    assert fakes[1].asked == [f"/vars/{figures.HANDLED}"]
+    # Without a number, or an answer, it is not known; then again.
+    known = fakes[1].text
+    for text in ("", "no such variable", f"{figures.HANDLED} : many"):
+        fakes[1].text = text
+        assert servers.handled() is None
+    fakes[1].text = known
+    assert servers.handled().tolist() == [30, 10]
+    away = servers.connections[1]
+    away.close()
+    port, away.port = away.port, 1
+    assert servers.handled() is None
+    away.port = port
+    assert servers.handled().tolist() == [30, 10]

@@ -160,7 +160,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(steps=steps, share=st.sampled_from([1.0, 0.5]))
 def test_the_servers_add_up_what_all_trainers_changed(steps, share):
     """Nothing is lost, nothing counts twice, whoever pushes when; in float64 beside it."""
