@@ -105,7 +105,13 @@ def test_what_is_written_back_is_what_was_read(family, head, tmp_path):
     assert source_of(tmp_path / "again").shape == source.shape
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=[] if family in ("roberta", "electra") else pytest.mark.slow)
+        for family in FAMILIES
+    ],
+)
 def test_the_program_computes_it_and_becomes_the_network_again(family, tmp_path):
     bundle = imported.import_model(
         config.Model(init=str(write(tmp_path / "m", family))), tmp_path / "bundle", None,

@@ -74,17 +74,14 @@ def test_large_arrays_of_paddles_older_protocols_come_in_parts(tmp_path):
 
 
 def test_shards(tmp_path):
-    for number in (1, 2):
-        shutil.copyfile(FILES / "zip.bin", tmp_path / f"pytorch_model-0000{number}-of-00002.bin")
-    places = {
-        "table": "pytorch_model-00001-of-00002.bin",
-        "half": "pytorch_model-00002-of-00002.bin",
-    }
+    places = {"table": "first.bin", "half": "second.bin"}
+    for file in places.values():
+        shutil.copyfile(FILES / "zip.bin", tmp_path / file)
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": places}))
-    assert {"table", "half"} <= set(weight_files.read(tmp_path))
+    assert set(places) <= set(weight_files.read(tmp_path))
 
 
-def malicious(path: Path, layout: str, command: str) -> Path:
+def write_malicious(path: Path, layout: str, command: str) -> None:
     content = pickle.dumps({"weight": Command(command)}, 2)
     if layout == "zip":
         with zipfile.ZipFile(path, "w") as archive:
@@ -95,14 +92,19 @@ def malicious(path: Path, layout: str, command: str) -> Path:
         path.write_bytes(b"".join(pickle.dumps(part, 2) for part in parts) + content)
     else:
         path.write_bytes(content)
-    return path
 
 
-@pytest.mark.parametrize("layout", ["zip", "older", "plain"])
-@pytest.mark.parametrize("file", ["pytorch_model.bin", "model_state.pdparams"])
-def test_a_pickle_that_would_run_a_command_runs_nothing(layout, file, tmp_path):
-    witness = tmp_path / "ran"
-    path = malicious(tmp_path / file, layout, f"touch {witness}")
+@pytest.mark.parametrize(
+    ("file", "layout"),
+    [
+        ("pytorch_model.bin", "zip"),
+        ("pytorch_model.bin", "older"),
+        ("model_state.pdparams", "plain"),
+    ],
+)
+def test_a_pickle_that_would_run_a_command_runs_nothing(file, layout, tmp_path):
+    path, witness = tmp_path / file, tmp_path / "ran"
+    write_malicious(path, layout, f"touch {witness}")
     if layout == "plain":  # the pickle is able to: opened as pickles are, it does
         pickle.loads(path.read_bytes())
         assert witness.exists()
@@ -112,9 +114,7 @@ def test_a_pickle_that_would_run_a_command_runs_nothing(layout, file, tmp_path):
     assert not witness.exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["builtins.eval", "builtins.getattr", "torch.load", "numpy.load", "os.system"]
-)
+@pytest.mark.parametrize("name", ["builtins.eval", "torch.load", "numpy.load"])
 def test_other_names_are_refused(name, tmp_path):
     module, function = name.rsplit(".", 1)
     content = f"c{module}\n{function}\n(S'1'\ntR.".encode()
@@ -126,12 +126,8 @@ def test_other_names_are_refused(name, tmp_path):
 def test_tensors_do_not_reach_beyond_their_storage():
     storage = np.arange(6, dtype=np.float32)
     np.testing.assert_array_equal(pickles._tensor(storage, 1, (2, 2), (2, 1)), [[1, 2], [3, 4]])
-    for offset, shape, strides in (
-        (0, (7,), (1,)),
-        (5, (2,), (1,)),
-        (-1, (2,), (1,)),
-        (0, (2,), (-1,)),
-    ):
+    beyond = [(0, (7,), (1,)), (5, (2,), (1,)), (-1, (2,), (1,)), (0, (2,), (-1,))]
+    for offset, shape, strides in beyond:
         with pytest.raises(pickle.UnpicklingError):
             pickles._tensor(storage, offset, shape, strides)
 

@@ -84,9 +84,9 @@ class TestLoad:
              r"unexpected: .*encoder\.layers\.2\.linear2\.bias"),
             ("bert.encoder.layer.0.intermediate.dense.bias", np.zeros(5),
              r"linear1\.bias has the shape \[5\].*\[12\]"),
-            ("bert.encoder.layer.1.output.dense.bias", np.full(HIDDEN, np.nan),
+            ("bert.encoder.layer.1.output.dense.bias", np.array([0] * 7 + [np.nan]),
              r"layer\.1\.output\.dense\.bias in its .* NaN or"),
-            ("bert.encoder.layer.1.output.dense.bias", np.full(HIDDEN, np.inf), "NaN or"),
+            ("bert.encoder.layer.1.output.dense.bias", np.array([0] * 7 + [np.inf]), "NaN or"),
         ],
     )  # fmt: skip
     def test_tensors_of_the_encoder_that_do_not_fit_are_named(self, folder, name, array, said):
@@ -97,12 +97,6 @@ class TestLoad:
 
         change_tensors(folder, change)
         with pytest.raises(UserError, match=said):
-            loaded(folder)
-
-    def test_one_value_that_is_not_finite_is_enough(self, folder):
-        name = "bert.encoder.layer.1.output.dense.weight"
-        change_tensors(folder, lambda tensors: tensors[name].put(5, np.nan))
-        with pytest.raises(UserError, match="NaN or"):
             loaded(folder)
 
     def test_missing_word_embeddings_without_a_vocab_size(self, folder):
