@@ -62,6 +62,16 @@ def kill(process: Any) -> None:
     psutil.wait_procs(family, timeout=30)
 
 
+def run(*words: Any, **options: Any) -> Any:
+    """As `start`, until it has ended, however that is."""
+    process = start(*words, **options)
+    try:
+        process.wait(timeout=DEADLINE)
+    finally:
+        kill(process)
+    return process
+
+
 def said(process: Any) -> str:
     """What a process and its ranks wrote."""
     files = [process.folder / "output.txt", *sorted(process.folder.glob("log/workerlog.*"))]

@@ -126,17 +126,6 @@ def test_ranks_on_machines_that_share_no_folder_are_told(whole):
         training._check_same_step(SimpleNamespace(strategy=strategy, folder=whole), step(whole, 20))
 
 
-def test_auto_goes_on_from_the_newest_whole_one(output, whole, trainer, capsys):
-    flip(step(output, 20) / "model.pdparams")
-    os.truncate(step(output, 18) / "state.json", 10)
-    trainer(output, JOB)
-    said = capsys.readouterr().err
-    for number in (20, 18):
-        assert f"passed over a broken checkpoint: {step(output, number)}" in said
-    assert tiny_job.losses(output) == tiny_job.losses(whole)
-    assert checkpoint.newest_whole(output / "checkpoints") == (step(output, 20), [])
-
-
 def test_all_broken_is_an_error_and_none_starts_anew(output, trainer, capsys):
     for path in checkpoint.listed(output / "checkpoints"):
         flip(path / "model.pdparams")
@@ -150,14 +139,27 @@ def test_all_broken_is_an_error_and_none_starts_anew(output, trainer, capsys):
     assert list(tiny_job.losses(output)) == [1, 2, 3]
 
 
-@pytest.mark.parametrize("resumed_at", [6, pytest.param(10, marks=pytest.mark.slow)])
-def test_a_resumed_run_has_the_losses_of_the_undisturbed_one(output, whole, trainer, resumed_at):
-    """Bit for bit, with dropout, within and between epochs; its weights, too."""
-    for number in steps(output):
-        if number > resumed_at:
-            shutil.rmtree(step(output, number))
+@pytest.mark.parametrize(
+    ("resumed_at", "removed"),
+    [(6, True), (12, False), pytest.param(10, True, marks=pytest.mark.slow)],
+)
+def test_a_resumed_run_has_the_losses_of_the_undisturbed_one(
+    output, whole, trainer, capsys, resumed_at, removed
+):
+    """Bit for bit, with dropout, within and between epochs; its weights, too. What is broken is
+    passed over."""
+    newer = [step(output, number) for number in steps(output) if number > resumed_at]
+    for path in newer:
+        if removed:
+            shutil.rmtree(path)
+        else:
+            flip(path / "model.pdparams")
     trainer(output, JOB)
+    said = capsys.readouterr().err
+    for path in newer:
+        assert (f"passed over a broken checkpoint: {path}" in said) != removed
     assert tiny_job.losses(output) == tiny_job.losses(whole)
+    assert checkpoint.newest_whole(output / "checkpoints") == (step(output, 20), [])
     judged = [
         [(row["step"], row["dev.loss"]) for row in tiny_job.rows(folder) if "dev.loss" in row]
         for folder in (output, whole)
