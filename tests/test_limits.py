@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import subprocess
-import sys
 
 import pytest
+from fresh import python
 
 from fleetbert import limits
-from fleetbert.deploy.inference.settings import Engine
+from fleetbert.deploy.inference.repository.repository import Repository
+from fleetbert.deploy.inference.settings import Engine, Serve
 from fleetbert.deploy.inference.workers.process import share_processors
 
 GIB = 1 << 30
@@ -112,41 +113,29 @@ def test_workers_and_threads_follow_them(fake, quota, gib, settings, expected):
     assert (list(shares), threads) == expected
 
 
-def run_below(root, own, code, *words):
-    """Python with this fake cgroup."""
-    head = (
-        "import os; from pathlib import Path; from fleetbert import errors, limits; "
-        f"limits.ROOT, limits.OWN = Path({str(root)!r}), Path({str(own)!r}); "
-        "os.sched_getaffinity = lambda _: set(range(8)); "
-    )
-    environ = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    return subprocess.Popen(
-        [sys.executable, "-c", head + code, *words],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ,
-    )  # fmt: skip
-
-
 def test_training_takes_no_more_threads(tmp_path):
     root, own = make(tmp_path, "0::/\n", {"cpu.max": "350000 100000"})
-    code = "import fleetbert.compat.prepared; print(os.environ['OMP_NUM_THREADS'])"
-    out, _ = run_below(root, own, code).communicate(timeout=120)
-    assert out == "3\n"
+    done = python(
+        "import os; from pathlib import Path; from fleetbert import limits\n"
+        f"limits.ROOT, limits.OWN = Path({str(root)!r}), Path({str(own)!r})\n"
+        "os.sched_getaffinity = lambda _: set(range(8))\n"
+        "import fleetbert.compat.prepared; print(os.environ['OMP_NUM_THREADS'])",
+        OMP_NUM_THREADS=None,
+    )
+    assert done.stdout == "3\n", done.stderr
 
 
-@pytest.mark.slow
-def test_the_server_says_so_first(tmp_path, tiny_bundle):
-    root, own = make(tmp_path, "0::/\n", {"cpu.max": "250000 100000", "memory.max": str(GIB)})
-    (tmp_path / "models" / "tiny").mkdir(parents=True)
-    (tmp_path / "models" / "tiny" / "1").symlink_to(tiny_bundle)
-    code = "from fleetbert.deploy.inference.__main__ import main; errors.run(main)"
-    words = ["--repository", str(tmp_path / "models"), "--http-port", "0", "--grpc-port", "0"]
-    words += ["listen.host=127.0.0.1", "logs.format=text", "repository.default.variant=float32"]
-    server = run_below(root, own, code, *words)
-    try:
-        assert "serving tiny (1)" in server.stdout.readline()
-    finally:
-        server.terminate()
-        _, log = server.communicate(timeout=120)
-    first = log.splitlines()[0]
-    assert "8 processors by affinity, 2.5 by the cgroup's quota, 1.0 GiB by the cgroup's" in first
-    assert "each version has 1 workers of 2 threads" in first
+def test_the_server_says_so_first(fake, tmp_path, caplog):
+    fake(8, "0::/\n", {"cpu.max": "250000 100000", "memory.max": str(GIB)})
+    caplog.set_level("INFO")
+
+    async def start():
+        repository = Repository(Serve.model_validate({"repository": {"path": str(tmp_path)}}))
+        repository.start()
+        await repository.close(0)
+
+    asyncio.run(start())
+    assert caplog.messages[0] == (
+        "8 processors by affinity, 2.5 by the cgroup's quota, 1.0 GiB by the cgroup's limit of "
+        "memory; each version has 1 workers of 2 threads"
+    )
