@@ -1,4 +1,4 @@
-"""What tests of passes over programs share: texts to ask, both ways to run a program, and what its
+"""What tests of programs and engines share: texts to ask, both ways to run a program, and what its
 layers compute by their definition."""
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 from activation import FORMULAS
 
+from fleetbert.data.batching import Batch
 from fleetbert.data.packing import packed_layout
 from fleetbert.engines import predictor
 from fleetbert.engines.alike import random_batch
@@ -44,6 +45,13 @@ def make_batch(lengths: Sequence[int], length: int = 0) -> tuple[np.ndarray, np.
     ids, types = random_batch(np.random.default_rng(lengths), shape, VOCAB_SIZE)
     ids[np.arange(shape[1]) >= np.array(lengths)[:, None]] = 0
     return ids, types
+
+
+def batch_of(ids: np.ndarray) -> Batch:
+    """The same for an engine: one text a row."""
+    order = np.arange(len(ids))
+    first, tokens = order * ids.shape[1], int((ids != 0).sum())
+    return Batch(ids, np.zeros_like(ids), None, None, first, order, tokens)
 
 
 def ask(

@@ -12,10 +12,7 @@ from fleetbert.engines import answer, evaluate
 from fleetbert.errors import UserError
 from fleetbert.tasks import classification
 
-
-@pytest.fixture(scope="module")
-def model(tiny_bundle):
-    return answer.load(tiny_bundle)
+MORE = {"texts_per_s": 1.0, "skipped": 0, "cut": 0, "mean_layers": None}
 
 
 def test_a_table_is_measured(model, tmp_path):
@@ -48,7 +45,6 @@ def test_a_table_is_measured(model, tmp_path):
 
 def test_it_says_over_which_classes_macro_f1_is():
     truth = np.array([0, 1, 1, 0])
-    more = {"texts_per_s": 1.0, "skipped": 0, "cut": 0, "mean_layers": None}
     for labels, said in [
         ("ab", "macro F1 1.0000, the mean over all 2 classes"),
         (
@@ -59,7 +55,7 @@ def test_it_says_over_which_classes_macro_f1_is():
     ]:
         logits = np.eye(len(labels), dtype=np.float32)[truth]
         measures = classification.CLASSIFICATION.evaluate(truth, logits, list(labels))
-        assert said in evaluate.format_report({**measures, **more}).splitlines()
+        assert said in evaluate.format_report({**measures, **MORE}).splitlines()
 
 
 def test_of_many_labels_the_worst_and_most_confused_are_printed():
@@ -69,8 +65,7 @@ def test_of_many_labels_the_worst_and_most_confused_are_printed():
     logits[np.arange(400), np.where(truth == 9, 4000, truth)] = 1.0
     logits[0, 77] = logits[2, 78] = 2.0
     measures = classification.CLASSIFICATION.evaluate(truth, logits, labels)
-    more = {"texts_per_s": 1.0, "skipped": 0, "cut": 0, "mean_layers": None}
-    lines = evaluate.format_report({**measures, **more}).splitlines()
+    lines = evaluate.format_report({**measures, **MORE}).splitlines()
     assert lines[3].split() == ["label", "9", "0.0000", "0.0000", "0.0000", "2"]
     assert "the 50 worst of 7051 classes; --json has all" in lines
     first = next(n for n, line in enumerate(lines) if line.startswith("most confused: true"))
@@ -84,20 +79,19 @@ def test_of_many_labels_the_worst_and_most_confused_are_printed():
 
 def test_an_unknown_label_is_named_with_its_line(model, tmp_path):
     path = tmp_path / "dev.tsv"
+    for rows, on_bad_line, message in [
+        (
+            "word1\tbad\nword2\tsuperb",
+            "stop",
+            r"dev\.tsv:3: .*'superb'; it knows 'bad', 'so so', '好'",
+        ),
+        ("word2\tSo  So", "stop", r"label 'So  So' \(is it 'so so', written otherwise\?\);"),
+        ("word1\t0", "skip", "does not know the label '0'"),  # nothing is left
+    ]:
+        path.write_text(f"text_a\tlabel\n{rows}\n")
+        with pytest.raises(UserError, match=message):
+            evaluate.evaluate(model, path, on_bad_line=on_bad_line)
     path.write_text("text_a\tlabel\nword1\tbad\nword2\tsuperb\n")
-    with pytest.raises(UserError, match=r"dev\.tsv:3: .*'superb'; it knows 'bad', 'so so', '好'"):
-        evaluate.evaluate(model, path)
     report = evaluate.evaluate(model, path, on_bad_line="skip")
     assert (report["n"], report["skipped"]) == (1, 1)
-    other = tmp_path / "other.tsv"
-    other.write_text("text_a\tlabel\nword2\tSo  So\n")
-    with pytest.raises(UserError, match=r"label 'So  So' \(is it 'so so', written otherwise\?\);"):
-        evaluate.evaluate(model, other)
     assert "1 bad line was skipped" in evaluate.format_report(report)
-
-
-def test_a_table_of_unknown_labels_only_is_an_error(model, tmp_path):
-    path = tmp_path / "dev.tsv"
-    path.write_text("text_a\tlabel\nword1\t0\n")
-    with pytest.raises(UserError, match="does not know the label '0'"):
-        evaluate.evaluate(model, path, on_bad_line="skip")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from passes import batch_of
 
 from fleetbert import bundle as bundles
-from fleetbert.data.batching import Batch
 from fleetbert.engines import engine, golden
 from fleetbert.errors import UserError
 
@@ -21,9 +21,7 @@ def test_a_bundle_keeps_what_its_network_answered(tiny_bundle):
     for ids, logits in zip(kept.ids, kept.logits):
         row = np.zeros((1, 32), np.int64)
         row[0, : len(ids)] = ids
-        number = np.zeros(1, np.int64)
-        batch = Batch(row, np.zeros_like(row), None, None, number, number, len(ids))
-        np.testing.assert_allclose(opened.run(batch)[0], logits, atol=1e-4)
+        np.testing.assert_allclose(opened.run(batch_of(row))[0], logits, atol=1e-4)
 
 
 def answer(ids, _):

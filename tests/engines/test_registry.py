@@ -48,9 +48,3 @@ def test_it_is_opened_and_answers(toy_bundle):
     assert answer.answer(model, texts)[0].label == model.labels[0]
     with pytest.raises(UserError, match="no text leaves the variant toy"):
         answer.load(toy_bundle.root, "toy", speed=0.5)
-
-
-def test_its_files_are_checked_as_all_are(toy_bundle):
-    (toy_bundle.folder("toy") / "toy.json").write_text("[0]")
-    with pytest.raises(UserError, match=r"toy/toy\.json is not the file"):
-        engines.open(toy_bundle, "toy")
