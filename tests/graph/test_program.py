@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fleetbert import bundle as bundles
+from fleetbert.graph import fuse
 from fleetbert.graph import program as programs
 
 
@@ -48,3 +49,19 @@ def test_attributes_are_set_in_place():
         programs.set_attributes(op, given=value)
         assert len(op.attrs) == 1
     assert list(programs.attribute(op, "given").floats) == [1.0, 2.0]
+
+
+def test_either_name_of_an_attribute_sets_it():
+    """As Paddle 3.3.1 writes them: fc has the new name only, fused_matmul both, one of them set."""
+    program = programs.ProgramDesc()
+    block = program.blocks.add(idx=0, parent_idx=-1)
+    for named in ({"use_onednn": True}, {"use_mkldnn": True, "use_onednn": False}, {"axis": True}):
+        op = block.ops.add(type="fc")
+        for name, value in named.items():
+            programs.set_attributes(op, **{name: value})
+    fuse._rename_attributes(program)
+    assert [[(one.name, one.b) for one in op.attrs] for op in block.ops] == [
+        [("use_mkldnn", True)],
+        [("use_mkldnn", True)],
+        [("axis", True)],
+    ]
