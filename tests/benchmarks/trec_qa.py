@@ -7,7 +7,7 @@
 query. Their cosine ranks. --task ranking learns a cross-encoder.
 
 Tables: train.csv and dev.csv with qtext, label and atext. Queries without a right answer are left
-out of the mean, which scikit-learn computes.
+out of the mean.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Sequence
 
 import numpy as np
-from sklearn.metrics import average_precision_score
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:1] = [str(TESTS.parent), str(TESTS)]
 
 import fleetbert  # noqa: E402
 from benchmarks.tasks import add_result  # noqa: E402
+from fleetbert.tasks import metrics, ranking  # noqa: E402
 
 Rows = Sequence["tuple[str, str, int]"]
 
@@ -37,30 +37,25 @@ def read(path: Path) -> Rows:
         return [(row["qtext"], row["atext"], int(row["label"])) for row in csv.DictReader(file)]
 
 
-def mean_average_precision(rows: Rows, scores: Sequence[float]) -> tuple[float, float]:
-    """Over all queries with a right answer, and over those that have wrong ones too."""
-    queries: dict[str, list[tuple[int, float]]] = {}
-    for (query, _, label), score in zip(rows, scores):
-        queries.setdefault(query, []).append((label, score))
-    able = [list(zip(*pairs)) for pairs in queries.values() if any(label for label, _ in pairs)]
-    found = [(average_precision_score(*one), not all(one[0])) for one in able]
-    return (
-        float(np.mean([figure for figure, _ in found])),
-        float(np.mean([figure for figure, mixed in found if mixed])),
-    )
+def targets(rows: Rows) -> np.ndarray:
+    """[pairs, 2], as `Ranking.targets` gives them: whether it is right, the number of its query."""
+    numbers = {query: number for number, query in enumerate(dict.fromkeys(row[0] for row in rows))}
+    return np.array([(label, numbers[query]) for query, _, label in rows])
+
+
+def mean_average_precision(rows: Rows, scores: Sequence[float]) -> float:
+    relevant, queries = targets(rows).T
+    found = metrics.ranked(relevant > 0, queries, np.array(scores, np.float32))
+    return float(found.precision.mean())
 
 
 def triplets(rows: Rows, negatives: int, seed: int) -> list[dict[str, str]]:
     """Each right answer with so many wrong ones of its query."""
-    rng = np.random.default_rng(seed)
-    found = []
-    for query in dict.fromkeys(row[0] for row in rows):
-        wrong = [text for one, text, label in rows if one == query and not label]
-        for one, text, label in rows:
-            if one == query and label and wrong:
-                chosen = rng.choice(len(wrong), min(negatives, len(wrong)), replace=False)
-                found += [{"text_a": query, "text_b": text, "text_c": wrong[n]} for n in chosen]
-    return found
+    return [
+        {"text_a": rows[own][0], "text_b": rows[own][1], "text_c": rows[other][1]}
+        for own, *others in ranking.draw(targets(rows), negatives, [seed])
+        for other in others
+    ]
 
 
 def cosines(bundle: Path, rows: Rows) -> list[float]:
@@ -89,8 +84,8 @@ def main() -> None:
     arguments = parser.parse_intermixed_args()
     os.environ["OMP_NUM_THREADS"] = str(arguments.threads)
     train, dev = (read(arguments.folder / f"{name}.csv") for name in ("train", "dev"))
-    untrained_map, mixed = mean_average_precision(dev, untrained(arguments.init, dev))
-    print(f"cosine: MAP {untrained_map:.4f} ({mixed:.4f})", flush=True)
+    untrained_map = mean_average_precision(dev, untrained(arguments.init, dev))
+    print(f"cosine: MAP {untrained_map:.4f}", flush=True)
     vectors = arguments.task == "embedding"
     run = fleetbert.train(
         triplets(train, arguments.negatives, arguments.seed) if vectors else train,
@@ -106,14 +101,10 @@ def main() -> None:
     else:
         model = fleetbert.load(run.bundle, threads=2)
         answers = [one.value for one in model([q for q, _, _ in dev], [d for _, d, _ in dev])]
-    figures = mean_average_precision(dev, answers)
-    print(
-        f"{arguments.task}, seed {arguments.seed}: MAP {figures[0]:.4f} ({figures[1]:.4f}); "
-        f"{run.summary['wall_s']:.0f} s",
-        flush=True,
-    )
+    figure = mean_average_precision(dev, answers)
+    print(f"{arguments.task}: MAP {figure:.4f}; {run.summary['wall_s']:.0f} s", flush=True)
     job = dict(run.summary)["config"]
-    row = {"name": "trec_qa", "task": arguments.task, "init": arguments.init, "figure": figures[0]}
+    row = {"name": "trec_qa", "task": arguments.task, "init": arguments.init, "figure": figure}
     seed = {"seed": arguments.seed, "epochs": job["trainer"]["epochs"], "cosine": untrained_map}
     add_result(arguments.results, {**row, **seed})
 
