@@ -77,35 +77,15 @@ def test_peers_that_lack_something_are_explained():
 
 
 @pytest.mark.endurance
-def test_a_result_is_written_as_json_and_markdown(tiny_bundle, tmp_path, monkeypatch, capsys):
+def test_a_result_is_written_as_json_and_markdown(
+    tiny_bundle, texts, tmp_path, monkeypatch, capsys
+):
     """The peer is ONNX Runtime in this environment."""
     monkeypatch.chdir(tmp_path)
-    texts = tmp_path / "texts.tsv"
-    rows = [
-        f"{('bad', '好')[n % 2]}\t{' '.join(f'word{n + k}' for k in range(n))}"
-        for n in range(1, 40)
-    ]
-    texts.write_text("\n".join(["label\ttext_a", *rows]) + "\n", encoding="utf-8")
-    words = [
-        "infer",
-        "--targets",
-        "sst2",
-        "--bundle",
-        tiny_bundle,
-        "--data",
-        texts,
-        "--rounds",
-        1,
-        "--threads",
-        1,
-    ]
-    words += [
-        "--peer-python",
-        sys.executable,
-        "--engines",
-        "float32,int8-static,ort,ort-int8,torch",
-    ]
-    harness.main([*map(str, words), "--add", "static", "--orders", "sorted"])
+    words = ["infer", "--targets", "sst2", "--bundle", tiny_bundle, "--data", texts]
+    words += ["--rounds", 1, "--threads", 1, "--peer-python", sys.executable]
+    words += ["--engines", "float32,int8-static,ort,ort-int8,torch", "--add", "static"]
+    harness.main([*map(str, words), "--orders", "sorted"])
     (page,) = (tmp_path / "output" / "benchmarks").glob("*-infer.md")
     (data,) = (tmp_path / "output" / "benchmarks").glob("*-infer.json")
     text = page.read_text(encoding="utf-8")

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import numpy as np
-import pytest
-from tiny_bert import LABELS
 
 from fleetbert import bundle as bundles
-from fleetbert import cli
 from fleetbert.bench import infer, measure
 from fleetbert.compress.onnx import export_onnx
 from fleetbert.data.batching import SAFE_LENGTHS
@@ -18,37 +14,14 @@ from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
 
 
-@pytest.fixture
-def texts(tmp_path):
-    """A table of 70 texts of 1 to 40 words."""
-    rng = np.random.default_rng(0)
-    rows = ["label\ttext_a"]
-    for number in range(70):
-        words = " ".join(f"word{word}" for word in rng.integers(0, 150, rng.integers(1, 41)))
-        rows.append(f"{LABELS[number % 3]}\t{words}")
-    path = tmp_path / "texts.tsv"
-    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return path
-
-
-def run(*words):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["bench", "infer", *map(str, words)])
-    return caught.value.code
-
-
-def test_all_variants_answer_alike(tiny_bundle, texts, tmp_path, capsys, monkeypatch):
+def test_all_variants_answer_alike(tiny_bundle, texts, tmp_path, measured, monkeypatch):
     monkeypatch.setattr(measure, "PAUSE", 0.0)
     bundle = tmp_path / "bundle"
     shutil.copytree(tiny_bundle, bundle)
     export_onnx(bundle)
     before = sorted((path, path.stat().st_mtime_ns) for path in bundle.rglob("*"))
-    words = ["--bundle", bundle, "--data", texts, "--rounds", 2, "--threads", 1, "--markdown"]
-    words += ["--json", tmp_path / "report.json"]
-    code = run(*words, "--engines", "float32,onnx")
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    words = ["infer", "--bundle", bundle, "--data", texts, "--rounds", 2, "--threads", 1]
+    report, out = measured(*words, "--markdown", "--engines", "float32,onnx")
     orders = ("single", "arrival", "sorted")
     labels = [f"{name}, {order}" for name in ("float32", "onnx") for order in orders]
     assert list(report["engines"]) == labels
@@ -106,22 +79,3 @@ def test_models_that_differ_are_warned_of():
     assert any("WARNING" in note for note in infer.difference_notes(rows, infer.EXACT))
     assert not any("WARNING" in note for note in infer.difference_notes(rows, ["float32"]))
     assert infer.difference_notes(rows, ["none"]) == []
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--engines", "float31"], "float31 is none of float32"),
-        (["--orders", "upwards"], "upwards is none of single"),
-        (["--orders", "length:0"], "length:0 is none of single"),
-        (["--texts", "0"], "argument --texts: 0 is no whole number from 1 on"),
-        (["--rounds", "two"], "argument --rounds: two is no whole number from 1 on"),
-        (
-            ["--json", "/none/here.json"],
-            "argument --json: /none/here.json: cannot be written there",
-        ),
-    ],
-)
-def test_words_that_mean_nothing_are_refused(words, said, tiny_bundle, texts, capsys):
-    assert run("--bundle", tiny_bundle, "--data", texts, *words) == 2
-    assert said in capsys.readouterr().err

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +30,27 @@ SEGMENTS = [
     segment(2, "peer", 20, load=4.0),
     segment(2, "ours", 26),
 ]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("infer --engines float31", "float31 is none of float32"),
+        ("infer --orders upwards", "upwards is none of single"),
+        ("infer --orders length:0", "length:0 is none of single"),
+        ("infer --rounds two", "argument --rounds: two is no whole number from 1 on"),
+        ("serve --connections 0", "argument --connections: 0 is no whole number from 1 on"),
+        ("serve --sizes 8,0", "argument --sizes: 0 is no whole number from 1 on"),
+        ("train --config none.yaml", "config none.yaml: cannot be read"),
+        ("train --config configs/ps/wide_deep.yaml", "task.name is ctr"),
+    ],
+)
+def test_words_that_mean_nothing_are_refused(words, said, tiny_bundle, texts, bench):
+    which, *more = words.split()
+    needed = [] if which == "train" else ["--bundle", tiny_bundle, "--data", texts]
+    code, _, err = bench(which, *needed, *more)
+    assert code == 2
+    assert said in err
 
 
 def test_an_engines_figures_are_medians_over_its_segments():
@@ -94,12 +116,6 @@ def test_a_worker_answers_and_keeps_its_chatter_off_the_reports(tmp_path):
             process.ask(number=1)
 
 
-def test_a_workers_error_becomes_ours(tmp_path):
-    code = "import json; print(json.dumps({'error': 'config x: no such file'}))"
-    with pytest.raises(UserError, match="config x: no such file"):
-        measure.Worker([sys.executable, "-c", code], os.environ, tmp_path / "log")
-
-
 def test_a_worker_that_fails_ends_those_that_wait_for_it(tmp_path):
     code = (
         "import sys; print('{}', flush=True); sys.stdin.readline()\n"
@@ -126,27 +142,22 @@ def test_json_is_refused_before_the_work_where_it_cannot_be_written(tmp_path, ca
 
 
 def test_segments_leave_the_warm_up_out_and_wait_for_commands():
-    class Commands:
-        def __init__(self):
-            self.sent: list[dict] = []
-            self.waiting = [{"steps": 3, "untimed": 1}, {"steps": 2, "untimed": 0}]
+    waiting = [{"steps": 3, "untimed": 1}, {"steps": 2, "untimed": 0}]
+    sent: list[dict] = []
 
-        def receive(self):
-            if not self.waiting:
-                raise worker.Stop
-            return self.waiting.pop(0)
+    def receive():
+        if not waiting:
+            raise worker.Stop
+        return waiting.pop(0)
 
-        def send(self, **report):
-            self.sent.append(report)
-
-    commands = Commands()
-    segments = worker.Segments(commands)
+    channel = SimpleNamespace(receive=receive, send=lambda **report: sent.append(report))
+    segments = worker.Segments(channel)
     for texts in range(1, 6):
         segments.before_step()
         segments.after_step(texts, 10 * texts)
     with pytest.raises(worker.Stop):
         segments.before_step()
-    assert [report["steps"] for report in commands.sent] == [2, 2]
-    assert [report["texts"] for report in commands.sent] == [2 + 3, 4 + 5]
-    assert [report["tokens"] for report in commands.sent] == [50, 90]
-    assert all(report["peak_mb"] > 0 for report in commands.sent)
+    assert [report["steps"] for report in sent] == [2, 2]
+    assert [report["texts"] for report in sent] == [2 + 3, 4 + 5]
+    assert [report["tokens"] for report in sent] == [50, 90]
+    assert all(report["peak_mb"] > 0 for report in sent)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 
@@ -11,9 +10,7 @@ import fake_core
 import numpy as np
 import pytest
 import uvloop
-from tiny_bert import LABELS
 
-from fleetbert import cli
 from fleetbert.bench import serve, serve_client
 from fleetbert.errors import UserError
 from fleetbert.tasks.metrics import softmax
@@ -21,28 +18,11 @@ from fleetbert.tasks.metrics import softmax
 TEXTS = ["good", "bad bad", "无 good good", ".", "x" * 20]
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    path = tmp_path_factory.mktemp("texts") / "texts.tsv"
-    rows = [f"{LABELS[n % 3]}\t{' '.join(f'word{n + k}' for k in range(n))}" for n in range(1, 30)]
-    path.write_text("\n".join(["label\ttext_a", *rows]) + "\n", encoding="utf-8")
-    return path
-
-
-def run(*words):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["bench", "serve", *map(str, words)])
-    return caught.value.code
-
-
 @pytest.mark.slow
-def test_all_ways_are_measured_and_answer_alike(tiny_bundle, texts, tmp_path, capsys):
-    words = ["--bundle", tiny_bundle, "--data", texts, "--variant", "float32", "--rounds", 1]
-    words += ["--seconds", 1, "--warm", 1, "--connections", 4, "--threads", 1, "--markdown"]
-    code = run(*words, "--sizes", "1,8", "--json", tmp_path / "report.json")
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+def test_all_ways_are_measured_and_answer_alike(tiny_bundle, texts, measured):
+    words = ["serve", "--bundle", tiny_bundle, "--data", texts, "--variant", "float32"]
+    words += ["--rounds", 1, "--seconds", 1, "--warm", 1, "--connections", 4, "--threads", 1]
+    report, out = measured(*words, "--markdown", "--sizes", "1,8")
     assert next(iter(report["engines"])) == serve.OFFLINE and len(report["engines"]) == 5
     assert report["variant"] == "float32" and report["arguments"]["connections"] == 4
     for name, found in report["engines"].items():
@@ -58,18 +38,6 @@ def test_all_ways_are_measured_and_answer_alike(tiny_bundle, texts, tmp_path, ca
         assert float(note.split()[-3]) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--connections", "0"], "argument --connections: 0 is no whole number from 1 on"),
-        (["--sizes", "8,0"], "argument --sizes: 0 is no whole number from 1 on"),
-    ],
-)
-def test_what_cannot_be_measured_is_said(words, said, tiny_bundle, texts, capsys):
-    assert run("--bundle", tiny_bundle, "--data", texts, *words) == 2
-    assert said in capsys.readouterr().err
-
-
 def load(server, **command):
     whole = {"protocol": "http", "address": server.http, "texts_per_request": 2, **command}
     return asyncio.run(serve_client._load(whole, TEXTS))
@@ -81,13 +49,13 @@ def server():
         yield served
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def model(monkeypatch):
     monkeypatch.setattr(serve_client, "MODEL", "sst")
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_the_clients_read_scores(server, model, tmp_path, protocol):
+def test_the_clients_read_scores(server, tmp_path, protocol):
     address = getattr(server, protocol)
     path = tmp_path / "scores.npy"
     load(server, connections=1, save=str(path), protocol=protocol, address=address)
@@ -95,7 +63,7 @@ def test_the_clients_read_scores(server, model, tmp_path, protocol):
     np.testing.assert_allclose(np.load(path), expected, atol=1e-6)
 
 
-def test_closed_loop_and_paced(server, model):
+def test_closed_loop_and_paced(server):
     full = load(server, connections=3, seconds=1.0)
     assert full["requests"] > 10 and full["failed"] == 0
     assert full["requests"] < full["texts"] <= 2 * full["requests"]

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import tiny_job
 
-from fleetbert import cli
 from fleetbert.bench import train
 from fleetbert.errors import UserError
 
 
 @pytest.mark.slow
-def test_a_job_is_measured_beside_its_changes(tiny_data, tmp_path, capsys):
+def test_a_job_is_measured_beside_its_changes(tiny_data, tmp_path, measured):
     config = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, tmp_path / "output")
-    words = ["--config", config, "--full", "--rounds", 2, "--threads", 1, "trainer.epochs=4"]
-    words += ["--json", tmp_path / "report.json", "--beside", "data.batching=pad,data.batch_size=8"]
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["bench", "train", *map(str, words)])
-    out, err = capsys.readouterr()
-    assert caught.value.code == 0, err
-    report = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    words = ["train", "--config", config, "--full", "--rounds", 2, "--threads", 1]
+    words += ["trainer.epochs=4", "--beside", "data.batching=pad,data.batch_size=8"]
+    report, out = measured(*words)
     beside = "data.batching=pad,data.batch_size=8"
     assert list(report["engines"]) == [train.AS_IT_IS, beside]
     assert len(report["segments"]) == 4
@@ -33,21 +26,6 @@ def test_a_job_is_measured_beside_its_changes(tiny_data, tmp_path, capsys):
         assert 0 < found["last"]["reading"] < found["last"]["seconds"]
     assert f"{beside}: " in out and "times the texts/s of the job" in out
     assert not (tmp_path / "output").exists()
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--steps", "0"], "argument --steps: 0 is no whole number from 1 on"),
-        (["--config", "none.yaml"], "config none.yaml: cannot be read"),
-        (["--config", "configs/ps/wide_deep.yaml"], "task.name is ctr"),
-    ],
-)
-def test_what_cannot_be_measured_is_said(words, said, capsys):
-    with pytest.raises(SystemExit) as caught:
-        cli.main(["bench", "train", *words])
-    assert caught.value.code == 2
-    assert said in capsys.readouterr().err
 
 
 def test_rounds_get_as_many_steps_as_there_are(capsys):
