@@ -5,8 +5,12 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-# So that another project's modules never shadow the locked ones.
-unexport PYTHONPATH PYTHONHOME
+# Packages are fetched while an environment is made.
+MAKEFLAGS += --jobs=2
+
+# So that another project's modules never shadow the locked ones, and that not every process compiles
+# the same modules again: importing what trains takes 6 s so, and 2.4 s with Python's cache.
+unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 PYTHONS_2 := 3.10 3.8 3.9 3.11 3.12
 PYTHONS_3 := 3.12 3.11 3.10 3.9 3.13
@@ -20,12 +24,15 @@ else
 VENV := .venv
 endif
 PYTHON := $(VENV)/bin/python
-TESTS := tests --ignore tests/benchmarks -m "not endurance" --durations 15
+# Tests wait for processes more than they compute: two at once on each processor.
+WORKERS := $(shell n=$$(( 2 * $$(nproc 2>/dev/null || echo 2) )); echo $$(( n < 8 ? n : 8 )))
+TESTS := tests --ignore tests/benchmarks
 KILLS := 50
 SEED := 0
 SOURCES := $(wildcard setup.py fleetbert launch deploy tests docs/examples)
 
-.PHONY: help quickstart test test-part endurance lint api-page format bench venv venv-clients venv-bench packages lock clean
+.PHONY: help quickstart test test-all test-slow test-part endurance lint api-page format bench venv venv-clients venv-bench \
+	packages packages-arm lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -44,14 +51,22 @@ quickstart: venv ## Train BERT on two processes, then ask it questions
 
 # A busy machine may spoil a test that kills and times real processes: tests/conftest.py says which
 # run once more when they fail. Networks are tiny: a second thread costs more than it brings, and
-# takes time from the other worker. What several threads do is tested where a test says so.
-test: venv venv-clients packages ## Run the tests, but for the long proofs
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --dist loadfile \
-		--no-loadscope-reorder $(TESTS)
+# takes time from the other workers. What several threads do is tested where a test says so. What
+# make tells its own children is not for those of the tests.
+PYTEST = unset MAKEFLAGS MFLAGS MAKELEVEL; OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n $(WORKERS) \
+	--dist loadfile --no-loadscope-reorder --durations 15
+
+test: venv packages ## Run the tests of every room, in some ten minutes
+	$(PYTEST) $(TESTS) -m "not slow and not endurance"
+
+test-all: venv venv-clients packages packages-arm ## Run these and the slow ones, in half an hour
+	$(PYTEST) $(TESTS) -m "not endurance"
+
+test-slow: venv venv-clients packages packages-arm ## Run the slow ones alone
+	$(PYTEST) $(TESTS) -m "slow and not endurance"
 
 test-part: venv packages ## Run a quarter of an hour of the tests, for a second Paddle: PADDLE=3
-	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q -n 2 --dist loadfile \
-		--no-loadscope-reorder --durations 15 $$(grep '^tests/' tests/part.txt)
+	$(PYTEST) $$(grep '^tests/' tests/part.txt)
 
 endurance: venv packages ## Run the long proofs: kills at random, a soak, jobs killed over and over: KILLS=50 SEED=0
 	FLEETBERT_KILLS=$(KILLS) FLEETBERT_SEED=$(SEED) $(PYTHON) -m pytest -q -m endurance \
@@ -99,6 +114,10 @@ venv-bench:
 # Compilers, libraries and a browser for tests: as root with apt-get, tried once.
 packages:
 	@[ -e .cache/packages ] || .ci/packages
+
+# What runs programs for ARM.
+packages-arm: packages
+	@[ -e .cache/packages-arm ] || .ci/packages arm
 
 lock: ## Make the lock files anew from setup.py (needs uv); UPGRADE=--upgrade takes the newest
 	.ci/lock $(UPGRADE)

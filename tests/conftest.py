@@ -124,19 +124,51 @@ def pytest_collection_modifyitems(items) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+# How many tests the marks of a command left out, by mark; what runs them.
+left_out: Counter[str] = Counter()
+RUN_BY = {"slow": "make test-all", "endurance": "make endurance"}
+
+
+def pytest_deselected(items) -> None:
+    for item in items:
+        for mark in RUN_BY:
+            left_out[mark] += any(each.name == mark for each in item.iter_markers())
+
+
+def pytest_sessionfinish(session) -> None:
+    if hasattr(session.config, "workeroutput"):  # of pytest-xdist's workers
+        session.config.workeroutput["left_out"] = dict(left_out)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node) -> None:
+    for mark, count in getattr(node, "workeroutput", {}).get("left_out", {}).items():
+        left_out[mark] = count  # each worker leaves out the same
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config) -> None:
-    """Say last how many tests were skipped that a command would bring: a reason names it in
-    backquotes."""
+    """Say last what was left out, and how many tests were skipped for which reason: by what command
+    they can run, which a reason names in backquotes."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None:
         return
-    commands = Counter(
-        match.group(1)
-        for report in reporter.stats.get("skipped", ())
-        for match in [re.search("`([^`]+)`", report.longrepr[2])]
-        if match
-    )
+    for mark, count in left_out.items():
+        if count:
+            reporter.write_line(
+                f"left out: {count} tests marked {mark}, which `{RUN_BY[mark]}` runs"
+            )
+    reasons: Counter[str] = Counter()
+    commands: Counter[str] = Counter()
+    for report in reporter.stats.get("skipped", ()):
+        reason = report.longrepr[2].replace("Skipped: ", "", 1)
+        command = re.search("`([^`]+)`", reason)
+        if command:
+            commands[command[1]] += 1
+        else:
+            reasons[reason] += 1
+    for reason, count in reasons.most_common():
+        reporter.write_line(f"skipped: {count} tests: {reason}")
     for command, count in commands.most_common():
         reporter.write_line(f"skipped: {count} tests that can run after `{command}`")
 

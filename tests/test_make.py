@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -12,9 +11,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-UP_TO_DATE = [word for target in ("venv", "venv-clients", "packages") for word in ("-o", target)]
-# Set when the tests themselves run under `make test`: a make inside says "Leaving directory" last.
-OUTER_MAKE = ("MAKELEVEL", "MAKEFLAGS", "MFLAGS")
+TARGETS = ("venv", "venv-clients", "packages", "packages-arm")
+UP_TO_DATE = [word for target in TARGETS for word in ("-o", target)]
 
 FAILS_FIRST = """
 def test_fails_first(tmp_path_factory):
@@ -27,9 +25,10 @@ def test_fails_first(tmp_path_factory):
 
 @pytest.fixture
 def make_test(tmp_path):
-    """make_test(*sources) runs `make test` with files of tests; returns (exit code, output)."""
+    """make_test(*sources) runs `make test`, or another target, with files of tests; returns (exit
+    code, output)."""
 
-    def make(*sources: str) -> tuple[int, str]:
+    def make(*sources: str, target: str = "test") -> tuple[int, str]:
         folder = tmp_path / "made"
         folder.mkdir()
         shutil.copy(ROOT / "tests" / "conftest.py", folder)
@@ -38,9 +37,15 @@ def make_test(tmp_path):
         tests = f"-c pyproject.toml --basetemp {tmp_path}/base/x {folder}"
         (tmp_path / "base").mkdir()
         done = subprocess.run(
-            ["make", *UP_TO_DATE, "test", f"PYTHON={sys.executable}", f"TESTS={tests}"],
+            [
+                "make",
+                *UP_TO_DATE,
+                target,
+                f"PYTHON={sys.executable}",
+                "WORKERS=1",
+                f"TESTS={tests}",
+            ],
             cwd=ROOT,
-            env={name: value for name, value in os.environ.items() if name not in OUTER_MAKE},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -51,6 +56,7 @@ def make_test(tmp_path):
     return make
 
 
+@pytest.mark.slow
 def test_a_crash_of_pytest_fails(make_test):
     code, said = make_test(
         "import os, signal\n"
@@ -77,6 +83,35 @@ def test_what_times_processes_runs_once_more_and_skipped_tests_are_told_last(mak
     assert said.splitlines()[-1] == last, said
 
 
+MARKED = """
+import pytest
+@pytest.mark.slow
+def test_slow(): pass
+@pytest.mark.endurance
+def test_long(): pass
+@pytest.mark.endurance
+@pytest.mark.slow
+def test_both(): pass
+def test_other(): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "passed", "left_out"),
+    [
+        ("test", 1, {"slow": 2, "endurance": 2}),
+        pytest.param("test-all", 2, {"slow": 1, "endurance": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_a_target_leaves_out_is_told_and_counted(make_test, target, passed, left_out):
+    code, said = make_test(MARKED, target=target)
+    assert code == 0, said
+    assert f"{passed} passed" in said
+    told = re.findall("left out: ([0-9]+) tests marked ([a-z]+), which `make", said)
+    assert {mark: int(count) for count, mark in told} == left_out, said
+
+
+@pytest.mark.slow
 def test_what_fails_twice_fails_and_other_tests_run_once(make_test):
     code, said = make_test("import processes\ndef test_fails(): assert 0\n", FAILS_FIRST)
     assert code != 0
@@ -116,6 +151,6 @@ def test_help_lists_the_targets():
     listed = subprocess.run(
         ["make", "help"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True
     ).stdout
-    assert {"test", "lint", "quickstart", "bench"} <= {
+    assert {"test", "test-all", "lint", "quickstart", "bench"} <= {
         line.split()[0] for line in listed.split("\n") if line
     }
