@@ -16,7 +16,10 @@ from typing import Any, Callable, Iterator
 import psutil
 import requests
 
-FAKE = [sys.executable, str(Path(__file__).parent / "serve_fake.py")]
+FAKE, LIGHT = (
+    [sys.executable, str(Path(__file__).parent / name)]
+    for name in ("serve_fake.py", "serve_light.py")
+)
 REAL = [sys.executable, "-m", "fleetbert.deploy.inference"]
 PORTS = ["listen.host=127.0.0.1", "listen.http_port=0", "listen.grpc_port=0"]
 DEADLINE = 300  # seconds, against hanging only: a busy machine takes long to start
@@ -30,7 +33,11 @@ class Served:
         self.log_path, self.out_path = folder / "server.log", folder / "server.out"
         with self.log_path.open("wb") as log, self.out_path.open("wb") as out:
             self.process = subprocess.Popen(
-                command, stdout=out, stderr=log, env={**os.environ, **(environ or {})}
+                command,
+                stdout=out,
+                stderr=log,
+                env={**os.environ, **(environ or {})},
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # no nohup here
             )
 
     def wait_for(self, condition: Callable[[], Any], ended: bool = False) -> Any:
@@ -109,6 +116,12 @@ def serving(
         yield served
     finally:
         served.kill()
+
+
+def settings_of(models: Path, *more: str) -> list[str]:
+    """Words for a server of these models, float32 on one worker of one thread."""
+    one = ["repository.default.variant=float32", "engine.workers=1", "engine.threads=1"]
+    return [f"repository.path={models}", *one, *more]
 
 
 def ask(url: str, text: str, model: str = "sst", **options: Any) -> requests.Response:

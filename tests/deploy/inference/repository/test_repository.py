@@ -288,6 +288,15 @@ def break_manifest(bundle: Path) -> None:
     path.write_bytes(path.read_bytes()[:-100])
 
 
+def rename_file(bundle: Path) -> None:
+    """To a name that is no UTF-8."""
+
+    def rename(manifest):
+        manifest["variants"][0]["files"][0]["path"] = "float32/\udcff"
+
+    edit(bundle, rename)
+
+
 def test_broken_versions_are_refused_and_the_old_one_stays(bundle, models, start, tmp_path):
     put(bundle, models, 1)
     core = start()
@@ -296,6 +305,7 @@ def test_broken_versions_are_refused_and_the_old_one_stays(bundle, models, start
         (break_hash, "is not the file that was exported"),
         (lambda broken: set_bias(broken, np.nan), "NaN or infinity"),
         (break_manifest, "is not JSON"),
+        (rename_file, r"\udcff"),
         (lambda broken: edit(broken, lambda m: m["task"]["labels"].append("4th")), "has 4 labels"),
         (
             lambda broken: set_bias(broken, 1.5, -2.5, 0.5),
@@ -311,48 +321,50 @@ def test_broken_versions_are_refused_and_the_old_one_stays(bundle, models, start
         failure = core.failure(model=MODEL, version=str(number), texts=TEXTS)
         assert failure.reason is Reason.UNAVAILABLE
         assert message in str(failure)
+        assert json.dumps(str(failure), ensure_ascii=False).encode()  # protobuf takes it, too
     assert core.workers(MODEL) == worker
     assert core.do(core.repository.ready)
     before = refused()
-    with pytest.raises(Failure, match="version 6 of model tiny is not served"):
+    with pytest.raises(Failure, match="version 7 of model tiny is not served"):
         core.call(core.repository.load(MODEL))
     assert refused() > before  # it was tried again
     # Copied again, whole: taken up by itself.
     shutil.rmtree(models / MODEL / "4")
-    put(bundle, models, 7)
-    wait_until_ready(core, "7")
-
-
-def test_a_file_whose_name_is_no_utf8_is_told(bundle, models, start):
-    """Its reason can be put into JSON and protobuf."""
-
-    def rename(manifest):
-        manifest["variants"][0]["files"][0]["path"] = "float32/\udcff"
-
-    edit(put(bundle, models, 1), rename)
-    core = start(wait=False)
-    wait_for(lambda: r"\udcff" in reason(core, "1"), "the reason")
-    failure = core.failure(model=MODEL, texts=TEXTS)
-    assert json.dumps(str(failure), ensure_ascii=False).encode()
+    put(bundle, models, 8)
+    wait_until_ready(core, "8")
 
 
 def test_models_are_unloaded_and_loaded_by_request(bundle, models, start):
-    put(bundle, models, 1)
+    for name in (MODEL, "other"):
+        put(bundle, models, 1, name)
     (models / MODEL / "latest").mkdir()  # no number: ignored
     (models / "not a model").mkdir()
     core = start()
-    assert list(states(core)) == ["1"]
+    load, unload = core.repository.load, core.repository.unload
     [worker] = core.workers(MODEL)
-    core.call(core.repository.unload(MODEL))
+    assert list(states(core)) == ["1"]
+    away = shutil.move(models / MODEL, models.parent / "away")
+    time.sleep(SEVERAL_LOOKS)
+    for name, message in [(MODEL, "no version on disk"), ("nobody", "no model 'nobody'")]:
+        with pytest.raises(Failure, match=message) as caught:
+            core.call(load(name))
+        assert caught.value.reason is Reason.NOT_FOUND
+    with pytest.raises(Failure, match="no model 'nobody'"):
+        core.call(unload("nobody"))
+    core.call(unload(MODEL))
     assert gone(worker)
     assert core.failure(model=MODEL, texts=TEXTS).reason is Reason.UNAVAILABLE
-    assert states(core) == {"1": State.UNAVAILABLE}
-    core.call(core.repository.load(MODEL))
+    assert core.do(core.repository.ready)  # the other one answers
+    # It stays so when its folder comes back.
+    shutil.move(away, models / MODEL)
+    wait_for(lambda: states(core) == {"1": State.UNAVAILABLE}, "its folder")
+    time.sleep(SEVERAL_LOOKS)
+    assert core.workers(MODEL) == []
+    core.call(load(MODEL))
     assert core.ask(model=MODEL, texts=TEXTS).version == "1"
-    for call in (core.repository.load, core.repository.unload):
-        with pytest.raises(Failure, match="no model 'other'") as failure:
-            core.call(call("other"))
-        assert failure.value.reason is Reason.NOT_FOUND
+    for name in (MODEL, "other"):
+        core.call(unload(name))
+    assert not core.do(core.repository.ready)  # nothing is served
 
 
 def test_several_versions_answer_by_number_and_alias(bundle, other_bundle, models, start):
@@ -407,29 +419,6 @@ def test_a_model_that_disappears_goes_on_being_served(bundle, models, start, cap
     assert core.workers(MODEL) == [worker]
     assert states(core) == {"1": State.READY}
     assert core.do(core.repository.ready)
-
-
-def test_a_model_that_was_unloaded_stays_so_when_its_folder_comes_back(bundle, models, start):
-    put(bundle, models, 1)
-    put(bundle, models, 1, "other")
-    core = start()
-    shutil.move(models / MODEL, models.parent / "away")
-    time.sleep(SEVERAL_LOOKS)
-    with pytest.raises(Failure, match="no version on disk") as caught:
-        core.call(core.repository.load(MODEL))
-    assert caught.value.reason is Reason.NOT_FOUND
-    core.call(core.repository.unload(MODEL))
-    assert core.workers(MODEL) == []
-    assert core.do(core.repository.ready)  # the other one answers
-    shutil.move(models.parent / "away", models / MODEL)
-    wait_for(lambda: states(core) == {"1": State.UNAVAILABLE}, "its folder")
-    time.sleep(SEVERAL_LOOKS)
-    assert core.workers(MODEL) == []
-    core.call(core.repository.load(MODEL))
-    assert core.ask(model=MODEL, texts=TEXTS).version == "1"
-    for name in (MODEL, "other"):
-        core.call(core.repository.unload(name))
-    assert not core.do(core.repository.ready)  # nothing is served
 
 
 def test_what_cannot_be_read_for_a_while_keeps_its_model(bundle, models, start, monkeypatch):

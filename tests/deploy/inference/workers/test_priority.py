@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import threading
 
 import fake_core
@@ -41,14 +39,6 @@ def test_work_that_does_not_end_gets_a_share(monkeypatch):
     with priority.lowered(os.getpid()):
         fake_core.wait_for(lambda: schedule() == (os.SCHED_OTHER, priority.NICENESS))
     assert schedule() == former
-
-
-def test_a_process_that_ends_takes_nobodys_time():
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        priority.lower(process.pid)
-        assert os.getpriority(os.PRIO_PROCESS, process.pid) == priority.LOWEST
-        process.communicate()
-    priority.lower(process.pid)  # it has ended
 
 
 def test_whether_priorities_can_be_raised_is_asked_without_the_idle_class(monkeypatch):

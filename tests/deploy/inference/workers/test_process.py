@@ -6,7 +6,7 @@ import os
 
 import psutil
 import pytest
-from running_core import wait_for
+from running_core import light_workers, wait_for
 
 from fleetbert.deploy.inference.settings import Engine
 from fleetbert.deploy.inference.workers import process
@@ -33,21 +33,22 @@ def test_each_worker_has_processors_of_its_own(monkeypatch, processors, settings
     assert all(len(share) in (0, threads) for share in shares)
 
 
-@pytest.fixture
-def early(monkeypatch):
-    """Two that were started early."""
-    monkeypatch.setattr(process, "EARLY", [])
-    process.start_early(Engine(workers=2, threads=1, pin=False))
-    started = list(process.EARLY)
-    yield started
-    end(*started)
-
-
 def end(*started):
     for one in started:
         one.process.kill()
         one.process.wait(60)
         one.socket.close()
+
+
+@pytest.fixture
+def early(monkeypatch):
+    """Two that were started early."""
+    monkeypatch.setattr(process, "EARLY", [])
+    with light_workers():
+        process.start_early(Engine(workers=2, threads=1, pin=False))
+        started = list(process.EARLY)
+        yield started
+    end(*started)
 
 
 def test_workers_that_were_started_early_are_taken_first_and_once(early):
@@ -73,14 +74,18 @@ def test_one_that_has_ended_is_not_taken(early):
     assert early[1:] == process.EARLY
 
 
-def test_early_workers_import_paddle_before_they_are_told_what_to_open(early):
-    late = process.start((), 2)  # as many threads as no early one has
-    for one in early:
-        files = psutil.Process(one.process.pid)
-        wait_for(lambda files=files: holds_paddle(files), "Paddle in an early worker")
-    assert not holds_paddle(psutil.Process(late.process.pid))
-    end(late)
+@pytest.mark.slow
+def test_early_workers_import_paddle_before_they_are_told_what_to_open(monkeypatch):
+    monkeypatch.setattr(process, "EARLY", [])
+    process.start_early(Engine(workers=1, threads=1, pin=False))
+    [early], late = process.EARLY, process.start((), 2)  # as many threads as the early one has not
+    try:
+        wait_for(lambda: holds_paddle(early), "Paddle in an early worker")
+        assert not holds_paddle(late)
+    finally:
+        end(early, late)
 
 
-def holds_paddle(process: psutil.Process) -> bool:
-    return any("libpaddle" in found.path for found in process.memory_maps())
+def holds_paddle(started: process.Started) -> bool:
+    found = psutil.Process(started.process.pid)
+    return any("libpaddle" in one.path for one in found.memory_maps())

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import resource
-import shutil
-import socket
-import sys
 from pathlib import Path
 
+import light
 import psutil
 import pytest
 import requests
-from running_core import RunningCore, wait_for
-from served import DEADLINE, FAKE, REAL, ask, serving
+from running_core import light_workers, running, wait_for
+from served import DEADLINE, FAKE, LIGHT, ask, connect, serving, settings_of
 
 from fleetbert.deploy.inference.messages import Reason
 from fleetbert.deploy.inference.workers import pool, process
@@ -24,15 +21,9 @@ MODEL = "tiny"
 
 
 @pytest.fixture
-def words(tiny_bundle, tmp_path):
-    """Settings of a server with a model, float32 on one worker."""
-    shutil.copytree(tiny_bundle, tmp_path / "models" / MODEL / "1")
-    return [
-        f"repository.path={tmp_path / 'models'}",
-        "repository.default.variant=float32",
-        "engine.workers=1",
-        "engine.threads=1",
-    ]
+def models(tmp_path) -> Path:
+    light.make_bundle(tmp_path / "models" / MODEL / "1")
+    return tmp_path / "models"
 
 
 def health(served, what: str, session: requests.Session | None = None) -> int:
@@ -40,21 +31,16 @@ def health(served, what: str, session: requests.Session | None = None) -> int:
     return asker.get(f"{served.http}/v2/health/{what}", timeout=DEADLINE).status_code
 
 
-def connect(url: str, count: int, stack: contextlib.ExitStack) -> None:
-    """Connections that nothing is sent on; those above the limit are closed."""
-    host, port = url.rpartition("/")[2].split(":")
-    for _ in range(count):
-        with contextlib.suppress(OSError):
-            stack.enter_context(socket.create_connection((host, int(port)), DEADLINE))
-
-
-def test_connections_leave_descriptors_to_start_a_worker(tmp_path, words):
-    limited = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", *REAL]
-    words.append("safety.head_seconds=600")
+def test_connections_leave_descriptors_to_start_a_worker(tmp_path, models):
+    limited = ["sh", "-c", 'ulimit -n 1024; exec "$@"', "sh", *LIGHT]
+    words = settings_of(models, "safety.head_seconds=600")
     with serving(tmp_path, *words, command=limited) as served, contextlib.ExitStack() as stack:
         assert "1024 file descriptors (ulimit -n) allow 384 connections of each port" in served.log
-        connect(served.http, 990, stack)
-        connect(served.grpc, 60, stack)
+        for _ in range(990):  # those above the limit are closed
+            with contextlib.suppress(OSError):
+                stack.enter_context(connect(served.http))
+        for _ in range(60):
+            stack.enter_context(connect(served.grpc))
         [worker] = served.workers()
         worker.kill()
         served.wait_for(lambda: "is lost (crash" in served.log)
@@ -74,9 +60,9 @@ def test_the_limit_of_descriptors_is_raised_where_it_may_be(tmp_path):
         assert "ulimit" not in served.log
 
 
-def test_a_server_without_descriptors_heals_or_says_that_it_does_not(tmp_path, words):
-    words.append("engine.heal_seconds=1")
-    with serving(tmp_path, *words, command=REAL) as served, requests.Session() as session:
+def test_a_server_without_descriptors_heals_or_says_that_it_does_not(tmp_path, models):
+    words = settings_of(models, "engine.heal_seconds=1")
+    with serving(tmp_path, *words, command=LIGHT) as served, requests.Session() as session:
         assert health(served, "ready", session) == 200
         [worker] = served.workers()
         own = psutil.Process(served.process.pid)
@@ -93,27 +79,9 @@ def test_a_server_without_descriptors_heals_or_says_that_it_does_not(tmp_path, w
         assert ask(served.http, "word1", MODEL).status_code == 200
 
 
-@pytest.fixture
-def core(tiny_bundle, tmp_path):
-    shutil.copytree(tiny_bundle, tmp_path / MODEL / "1")
-    running = RunningCore(
-        {
-            "repository": {"path": str(tmp_path), "default": {"variant": "float32"}},
-            "engine": {"workers": 1, "threads": 1, "heal_seconds": 0.5},
-        }
-    )
-    try:
-        running.wait_until_ready()
-        yield running
-    finally:
-        running.close()
-
-
-def test_whatever_refuses_a_worker_it_is_started_in_the_end(core, monkeypatch, caplog):
+def test_whatever_refuses_a_worker_it_is_started_in_the_end(models, monkeypatch, caplog):
     monkeypatch.setattr(pool, "LONGEST_PAUSE", 0.1)
-    numbers = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-    errors = [OSError(number, os.strerror(number)) for number in numbers]
-    causes = [*errors, RuntimeError("can't start new thread")]
+    causes = [OSError(errno.EAGAIN, "Resource"), RuntimeError("can't start new thread")]
     start, cause = process.start, causes[0]
 
     def refuse(*words):
@@ -121,17 +89,18 @@ def test_whatever_refuses_a_worker_it_is_started_in_the_end(core, monkeypatch, c
             raise cause
         return start(*words)
 
-    monkeypatch.setattr(process, "start", refuse)
-    psutil.Process(core.workers(MODEL)[0]).kill()
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "executable", f"{sys.executable}.gone")  # replaced under us
-        # After each cause there is another try, which the next one refuses.
-        for cause in [*causes, None]:
-            told = f"does not start: {cause or '[Errno 2]'}"
-            wait_for(lambda: caplog.text.count(told) > 1, "two tries")  # noqa: B023
-            failure = core.failure(model=MODEL, texts=["word1"])
-            assert failure.reason is Reason.UNAVAILABLE
-            wait_for(lambda: not core.do(core.repository.live), "a server that is not live")
-    wait_for(lambda: core.workers(MODEL), "a worker")
-    assert core.do(core.repository.live) and core.do(core.repository.ready)
-    assert core.ask(model=MODEL, texts=["word1"]).version == "1"
+    with light_workers(), running(models, engine={"heal_seconds": 0.5}) as core:
+        monkeypatch.setattr(process, "start", refuse)
+        psutil.Process(core.workers(MODEL)[0]).kill()
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "COMMAND", ("no-python",))  # replaced under us
+            # After each cause there is another try, which the next one refuses.
+            for cause in [*causes, None]:
+                told = f"does not start: {cause or '[Errno 2]'}"
+                wait_for(lambda: caplog.text.count(told) > 1, "two tries")  # noqa: B023
+                failure = core.failure(model=MODEL, texts=["word1"])
+                assert failure.reason is Reason.UNAVAILABLE
+                wait_for(lambda: not core.do(core.repository.live), "a server that is not live")
+        wait_for(lambda: core.workers(MODEL), "a worker")
+        assert core.do(core.repository.live) and core.do(core.repository.ready)
+        assert core.ask(model=MODEL, texts=["word1"]).version == "1"

@@ -1,0 +1,13 @@
+"""`fleetbert serve` whose workers need no Paddle; see light.py."""
+
+from __future__ import annotations
+
+import light
+
+from fleetbert import errors
+from fleetbert.deploy.inference.__main__ import main
+from fleetbert.deploy.inference.workers import process
+
+if __name__ == "__main__":
+    process.COMMAND = light.WORKER
+    errors.run(main)
