@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Mapping
-
 import pytest
+from example_scripts import ONE_THREAD, losses, run, run_two_ranks
 
 import fleetbert
 
-EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
-DEADLINE = 600
+pytestmark = pytest.mark.slow
+
 TEXTS = ["word1 word2 word3 word4", "word21 word22 word23 word24"]
 ANSWERED = ["bad", "good"]
-ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # sums have one order in any ranks
-
-
-def run(
-    folder: Path, name: str, *words: object, environment: Mapping[str, str] | None = None
-) -> str:
-    """What the script prints; `name` may be an option of Python's."""
-    script = name if name.startswith("-") else str(EXAMPLES / name)
-    done = subprocess.run(
-        [sys.executable, script, *map(str, words)],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        timeout=DEADLINE,
-        env={**os.environ, **(environment or {}), "PYTHONIOENCODING": "utf-8"},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -132,32 +109,25 @@ def test_bert_in_two_ranks_as_a_static_graph_has_the_losses_of_one_compiled(
         "trainer.max_steps=5",
     )  # fmt: skip
     one = run(tmp_path, "bert.py", *words, "trainer.compile=true", environment=ONE_THREAD)
-    launch = ("-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo")
-    run(tmp_path, *launch, EXAMPLES / "bert.py", *words, "--static", environment=ONE_THREAD)
-    two = (tmp_path / "log" / "workerlog.0").read_text(encoding="utf-8")
-    expected, found = (
-        [float(word) for line in said.splitlines() if line.startswith("losses: ")
-         for word in line.split()[1:6]]
-        for said in (one, two)
-    )  # fmt: skip
-    assert found == pytest.approx(expected, abs=1e-5)
+    found = losses(run_two_ranks(tmp_path, "bert.py", *words, "--static"))
+    assert found == pytest.approx(losses(one), abs=1e-5)
     assert len(set(found)) == 5
 
 
 def test_amp(fp16sim, start, tiny_data, folder):
     said = run(
         folder, "amp.py", tiny_data / "train.tsv", tiny_data / "dev.tsv", "--init", start,
-        "--device", "fp16sim", "--steps", 20, "--levels", "O0", "O2", "--batch-sizes", 8,
+        "--device", "fp16sim", "--steps", 10, "--levels", "O0", "O2", "--batch-sizes", 8,
         "--max-length", 16, environment=fp16sim,
     )  # fmt: skip
     # Paddle's own word on each step that is skipped is there too.
     lines = [line for line in said.splitlines() if not line.startswith("Found inf")]
     rows = [line.split() for line in lines[1:3]]
     assert [row[1] for row in rows] == ["O0", "O2"]
-    losses = [float(row[4]) for row in rows]
-    assert losses == pytest.approx([losses[0]] * 2, abs=0.02)
+    single, half = (float(row[4]) for row in rows)
+    assert half == pytest.approx(single, abs=0.02)
     found = [line.split("(")[1].split(" in half): ") for line in lines if " in half): " in line]
-    assert [half for half, _ in found] == ["-inf", "-10000", "0", "1.00136e-05"]
+    assert [constant for constant, _ in found] == ["-inf", "-10000", "0", "1.00136e-05"]
     assert [result == "nan" for _, result in found] == [True, False, True, False]
     fixed, dynamic = lines[-2:]
     assert fixed.startswith("fixed at 2^40")

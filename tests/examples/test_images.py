@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
+from example_scripts import ONE_THREAD, losses, run, run_two_ranks
 from PIL import Image
 
-EXAMPLES = Path(__file__).parent.parent.parent / "docs" / "examples"
-LAUNCH = ("-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo")
-ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}  # sums have one order in any ranks
+pytestmark = pytest.mark.slow
+
 SMALL = ("--network", "resnet18", "--size", "32", "data.batch_size=8", "trainer.max_steps=3")
 
 
@@ -31,25 +26,10 @@ def images(tmp_path_factory):
     return folder
 
 
-def losses(said: str) -> list[float]:
-    (line,) = [line for line in said.splitlines() if line.startswith("losses: ")]
-    return [float(word) for word in line.split()[1:4]]
-
-
-def run(folder: Path, *command: object) -> str:
-    words = [sys.executable, *map(str, command)]
-    done = subprocess.run(
-        words, cwd=folder, capture_output=True, text=True, timeout=480, env=ONE_THREAD
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def test_two_ranks_have_the_losses_of_one_as_a_static_graph(images, tmp_path):
-    script = (EXAMPLES / "resnet.py", "--images", images, *SMALL)
-    expected = losses(run(tmp_path, *script, "--static"))
-    run(tmp_path, *LAUNCH, *script)
-    said = (tmp_path / "log" / "workerlog.0").read_text(encoding="utf-8")
+    script = ("resnet.py", "--images", images, *SMALL)
+    expected = losses(run(tmp_path, *script, "--static", environment=ONE_THREAD))
+    said = run_two_ranks(tmp_path, *script)
     assert losses(said) == pytest.approx(expected, rel=1e-3)
     assert len(set(expected)) == 3
     assert "accuracy " in said
@@ -57,9 +37,8 @@ def test_two_ranks_have_the_losses_of_one_as_a_static_graph(images, tmp_path):
 
 
 def test_slow_and_fast_reader_are_measured_and_drawn(images, tmp_path):
-    said = run(
-        tmp_path, EXAMPLES / "reader.py", "--steps", 14, "--images", images, "data.batch_size=8",
-    )  # fmt: skip
+    words = ("--steps", 14, "--images", images, "data.batch_size=8")
+    said = run(tmp_path, "reader.py", *words, environment=ONE_THREAD)
     header, *rows, where = said.splitlines()
     assert header.split()[0] == "workers"
     assert [row.split()[0] for row in rows] == ["0", "1"]
