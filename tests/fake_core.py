@@ -8,7 +8,6 @@ import queue
 import socket
 import threading
 import time
-from dataclasses import replace
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -77,16 +76,16 @@ class FakeCore:
         self.calls: list[tuple[str, str]] = []
         self.labels, self.bundle = LABELS, ""  # of all answers
         self.looked_for: list[str] = []  # models that were to be loaded, known or not
-        names = ("sst", "pairs", "full", "late", "broken", "lost", "slow")
-        self._versions = [version(name, "1", pair=name == "pairs") for name in names]
+        names = ("full", "late", "broken", "lost", "slow")
+        vectors = {"task": "embedding", "labels": (), "outputs": VECTORS}
+        scores = {"task": "pair_regression", "labels": (), "outputs": SCORES}
+        self._versions = [version(name, "1") for name in names]
         self._versions += [
-            replace(version(name, "1"), task="embedding", labels=(), outputs=VECTORS)
-            for name in ("vectors", "full-vectors")
-        ]
-        judge = version("judge", "1", pair=True)
-        self._versions.append(replace(judge, task="pair_regression", labels=(), outputs=SCORES))
-        self._versions[0] = version("sst", "1", aliases=("stable",))
-        self._versions += [
+            version("sst", "1", aliases=("stable",)),
+            version("pairs", "1", pair=True),
+            version("vectors", "1", **vectors),
+            version("full-vectors", "1", **vectors),
+            version("judge", "1", pair=True, **scores),
             version("sst", "2"),
             version("sst", "3", State.LOADING),
             version("loading", "1", State.LOADING),
@@ -202,29 +201,11 @@ def statistics(version: Version) -> Statistics:
     }
 
 
-def version(
-    model: str,
-    number: str,
-    state: State = State.READY,
-    pair: bool = False,
-    aliases: tuple[str, ...] = (),
-    reason: str = "",
-) -> Version:
-    return Version(
-        model,
-        number,
-        state,
-        reason,
-        aliases,
-        task="classification",
-        labels=LABELS,
-        outputs=OUTPUTS,
-        pair=pair,
-        max_length=MAX_LENGTH,
-        vocab_size=VOCAB,
-        layers=2,
-        variant="float32",
-    )
+def version(model: str, number: str, state: State = State.READY, **rest: Any) -> Version:
+    """A classifier's, unless the rest says otherwise."""
+    usual = {"task": "classification", "labels": LABELS, "outputs": OUTPUTS, "layers": 2}
+    usual.update(max_length=MAX_LENGTH, vocab_size=VOCAB, variant="float32")
+    return Version(model, number, state, **{**usual, **rest})
 
 
 class Server(NamedTuple):
