@@ -29,6 +29,20 @@ def fleetbert(capfdbinary, monkeypatch):
 
 
 @pytest.fixture
+def refused(fleetbert):
+    """refused(message, *words): the command says that in one line, and does nothing."""
+
+    def check(message, *words, stdin: bytes = b"") -> None:
+        code, out, err = fleetbert(*words, stdin=stdin)
+        assert (code, out) == (2, "")
+        assert message in err
+        assert err.splitlines()[-1].startswith("error: ")
+        assert "Traceback" not in err
+
+    return check
+
+
+@pytest.fixture
 def table(tmp_path):
     path = tmp_path / "dev.tsv"
     path.write_text("text_a\tlabel\nword1 word2\tbad\nword3\t好\nword4\tso so\n", encoding="utf-8")
@@ -55,18 +69,14 @@ def test_every_command_has_help_with_an_example(fleetbert, name):
     assert re.search(rf"^  .*(fleetbert |launch/){name}(\.py)? ", out, re.MULTILINE), out
 
 
-def test_evaluate_prints_a_table(fleetbert, tiny_bundle, table):
-    code, out, _ = fleetbert("evaluate", "--bundle", tiny_bundle, "--data", table)
+@pytest.mark.parametrize("variant", ["float32", "onnx"])
+def test_evaluate_prints_a_table_or_one_line_of_json(fleetbert, tiny_bundle, table, variant):
+    words = ["evaluate", "--bundle", tiny_bundle, "--data", table, "--variant", variant]
+    code, out, _ = fleetbert(*words)
     assert code == 0
     assert out.startswith("accuracy ")
     assert "precision" in out
-
-
-@pytest.mark.parametrize("variant", ["float32", "onnx"])
-def test_evaluate_prints_one_line_of_json(fleetbert, tiny_bundle, table, variant):
-    code, out, _ = fleetbert(
-        "evaluate", "--bundle", tiny_bundle, "--data", table, "--variant", variant, "--json"
-    )
+    code, out, _ = fleetbert(*words, "--json")
     assert code == 0
     assert out.count("\n") == 1
     report = json.loads(out)
@@ -76,34 +86,27 @@ def test_evaluate_prints_one_line_of_json(fleetbert, tiny_bundle, table, variant
     assert {"accuracy", "loss", "texts_per_s", "confusion"} <= set(report)
 
 
-def test_what_the_user_got_wrong_is_one_line_and_exit_code_2(fleetbert, tiny_bundle, table):
+def test_what_the_user_got_wrong_is_one_line_and_exit_code_2(refused, tiny_bundle, table):
     table.write_text("text_a\tlabel\nword1\tawful\n")
-    for words, message in [
-        (["evaluate", "--bundle", tiny_bundle, "--data", table], "dev.tsv:2: the model does not"),
-        (["evaluate", "--bundle", table.parent, "--data", table], "is not a bundle"),
-        (["evaluate", "--bundle", tiny_bundle, "--data", "none.tsv"], "no such file"),
-        (["evaluate", "--bundle", tiny_bundle, "--data", table, "--variant", "x"], "no variant"),
-        (["predict", "--bundle", tiny_bundle, "--input", "none.txt"], "none.txt: No such file"),
-        (["export", "--bundle", tiny_bundle, "--format", "onnx", "--opset", 3], "opset is 3"),
-    ]:
-        code, out, err = fleetbert(*words)
-        assert (code, out) == (2, "")
-        assert message in err
-        assert err.splitlines()[-1].startswith("error: ")
-        assert "Traceback" not in err
-
-
-def test_predict_answers_stdin_line_by_line(fleetbert, tiny_bundle):
-    code, out, err = fleetbert(
-        "predict", "--bundle", tiny_bundle, "--input", "-", stdin=b"word1\n\nword2 word3\n"
+    other = table.with_name("other.tsv")
+    other.write_text("good\tword1\n")
+    evaluate, predict = (
+        (name, "--bundle", tiny_bundle, option)
+        for name, option in (("evaluate", "--data"), ("predict", "--input"))
     )
-    assert code == 0
-    assert [list(json.loads(line)) for line in out.splitlines()] == [
-        ["label", "scores"],
-        ["error"],
-        ["label", "scores"],
-    ]
-    assert "1 of 3 lines could not be answered" in err
+    refused("dev.tsv:2: the model does not", *evaluate, table)
+    refused("is not a bundle", "evaluate", "--bundle", table.parent, "--data", table)
+    refused("no such file", *evaluate, "none.tsv")
+    refused("no variant", *evaluate, table, "--variant", "x")
+    refused("none.txt: No such file", *predict, "none.txt")
+    refused("other.tsv:1: the header has no column 'text_a'", *predict, other)
+    refused("--abstain is 1.5; it has to be from 0 to 1", *predict, "-", "--abstain", 1.5)
+    refused("are the same file", *predict, table, "--output", table)
+    refused("Is a directory", *predict, table, "--output", table.parent)
+    missing = table.parent / "no" / "folder"
+    refused("No such file or directory", *predict, table, "--output", missing)
+    refused("opset is 3", "export", "--bundle", tiny_bundle, "--format", "onnx", "--opset", 3)
+    assert table.read_text() == "text_a\tlabel\nword1\tawful\n"
 
 
 def test_predict_abstains_where_no_label_is_likely(fleetbert, tiny_bundle):
@@ -119,10 +122,9 @@ def test_predict_abstains_where_no_label_is_likely(fleetbert, tiny_bundle):
     assert 0 < sum(sure) < len(sure)
     for before, after, kept in zip(plain, found, sure):
         assert after == (before if kept else {**before, "label": None})
-    assert found[-1] == plain[-1] and "error" in found[-1]
+    assert found[-1] == plain[-1] and list(plain[-1]) == ["error"]
+    assert "1 of 21 lines could not be answered" in err
     assert f"{sure.count(False)} of 21 lines have no label of probability 0.5 or more" in err
-    code, _, err = fleetbert(*words, "--abstain", 1.5, stdin=lines)
-    assert code == 2 and "--abstain is 1.5; it has to be from 0 to 1" in err
 
 
 def test_predict_reads_what_the_files_ending_says(fleetbert, tiny_bundle, tmp_path):
@@ -139,16 +141,13 @@ def test_predict_reads_what_the_files_ending_says(fleetbert, tiny_bundle, tmp_pa
         answers[name] = json.loads(out)
     assert answers["a.jsonl"].pop("id") == 1
     assert all(found == answers["a.txt"] for found in answers.values())
-    (tmp_path / "b.tsv").write_text("good\tword1\n")
-    code, _, err = fleetbert("predict", "--bundle", tiny_bundle, "--input", tmp_path / "b.tsv")
-    assert code == 2
-    assert "b.tsv:1: the header has no column 'text_a'" in err
 
 
 def test_predict_writes_a_file_whole_or_not_at_all(fleetbert, tiny_bundle, tmp_path, monkeypatch):
     questions, output = tmp_path / "questions.txt", tmp_path / "answers.jsonl"
     questions.write_text("word1\nword2\n")
     words = ["predict", "--bundle", tiny_bundle, "--input", questions, "--output", output]
+    assert fleetbert(*words[:-1], "/dev/null")[:2] == (0, "")
     assert fleetbert(*words)[0] == 0
     written = output.read_text(encoding="utf-8")
     assert written.count("\n") == 2
@@ -166,23 +165,7 @@ def test_predict_writes_a_file_whole_or_not_at_all(fleetbert, tiny_bundle, tmp_p
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.jsonl", "questions.txt"]
 
 
-def test_predict_refuses_outputs_that_cannot_be(fleetbert, tiny_bundle, tmp_path):
-    questions = tmp_path / "questions.txt"
-    questions.write_text("word1\n")
-    words = ["predict", "--bundle", tiny_bundle, "--input", questions, "--output"]
-    for output, message in [
-        (questions, "are the same file"),
-        (tmp_path, "Is a directory"),
-        (tmp_path / "no" / "folder", "No such file or directory"),
-    ]:
-        code, _, err = fleetbert(*words, output)
-        assert code == 2
-        assert message in err
-    assert questions.read_text() == "word1\n"
-    assert fleetbert(*words, "/dev/null")[:2] == (0, "")
-
-
-def test_options_of_another_format_are_refused(fleetbert, tiny_bundle):
+def test_options_of_another_format_are_refused(refused, tiny_bundle):
     export = ("export", "--bundle", tiny_bundle, "--format")
     for words, message in [
         (("onnx", "--target", "x86"), "--target is for --format lite"),
@@ -195,9 +178,7 @@ def test_options_of_another_format_are_refused(fleetbert, tiny_bundle):
         (("lite",), "--format lite needs --target: armv8, armv7 or x86"),
         (("lite", "--target", "x86", "--max-accuracy-drop", 0.1), "drop needs --data"),
     ]:
-        code, out, err = fleetbert(*export, *words)
-        assert (code, out) == (2, "")
-        assert message in err
+        refused(message, *export, *words)
 
 
 def test_export_adds_a_variant_for_paddle_lite(fleetbert, copied_bundle, table):
@@ -230,32 +211,35 @@ def test_ask_takes_lines_as_predict_does_and_shows_what_it_cannot(fleetbert, tin
 
 def test_no_answer_is_lost_to_the_encoding_of_a_pipe(tiny_bundle, table):
     """What it cannot show is escaped; JSON is the same to whoever parses it."""
-    code = "from fleetbert import cli\ncli.main()"
-
-    def run(*words, stdin: bytes = b"") -> bytes:
-        done = subprocess.run(
-            [sys.executable, "-c", code, *map(str, words)],
-            input=stdin,
-            capture_output=True,
-            env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr.decode(errors="replace")
-        return done.stdout
-
     texts = ["字 möchte word1", "word3"]
-    shown = run("ask", "--bundle", tiny_bundle, *texts).decode("ascii")
+    commands = [
+        ["ask", *texts],
+        ["predict", "--input", "-"],
+        ["evaluate", "--data", table, "--json"],
+    ]
+    commands = [[*map(str, words), "--bundle", str(tiny_bundle)] for words in commands]
+    code = (
+        "import json, sys\nfrom fleetbert import cli\n"
+        "for words in json.loads(sys.argv[1]):\n"
+        "    try:\n        cli.main(words)\n"
+        "    except SystemExit as ended:\n        print('ended:', ended.code, flush=True)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(commands)],
+        input="\n".join(texts).encode(),
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"},
+        timeout=300,
+    )
+    shown, answers, report, rest = done.stdout.split(b"ended: 0\n")
+    assert not rest, done.stderr.decode(errors="replace")
+    shown = shown.decode("ascii")
     assert "\\u5b57 " in shown and "\\u2192 " in shown
     unescaped = re.sub(
         r"\\(?:u(....)|x(..))", lambda found: chr(int(found[1] or found[2], 16)), shown
     ).splitlines()
     assert unescaped[::2] == texts
     assert all(re.fullmatch(r"  → (bad|so so|好) \([\d.]+%\)", line) for line in unescaped[1::2])
-
-    lines = "\n".join(texts).encode()
-    answers = run("predict", "--bundle", tiny_bundle, "--input", "-", stdin=lines)
     found = [json.loads(line) for line in answers.splitlines()]
     assert [set(line["scores"]) for line in found] == [{"bad", "so so", "好"}] * 2
-
-    report = run("evaluate", "--bundle", tiny_bundle, "--data", table, "--json")
     assert set(json.loads(report.decode("ascii"))["classes"]) == {"bad", "so so", "好"}
