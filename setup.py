@@ -112,6 +112,7 @@ setup(
         "compress": ["paddleslim==2.6.0"],
         "dev": [
             "cmake",  # builds deploy/lite for its tests
+            "coverage",  # tests/mutants.py
             "grpcio-tools",
             "hypothesis",
             "import-linter",
