@@ -25,7 +25,6 @@ RANDOM = np.random.default_rng(0)
 TEXTS = [
     " ".join(RANDOM.choice(tiny_bert.WORDS, length)) for length in (1, 30, 2, 7, 55, 3, 9, 12, 25)
 ]
-POOLINGS = ("mean", "cls")
 HALF = ("bfloat16",) if processor.bfloat16() else ()  # variants that this processor can run
 
 
@@ -55,7 +54,7 @@ def expected(states, pooling: str) -> np.ndarray:
     return pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
 
 
-@pytest.fixture(scope="module", params=POOLINGS)
+@pytest.fixture(scope="module", params=["mean", pytest.param("cls", marks=pytest.mark.slow)])
 def bundle(request, made, tmp_path_factory):
     """With all variants that vectors have."""
     folder = tmp_path_factory.mktemp(request.param)

@@ -61,33 +61,12 @@ def test_all_figures_are_scikit_learns(seed, texts, n_labels, spread):
         assert [scores[k] for k in ("precision", "recall", "f1", "support")] == pytest.approx(row)
 
 
-def test_a_class_that_the_table_lacks_does_not_lower_macro_f1():
-    truth = np.array([0, 1, 1, 0])
-    logits = np.eye(3, dtype=np.float32)[truth]
-    measures = metrics.classification(truth, logits, ["a", "b", "c"])
-    assert measures["accuracy"] == measures["macro_f1"] == f1_score(truth, truth, average="macro")
-    assert measures["macro_f1_classes"] == 2
-    assert measures["macro_f1_all"] == pytest.approx(2 / 3)
-    logits[0] = [0, 0, 1]  # an answer makes it occur
-    measures = metrics.classification(truth, logits, ["a", "b", "c"])
-    assert measures["macro_f1"] == pytest.approx(
-        f1_score(truth, logits.argmax(1), average="macro", zero_division=0)
-    )
-    assert measures["macro_f1_classes"] == 3
-
-
-def test_loss_of_large_logits_is_finite():
-    logits = np.array([[1e4, -1e4], [1e4, -1e4]], np.float32)
-    assert metrics.cross_entropy(np.array([0, 1]), logits) == pytest.approx(1e4)
-
-
-def test_loss_of_equal_logits_is_the_entropy():
+def test_large_and_equal_logits():
+    large = np.array([[1e4, -1e4], [1e4, -1e4]], np.float32)
+    assert metrics.cross_entropy(np.array([0, 1]), large) == pytest.approx(1e4)
     assert metrics.cross_entropy(np.array([0, 2]), np.zeros((2, 4))) == pytest.approx(np.log(4))
-
-
-def test_rows_are_the_truth_and_columns_the_answers():
-    confusion = metrics.count_confusion(np.array([0, 0, 1]), np.array([1, 1, 1]), 2)
-    assert confusion.tolist() == [[0, 2], [0, 1]]
+    chances = metrics.softmax(np.array([[1000.0, 0.0], [-1000.0, -1000.0]], np.float32))
+    assert chances.tolist() == [[1.0, 0.0], [0.5, 0.5]]
 
 
 def test_many_labels_list_the_pairs_that_occur():
@@ -110,12 +89,8 @@ def test_many_labels_list_the_pairs_that_occur():
     occurring = [row["f1"] for row in measures["classes"].values() if row["support"]]
     assert occurring == sorted(occurring)
     assert [row["support"] for row in measures["classes"].values()][-3:] == [0, 0, 0]
-    rows = precision_recall_fscore_support(
-        truth, guessed, labels=np.arange(n_labels), zero_division=0
-    )
-    for label, *row in zip(labels, *rows):
-        scores = measures["classes"][label]
-        assert [scores[k] for k in ("precision", "recall", "f1", "support")] == pytest.approx(row)
+    counts = [measures["classes"][label]["support"] for label in labels]
+    assert counts == np.bincount(truth, minlength=n_labels).tolist()
 
 
 def test_nothing_grows_with_the_square_of_7051_labels():
@@ -142,13 +117,6 @@ def test_the_loss_of_many_texts_is_that_of_all_at_once(monkeypatch):
     whole = metrics.cross_entropy(truth, logits)
     monkeypatch.setattr(metrics, "BLOCK", 3 * 7)
     assert metrics.cross_entropy(truth, logits) == pytest.approx(whole, rel=1e-12)
-
-
-def test_softmax_of_large_logits_is_finite():
-    assert metrics.softmax(np.array([[1000.0, 0.0], [-1000.0, -1000.0]], np.float32)).tolist() == [
-        [1.0, 0.0],
-        [0.5, 0.5],
-    ]
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(2, 80), st.integers(1, 6))

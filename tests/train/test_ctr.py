@@ -196,7 +196,7 @@ def test_on_servers_it_comes_close_to_the_best_auc(clicks, start, mode):
 
 @pytest.mark.endurance
 def test_a_killed_trainer_goes_on_with_the_others(start, clicks):
-    """In every run of BERT: test_parameter_server.py."""
+    """Always tried of BERT: test_parameter_server.py."""
     changes = {"strategy.mode": "sync", "trainer.log_every": 4, "trainer.epochs": 2}
 
     def is_right(job):

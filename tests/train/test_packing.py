@@ -79,12 +79,12 @@ def test_rows_are_shared_only_where_asked(opened, name):
     assert padded["n_tokens"] == packed["n_tokens"]
 
 
-@pytest.mark.parametrize("batching", ["pad", "bucket", "pack"])
 @pytest.mark.parametrize("name", list(TASKS))
-def test_loss_and_gradients_are_those_of_the_texts_one_by_one(opened, name, batching):
+def test_loss_and_gradients_are_those_of_the_texts_one_by_one(opened, name):
     alone = loss_and_gradients(opened(name, "pad"), STEP, len(STEP))
-    for parts in (1, 3, 4, len(STEP) + 3):  # 3 and 4 give uneven shares, the last leaves some over
-        assert_same(loss_and_gradients(opened(name, batching), STEP, parts), alone)
+    for batching in ("pad", "bucket", "pack"):
+        for parts in (1, 4, len(STEP) + 3):  # 4 gives uneven shares, the last leaves some over
+            assert_same(loss_and_gradients(opened(name, batching), STEP, parts), alone)
 
 
 def test_loss_is_the_mean_cross_entropy_of_the_texts(opened):
@@ -103,16 +103,6 @@ def logits_by_text(task) -> np.ndarray:
     answers = task.predict(task.network, arrays)
     order = {text: row for row, text in enumerate(answers["texts"])}
     return answers["logits"][[order[text] for text in STEP]]
-
-
-@pytest.mark.parametrize("name", ["classification", "pair_classification"])
-def test_logits_do_not_depend_on_the_rows(opened, name):
-    padded = logits_by_text(opened(name, "pad"))
-    assert padded.std(axis=0).min() > 1e-3  # texts get different answers
-    for batching in ("bucket", "pack"):
-        np.testing.assert_allclose(
-            logits_by_text(opened(name, batching)), padded, rtol=1e-4, atol=1e-5
-        )
 
 
 @pytest.mark.parametrize("batching", ["pad", "pack"])

@@ -69,7 +69,14 @@ def read_by_workers(monkeypatch):
     return counted
 
 
-@pytest.mark.parametrize("name", list(TASKS))
+@pytest.mark.parametrize(
+    "name",
+    [
+        "classification",
+        pytest.param("pair_classification", marks=pytest.mark.slow),
+        pytest.param("mlm", marks=pytest.mark.slow),
+    ],
+)
 def test_losses_do_not_depend_on_how_it_is_read(
     trainer, tiny_data, tmp_path, read_by_workers, name
 ):
@@ -89,6 +96,7 @@ def test_losses_do_not_depend_on_how_it_is_read(
     assert children() == []
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_however_it_was_read_before(trainer, tmp_path, read_by_workers):
     whole, output = tmp_path / "whole", tmp_path / "output"
     changes = {
@@ -187,6 +195,7 @@ class TestNothingIsLeft:
             self.disturbed(trainer, tmp_path, fail)
         assert children() == []
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         ("how", "code"), [("kill -9", -signal.SIGKILL), ("Ctrl-C", 130), ("SIGTERM to all", 143)]
     )

@@ -9,17 +9,13 @@ import tiny_job
 
 from fleetbert import files
 from fleetbert.errors import UserError
-from fleetbert.train import job as training
-from fleetbert.train.callbacks import Callback
 
 ALL = {
     "loss.class_weights": "balanced", "loss.label_smoothing": 0.1, "loss.r_drop": 0.5,
     "loss.adversarial": 0.3, "trainer.recompute": True, "optimizer.name": "lamb",
     "optimizer.layer_decay": 0.9, "optimizer.schedule": "cosine", "data.batching": "pack",
-    "trainer.checkpoint_every": 4, "trainer.patience": 50,
+    "trainer.patience": 50,
 }  # fmt: skip
-
-
 # A rate at which nothing is learned, and so nothing gets better.
 IDLE = {
     "trainer.epochs": 9, "trainer.patience": 2, "optimizer.learning_rate": 1e-12,
@@ -27,21 +23,9 @@ IDLE = {
 }  # fmt: skip
 
 
-class Fails(Callback):
-    def on_step(self, run):
-        if run.state.step == 6:
-            raise RuntimeError("pulled the plug")
-
-
+@pytest.mark.usefixtures("no_results")
 def test_a_resumed_run_has_the_same_losses_bit_for_bit(trainer, tmp_path):
-    trainer(tmp_path / "whole", ALL)
-    with pytest.raises(RuntimeError, match="pulled"):
-        training.train(trainer.job(tmp_path / "cut", ALL), callbacks=[Fails()])
-    summary = trainer(tmp_path / "cut", ALL)
-    assert summary["resumed_at"] == 4
-    losses = tiny_job.losses(tmp_path / "whole")
-    assert len(losses) == 10
-    assert tiny_job.losses(tmp_path / "cut") == losses
+    tiny_job.check_resume(lambda name, **more: trainer.job(tmp_path / name, {**ALL, **more}))
 
 
 def test_a_recipe_that_changed_is_another_job(trainer, tmp_path):

@@ -126,12 +126,6 @@ def test_weights_of_classes(wanted, weights):
     check(found, expected.loss, expected.to_table, expected.to_last)
 
 
-def test_balanced_classes_weigh_alike():
-    counts = np.array([7, 2, 31])
-    weights = regularized.class_weights("balanced", ["a", "b", "c"], counts)
-    np.testing.assert_allclose(weights * counts, [40 / 3] * 3, rtol=1e-6)
-
-
 def test_r_drop():
     """Both forwards' cross entropies, and the mean of both divergences between them."""
     bag = Bag(shifts=[0.0, 0.7])

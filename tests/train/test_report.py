@@ -10,21 +10,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fleetbert import page as pages
 from fleetbert.tasks import metrics
 from fleetbert.train import report
 
-DRAWN = True  # see conftest.py
+SVG = pages.svg  # conftest.py puts words in its place
 
 HOSTILE = "<script>alert(1)</script>"
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 TOGETHER = {
-    "reader_cost": 0.00125,
-    "batch_cost": 0.0625,
-    "reader_ratio": 0.02,
-    "steps_per_s": 16.0,
-    "texts_per_s": 512.25,
-    "tokens_per_s": 16384.0,
-}
+    "reader_cost": 0.00125, "batch_cost": 0.0625, "reader_ratio": 0.02, "steps_per_s": 16.0,
+    "texts_per_s": 512.25, "tokens_per_s": 16384.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Figures are drawn, which takes most of a report's time."""
+    monkeypatch.setattr(pages, "svg", SVG)
 
 
 class Page(HTMLParser):
@@ -90,26 +93,17 @@ def judged(labels) -> dict:
 
 def write_run(folder: Path, dev=None, rows=None, profile=None, **changes) -> dict:
     summary = {
-        "dev": dev or {},
-        "steps": 40,
-        "skipped_steps": 0,
-        "texts_per_s": 1234.5,
-        "tokens_per_s": 98765.4,
-        "reader_ratio": 0.0321,
-        "wall_s": 7384.0,
-        "world_size": 2,
-        "device": "cpu",
+        "dev": dev or {}, "steps": 40, "skipped_steps": 0, "texts_per_s": 1234.5,
+        "tokens_per_s": 98765.4, "reader_ratio": 0.0321, "wall_s": 7384.0, "world_size": 2,
+        "device": "cpu", "fresh_weights": ["classifier.weight"], "unused_weights": [],
         "data": {"train": {"file": "texts.tsv", "texts": 6920, "cut": 17, "skipped_lines": 3}},
-        "fresh_weights": ["classifier.weight"],
-        "unused_weights": [],
         "versions": {"paddlepaddle": "2.6.2"},
         "config": {
-            "task": {"name": "classification"},
-            "optimizer": {"learning_rate": 5e-05},
+            "task": {"name": "classification"}, "optimizer": {"learning_rate": 5e-05},
             "precision": {"level": "O0"},
         },
         **changes,
-    }
+    }  # fmt: skip
     if profile is not None:
         summary["profile"] = profile["together"]
         (folder / "profile.json").write_text(json.dumps(profile), encoding="utf-8")
@@ -139,7 +133,7 @@ def titles(page: Page) -> list[str]:
     return [text for path, text in page.texts if path[-1:] == ("figcaption",) and text]
 
 
-def test_all_parts_of_a_run(tmp_path):
+def test_all_parts_of_a_run(tmp_path, drawn):
     ranks = [{"rank": 0, **TOGETHER}, {"rank": 1, **TOGETHER, "texts_per_s": 256.125}]
     slow = [{"name": "matmul_v2", "calls": 1200, "total_ms": 3456.0, "average_ms": 2.88}]
     dev = judged(["bad", "so so", "好"])
@@ -177,7 +171,7 @@ def test_all_parts_of_a_run(tmp_path):
     assert "classifier.weight" in details
 
 
-def test_what_servers_told_of_themselves(tmp_path):
+def test_what_servers_told_of_themselves(tmp_path, drawn):
     told = {"memory_mb": 1234.5, "pulls_per_s": 2.25, "pushes_per_s": 3.5, "latency_ms": 0.875}
     rows = [
         training_row(step, **{f"servers.{key}": step + value for key, value in told.items()})
@@ -195,7 +189,7 @@ def test_what_servers_told_of_themselves(tmp_path):
     assert "Servers" not in read_page(tmp_path).text()
 
 
-def test_a_hostile_label_is_text(tmp_path):
+def test_hostile_labels_and_metrics_are_text(tmp_path, drawn):
     labels = ["fine", HOSTILE, '" onmouseover="alert(1)', "$x$ & {{ 7 * 7 }}"]
     changes = {
         "data": {HOSTILE: {"texts": 1, "cut": 0, "skipped_lines": 0}},
@@ -204,58 +198,47 @@ def test_a_hostile_label_is_text(tmp_path):
     }
     folder = tmp_path / "<b>"
     folder.mkdir()
-    write_run(folder, judged(labels), [training_row(1)], **changes)
+    dev = {**judged(labels), "metric": HOSTILE}
+    write_run(folder, dev, [training_row(1), dev_row(30)], **changes)
     page = read_page(folder)  # which refuses scripts and handlers
     assert HOSTILE not in page.html and "<b>" in page.text("h1")
     for label in labels:
         assert page.text("table").count(label) >= 3
         assert label not in page.text("svg")
     assert HOSTILE in page.text("details")
+    assert f"best by {HOSTILE}" in page.text("figcaption")
 
 
-def test_a_hostile_metric_is_text_beside_its_drawing(tmp_path):
-    dev = {**judged(["a", "b"]), "metric": HOSTILE}
-    write_run(tmp_path, dev, [dev_row(30)])
-    assert f"best by {HOSTILE}" in read_page(tmp_path).text("figcaption")
+EMPTY_PROFILE = {"ranks": [{"rank": 0}, {"rank": 1}], "together": {}, "slow_operators": []}
+MASKED = {"n": 4321, "loss": 2.3456, "accuracy": 0.4567, "step": 30, "metric": "loss"}
 
 
-def test_without_dev_texts(tmp_path):
-    write_run(tmp_path)
+@pytest.mark.parametrize(
+    ("run", "shown", "absent", "titled"),
+    [
+        ({}, ["no dev texts"], ["Dev accuracy\n", "Dev loss\n", "precision\n", "Profile"],
+         ["Loss", "Learning rate", "ips", "Reader ratio"]),
+        ({"dev": MASKED, "config": {"task": {"name": "mlm"}}, "rows": []},
+         ["4,321 masked words, step 30", "45.67 %", "2.3456"], ["macro F1", "Classes"], []),
+        ({"rows": [training_row(1)], "profile": EMPTY_PROFILE}, ["first ten steps"],
+         ["batch_cost"], ["Loss", "Learning rate", "ips", "Reader ratio"]),
+    ],
+    ids=["no dev texts", "masked words", "too short for the profiler"],
+)  # fmt: skip
+def test_what_a_run_lacks_is_left_out(tmp_path, run, shown, absent, titled):
+    write_run(tmp_path, **run)
     page = read_page(tmp_path)
-    assert "no dev texts" in page.text()
-    assert not {"Dev accuracy", "Dev loss"} & set(page.text().split("\n"))
-    assert "precision" not in page.text("table")
-    assert titles(page) == ["Loss", "Learning rate", "ips", "Reader ratio"]
-    assert "Profile" not in page.text()
+    assert [words for words in shown if words not in page.text()] == []
+    assert [words for words in absent if words in page.text()] == []
+    assert titles(page) == titled
 
 
-def test_mlm_has_no_classes(tmp_path):
-    dev = {"n": 4321, "loss": 2.3456, "accuracy": 0.4567, "step": 30, "metric": "loss"}
-    write_run(tmp_path, dev, config={"task": {"name": "mlm"}})
-    page = read_page(tmp_path)
-    assert "4,321 masked words, step 30" in page.text()
-    assert "45.67 %" in page.text() and "2.3456" in page.text()
-    assert "macro F1" not in page.text() and "Classes" not in page.text()
-
-
-def test_a_run_too_short_for_the_profiler(tmp_path):
-    profile = {"ranks": [{"rank": 0}, {"rank": 1}], "together": {}, "slow_operators": []}
-    write_run(tmp_path, rows=[training_row(1)], profile=profile)
-    page = read_page(tmp_path)
-    assert "first ten steps" in page.text() and "batch_cost" not in page.text()
-    assert "Loss" in titles(page)
-
-
-def test_an_earlier_runs_profile_is_not_shown(tmp_path):
+def test_without_rows_nothing_is_drawn_and_an_earlier_runs_profile_not_shown(tmp_path):
     profile = {"ranks": [{"rank": 0, **TOGETHER}], "together": TOGETHER, "slow_operators": []}
     (tmp_path / "profile.json").write_text(json.dumps(profile), encoding="utf-8")
     write_run(tmp_path, rows=[])
-    assert "batch_cost" not in read_page(tmp_path).text()
-
-
-def test_without_rows(tmp_path):
-    write_run(tmp_path, rows=[])
-    assert titles(read_page(tmp_path)) == []
+    page = read_page(tmp_path)
+    assert "batch_cost" not in page.text() and titles(page) == []
     (tmp_path / "metrics.jsonl").unlink()
     assert titles(read_page(tmp_path)) == []
 
@@ -277,7 +260,7 @@ def test_loss_scale_is_drawn_when_there_is_one(tmp_path, precision, scales, show
     assert precision.get("precision", "") in page.html
 
 
-def test_infinite_losses_and_a_cut_row_leave_gaps(tmp_path):
+def test_infinite_losses_and_a_cut_row_leave_gaps(tmp_path, drawn):
     rows = [training_row(step) for step in range(1, 31)]
     rows[3]["loss"], rows[9]["loss"] = float("nan"), float("inf")
     write_run(tmp_path, rows=rows)
@@ -287,7 +270,7 @@ def test_infinite_losses_and_a_cut_row_leave_gaps(tmp_path):
     assert "nan" not in page.text("svg").lower() and 'd="M nan' not in page.html
 
 
-def test_many_rows_make_a_small_file(tmp_path):
+def test_many_rows_make_a_small_file(tmp_path, drawn):
     random = np.random.default_rng(0)
     rows = [training_row(step, loss=random.normal()) for step in range(1, 20001)]
     rows[12_345]["loss"] = 50.0  # peaks stay
@@ -335,7 +318,7 @@ def test_thirty_classes_have_a_heat_map(tmp_path):
     assert read_page(tmp_path).html.count('style="--s:') == 900
 
 
-def test_the_same_run_gives_the_same_bytes_and_replaces_the_old_report(tmp_path):
+def test_the_same_run_gives_the_same_bytes_and_replaces_the_old_report(tmp_path, drawn):
     write_run(tmp_path, judged(["a", "b"]), [training_row(1), dev_row(1)])
     (tmp_path / "report.html").write_text("old")
     first = read_page(tmp_path).html

@@ -48,7 +48,7 @@ def step(
 IDS = st.lists(st.integers(0, 39), min_size=2, max_size=12).map(lambda ids: ids[: len(ids) & ~1])
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     st.lists(st.lists(IDS, min_size=1, max_size=2), min_size=1, max_size=8),
     st.sampled_from(["none", "count:1", "count:3"]),

@@ -378,13 +378,14 @@ def test_only_training_makes_bundles_of_spans(runs, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "doubt", "layers", "speed", "epochs"),
+    ("name", "doubt", "layers", "speed", "epochs", "left"),
     [
-        ("regression", "change", [1, 2, 3], 0.7, 12),  # the second head has one before it
-        ("multi_label_classification", "labels", [1, 2], 0.95, 40),
+        # The second head has one before it.
+        ("regression", "change", [1, 2, 3], 0.7, 12, [{2}, {2, 3}]),
+        ("multi_label_classification", "labels", [1, 2], 0.95, 40, [{1, 2}]),
     ],
 )
-def test_texts_leave_early_by_the_tasks_own_doubt(runs, name, doubt, layers, speed, epochs):
+def test_texts_leave_early_by_the_tasks_own_doubt(runs, name, doubt, layers, speed, epochs, left):
     (data, result), kind = runs(name), KINDS[name]
     keys = {"distill.layers": layers, "distill.speed": speed, "distill.epochs": epochs}
     (made,) = fleetbert.early_exit(
@@ -404,7 +405,7 @@ def test_texts_leave_early_by_the_tasks_own_doubt(runs, name, doubt, layers, spe
     assert {one.exit_layer for one in answers} == {layers[-1]}
     np.testing.assert_allclose(numbers(answers), whole, atol=1e-4)
     answers = model(texts)
-    assert {one.exit_layer for one in answers} == {*layers[-2:]}
+    assert {one.exit_layer for one in answers} in left
     assert "exit_layer" in answers[0].as_json()
     found = tiny_job.check_early_exit(result.bundle, made.name, data.dev, kind.metric, speed)
     assert found[kind.metric] == pytest.approx(made.accuracy, abs=1e-3)
@@ -474,7 +475,7 @@ def test_a_run_goes_on_bit_for_bit(data, tmp_path, name, more, rows):
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("regression", {}),
+        slow("regression", {}),
         slow("token_classification", {}),
         slow("token_classification", {"task.pieces": "all"}),
         slow("multi_label_classification", {}),
