@@ -56,6 +56,18 @@ runpy.run_path({str(SCRIPT)!r}, run_name="__main__")
 """
 
 
+def prepare(
+    folder: Path, body: str, *options: str, words: tuple[str, ...] = ()
+) -> tuple[list[str], dict[str, Any]]:
+    """(command, arguments of subprocess.Popen) of a job in `folder` whose processes run `body`."""
+    (folder / "child.py").write_text(PREAMBLE + body)
+    (folder / "tmp").mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "fleetbert.cli", "launch"]
+    command += ["--log_dir", "log", *options, "child.py", *words]
+    own = {"TEST_FOLDER": str(folder), "TMPDIR": str(folder / "tmp")}
+    return command, {"cwd": folder, "env": {**os.environ, **own}}
+
+
 class Started:
     """A launcher that runs, in `folder`; what it wrote is in stdout.txt and stderr.txt there."""
 
@@ -68,16 +80,12 @@ class Started:
         environ: dict[str, str] | None = None,
     ):
         self.folder, self.mark = folder, uuid.uuid4().hex
-        (folder / "child.py").write_text(PREAMBLE + body)
-        (folder / "tmp").mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "fleetbert.cli", "launch"]
-        command += ["--log_dir", "log", *options, "child.py", *words]
-        own = {"TEST_MARK": self.mark, "TEST_FOLDER": str(folder), "TMPDIR": str(folder / "tmp")}
+        command, how = prepare(folder, body, *options, words=words)
+        how["env"].update({"TEST_MARK": self.mark, **(environ or {})})
         with (folder / "stdout.txt").open("wb") as out, (folder / "stderr.txt").open("wb") as err:
             self.popen = subprocess.Popen(
                 command,
-                cwd=folder,
-                env={**os.environ, **own, **(environ or {})},
+                **how,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,

@@ -10,7 +10,7 @@ from pathlib import Path
 import launched
 import pytest
 
-from fleetbert import limits
+from fleetbert import cli, limits
 
 ONE = ("--servers", "1", "--trainers", "1")
 
@@ -50,20 +50,25 @@ def run(folder, *words, **environ):
         ((*ONE, "--log_dir", "/proc/x", "x.py"), "--log_dir /proc/x: No such file or directory;"),
     ],
 )
-def test_an_error_of_the_users_is_one_sentence(tmp_path, words, said):
+def test_an_error_of_the_users_is_one_sentence(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "x.py").write_text("")
     (tmp_path / "there").mkdir()
-    done = run(tmp_path, *words)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"error: {said}"), done.stderr
-    assert done.stderr.count("\n") == 1
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["launch", *words])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert err.startswith(f"error: {said}"), err
+    assert err.count("\n") == 1
 
 
-def test_help_teaches(tmp_path):
-    done = run(tmp_path, "--help")
-    assert done.returncode == 0
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["launch", "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
     for word in ("--servers 2 --trainers 2 launch/train.py", "merged.log", "FLEETBERT_RESTARTED"):
-        assert word in done.stdout
+        assert word in said
 
 
 def test_a_module_is_run_as_by_python(tmp_path):
@@ -79,9 +84,9 @@ def test_a_module_is_run_as_by_python(tmp_path):
 @pytest.mark.parametrize(
     ("words", "folder"),
     [
-        (("--config", "job.yaml"), "of-yaml/log"),
+        pytest.param(("--config", "job.yaml"), "of-yaml/log", marks=pytest.mark.slow),
         (("--config=job.yaml", "trainer.epochs=1", "output_dir=of-words"), "of-words/log"),
-        (("--config", "without.yaml"), "output/log"),
+        pytest.param(("--config", "without.yaml"), "output/log", marks=pytest.mark.slow),
     ],
 )
 def test_logs_go_into_the_output_dir_of_the_job(tmp_path, words, folder):
@@ -106,6 +111,7 @@ def test_logs_of_another_script_go_into_a_temporary_folder(tmp_path):
     assert set(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_ranks_are_started_by_paddles_launcher(tmp_path, monkeypatch):
     """With the number of restarts and the log folder asked for, and the processors shared."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
