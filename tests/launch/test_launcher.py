@@ -68,7 +68,7 @@ else:
     assert job.is_clean()
 
 
-@pytest.mark.parametrize("victim", ["trainer.0", pytest.param("server.1", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("victim", ["trainer.0", "server.1"])
 def test_a_kill_ends_the_job(launch, victim):
     """With the name, the signal and the last lines of the killed process, and no other's."""
     body = "print(f'last words of {name}', flush=True)\n" + RUN
@@ -90,7 +90,6 @@ def test_a_kill_ends_the_job(launch, victim):
     assert job.is_clean()
 
 
-@pytest.mark.slow
 def test_a_failure_ends_the_job(launch):
     body = "if name == 'trainer.1':\n    raise ValueError('a bug')\nforever()"
     job = launch(SERVE + body, *TWO)
@@ -100,7 +99,6 @@ def test_a_failure_ends_the_job(launch):
     assert job.is_clean()
 
 
-@pytest.mark.slow
 def test_an_error_of_the_users_is_not_tried_again(launch):
     body = """
 print("error: no such key", name)
@@ -201,10 +199,7 @@ wait_for(run / {who!r})
     assert job.stderr.count("trying all again, which is no restart") == 2
 
 
-@pytest.mark.parametrize(
-    ("signum", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_signal_lets_the_trainers_save(launch, signum, code):
     """While the servers still serve; each trainer hears it once."""
     body = f"""
@@ -234,7 +229,6 @@ sys.exit({code})
     assert job.is_clean()
 
 
-@pytest.mark.slow
 def test_a_trainer_that_fails_to_save_is_not_said_to_have_stopped(launch):
     body = """
 def hear(*_):
@@ -250,7 +244,6 @@ signal.signal(signal.SIGTERM, hear)
     assert "launch: stopped by SIGTERM, when trainer 1 failed with exit code 9" in job.stderr
 
 
-@pytest.mark.slow
 def test_ctrl_c_again_does_not_wait(launch):
     body = "signal.signal(signal.SIGINT, signal.SIG_IGN)\n" + RUN
     job = launch(body, *TWO)
@@ -305,7 +298,6 @@ def kill_reaper(job):
     reaper.kill()
 
 
-@pytest.mark.slow
 def test_the_launcher_cleans_up_when_its_reaper_is_killed(launch):
     job = launch(GRANDCHILDREN + RUN, *TWO)
     job.wait_until_all_run()
@@ -327,7 +319,6 @@ def test_servers_and_trainers_die_even_without_launcher_and_reaper(launch):
         time.sleep(0.01)
 
 
-@pytest.mark.slow
 def test_what_a_killed_trainer_started_is_gone_before_it_starts_again(launch):
     hide = """
 hidden = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], env={})

@@ -115,7 +115,6 @@ print("no end of line", name, end="")
     assert b"[server 0] no end of line server.0" in job.merged
 
 
-@pytest.mark.slow
 def test_the_last_lines_are_few_and_short(launch):
     body = """
 if name == "trainer.1":
@@ -132,7 +131,6 @@ wait_for(run / "never")
     assert lines[-1] == f"[trainer 1] {'y' * 2000} ..."
 
 
-@pytest.mark.slow
 def test_a_message_of_the_launchers_starts_a_line(launch):
     job = launch(QUIET_SERVER + "os.write(2, b'\\r 10%'); os.abort()", *ONE)
     assert job.ended() == 134
@@ -162,7 +160,6 @@ def test_a_new_job_appends_to_the_logs_and_two_at_once_are_refused(launch, tmp_p
     assert merged.count("[launch] ") == 2
 
 
-@pytest.mark.slow
 def test_a_full_disk_does_not_end_the_job(launch, tmp_path):
     """/dev/full stands for it."""
     (tmp_path / "logs").mkdir()
@@ -202,7 +199,6 @@ def test_a_reader_that_stalls_does_not_stall_the_job(tmp_path):
         process.communicate()
 
 
-@pytest.mark.slow
 def test_closed_streams_are_no_trouble(tmp_path):
     """The launcher's own pipes do not take their places, nor its orphan reaper one for it."""
     body = "time.sleep(0.5)  # for a reaper that is wrong\nprint(name, run.is_dir())\n"
@@ -213,7 +209,6 @@ def test_closed_streams_are_no_trouble(tmp_path):
     assert sorted(merged[1:]) == [b"[server 0] server.0 True", b"[trainer 0] trainer.0 True"]
 
 
-@pytest.mark.slow
 def test_a_progress_bar_on_a_terminal(tmp_path):
     """On a terminal trainer 0 has a terminal of the same size; what it writes arrives as it would
     without a launcher, and the merged log has the bar once."""
