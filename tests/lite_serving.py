@@ -6,8 +6,18 @@ import contextlib
 import re
 import subprocess
 
+import requests
+from lite_build import DEADLINE
+
 INFER = "/v2/models/model/infer"
-DEADLINE = 300  # seconds that a busy machine may take
+LENGTH = "Inference-Header-Content-Length"
+
+
+def post(url, body, **headers):
+    """Ask for an inference; the header of LENGTH as `length`."""
+    if "length" in headers:
+        headers[LENGTH] = headers.pop("length")
+    return requests.post(url + INFER, data=body, headers=headers, timeout=DEADLINE)
 
 
 @contextlib.contextmanager

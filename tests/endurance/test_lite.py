@@ -1,8 +1,7 @@
 """`make endurance`: what `make test` has no time for of deploy/lite.
 
-FLEETBERT_LITE_SECONDS (600) of each kind of fuzzing, FLEETBERT_LITE_RANDOM (100000) random texts,
-FLEETBERT_LITE_TEXTS: text files, every line of which is tokenized too, with colons between;
-FLEETBERT_LITE_VOCAB: vocabularies to do it with; FLEETBERT_SEED (0) sets what is drawn.
+FLEETBERT_LITE_SECONDS (600) of each kind of fuzzing, FLEETBERT_LITE_RANDOM (100000) random texts;
+FLEETBERT_SEED (0) sets what is drawn.
 """
 
 from __future__ import annotations
@@ -15,42 +14,31 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import lite_build
 import lite_tokens
 import pytest
-import requests
 from boards import write_bundle
+from lite_serving import INFER, LENGTH, post, serving
 from oip_cases import REFUSED, TEXT, body_of, raw_texts, with_binary, without
 
 SECONDS = int(os.environ.get("FLEETBERT_LITE_SECONDS", "600"))
 RANDOM = int(os.environ.get("FLEETBERT_LITE_RANDOM", "100000"))
-FILES = [Path(name) for name in os.environ.get("FLEETBERT_LITE_TEXTS", "").split(":") if name]
-VOCABULARIES = [name for name in os.environ.get("FLEETBERT_LITE_VOCAB", "").split(":") if name]
 SEED = int(os.environ.get("FLEETBERT_SEED", "0"))
-INFER = "/v2/models/model/infer"
 CHUNK = 5000  # texts in a run of the program
 
 pytestmark = pytest.mark.timeout(4 * 3600)
 
 
-def built(name: str) -> lite_build.Build:
-    reason = lite_build.missing(name)
-    if reason:
-        pytest.skip(reason)
-    return lite_build.build(name)
-
-
 @pytest.fixture(scope="module")
 def sanitized() -> lite_build.Build:
-    return built("sanitized")
+    return lite_build.build("sanitized")
 
 
 @pytest.mark.parametrize("name", ["sanitized", "aarch64"])
 def test_all_tests_of_the_programs(name):
-    """With sanitizers, which `make test` leaves out, and emulated."""
-    built(name)
+    """With sanitizers, and all of them emulated."""
+    lite_build.build(name)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "tests/deploy/lite"]
     environ = {**os.environ, "FLEETBERT_LITE_BUILDS": name}
     done = subprocess.run(
@@ -63,23 +51,19 @@ def test_all_tests_of_the_programs(name):
 @pytest.mark.parametrize("lowercase", [True, False], ids=["lower", "cased"])
 @pytest.mark.parametrize("name", ["here", "aarch64"])
 def test_tokens(name, lowercase, tmp_path):
-    programs = built(name)
+    programs = lite_build.build(name)
     texts = lite_tokens.random_texts(RANDOM, SEED + lowercase)
-    for path in FILES:
-        texts += path.read_text(encoding="utf-8").split("\n")
     for start in range(0, len(texts), CHUNK):
         some = texts[start : start + CHUNK]
-        vocabularies = [lite_tokens.write_vocabulary(tmp_path / "vocab.txt", some)]
-        for path in [*vocabularies, *VOCABULARIES]:
-            found = lite_tokens.ids_of(programs, path, some, lowercase, 128)
-            lite_tokens.same(found, lite_tokens.expected(path, some, lowercase, 128), some)
-    print(f"{name}: {len(texts)} texts x {1 + len(VOCABULARIES)} vocabularies")
+        path = lite_tokens.write_vocabulary(tmp_path / "vocab.txt", some)
+        found = lite_tokens.ids_of(programs, path, some, lowercase, 128)
+        lite_tokens.same(found, lite_tokens.expected(path, some, lowercase, 128), some)
 
 
 def test_fuzzed_bodies_manifests_and_vocabularies(sanitized, tmp_path):
     bundle = write_bundle(tmp_path, targets=(sanitized.target,))
     command = sanitized.command("fleetbert-lite-fuzz", bundle, SECONDS, SEED)
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)  # it takes its time
     print(done.stdout)
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"[1-9]\d* of them answered.* [1-9]\d* of them opened", done.stdout)
@@ -88,7 +72,7 @@ def test_fuzzed_bodies_manifests_and_vocabularies(sanitized, tmp_path):
 def raw_requests() -> list[bytes]:
     """Requests as bytes, most of them right."""
     body, length = with_binary((without(TEXT, "data"), raw_texts(TEXT["data"])))
-    binary = b"Inference-Header-Content-Length: %s\r\n" % length.encode()
+    binary = f"{LENGTH}: {length}\r\n".encode()
     bodies = [(body_of(TEXT), b""), (body, binary)]
     bodies += [(one, b"") for one, _ in REFUSED.values() if len(one) < 3000]
     post = b"POST %s HTTP/1.1\r\nHost: a\r\n" % INFER.encode()
@@ -119,29 +103,25 @@ PIECES = [
 def mutated(chance: random.Random, seeds: list[bytes]) -> bytes:
     text = bytearray(chance.choice(seeds))
     for _ in range(chance.randint(0, 5)):
-        at = chance.randrange(len(text) + 1)
-        kind = chance.randrange(6)
-        if kind == 0 and at < len(text):
-            text[at] = chance.randrange(256)
-        elif kind == 1:
-            del text[at : at + chance.randint(1, 16)]
-        elif kind == 2:
-            text[at:at] = chance.choice(PIECES)
-        elif kind == 3:
-            text[at:at] = text[chance.randrange(len(text) + 1) :][: chance.randint(0, 64)]
-        elif kind == 4:
-            del text[at:]
-        else:
-            other = chance.choice(seeds)
-            text[at:] = other[chance.randrange(len(other)) :]
+        start, other = chance.randrange(len(text) + 1), chance.choice(seeds)
+        end = chance.choice([start, start + 1, start + chance.randint(1, 16), len(text)])
+        text[start:end] = chance.choice(
+            [
+                b"",
+                bytes([chance.randrange(256)]),
+                chance.choice(PIECES),
+                text[chance.randrange(len(text) + 1) :][: chance.randint(0, 64)],
+                other[chance.randrange(len(other)) :],
+            ]
+        )
     return bytes(text)
 
 
 def answers(host: str, port: int, sent: bytes) -> bool:
     """Whether the server says anything to these bytes; it may close the connection."""
-    with socket.create_connection((host, port), timeout=300) as client, contextlib.suppress(
-        OSError
-    ):
+    with socket.create_connection(
+        (host, port), timeout=lite_build.DEADLINE
+    ) as client, contextlib.suppress(OSError):
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)
         return client.recv(12).startswith(b"HTTP/1.1 ")
@@ -151,27 +131,19 @@ def answers(host: str, port: int, sent: bytes) -> bool:
 def test_fuzzed_bytes_on_a_socket(sanitized, tmp_path):
     """Whatever bytes come the server lives, and after them answers a right request."""
     bundle = write_bundle(tmp_path, targets=(sanitized.target,))
-    words = ("--bundle", bundle, "--engine=fake", "--host=127.0.0.1", "--port=0")
-    command = sanitized.command(
-        "fleetbert-lite-server", *words, "--body-seconds=1", "--connections=64"
-    )
     chance, seeds = random.Random(SEED), raw_requests()
     sent = answered = 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            url = re.search(r"http://\S+", process.stdout.readline())[0]
-            host, port = url.split("//")[1].split(":")
-            end = time.monotonic() + SECONDS
-            while time.monotonic() < end:
-                for _ in range(200):
-                    answered += answers(host, int(port), mutated(chance, seeds))
-                    sent += 1
-                found = requests.post(url + INFER, data=body_of(TEXT), timeout=300)
-                assert found.status_code == 200
-                assert process.poll() is None
-            process.terminate()
-            assert process.wait(300) == 0  # no leak either
-        finally:
-            process.kill()
+    words = ("--body-seconds=1", "--connections=64")
+    with serving(sanitized, bundle, *words) as (url, process):
+        host, port = url.split("//")[1].split(":")
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            for _ in range(200):
+                answered += answers(host, int(port), mutated(chance, seeds))
+                sent += 1
+            assert post(url, body_of(TEXT)).status_code == 200
+            assert process.poll() is None
+        process.terminate()
+        assert process.wait(lite_build.DEADLINE) == 0  # no leak either
     print(f"{sent} connections, {answered} of them answered")
     assert answered

@@ -1,31 +1,42 @@
-"""The C++ programs of deploy/lite, for this processor and, emulated, for boards'.
+"""The C++ programs of deploy/lite, for this processor; some tests run them emulated, for boards'.
 
 FLEETBERT_LITE_BUILDS names other kinds of `lite_build.KINDS`.
 """
 
 from __future__ import annotations
 
-import subprocess
+import functools
 
 import lite_build
 import pytest
+from boards import write_bundle
 
 
-@pytest.fixture(scope="session", params=lite_build.CHOSEN)
+@pytest.fixture(scope="session", params=lite_build.CHOSEN or ["here"])
 def programs(request) -> lite_build.Build:
     """The programs, built once."""
-    reason = lite_build.missing(request.param)
-    if reason:
-        pytest.skip(reason)
     return lite_build.build(request.param)
+
+
+@pytest.fixture(scope="session")
+def here(programs) -> str:
+    """The processor that the programs are for."""
+    return programs.target
+
+
+@pytest.fixture
+def make(here, tmp_path):
+    """`boards.write_bundle` in the test's folder, for that processor."""
+    return functools.partial(write_bundle, tmp_path, targets=(here,))
 
 
 @pytest.fixture
 def lite(programs):
     """Run fleetbert-lite with these words; text is its input."""
+    return functools.partial(programs.run, "fleetbert-lite")
 
-    def run(*words, text=""):
-        command = programs.command("fleetbert-lite", *words)
-        return subprocess.run(command, input=text.encode(), capture_output=True, timeout=300)
 
-    return run
+@pytest.fixture
+def predict(lite):
+    """Run its predict for a bundle, further words and a text, with the fake engine."""
+    return functools.partial(lite, "predict", "--engine=fake", "--bundle")

@@ -6,21 +6,15 @@ import io
 import json
 import random
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from boards import LABELS, MODEL, TARGETS, VOCAB, answer_of, logits_of, write_bundle
+from lite_build import EMULATED_TOO, answers_of, refused
 
 from fleetbert.data.read import iter_lines
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 from fleetbert.errors import UserError
-
-
-@pytest.fixture(scope="module")
-def here(programs):
-    """The processor that the programs are for."""
-    return programs.target
 
 
 @pytest.fixture(scope="module")
@@ -44,45 +38,39 @@ def bundle(shared_bundle, tmp_path):
     return shutil.copytree(shared_bundle, tmp_path / "bundle")
 
 
-def refused(done, *words):
-    error = done.stderr.decode()
-    assert (done.returncode, done.stdout) == (2, b"")
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    for word in words:
-        assert word in error
-
-
 def same_answer(found, logits):
     wanted = answer_of(logits)
     assert found["label"] == wanted["label"]
     assert found["scores"] == pytest.approx(wanted["scores"], abs=2e-6)
 
 
-def test_texts_are_answered_in_their_order(lite, shared_bundle):
+def tokenizer_of(bundle):
+    return WordPiece(of_vocab(bundle / "vocab.txt", True))
+
+
+@EMULATED_TOO
+def test_texts_are_answered_in_their_order(predict, shared_bundle):
     chance = random.Random(3)
     texts = [" ".join(chance.choices(VOCAB[5:], k=chance.randint(1, 30))) for _ in range(700)]
-    done = lite("predict", "--bundle", shared_bundle, "--engine", "fake", text="\n".join(texts))
+    done = predict(shared_bundle, text="\n".join(texts))
     assert done.returncode == 0
-    tokenizer = WordPiece(of_vocab(shared_bundle / "vocab.txt", True))
-    found = [json.loads(line) for line in done.stdout.splitlines()]
+    tokenizer = tokenizer_of(shared_bundle)
+    found = answers_of(done)
     assert len(found) == len(texts)
     for one, text in zip(found, texts):
         same_answer(one, logits_of(tokenizer, text))
     assert b"texts were cut to 16 tokens" in done.stderr
 
 
-def test_pairs(lite, here, tmp_path):
-    bundle = write_bundle(tmp_path, pair=True, targets=(here,))
+def test_pairs(predict, make, tmp_path):
+    bundle = make(pair=True)
     lines = "word1 word2\tword3\nword4\n!\t?\r\na\tb\tc\n\tb\na\t \n"
     (tmp_path / "pairs.txt").write_text(lines)
-    words = ("--bundle", bundle, "--engine=fake", "--input", tmp_path / "pairs.txt")
-    done = lite("predict", *words)
+    done = predict(bundle, "--input", tmp_path / "pairs.txt")
     assert done.returncode == 1
-    tokenizer = WordPiece(of_vocab(bundle / "vocab.txt", True))
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    same_answer(found[0], logits_of(tokenizer, "word1 word2", "word3"))
-    same_answer(found[2], logits_of(tokenizer, "!", "?"))
+    found = answers_of(done)
+    same_answer(found[0], logits_of(tokenizer_of(bundle), "word1 word2", "word3"))
+    same_answer(found[2], logits_of(tokenizer_of(bundle), "!", "?"))
     assert [one.get("error") for one in found] == errors_of_fleetbert(lines.encode(), pair=True)
     assert done.stderr.decode() == "4 of 6 lines could not be answered: see their error\n"
 
@@ -92,33 +80,21 @@ def errors_of_fleetbert(lines: bytes, pair: bool) -> list[str | None]:
     return [str(found) if isinstance(found, UserError) else None for _, found in read]
 
 
-def test_lines_are_and_texts_are_what_they_are_to_fleetbert_predict(programs, shared_bundle):
+def test_lines_are_and_texts_are_what_they_are_to_fleetbert_predict(predict, shared_bundle):
     every = [chr(code).encode() for code in range(1, 0x3100) if chr(code) != "\n"]
-    lines = [b"\xef\xbb\xbf word1", b"word1\r\r", b"", b"\r", b"a\x0cb\x0bc\xe2\x80\xa8d", *every]
-    command = programs.command(
-        "fleetbert-lite", "predict", "--bundle", shared_bundle, "--engine=fake"
-    )
-    done = subprocess.run(command, input=b"\n".join(lines), capture_output=True)
+    lines = [b"\xef\xbb\xbf word1", b"word1\r\r", b"\xff\xfe", b"a\0", b"", b"\r"]
+    lines += [b"a\x0cb\x0bc\xe2\x80\xa8d", *every]
+    done = predict(shared_bundle, text=b"\n".join(lines))
     assert done.returncode == 1
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [one.get("error") for one in found] == errors_of_fleetbert(b"\n".join(lines), False)
-    word = logits_of(WordPiece(of_vocab(shared_bundle / "vocab.txt", True)), "word1")
+    found = answers_of(done)
+    wanted = errors_of_fleetbert(b"\n".join(lines), False)
+    wanted[2] = wanted[2][: len("line 3: is not UTF-8")]  # there it is told what to do
+    assert wanted[2:4] == ["line 3: is not UTF-8", "line 4: 'text_a' holds a NUL character"]
+    assert [one.get("error") for one in found] == wanted
+    assert [list(one) for one in found[1:3]] == [["label", "scores"], ["error"]]
+    word = logits_of(tokenizer_of(shared_bundle), "word1")
     for one in found[:2]:
         same_answer(one, word)
-
-
-@pytest.mark.parametrize(
-    ("line", "error"),
-    [(b"\xff\xfe", "line 2: is not UTF-8"), (b"a\0", "line 2: 'text_a' holds a NUL character")],
-)
-def test_a_line_that_is_no_text(programs, shared_bundle, line, error):
-    words = ("predict", "--bundle", shared_bundle, "--engine=fake")
-    command = programs.command("fleetbert-lite", *words)
-    done = subprocess.run(command, input=b"word1\n%s\nword2\n" % line, capture_output=True)
-    assert done.returncode == 1
-    found = [json.loads(line) for line in done.stdout.splitlines()]
-    assert [list(one) for one in found] == [["label", "scores"], ["error"], ["label", "scores"]]
-    assert found[1]["error"] == error
 
 
 def test_bench(lite, shared_bundle, name):
@@ -154,39 +130,27 @@ def test_info(lite, bundle, name, here):
     assert "for another processor" in found
 
 
-def change_model(bundle, name):
-    (bundle / name / "model.nb").write_bytes(MODEL[:-1] + b"!")
-
-
-def cut_model(bundle, name):
-    (bundle / name / "model.nb").write_bytes(MODEL[:-1])
-
-
-def remove_model(bundle, name):
-    (bundle / name / "model.nb").unlink()
-
-
-def change_vocab(bundle, _):
-    (bundle / "vocab.txt").write_text("\n".join([*VOCAB, "more"]))
-
-
 @pytest.mark.parametrize(
-    ("damage", "words"),
+    ("file", "content", "words"),
     [
-        (change_model, ("model.nb", "sha256")),
-        (cut_model, ("model.nb", "bytes instead of")),
-        (remove_model, ("model.nb", "cannot be read")),
-        (change_vocab, ("vocab.txt", "sha256")),
-        (lambda bundle, _: (bundle / "vocab.txt").unlink(), ("vocab.txt", "cannot be read")),
-        (lambda bundle, _: (bundle / "manifest.json").unlink(), ("not a bundle",)),
-        (lambda bundle, _: (bundle / "manifest.json").write_text("{"), ("not JSON",)),
-        (lambda bundle, _: (bundle / "manifest.json").write_text("[" * 200000), ("nested",)),
-        (lambda bundle, _: (bundle / "manifest.json").write_text("[]"), ("has to be an object",)),
+        ("MODEL", MODEL[:-1] + b"!", ("model.nb", "sha256")),
+        ("MODEL", MODEL[:-1], ("model.nb", "bytes instead of")),
+        ("MODEL", None, ("model.nb", "cannot be read")),
+        ("vocab.txt", "\n".join([*VOCAB, "more"]).encode(), ("vocab.txt", "sha256")),
+        ("vocab.txt", None, ("vocab.txt", "cannot be read")),
+        ("manifest.json", None, ("not a bundle",)),
+        ("manifest.json", b"{", ("not JSON",)),
+        ("manifest.json", b"[" * 200000, ("nested",)),
+        ("manifest.json", b"[]", ("has to be an object",)),
     ],
 )
-def test_damaged_bundles(lite, bundle, name, damage, words):
-    damage(bundle, name)
-    refused(lite("predict", "--bundle", bundle, "--engine", "fake"), *words)
+def test_damaged_bundles(predict, bundle, name, file, content, words):
+    path = bundle / file.replace("MODEL", f"{name}/model.nb")
+    if content is None:
+        path.unlink()
+    else:
+        path.write_bytes(content)
+    refused(predict(bundle), *words)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +176,7 @@ def test_damaged_bundles(lite, bundle, name, damage, words):
         (["variants", 0, "name"], None, ("variants.0.name", "string")),
     ],
 )
-def test_wrong_manifests(lite, bundle, path, value, words):
+def test_wrong_manifests(predict, bundle, path, value, words):
     file = bundle / "manifest.json"
     manifest = json.loads(file.read_text(encoding="utf-8"))
     place = manifest
@@ -220,22 +184,20 @@ def test_wrong_manifests(lite, bundle, path, value, words):
         place = place[key]
     place[path[-1]] = value
     file.write_text(json.dumps(manifest), encoding="utf-8")
-    refused(lite("predict", "--bundle", bundle, "--engine", "fake"), *words)
+    refused(predict(bundle), *words)
 
 
-def test_a_model_for_another_processor_is_refused(lite, shared_bundle, here, other, tmp_path):
-    words = ("--bundle", shared_bundle, "--variant", f"lite-{other}-int8", "--engine", "fake")
-    refused(lite("predict", *words), f"runs on {other}", f"this program is for {here}")
-    bundle = write_bundle(tmp_path, targets=(other,))
-    refused(lite("predict", "--bundle", bundle, "--engine=fake"), f"no variant for {here}")
+def test_a_model_for_another_processor_is_refused(predict, shared_bundle, here, other, make):
+    done = predict(shared_bundle, "--variant", f"lite-{other}-int8")
+    refused(done, f"runs on {other}", f"this program is for {here}")
+    refused(predict(make(targets=(other,))), f"no variant for {here}")
 
 
-def test_of_several_variants_one_has_to_be_named(lite, here, name, tmp_path):
-    bundle = write_bundle(tmp_path, targets=(here,), precisions=("int8", "float32"))
-    words = ("predict", "--bundle", bundle, "--engine=fake")
-    refused(lite(*words), "--variant", name, f"lite-{here}-float32")
-    assert lite(*words, "--variant", name, text="word1\n").returncode == 0
-    refused(lite(*words, "--variant", "lite"), "no variant lite", name)
+def test_of_several_variants_one_has_to_be_named(predict, here, name, make):
+    bundle = make(precisions=("int8", "float32"))
+    refused(predict(bundle), "--variant", name, f"lite-{here}-float32")
+    assert predict(bundle, "--variant", name, text="word1\n").returncode == 0
+    refused(predict(bundle, "--variant", "lite"), "no variant lite", name)
 
 
 @pytest.mark.parametrize(

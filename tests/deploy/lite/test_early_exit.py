@@ -5,14 +5,14 @@ from __future__ import annotations
 import concurrent.futures
 import json
 import random
-import shutil
 import struct
 
 import numpy as np
 import pytest
 import requests
 from boards import ENDS, LABELS, SPEED, VOCAB, add_early_exit, open_early_exit, write_bundle
-from lite_serving import DEADLINE, INFER, serving
+from lite_build import answers_of, refused
+from lite_serving import LENGTH, post, serving
 from oip_cases import IDS, TEXT, body_of
 
 from fleetbert import bundle as bundles
@@ -31,23 +31,21 @@ def kind(request):
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory, programs, kind):
-    path = write_bundle(tmp_path_factory.mktemp("early"), targets=(programs.target,))
-    add_early_exit(path, programs.target, kind)
+def bundle(tmp_path_factory, here, kind):
+    path = write_bundle(tmp_path_factory.mktemp("early"), targets=(here,))
+    add_early_exit(path, here, kind)
     return path
 
 
 @pytest.fixture(scope="module")
-def name(programs):
-    return f"lite-{programs.target}-int8-early-exit"
+def name(here):
+    return f"lite-{here}-int8-early-exit"
 
 
 @pytest.fixture(scope="module")
 def url(programs, bundle, name):
-    with serving(programs, bundle, "--variant", name, "--max-texts=300", "--queue-texts=5000") as (
-        url,
-        process,
-    ):
+    words = ("--variant", name, "--max-texts=300", "--queue-texts=5000")
+    with serving(programs, bundle, *words) as (url, process):
         yield url
         assert process.poll() is None
 
@@ -69,13 +67,11 @@ def expect(bundle, name, texts, speed):
     return logits, layers
 
 
-def ask(url, texts, speed=None, outputs=("logits", "exit_layer")):
-    body = {
-        "inputs": [{**TEXT, "shape": [len(texts)], "data": texts}],
-        "outputs": [{"name": output} for output in outputs],
-        "parameters": {} if speed is None else {"speed": speed},
-    }
-    found = requests.post(url + INFER, json=body, timeout=DEADLINE)
+def ask(url, texts, speed):
+    told = {"outputs": [{"name": output} for output in ("logits", "exit_layer")]}
+    if speed is not None:
+        told["parameters"] = {"speed": speed}
+    found = post(url, body_of({**TEXT, "shape": [len(texts)], "data": texts}, **told))
     assert found.status_code == 200, found.text
     return {output["name"]: output for output in found.json()["outputs"]}
 
@@ -119,26 +115,24 @@ def test_the_model_says_what_it_can(url, name):
 def test_exit_layers_in_binary(url, bundle, name):
     body = body_of({**TEXT, "shape": [20], "data": TEXTS[:20]})
     outputs = b', "outputs": [{"name": "exit_layer", "parameters": {"binary_data": true}}]}'
-    found = requests.post(url + INFER, data=body[:-1] + outputs, timeout=DEADLINE)
-    head = int(found.headers["Inference-Header-Content-Length"])
-    layers = struct.unpack("<20i", found.content[head:])
+    found = post(url, body[:-1] + outputs)
+    layers = struct.unpack("<20i", found.content[int(found.headers[LENGTH]) :])
     assert list(layers) == expect(bundle, name, TEXTS[:20], None)[1].tolist()
 
 
 def test_texts_of_nothing_but_padding(url):
     ids = {**IDS, "name": "input_ids", "shape": [2, 3], "data": [0, 0, 0, 2, 9, 3]}
-    found = requests.post(url + INFER, data=body_of(ids), timeout=DEADLINE)
+    found = post(url, body_of(ids))
     assert found.status_code == 400
     assert found.json()["error"] == "text 0 of input 'input_ids' holds only padding"
 
 
-def test_predict_writes_the_layer(lite, bundle, name):
-    words = ("predict", "--bundle", bundle, "--variant", name, "--engine=fake")
+def test_predict_writes_the_layer(predict, bundle, name):
     for given, speed in (((), None), (("--speed", "0.2"), 0.2), (("--speed=0",), 0.0)):
-        done = lite(*words, *given, text="\n".join(TEXTS) + "\n")
+        done = predict(bundle, "--variant", name, *given, text="\n".join(TEXTS) + "\n")
         assert done.returncode == 0, done.stderr
         logits, layers = expect(bundle, name, TEXTS, speed)
-        found = [json.loads(line) for line in done.stdout.splitlines()]
+        found = answers_of(done)
         assert [list(one) for one in found] == [["label", "scores", "exit_layer"]] * len(TEXTS)
         assert [one["exit_layer"] for one in found] == layers.tolist()
         assert [one["label"] for one in found] == [LABELS[best] for best in logits.argmax(1)]
@@ -163,10 +157,6 @@ def change_settings(**values):
     return change
 
 
-def cut_heads(folder):
-    (folder / "heads.safetensors").write_bytes((folder / "heads.safetensors").read_bytes()[:-4])
-
-
 def change_header(old, new):
     def change(folder):
         data = (folder / "heads.safetensors").read_bytes()
@@ -181,6 +171,14 @@ def change_header(old, new):
 
 def write_heads(data):
     return lambda folder: (folder / "heads.safetensors").write_bytes(data)
+
+
+def cut_heads(folder):
+    write_heads((folder / "heads.safetensors").read_bytes()[:-4])(folder)
+
+
+def remove(name):
+    return lambda folder: (folder / name).unlink()
 
 
 @pytest.mark.parametrize(
@@ -204,37 +202,20 @@ def write_heads(data):
         (change_header(b"[16,6]", b"[6,16]"), ("heads.safetensors", "no layer 1.inner")),
         (change_header(b"[16,6]", b"[9999999,6]"), ("shape.0 is out of bounds",)),
         (change_header(b"[16,6]", b"[999999,6]"), ("asks for more than the file has",)),
-        (lambda folder: (folder / "heads.safetensors").unlink(), ("heads.safetensors",)),
-        (lambda folder: (folder / "group-2.nb").unlink(), ("has no group-2.nb",)),
-        (lambda folder: (folder / "exits.json").unlink(), ("has no exits.json",)),
+        (remove("heads.safetensors"), ("heads.safetensors",)),
+        (remove("group-2.nb"), ("has no group-2.nb",)),
+        (remove("exits.json"), ("has no exits.json",)),
     ],
 )
-def test_spoilt_variants_are_refused(lite, programs, tmp_path, change, words):
-    bundle = write_bundle(tmp_path, targets=(programs.target,))
-    name = add_early_exit(bundle, programs.target, change=change)
-    refused(lite("predict", "--bundle", bundle, "--variant", name, "--engine=fake"), *words)
+def test_spoilt_variants_are_refused(predict, here, make, change, words):
+    bundle = make()
+    name = add_early_exit(bundle, here, change=change)
+    refused(predict(bundle, "--variant", name), *words)
 
 
-def test_changed_files_are_refused(lite, bundle, name, tmp_path):
-    for file in ("exits.json", "heads.safetensors", "group-4.nb"):
-        path = tmp_path / file / "bundle"
-        shutil.copytree(bundle, path)
-        data = (path / name / file).read_bytes()
-        (path / name / file).write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
-        words = ("predict", "--bundle", path, "--variant", name, "--engine=fake")
-        refused(lite(*words), file, "sha256")
-
-
-def test_wrong_speeds(lite, programs, bundle, name):
-    words = ("predict", "--bundle", bundle, "--engine=fake", "--variant")
-    whole = f"lite-{programs.target}-int8"
-    refused(lite(*words, whole, "--speed=0.5"), "no text leaves the variant", whole)
+def test_wrong_speeds(predict, here, bundle, name):
+    whole = f"lite-{here}-int8"
+    done = predict(bundle, "--variant", whole, "--speed=0.5")
+    refused(done, "no text leaves the variant", whole)
     for speed in ("1.5", "-1", "nan", "fast", ""):
-        refused(lite(*words, name, f"--speed={speed}"), "from 0 to 1")
-
-
-def refused(done, *words):
-    error = done.stderr.decode()
-    assert (done.returncode, done.stdout) == (2, b"")
-    for word in words:
-        assert word in error, error
+        refused(predict(bundle, "--variant", name, f"--speed={speed}"), "from 0 to 1")

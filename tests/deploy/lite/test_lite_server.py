@@ -8,14 +8,14 @@ import gzip
 import json
 import signal
 import socket
-import subprocess
 import time
 
 import numpy as np
 import pytest
 import requests
 from boards import LABELS, answer_of, fake_logits, logits_of, write_bundle
-from lite_serving import DEADLINE, INFER, serving
+from lite_build import DEADLINE, EMULATED_TOO
+from lite_serving import INFER, LENGTH, post, serving
 from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
 
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
@@ -24,8 +24,8 @@ LIMITS = ("--max-texts=64", "--max-text-bytes=4096", f"--max-body-bytes={1 << 20
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory, programs):
-    return write_bundle(tmp_path_factory.mktemp("board"), targets=(programs.target,))
+def bundle(tmp_path_factory, here):
+    return write_bundle(tmp_path_factory.mktemp("board"), targets=(here,))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def url(programs, bundle):
 def alive(url, bundle):
     """After what a test sends the server still answers, and rightly."""
     yield
-    right(requests.post(url + INFER, data=body_of(TEXT), timeout=DEADLINE), bundle, TEXT["data"])
+    right(post(url, body_of(TEXT)), bundle, TEXT["data"])
 
 
 def right(response, bundle, texts):
@@ -61,20 +61,16 @@ def refused(response, code, words=""):
     assert words in response.json()["error"]
 
 
-@pytest.mark.parametrize("path", ["/v2", "/v2/"])
-def test_server_metadata(url, path):
-    found = requests.get(url + path).json()
-    assert set(found) == {"name", "version", "extensions"}
-
-
-def test_health_and_model(url, programs):
+def test_the_server_and_the_model_say_what_they_are(url, here):
+    for path in ("/v2", "/v2/"):
+        assert set(requests.get(url + path).json()) == {"name", "version", "extensions"}
     assert requests.get(f"{url}/v2/health/live").json() == {"live": True}
     assert requests.get(f"{url}/v2/health/ready").json() == {"live": True, "ready": True}
     for path in ("/v2/models/model", "/v2/models/model/versions/1"):
         assert requests.get(f"{url}{path}/ready").json() == {"name": "model", "ready": True}
         found = requests.get(url + path).json()
         assert (found["name"], found["versions"]) == ("model", ["1"])
-        assert found["parameters"]["variant"] == f"lite-{programs.target}-int8"
+        assert found["parameters"]["variant"] == f"lite-{here}-int8"
         assert found["parameters"]["labels"] == LABELS
         inputs = {"text": [-1], "input_ids": [-1, -1], "token_type_ids": [-1, -1]}
         assert {tensor["name"]: tensor["shape"] for tensor in found["inputs"]} == inputs
@@ -82,6 +78,7 @@ def test_health_and_model(url, programs):
         assert {tensor["name"]: tensor["shape"] for tensor in found["outputs"]} == outputs
 
 
+@EMULATED_TOO
 def test_texts(url, bundle):
     texts = ["word1 word2", "!", "word3 " * 40, "WÖRD4 字 \x01"]
     sent = {**TEXT, "shape": [4], "data": texts}
@@ -101,33 +98,24 @@ def test_ids(url, nested):
         return {**IDS, "name": name, "data": rows if nested else flat}
 
     sent = body_of(tensor("input_ids", ids), tensor("token_type_ids", types))
-    (output,) = requests.post(
-        url + INFER, data=sent[:-1] + b', "outputs": [{"name": "logits"}]}'
-    ).json()["outputs"]
+    (output,) = post(url, sent[:-1] + b', "outputs": [{"name": "logits"}]}').json()["outputs"]
     wanted = [fake_logits(*rows).tolist() for rows in zip(ids, types)]
     assert output["data"] == [value for row in wanted for value in row]
 
 
-def test_pairs(programs, tmp_path):
-    bundle = write_bundle(tmp_path, pair=True, targets=(programs.target,))
-    second = {**TEXT, "name": "text_pair", "data": ["word1", "word2 word3"]}
-    with serving(programs, bundle, *LIMITS) as (url, _):
-        refused(requests.post(url + INFER, data=body_of(TEXT)), 400, "'text_pair' is missing")
-        found = requests.post(url + INFER, data=body_of(TEXT, second)).json()["outputs"][2]["data"]
-        blank = body_of(TEXT, {**second, "data": ["word1", "\u2003"]})
-        refused(requests.post(url + INFER, data=blank), 400, "text 1 of input 'text_pair' is empty")
-    tokenizer = WordPiece(of_vocab(bundle / "vocab.txt", True))
-    wanted = [logits_of(tokenizer, *pair) for pair in zip(TEXT["data"], second["data"])]
-    assert found == np.concatenate(wanted).tolist()
+def test_pairs_that_are_none(programs, make):
+    second = {**TEXT, "name": "text_pair", "data": ["word1", "\u2003"]}
+    with serving(programs, make(pair=True), *LIMITS) as (url, _):
+        refused(post(url, body_of(TEXT)), 400, "'text_pair' is missing")
+        refused(post(url, body_of(TEXT, second)), 400, "text 1 of input 'text_pair' is empty")
 
 
 def test_binary_tensors(url, bundle):
     body, length = with_binary(
         (without(TEXT, "data"), raw_texts(TEXT["data"])), parameters={"binary_data_output": True}
     )
-    headers = {"Inference-Header-Content-Length": length}
-    found = requests.post(url + INFER, data=body, headers=headers)
-    head = int(found.headers["Inference-Header-Content-Length"])
+    found = post(url, body, length=length)
+    head = int(found.headers[LENGTH])
     outputs = json.loads(found.content[:head])["outputs"]
     sizes = [output["parameters"]["binary_data_size"] for output in outputs]
     assert head + sum(sizes) == len(found.content)
@@ -138,46 +126,33 @@ def test_binary_tensors(url, bundle):
     assert found.content[head : head + sizes[0]] == raw_texts(labels)
     raw_ids = np.arange(6, dtype="<i4").tobytes()
     body, length = with_binary(({**without(IDS, "data"), "datatype": "INT32"}, raw_ids))
-    headers = {"Inference-Header-Content-Length": length}
-    found = requests.post(url + INFER, data=body, headers=headers).json()
+    found = post(url, body, length=length).json()
     assert found["outputs"][2]["data"][:3] == fake_logits([0, 1, 2]).tolist()
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_wrong_requests(url, alive, case):
     body, named = REFUSED[case]
-    found = requests.post(url + INFER, data=body, timeout=DEADLINE)
-    refused(found, 413 if case in TOO_LARGE else 400, named)
+    refused(post(url, body), 413 if case in TOO_LARGE else 400, named)
 
 
 def test_a_number_over_every_limit(url, alive):
-    body = body_of(TEXT).replace(b"[2]", b"[1e400]")
-    refused(requests.post(url + INFER, data=body, timeout=DEADLINE), 400, "larger than any")
-
-
-@pytest.mark.parametrize("length", ["100000", "-1", "x", "1e3", "0x10", "9" * 30])
-def test_wrong_header_lengths(url, alive, length):
-    body, _ = with_binary((without(TEXT, "data"), raw_texts(["a", "b"])))
-    headers = {"Inference-Header-Content-Length": length}
-    found = requests.post(url + INFER, data=body, headers=headers, timeout=DEADLINE)
-    refused(found, 400, "Inference-Header-Content-Length")
+    refused(post(url, body_of(TEXT).replace(b"[2]", b"[1e400]")), 400, "larger than any")
 
 
 @pytest.mark.parametrize(
-    "raw",
+    ("raw", "length", "named"),
     [
-        b"",
-        b"\x01\0\0",
-        b"\xff\xff\xff\xffab",
-        raw_texts(["a"]),
-        raw_texts("abc"),
-        b"\x01\0\0\0\xff",
+        *((raw_texts(["a", "b"]), length, LENGTH)
+          for length in ("100000", "-1", "x", "1e3", "0x10", "9" * 30)),
+        *((raw, None, "input 'text'")
+          for raw in (b"", b"\x01\0\0", b"\xff\xff\xff\xffab", raw_texts(["a"]), raw_texts("abc"),
+                      b"\x01\0\0\0\xff")),
     ],
-)
-def test_wrong_binary_texts(url, alive, raw):
-    body, length = with_binary((without(TEXT, "data"), raw))
-    headers = {"Inference-Header-Content-Length": length}
-    refused(requests.post(url + INFER, data=body, headers=headers), 400, "input 'text'")
+)  # fmt: skip
+def test_wrong_binary_texts(url, alive, raw, length, named):
+    body, right_length = with_binary((without(TEXT, "data"), raw))
+    refused(post(url, body, length=length or right_length), 400, named)
 
 
 @pytest.mark.parametrize(
@@ -206,16 +181,13 @@ def test_bodies_over_the_limit(url, alive):
         for body in (bytes(3 << 20), iter([bytes(1 << 18)] * 12)):
             with contextlib.suppress(requests.ConnectionError):  # closed while we still send
                 refused(session.post(url + INFER, data=body, timeout=DEADLINE), 413)
-    found = gzip.compress(bytes(64 << 20))
-    headers = {"Content-Encoding": "gzip"}
-    answer = requests.post(url + INFER, data=found, headers=headers, timeout=DEADLINE)
+    answer = post(url, gzip.compress(bytes(64 << 20)), **{"Content-Encoding": "gzip"})
     assert answer.status_code in (413, 415)
 
 
 def test_a_chunked_body(url, bundle):
     body = body_of(TEXT)
-    found = requests.post(url + INFER, data=iter([body[:7], body[7:]]), timeout=DEADLINE)
-    right(found, bundle, TEXT["data"])
+    right(post(url, iter([body[:7], body[7:]])), bundle, TEXT["data"])
 
 
 @pytest.mark.parametrize(
@@ -235,15 +207,11 @@ def test_clients_that_send_half_and_go(url, alive, sent):
 
 
 def test_a_full_queue_answers_503(programs, bundle):
-    words = ("--queue-texts=64", "--fake-delay-ms=1500", "--max-texts=64", "--connections=16")
+    words = ("--queue-texts=64", "--fake-delay-ms=500", "--max-texts=64", "--connections=16")
     sent = body_of({**TEXT, "shape": [32], "data": ["word1"] * 32})
     with serving(programs, bundle, *words) as (url, _):
         with concurrent.futures.ThreadPoolExecutor(12) as pool:
-            found = list(
-                pool.map(
-                    lambda _: requests.post(url + INFER, data=sent, timeout=DEADLINE), range(12)
-                )
-            )
+            found = list(pool.map(lambda _: post(url, sent), range(12)))
         full = [one for one in found if one.status_code == 503]
         assert full
         for one in full:
@@ -255,24 +223,21 @@ def test_a_full_queue_answers_503(programs, bundle):
         metrics = requests.get(f"{url}/metrics").text
         assert f'code="200"}} {len(answered)}\n' in metrics
         assert f'code="503"}} {len(full)}\n' in metrics
-        right(requests.post(url + INFER, data=body_of(TEXT)), bundle, TEXT["data"])
+        right(post(url, body_of(TEXT)), bundle, TEXT["data"])
 
 
 def test_a_timeout_answers_504(programs, bundle):
-    with serving(programs, bundle, "--fake-delay-ms=3000") as (url, _):
-        sent = body_of(TEXT, parameters={"timeout": 1000})
-        refused(requests.post(url + INFER, data=sent, timeout=DEADLINE), 504, "timeout")
+    with serving(programs, bundle, "--fake-delay-ms=500") as (url, _):
+        refused(post(url, body_of(TEXT, parameters={"timeout": 1000})), 504, "timeout")
 
 
 def test_sigterm_answers_what_was_taken(programs, bundle):
-    with serving(programs, bundle, "--fake-delay-ms=5000") as (url, process):
+    with serving(programs, bundle, "--fake-delay-ms=2000") as (url, process):
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            asked = pool.submit(requests.post, url + INFER, data=body_of(TEXT), timeout=DEADLINE)
+            asked = pool.submit(post, url, body_of(TEXT))
+            queued = 'queued_texts{model="model",version="1"} 2'
             end = time.monotonic() + DEADLINE
-            while (
-                'queued_texts{model="model",version="1"} 2'
-                not in requests.get(f"{url}/metrics").text
-            ):
+            while queued not in requests.get(f"{url}/metrics").text:
                 assert time.monotonic() < end
                 assert not asked.done()
             process.send_signal(signal.SIGTERM)
@@ -285,9 +250,8 @@ def test_a_port_that_is_taken(programs, bundle):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         words = ("--bundle", bundle, "--engine=fake", "--host=127.0.0.1", f"--port={port}")
-        command = programs.command("fleetbert-lite-server", *words)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE)
+        done = programs.run("fleetbert-lite-server", *words)
     assert done.returncode == 2
-    assert done.stderr == (
+    assert done.stderr.decode() == (
         f"error: cannot listen on 127.0.0.1 port {port}: choose another with --host and --port\n"
     )

@@ -5,13 +5,20 @@ from __future__ import annotations
 import itertools
 import json
 import struct
-import subprocess
-import sys
 import unicodedata
 
 import pytest
-from boards import answer_of, logits_of, write_bundle
-from lite_tokens import PIECES, encoded, ids_of_unigram, random_texts, same, write_unigram
+from boards import answer_of, logits_of
+from lite_build import EMULATED_TOO, answers_of, refused
+from lite_tokens import (
+    NO_LETTERS,
+    PIECES,
+    encoded,
+    ids_of_unigram,
+    random_texts,
+    same,
+    write_unigram,
+)
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from fleetbert import bundle as bundles
@@ -65,6 +72,7 @@ def compare(programs, tmp_path):
     return check
 
 
+@EMULATED_TOO
 @pytest.mark.parametrize("case", CASES)
 def test_random_texts(compare, case):
     texts = [*random_texts(400, seed=len(case)), *LINES, "", " ", "\u2581a\u2581\u2581 b", "an  na"]
@@ -123,13 +131,8 @@ def upper_a() -> normalizers.Normalizer:
 
 def test_graphemes_of_every_character_that_is_no_letter(compare):
     """What a table finds at the beginning of a short grapheme takes the rest of it away."""
-    characters = [
-        one
-        for one in map(chr, range(1, sys.maxunicode + 1))
-        if unicodedata.category(one)[0] in "MPSZ"
-        or unicodedata.category(one) in ("Cc", "Cf", "Nl", "No", "Lm")
-        or (unicodedata.category(one) == "Cn" and ord(one) < 0x1F000)
-    ]
+    unknown = [one for one in map(chr, range(0x1F000)) if unicodedata.category(one) == "Cn"]
+    characters = NO_LETTERS + unknown
     texts = [
         " ".join(f"A{one}A" for one in characters[at : at + 30])
         for at in range(0, len(characters), 30)
@@ -138,44 +141,38 @@ def test_graphemes_of_every_character_that_is_no_letter(compare):
     assert len({len(one) for one in found}) > 3
 
 
-def test_predict_and_a_file_that_is_not_there(lite, programs, tmp_path):
-    tokenizer = write_unigram(tmp_path / "made", LINES)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A tokenizer. Do not change it."""
+    return write_unigram(tmp_path_factory.mktemp("made") / "tokenizer", LINES)
+
+
+def test_predict_and_a_file_that_is_not_there(predict, here, made, make):
     texts = [line for line in LINES if line.strip() and line.replace("\t", "").isprintable()]
-    bundle = write_bundle(tmp_path, targets=(programs.target,), unigram=tokenizer)
-    variant = bundle / f"lite-{programs.target}-int8"
+    bundle = make(unigram=made)
     (bundle / "tokenizer.json").unlink()  # no board needs it
-    words = ("predict", "--bundle", bundle, "--engine", "fake")
-    done = lite(*words, text="\n".join(texts))
+    done = predict(bundle, text="\n".join(texts))
     assert done.returncode == 0
-    for line, text in zip(done.stdout.splitlines(), texts):
-        wanted = answer_of(logits_of(tokenizer, text))
-        assert json.loads(line)["scores"] == pytest.approx(wanted["scores"], abs=2e-6)
-    (variant / lite_unigram.NAME).unlink()
-    done = lite(*words, text="a")
-    assert done.returncode == 2
-    assert f"{lite_unigram.NAME} cannot be read".encode() in done.stderr
+    for found, text in zip(answers_of(done), texts):
+        wanted = answer_of(logits_of(made, text))
+        assert found["scores"] == pytest.approx(wanted["scores"], abs=2e-6)
+    (bundle / f"lite-{here}-int8" / lite_unigram.NAME).unlink()
+    refused(predict(bundle, text="a"), f"{lite_unigram.NAME} cannot be read")
 
 
-def test_a_variant_of_an_older_fleetbert_is_refused(lite, programs, tmp_path):
+def test_a_variant_of_an_older_fleetbert_is_refused(predict, made, make):
     """Then such a bundle had none; its manifest does not name the file."""
-    tokenizer = write_unigram(tmp_path / "made", LINES)
-    path = write_bundle(tmp_path, targets=(programs.target,), unigram=tokenizer)
+    path = make(unigram=made)
     manifest = json.loads((path / bundles.MANIFEST).read_text())
     files = manifest["variants"][0]["files"]
     manifest["variants"][0]["files"] = [one for one in files if "model.nb" in one["path"]]
     (path / bundles.MANIFEST).write_text(json.dumps(manifest))
-    done = lite("predict", "--bundle", path, "--engine", "fake", text="a")
-    assert done.returncode == 2
-    assert b"has no unigram.safetensors: export it again" in done.stderr
+    refused(predict(path, text="a"), "has no unigram.safetensors: export it again")
 
 
-def test_a_length_with_no_room_for_the_template(lite, programs, tmp_path):
-    tokenizer = write_unigram(tmp_path / "made", LINES)
-    how = {"targets": (programs.target,), "unigram": tokenizer, "pair": True, "max_length": 3}
-    path = write_bundle(tmp_path, **how)
-    done = lite("predict", "--bundle", path, "--engine", "fake", text="a\tb")
-    assert done.returncode == 2
-    assert b"max_length is 3, and its tokenizer needs 4" in done.stderr
+def test_a_length_with_no_room_for_the_template(predict, made, make):
+    path = make(unigram=made, pair=True, max_length=3)
+    refused(predict(path, text="a\tb"), "max_length is 3, and its tokenizer needs 4")
 
 
 @pytest.mark.parametrize(
@@ -192,14 +189,9 @@ def test_a_length_with_no_room_for_the_template(lite, programs, tmp_path):
         (lambda s, t: s.pop("never"), "has no never"),
     ],
 )
-def test_files_that_are_wrong(programs, tmp_path, change, said):
-    made = lite_unigram.compiled(write_unigram(tmp_path / "made", LINES))
-    change(made.settings, made.tensors)
-    lite_unigram.write(made, tmp_path)
+def test_files_that_are_wrong(programs, tmp_path, made, change, said):
+    compiled = lite_unigram.compiled(made)
+    change(compiled.settings, compiled.tensors)
+    lite_unigram.write(compiled, tmp_path)
     words = (tmp_path / lite_unigram.NAME, "unigram", 8)
-    command = programs.command("fleetbert-lite-tokens", *words)
-    done = subprocess.run(command, input='"a"\n', capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert done.stderr.count("\n") == 1
-    assert said in done.stderr
+    refused(programs.run("fleetbert-lite-tokens", *words, text='"a"\n'), said)
