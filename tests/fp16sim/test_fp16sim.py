@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from fp16sim import run_pytest
 
 
+@pytest.mark.slow  # it compiles
 def test_device(fp16sim):
     run_pytest(Path(__file__).parent / "on_device.py", fp16sim)
