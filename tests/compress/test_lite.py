@@ -80,10 +80,7 @@ def table(tmp_path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("target", "precision"),
-    [*HERE, *(pytest.param(*each, marks=pytest.mark.slow) for each in ON_BOARDS)],
-)
+@pytest.mark.parametrize(("target", "precision"), [*HERE, *ON_BOARDS])
 def test_a_variant_says_what_it_is_for(request, target, precision):
     made = "lite_bundle" if target == "x86" else "board_bundle"
     bundle = bundles.read(request.getfixturevalue(made))
@@ -166,7 +163,6 @@ def round_weights(source: Path, folder: Path, steps: int) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_the_static_program_for_converters_answers_like_the_one_that_is_served(board_bundle):
     """Paddle's own executor takes it: its weights are integers that are scaled once."""
     bundle = bundles.read(board_bundle)
@@ -212,8 +208,13 @@ def test_what_cannot_work_is_refused(tiny_bundle, target, precision, how, messag
         lite.export_lite(tiny_bundle, target, precision, **how)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("task", "pooling"), OTHER_TASKS)
+@pytest.mark.parametrize(
+    ("task", "pooling"),
+    [
+        pytest.param(*each, marks=[] if each[1] == "mean" else pytest.mark.slow)
+        for each in OTHER_TASKS
+    ],
+)
 def test_answers_that_are_no_label_are_those_of_paddle(task, pooling, tiny_vocab, tmp_path):
     path = make_bundle(tmp_path / "bundle", task, tiny_vocab, pooling)
     lite.export_lite(path, "x86", "float32")
@@ -233,8 +234,10 @@ def test_answers_that_are_no_label_are_those_of_paddle(task, pooling, tiny_vocab
         lite.export_lite(path, "x86", "float32", early_exit=True)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("target", "precision"), [("armv8", "int8"), ("x86", "float32")])
+@pytest.mark.parametrize(
+    ("target", "precision"),
+    [pytest.param("armv8", "int8", marks=pytest.mark.slow), ("x86", "float32")],
+)
 def test_early_exit_brings_a_file_for_each_group_and_the_heads(
     copied_bundle, table, target, precision
 ):
@@ -287,7 +290,6 @@ def test_early_exit_needs_heads_of_the_same_model(copied_bundle):
         lite.export_lite(copied_bundle, "x86", "float32", early_exit=True)
 
 
-@pytest.mark.slow
 def test_a_static_variant_whose_weights_would_be_scaled_twice_is_refused(board_bundle, tmp_path):
     def age(folder):
         program = programs.read(folder / "model.pdmodel")
@@ -364,7 +366,6 @@ def test_an_encoder_without_labels_is_refused(edit_manifest):
     refused(path, "is a pretrained encoder")
 
 
-@pytest.mark.slow
 def test_the_gate_measures_what_the_engine_answers(lite_bundle, table, tmp_path):
     """Of a board's variant, the answers of its twin for x86."""
     path = Path(shutil.copytree(lite_bundle, tmp_path / "bundle"))
