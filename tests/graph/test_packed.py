@@ -155,5 +155,6 @@ def test_it_is_for_processors_that_can_and_for_models_that_are_not_wide(fused, m
     monkeypatch.setattr(single_row, "WIDEST", 32)
     assert not single_row.fits(fused.program)
     monkeypatch.setattr(single_row, "WIDEST", 64)
+    assert single_row.fits(fused.program)
     monkeypatch.setattr(environment, "cpuinfo", lambda: "flags : avx2 avx512f")
     assert not single_row.fits(fused.program)
