@@ -294,9 +294,9 @@ PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subproce
     [
         (ADD.format("a"), ADD.format("a"), "variant a"),
         (ADD.format("a"), ADD.format("b"), None),
-        (ADD.format("a"), REPLACE, "variant a"),
-        (REPLACE, ADD.format("a"), "bundle"),
-        (REPLACE, REPLACE, "bundle"),
+        pytest.param(ADD.format("a"), REPLACE, "variant a", marks=pytest.mark.slow),
+        pytest.param(REPLACE, ADD.format("a"), "bundle", marks=pytest.mark.slow),
+        pytest.param(REPLACE, REPLACE, "bundle", marks=pytest.mark.slow),
     ],
 )
 def test_a_second_writer_is_told_who_the_first_is(root, tmp_path, first, second, named):

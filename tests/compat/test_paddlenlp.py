@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from fresh import python
 
 
+@pytest.mark.slow
 def test_only_what_is_needed_of_paddlenlp_is_imported_and_the_rest_still_can_be():
     """Signals are left to Python, as by PaddleNLP itself."""
     code = (
