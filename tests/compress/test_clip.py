@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import calibrate, clip, pipeline, static
+from fleetbert.compress import calibrate, clip, static
 from fleetbert.compress.texts import read_batches
 from fleetbert.compress.work import Source
 from fleetbert.engines import answer, engine, evaluate
@@ -95,35 +93,3 @@ def test_clipping_takes_planted_outliers_back(planted, tiny_data, tmp_path, capl
         found = answer.compute_logits(served, *texts).values
         changes[case] = np.square(found - exact).mean()
     assert changes["clipped"] < 0.5 * changes["outliers"]
-
-
-def test_the_manifest_and_the_page_say_what_was_cut(trained, tiny_data, tmp_path, capsys):
-    bundle = Path(shutil.copytree(trained, tmp_path / "bundle"))
-    for name in ("none", "auto"):
-        job = {
-            "bundle": str(bundle),
-            "method": "static",
-            "name": name,
-            "calibration": {
-                "data": str(tiny_data / "train.tsv"),
-                "algorithm": "abs_max",
-                "clip": name,
-            },
-            "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.05},
-        }
-        pipeline.quantize(config.Quantize.model_validate(job))
-    plain, variant = (bundles.read(bundle).variant(name) for name in ("none", "auto"))
-    assert not plain.clipped
-    cut = variant.clipped
-    assert cut
-    for name, threshold in variant.thresholds.items():
-        if name in cut:
-            assert cut[name].former == pytest.approx(plain.thresholds[name])
-            assert threshold == cut[name].threshold < cut[name].former
-            assert cut[name].error < cut[name].former_error
-        else:
-            assert threshold == plain.thresholds[name]
-    page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
-    assert "Inputs of auto that are cut below" in page
-    assert all(f"<td>{name}</td>" in page for name in cut)
-    assert "token error" in capsys.readouterr().err

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_bert import make_network
 
 from fleetbert.compress import dynamic
 from fleetbert.compress.work import Source
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
-from fleetbert.export import program as export
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 from fleetbert.graph.mul import to_mul
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("program")
-    export.save_program(make_network(), path)
-    return path
 
 
 def arrays_of(folder):
@@ -28,24 +19,24 @@ def arrays_of(folder):
     return programs.read_parameters(program, folder / "model.pdiparams")
 
 
-def test_products_as_mul_give_the_same_logits(folder, tmp_path):
-    program = to_mul(programs.read(folder / "model.pdmodel"), arrays_of(folder))
+def test_products_as_mul_give_the_same_logits(whole_program, tmp_path):
+    program = to_mul(programs.read(whole_program / "model.pdmodel"), arrays_of(whole_program))
     kinds = [op.type for op in program.blocks[0].ops]
     assert kinds.count("mul") == 2 * 6 + 2
     programs.write(tmp_path / "model.pdmodel", program)
-    (tmp_path / "model.pdiparams").write_bytes((folder / "model.pdiparams").read_bytes())
+    (tmp_path / "model.pdiparams").write_bytes((whole_program / "model.pdiparams").read_bytes())
     batch = random_batch(np.random.default_rng(0), (3, 32), 100)
-    expected = engine.open_folder(engine.FLOAT32, folder, "cpu", 1)(*batch)
+    expected = engine.open_folder(engine.FLOAT32, whole_program, "cpu", 1)(*batch)
     np.testing.assert_allclose(
         engine.open_folder(engine.FLOAT32, tmp_path, "cpu", 1)(*batch), expected, atol=1e-6
     )
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_every_matrix_and_table_is_integers(folder, bits):
+def test_every_matrix_and_table_is_integers(whole_program, bits):
     """Against a quantization written out here: integers, scales and the largest error."""
-    arrays = arrays_of(folder)
-    found = dynamic.quantize_weights(Source(folder), bits)
+    arrays = arrays_of(whole_program)
+    found = dynamic.quantize_weights(Source(whole_program), bits)
     matrices = {name for name, array in arrays.items() if array.ndim == 2}
     assert set(found.weights) == matrices
     assert all(array.ndim < 2 for array in found.others.values())
@@ -61,13 +52,13 @@ def test_every_matrix_and_table_is_integers(folder, bits):
         assert (error <= largest / steps * 0.51).all()
 
 
-def test_what_is_skipped_stays_float32(folder):
-    arrays = arrays_of(folder)
+def test_what_is_skipped_stays_float32(whole_program):
+    arrays = arrays_of(whole_program)
     some = [
         next(n for n in arrays if n.startswith("linear")),
-        programs.embedding_tables(programs.read(folder / "model.pdmodel"))[0],
+        programs.embedding_tables(programs.read(whole_program / "model.pdmodel"))[0],
     ]
-    found = dynamic.quantize_weights(Source(folder), 8, some)
+    found = dynamic.quantize_weights(Source(whole_program), 8, some)
     for name in some:
         assert name not in found.weights
         np.testing.assert_array_equal(found.others[name], arrays[name])

@@ -18,13 +18,13 @@ def test_the_variant_says_how_it_was_made(tiny_bundle):
     assert set(variant.versions) == {"fleetbert", "paddle2onnx", "onnxruntime"}
 
 
-@pytest.mark.parametrize("opset", [11, 14])
-def test_the_operator_set_is_the_one_asked_for(copied_bundle, opset):
+@pytest.mark.slow
+def test_the_operator_set_is_the_one_asked_for(copied_bundle):
     import onnx as onnx_format
 
-    bundle = onnx.export_onnx(copied_bundle, opset).bundle
+    bundle = onnx.export_onnx(copied_bundle, 11).bundle
     model = onnx_format.load(str(bundle.folder("onnx") / "model.onnx"))
-    assert [found.version for found in model.opset_import] == [opset]
+    assert [found.version for found in model.opset_import] == [11]
     assert [found.name for found in model.graph.input] == ["input_ids", "token_type_ids"]
     assert [found.name for found in model.graph.output] == ["logits"]
     for found in model.graph.input:  # batch and length are free
@@ -34,6 +34,7 @@ def test_the_operator_set_is_the_one_asked_for(copied_bundle, opset):
 @pytest.mark.parametrize("difference", [0.01, float("nan")])
 def test_a_model_that_differs_is_not_added(copied_bundle, monkeypatch, difference):
     before = bundles.read(copied_bundle).manifest
+    monkeypatch.setattr(onnx, "convert", lambda source, target, opset: target.touch())
     monkeypatch.setattr(onnx, "_compare", lambda *arguments: difference)
     with pytest.raises(UserError, match="differ from float32's by"):
         onnx.export_onnx(copied_bundle)

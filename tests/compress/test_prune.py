@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,53 +12,23 @@ import paddle
 import processes
 import pytest
 import tiny_job
-import yaml
-from scipy import special, stats
+from compressing import add_trained, content, in_two_ranks, job, values
+from scipy import special
 
 from fleetbert import bundle as bundles
-from fleetbert import config
-from fleetbert.compress import from_program, importance, pipeline, prune, tuning
+from fleetbert.compress import from_program, importance, pipeline, tuning
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed, UserError
 from fleetbert.graph import program as programs
 from fleetbert.models import heads, weights
+from fleetbert.train.strategies.single import Single
 
 DRAWN = True  # see conftest.py
 
 SCRIPT = processes.ROOT / "launch" / "quantize.py"
 HEADS, UNITS, WIDTH = 4, 128, 16
-
-
-def values(bundle: Path, data: Path, output: Path, changes: dict | None = None) -> dict[str, Any]:
-    """The job as its YAML file would have it: nine steps; `changes` has dotted keys."""
-    wanted = {
-        "bundle": str(bundle),
-        "method": "prune",
-        "prune": {"heads": 0.5, "feed_forward": 0.6, "texts": 64},
-        "gate.data": str(data / "dev.tsv"),
-        "gate.max_accuracy_drop": 0.1,
-        "optimizer.learning_rate": 5e-4,
-        "distill.weight": 0.5,
-        "dropout": 0.0,
-        **(changes or {}),
-    }
-    job = tiny_job.values(data, output, wanted)
-    return {name: value for name, value in job.items() if name not in ("task", "model")}
-
-
-def read_job(*arguments: Any) -> config.Quantize:
-    return config.Quantize.model_validate(values(*arguments))
-
-
-def write_job(path: Path, *arguments: Any) -> Path:
-    path.write_text(yaml.safe_dump(values(*arguments)), encoding="utf-8")
-    return path
-
-
-def content(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def tensors_of(program_folder: Path) -> dict[str, np.ndarray]:
@@ -155,19 +123,6 @@ def test_importance_is_the_slope_of_each_texts_loss(
             assert found[layer, number] == pytest.approx(slope, rel=0.03, abs=2e-4)
 
 
-def test_importance_ranks_heads_as_removing_them_does(whole_program, batches, measured):
-    tensors = tensors_of(whole_program)
-    whole = losses(tensors, batches)
-    changes = np.zeros((2, HEADS))
-    for layer in range(2):
-        for head in range(HEADS):
-            factors = np.ones(HEADS)
-            factors[head] = 0
-            without = losses(scaled(tensors, layer, "heads", factors), batches)
-            changes[layer, head] = np.abs(without - whole).mean()
-    assert stats.spearmanr(changes.ravel(), measured.heads.ravel()).statistic > 0.7
-
-
 def test_heads_and_units_that_do_nothing_go_first(whole_program, batches):
     tensors = tensors_of(whole_program)
     idle_heads, idle_units = ([1, 3], [0, 2]), np.arange(0, 128, 2)
@@ -182,14 +137,6 @@ def test_heads_and_units_that_do_nothing_go_first(whole_program, batches):
     assert kept.heads.tolist() == [[0, 2], [1, 3]]
     assert not np.isin(kept.units, idle_units).any()
     assert set(importance.lost(found, kept).values()) == {0.0}
-    # And without them it answers the same.
-    pruned = build(prune.narrow_tensors(tensors, kept, WIDTH), kept_heads=2, intermediate_size=64)
-    for batch in batches:
-        np.testing.assert_allclose(
-            tuning.answers(pruned, batch["inputs"]),
-            tuning.answers(network, batch["inputs"]),
-            atol=1e-5,
-        )
 
 
 def test_a_pruned_network_answers_like_a_masked_one(whole_program, pruned_program, kept):
@@ -233,19 +180,13 @@ def test_shares_become_numbers():
 
 @pytest.fixture(scope="module")
 def done(trained, tiny_data, tmp_path_factory):
-    """(bundle with its variant pruned-float32, what was trained, folder of the run)."""
-    folder = tmp_path_factory.mktemp("prune")
-    bundle = Path(shutil.copytree(trained, folder / "bundle"))
-    kept = []
-    prepare = prune.prepare
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prune, "prepare", lambda work: kept.append(prepare(work)) or kept[0])
-        pipeline.quantize(read_job(bundle, tiny_data, folder / "run"))
-    return bundle, kept[0].write.args[1], folder / "run"
+    """A bundle with its variant pruned-float32, and what was trained."""
+    bundle = Path(shutil.copytree(trained, tmp_path_factory.mktemp("prune") / "bundle"))
+    return bundle, add_trained(job(bundle, tiny_data, "prune"))
 
 
 def test_the_variant_is_smaller_and_what_was_trained(done, trained):
-    bundle, pruned, run = done
+    bundle, pruned = done
     opened = bundles.read(bundle)
     bundles.verify(opened, "pruned-float32")
     variant = opened.variant("pruned-float32")
@@ -269,26 +210,29 @@ def test_the_variant_is_smaller_and_what_was_trained(done, trained):
     state = pruned.network.network.state_dict()
     for name, array in source.tensors.items():
         np.testing.assert_array_equal(array, state[name].numpy())
-    assert content(bundle / "float32").values()
     assert (bundle / "float32" / "model.pdiparams").read_bytes() == (
         trained / "float32" / "model.pdiparams"
     ).read_bytes()
     page = (bundle / "quantize-report.html").read_text(encoding="utf-8")
     assert "Each layer keeps 1 of 2 attention heads and 48 of 128" in page
     assert "data:image" not in page  # nothing that the page's policy would refuse to show
-    assert json.loads((run / "summary.json").read_text())["steps"] == 9
+    summary = bundle.with_name("run") / "summary.json"
+    assert json.loads(summary.read_text())["steps"] == 9
 
 
-@pytest.mark.parametrize("method", ["static", "dynamic", "qat", "prune"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "prune",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("static", "dynamic", "qat")),
+    ],
+)
 def test_a_pruned_variant_is_a_source(done, tiny_data, tmp_path, method):
     bundle = Path(shutil.copytree(done[0], tmp_path / "bundle"))
-    changes = {
-        "method": method,
-        "source": "pruned-float32",
-        "calibration": {"data": str(tiny_data / "train.tsv"), "texts": 64},
-        "prune": {"heads": 0, "feed_forward": 0.3},
-    }
-    pipeline.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
+    changes = {"source": "pruned-float32", "gate.max_accuracy_drop": 0.1}
+    if method == "prune":
+        changes["prune"] = {"heads": 0, "feed_forward": 0.3}
+    pipeline.quantize(job(bundle, tiny_data, method, changes))
     made = "pruned-float32" if method == "prune" else f"int8-{method}"
     variant = bundles.read(bundle).variant(f"pruned-{made}")
     assert variant.made_from == "pruned-float32"
@@ -309,88 +253,31 @@ def test_a_pruned_variant_is_a_source(done, tiny_data, tmp_path, method):
         assert np.abs(found - source).max() < 0.1
 
 
-def test_two_ranks_prune_the_same_and_the_gate_adds_nothing(done, trained, tiny_data, tmp_path):
-    """The gate fails first; then the same run, all of its steps done, goes through it."""
-    _, expected, run = done
-    bundle = Path(shutil.copytree(trained, tmp_path / "bundle"))
-    output = tmp_path / "run"
-    job = write_job(tmp_path / "job.yaml", bundle, tiny_data, output)
+@pytest.mark.slow
+def test_two_ranks_prune_the_same_and_the_gate_ends_both(done, bundle, tiny_data, tmp_path):
+    """The gate fails first; then the same run, all of its steps done, goes through it in one
+    process."""
     before = content(bundle)
-
-    def start(*words: str, launcher: list[str] | None = None) -> Any:
-        return processes.start(tmp_path, job, *words, launcher=launcher, script=SCRIPT)
-
-    process = start("gate.max_accuracy_drop=-0.5", launcher=["--nproc_per_node", "2"])
-    try:
-        code = process.wait(timeout=processes.DEADLINE)
-    finally:
-        processes.kill(process)
-    assert code == GateFailed.code == 3, processes.said(process)
-    said = (tmp_path / "log" / "workerlog.0").read_text()
+    words = ("gate.max_accuracy_drop=-0.5",)
+    wanted = values(bundle, tiny_data, "prune")
+    said = in_two_ranks(tmp_path, SCRIPT, wanted, words=words, code=GateFailed.code)
     assert "the parts that lost most of what matters are layer" in said
+    assert "train.tsv, held out: 16 texts" in said
+    assert "each layer keeps 1 of 2 attention heads and 48 of 128 feed" in said
+    assert said.count("the bundle stays as it was") == 1  # and no second try
     after = content(bundle)
-    page = after.pop(bundle / "quantize-report.html").decode()
+    page = after.pop("quantize-report.html").decode()
     assert after == before
     assert "pruned-float32 (not added)" in page
-    assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(run), rel=0.02)
-    process = start()  # one process goes on from what two ranks left
-    try:
-        processes.ended(process)
-    finally:
-        processes.kill(process)
+    run, expected = done[0].with_name("run"), done[1]
+    losses = tiny_job.losses(tmp_path / "run")
+    assert losses == pytest.approx(tiny_job.losses(run), rel=0.02)
+    pipeline.quantize(job(bundle, tiny_data, "prune"))
     found = bundles.read(bundle).variant("pruned-float32")
     assert found.pruning.kept_heads == expected.kept.heads.tolist()
-    assert len(tiny_job.losses(output)) == 9
+    assert tiny_job.losses(tmp_path / "run") == losses
     with pytest.raises(UserError, match=r"trained with prune\.heads: 0\.5, this job has 0\.0"):
-        pipeline.quantize(read_job(bundle, tiny_data, output, {"prune.heads": 0.0}))
-
-
-BAD = [
-    ("int8 source", {"source": "int8"}, "variant int8 of .* is of kind paddle-inference-int8"),
-    ("no source", {"source": "other"}, "has no variant 'other'; it has: float32"),
-    ("too little", {"prune": {"heads": 0.1, "feed_forward": 0.02}}, "remove nothing; raise one"),
-    ("no file", {"data.train": "missing.tsv"}, "missing.tsv"),
-    ("no gate data", {"gate.data": "missing.tsv"}, "missing.tsv"),
-    ("one text", {"data.train": "one.tsv", "data.dev": None}, "one.tsv: 2 texts are too few to"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
-def test_bad_input_leaves_the_bundle_as_it_was(
-    bundle, tiny_data, tmp_path, monkeypatch, changes, message
-):
-    monkeypatch.chdir(tmp_path)
-    Path("one.tsv").write_text("label\ttext_a\nbad\tword1\ngood\tword2\n")
-
-    def fill(folder: Path) -> bundles.Variant:
-        (folder / "x86.pdmodel").write_bytes(b"0")
-        return bundles.Int8Variant(name="int8")
-
-    bundles.add_variant(bundle, "int8", fill)
-    before = content(bundle)
-    with pytest.raises(UserError, match=message):
-        pipeline.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
-    assert content(bundle) == before
-
-
-def test_keys_that_do_not_go_together(tmp_path):
-    path = tmp_path / "job.yaml"
-    text = "method: prune\ngate: {data: a.tsv}\n"
-    train = "data: {train: a}\n"
-    for more, message in [
-        ("", "data.train: give either data.train or data.builtin"),
-        (train + "bits: 16", "line 4: bits: method: prune computes in float32"),
-        (train + "skip: [a]", "line 4: skip: method: prune takes as much from every layer"),
-        (train + "prune: {heads: 0, feed_forward: 0}", "prune.heads: is 0, and so is"),
-        (train + "prune: {heads: 1}", "prune.heads: "),
-        (train + "prune: {head: 0.5}", "did you mean prune.heads"),
-        (train + "trainer: {compile: true}", "line 4: trainer.compile: does not go"),
-        (train + "name: float32", "line 4: name: float32 is the variant that"),
-        (train + "name: My Own", "name: "),
-    ]:
-        path.write_text(text + more)
-        with pytest.raises(UserError, match=message):
-            config.load_as(config.Quantize, str(path), [])
+        pipeline.quantize(job(bundle, tiny_data, "prune", {"prune.heads": 0.0}))
 
 
 def test_the_gates_texts_do_not_choose_the_best_step(trained, tiny_data, tmp_path):
@@ -401,17 +288,13 @@ def test_the_gates_texts_do_not_choose_the_best_step(trained, tiny_data, tmp_pat
     tiny_job.write_table(other, 20, 9)
     for dev, expected in [(copied, None), (None, None), (other, str(other))]:
         for method in ("qat", "prune"):
-            changes = {"data.dev": dev and str(dev), "method": method}
-            job = read_job(trained, tiny_data, tmp_path / "run", changes)
-            assert tuning.training_job(job, opened).data.dev == expected
+            wanted = job(trained, tiny_data, method, {"data.dev": dev and str(dev)})
+            assert tuning.training_job(wanted, opened).data.dev == expected
 
 
-def test_texts_that_are_held_out_are_not_trained_on(trained, tiny_data, tmp_path):
-    from fleetbert.train.strategies.single import Single
-
-    job = read_job(trained, tiny_data, tmp_path / "run", {"held_out": 0.25})
+def test_texts_that_are_held_out_are_not_trained_on(trained, tiny_data):
     opened = bundles.read(trained)
-    settings = tuning.training_job(job, opened)
+    settings = tuning.training_job(job(trained, tiny_data, "prune", {"held_out": 0.25}), opened)
     task = tuning.open_tuned(settings, Single("cpu"), opened, "float32", lambda *_: None)
     trained_on = {int(text) for step in task.plan(0) for text in step}
     assert trained_on == set(range(120))
@@ -422,18 +305,3 @@ def test_texts_that_are_held_out_are_not_trained_on(trained, tiny_data, tmp_path
     for text, label in zip(arrays["texts"], arrays["labels"].numpy()):
         line = int(task.dev.lines[text])
         assert rows[line - 1].split("\t")[0] == task.labels[label]
-
-
-def test_the_command_line(bundle, tiny_data, tmp_path):
-    """As a user starts it, with the shipped job."""
-    done = subprocess.run(
-        [sys.executable, SCRIPT, "--config", processes.ROOT / "configs/quantize/prune.yaml",
-         f"bundle={bundle}", f"data.train={tiny_data / 'train.tsv'}",
-         f"gate.data={tiny_data / 'dev.tsv'}", f"output_dir={tmp_path / 'run'}",
-         "prune.heads=0.5", "trainer.epochs=1", "gate.max_accuracy_drop=1"],
-        capture_output=True, text=True, timeout=processes.DEADLINE,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "train.tsv, held out: 16 texts" in done.stderr
-    assert "each layer keeps 1 of 2 attention heads and 64 of 128 feed" in done.stderr
-    assert f"added pruned-float32 to {bundle}" in done.stderr

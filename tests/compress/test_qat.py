@@ -12,20 +12,18 @@ import paddle
 import processes
 import pytest
 import tiny_job
-import yaml
+from compressing import add_trained, in_two_ranks, job, killed_after, values
 from halves import needs_bfloat16
 from paddle import nn
 from paddle.nn.quant.quant_layers import QuantizedLinear
-from scipy import special
 from tiny_bert import telling_places
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import command, from_program, pipeline, qat, split, tuning
-from fleetbert.compress.distill import student
+from fleetbert.compress import from_program, pipeline, qat, split, tuning
 from fleetbert.compress.texts import read_batches
 from fleetbert.engines import engine
-from fleetbert.errors import GateFailed, UserError
+from fleetbert.errors import UserError
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.models import bfloat16, cpu
@@ -33,37 +31,15 @@ from fleetbert.models import bfloat16, cpu
 SCRIPT = processes.ROOT / "launch" / "quantize.py"
 
 
-def values(bundle: Path, data: Path, output: Path, changes: dict | None = None) -> dict[str, Any]:
-    """The job as its YAML file would have it: nine steps; `changes` has dotted keys."""
-    wanted = {
-        "bundle": str(bundle),
-        "method": "qat",
-        "gate.data": str(data / "dev.tsv"),
-        "gate.max_accuracy_drop": 0.05,
-        "optimizer.learning_rate": 1e-4,
-        "distill.weight": 0.5,
-        "dropout": 0.0,
-        **(changes or {}),
-    }
-    job = tiny_job.values(data, output, wanted)
-    return {name: value for name, value in job.items() if name not in ("task", "model")}
-
-
-def read_job(*arguments: Any) -> config.Quantize:
-    return config.Quantize.model_validate(values(*arguments))
-
-
 @pytest.fixture(scope="module")
 def done(trained, tiny_data, tmp_path_factory):
-    """(bundle with its variant int8-qat, what was trained, folder of the run)."""
-    folder = tmp_path_factory.mktemp("qat")
-    bundle = Path(shutil.copytree(trained, folder / "bundle"))
-    kept = []
-    prepare = qat.prepare
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(qat, "prepare", lambda work: kept.append(prepare(work)) or kept[0])
-        pipeline.quantize(read_job(bundle, tiny_data, folder / "run"))
-    return bundle, kept[0].write.args[1], folder / "run"
+    """A bundle with its variant int8-qat, and what was trained."""
+    bundle = Path(shutil.copytree(trained, tmp_path_factory.mktemp("qat") / "bundle"))
+    return bundle, add_trained(job(bundle, tiny_data, "qat"))
+
+
+def run_of(done: Any) -> Path:
+    return done[0].with_name("run")
 
 
 def dev_batches(bundle: Path, data: Path) -> Any:
@@ -72,7 +48,7 @@ def dev_batches(bundle: Path, data: Path) -> Any:
 
 
 def test_the_served_program_answers_like_the_trained_network(done, tiny_data):
-    bundle, trained, _ = done
+    bundle, trained = done
     served = engine.open_folder(engine.INT8, bundle / "int8-qat", "cpu", 1)
     float32 = engine.open_folder(engine.FLOAT32, bundle / "float32", "cpu", 1)
     differences, distances = [], []
@@ -93,7 +69,7 @@ def test_the_served_program_answers_like_the_trained_network(done, tiny_data):
 
 
 def test_thresholds_and_weights_are_the_trained_ones(done):
-    bundle, trained, _ = done
+    bundle, trained = done
     program = programs.read(bundle / "float32" / "model.pdmodel")
     names = from_program.names(program, "bundle").linear
     stored, _ = weights.load(bundle / "int8-qat")
@@ -131,7 +107,8 @@ def test_thresholds_and_weights_are_the_trained_ones(done):
     assert scales
 
 
-def test_units_in_pieces_are_trained_as_they_are_served(bundle, tiny_data, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_units_in_pieces_are_trained_as_they_are_served(bundle, tiny_data, monkeypatch):
     """Every feed-forward, as if a quarter of its threshold were enough, and three pieces a unit."""
 
     def choose(rounded: Any, layers: Any, batches: Any, thresholds: Any) -> dict:
@@ -149,17 +126,13 @@ def test_units_in_pieces_are_trained_as_they_are_served(bundle, tiny_data, tmp_p
         return chosen
 
     monkeypatch.setattr(split, "choose", choose)
-    kept = []
-    real = qat._trained
-    monkeypatch.setattr(qat, "_trained", lambda *given: kept.append(real(*given)) or kept[0])
-    pipeline.quantize(read_job(bundle, tiny_data, tmp_path / "run"))
+    trained = add_trained(job(bundle, tiny_data, "qat"))
     variant = bundles.read(bundle).variant("int8-qat")
     assert len(variant.split) == 2
     for name, one in variant.split.items():
         assert one.threshold == pytest.approx(variant.thresholds[name])
         assert one.threshold != pytest.approx(one.former / 4, rel=1e-4)  # it was learned
     served = engine.open_folder(engine.INT8, bundle / "int8-qat", "cpu", 1)
-    (trained,) = kept
     without, differences = [], []
     for batch in dev_batches(bundle, tiny_data):
         expected = tuning.answers(trained.network, batch)
@@ -261,149 +234,30 @@ def test_fast_layers_give_the_same_gradients(how, monkeypatch):
             assert 0 < error < 0.01
 
 
-def test_soft_cross_entropy_against_numpy():
-    random = np.random.default_rng(4)
-    logits, answers = random.normal(size=(2, 6, 3)).astype(np.float32)
-    found = student.soft_cross_entropy(paddle.to_tensor(logits), paddle.to_tensor(answers), 2.5)
-    targets = special.softmax(answers / 2.5, axis=1)
-    expected = -(targets * special.log_softmax(logits / 2.5, axis=1)).sum(1) * 2.5**2
-    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
-
-
-def write_job(path: Path, *arguments: Any) -> Path:
-    path.write_text(yaml.safe_dump(values(*arguments)), encoding="utf-8")
-    return path
-
-
-def test_two_ranks_train_the_same_and_the_gate_ends_both(done, bundle, tiny_data, tmp_path):
-    """The gate fails first; then the same run, all of its steps done, goes through it."""
-    _, expected, run = done
-    output = tmp_path / "run"
-    job = write_job(tmp_path / "job.yaml", bundle, tiny_data, output)
-    launcher = ["--nproc_per_node", "2", "--max_restart", "2"]
-    before = (bundle / "manifest.json").read_bytes()
-
-    def start(*words: str) -> Any:
-        return processes.start(tmp_path, job, *words, launcher=launcher, script=SCRIPT)
-
-    process = start("gate.max_accuracy_drop=-0.5")
-    try:
-        code = process.wait(timeout=processes.DEADLINE)
-    finally:
-        processes.kill(process)
-    assert code == GateFailed.code, processes.said(process)
-    said = (tmp_path / "log" / "workerlog.0").read_text()
-    assert said.count("the bundle stays as it was") == 1  # and no second try
-    assert (bundle / "manifest.json").read_bytes() == before
-    process = start()
-    try:
-        processes.ended(process)
-    finally:
-        processes.kill(process)
-    assert json.loads((output / "summary.json").read_text())["world_size"] == 2
-    losses = tiny_job.losses(output)
-    assert losses == pytest.approx(tiny_job.losses(run), rel=0.02)
+@pytest.mark.slow
+def test_two_ranks_train_the_same(done, bundle, tiny_data, tmp_path):
+    _, expected = done
+    in_two_ranks(tmp_path, SCRIPT, values(bundle, tiny_data, "qat"))
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["world_size"] == 2
+    losses = tiny_job.losses(tmp_path / "run")
+    assert losses == pytest.approx(tiny_job.losses(run_of(done)), rel=0.02)
     assert len(losses) == 9  # a tenth of the 160 texts is held out
     found = bundles.read(bundle).variant("int8-qat").thresholds
     assert found == pytest.approx(expected.thresholds, rel=0.03)
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_result(done, bundle, tiny_data, tmp_path):
-    _, expected, run = done
-    output = tmp_path / "run"
+    _, expected = done
     changes = {"trainer.checkpoint_every": 2, "trainer.eval_every": 10}
-    job = write_job(tmp_path / "job.yaml", bundle, tiny_data, output, changes)
-    process = processes.start(tmp_path, job, script=SCRIPT)
-    try:
-        processes.wait_for(
-            lambda: list((output / "checkpoints").glob("step-*/manifest.json")), process
-        )
-    finally:
-        processes.kill(process)
-    assert not (output / "summary.json").exists()
+    with killed_after(4):
+        pipeline.quantize(job(bundle, tiny_data, "qat", changes))
+    assert not (tmp_path / "run" / "summary.json").exists()
+    assert bundles.read(bundle).names == ["float32"]
     with pytest.raises(UserError, match=r"was trained with distill\.weight: 0\.5, this job has 0"):
-        pipeline.quantize(read_job(bundle, tiny_data, output, {**changes, "distill.weight": 0.0}))
-    process = processes.start(tmp_path, job, script=SCRIPT)
-    try:
-        processes.ended(process)
-    finally:
-        processes.kill(process)
-    assert tiny_job.losses(output) == pytest.approx(tiny_job.losses(run), rel=1e-4)
+        pipeline.quantize(job(bundle, tiny_data, "qat", {**changes, "distill.weight": 0.0}))
+    pipeline.quantize(job(bundle, tiny_data, "qat", changes))
+    losses = tiny_job.losses(tmp_path / "run")
+    assert losses == pytest.approx(tiny_job.losses(run_of(done)), rel=1e-4)
     found = bundles.read(bundle).variant("int8-qat").thresholds
     assert found == pytest.approx(expected.thresholds, rel=1e-4)
-
-
-BAD = [
-    (
-        "unknown label",
-        {"data.train": "labels.tsv"},
-        r"labels\.tsv:2: label 'other' is not among",
-    ),
-    ("no file", {"data.train": "missing.tsv"}, "missing.tsv"),
-    ("too long", {"data.max_length": 32}, "data.max_length: 32 is more than the 16 tokens"),
-    ("skips all", {"skip": ["*"]}, "no layer is left"),
-    ("no gate data", {"gate.data": "missing.tsv"}, "missing.tsv"),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
-def test_bad_input_leaves_the_bundle_as_it_was(
-    bundle, tiny_data, tmp_path, monkeypatch, changes, message
-):
-    monkeypatch.chdir(tmp_path)
-    Path("labels.tsv").write_text("label\ttext_a\nother\tword1\ngood\tword2\n")
-    before = {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()}
-    with pytest.raises(UserError, match=message):
-        pipeline.quantize(read_job(bundle, tiny_data, tmp_path / "run", changes))
-    assert {path: path.read_bytes() for path in bundle.rglob("*") if path.is_file()} == before
-
-
-def test_keys_that_do_not_go_together(tmp_path):
-    path = tmp_path / "job.yaml"
-    text = "method: qat\ngate: {data: a.tsv}\n"
-    for more, message in [
-        ("", "data.train: give either data.train or data.builtin"),
-        ("data: {train: a}\nbits: 16", "line 4: bits: method: qat computes in int8"),
-        ("data: {train: a}\ntrainer: {compile: true}", "line 4: trainer.compile: does not go"),
-        (
-            "data: {train: a}\ncalibration: {clip: auto}",
-            "line 4: calibration.clip: training learns",
-        ),
-    ]:
-        path.write_text(text + more)
-        with pytest.raises(UserError, match=message):
-            config.load_as(config.Quantize, str(path), [])
-
-
-@pytest.mark.parametrize("method", config.TRAINED)
-def test_what_is_left_out_is_as_in_the_recipe(method):
-    path = processes.ROOT / "configs" / "quantize" / f"{method}.yaml"
-    recipe = config.load_as(config.Quantize, str(path), [])
-    least = {
-        "method": method,
-        "bundle": recipe.bundle,
-        "data": {"train": recipe.data.train},
-        "gate": recipe.gate.model_dump(),
-        "output_dir": recipe.output_dir,
-    }
-    bare = config.Quantize.model_validate(least)
-    assert config.SOFT[method] == recipe.distill.weight
-    assert bare.model_copy(update={"distill": recipe.distill}) == recipe
-    given = {**least, "optimizer": {"name": "sgd"}, "dropout": 0.2}
-    changed = config.Quantize.model_validate(given)
-    rate = recipe.optimizer.learning_rate
-    assert (changed.optimizer.name, changed.optimizer.learning_rate) == ("sgd", rate)
-    assert changed.dropout == 0.2
-
-
-def test_other_methods_have_the_usual_settings():
-    least = {"calibration": {"data": "a"}, "gate": {"data": "b"}}
-    job = config.Quantize.model_validate({"method": "search", **least})
-    assert job.optimizer == config.Optimizer()
-
-
-def test_other_methods_refuse_ranks(monkeypatch):
-    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-    path = str(processes.ROOT / "configs" / "quantize" / "dynamic.yaml")
-    with pytest.raises(UserError, match="method: dynamic is for one process"):
-        command.main(["--config", path])

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tiny_bert import make_network
 
 from fleetbert import bundle as bundles
 from fleetbert import config
@@ -18,7 +17,6 @@ from fleetbert.compress.work import Source
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import GateFailed
-from fleetbert.export import program as export
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 
@@ -29,16 +27,9 @@ def feeds(seed=0, count=2):
     return [dict(zip(("input_ids", "token_type_ids"), batch)) for batch in batches]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("program")
-    export.save_program(make_network(), path)
-    return path
-
-
-def test_groups_are_the_parts_of_each_layer(folder):
-    program = programs.read(folder / "model.pdmodel")
-    arrays = programs.read_parameters(program, folder / "model.pdiparams")
+def test_groups_are_the_parts_of_each_layer(whole_program):
+    program = programs.read(whole_program / "model.pdmodel")
+    arrays = programs.read_parameters(program, whole_program / "model.pdiparams")
     found = sensitivity.groups(program)
     shapes = {name: [arrays[weight].shape for weight in found[name]] for name in found}
     attention, feed_forward = [(64, 64)] * 4, [(64, 128), (128, 64)]
@@ -51,20 +42,20 @@ def test_groups_are_the_parts_of_each_layer(folder):
     }
 
 
-def test_inputs_of_layers_are_what_float32_computes(folder):
+def test_inputs_of_layers_are_what_float32_computes(whole_program):
     """The last layer's input, multiplied here, is the logits of the program."""
-    layers = Source(folder).layers
+    layers = Source(whole_program).layers
     last = list(layers.inputs)[-1]
     bias = layers.parameters[last.replace(".w_", ".b_")]
-    opened = engine.open_folder(engine.FLOAT32, folder, "cpu", 1)
+    opened = engine.open_folder(engine.FLOAT32, whole_program, "cpu", 1)
     for batch, inputs in zip(feeds(), layers.run(feeds())):
         assert len(inputs) == 2 * 6 + 2
         logits = inputs[last] @ layers.parameters[last] + bias
         np.testing.assert_allclose(logits, opened(*batch.values()), atol=1e-5)
 
 
-def test_errors_of_outputs_are_those_of_the_quantized_arithmetic(folder):
-    layers = Source(folder).layers
+def test_errors_of_outputs_are_those_of_the_quantized_arithmetic(whole_program):
+    layers = Source(whole_program).layers
     names = list(layers.inputs)[:4]
     quantized = {name: weights.quantize(layers.parameters[name], 1) for name in names}
     thresholds = {names[0]: 4.0, names[1]: 0.1}  # 0.1 cuts nearly everything off
@@ -81,9 +72,9 @@ def test_errors_of_outputs_are_those_of_the_quantized_arithmetic(folder):
     assert found[names[0]] == pytest.approx(expected, rel=1e-3)
 
 
-def test_padding_counts_nothing(folder):
+def test_padding_counts_nothing(whole_program):
     """The same texts in longer rows: as many inputs of each layer, and the same errors."""
-    layers = Source(folder).layers
+    layers = Source(whole_program).layers
     (batch,) = feeds(count=1)
     longer = {name: np.pad(ids, ((0, 0), (0, 16))) for name, ids in batch.items()}
     real = int((batch["input_ids"] != 0).sum())
@@ -98,8 +89,8 @@ def test_padding_counts_nothing(folder):
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
-def test_what_clip_tells_is_what_the_report_tells(folder):
-    layers = Source(folder).layers
+def test_what_clip_tells_is_what_the_report_tells(whole_program):
+    layers = Source(whole_program).layers
     name = list(layers.inputs)[4]
     quantized = {name: weights.quantize(layers.parameters[name], 1)}
     found = SimpleNamespace(weights=quantized)

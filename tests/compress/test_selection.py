@@ -7,24 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from compressing import job
 
-from fleetbert import bundle as bundles
-from fleetbert import config
 from fleetbert.compress import gate, pipeline, work
-from fleetbert.compress.distill import exits
 from fleetbert.errors import UserError
 
-
-def job(bundle, data, method="search", **changes):
-    values = {
-        "bundle": str(bundle),
-        "method": method,
-        "calibration": {"data": str(data / "train.tsv"), "texts": 512},
-        "gate": {"data": str(data / "dev.tsv"), "max_accuracy_drop": 0.5},
-        "search": {"whole_curve": False},
-        **changes,
-    }
-    return config.Quantize.model_validate(values)
+SEARCH = {"calibration.texts": 512, "search.whole_curve": False}
 
 
 def rows(path):
@@ -37,7 +25,7 @@ def words(encodings):
 
 def test_what_is_held_out_calibrates_nothing(trained, tiny_data, caplog):
     caplog.set_level("INFO", "fleetbert")
-    opened = work.open_work(job(trained, tiny_data))
+    opened = work.open_work(job(trained, tiny_data, "search", SEARCH))
     sample = opened.selection
     assert len(sample.truth) == 160 // 5
     assert sample.name.startswith("32 texts held out of ")
@@ -61,7 +49,7 @@ def test_without_labels_what_float32_answers_is_right(trained, tiny_data, tmp_pa
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(text for _, text in rows(tiny_data / "train.tsv")) + "\n")
     caplog.set_level("INFO", "fleetbert")
-    opened = work.open_work(job(trained, tiny_data, calibration={"data": str(path)}))
+    opened = work.open_work(job(trained, tiny_data, "search", {"calibration.data": str(path)}))
     assert opened.selection.float32_accuracy == 1.0
     np.testing.assert_array_equal(opened.selection.truth, opened.selection.float32.argmax(1))
     assert any("what float32 answers" in line for line in caplog.messages)
@@ -71,8 +59,8 @@ def test_a_table_of_its_own_may_be_named(trained, tiny_data, tmp_path):
     path = tmp_path / "own.tsv"
     lines = (tiny_data / "dev.tsv").read_text().splitlines()
     path.write_text("\n".join(lines[:41]) + "\n")
-    named = job(trained, tiny_data, selection={"data": str(path), "texts": 25})
-    opened = work.open_work(named)
+    named = {"selection.data": str(path), "selection.texts": 25}
+    opened = work.open_work(job(trained, tiny_data, "search", {**SEARCH, **named}))
     assert (opened.selection.name, len(opened.selection.truth)) == (str(path), 25)
     assert sum(len(b["input_ids"]) for b in opened.calibration_batches) == 160
 
@@ -80,9 +68,9 @@ def test_a_table_of_its_own_may_be_named(trained, tiny_data, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"selection": {"data": "dev.tsv"}}, r"selection.data: .* has the texts of gate.data"),
-        ({"calibration": {"data": "dev.tsv"}}, r"calibration.data: .* has the texts of gate.data"),
-        ({"calibration": {"data": "few.txt"}}, "4 texts are too few to hold some out"),
+        ({"selection.data": "dev.tsv"}, r"selection.data: .* has the texts of gate.data"),
+        ({"calibration.data": "dev.tsv"}, r"calibration.data: .* has the texts of gate.data"),
+        ({"calibration.data": "few.txt"}, "4 texts are too few to hold some out"),
     ],
 )
 def test_the_gates_texts_and_too_few_are_refused(
@@ -92,7 +80,7 @@ def test_the_gates_texts_and_too_few_are_refused(
     shutil.copy(tiny_data / "dev.tsv", "dev.tsv")
     Path("few.txt").write_text("word1\nword2\nword3\nword4\n")
     with pytest.raises(UserError, match=message):
-        pipeline.quantize(job(bundle, tiny_data, **changes))
+        pipeline.quantize(job(bundle, tiny_data, "search", changes))
 
 
 @pytest.fixture
@@ -119,41 +107,11 @@ def asked(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize("method", ["search", "static"])
+@pytest.mark.parametrize("method", [pytest.param("search", marks=pytest.mark.slow), "static"])
 def test_nothing_is_chosen_on_the_gates_texts(bundle, tiny_data, asked, method):
-    calibration = {"data": str(tiny_data / "train.tsv"), "texts": 64, "clip": "auto"}
+    changes = {"calibration.clip": "auto", "search.whole_curve": False}
     with pytest.raises(InterruptedError):
-        pipeline.quantize(job(bundle, tiny_data, method, calibration=calibration))
+        pipeline.quantize(job(bundle, tiny_data, method, changes))
     *chosen, last = asked
     assert last == "measure" and chosen
     assert all("held out" in name for name in chosen)
-
-
-def test_early_exit_chooses_on_texts_that_no_head_learned_from(bundle, tiny_data, monkeypatch):
-    learned, observed = [], []
-    train, observe = exits.heads.train, exits.early_exit.observe
-
-    def trained(settings, examples, *others):
-        learned.append(sum(len(example.numbers) for example in examples))
-        return train(settings, examples, *others)
-
-    def observed_in(opened, whole, batches, sample, *others):
-        observed.append(len(sample.truth))
-        return observe(opened, whole, batches, sample, *others)
-
-    monkeypatch.setattr(exits.heads, "train", trained)
-    monkeypatch.setattr(exits.early_exit, "observe", observed_in)
-    values = {
-        "bundle": str(bundle),
-        "distill": {"kind": "self", "epochs": 1, "width": 16, "layers": [1, 2], "speed": 0.5},
-        "data": {"train": str(tiny_data / "train.tsv")},
-        "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.5},
-        "selection": {"texts": 20},
-    }
-    (result,) = exits.add_variants(config.SelfDistill.model_validate(values))
-    assert learned == [140]
-    assert observed == [20, 60]  # the last is what the manifest tells of each speed
-    found = bundles.read(bundle).variant(result.variant)
-    assert found.accuracy[0].n == 60 and found.accuracy[0].drop is not None
-    page = (bundle / f"report-{result.variant}.html").read_text(encoding="utf-8")
-    assert "points (95 %:" in page

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-
 import numpy as np
 import pytest
+from compressing import job
 from tiny_bert import make_network
 
-from fleetbert import bundle as bundles
-from fleetbert import config
-from fleetbert.compress import pipeline, sensitivity, smooth, static, work
+from fleetbert.compress import sensitivity, smooth, static, work
 from fleetbert.compress.work import Source
 from fleetbert.engines.alike import random_batch
 from fleetbert.export import program as export
@@ -107,28 +103,15 @@ def test_layers_that_stay_float32_are_left_alone(uneven):
 
 
 @pytest.fixture(scope="module")
-def job(trained, tiny_data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("smooth")
-
-    def made(name, **calibration):
-        copy = folder / name
-        if not copy.exists():
-            shutil.copytree(trained, copy)
-        values = {
-            "bundle": str(copy),
-            "method": "static",
-            "calibration": {"data": str(tiny_data / "train.tsv"), **calibration},
-            "gate": {"data": str(tiny_data / "dev.tsv"), "max_accuracy_drop": 0.5},
-        }
-        return config.Quantize.model_validate(values)
-
-    return made
+def corrected(trained, tiny_data):
+    """The tiny job's classifier, calibrated, and what that started from."""
+    opened = work.open_work(job(trained, tiny_data))
+    return opened, static.calibrated(opened)
 
 
-def test_biases_take_the_mean_change_away(job):
-    opened = work.open_work(job("bias"))
+def test_biases_take_the_mean_change_away(corrected):
+    opened, prepared = corrected
     batches = sensitivity.spread(opened.calibration_batches)
-    prepared = static.calibrated(opened)
     thresholds = static.input_thresholds(prepared)
     layers = opened.source.layers
     sums = {name: [] for name in thresholds}
@@ -143,9 +126,8 @@ def test_biases_take_the_mean_change_away(job):
         assert np.abs(mean).max() > 0
 
 
-def test_the_variant_tells_of_both_and_float32_layers_keep_their_bias(job, tmp_path):
-    opened = work.open_work(job("told"))
-    prepared = static.calibrated(opened)
+def test_float32_layers_keep_their_bias(corrected, tmp_path):
+    _, prepared = corrected
     left = next(iter(prepared.corrections))
     variant = static.write_mix(prepared, tmp_path, [left])
     assert variant.bias_corrected
@@ -155,20 +137,3 @@ def test_the_variant_tells_of_both_and_float32_layers_keep_their_bias(job, tmp_p
         bias = prepared.fused.parameters[biases[name]]
         expected = bias if name == left else bias + correction
         np.testing.assert_allclose(others[biases[name]], expected, atol=1e-6)
-
-
-def test_without_them_it_is_as_it_was(job):
-    names = {"smooth": "none", "correct_bias": False}
-    pipeline.quantize(job("plain", **names))
-    pipeline.quantize(job("both"))
-    plain, both = (
-        bundles.read(job(name).bundle).variant("int8-static") for name in ("plain", "both")
-    )
-    assert not plain.smoothed and not plain.bias_corrected
-    assert both.smoothed and both.bias_corrected
-    program = Path(job("plain").bundle) / "int8-static" / "x86.pdmodel"
-    assert b"@smooth" not in program.read_bytes()
-    mean = [np.mean(list(one.output_errors.values())) for one in (plain, both)]
-    assert mean[1] < mean[0]
-    page = (Path(job("both").bundle) / "quantize-report.html").read_text(encoding="utf-8")
-    assert "whose channels are divided" in page

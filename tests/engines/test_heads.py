@@ -64,30 +64,3 @@ def test_heads_are_as_wide_as_asked_or_a_sixth_of_the_model(asked, expected):
     [tensors] = learning.train(settings, [example], None, seed=0)
     assert tensors["inner.weight"].shape == (2 * 384, expected)
     assert tensors["out.weight"].shape == (expected, 3)
-
-
-@pytest.mark.parametrize("kind", sorted(heads.KINDS))
-def test_padding_changes_nothing(kind):
-    random = np.random.default_rng(1)
-    hidden = random.normal(size=(3, 8, 64)).astype(np.float32)
-    paddle.seed(4)
-    layer = learning.KINDS[kind](64, 32, 2)
-    tensors = {name: value.numpy() for name, value in layer.state_dict().items()}
-    at = packed_layout(np.ones((3, 8), bool))
-    alone = heads.KINDS[kind](tensors, pack(hidden, at), at)
-    padded = np.concatenate([hidden, 9 * np.ones((3, 8, 64), np.float32)], 1)
-    at = packed_layout(np.tile(np.arange(16) < 8, (3, 1)))
-    found = heads.KINDS[kind](tensors, pack(padded, at), at)
-    np.testing.assert_allclose(found, alone, atol=1e-5)
-
-
-def test_what_is_saved_is_loaded(tmp_path):
-    random = np.random.default_rng(2)
-    kept = {
-        layer: {"out.weight": random.normal(size=(2, 3)).astype(np.float32)} for layer in (2, 11)
-    }
-    heads.save(tmp_path, kept)
-    found = heads.load(tmp_path)
-    assert sorted(found) == [2, 11]
-    for layer in kept:
-        np.testing.assert_array_equal(found[layer]["out.weight"], kept[layer]["out.weight"])

@@ -102,6 +102,7 @@ def test_golden_texts_are_padded_as_its_texts(bundle):
     check_golden(bundle, "float32")
 
 
+@pytest.mark.slow
 def test_int8_and_early_exit_know_its_padding(made, bundle):
     answers = [LABELS[one] for one in made[1].argmax(1)]
     table = list(zip(TEXTS, answers))
