@@ -196,7 +196,7 @@ def test_on_servers_it_comes_close_to_the_best_auc(clicks, start, mode):
 
 @pytest.mark.endurance
 def test_a_killed_trainer_goes_on_with_the_others(start, clicks):
-    """Always tried of BERT: test_parameter_server.py."""
+    """In each `make test-all` of BERT: test_parameter_server.py."""
     changes = {"strategy.mode": "sync", "trainer.log_every": 4, "trainer.epochs": 2}
 
     def is_right(job):

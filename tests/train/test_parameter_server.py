@@ -199,7 +199,7 @@ def test_adamw_takes_its_steps_as_long_as_locally_also_when_resumed(
 
 @pytest.mark.endurance
 def test_geo_learns(start):
-    """Always tried of clicks: test_ctr.py."""
+    """In each `make test-all` of clicks: test_ctr.py."""
     # 30 steps are seven rounds of four and one that the last evaluation cuts short.
     job = start({"strategy.mode": "geo", "strategy.k_steps": 4, "trainer.epochs": 3}, servers=1)
     ended(job)
@@ -208,7 +208,7 @@ def test_geo_learns(start):
 
 @pytest.mark.endurance
 def test_vectors_take_the_same_steps(start, trainer, tmp_path):
-    """Always tried of spans, above."""
+    """In each `make test-all` of spans, above."""
     rows = tiny_job.vector_rows(60, 1)
     changes = {
         **SGD, "task.name": "embedding", "data.dev": None, "trainer.epochs": 2,
