@@ -1,4 +1,5 @@
-"""`make endurance`: random kills over ranks and steps; no job may end other than undisturbed.
+"""`make endurance`: random kills over ranks and steps, and a rank that is stopped so that the job
+hangs; no job may end other than undisturbed.
 
 FLEETBERT_KILLS (50) and FLEETBERT_SEED (0) set how many and which.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import signal
 import time
 
 import processes
@@ -18,7 +20,10 @@ from processes import ended, kill, rank, wait_for, wait_for_loss
 KILLS = int(os.environ.get("FLEETBERT_KILLS", "50"))
 SEED = int(os.environ.get("FLEETBERT_SEED", "0"))
 STEPS = 120
-JOB = {"trainer.epochs": 12, "trainer.checkpoint_every": 7, "trainer.eval_every": 50}
+JOB = {
+    "trainer.epochs": 12, "trainer.checkpoint_every": 7, "trainer.eval_every": 50,
+    "strategy.hang_timeout": 30,
+}  # fmt: skip
 
 
 def plan() -> list[list[tuple[int, int, float]]]:
@@ -45,7 +50,8 @@ def run(folder, data, kills):
             wait_for_loss(process, folder / "output", step)
             time.sleep(more)
             victim = wait_for(lambda number=number: rank(process, number), process)
-            victim.kill()
+            # A tenth of them hang instead.
+            victim.send_signal(signal.SIGSTOP if more > 0.045 else signal.SIGKILL)
             wait_for(lambda victim=victim: not victim.is_running(), process)
         text = ended(process)
     finally:

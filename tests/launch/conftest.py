@@ -5,9 +5,11 @@ from __future__ import annotations
 import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import launched
 import numpy as np
+import processes
 import pytest
 import tiny_job
 
@@ -42,3 +44,34 @@ def launch(tmp_path):
     yield call
     for job in started:
         job.end()
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    """start(config, *words, ranks=1, **options of `processes.start`) → Popen; no process of it
+    outlives the module's tests."""
+    started = []
+
+    def call(config: Path, *words: str, ranks: int = 1, **options: Any) -> Any:
+        if ranks > 1:
+            options["launcher"] = ["--nproc_per_node", str(ranks)]
+        folder = tmp_path_factory.mktemp("started")
+        process = processes.start(folder, config, *words, **options)
+        started.append(process)
+        return process
+
+    yield call
+    for process in started:
+        processes.kill(process)
+
+
+@pytest.fixture(scope="module")
+def write(tiny_data, tmp_path_factory):
+    """write(changes) → (config file of the tiny job, its output folder)."""
+
+    def call(changes: dict[str, Any]) -> tuple[Path, Path]:
+        folder = tmp_path_factory.mktemp("job")
+        path = tiny_job.write_config(folder / "job.yaml", tiny_data, folder / "output", changes)
+        return path, folder / "output"
+
+    return call

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import re
 import signal
@@ -94,7 +96,11 @@ def start(tmp_path):
     ("signum", "why"),
     [
         (signal.SIGKILL, r"rank 1 was killed \(SIGKILL, .*\) \(at step 1\)"),
-        (signal.SIGSTOP, r"rank 1 has not moved for \d+ s \(at step 1\)"),
+        pytest.param(
+            signal.SIGSTOP,
+            r"rank 1 has not moved for \d+ s \(at step 1\)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_all_are_started_again(start, signum, why):
@@ -112,6 +118,7 @@ def test_a_failure_before_any_step_ends_the_job(start):
     assert "rank 1 failed with exit code 5 (before its first step); the job ends" in job.said(0)
 
 
+@pytest.mark.slow
 def test_a_supervisor_that_is_lost_ends_the_job(start):
     """As with its machine."""
     job = start(GO)
@@ -121,6 +128,7 @@ def test_a_supervisor_that_is_lost_ends_the_job(start):
     assert "lost the supervisor of rank 1" in job.said(0), job.said(0)
 
 
+@pytest.mark.slow
 def test_ranks_that_never_meet_are_started_again(start):
     """As gloo's connect on a busy machine; it costs no restart."""
     body = """
@@ -137,6 +145,7 @@ heartbeat.note_phase(heartbeat.JOINED)
     assert len(job.starts(1)) == 3
 
 
+@pytest.mark.slow
 def test_the_rank_that_is_waited_for_is_named(start):
     """However long it takes to begin."""
     body = """
@@ -154,62 +163,56 @@ heartbeat.note_phase(heartbeat.JOINED)
 
 
 class Stranger:
-    """Answers as a web server does, whatever it is told; or never."""
+    """Answers as a web server does, or says nothing: in turn, whatever it is told."""
 
-    def __init__(self, answer: bytes):
-        self.answer = answer
+    def __init__(self, *answers: bytes):
+        self.answers, self.told = answers, 0
         self.server = socket.create_server(("127.0.0.1", 0))
         self.port = self.server.getsockname()[1]
-        self.asked = threading.Event()
         threading.Thread(target=self.run, daemon=True).start()
 
     def run(self) -> None:
-        while True:
+        for answer in itertools.cycle(self.answers):
             try:
                 connection, _ = self.server.accept()
-                connection.recv(1000)
-                self.asked.set()
-                connection.sendall(self.answer)
-                connection.close()
-            except OSError:
+            except OSError:  # closed
                 return
+            with connection, contextlib.suppress(OSError):
+                connection.recv(1000)
+                self.told += 1
+                connection.sendall(answer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b'{"exit": 7}\n', b"", b"[1]\n"]
+    "answers", [(b"HTTP/1.1 400 Bad Request\r\n\r\n", b""), (b'{"exit": 7}\n', b"[1]\n")]
 )
-def test_a_port_that_is_taken(start, answer):
+def test_a_port_that_is_taken(start, answers):
     """The hub takes another, and nobody does as the stranger says."""
-    stranger = Stranger(answer)
+    stranger = Stranger(*answers)
     job = start("", port=stranger.port)
     assert job.ended() == [0, 0], (job.said(0), job.said(1))
-    assert stranger.asked.is_set()
+    assert stranger.told >= 2  # both supervisors asked
     stranger.server.close()
 
 
-def test_the_store_has_another_port_where_its_own_is_taken(start):
+@pytest.mark.slow
+def test_strangers_at_the_hub_and_at_the_stores_port(start):
+    """The one is sent away; the store takes another port."""
+    port = free_port()
     with socket.create_server(("", 0)) as taken:
         master = f"127.0.0.1:{taken.getsockname()[1]}"
-        job = start("", master=master)
+        job = start(GO, port=port, master=master)
+        until = time.monotonic() + DEADLINE
+        while not job.starts(0):  # the hub does not listen yet, or no more
+            assert time.monotonic() < until
+            with contextlib.suppress(ConnectionRefusedError):
+                with socket.create_connection(("127.0.0.1", port), 5) as connection:
+                    connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                break
+            time.sleep(0.01)
+        (job.folder / "go").touch()
         assert job.ended() == [0, 0], job.said(0)
     used = {job.starts(rank)[0][1] for rank in (0, 1)}
     assert len(used) == 1
     assert master not in used
-
-
-def test_a_stranger_at_the_hub(start):
-    port = free_port()
-    job = start(GO, port=port)
-    until = time.monotonic() + DEADLINE
-    while True:
-        try:
-            with socket.create_connection(("127.0.0.1", port), 5) as connection:
-                connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
-            break
-        except ConnectionRefusedError:  # it does not listen yet, or no more
-            assert time.monotonic() < until
-            if job.starts(0):
-                break
-            time.sleep(0.01)
-    (job.folder / "go").touch()
-    assert job.ended() == [0, 0], job.said(0)

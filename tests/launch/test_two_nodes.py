@@ -9,12 +9,11 @@ import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import processes
 import pytest
 import tiny_job
-from processes import ended, kill, rank, said, wait_for, wait_for_loss
+from processes import DEADLINE, ended, kill, rank, said, wait_for, wait_for_loss
 
-JOB = {"trainer.epochs": 3, "trainer.checkpoint_every": 7}
+JOB = {"trainer.epochs": 3, "trainer.checkpoint_every": 7, "model.dropout": 0.0}
 
 
 class Node(NamedTuple):
@@ -36,19 +35,8 @@ def nodes():
         for name in names:
             _ip("netns", "add", name)
             _ip("-n", name, "link", "set", "lo", "up")
-        _ip(
-            "-n",
-            names[0],
-            "link",
-            "add",
-            "node0",
-            "type",
-            "veth",
-            "peer",
-            "node1",
-            "netns",
-            names[1],
-        )
+        cable = ["link", "add", "node0", "type", "veth", "peer", "node1", "netns", names[1]]
+        _ip("-n", names[0], *cable)
         for number, (name, host) in enumerate(zip(names, hosts)):
             _ip("-n", name, "addr", "add", f"{host}/24", "dev", f"node{number}")
             _ip("-n", name, "link", "set", f"node{number}", "up")
@@ -65,11 +53,10 @@ def nodes():
 
 
 @pytest.fixture(scope="module")
-def start(nodes, tmp_path_factory):
-    """start(config, *words for each node) → Popen of each node's launcher, of one rank each."""
-    started = []
+def start_both(nodes, start):
+    """start_both(config) → Popen of each node's launcher, of one rank each."""
 
-    def call(config: Path, *words: list[str]) -> list[Any]:
+    def call(config: Path) -> list[Any]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         both = []
@@ -77,72 +64,41 @@ def start(nodes, tmp_path_factory):
             launcher = ["--nnodes", "2", "--master", f"{nodes[0].host}:{port}"]
             launcher += ["--rank", str(number), "--host", node.host]
             launcher += ["--nproc_per_node", "1", "--max_restart", "3"]
-            folder = tmp_path_factory.mktemp(f"node{number}")
-            process = processes.start(
-                folder,
-                config,
-                *words[number],
-                launcher=launcher,
-                prefix=node.prefix,
-                environ={"GLOO_SOCKET_IFNAME": node.interface},
-            )
-            both.append(process)
-            started.append(process)
+            environ = {"GLOO_SOCKET_IFNAME": node.interface}
+            both.append(start(config, launcher=launcher, prefix=node.prefix, environ=environ))
         return both
 
-    yield call
-    for process in started:
-        kill(process)
+    return call
 
 
-@pytest.fixture(scope="module")
-def one_node(tiny_data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one-node")
-    config = tiny_job.write_config(folder / "job.yaml", tiny_data, folder / "output", JOB)
-    process = processes.start(folder, config, launcher=["--nproc_per_node", "2"])
-    yield folder / "output", process
-    kill(process)
-
-
-def test_two_nodes_train_as_one_and_lose_a_rank(start, here, tiny_data, tmp_path):
+@pytest.mark.slow
+def test_two_nodes_train_as_one_and_lose_a_rank(start_both, write, here):
     """As one process does. What follows from the loss of a node is in test_supervisor.py, and of
-    folders that they do not share in train/test_checkpoint.py; `make endurance` has all of it."""
-    own = {**JOB, "trainer.max_steps": 6, "trainer.checkpoint_every": 2, "model.dropout": 0.0}
-    config = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, tmp_path / "output", own)
-    both = start(config, [], [])
+    folders that they do not share in train/test_checkpoint.py."""
+    own = {**JOB, "trainer.max_steps": 6, "trainer.checkpoint_every": 2}
+    config, output = write(own)
+    both = start_both(config)
     victim = wait_for(lambda: rank(both[1], 1), both[1])
-    wait_for_loss(both[0], tmp_path / "output", 2)
+    wait_for_loss(both[0], output, 2)
     victim.kill()
     texts = [ended(process) for process in both]
     assert "restart 1 of 3" in texts[0]
     expected = tiny_job.losses(here(own))
     assert len(expected) == 6
-    assert tiny_job.losses(tmp_path / "output") == pytest.approx(expected, abs=1e-4)
+    assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.endurance
-def test_two_nodes_train_as_one_lose_a_node_and_a_rank_and_go_on(
-    start, one_node, tiny_data, tmp_path
-):
-    ended(one_node[1])
-    output = tmp_path / "output"
-    config = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, output, JOB)
-    both = start(config, [], [])
+def test_two_nodes_lose_a_node_and_go_on(start_both, write, here):
+    config, output = write(JOB)
+    both = start_both(config)
     wait_for_loss(both[0], output, 10)
     kill(both[1])
-    assert both[0].wait(timeout=processes.DEADLINE) != 0
+    assert both[0].wait(timeout=DEADLINE) != 0
     assert "lost the supervisor of rank 1" in said(both[0])
 
-    both = start(config, [], [])
-    wait_for_loss(both[0], output, 18)
-    wait_for(lambda: rank(both[1], 1), both[1]).kill()
-    texts = [ended(process) for process in both]
-    assert "restart 1 of 3" in texts[0]
-    assert tiny_job.losses(output) == tiny_job.losses(one_node[0])
-
-    both = start(config, [], [f"output_dir={tmp_path / 'elsewhere'}"])
-    for process in both:
-        assert process.wait(timeout=processes.DEADLINE) == 2
-    problem = "see different newest checkpoints in .* (rank 0: step 30, rank 1: none)"
-    assert problem.split(" in ")[0] in said(both[0])
-    assert problem.split(".* ")[1] in said(both[0])
+    texts = [ended(process) for process in start_both(config)]
+    assert "resumed at step" in texts[0]
+    expected = tiny_job.losses(here(JOB))
+    assert len(expected) == 30
+    assert tiny_job.losses(output) == pytest.approx(expected, abs=1e-4)

@@ -142,13 +142,8 @@ class TestOneText:
     def test_two_ranks_decide_alike(self, spoiled, tiny_data, tmp_path):
         (tmp_path / "script.py").write_text(SCRIPT.format(text=TEXT), encoding="utf-8")
         path = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, tmp_path / "output", SAVED)
-        process = processes.start(
-            tmp_path, path, launcher=["--nproc_per_node", "2"], script=tmp_path / "script.py"
-        )
-        try:
-            processes.ended(process)
-        finally:
-            processes.kill(process)
+        ranks = {"launcher": ["--nproc_per_node", "2"], "script": tmp_path / "script.py"}
+        processes.ended(processes.run(tmp_path, path, **ranks))
         alone, _, step = spoiled
         assert kept(tmp_path / "output")[0]["loss"] == "nan"
         assert {(row["step"], row["line"]) for row in kept(tmp_path / "output")} == {
