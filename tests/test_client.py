@@ -6,7 +6,7 @@ import dataclasses
 import socket
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import fake_core
 import numpy as np
@@ -53,19 +53,19 @@ def test_what_is_asked_for_reaches_the_core(client, server):
 
 
 @pytest.mark.parametrize(
-    ("model", "status", "part"),
-    [("none", 404, "no model"), ("late", 504, "timeout"), ("broken", 500, "its log says")],
+    ("model", "status", "part", "wait"),
+    [
+        ("none", 404, "no model", None),
+        ("late", 504, "timeout", None),
+        ("broken", 500, "its log says", None),
+        ("full", 503, "queue", 3.0),
+        ("../repository/index?", 404, "there is nothing at", None),  # names are no paths
+    ],
 )
-def test_errors_are_the_servers_sentences(client, model, status, part):
+def test_errors_are_the_servers_sentences(client, model, status, part, wait):
     with pytest.raises(ServerError, match=part) as caught:
         client.infer(model, ["a"])
-    assert caught.value.status == status and caught.value.retry_after is None
-
-
-def test_a_full_server_says_when_to_come_again(client):
-    with pytest.raises(ServerError) as caught:
-        client.infer("full", ["a"])
-    assert (caught.value.status, caught.value.retry_after) == (503, 3.0)
+    assert (caught.value.status, caught.value.retry_after) == (status, wait)
 
 
 @pytest.mark.parametrize("text", ["abc", b"abc"])
@@ -74,12 +74,6 @@ def test_one_text_is_no_list_of_its_letters(client, text):
         client.infer("sst", text)
     with pytest.raises(TypeError, match="pairs is one text"):
         client.infer("pairs", ["abc"], text)
-
-
-def test_names_are_no_paths(client):
-    with pytest.raises(ServerError) as caught:
-        client.infer("../repository/index?", ["a"])
-    assert caught.value.status == 404
 
 
 def test_nobody_there(client):
@@ -110,20 +104,13 @@ def test_a_proxy_is_not_asked_for_this_machine(server, monkeypatch, host):
 
 
 def test_threads_may_share_one(client):
-    wrong = []
-
     def ask(number):
         for _ in range(10):
-            text = "good " * (number + 1)
-            if client.infer("sst", [text])[0].logits[1] != number + 1.25:
-                wrong.append(number)
+            [one] = client.infer("sst", ["good " * (number + 1)])
+            assert one.logits[1] == number + 1.25
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == []
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(ask, range(6)))
 
 
 @pytest.fixture

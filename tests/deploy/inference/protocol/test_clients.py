@@ -118,15 +118,6 @@ def test_kserve_clients(server):
     assert server.core.calls[-2:] == [("load", "sst"), ("unload", "sst")]
 
 
-def test_grpc_health_client(server):
-    assert client("health", server.grpc) == ["SERVING", "SERVING", "SERVING", "NOT_FOUND"]
-    server.core.is_ready = False
-    try:
-        assert client("health", server.grpc) == [*["NOT_SERVING"] * 3, "NOT_FOUND"]
-    finally:
-        server.core.is_ready = True
-
-
 def test_openais_client(server):
     saw = client("openai_client", f"http://{server.http}/v1")
     texts = TEXTS[:3]

@@ -82,23 +82,16 @@ def test_the_config_is_what_http_tells(server, stub):
 
 @pytest.mark.parametrize(("model", "version", "ready"), READINESS)
 def test_readiness_of_models(stub, model, version, ready):
-    request = pb.ModelReadyRequest(name=model, version=version)
-    metadata = pb.ModelMetadataRequest(name=model, version=version)
-    if ready is None:
-        assert refused(stub.ModelReady, request).code() is CODE.NOT_FOUND
-        assert refused(stub.ModelMetadata, metadata).code() is CODE.NOT_FOUND
-        return
-    assert stub.ModelReady(request).ready is ready
-    if ready:
-        assert stub.ModelMetadata(metadata).name == model
-    else:
-        assert refused(stub.ModelMetadata, metadata).code() is CODE.UNAVAILABLE
-
-
-def test_there_is_nothing_to_tell_of_a_model_that_is_not_there(stub):
-    for method in ("ModelConfig", "ModelStatistics"):
-        error = refused(getattr(stub, method), getattr(pb, f"{method}Request")(name="nobody"))
-        assert error.code() is CODE.NOT_FOUND
+    words = {"name": model, "version": version}
+    asked = stub.ModelReady.future(pb.ModelReadyRequest(**words))
+    assert asked.code() is (CODE.NOT_FOUND if ready is None else CODE.OK)
+    if ready is not None:
+        assert asked.result().ready is ready
+    code = {True: CODE.OK, False: CODE.UNAVAILABLE, None: CODE.NOT_FOUND}[ready]
+    assert stub.ModelMetadata.future(pb.ModelMetadataRequest(**words)).code() is code
+    assert stub.ModelConfig.future(pb.ModelConfigRequest(**words)).code() is code
+    if model == "nobody":
+        assert stub.ModelStatistics.future(pb.ModelStatisticsRequest(**words)).code() is code
 
 
 @pytest.mark.parametrize("raw", [False, True])
@@ -125,13 +118,14 @@ def test_inference_on_ids(stub, raw, datatype):
     request = pb.ModelInferRequest(model_name="sst", outputs=[{"name": "logits"}])
     for name, array in (("input_ids", ids), ("token_type_ids", types)):
         tensor = request.inputs.add(name=name, datatype=datatype, shape=array.shape)
+        dtype, field = {
+            "INT64": ("<i8", tensor.contents.int64_contents),
+            "INT32": ("<i4", tensor.contents.int_contents),
+        }[datatype]
         if raw:
-            dtype = "<i8" if datatype == "INT64" else "<i4"
             request.raw_input_contents.append(array.astype(dtype).tobytes())
-        elif datatype == "INT64":
-            tensor.contents.int64_contents.extend(array.ravel())
         else:
-            tensor.contents.int_contents.extend(array.ravel())
+            field.extend(array.ravel())
     expected = {"logits": fake_core.logits_of_ids(ids, types)}
     check_answer(stub.ModelInfer(request, timeout=60), expected)
 
@@ -226,23 +220,16 @@ def test_the_sooner_of_deadline_and_timeout_holds(server, stub, microseconds, lo
     assert low <= server.core.requests[-1].timeout <= high
 
 
-def test_a_cancelled_call_cancels_its_request(server, stub):
-    before = server.core.cancelled
-    asked = len(server.core.requests)
-    call = stub.ModelInfer.future(request_of(["good"], "slow"))
+@pytest.mark.parametrize("seconds", [1, None])
+def test_a_call_that_is_cancelled_or_late_cancels_its_request(server, stub, seconds):
+    before, asked = server.core.cancelled, len(server.core.requests)
+    call = stub.ModelInfer.future(request_of(["good"], "slow"), timeout=seconds)
     fake_core.wait_for(lambda: len(server.core.requests) > asked)
-    call.cancel()
+    if seconds is None:
+        call.cancel()
+    assert call.code() is (CODE.DEADLINE_EXCEEDED if seconds else CODE.CANCELLED)
     fake_core.wait_for(lambda: server.core.cancelled == before + 1)
     fake_core.wait_for(lambda: server.done[-1].code == "CANCELLED")
-
-
-def test_a_passed_deadline_cancels_its_request(server, stub):
-    before = server.core.cancelled
-    with pytest.raises(grpc.RpcError) as caught:
-        stub.ModelInfer(request_of(["good"], "slow"), timeout=1)
-    assert caught.value.code() is CODE.DEADLINE_EXCEEDED
-    fake_core.wait_for(lambda: server.core.cancelled == before + 1)
-    assert stub.ServerLive(pb.ServerLiveRequest()).live
 
 
 def test_repository(server, stub):
@@ -261,28 +248,26 @@ def test_repository(server, stub):
 
 
 @pytest.mark.parametrize(
-    ("model", "code"),
+    ("model", "parameters", "code"),
     [
-        ("nobody", CODE.NOT_FOUND),
-        ("gone", CODE.UNAVAILABLE),
-        ("../sst", CODE.NOT_FOUND),
-        ("sst\n", CODE.NOT_FOUND),
+        ("nobody", (), CODE.NOT_FOUND),
+        ("gone", (), CODE.UNAVAILABLE),
+        ("../sst", (), CODE.NOT_FOUND),
+        ("sst\n", (), CODE.NOT_FOUND),
+        ("sst", ["file:1/model"], CODE.INVALID_ARGUMENT),
     ],
 )
-def test_loads_that_are_refused(server, stub, model, code):
+def test_loads_that_are_refused(server, stub, model, parameters, code):
     before = list(server.core.calls), len(server.core.looked_for)
-    error = refused(stub.RepositoryModelLoad, pb.RepositoryModelLoadRequest(model_name=model))
-    assert error.code() is code
-    assert server.core.calls == before[0]
-    assert len(server.core.looked_for) == before[1] + model.isalpha()  # no path is looked for
-
-
-def test_a_load_with_parameters_is_refused(stub):
-    request = pb.RepositoryModelLoadRequest(model_name="sst")
-    request.parameters["file:1/model"].bytes_param = b"x"
+    request = pb.RepositoryModelLoadRequest(model_name=model)
+    for key in parameters:
+        request.parameters[key].bytes_param = b"x"
     error = refused(stub.RepositoryModelLoad, request)
-    assert error.code() is CODE.INVALID_ARGUMENT
-    assert "'file:1/model'" in error.details()
+    assert error.code() is code
+    assert all(repr(key) in error.details() for key in parameters)
+    assert server.core.calls == before[0]
+    # no path is looked for
+    assert len(server.core.looked_for) == before[1] + (model in ("nobody", "gone"))
 
 
 def test_health_service_follows_readiness(server, channel):

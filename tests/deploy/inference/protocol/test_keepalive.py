@@ -8,12 +8,8 @@ import time
 
 import grpc
 import pytest
-from grpc_stub import make_stub
+from grpc_stub import make_stub, request_of
 from served import DEADLINE, ask, connect, read_all, serving
-
-from fleetbert.deploy.inference.protocol import inference_pb2 as pb
-
-CODE = grpc.StatusCode
 
 
 def pinging(served, milliseconds):
@@ -28,22 +24,16 @@ def pinging(served, milliseconds):
     return grpc.insecure_channel(served.grpc, options)
 
 
-def sleeping(seconds):
-    request = pb.ModelInferRequest(model_name="sst")
-    tensor = request.inputs.add(name="text", datatype="BYTES", shape=[1])
-    tensor.contents.bytes_contents.append(b"sleep %d" % seconds)
-    return request
-
-
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"  # with empty settings
 PING = b"\0\0\x08\6\0\0\0\0\0" + bytes(8)
 
 
+@pytest.mark.slow
 def test_a_ping_a_second_costs_no_call_and_a_flood_does(tmp_path):
     with serving(tmp_path) as served, pinging(served, 1000) as one, pinging(served, 1000) as idle:
         seen = []
         idle.subscribe(seen.append, try_to_connect=True)
-        reply = make_stub(one).ModelInfer(sleeping(6), timeout=DEADLINE)
+        reply = make_stub(one).ModelInfer(request_of(["sleep 6"]), timeout=DEADLINE)
         assert reply.outputs[0].name == "label"
         with connect(served.grpc) as flood:
             flood.sendall(PREFACE)
@@ -58,9 +48,8 @@ def test_a_ping_a_second_costs_no_call_and_a_flood_does(tmp_path):
 
 def test_the_shortest_time_between_pings_is_a_setting(tmp_path):
     with serving(tmp_path, "listen.grpc_ping_seconds=60") as served, pinging(served, 500) as one:
-        with pytest.raises(grpc.RpcError) as caught:
-            make_stub(one).ModelInfer(sleeping(20), timeout=DEADLINE)
-        assert caught.value.code() is CODE.UNAVAILABLE
+        call = make_stub(one).ModelInfer.future(request_of(["sleep 20"]), timeout=DEADLINE)
+        assert call.code() is grpc.StatusCode.UNAVAILABLE
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +70,7 @@ def held(client):
 HELLO = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"  # the begin of a handshake
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-@pytest.mark.parametrize("said", [b"", HELLO])
+@pytest.mark.parametrize(("protocol", "said"), [("http", HELLO), ("grpc", b"")])
 def test_handshakes_that_do_not_end_are_ended(secure, certificate, protocol, said):
     with connect(getattr(secure, protocol)) as client:
         client.sendall(said)
@@ -102,7 +90,7 @@ def test_handshakes_count_as_connections(secure, certificate):
 def test_what_comes_with_the_end_of_the_handshake_is_read(secure, certificate):
     """A client may send its request and leave within a packet of its last word."""
     context = ssl.create_default_context(cafile=str(certificate[0]))
-    for _ in range(20):
+    for _ in range(10):
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
         with connect(secure.http) as client:

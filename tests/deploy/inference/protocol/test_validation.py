@@ -213,11 +213,6 @@ def only_failures(function, *arguments):
         assert 0 < len(str(failure)) < 400
 
 
-@given(st.dictionaries(keys, values, max_size=5), st.sampled_from([SST, PAIRS]))
-def test_any_json_raises_nothing_but_failures(message, found):
-    only_failures(ask, json.dumps(message).encode(), None, found)
-
-
 @given(
     st.sampled_from([TEXT, IDS]),
     st.lists(st.tuples(keys, values), min_size=1, max_size=3),
