@@ -131,7 +131,6 @@ def test_traces_are_sent_with_the_clients_as_parent(tmp_path, collector):
     assert "is full" in failed.status.message
 
 
-@pytest.mark.slow
 def test_a_collector_that_is_away_keeps_nobody(tmp_path):
     with serving(tmp_path, "logs.otlp_endpoint=http://127.0.0.1:9/v1/traces") as served:
         assert ask(served.http, "good").status_code == 200

@@ -82,7 +82,6 @@ def test_a_log_that_cannot_be_written_keeps_nobody_waiting(tmp_path):
         assert served.end() == 0
 
 
-@pytest.mark.slow
 def test_a_stdout_that_nobody_reads_keeps_nobody_waiting(tmp_path):
     path = tmp_path / "server.out"
     os.mkfifo(path)

@@ -116,7 +116,7 @@ def other_address():
 
 
 @pytest.mark.skipif(other_address() is None, reason="this machine has loopback only")
-@pytest.mark.parametrize("admin", ["null", pytest.param("anyone", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("admin", ["null", "anyone"])
 def test_by_default_other_machines_may_not(tmp_path, admin):
     """A connection to the machine's other address comes from there."""
     with serving(tmp_path, "listen.host=0.0.0.0", f"listen.admin={admin}") as served:
