@@ -104,7 +104,7 @@ class TestErrors:
                 "line 5: unknown key callbacks.profiler.timeronly; "
                 "did you mean callbacks.profiler.timer_only?",
             ),
-            ("optimiser: {}\n", "line 3: unknown key optimiser; did you mean "),
+            ("optimiser: {}\n", "line 3: unknown key optimiser; did you mean optimizer?"),
             ("optimiser: {}\n", "optimizer?"),
             ("trainer:\n  seed: 1\n  epochs: x\n", "job.yaml, line 5: trainer.epochs: "),
             ("trainer: {epochs: 0, sed: 1}\n", "trainer.epochs"),

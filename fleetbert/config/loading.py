@@ -192,9 +192,11 @@ def _explain(error: ValidationError, schema: type[Section], document: Document) 
 
 
 def _nearest(name: str, schema: type[Section]) -> str:
-    """A hint with the valid key most like `name`: by its whole name, else by its last part."""
+    """A hint with the valid key or section most like `name`: by its whole name, else by its last
+    part."""
     valid = [dotted for dotted, _ in fields(schema)]
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.75)
+    sections = {dotted.rpartition(".")[0] for dotted in valid} - {""}
+    close = difflib.get_close_matches(name, [*valid, *sorted(sections)], n=1, cutoff=0.75)
     if not close:
         last = name.rsplit(".", 1)[-1]
         by_last = {dotted.rsplit(".", 1)[-1]: dotted for dotted in valid}
