@@ -93,8 +93,6 @@ ONNX = (
     "tests/export/test_embedding.py::test_vectors_are_pooled_from_a_texts_own_tokens",
     "tests/test_cli.py::test_evaluate_prints_a_table_or_one_line_of_json[onnx",
     "tests/test_cli.py::test_export_adds_the_variant",
-    "tests/train/test_ranking.py::test_compressed_and_told",
-    "tests/train/test_regression.py::test_quantized_and_exported",
 )
 NO_ONNX = "paddle2onnx is not installed: it has wheels for Python 3.8 to 3.12"
 HAS_ONNX = importlib.util.find_spec("paddle2onnx") is not None
