@@ -4,8 +4,8 @@
 
 Makes a table of short lines, tokenizes it into FOLDER/cache, trains a few steps of a tiny model,
 plans an epoch and looks at each of its steps. Prints the peak of this process in MiB, which is
-what cannot be given back to the disk (RssAnon), how much of it is above that before the table was
-opened, and what the processes beside it held together.
+what cannot be given back to the disk (RssAnon), and how much of it is above that before the table
+was opened.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import psutil
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -45,13 +44,10 @@ def write_lines(path: Path, lines: int) -> None:
             )
 
 
-def anonymous(process: int | str = "self") -> float:
+def anonymous() -> float:
     """MiB."""
-    try:
-        text = Path(f"/proc/{process}/status").read_text()
-        return next(int(x.split()[1]) / 1024 for x in text.splitlines() if x.startswith("RssAnon"))
-    except (OSError, StopIteration):  # it has ended
-        return 0.0
+    text = Path("/proc/self/status").read_text()
+    return next(int(x.split()[1]) / 1024 for x in text.splitlines() if x.startswith("RssAnon"))
 
 
 class Peak(threading.Thread):
@@ -59,17 +55,12 @@ class Peak(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
-        self.own = self.others = 0.0
+        self.found = 0.0
         self.over = False
 
     def run(self) -> None:
-        looks = 0
         while not self.over:
-            self.own = max(self.own, anonymous())
-            if looks % 40 == 0:
-                children = psutil.Process().children(recursive=True)
-                self.others = max(self.others, sum(anonymous(child.pid) for child in children))
-            looks += 1
+            self.found = max(self.found, anonymous())
             time.sleep(0.005)
 
 
@@ -99,27 +90,13 @@ def main(lines: int, folder: Path, overrides: list[str]) -> None:
     before = anonymous()
     peak = Peak()
     peak.start()
-    began = time.perf_counter()
     training.train(job)
-    trained = time.perf_counter()
-    plan = kept[0].task.plan(0)
-    texts = sum(len(indices) for indices in plan)
-    planned = time.perf_counter()
+    texts = sum(len(indices) for indices in kept[0].task.plan(0))
     peak.over = True
     peak.join()
     assert texts == lines
-    print(
-        json.dumps(
-            {
-                "lines": lines,
-                "peak": round(peak.own, 1),
-                "above_start": round(peak.own - before, 1),
-                "others_peak": round(peak.others, 1),
-                "train_s": round(trained - began, 1),
-                "plan_s": round(planned - trained, 1),
-            }
-        )
-    )
+    above = round(peak.found - before, 1)
+    print(json.dumps({"lines": lines, "peak": round(peak.found, 1), "above_start": above}))
 
 
 if __name__ == "__main__":

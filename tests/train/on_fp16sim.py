@@ -1,8 +1,10 @@
 """Training in half, looked into. pytest runs this in a process that has the device fp16sim: see
-test_precision.py. What users start, launch/train.py, is tested there."""
+test_precision.py."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 
 import numpy as np
@@ -16,15 +18,16 @@ from fleetbert import config
 from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.errors import UserError
 from fleetbert.models import heads
+from fleetbert.train import checkpoint, precision
 from fleetbert.train import job as training
-from fleetbert.train import loop, precision
+from fleetbert.train.callbacks import Callback
 from fleetbert.train.objectives import CrossEntropy
 from fleetbert.train.strategies.single import Single
 
 SHORT = {
-    "model.dropout": 0.0, "trainer.device": "fp16sim", "data.dev": None, "trainer.max_steps": 3,
-    "trainer.max_bad_steps": 2,
+    "model.dropout": 0.0, "data.dev": None, "trainer.max_steps": 3, "trainer.max_bad_steps": 2,
 }  # fmt: skip
+KERNELS = ("matmul", "matmul_grad", "softmax", "gelu", "layer_norm", "adamw")
 
 
 @pytest.fixture(autouse=True)
@@ -33,26 +36,32 @@ def device():
     paddle.set_device("cpu")
 
 
+@pytest.fixture(scope="module")
+def train_in(tiny_data):
+    """train_in(folder, changes) trains the tiny job into `folder`; returns its Run."""
+
+    class Keeps(Callback):
+        def on_start(self, run):
+            self.run = run
+
+    def call(folder, changes, results=False):
+        values = tiny_job.values(tiny_data, folder, {"trainer.device": "fp16sim", **changes})
+        keeps = Keeps()
+        with pytest.MonkeyPatch.context() as patch:
+            if not results:
+                patch.setattr(training, "_write_results", lambda run, summary: None)
+            training.train(config.Config.model_validate(values), [keeps])
+        return keeps.run
+
+    return call
+
+
 @pytest.fixture
-def train(tiny_data, tmp_path, monkeypatch):
-    """train(name, changes) trains the tiny job into the folder `name`; returns its Run."""
-    runs = []
-
-    class Kept(loop.Run):
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            runs.append(self)
-
-    monkeypatch.setattr(training, "Run", Kept)
-    write = training._write_results
+def train(train_in, tmp_path):
+    """train(name, changes) trains the short job into the folder `name`; returns its Run."""
 
     def call(name, changes=None, results=False):
-        nothing = lambda run, summary: None  # noqa: E731
-        monkeypatch.setattr(training, "_write_results", write if results else nothing)
-        changes = {**SHORT, **(changes or {})}
-        values = tiny_job.values(tiny_data, tmp_path / name, changes)
-        training.train(config.Config.model_validate(values))
-        return runs[-1]
+        return train_in(tmp_path / name, {**SHORT, **(changes or {})}, results)
 
     call.folder = tmp_path
     return call
@@ -83,6 +92,90 @@ def flat(update):
 
 def distance(found, expected):
     return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+def stored(output, step):
+    """(state, model, optimizer) of a checkpoint, as NumPy arrays."""
+    folder = output / "checkpoints" / f"step-{step:08d}"
+    state = json.loads((folder / "state.json").read_text())
+    names = checkpoint.TENSORS.values()
+    return (state, *(paddle.load(str(folder / name), return_numpy=True) for name in names))
+
+
+def same(one, other):
+    """Whether two trees of arrays are equal bit for bit."""
+    if isinstance(one, dict):
+        return set(one) == set(other) and all(same(one[name], other[name]) for name in one)
+    return np.array_equal(one, other)
+
+
+class TestLevels:
+    @pytest.fixture(scope="class")
+    def levels(self, train_in, tmp_path_factory):
+        """{level: (output folder, {float16 kernel: how often it ran})} of the same job, whose scale
+        grows each eight steps, and comes nowhere near an overflow."""
+        done = {}
+        for level in ("O0", "O1", "O2"):
+            output = tmp_path_factory.mktemp(level)
+            before = {kernel: calls(kernel) for kernel in KERNELS}
+            changes = {
+                "precision.level": level, "trainer.epochs": 3, "model.dropout": 0.0,
+                "precision.init_loss_scaling": 1024.0, "precision.incr_every_n_steps": 8,
+                "callbacks.profiler.enabled": True,
+            }  # fmt: skip
+            train_in(output, changes)
+            done[level] = output, {kernel: calls(kernel) - n for kernel, n in before.items()}
+        return done
+
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_losses_stay_by_those_of_float32(self, levels, level):
+        """From the same seed: within 0.001 for ten steps, and within 0.01 for thirty, in which
+        the loss falls from 0.69 to 0.44; those of the evaluations, too."""
+        exact, found = (tiny_job.losses(levels[name][0]) for name in ("O0", level))
+        assert len(exact) == 30
+        assert exact[30] < 0.5
+        first = {step: loss for step, loss in exact.items() if step <= 10}
+        assert {step: found[step] for step in first} == pytest.approx(first, abs=0.001)
+        assert found == pytest.approx(exact, abs=0.01)
+        assert found != exact
+        exact, found = (
+            [row["dev.loss"] for row in tiny_job.rows(levels[name][0]) if "dev.loss" in row]
+            for name in ("O0", level)
+        )
+        assert len(exact) == 3
+        assert found == pytest.approx(exact, abs=0.01)
+
+    def test_operators_ran_in_half(self, levels):
+        """Counted by the device: what the levels' lists say, and the updates of half weights."""
+        ran = {level: {k for k, n in counts.items() if n} for level, (_, counts) in levels.items()}
+        assert ran["O0"] == set()
+        assert ran["O1"] == {"matmul", "matmul_grad"}
+        # layer_norm's float32 weights promote it.
+        assert ran["O2"] == {"matmul", "matmul_grad", "softmax", "gelu", "adamw"}
+        output, counts = levels["O2"]
+        half = [a for a in stored(output, 30)[1].values() if a.dtype == np.float16]
+        assert counts["adamw"] == 30 * len(half)
+
+    @pytest.mark.parametrize("level", ["O1", "O2"])
+    def test_scale_grows(self, levels, level):
+        rows = [row for row in tiny_job.rows(levels[level][0]) if "loss" in row]
+        # A row has the scale as it is after the step.
+        assert [row["scale"] for row in rows] == [1024 * 2 ** (n // 8) for n in range(1, 31)]
+        assert {row["skipped"] for row in rows} == {0}
+        profile = json.loads((levels[level][0] / "profile.json").read_text())
+        assert profile["together"]["texts_per_s"] > 0
+
+    def test_master_weights_stand_beside_the_half_weights(self, levels):
+        _, model, optimizer = stored(levels["O2"][0], 30)
+        masters = optimizer["master_weights"]
+        assert set(masters) == {name for name, a in model.items() if a.dtype == np.float16}
+        assert {a.dtype for a in model.values()} == {np.dtype("float16"), np.dtype("float32")}
+        finer = 0
+        for name, master in masters.items():
+            assert master.dtype == np.float32
+            np.testing.assert_array_equal(master.astype(np.float16), model[name])
+            finer += (master != model[name]).any()
+        assert finer > len(masters) / 2
 
 
 class TestLists:
@@ -122,23 +215,33 @@ class TestLists:
 
 
 class TestGradients:
+    @pytest.fixture
+    def first(self, train, updates):
+        """first((scale, level), ...) → for each what AdamW gets in the first step, not clipped."""
+
+        def call(*runs):
+            for scale, level in runs:
+                changes = {
+                    "precision.level": level, "precision.init_loss_scaling": scale,
+                    "optimizer.max_grad_norm": 0.0, "trainer.max_steps": 1,
+                }  # fmt: skip
+                train(f"{level}-{scale}", changes)
+            return [flat(update) for update in updates]
+
+        return call
+
     @pytest.mark.parametrize("level", ["O1", "O2"])
-    def test_arrive_unscaled(self, train, updates, level):
+    def test_arrive_unscaled(self, first, level):
         """Whatever the scale, they are those of float32."""
-        for scale, chosen in ((1.0, "O0"), (2.0**10, level), (2.0**16, level)):
-            changes = {
-                "precision.level": chosen, "precision.init_loss_scaling": scale,
-                "optimizer.max_grad_norm": 0.0, "trainer.max_steps": 1,
-            }  # fmt: skip
-            train(f"{chosen}-{scale}", changes)
-        expected, *found = [flat(update) for update in updates]
+        expected, *found = first((1.0, "O0"), (2.0**10, level), (2.0**16, level))
         for gradients in found:
             assert gradients.dtype == np.float32
             assert distance(gradients, expected) < 0.05
         assert not np.array_equal(found[0], expected)
 
-    @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
-    @pytest.mark.parametrize("norm", [1e-3, 1.0])
+    @pytest.mark.parametrize(
+        ("level", "norm"), [("O0", 1e-3), ("O1", 1e-3), ("O2", 1e-3), ("O2", 1.0)]
+    )
     def test_are_clipped_by_their_unscaled_norm(self, train, updates, level, norm):
         """It is 0.005 at first, and 2^14 times as much is 86: clipped to 0.001 and not to 1."""
         changes = {
@@ -150,17 +253,11 @@ class TestGradients:
         assert found == pytest.approx(min(norm, 0.0053), rel=0.05)
 
     @pytest.mark.parametrize("level", ["O1", "O2"])
-    def test_too_small_for_half_are_kept_by_scaling(self, train, updates, monkeypatch, level):
+    def test_too_small_for_half_are_kept_by_scaling(self, first, monkeypatch, level):
         """A loss of 2^-24 times the true one: its gradients in half are zero without scaling."""
         true = CrossEntropy.loss
         monkeypatch.setattr(CrossEntropy, "loss", lambda self, *rest: true(self, *rest) * 2.0**-24)
-        for scale, chosen in ((1.0, "O0"), (1.0, level), (2.0**38, level)):
-            changes = {
-                "precision.level": chosen, "precision.init_loss_scaling": scale,
-                "optimizer.max_grad_norm": 0.0, "trainer.max_steps": 1,
-            }  # fmt: skip
-            train(f"{chosen}-{scale}", changes)
-        expected, flushed, kept = [flat(update) for update in updates]
+        expected, flushed, kept = first((1.0, "O0"), (1.0, level), (2.0**38, level))
         small = (expected != 0) & (np.abs(expected) < 2.0**-25)  # half rounds these to zero
         assert small.mean() > 0.5
         assert np.count_nonzero(flushed[small]) < 0.001 * np.count_nonzero(small)
@@ -179,6 +276,66 @@ class TestGradients:
 
 
 class TestOverflow:
+    @pytest.fixture(scope="class")
+    def overflowed(self, train_in, tmp_path_factory):
+        """(output folder, steps that were skipped) of a run that starts with a scale of 2^40, and
+        what it said."""
+        output = tmp_path_factory.mktemp("overflowed")
+        changes = {
+            "precision.level": "O2", "precision.init_loss_scaling": 2.0**40,
+            "precision.incr_every_n_steps": 2000, "trainer.checkpoint_every": 1,
+            "trainer.keep_checkpoints": 100, "trainer.epochs": 5, "callbacks.progress": True,
+            "data.dev": None, "model.dropout": 0.0,
+        }  # fmt: skip
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            train_in(output, changes, results=True)
+        skipped, former = [], 0
+        for row in tiny_job.rows(output):
+            if row["skipped"] > former:
+                skipped.append(row["step"])
+            former = row["skipped"]
+        return output, skipped, said.getvalue()
+
+    def test_skips_steps_until_the_scale_fits(self, overflowed):
+        output, skipped, said = overflowed
+        assert 5 < len(skipped) < 35
+        scale = 2.0**40
+        for row in tiny_job.rows(output):
+            scale *= 0.5 if row["step"] in skipped else 1
+            assert row["scale"] == scale
+        assert json.loads((output / "summary.json").read_text())["skipped_steps"] == len(skipped)
+        assert f"skipped={len(skipped)}" in said
+
+    def test_skipped_steps_change_nothing(self, overflowed):
+        """Neither weights nor optimizer, bit for bit; the others change both."""
+        output, skipped, _ = overflowed
+        former = stored(output, 1)
+        assert 1 in skipped
+        for step in range(2, 51):
+            now = stored(output, step)
+            assert now[0]["skipped"] == sum(n <= step for n in skipped)
+            assert same(now[1], former[1]) == (step in skipped)
+            assert same(now[2], former[2]) == (step in skipped)
+            former = now
+
+    def test_schedule_waits(self, overflowed):
+        """The rates of the steps that were done are those of the first steps of the schedule."""
+        output, skipped, _ = overflowed
+        rows = {row["step"]: row["lr"] for row in tiny_job.rows(output)}
+        for step in skipped:
+            if step + 1 in rows:
+                assert rows[step + 1] == rows[step]
+        rates = [rate for step, rate in rows.items() if step not in skipped]
+        rising = 2e-3 * np.arange(1, 51) / 5
+        falling = 2e-3 * (50 - np.arange(50)) / 45
+        assert rates == pytest.approx(np.minimum(2e-3, np.minimum(rising, falling))[: len(rates)])
+
+    def test_training_recovers(self, overflowed):
+        losses = list(tiny_job.losses(overflowed[0]).values())
+        assert np.isfinite(losses).all()
+        assert np.mean(losses[-5:]) < 0.9 * np.mean(losses[:5])
+
     def test_a_fixed_scale_says_what_to_set(self, train):
         changes = {
             "precision.level": "O1", "precision.use_dynamic_loss_scaling": False,
@@ -222,18 +379,24 @@ class TestState:
         now.set_state({**former.state(), "scale": [2.0**20]})
         assert now.scale == 64.0
 
-    def test_a_second_job_of_a_process_goes_on_too(self, train):
-        """Its parameters have other names of Paddle's, and so have its master weights."""
-        changes = {"precision.level": "O2", "optimizer.schedule": "constant"}
-        whole = train("whole", {**changes, "trainer.max_steps": 6}).strategy.state()
+    def test_a_run_that_goes_on_ends_as_the_undisturbed_one(self, train):
+        """Weights, their masters, moments and the scaler, bit for bit: in a process in which the
+        parameters have other names of Paddle's. The cut is no multiple of the steps after which the
+        scale grows."""
+        changes = {
+            "precision.level": "O2", "optimizer.schedule": "constant",
+            "precision.init_loss_scaling": 1024.0, "precision.incr_every_n_steps": 4,
+        }  # fmt: skip
+        train("whole", {**changes, "trainer.max_steps": 6})
         train("cut", {**changes, "trainer.max_steps": 3})
-        found = train("cut", {**changes, "trainer.max_steps": 6}).strategy.state()
-        assert tiny_job.losses(train.folder / "cut") == tiny_job.losses(train.folder / "whole")
-        for part in ("model", "optimizer"):
-            assert set(found[part]) == set(whole[part])
-        masters = [state["optimizer"]["master_weights"] for state in (found, whole)]
-        for name, weight in masters[0].items():
-            np.testing.assert_array_equal(weight.numpy(), masters[1][name].numpy())
+        train("cut", {**changes, "trainer.max_steps": 6})
+        found, whole = (train.folder / name for name in ("cut", "whole"))
+        assert tiny_job.losses(found) == tiny_job.losses(whole)
+        (state, *tensors), (expected, *others) = stored(found, 6), stored(whole, 6)
+        assert state["scaler"] == expected["scaler"]
+        assert state["scaler"]["scale"] == [2048.0]
+        assert state["scaler"]["incr_count"] == 2
+        assert all(map(same, tensors, others))
 
 
 class TestResults:
@@ -295,21 +458,18 @@ class TestLoop:
         network = train("job", {"precision.level": "O1"}).task.network
         assert not any("paddle_forward" in vars(layer) for layer in network.sublayers())
 
-    def test_bfloat16_is_refused(self, train):
-        said = r"bfloat16 on the device fp16sim \(precision\.dtype: float16 works\)"
-        with pytest.raises(UserError, match=said):
-            train("job", {"precision.level": "O2", "precision.dtype": "bfloat16"})
-
-    def test_auto_is_o1(self, train):
+    def test_auto_is_o1(self):
         """In float16, which fp16sim has."""
-        for name, dtype, level in (("a", "float16", "O1"), ("b", "bfloat16", "O0")):
-            run = train(name, {"precision.level": "auto", "precision.dtype": dtype})
-            assert run.precision.settings.level == level
+        for dtype, level in (("float16", "O1"), ("bfloat16", "O0")):
+            settings = config.Precision(level="auto", dtype=dtype)
+            assert precision.choose(settings, "fp16sim").settings.level == level
 
-    @pytest.mark.parametrize("changes", [{}, {"optimizer.accumulate_steps": 2}])
-    def test_masked_words_in_o2(self, train, tiny_data, changes):
+    def test_masked_words_in_o2(self, train, tiny_data):
         """Their head is tied to the embeddings, and the pooler is not trained."""
-        changes = {"task.name": "mlm", "data.train": str(tiny_data / "texts.txt"), **changes}
+        changes = {
+            "task.name": "mlm", "data.train": str(tiny_data / "texts.txt"),
+            "optimizer.accumulate_steps": 2,
+        }  # fmt: skip
         train("o0", changes)
         train("o2", {**changes, "precision.level": "O2"}, results=True)
         found = [tiny_job.losses(train.folder / name) for name in ("o0", "o2")]
@@ -328,12 +488,11 @@ class TestLoop:
         found = [tiny_job.losses(train.folder / name) for name in ("o0", "o1")]
         assert found[1] == pytest.approx(found[0], abs=0.005)
 
-    @pytest.mark.parametrize("level", ["O1", "O2"])
-    def test_packed_rows(self, train, level):
+    def test_packed_rows(self, train):
         changes = {"data.batching": "pack", "data.max_length": 32}
         train("o0", changes)
-        train(level, {**changes, "precision.level": level})
-        found = [tiny_job.losses(train.folder / name) for name in ("o0", level)]
+        train("o2", {**changes, "precision.level": "O2"})
+        found = [tiny_job.losses(train.folder / name) for name in ("o0", "o2")]
         assert found[1] == pytest.approx(found[0], abs=0.002)
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import processes
 import pytest
 import tiny_job
 
@@ -20,8 +19,6 @@ from fleetbert.train.callbacks import Callback, build
 
 DRAWN = True  # see conftest.py
 
-ROOT = Path(__file__).parent.parent.parent
-DEADLINE = 240
 ALL = {
     "callbacks.visualdl": True, "callbacks.report": True, "callbacks.profiler.enabled": True,
     "trainer.epochs": 2, "trainer.max_steps": 12,
@@ -34,11 +31,11 @@ def fill(folder: Path, left: int) -> None:
     (folder / "filler").write_bytes(bytes(max(0, stat.f_bavail * stat.f_frsize - left)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hook", "step", "left", "named"),
     [
         ("on_start", 0, 0, "metrics.jsonl|visualdl"),
-        ("on_log", 1, 0, "metrics.jsonl"),
         ("on_step", 12, 300_000, "checkpoint of step 12"),
         ("on_end", 12, 0, "profile.json"),
         ("on_end", 12, 200_000, "model"),
@@ -78,19 +75,15 @@ def test_each_file_is_whole_or_absent(trainer, small_disk, monkeypatch, hook, st
     bundle.read(output / "bundle")
 
 
+@pytest.mark.slow
 def test_two_ranks_end_together_with_one_sentence(tiny_data, small_disk, tmp_path):
     """The second checkpoint does not fit. No rank waits for the one that could not write it."""
     output = small_disk("2m") / "output"
     changes = {"trainer.checkpoint_every": 4, "trainer.epochs": 100, "data.dev": None}
     path = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, output, changes)
-    command = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2"]
-    command += ["--backend", "gloo", "--log_dir", str(tmp_path / "log")]
-    done = subprocess.run(
-        [*command, str(ROOT / "launch" / "train.py"), "--config", str(path)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE,
-    )  # fmt: skip
+    process = processes.run(tmp_path, path, launcher=["--nproc_per_node", "2"])
+    assert process.returncode != 0
     logs = [(tmp_path / "log" / f"workerlog.{rank}").read_text() for rank in (0, 1)]
-    assert done.returncode != 0
     errors = [re.findall("^error: .*", log, re.M) for log in logs]
     assert [len(found) for found in errors] == [1, 1]
     assert "checkpoint of step 8: cannot be written to" in errors[0][0]

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parent / "measure_memory.py"
 
 
@@ -17,6 +19,7 @@ def measure(lines: int, folder: Path, *words: str) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_ten_times_the_lines_take_the_same_memory(tmp_path):
     few, many = (measure(lines, tmp_path)["above_start"] for lines in (5_000, 50_000))
     held = measure(50_000, tmp_path, "data.cache=none")["above_start"]
