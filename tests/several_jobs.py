@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -27,16 +28,19 @@ def main(argv: list[str]) -> None:
     environment.import_paddle()
     from fleetbert.compress.distill import job as distilling
     from fleetbert.train import job as training
-    from fleetbert.train.strategies import connect
-    from fleetbert.train.strategies.single import Single
+    from fleetbert.train.strategies import collective, connect
 
-    met: list[Single] = []
+    former: list[collective.Collective] = []
 
-    def connected(job: config.Config) -> Single:
-        """Ranks meet once in a process."""
-        met[:] = met or [connect(job)]
-        met[0].syncs_late = False
-        return met[0]
+    def connected(job: config.Config) -> collective.Collective:
+        """Ranks meet once in a process, and number their barriers."""
+        if former:
+            collective.training.join_ranks = lambda: None
+        strategy: Any = connect(job)
+        if former:
+            strategy.barriers = former[-1].barriers
+        former.append(strategy)
+        return strategy
 
     training.connect = distilling.connect = connected  # type: ignore[attr-defined]
     for path in paths:
