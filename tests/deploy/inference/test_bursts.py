@@ -5,32 +5,26 @@ from __future__ import annotations
 import contextlib
 import re
 import select
-import shutil
-import socket
 from collections import Counter
 
 import grpc
+import light
 import requests
-from grpc_stub import make_stub
-from served import DEADLINE, REAL, serving
+from grpc_stub import make_stub, request_of
+from served import DEADLINE, LIGHT, connect, serving, settings_of
 
-from fleetbert.deploy.inference.protocol import inference_pb2
-
-BURST, CHANNELS = 1000, 10
+BURST, CHANNELS = 500, 10
 
 
 def metrics(served) -> str:
     return requests.get(f"{served.http}/metrics", timeout=DEADLINE).text
 
 
-def test_calls_above_the_queue_are_unavailable_and_counted(tiny_bundle, tmp_path):
-    shutil.copytree(tiny_bundle, tmp_path / "models" / "tiny" / "1")
-    words = [f"repository.path={tmp_path / 'models'}", "repository.default.variant=float32"]
-    words += ["engine.workers=1", "engine.threads=1", "batching.queue_tokens=600"]
-    request = inference_pb2.ModelInferRequest(model_name="tiny")
-    tensor = request.inputs.add(name="text", datatype="BYTES", shape=[1])
-    tensor.contents.bytes_contents.append(b"word1 word2")
-    with serving(tmp_path, *words, command=REAL) as served, contextlib.ExitStack() as stack:
+def test_calls_above_the_queue_are_unavailable_and_counted(tmp_path):
+    light.make_bundle(tmp_path / "models" / "tiny" / "1")
+    words = settings_of(tmp_path / "models", "batching.queue_tokens=600")
+    request = request_of(["word1 word2"], "tiny")
+    with serving(tmp_path, *words, command=LIGHT) as served, contextlib.ExitStack() as stack:
         channels = [
             stack.enter_context(
                 grpc.insecure_channel(served.grpc, [("grpc.use_local_subchannel_pool", 1)])
@@ -64,11 +58,7 @@ def test_calls_above_the_queue_are_unavailable_and_counted(tiny_bundle, tmp_path
 
 def test_connections_above_the_limit_are_counted(tmp_path):
     with serving(tmp_path, "safety.max_connections=5") as served, contextlib.ExitStack() as stack:
-        host, port = served.http.partition("://")[2].split(":")
-        clients = [
-            stack.enter_context(socket.create_connection((host, int(port)), DEADLINE))
-            for _ in range(20)
-        ]
+        clients = [stack.enter_context(connect(served.http)) for _ in range(20)]
         served.wait_for(lambda: len(select.select(clients, [], [], 0)[0]) >= 15)
         told, _, _ = select.select(clients, [], [], 0)
         assert [client.recv(100)[:12] for client in told] == [b"HTTP/1.1 503"] * 15

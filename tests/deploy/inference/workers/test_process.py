@@ -74,7 +74,6 @@ def test_one_that_has_ended_is_not_taken(early):
     assert early[1:] == process.EARLY
 
 
-@pytest.mark.slow
 def test_early_workers_import_paddle_before_they_are_told_what_to_open(monkeypatch):
     monkeypatch.setattr(process, "EARLY", [])
     process.start_early(Engine(workers=1, threads=1, pin=False))
