@@ -29,6 +29,7 @@ def test_texts_are_tokenized_without_threads_unless_the_user_wants_them(
         found.append(os.environ[NAME])
 
     monkeypatch.setattr(uvloop, "run", run)
+    monkeypatch.setattr(command.process, "start_early", lambda _: None)
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     command.run(parser.parse_args(["--repository", str(tmp_path)]))

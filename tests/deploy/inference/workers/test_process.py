@@ -41,9 +41,8 @@ def end(*started):
 
 
 @pytest.fixture
-def early(monkeypatch):
+def early():
     """Two that were started early."""
-    monkeypatch.setattr(process, "EARLY", [])
     with light_workers():
         process.start_early(Engine(workers=2, threads=1, pin=False))
         started = list(process.EARLY)
