@@ -118,7 +118,6 @@ def test_a_failure_before_any_step_ends_the_job(start):
     assert "rank 1 failed with exit code 5 (before its first step); the job ends" in job.said(0)
 
 
-@pytest.mark.slow
 def test_a_supervisor_that_is_lost_ends_the_job(start):
     """As with its machine."""
     job = start(GO)
@@ -183,7 +182,6 @@ class Stranger:
                 connection.sendall(answer)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "answers", [(b"HTTP/1.1 400 Bad Request\r\n\r\n", b""), (b'{"exit": 7}\n', b"[1]\n")]
 )
@@ -196,7 +194,6 @@ def test_a_port_that_is_taken(start, answers):
     stranger.server.close()
 
 
-@pytest.mark.slow
 def test_strangers_at_the_hub_and_at_the_stores_port(start):
     """The one is sent away; the store takes another port."""
     port = free_port()

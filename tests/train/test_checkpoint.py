@@ -141,7 +141,7 @@ def test_all_broken_is_an_error_and_none_starts_anew(output, trainer, capsys):
 
 @pytest.mark.parametrize(
     ("resumed_at", "removed"),
-    [(6, True), (12, False), pytest.param(10, True, marks=pytest.mark.slow)],
+    [(6, True), (12, False), (10, True)],
 )
 def test_a_resumed_run_has_the_losses_of_the_undisturbed_one(
     output, whole, trainer, capsys, resumed_at, removed
@@ -402,11 +402,7 @@ class TestFailures:
 
 class TestStopping:
     @pytest.mark.parametrize(
-        ("signum", "name"),
-        [
-            (signal.SIGTERM, "SIGTERM"),
-            pytest.param(signal.SIGINT, "Ctrl-C", marks=pytest.mark.slow),
-        ],
+        ("signum", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "Ctrl-C")]
     )
     def test_a_signal_saves_and_the_same_job_goes_on(
         self, whole, trainer, tmp_path, monkeypatch, signum, name

@@ -302,7 +302,6 @@ class TestFiles:
         assert again["dev"]["loss"] == pytest.approx(summary["dev"]["loss"], abs=1e-4)
 
 
-@pytest.mark.slow
 def test_files_of_many_labels_hold_no_matrix_of_them(trainer, tmp_path):
     n_labels = 600
     for name in ("train", "dev"):
@@ -321,7 +320,7 @@ def test_files_of_many_labels_hold_no_matrix_of_them(trainer, tmp_path):
         assert (tmp_path / "run" / path).stat().st_size < most, path  # a matrix: 720 kB at least
 
 
-@pytest.mark.parametrize("cached", ["none", pytest.param("cache", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cached", ["none", "cache"])
 def test_every_run_tells_its_labels_and_what_is_odd_of_them(trainer, tmp_path, caplog, cached):
     """Scores of pandas, in a column that was meant for classes."""
     labels = ["0.25", "0.5", "Pos", "pos"]
@@ -346,7 +345,6 @@ def test_every_run_tells_its_labels_and_what_is_odd_of_them(trainer, tmp_path, c
         assert sum(said in message for message in warned) == 1, (said, warned)
 
 
-@pytest.mark.slow
 class TestTimeline:
     @pytest.fixture(scope="class")
     def recorded(self, trainer, tmp_path_factory):
