@@ -45,21 +45,28 @@ settings.load_profile("steady")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+TESTS = Path(__file__).parent
+
 # Helpers that start, kill and time real processes, which a busy machine may spoil. A test of a
 # module that uses one runs once more when it fails; what fails twice fails. The summary names both.
 PROCESS_HELPERS = frozenset(
     ("launched", "lite_serving", "processes", "running_core", "served", "servers")
 )
 
-# Files that take a minute or more come first (`make test` keeps the order), so that no worker waits
-# long for the other at the end. The first of those that compile something spares it the others.
+# Files that take long come first (`make test` keeps the order), so that no worker waits long for
+# the others at the end. Those that wait more than they compute stand among others; the first of
+# those that compile something spares it the others.
 LONG = (
-    "test_lite_server.py", "test_precision.py", "test_repository.py", "test_examples.py",
-    "test_train.py", "test_server.py", "test_distill.py", "test_launcher.py", "test_command.py",
-    "test_api.py", "test_full_disk.py", "test_compiled.py", "test_reader.py", "test_regression.py",
-    "test_doctor.py", "test_families.py", "test_parameter_server.py", "test_tags.py",
-    "test_scheduler.py", "test_ctr_servers.py", "test_parameter_server_faults.py",
-    "test_activations.py", "test_restart.py",
+    "deploy/inference/repository/test_repository.py", "deploy/lite/test_lite_server.py",
+    "deploy/inference/test_server.py", "compress/test_lite.py", "doctor/test_doctor.py",
+    "train/test_tasks.py", "examples/test_examples.py", "train/test_parameter_server.py",
+    "train/test_two_ranks.py", "train/test_precision.py", "launch/test_ranks.py",
+    "launch/test_launcher.py", "launch/test_train.py", "deploy/inference/workers/test_starts.py",
+    "deploy/inference/test_answers.py", "deploy/inference/test_huge_texts.py",
+    "compress/test_command.py", "compress/test_distill.py", "compress/test_early_exit.py",
+    "api/test_api.py", "train/test_full_disk.py", "train/test_reader.py", "train/test_ctr.py",
+    "data/test_cache.py", "deploy/lite/test_early_exit.py", "export/test_imported.py",
+    "deploy/inference/protocol/test_slow_clients.py",
 )  # fmt: skip
 
 
@@ -84,7 +91,6 @@ ONNX = (
     "tests/compress/test_onnx",
     "tests/deploy/inference/repository/test_repository.py::test_auto_takes_the_fastest_that_can",
     "tests/deploy/inference/repository/test_variants.py::test_early_exit_is_served_where_its",
-    "tests/deploy/inference/scheduler/test_scheduler.py::test_versions_are_found_by_number",
     "tests/deploy/inference/workers/test_batches.py::test_a_file_that_goes_away_while_it_is"
     "_opened_is_not_the_variants_fault[model.onnx",
     "tests/engines/test_engine.py::test_a_changed_weight_is_not_served",
@@ -103,8 +109,8 @@ def pytest_collection_modifyitems(items) -> None:
     for item in items:
         if item.path.parent.name == "endurance":
             item.add_marker(pytest.mark.endurance)
-    places = {name: place for place, name in enumerate(LONG)}
-    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+    places = {TESTS / name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path, len(LONG)))
     for item in items:
         if versions.is_paddle_3():
             for name, what in PADDLE_2.items():

@@ -1,6 +1,6 @@
 """What can be trained: all that the loop, the strategies and the callbacks ask for.
 
-tests/train/train_resnet.py trains images. What a job reads before its first step and writes after
+tests/train/test_strategies.py trains images. What a job reads before its first step and writes after
 its last one (`train.job`) is of texts, or of clicks.
 """
 

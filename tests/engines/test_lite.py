@@ -121,10 +121,9 @@ def test_the_server_answers_with_it(lite_bundle, tmp_path):
         "engine.threads=1",
     ]
     expected = answer.answer(answer.load(lite_bundle), TEXTS)
-    with serving(tmp_path, *words, command=REAL) as served:
-        with Client(served.http) as client:
-            found = client.infer("tiny", TEXTS)
-            assert "lite-x86-float32" in str(client.metadata("tiny"))
+    with serving(tmp_path, *words, command=REAL) as served, Client(served.http) as client:
+        found = client.infer("tiny", TEXTS)
+        assert "lite-x86-float32" in str(client.metadata("tiny"))
     assert [one.label for one in found] == [one.label for one in expected]
     for one, other in zip(found, expected):
         np.testing.assert_allclose(one.logits, other.logits, atol=1e-4)
