@@ -154,3 +154,32 @@ def test_help_lists_the_targets():
     assert {"test", "test-all", "lint", "quickstart", "bench"} <= {
         line.split()[0] for line in listed.split("\n") if line
     }
+
+
+@pytest.mark.parametrize(
+    ("there", "part", "why"),
+    [
+        ({}, "", "this is neither Debian nor Ubuntu"),
+        ({"id": "echo 1000"}, "", "`sudo .ci/packages` installs them"),
+        ({"id": "echo 1000"}, "arm", "`sudo .ci/packages arm` installs them"),
+        ({"id": "echo 0"}, "", "apt-get could not install them"),
+    ],
+)
+def test_packages_that_cannot_be_installed_are_told_in_a_line(tmp_path, there, part, why):
+    """On a machine with nothing but these commands, whose apt-get fails."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("bash", "dirname", "mkdir", "touch", "grep", "timeout"):
+        (tools / name).symlink_to(shutil.which(name))
+    debian = {"apt-get": "exit 1", "dpkg": "exit 1", "dpkg-query": "exit 1"} if there else {}
+    for name, line in {**debian, **there}.items():
+        (tools / name).write_text(f"#!{shutil.which('bash')}\n{line}\n")
+        (tools / name).chmod(0o755)
+    (tmp_path / ".ci").mkdir()
+    command = shutil.copy(ROOT / ".ci" / "packages", tmp_path / ".ci")
+    words = [shutil.which("bash"), command, *filter(None, [part])]
+    done = subprocess.run(words, env={"PATH": str(tools)}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    wanted = "qemu-user-static" if part else "chromium"
+    assert re.search(f"Tests that need .*{wanted}.* are left out: {why}", done.stderr)
+    assert len(done.stderr.splitlines()) == 1 + ("apt-get" in why), done.stderr
