@@ -117,7 +117,7 @@ def test_bert_in_two_ranks_as_a_static_graph_has_the_losses_of_one_compiled(
 def test_amp(fp16sim, start, tiny_data, folder):
     said = run(
         folder, "amp.py", tiny_data / "train.tsv", tiny_data / "dev.tsv", "--init", start,
-        "--device", "fp16sim", "--steps", 10, "--levels", "O0", "O2", "--batch-sizes", 8,
+        "--device", "fp16sim", "--steps", 20, "--levels", "O0", "O2", "--batch-sizes", 8,
         "--max-length", 16, environment=fp16sim,
     )  # fmt: skip
     # Paddle's own word on each step that is skipped is there too.
