@@ -187,7 +187,7 @@ def test_the_rest_is_not_tokenized_when_the_client_has_gone(core, monkeypatch):
         return real(self, texts, *rest)
 
     monkeypatch.setattr(type(tokenizer), "encode", encode)
-    texts = ["word1 " * 5000] * 100
+    texts = ["word1 " * 5000] * 20
     asked = core.submit(core.repository.answer(Request(MODEL, texts=texts)))
     assert begun.wait(DEADLINE)
     asked.cancel()
@@ -197,4 +197,4 @@ def test_the_rest_is_not_tokenized_when_the_client_has_gone(core, monkeypatch):
     time.sleep(0.3)
     assert len(calls) == 1 and calls[0] <= 3
     found = core.ask(model=MODEL, texts=texts)
-    assert found.cut == 100 and len(found.outputs["label"]) == 100 and sum(calls[1:]) == 100
+    assert found.cut == len(found.outputs["label"]) == sum(calls[1:]) == 20
