@@ -1,4 +1,4 @@
-"""Inference requests that no server should answer, and what they are made of."""
+"""Inference requests that no server should answer, what they are made of, and how it says so."""
 
 from __future__ import annotations
 
@@ -23,6 +23,14 @@ def with_binary(*tensors, **rest):
 def raw_texts(texts):
     encoded = [text.encode() for text in texts]
     return b"".join(struct.pack("<I", len(text)) + text for text in encoded)
+
+
+def refused(response, code, words=""):
+    """An answer of requests is a refusal, with these words."""
+    assert response.status_code == code, response.text
+    assert response.headers["content-type"] == "application/json"
+    assert list(response.json()) == ["error"]
+    assert words in response.json()["error"]
 
 
 def without(entry, key):

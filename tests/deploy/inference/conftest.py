@@ -8,12 +8,23 @@ import subprocess
 import fake_core
 import grpc
 import pytest
+import requests
 
 
 @pytest.fixture(scope="module")
 def server():
     with fake_core.serve() as found:
         yield found
+
+
+@pytest.fixture
+def post(server):
+    """Post a message as JSON, or as requests has it, to a path of that server."""
+
+    def call(path, message=None, **arguments):
+        return requests.post(f"http://{server.http}{path}", json=message, timeout=60, **arguments)
+
+    return call
 
 
 @pytest.fixture(scope="module")

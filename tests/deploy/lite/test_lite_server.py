@@ -16,7 +16,17 @@ import requests
 from boards import LABELS, answer_of, fake_logits, logits_of, write_bundle
 from lite_build import DEADLINE, EMULATED_TOO
 from lite_serving import INFER, LENGTH, post, serving
-from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, with_binary, without
+from oip_cases import (
+    IDS,
+    REFUSED,
+    TEXT,
+    TOO_LARGE,
+    body_of,
+    raw_texts,
+    refused,
+    with_binary,
+    without,
+)
 
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 
@@ -52,13 +62,6 @@ def right(response, bundle, texts):
     assert by_name["logits"]["shape"] == by_name["scores"]["shape"] == [len(texts), len(LABELS)]
     scores = [score for row in logits for score in answer_of(row)["scores"].values()]
     np.testing.assert_allclose(by_name["scores"]["data"], scores, atol=1e-6)
-
-
-def refused(response, code, words=""):
-    assert response.status_code == code, response.text
-    assert response.headers["content-type"] == "application/json"
-    assert list(response.json()) == ["error"]
-    assert words in response.json()["error"]
 
 
 def test_the_server_and_the_model_say_what_they_are(url, here):

@@ -11,11 +11,12 @@ import fake_core
 import numpy as np
 import pytest
 from oip_answers import outputs_of
+from oip_cases import without
 
 ROOT = Path(__file__).parents[4]
 BIN = ROOT / ".venv-clients" / "bin"
 CLIENTS = Path(__file__).parent / "clients"
-TEXTS = ["good good", "bad", "坏", "a text of more than sixteen characters"]  # as the clients have
+TEXTS = ["good good", "bad", "坏", "a text of more than sixteen characters"]  # as clients/asked.py
 IDS = np.array([[2, 7, 3], [2, 3, 0]])
 SCHEMATHESIS = """
 [parameters]
@@ -55,10 +56,6 @@ def client(name, *addresses):
 
 def expected(logits):
     return {name: values.tolist() for name, values in outputs_of(logits).items()}
-
-
-def without(found, *keys):
-    return {key: value for key, value in found.items() if key not in keys}
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -114,18 +111,17 @@ def test_kserve_clients(server):
         for name in ("ids", "binary_ids"):
             assert without(found[name], "version") == by_ids
     assert saw["grpc"]["texts"]["version"] == "2"
-    assert saw["grpc"]["repository"] == [True, True, "sst"]
+    assert saw["repository"] == [True, True, "sst"]
     assert server.core.calls[-2:] == [("load", "sst"), ("unload", "sst")]
 
 
 def test_openais_client(server):
     saw = client("openai_client", f"http://{server.http}/v1")
-    texts = TEXTS[:3]
-    vectors = fake_core.vectors_of(texts)
+    vectors = fake_core.vectors_of(TEXTS)
     np.testing.assert_allclose(saw["vectors"], vectors, rtol=1e-6)
     short = vectors[:1, :2] / np.linalg.norm(vectors[:1, :2])
     np.testing.assert_allclose(saw["short"], short, rtol=1e-6)
-    assert saw["tokens"] == sum(map(len, texts))
+    assert saw["tokens"] == sum(map(len, TEXTS))
     assert "vectors" in saw["models"]
     assert saw["missing"] == [404, "there is no model 'nobody'", "model_not_found"]
 

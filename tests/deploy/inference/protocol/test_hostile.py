@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import requests
 from grpc_stub import make_stub, request_of, typed
-from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts
+from oip_cases import IDS, REFUSED, TEXT, TOO_LARGE, body_of, raw_texts, refused
 
 from fleetbert.deploy.inference.protocol import http_body
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
@@ -32,11 +32,10 @@ def infer(channel):
 
 
 @pytest.fixture(autouse=True)
-def alive(server, channel):
+def alive(post, channel):
     """After each hostile request both protocols still answer, and rightly."""
     yield
-    assert requests.get(f"http://{server.http}/v2/health/live", timeout=60).status_code == 200
-    found = requests.post(f"http://{server.http}{INFER}", data=body_of(TEXT), timeout=60)
+    found = post(INFER, data=body_of(TEXT))
     assert found.status_code == 200
     logits = fake_core.logits_of(TEXT["data"])
     assert found.json()["outputs"][2]["data"] == logits.ravel().tolist()
@@ -44,13 +43,6 @@ def alive(server, channel):
     np.testing.assert_array_equal(
         np.frombuffer(response.raw_output_contents[2], "<f4"), logits.ravel()
     )
-
-
-def refused(response, code, words=""):
-    assert response.status_code == code, response.text
-    assert response.headers["content-type"] == "application/json"
-    assert list(response.json()) == ["error"]
-    assert words in response.json()["error"]
 
 
 def head_of(*lines, path=INFER):
@@ -121,10 +113,10 @@ def test_connect_is_refused_and_nothing_after_it_is_read(server):
     assert b"live" not in got
 
 
-def test_wrong_requests_of_many_clients_at_once(server):
+def test_wrong_requests_of_many_clients_at_once(server, post):
     def ask(case):
         body, named = REFUSED[case]
-        found = requests.post(f"http://{server.http}{INFER}", data=body, timeout=60)
+        found = post(INFER, data=body)
         refused(found, 413 if case in TOO_LARGE else 400, named)
 
     asked = len(server.core.requests)
@@ -144,17 +136,17 @@ def test_wrong_requests_of_many_clients_at_once(server):
     ],
     ids=["length", "truncated", "garbage", "bomb", "not offered"],
 )
-def test_headers_that_do_not_fit_the_body(server, headers, body, code, words):
+def test_headers_that_do_not_fit_the_body(post, headers, body, code, words):
     assert len(body) < LIMIT
-    found = requests.post(f"http://{server.http}{INFER}", data=body, headers=headers, timeout=60)
+    found = post(INFER, data=body, headers=headers)
     refused(found, code, words)
 
 
 @pytest.mark.parametrize(("path", "chunked"), [(INFER, True), ("/v2/repository/index", False)])
-def test_bodies_over_the_limit(server, chunked, path):
+def test_bodies_over_the_limit(post, chunked, path):
     body = b" " * (LIMIT + 1)
     data = (body[start : start + 50000] for start in range(0, len(body), 50000))
-    found = requests.post(f"http://{server.http}{path}", data=data if chunked else body, timeout=60)
+    found = post(path, data=data if chunked else body)
     refused(found, 413, "too large")
 
 

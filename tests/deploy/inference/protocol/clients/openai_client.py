@@ -4,8 +4,8 @@ import json
 import sys
 
 import openai
+from asked import TEXTS
 
-TEXTS = ["good good", "bad", "坏"]
 client = openai.OpenAI(base_url=sys.argv[1], api_key="none", max_retries=0)
 many = client.embeddings.create(model="vectors", input=TEXTS)
 one = client.embeddings.create(

@@ -6,6 +6,7 @@ import json
 import sys
 
 import numpy as np
+from asked import IDS, TEXTS, listed
 
 PROTOCOL, ADDRESS = sys.argv[1:]
 if PROTOCOL == "http":
@@ -13,21 +14,8 @@ if PROTOCOL == "http":
 else:
     import tritonclient.grpc as triton
 
-TEXTS = ["good good", "bad", "坏", "a text of more than sixteen characters"]
-IDS = [[2, 7, 3], [2, 3, 0]]
 client = triton.InferenceServerClient(ADDRESS)
 NAMES = ("label", "scores", "logits", "exit_layer")
-
-
-def plain(result, names):
-    """The outputs as lists; None for one that is not there."""
-    found = {}
-    for name in names:
-        array = result.as_numpy(name)
-        if array is not None and array.dtype == np.object_:
-            array = np.array([t.decode() if isinstance(t, bytes) else t for t in array])
-        found[name] = None if array is None else array.tolist()
-    return found
 
 
 def ask(model, arrays, names=None, binary=True, **arguments):
@@ -42,7 +30,7 @@ def ask(model, arrays, names=None, binary=True, **arguments):
     if names is not None:
         outputs = [triton.InferRequestedOutput(name, **options) for name in names]
     result = client.infer(model, inputs, outputs=outputs, **arguments)
-    return plain(result, names or NAMES)
+    return {name: listed(result.as_numpy(name)) for name in names or NAMES}
 
 
 def response_of(call):
