@@ -59,7 +59,7 @@ def pytest_runtest_call(item: Any) -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    if os.environ.get("PYTEST_XDIST_WORKER") or "PYTEST_XDIST_TESTRUNUID" not in os.environ:
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # the process that all report to
         with Path(os.environ[NOTES]).open("a", encoding="utf-8") as file:
             row = [report.nodeid, report.when, report.duration, report.outcome]
             file.write(json.dumps(row) + "\n")
@@ -204,7 +204,8 @@ def _end(node: ast.expr) -> tuple[int, int]:
 
 
 def _text(node: ast.expr, lines: list[str]) -> str:
-    return ast.get_source_segment("\n".join(lines), node) or ""
+    """The source of what stands in one line; of other nodes no edit comes."""
+    return lines[node.lineno - 1].encode()[node.col_offset : node.end_col_offset].decode()
 
 
 def draw(tests: Tests, count: int, seed: int) -> list[dict[str, Any]]:
