@@ -16,9 +16,9 @@ from typing import Any, Callable, Iterator
 import psutil
 import requests
 
-FAKE, LIGHT = (
+FAKE, LIGHT, SOON = (
     [sys.executable, str(Path(__file__).parent / name)]
-    for name in ("serve_fake.py", "serve_light.py")
+    for name in ("serve_fake.py", "serve_light.py", "serve_soon.py")
 )
 REAL = [sys.executable, "-m", "fleetbert.deploy.inference"]
 PORTS = ["listen.host=127.0.0.1", "listen.http_port=0", "listen.grpc_port=0"]

@@ -48,6 +48,7 @@ TEXTS = [f"word{number} word{number + 1} word{3 * number}" for number in range(1
 KNOWN = [{"data": "dev.tsv", "n": 9, "accuracy": 1.0, "float32_accuracy": 1.0}]
 POLL = 0.02
 SEVERAL_LOOKS = 0.15
+PRIORITIES = {"lower": priority.lower, "lowered": priority.lowered}
 needs_priorities = pytest.mark.skipif(
     not priority.may_return(), reason="this user may not raise a priority again"
 )
@@ -55,7 +56,10 @@ needs_priorities = pytest.mark.skipif(
 
 @pytest.fixture(scope="module", autouse=True)
 def without_paddle():
-    with light_workers():
+    """Nor at low priorities: on a busy machine each version that is loaded or ends would wait."""
+    with light_workers(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(priority, "lower", lambda _: None)
+        patch.setattr(priority, "lowered", contextlib.nullcontext)
         yield
 
 
@@ -197,6 +201,8 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(both_bundles, mod
 def test_what_loads_and_what_ends_leaves_the_processors_to_those_who_answer(
     bundle, models, start, monkeypatch
 ):
+    for name, real in PRIORITIES.items():
+        monkeypatch.setattr(priority, name, real)
     ask, wait = pool.Worker.ask, subprocess.Popen.wait
     at_first, at_last = {}, {}
 
