@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
 import signal
 import time
 
@@ -40,7 +39,7 @@ def plan() -> list[list[tuple[int, int, float]]]:
 
 
 def run(folder, data, kills):
-    """(final weights, losses, steps done again, all steps done) of a job under these kills."""
+    """(final weights, losses) of a job under these kills."""
     folder.mkdir()
     config = tiny_job.write_config(folder / "job.yaml", data, folder / "output", JOB)
     launcher = ["--nproc_per_node", "2", "--max_restart", "3"]
@@ -56,29 +55,19 @@ def run(folder, data, kills):
         text = ended(process)
     finally:
         kill(process)
-    found = re.search(r"done after restarts: (\d+); (\d+) of (\d+) steps were repeats", text)
-    assert bool(found) == bool(kills), text
-    again, done = (int(found[2]), int(found[3])) if found else (0, STEPS)
+    assert ("done after restarts: " in text) == bool(kills), text
     weights = folder / "output" / "checkpoints" / f"step-{STEPS:08d}" / "model.pdparams"
-    return weights.read_bytes(), tiny_job.losses(folder / "output"), again, done
+    return weights.read_bytes(), tiny_job.losses(folder / "output")
 
 
 @pytest.mark.timeout(4 * 3600)
 def test_every_killed_job_ends_with_the_undisturbed_weights(tiny_data, tmp_path, capfd):
     expected = run(tmp_path / "undisturbed", tiny_data, [])
-    equal = again = done = 0
-    began = time.monotonic()
+    different = 0
     for number, kills in enumerate(plan()):
-        result = run(tmp_path / f"job-{number}", tiny_data, kills)
-        same = result[:2] == expected[:2]
-        equal += same * len(kills)
-        again, done = again + result[2], done + result[3]
+        same = run(tmp_path / f"job-{number}", tiny_data, kills) == expected
+        different += not same
         with capfd.disabled():
             places = ", ".join(f"rank {r} after step {s}" for r, s, _ in kills)
             print(f"\njob {number}, killed {places}: {'equal' if same else 'DIFFERENT'}", end="")
-    with capfd.disabled():
-        print(
-            f"\n{equal} of {KILLS} equal; {again} of {done} steps were repeats "
-            f"({again / done:.1%}); {time.monotonic() - began:.0f} s"
-        )
-    assert equal == KILLS
+    assert not different

@@ -1,7 +1,7 @@
 """`make endurance`: what `make test` has no time for of deploy/lite.
 
-FLEETBERT_LITE_SECONDS (600) of each kind of fuzzing, FLEETBERT_LITE_RANDOM (100000) random texts;
-FLEETBERT_SEED (0) sets what is drawn.
+FLEETBERT_LITE_SECONDS (600) of each kind of fuzzing, FLEETBERT_LITE_RANDOM (100000) random texts
+that are tokenized; FLEETBERT_SEED (0) sets what is fuzzed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import sys
 import time
 
 import lite_build
-import lite_tokens
 import pytest
 from boards import write_bundle
-from lite_serving import INFER, LENGTH, post, serving
-from oip_cases import REFUSED, TEXT, body_of, raw_texts, with_binary, without
+from lite_serving import INFER, post, serving
+from oip_cases import TEXT, body_of
+from served import connect
 
 SECONDS = int(os.environ.get("FLEETBERT_LITE_SECONDS", "600"))
-RANDOM = int(os.environ.get("FLEETBERT_LITE_RANDOM", "100000"))
+RANDOM = os.environ.get("FLEETBERT_LITE_RANDOM", "100000")
 SEED = int(os.environ.get("FLEETBERT_SEED", "0"))
-CHUNK = 5000  # texts in a run of the program
 
 pytestmark = pytest.mark.timeout(4 * 3600)
 
@@ -40,24 +39,12 @@ def test_all_tests_of_the_programs(name):
     """With sanitizers, and all of them emulated."""
     lite_build.build(name)
     command = [sys.executable, "-m", "pytest", "-q", "-rs", "tests/deploy/lite"]
-    environ = {**os.environ, "FLEETBERT_LITE_BUILDS": name}
+    environ = {**os.environ, "FLEETBERT_LITE_BUILDS": name, "FLEETBERT_LITE_RANDOM": RANDOM}
     done = subprocess.run(
         command, cwd=lite_build.ROOT, env=environ, stdout=subprocess.PIPE, text=True
     )
     print(done.stdout[-3000:])
     assert done.returncode == 0
-
-
-@pytest.mark.parametrize("lowercase", [True, False], ids=["lower", "cased"])
-@pytest.mark.parametrize("name", ["here", "aarch64"])
-def test_tokens(name, lowercase, tmp_path):
-    programs = lite_build.build(name)
-    texts = lite_tokens.random_texts(RANDOM, SEED + lowercase)
-    for start in range(0, len(texts), CHUNK):
-        some = texts[start : start + CHUNK]
-        path = lite_tokens.write_vocabulary(tmp_path / "vocab.txt", some)
-        found = lite_tokens.ids_of(programs, path, some, lowercase, 128)
-        lite_tokens.same(found, lite_tokens.expected(path, some, lowercase, 128), some)
 
 
 def test_fuzzed_bodies_manifests_and_vocabularies(sanitized, tmp_path):
@@ -69,26 +56,14 @@ def test_fuzzed_bodies_manifests_and_vocabularies(sanitized, tmp_path):
     assert re.search(r"[1-9]\d* of them answered.* [1-9]\d* of them opened", done.stdout)
 
 
-def raw_requests() -> list[bytes]:
-    """Requests as bytes, most of them right."""
-    body, length = with_binary((without(TEXT, "data"), raw_texts(TEXT["data"])))
-    binary = f"{LENGTH}: {length}\r\n".encode()
-    bodies = [(body_of(TEXT), b""), (body, binary)]
-    bodies += [(one, b"") for one, _ in REFUSED.values() if len(one) < 3000]
-    post = b"POST %s HTTP/1.1\r\nHost: a\r\n" % INFER.encode()
-    found = [
-        b"%s%sContent-Length: %d\r\n\r\n%s" % (post, extra, len(one), one) for one, extra in bodies
-    ]
-    half = len(body_of(TEXT)) // 2
-    chunks = [body_of(TEXT)[:half], body_of(TEXT)[half:], b""]
-    coded = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
-    found.append(b"%sTransfer-Encoding: chunked\r\n\r\n%s" % (post, coded))
-    for path in (b"/v2", b"/metrics", b"/v2/health/ready", b"/v2/models/model/versions/1"):
-        found.append(b"GET %s HTTP/1.1\r\nHost: a\r\nAccept: */*\r\n\r\n" % path)
-    found.append(b"HEAD /v2 HTTP/1.0\r\n\r\n")
-    return found
-
-
+HEAD = b"POST %s HTTP/1.1\r\nHost: a\r\n" % INFER.encode()
+BODY = body_of(TEXT)
+SEEDS = [
+    b"%sContent-Length: %d\r\n\r\n%s" % (HEAD, len(BODY), BODY),
+    b"%sTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (HEAD, len(BODY), BODY),
+    b"GET /v2/models/model/versions/1 HTTP/1.1\r\nHost: a\r\nAccept: */*\r\n\r\n",
+    b"HEAD /metrics HTTP/1.0\r\n\r\n",
+]
 PIECES = [
     b"\r\n", b"\r\n\r\n", b"\n", b":", b" ", b"\0", b"\xff", b"%00", b"%zz", b"/", b"//", b"..",
     b"Transfer-Encoding: chunked\r\n", b"Content-Length: -1\r\n",
@@ -100,28 +75,19 @@ PIECES = [
 ]  # fmt: skip
 
 
-def mutated(chance: random.Random, seeds: list[bytes]) -> bytes:
-    text = bytearray(chance.choice(seeds))
+def mutated(chance: random.Random) -> bytes:
+    text = bytearray(chance.choice(SEEDS))
     for _ in range(chance.randint(0, 5)):
-        start, other = chance.randrange(len(text) + 1), chance.choice(seeds)
-        end = chance.choice([start, start + 1, start + chance.randint(1, 16), len(text)])
-        text[start:end] = chance.choice(
-            [
-                b"",
-                bytes([chance.randrange(256)]),
-                chance.choice(PIECES),
-                text[chance.randrange(len(text) + 1) :][: chance.randint(0, 64)],
-                other[chance.randrange(len(other)) :],
-            ]
-        )
+        start, other = chance.randrange(len(text) + 1), chance.choice(SEEDS)
+        end = start + chance.choice([0, 1, chance.randint(1, 16), len(text)])
+        byte, rest = bytes([chance.randrange(256)]), other[chance.randrange(len(other)) :]
+        text[start:end] = chance.choice([b"", byte, chance.choice(PIECES), rest])
     return bytes(text)
 
 
-def answers(host: str, port: int, sent: bytes) -> bool:
+def answers(url: str, sent: bytes) -> bool:
     """Whether the server says anything to these bytes; it may close the connection."""
-    with socket.create_connection(
-        (host, port), timeout=lite_build.DEADLINE
-    ) as client, contextlib.suppress(OSError):
+    with connect(url) as client, contextlib.suppress(OSError):
         client.sendall(sent)
         client.shutdown(socket.SHUT_WR)
         return client.recv(12).startswith(b"HTTP/1.1 ")
@@ -131,15 +97,14 @@ def answers(host: str, port: int, sent: bytes) -> bool:
 def test_fuzzed_bytes_on_a_socket(sanitized, tmp_path):
     """Whatever bytes come the server lives, and after them answers a right request."""
     bundle = write_bundle(tmp_path, targets=(sanitized.target,))
-    chance, seeds = random.Random(SEED), raw_requests()
+    chance = random.Random(SEED)
     sent = answered = 0
     words = ("--body-seconds=1", "--connections=64")
     with serving(sanitized, bundle, *words) as (url, process):
-        host, port = url.split("//")[1].split(":")
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             for _ in range(200):
-                answered += answers(host, int(port), mutated(chance, seeds))
+                answered += answers(url, mutated(chance))
                 sent += 1
             assert post(url, body_of(TEXT)).status_code == 200
             assert process.poll() is None

@@ -1,6 +1,6 @@
 """`make endurance`: minutes of steady load on a server whose versions change, whose workers are
-killed, whose repository goes away and returns, whose log nobody reads for a while, and whom others
-send nonsense, huge texts and bursts. No answer may be wrong, no good request may fail but by 503.
+killed, and whom others send nonsense, huge texts and bursts. No answer may be wrong, and no good
+request may fail but by 503.
 
 FLEETBERT_SOAK_MINUTES (10) sets how long, FLEETBERT_SEED (0) what is sent.
 """
@@ -12,7 +12,6 @@ import gzip
 import json
 import os
 import random
-import re
 import shutil
 import threading
 import time
@@ -37,7 +36,7 @@ SEED = int(os.environ.get("FLEETBERT_SEED", "0"))
 RELOAD_SECONDS, KILL_SECONDS, HOSTILE_SECONDS = 20, 30, 0.5
 CLIENTS = 6
 PAUSE = 0.03  # of a client between its requests: steady, not as fast as it goes
-HUGE_SECONDS, BURST_SECONDS, AWAY_SECONDS, UNREAD_SECONDS = 5, 30, 25, 20
+HUGE_SECONDS, BURST_SECONDS = 5, 30
 BURST, CHANNELS = 3000, 10
 FLAT = 1.2
 SAME = 1e-3  # of logits: batches of other shapes round otherwise, other weights are far away
@@ -65,8 +64,6 @@ class Soak:
         self.wrong: list[str] = []
         self.versions: set[str] = set()
         self.lock = threading.Lock()
-        self.disk = threading.Lock()  # whose holder changes the repository
-        self.told = b""  # of the log, lately
 
     def going(self) -> bool:
         return time.monotonic() < self.end and not self.wrong
@@ -88,11 +85,12 @@ class Soak:
                 self.wrong.append(f"{status}: {body}")
             return
         self.note("200")
-        version = body["model_version"]
-        self.versions.add(version)
+        self.versions.add(body["model_version"])
         (logits,) = (o for o in body["outputs"] if o["name"] == "logits")
-        found = np.array(logits["data"]).reshape(logits["shape"])
-        apart = np.abs(found - self.expected[int(version) % 2][chosen]).max()
+        self.compare(body["model_version"], chosen, np.reshape(logits["data"], logits["shape"]))
+
+    def compare(self, version: str, chosen: list[int], logits: np.ndarray) -> None:
+        apart = np.abs(logits - self.expected[int(version) % 2][chosen]).max()
         if not apart < SAME:
             self.wrong.append(f"version {version}, texts {chosen}: logits are {apart} apart")
 
@@ -137,9 +135,8 @@ def reload(soak, bundles, models):
     while soak.going():
         soak.pause(RELOAD_SECONDS)
         number += 1
-        with soak.disk:
-            shutil.copytree(bundles[number % 2], models / ".new")
-            (models / ".new").rename(models / str(number))
+        shutil.copytree(bundles[number % 2], models / ".new")
+        (models / ".new").rename(models / str(number))
         soak.note("published")
         while soak.going() and str(number) not in soak.versions:
             time.sleep(0.1)
@@ -149,7 +146,7 @@ def reload(soak, bundles, models):
                 soak.wrong.append(f"version {number} is refused: {found['reason']}")
         if str(number) in soak.versions:
             soak.note("taken over")
-        with soak.disk, contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(models / str(number - 2))
 
 
@@ -200,47 +197,15 @@ def burst(soak):
                 continue
             soak.note("OK")
             found = np.frombuffer(reply.raw_output_contents[0], np.float32)
-            right = soak.expected[int(reply.model_version) % 2][number % len(soak.texts)]
-            if not np.abs(found - right).max() < SAME:
-                soak.wrong.append(f"version {reply.model_version}: a burst's answer is wrong")
+            soak.compare(reply.model_version, [number % len(soak.texts)], found)
         soak.pause(BURST_SECONDS)
     for channel in channels:
         channel.close()
 
 
-def hide(soak, models):
-    """The repository is gone for a while, as a volume that is mounted anew."""
-    while soak.going():
-        soak.pause(AWAY_SECONDS)
-        with soak.disk:
-            models.parent.rename(models.parent.with_name("away"))
-            soak.pause(3)
-            models.parent.with_name("away").rename(models.parent)
-        soak.note("away")
-
-
-def read_log(soak, descriptor):
-    """By turns it is read and not."""
-    began = time.monotonic()
-    while soak.going() or soak.served.process.poll() is None:
-        if (time.monotonic() - began) % (2 * UNREAD_SECONDS) < UNREAD_SECONDS or not soak.going():
-            with contextlib.suppress(BlockingIOError):
-                soak.told = (soak.told + os.read(descriptor, 1 << 16))[-(1 << 16) :]
-        time.sleep(0.01)
-
-
 def memory(served) -> int:
     """Bytes of the listening process."""
     return psutil.Process(served.process.pid).memory_info().rss
-
-
-def update_answered(served, answered: dict[str, float]) -> str:
-    """The metrics. `answered`: the gRPC calls that they count as answered, also those of versions
-    whose series are gone by now."""
-    text = requests.get(f"{served.http}/metrics", timeout=120).text
-    for labels, value in re.findall(r'_requests_total(\{code="OK",.*="grpc".*\}) (\S+)', text):
-        answered[labels] = float(value)
-    return text
 
 
 @pytest.mark.timeout(60 * MINUTES + 900)
@@ -259,52 +224,38 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
         tmp_path / "models", "repository.poll_seconds=0.5", "engine.workers=2",
         "batching.timeout_ms=110000", "logs.requests=true",
     )  # fmt: skip
-    os.mkfifo(tmp_path / "server.log")
-    log = os.open(tmp_path / "server.log", os.O_RDWR | os.O_NONBLOCK)
     with serving(tmp_path, *words, command=REAL) as served:
         soak = Soak(served, texts, expected)
         threads = [threading.Thread(target=ask, args=(soak, n)) for n in range(CLIENTS)]
         threads += [threading.Thread(target=harass, args=(soak,))]
         threads += [threading.Thread(target=reload, args=(soak, bundles, models))]
-        threads += [threading.Thread(target=hide, args=(soak, models))]
         threads += [threading.Thread(target=act, args=(soak,)) for act in (kill, send_huge, burst)]
-        reader = threading.Thread(target=read_log, args=(soak, log))
-        reader.start()
         idle = memory(served)
         for thread in threads:
             thread.start()
-        began, samples, answered = time.monotonic(), [], {}
+        samples = []
         while soak.going():
-            samples.append((time.monotonic() - began, memory(served)))
-            if len(samples) % 60 == 0:
-                update_answered(served, answered)
+            samples.append(memory(served))
             time.sleep(1)
         for thread in threads:
             thread.join()
-        restarts = update_answered(served, answered)
-        assert served.end() == 0, soak.told.decode(errors="replace")
-        reader.join()
-        os.close(log)
-    length = samples[-1][0]
+        metrics = requests.get(f"{served.http}/metrics", timeout=120).text
+        assert served.end() == 0, served.log[-(1 << 16) :]
     # What stays between bursts: on a busy machine the calls of one wait for most of its pause.
-    early = float(np.percentile([r for when, r in samples if 0.25 <= when / length < 0.5], 10))
-    late = float(np.percentile([r for when, r in samples if when / length >= 0.75], 10))
-    largest = max(rss for _, rss in samples)
+    quarter = len(samples) // 4
+    early, late = (
+        float(np.percentile(part, 10)) for part in (samples[quarter:][:quarter], samples[-quarter:])
+    )
     with capfd.disabled():
-        print(
-            f"\n{dict(soak.counts)}; listening process {idle / 1e6:.1f} MB before, between bursts "
-            f"{early / 1e6:.1f} MB in the second quarter, {late / 1e6:.1f} MB in the last, at most "
-            f"{largest / 1e6:.1f} MB"
-        )
+        figures = [round(size / 1e6) for size in (idle, early, late, max(samples))]
+        print(f"\n{dict(soak.counts)}; MB at first, in two quarters, at most: {figures}")
     assert soak.wrong == []
-    assert sum(answered.values()) == soak.counts["OK"] > 0
-    assert soak.counts["huge"] > 0 < soak.counts["away"]
-    assert float(re.search(r"^\w+_log_lines_dropped_total (\S+)", restarts, re.M)[1]) > 0
+    assert all(soak.counts[done] > 0 for done in ("OK", "huge"))
     assert soak.counts["200"] > 100 and soak.counts["hostile"] > 10
     swaps = soak.counts["taken over"]
     assert swaps >= soak.counts["published"] - 1  # the last one may be under way
     assert swaps >= int(60 * MINUTES / RELOAD_SECONDS) // 4
-    assert ("fleetbert_worker_restarts_total" in restarts) == (soak.counts["killed"] > 0)
+    assert ("fleetbert_worker_restarts_total" in metrics) == (soak.counts["killed"] > 0)
     if MINUTES >= 5:  # before that the allocators still fill
         assert late <= FLAT * early
-    assert largest <= 2 * idle + Safety().max_waiting_bytes
+    assert max(samples) <= 2 * idle + Safety().max_waiting_bytes
