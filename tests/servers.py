@@ -6,14 +6,12 @@ import contextlib
 import json
 import socket
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Iterator
 
 import launched
-import pytest
 import tiny_job
 
 STRATEGY = {"strategy.name": "parameter_server"}
-ATTEMPTS = 5
 
 
 def free_addresses(count: int) -> list[str]:
@@ -73,24 +71,3 @@ def steps_logged(job: Any) -> list[int]:
     path = job.output / "metrics.jsonl"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     return [row["step"] for row in map(json.loads, lines) if "loss" in row]
-
-
-def check_goes_on_alone(
-    start: Callable[[], Any], victim: str, check: Callable[[Any], None]
-) -> None:
-    """A trainer that is killed, such as "trainer.1", is started again alone and goes on with the
-    others; in any case the job ends well, and as `check` wants it."""
-    for _ in range(ATTEMPTS):
-        job = start()
-        job.wait_for(lambda job=job: len(steps_logged(job)) > 3)
-        job.kill(victim)
-        text = ended(job)
-        assert f"launch: {victim.replace('.', ' ')} was killed" in job.stderr
-        assert job.stderr.endswith("launch: done after restarts: 1\n")
-        check(job)
-        if f"rank {victim[-1]}: goes on at step" in text:
-            assert len(job.starts("server.0")) == 1
-            return
-        # The others were waiting for it just then: all began again.
-        assert "was killed while the others waited for it" in text
-    pytest.fail(f"in none of {ATTEMPTS} attempts it went on alone")

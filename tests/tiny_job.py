@@ -147,11 +147,6 @@ def triplets_of(ranked: list[dict]) -> list[dict]:
     return rows
 
 
-def write_ranking(path: Path, queries: int, seed: int) -> None:
-    rows = ["\t".join(map(str, row.values())) for row in ranked_rows(queries, seed)]
-    path.write_text("\n".join(["text_a\ttext_b\tlabel", *rows]) + "\n", encoding="utf-8")
-
-
 def write_rows(path: Path, rows: list[dict]) -> Path:
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in rows]
     path.write_text("".join(lines), encoding="utf-8")
@@ -172,7 +167,7 @@ def write_data(folder: Path) -> Path:
 
 def values(data: Path, output: Path, changes: dict[str, Any] | None = None) -> dict[str, Any]:
     """The job as its YAML file would have it; `changes` has dotted keys."""
-    job: dict[str, Any] = {
+    made: dict[str, Any] = {
         "task": {"name": "classification"},
         "data": {
             "train": str(data / "train.tsv"),
@@ -193,11 +188,18 @@ def values(data: Path, output: Path, changes: dict[str, Any] | None = None) -> d
     }
     for name, value in copy.deepcopy(changes or {}).items():
         *sections, last = name.split(".")
-        place = job
+        place = made
         for section in sections:
             place = place.setdefault(section, {})
         place[last] = value
-    return job
+    return made
+
+
+def job(data: Path, output: Path, changes: dict[str, Any] | None = None) -> Any:
+    """The job itself."""
+    from fleetbert import config
+
+    return config.Config.model_validate(values(data, output, changes))
 
 
 def write_config(
@@ -205,6 +207,13 @@ def write_config(
 ) -> Path:
     path.write_text(yaml.safe_dump(values(data, output, changes)), encoding="utf-8")
     return path
+
+
+def flip(path: Path) -> None:
+    """Damage a file: another bit in its middle."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
 def rows(output: Path) -> list[dict[str, Any]]:

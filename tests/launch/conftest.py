@@ -13,7 +13,6 @@ import processes
 import pytest
 import tiny_job
 
-from fleetbert.config import Config
 from fleetbert.train import job as training
 
 
@@ -23,8 +22,7 @@ def here(tiny_data, tmp_path):
     states = np.random.get_state(), random.getstate()
 
     def call(changes):
-        values = tiny_job.values(tiny_data, tmp_path / "here", changes)
-        return training.train(Config.model_validate(values)).output_dir
+        return training.train(tiny_job.job(tiny_data, tmp_path / "here", changes)).output_dir
 
     yield call
     np.random.set_state(states[0])

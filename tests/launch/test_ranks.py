@@ -94,15 +94,3 @@ def test_a_launcher_that_is_asked_to_stop_has_the_ranks_save(start, write):
     assert process.wait(timeout=DEADLINE) != 0
     assert not psutil.wait_procs(children, timeout=DEADLINE)[1]
     assert re.search(r"stopped: SIGTERM: saved step \d+ of 600", said(process))
-
-
-@pytest.mark.slow
-def test_a_users_error_ends_the_job_and_is_not_tried_again(start, write, tmp_path):
-    (tmp_path / "train.tsv").write_text("label\ttext_a\nno tab here\n")
-    path, output = write({"data.train": str(tmp_path / "train.tsv")})
-    process = start(path, ranks=2)
-    assert process.wait(timeout=DEADLINE) == 2
-    text = said(process)
-    assert re.search(r"error: .*train\.tsv:2: has 1 tab-separated columns", text)
-    assert "; restart" not in text
-    assert not (output / "summary.json").exists()

@@ -15,8 +15,6 @@ import pytest
 import tiny_job
 from processes import DEADLINE, SCRIPT, ended, kill, said, wait_for_loss
 
-from fleetbert import config
-
 JOB = {"trainer.epochs": 2, "trainer.checkpoint_every": 7, "callbacks.progress": True}
 TWO_THREADS = {"OMP_NUM_THREADS": "2"}  # `make test` gives all others one
 
@@ -31,7 +29,7 @@ def one_process(start, write):
     return output, process
 
 
-def test_help_has_every_key_with_its_default_before_paddle():
+def test_help_comes_before_paddle():
     code = (
         f"import runpy, sys; sys.argv = ['x', '--help']\n"
         f"try:\n    runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
@@ -39,29 +37,8 @@ def test_help_has_every_key_with_its_default_before_paddle():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.endswith("False\n")
-    for name, field in config.fields(config.Config):
-        default = re.escape(config.yaml_word(field.default))
-        found = re.search(rf"^  {re.escape(name)} .*; default {default}\)$", done.stdout, re.M)
-        assert found, name
     assert "paddle.distributed.launch --nproc_per_node 2" in done.stdout
     assert "key=value" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (("--config", "none.yaml"), "error: config none.yaml: cannot be read"),
-        (("--config", "{config}", "trainer.epoch=1"), "did you mean trainer.epochs?"),
-        ((), "--config"),
-    ],
-)
-def test_errors_exit_with_2_and_one_sentence(write, words, part):
-    path, _ = write({})
-    words = [word.format(config=path) for word in words]
-    done = subprocess.run([sys.executable, SCRIPT, *words], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert part in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ class Trainer:
         self.data = data
 
     def job(self, output: Path, changes: dict[str, Any] | None = None) -> config.Config:
-        return config.Config.model_validate(tiny_job.values(self.data, output, changes))
+        return tiny_job.job(self.data, output, changes)
 
     def __call__(
         self, output: Path, changes: dict[str, Any] | None = None, results: bool = False

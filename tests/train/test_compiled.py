@@ -8,7 +8,6 @@ import pytest
 import tiny_job
 from paddle.static import InputSpec
 
-from fleetbert.engines import answer, evaluate
 from fleetbert.errors import UserError
 from fleetbert.train import compiled
 
@@ -80,15 +79,6 @@ class TestResumed:
         assert len(whole) == 10
 
 
-@pytest.mark.slow
-def test_the_bundle_answers_as_the_last_evaluation_did(trainer, tiny_data, tmp_path):
-    summary = trainer(tmp_path, COMPILE, results=True)
-    model = answer.load(tmp_path / "bundle", "float32", "cpu", None, None)
-    report = evaluate.evaluate(model, tiny_data / "dev.tsv")
-    assert report["loss"] == pytest.approx(summary["dev"]["loss"], abs=1e-5)
-    assert report["accuracy"] == summary["dev"]["accuracy"]
-
-
 def test_cinn_is_asked_for_where_paddle_has_it(monkeypatch):
     """It wants fixed shapes, so no specification goes with it."""
     asked = []
@@ -131,16 +121,6 @@ def test_a_new_program_keeps_the_gradients_of_the_micro_batches_before():
     for arrays in (shorter, longer):
         network(arrays).sum().backward()
     np.testing.assert_array_equal(network.weight.grad.numpy(), np.full((3, 2), 1 + 2 * 4 * 2.0))
-
-
-def test_dimensions_open_when_they_differ(programs):
-    network = paddle.nn.Conv2D(3, 2, 3)  # refuses an open number of channels
-    compiled.compile_training(network, "cpu")
-    sizes = [(4, 3, 8, 8), (2, 3, 8, 8), (2, 3, 9, 8), (2, 3, 8, 9), (1, 3, 5, 7)]
-    found = [network(paddle.ones(size)).shape for size in sizes]
-    assert found == [[n, 2, height - 2, width - 2] for n, _, height, width in sizes]
-    shapes = [program.function_spec.input_spec[0].shape for program in programs]
-    assert shapes == [(-1, 3, 8, 8), (-1, 3, -1, 8), (-1, 3, -1, -1)]
 
 
 def test_a_device_without_programs_is_refused():

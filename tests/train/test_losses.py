@@ -12,7 +12,7 @@ import pytest
 import tiny_bert
 import tiny_job
 
-from fleetbert import config, tasks
+from fleetbert import tasks
 from fleetbert.data import read, tokenizers
 from fleetbert.data.split import Split, tokenize
 from fleetbert.tasks.ranking import draw
@@ -39,8 +39,7 @@ class Opened(NamedTuple):
     def steps(self, network, epochs: int = 1, **changes) -> Iterator[tuple]:
         """Of each epoch's first step: its examples, its arrays, the loss, and the collector."""
         changes = {"task.name": self.name, **changes}
-        values = tiny_job.values(self.folder, self.folder / "output", changes)
-        job = config.Config.model_validate(values)
+        job = tiny_job.job(self.folder, self.folder / "output", changes)
         collector = self.task.collector(self.split, job, tokenizer(self.folder))
         for epoch in range(epochs):
             step = collector.plan(epoch)[0].astype(np.int64)

@@ -28,6 +28,9 @@ SGD = {
 }  # fmt: skip
 
 
+ATTEMPTS = 5
+
+
 @pytest.fixture
 def start(tiny_data, tmp_path):
     with servers.starting(tmp_path, tiny_data) as start:
@@ -81,12 +84,7 @@ class TestAsync:
         summary = json.loads((output / "summary.json").read_text())["servers"]
         assert len(summary) == 2
         assert json.loads((output / "profile.json").read_text())["servers"] == summary
-        report = (output / "report.html").read_text()
-        for title in ("Requests", "Memory", "Rows of the table"):
-            assert f"<figcaption>{title}" in report
-        # brpc knows latencies a second after the first requests only; the run may be over then
-        timed = any("servers.latency_ms" in row for row in told)
-        assert ("<figcaption>Latency" in report) == timed
+        assert "<figcaption>Rows of the table" in (output / "report.html").read_text()
         each = [
             {k[9:]: v for k, v in told[0].items() if k.startswith(f"server.{n}.")} for n in (0, 1)
         ]
@@ -104,10 +102,9 @@ class TestAsync:
     def test_words_that_were_never_seen_keep_their_rows(self, output, trainer, tmp_path):
         """word140 to word149 are in hardly any text; [MASK] is in none."""
         saved = checkpoint.load(output / "checkpoints" / "step-00000030").tensors["model"]
-        job = trainer.job(tmp_path)
         from fleetbert.train.texts import open_task
 
-        fresh = open_task(job).network.state_dict()
+        fresh = open_task(trainer.job(tmp_path)).network.state_dict()
         (name,) = [name for name in fresh if name.endswith("word_embeddings.weight")]
         assert (saved[name][4] == fresh[name][4]).all()
         assert paddle.abs(saved[name] - fresh[name]).max() > 1e-3
@@ -197,32 +194,6 @@ def test_adamw_takes_its_steps_as_long_as_locally_also_when_resumed(
     assert tiny_job.losses(job.output) == pytest.approx(expected, abs=1e-4)
 
 
-@pytest.mark.endurance
-def test_geo_learns(start):
-    """In each `make test-all` of clicks: test_ctr.py."""
-    # 30 steps are seven rounds of four and one that the last evaluation cuts short.
-    job = start({"strategy.mode": "geo", "strategy.k_steps": 4, "trainer.epochs": 3}, servers=1)
-    ended(job)
-    assert json.loads((job.output / "summary.json").read_text())["dev"]["accuracy"] > 0.9
-
-
-@pytest.mark.endurance
-def test_vectors_take_the_same_steps(start, trainer, tmp_path):
-    """In each `make test-all` of spans, above."""
-    rows = tiny_job.vector_rows(60, 1)
-    changes = {
-        **SGD, "task.name": "embedding", "data.dev": None, "trainer.epochs": 2,
-        "data.train": str(tiny_job.write_rows(tmp_path / "train.jsonl", rows)),
-        "strategy.mode": "sync",
-    }  # fmt: skip
-    job = start(changes, trainers=1, servers=1)
-    ended(job)
-    trainer(tmp_path / "local", changes)
-    expected = tiny_job.losses(tmp_path / "local")
-    assert len(expected) == 8
-    assert tiny_job.losses(job.output) == pytest.approx(expected, abs=1e-4)
-
-
 @pytest.mark.slow
 def test_a_killed_server_ends_the_trainers(start):
     job = start({"trainer.epochs": 200})
@@ -251,23 +222,26 @@ def test_a_killed_server_ends_the_trainers(start):
     job.wait_until_clean()
 
 
-@pytest.mark.parametrize(
-    ("mode", "victim"),
-    [
-        pytest.param("async", "trainer.0", marks=pytest.mark.endurance),
-        pytest.param("sync", "trainer.1", marks=pytest.mark.slow),
-    ],
-)
-def test_a_killed_trainer_goes_on_with_the_others(start, mode, victim):
+@pytest.mark.slow
+def test_a_killed_trainer_goes_on_with_the_others(start):
+    """Alone, unless the others waited for it just then. `make endurance` kills any of them."""
     changes = {
-        "strategy.mode": mode, "trainer.epochs": 4, "trainer.eval_every": 100,
+        "strategy.mode": "sync", "trainer.epochs": 4, "trainer.eval_every": 100,
         "trainer.log_every": 4, "trainer.checkpoint_every": 100,
     }  # fmt: skip
-
-    def is_right(job):
+    for _ in range(ATTEMPTS):
+        job = start(changes, servers=1, restarts=1)
+        job.wait_for(lambda job=job: len(steps_logged(job)) > 3)
+        job.kill("trainer.1")
+        text = ended(job)
+        assert "launch: trainer 1 was killed" in job.stderr
+        assert job.stderr.endswith("launch: done after restarts: 1\n")
         assert list(tiny_job.losses(job.output)) == [1, *range(4, 41, 4)]
         summary = json.loads((job.output / "summary.json").read_text())
         assert summary["steps"] == 40
         assert summary["dev"]["accuracy"] > 0.9
-
-    servers.check_goes_on_alone(lambda: start(changes, servers=1, restarts=1), victim, is_right)
+        if "rank 1: goes on at step" in text:
+            assert len(job.starts("server.0")) == 1
+            return
+        assert "was killed while the others waited for it" in text
+    pytest.fail(f"in none of {ATTEMPTS} attempts it went on alone")

@@ -77,8 +77,7 @@ TRAINER = {
 
 class TestRefused:
     def job(self, tiny_data, tmp_path, changes=None):
-        values = tiny_job.values(tiny_data, tmp_path, {**servers.STRATEGY, **(changes or {})})
-        return config.Config.model_validate(values)
+        return tiny_job.job(tiny_data, tmp_path, {**servers.STRATEGY, **(changes or {})})
 
     @pytest.fixture
     def started_as(self, monkeypatch, tmp_path):

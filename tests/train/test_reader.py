@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
+import processes
 import psutil
 import pytest
 import tiny_job
@@ -19,8 +17,6 @@ from fleetbert.errors import UserError
 from fleetbert.train import reader
 from fleetbert.train.strategies.single import Single
 
-ROOT = Path(__file__).parent.parent.parent
-DEADLINE = 120
 TASKS = {
     "classification": {"optimizer.accumulate_steps": 2},
     "pair_classification": {
@@ -96,27 +92,6 @@ def test_losses_do_not_depend_on_how_it_is_read(
     assert children() == []
 
 
-@pytest.mark.slow
-def test_a_run_goes_on_however_it_was_read_before(trainer, tmp_path, read_by_workers):
-    whole, output = tmp_path / "whole", tmp_path / "output"
-    changes = {
-        "trainer.epochs": 2,
-        "trainer.max_steps": 12,
-        "optimizer.schedule": "constant",
-        "optimizer.warmup_ratio": 0,
-    }
-    trainer(whole, changes)
-    ways = [
-        {"trainer.max_steps": 4, "data.num_workers": 2},
-        {"trainer.max_steps": 8, "data.cache": str(tmp_path / "cache")},
-        {"data.num_workers": 1},
-    ]
-    for way in ways:
-        trainer(output, {**changes, **way})
-    assert len(tiny_job.losses(whole)) == 12
-    assert tiny_job.losses(output) == tiny_job.losses(whole)
-
-
 def test_a_small_table_stays_in_memory_and_a_large_one_does_not(trainer, tmp_path, monkeypatch):
     trainer(tmp_path, {"trainer.max_steps": 1})
     assert not (tmp_path / "cache").exists()
@@ -132,6 +107,11 @@ def test_a_small_table_stays_in_memory_and_a_large_one_does_not(trainer, tmp_pat
     [
         ("label\ttext_a\na\tx\na\ty\n", None, r"has the label 'a' only"),
         ("label\ttext_a\na\tx\nb\ty\n", "label\ttext_a\nb\tz\nc\tz\n", r"dev\.tsv:3: label 'c'"),
+        (
+            "label\ttext_a\na\tx\nb\ty\n",
+            "label\ttext_a\nB\ty\n",
+            r":2: label 'B' .*is it 'b', written",
+        ),
         ("label\ttext_a\na\tx\nb\n", None, r"train\.tsv:3: has 1 tab-separated columns"),
         ("label\ttext_a\n", None, r"train\.tsv: holds no example"),
     ],
@@ -200,30 +180,19 @@ class TestNothingIsLeft:
         ("how", "code"), [("kill -9", -signal.SIGKILL), ("Ctrl-C", 130), ("SIGTERM to all", 143)]
     )
     def test_when_the_job_is_stopped(self, tiny_data, tmp_path, how, code):
-        path = tiny_job.write_config(
-            tmp_path / "job.yaml", tiny_data, tmp_path / "o",
-            {"trainer.epochs": 1000, "data.num_workers": 1},
-        )  # fmt: skip
-        with (tmp_path / "said.txt").open("wb") as said:
-            process = subprocess.Popen(
-                [sys.executable, ROOT / "launch" / "train.py", "--config", path],
-                stderr=said, start_new_session=True,
-            )  # fmt: skip
+        changes = {"trainer.epochs": 1000, "data.num_workers": 1}
+        path = tiny_job.write_config(tmp_path / "job.yaml", tiny_data, tmp_path / "o", changes)
+        process = processes.start(tmp_path, path)
         try:
-            until = time.monotonic() + DEADLINE
-            metrics = tmp_path / "o" / "metrics.jsonl"
-            while not metrics.exists() or metrics.read_text().count("\n") < 3:
-                assert process.poll() is None and time.monotonic() < until
-                time.sleep(0.02)
+            processes.wait_for_loss(process, tmp_path / "o", 3)
             family = psutil.Process(process.pid).children(recursive=True)
             assert family
             if how == "kill -9":
                 process.kill()
             else:  # as a terminal and as a batch system do it
                 os.killpg(process.pid, signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM)
-            assert process.wait(timeout=DEADLINE) == code
-            assert not psutil.wait_procs(family, timeout=DEADLINE)[1]
-            assert "Traceback" not in (tmp_path / "said.txt").read_text()
+            assert process.wait(timeout=processes.DEADLINE) == code
+            assert not psutil.wait_procs(family, timeout=processes.DEADLINE)[1]
+            assert "Traceback" not in processes.said(process)
         finally:
-            process.kill()
-            process.wait()
+            processes.kill(process)

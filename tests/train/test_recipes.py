@@ -6,6 +6,7 @@ import json
 
 import pytest
 import tiny_job
+from halves import needs_bfloat16
 
 from fleetbert import files
 from fleetbert.errors import UserError
@@ -23,15 +24,18 @@ IDLE = {
 }  # fmt: skip
 
 
+MIXED = {"precision.level": "O1", "precision.dtype": "bfloat16"}
+
+
 @pytest.mark.usefixtures("no_results")
-def test_a_resumed_run_has_the_same_losses_bit_for_bit(trainer, tmp_path):
-    tiny_job.check_resume(lambda name, **more: trainer.job(tmp_path / name, {**ALL, **more}))
-
-
-def test_a_recipe_that_changed_is_another_job(trainer, tmp_path):
-    trainer(tmp_path, {"trainer.max_steps": 2})
-    with pytest.raises(UserError, match=r"loss.r_drop: 0.0, this job has 1.0"):
-        trainer(tmp_path, {"loss.r_drop": 1.0})
+@pytest.mark.parametrize(
+    "precision",
+    [{}, pytest.param(MIXED, marks=[needs_bfloat16, pytest.mark.slow])],
+    ids=["float32", "bfloat16"],
+)
+def test_a_resumed_run_has_the_same_losses_bit_for_bit(trainer, tmp_path, precision):
+    every = {**ALL, **precision}
+    tiny_job.check_resume(lambda name, **more: trainer.job(tmp_path / name, {**every, **more}))
 
 
 def test_checkpoints_from_before_there_was_a_choice_are_gone_on_from(trainer, tmp_path):

@@ -12,7 +12,6 @@ import pytest
 import tiny_job
 from paddle import nn
 
-from fleetbert import config
 from fleetbert.tasks import Criterion
 from fleetbert.train.job import train_with
 from fleetbert.train.strategies import connect
@@ -33,9 +32,9 @@ class Images(Trainable):
             nn.AdaptiveAvgPool2D(1), nn.Flatten(), nn.Linear(8, CLASSES),
         )  # fmt: skip
         rng = np.random.default_rng(2)
-        self.labels = rng.integers(0, CLASSES, IMAGES + DEV)
+        self.truth = rng.integers(0, CLASSES, IMAGES + DEV)
         self.images = rng.normal(size=(IMAGES + DEV, CLASSES, 8, 8)).astype(np.float32)
-        self.images[np.arange(IMAGES + DEV), self.labels] += 1
+        self.images[np.arange(IMAGES + DEV), self.truth] += 1
 
     def plan(self, epoch):
         order = np.random.default_rng([3, epoch]).permutation(IMAGES)
@@ -47,7 +46,7 @@ class Images(Trainable):
     def arrays(self, part, step):
         return {
             "images": paddle.to_tensor(self.images[part]),
-            "labels": paddle.to_tensor(self.labels[part]),
+            "labels": paddle.to_tensor(self.truth[part]),
             "step": step,
             "n_texts": len(part),
             "n_tokens": 0,
@@ -94,7 +93,7 @@ def trained(tiny_data, tmp_path_factory):
             "trainer.compile": name == "compiled", "callbacks.profiler.enabled": True,
             "callbacks.visualdl": True,
         }  # fmt: skip
-        job = config.Config.model_validate(tiny_job.values(tiny_data, output, changes))
+        job = tiny_job.job(tiny_data, output, changes)
         summary = train_with(connect(job), job, lambda *_: Images(), lambda *_: None)
         found[name] = output, summary
     return found

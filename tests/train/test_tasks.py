@@ -9,6 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
+import commands
 import numpy as np
 import pytest
 import tiny_job
@@ -18,7 +19,7 @@ from sklearn.metrics import average_precision_score
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert import cli, config, tasks
+from fleetbert import config, tasks
 from fleetbert.data import read
 from fleetbert.errors import UserError
 from fleetbert.train import job as training
@@ -183,8 +184,7 @@ def job(name: str, data: Data, output: Path, **changes: object) -> config.Config
         "task.name": name, "data.train": str(data.train), "data.dev": str(data.dev),
         "data.max_length": 32, **KINDS[name].changes,
     }  # fmt: skip
-    values = tiny_job.values(data.folder, output, {**usual, **changes})
-    return config.Config.model_validate(values)
+    return tiny_job.job(data.folder, output, {**usual, **changes})
 
 
 class Trained(NamedTuple):
@@ -256,9 +256,7 @@ def test_the_commands_tell_what_the_bundle_answers(runs, name, tmp_path, capsys)
     (data, result), kind = runs(name), KINDS[name]
 
     def told(*words: object) -> str:
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*map(str, words), "--bundle", str(result.bundle)])
-        assert not ended.value.code
+        assert commands.call(*words, "--bundle", result.bundle) == 0
         return capsys.readouterr().out
 
     row = next(row for row in data.rows if row.get("spans") != [])
@@ -322,25 +320,6 @@ def test_quantized_by_its_own_metric(runs, name, method):
     assert f"{kind.title} on".lower() in made.report.read_text(encoding="utf-8").lower()
     most = 0.1 if name == "token_classification" else 0.5
     assert apart(result, data.rows, result.bundle, made.name) < most
-
-
-@pytest.mark.slow
-def test_a_gate_refuses_by_the_tasks_own_metric(runs):
-    data, result = runs("regression")
-    with pytest.raises(fleetbert.GateFailed, match=r"spearman on .*falls from .* to "):
-        fleetbert.quantize(result.bundle, method="dynamic", gate=data.dev, max_drop=-1,
-                           name="never")  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["regression", "ranking"])
-def test_onnx_answers_alike(runs, name, tmp_path):
-    pytest.importorskip("paddle2onnx", reason="it has wheels for Python 3.8 to 3.12")
-    from fleetbert.compress.onnx import export_onnx
-
-    data, result = runs(name)
-    export_onnx(result.bundle)
-    assert apart(result, data.rows, result.bundle, "onnx") < 0.01
 
 
 @pytest.mark.slow
@@ -469,42 +448,6 @@ def test_a_run_goes_on_bit_for_bit(data, tmp_path, name, more, rows):
         lambda name_of, **also: job(name, data(name), tmp_path / name_of, **changes, **also),
         {"data.num_workers": 1, "data.cache": str(tmp_path / "cache")},
     )
-
-
-@pytest.mark.usefixtures("no_results")
-@pytest.mark.parametrize(
-    ("name", "more"),
-    [
-        slow("regression", {}),
-        slow("token_classification", {}),
-        slow("token_classification", {"task.pieces": "all"}),
-        slow("multi_label_classification", {}),
-    ],
-)
-def test_every_way_of_batching_learns_the_same(data, tmp_path, name, more):
-    """Without dropout one step of all texts is the same in rows of their own and in shared ones,
-    in this process and, from the cache, in others."""
-    found = []
-    ways = {"pad": {}, "bucket": {"data.cache": str(tmp_path), "data.num_workers": 1}, "pack": {}}
-    for way, of_way in ways.items():
-        changes = {"data.batching": way, "data.batch_size": 300, "trainer.epochs": 1,
-                   "model.dropout": 0.0, **more, **of_way}  # fmt: skip
-        training.train(job(name, data(name), tmp_path / way, **changes))
-        step, dev = tiny_job.rows(tmp_path / way)
-        found.append((step["loss"], dev["dev.loss"]))
-    assert found[1] == pytest.approx(found[0], rel=1e-5)
-    assert found[2] == pytest.approx(found[0], rel=1e-5)
-
-
-@pytest.mark.usefixtures("no_results")
-def test_other_numbers_are_other_data(data, tmp_path):
-    """A run does not go on with the same texts of which other numbers are to be learned."""
-    own = data("regression")
-    training.train(job("regression", own, tmp_path, **{"trainer.max_steps": 1}))
-    rows = [{**row, "label": 1 + row["label"]} for row in rows_of(own.train)]
-    other = own._replace(train=tiny_job.write_rows(tmp_path / "other.jsonl", rows))
-    with pytest.raises(UserError, match=r"data\.train"):
-        training.train(job("regression", other, tmp_path, **{"trainer.max_steps": 2}))
 
 
 @pytest.mark.slow

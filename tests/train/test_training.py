@@ -9,11 +9,10 @@ import numpy as np
 import paddle
 import pytest
 import tiny_job
-from safetensors.numpy import load_file
 
 from fleetbert import bundle, config, limits
 from fleetbert.errors import UserError
-from fleetbert.train import checkpoint, precision
+from fleetbert.train import checkpoint
 from fleetbert.train.loop import versions
 from fleetbert.train.random import start_step
 
@@ -54,15 +53,6 @@ class TestLearning:
         assert np.mean(losses[-5:]) < 0.3
         assert summary["dev"]["accuracy"] >= 0.9
 
-    @pytest.mark.parametrize("batching", [pytest.param("pad", marks=pytest.mark.slow), "pack"])
-    def test_other_layouts_learn_too(self, trainer, tmp_path, batching):
-        changes = {
-            "trainer.epochs": 5, "data.batching": batching, "data.batch_size": None,
-            "data.batch_tokens": 160, "data.max_length": 32, "trainer.eval_every": 100,
-        }  # fmt: skip
-        summary = trainer(tmp_path, changes)
-        assert summary["dev"]["accuracy"] >= 0.9
-
     @pytest.mark.parametrize("whole_word", [pytest.param(False, marks=pytest.mark.slow), True])
     def test_masked_words_are_learned(self, trainer, tiny_data, tmp_path, whole_word):
         changes = {
@@ -76,21 +66,6 @@ class TestLearning:
         assert np.mean(losses[-5:]) < 0.7 * losses[0]
         assert summary["dev"]["loss"] < 0.7 * losses[0]
         assert summary["dev"]["metric"] == "loss"
-
-    def test_pairs_train_and_are_judged(self, trainer, tiny_data, tmp_path):
-        changes = {
-            "task.name": "pair_classification", "data.train": str(tiny_data / "pairs.tsv"),
-            "data.dev": str(tiny_data / "pairs-dev.tsv"), "data.max_length": 32,
-        }  # fmt: skip
-        summary = trainer(tmp_path, changes, results=True)
-        assert summary["dev"]["labels"] == ["other", "same"]
-        assert summary["dev"]["n"] == 24
-        assert bundle.read(tmp_path / "bundle").task.name == "pair_classification"
-
-    def test_without_dev_texts(self, trainer, tmp_path):
-        summary = trainer(tmp_path, {"data.dev": None, "trainer.max_steps": 2})
-        assert summary["dev"] == {}
-        assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
 
 
 class TestSameness:
@@ -173,18 +148,6 @@ class TestBest:
         names = [path.name for path in checkpoint.listed(output / "checkpoints")]
         assert names == [f"step-{best:08d}", "step-00000040"]
 
-    def test_model_folder_holds_its_weights(self, spoiled):
-        output, summary = spoiled
-        saved = load_file(output / "model" / "model.safetensors")
-        name = "embeddings.word_embeddings.weight"
-
-        def weights_of(step):
-            path = output / "checkpoints" / f"step-{step:08d}" / "model.pdparams"
-            return paddle.load(str(path), return_numpy=True)[f"network.bert.{name}"]
-
-        np.testing.assert_array_equal(saved[f"bert.{name}"], weights_of(summary["dev"]["step"]))
-        assert (saved[f"bert.{name}"] != weights_of(40)).any()
-
     def test_bundle_answers_as_its_evaluation_did(self, spoiled, tiny_data):
         from fleetbert.engines import answer, evaluate
 
@@ -193,15 +156,6 @@ class TestBest:
         found = evaluate.evaluate(model, tiny_data / "dev.tsv")
         assert found["accuracy"] == pytest.approx(summary["dev"]["accuracy"])
         assert found["loss"] == pytest.approx(summary["dev"]["loss"], abs=1e-4)
-
-    def test_accuracy_decides_upwards(self, learned):
-        output, summary = learned
-        judged = {row["step"]: row for row in tiny_job.rows(output) if "dev.loss" in row}
-        best = max(row["dev.accuracy"] for row in judged.values())
-        assert summary["dev"]["metric"] == "accuracy"
-        assert summary["dev"]["accuracy"] == best
-        ties = {step: row for step, row in judged.items() if row["dev.accuracy"] == best}
-        assert summary["dev"]["step"] == min(ties, key=lambda step: ties[step]["dev.loss"])
 
 
 class TestFiles:
@@ -291,34 +245,6 @@ class TestFiles:
         assert accuracy.accuracy == summary["dev"]["accuracy"]
         assert accuracy.data == str(tiny_data / "dev.tsv")
 
-    def test_model_folder_can_be_trained_further(self, learned, trainer, tmp_path):
-        output, summary = learned
-        changes = {
-            "model.init": str(output / "model"), "model.vocab": None, "trainer.max_steps": 1,
-            "optimizer.learning_rate": 1e-9,
-        }  # fmt: skip
-        again = trainer(tmp_path, changes)
-        assert again["fresh_weights"] == []
-        assert again["dev"]["loss"] == pytest.approx(summary["dev"]["loss"], abs=1e-4)
-
-
-def test_files_of_many_labels_hold_no_matrix_of_them(trainer, tmp_path):
-    n_labels = 600
-    for name in ("train", "dev"):
-        rows = [f"class {number}\tword{number % 150}" for number in range(n_labels)]
-        (tmp_path / f"{name}.tsv").write_text("\n".join(["label\ttext_a", *rows]) + "\n")
-    changes = {
-        "data.train": str(tmp_path / "train.tsv"), "data.dev": str(tmp_path / "dev.tsv"),
-        "trainer.max_steps": 1, "callbacks.report": True,
-    }  # fmt: skip
-    summary = trainer(tmp_path / "run", changes, results=True)
-    assert summary["dev"]["n"] == len(summary["dev"]["classes"]) == n_labels
-    assert "confusion" not in summary["dev"]
-    assert len(summary["dev"]["confusions"]) == summary["dev"]["confused_pairs"] > 500
-    (state,) = (tmp_path / "run").glob("checkpoints/*/state.json")
-    for path, most in [(state, 400e3), ("summary.json", 400e3), ("report.html", 150e3)]:
-        assert (tmp_path / "run" / path).stat().st_size < most, path  # a matrix: 720 kB at least
-
 
 @pytest.mark.parametrize("cached", ["none", "cache"])
 def test_every_run_tells_its_labels_and_what_is_odd_of_them(trainer, tmp_path, caplog, cached):
@@ -390,25 +316,6 @@ class TestTimeline:
         assert "trace" not in profile
 
 
-class TestPrecision:
-    @pytest.mark.parametrize(
-        ("capability", "dtype", "level"),
-        [
-            (7, "float16", "O1"), (6, "float16", "O0"), (8, "bfloat16", "O1"),
-            (7, "bfloat16", "O0"),
-        ],
-    )  # fmt: skip
-    def test_auto_is_o1_where_the_gpu_has_the_type(self, monkeypatch, capability, dtype, level):
-        monkeypatch.setattr(paddle.device.cuda, "get_device_capability", lambda: (capability, 0))
-        settings = config.Precision(level="auto", dtype=dtype)
-        assert precision.choose(settings, "gpu").settings.level == level
-
-    def test_bfloat16_on_a_custom_device_says_what_to_choose(self):
-        settings = config.Precision(level="O1", dtype="bfloat16")
-        with pytest.raises(UserError, match=r"bfloat16 on the device npu \(.*float16 works\)"):
-            precision.choose(settings, "npu")
-
-
 class TestRefused:
     @pytest.mark.parametrize(
         ("changes", "said"),
@@ -425,14 +332,6 @@ class TestRefused:
             pytest.skip("this Paddle may have a GPU")
         with pytest.raises(UserError, match=said):
             trainer(tmp_path, changes)
-
-    def test_a_label_of_dev_that_is_written_otherwise(self, trainer, tmp_path):
-        for name, label in (("train", "b"), ("dev", "B")):
-            rows = f"label\ttext_a\na\tx\n{label}\ty\n"
-            (tmp_path / f"{name}.tsv").write_text(rows)
-        changes = {f"data.{name}": str(tmp_path / f"{name}.tsv") for name in ("train", "dev")}
-        with pytest.raises(UserError, match=r"dev\.tsv:3: label 'B' .*is it 'b', written oth"):
-            trainer(tmp_path / "o", changes)
 
 
 def test_threads_that_a_quota_lowers_are_told(trainer, tmp_path, monkeypatch, caplog):

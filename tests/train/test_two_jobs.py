@@ -50,6 +50,7 @@ def test_all_ranks_are_refused_with_the_first_ones_sentence(output, tiny_data, t
     process = processes.run(tmp_path, path, launcher=["--nproc_per_node", "2"])
     assert process.returncode != 0
     said = processes.said(process)
+    assert "starting all again" not in said
     first = rf"^error: output_dir: .*: process {os.getpid()} .* is writing it"
     assert re.search(first, said, re.M)
     assert "the first rank could not go on" in said

@@ -21,7 +21,7 @@ SHORT = {
 COMPILED, EAGER = {"trainer.compile": True}, {"trainer.compile": False}
 MASKED = {"task.name": "mlm", "data.train": "texts.txt", "data.dev": None}
 SPANS = {"task.name": "token_classification", "data.train": "tags.conll"}
-RANKED = {"task.name": "ranking", "task.negatives": 2, "data.train": "ranking.tsv"}
+RANKED = {"task.name": "ranking", "task.negatives": 2, "data.train": "ranking.jsonl"}
 ATTACKED = {
     "trainer.recompute": True, "loss.adversarial": 0.5, "loss.class_weights": {"good": 2.0},
 }  # fmt: skip
@@ -55,7 +55,7 @@ def changes_of(tiny_data, tmp_path_factory):
     """changes_of(name) → that job of `JOBS`."""
     made = tmp_path_factory.mktemp("tables")
     tiny_job.write_tags(made / "tags.conll", 60, 1)
-    tiny_job.write_ranking(made / "ranking.tsv", 20, 1)
+    tiny_job.write_rows(made / "ranking.jsonl", tiny_job.ranked_rows(20, 1))
 
     def call(name: str) -> dict[str, Any]:
         changes = {**SHORT, **JOBS[name].changes}
