@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 from tiny_bert import LABELS, VOCAB
@@ -84,14 +83,3 @@ def make_network(*names, scale=0.3):
         layer.activation = activations.get(name)
     network.eval()
     return network
-
-
-def make_bundle(path: Path, network, vocab: Path) -> Path:
-    from fleetbert.data.tokenizers import of_vocab
-    from fleetbert.export.program import export_bundle
-
-    export_bundle(
-        path, network, task="classification", labels=LABELS, max_length=64,
-        tokenizer=of_vocab(vocab, True),
-    )  # fmt: skip
-    return path

@@ -69,19 +69,24 @@ OTHER_TASKS = [*((name, "") for name in (*LABELS_OF, "regression", "ranking")),
                ("embedding", "mean"), ("embedding", "cls")]  # fmt: skip
 
 
-def make_bundle(folder: Path, task: str, vocab: Path, pooling: str = "mean") -> Path:
-    """A bundle of a random network for one of OTHER_TASKS."""
+def export(path: Path, network, vocab: Path, **changes: object):
+    """The bundle of a network, by default of a classifier with LABELS."""
     from fleetbert.data import tokenizers
     from fleetbert.export.program import export_bundle
 
+    given = {"task": "classification", "labels": LABELS, "max_length": 64, **changes}
+    return export_bundle(path, network, tokenizer=tokenizers.of_vocab(vocab, True), **given)
+
+
+def make_bundle(folder: Path, task: str, vocab: Path, pooling: str = "mean") -> Path:
+    """A bundle of a random network for one of OTHER_TASKS."""
     labels = LABELS_OF.get(task, LABELS if task == "classification" else [])
     if task == "embedding":
         network = make_embedder(pooling=pooling)
     else:
         per_token = task == "token_classification"
         network = make_network(labels=max(1, len(labels)), per_token=per_token)
-    spec = tokenizers.of_vocab(vocab, True)
-    export_bundle(folder, network, task=task, labels=labels, max_length=24, tokenizer=spec)
+    export(folder, network, vocab, task=task, labels=labels, max_length=24)
     return folder
 
 

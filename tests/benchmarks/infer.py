@@ -45,13 +45,8 @@ PEERS = {
     "ort-int8": Peer(
         "ONNX Runtime dynamic int8", ("onnxruntime",), {"peer": "onnxruntime"}, "dynamic"
     ),
-    "openvino": Peer("OpenVINO float32", ("openvino",), {"peer": "openvino", "precision": "f32"}),
-    "openvino-bf16": Peer(
-        "OpenVINO bfloat16", ("openvino",), {"peer": "openvino", "precision": "bf16"}
-    ),
-    "openvino-int8": Peer(
-        "OpenVINO int8", ("openvino",), {"peer": "openvino", "precision": "f32"}, "static"
-    ),
+    "openvino": Peer("OpenVINO float32", ("openvino",), {"peer": "openvino"}),
+    "openvino-int8": Peer("OpenVINO int8", ("openvino",), {"peer": "openvino"}, "static"),
 }
 EXACT = (*infer.EXACT, *(PEERS[name].label for name in ("torch", "ort", "openvino")))
 FLOAT32, ORT8 = "float32", PEERS["ort-int8"].label

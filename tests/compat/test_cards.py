@@ -79,12 +79,17 @@ def test_one_with_kernels_is_taken(machine, given):
 
 
 @pytest.mark.parametrize(
-    ("card", "dtype", "level"),
-    [((8, 6), "bfloat16", "O1"), ((7, 5), "float16", "O1"), ((6, 1), "float16", "O0")],
-)
-def test_auto_is_bfloat16_where_the_card_has_it(machine, card, dtype, level):
+    ("card", "asked", "dtype", "level"),
+    [
+        ((8, 6), "auto", "bfloat16", "O1"), ((7, 5), "auto", "float16", "O1"),
+        ((6, 1), "auto", "float16", "O0"), ((7, 0), "float16", "float16", "O1"),
+        ((6, 1), "float16", "float16", "O0"), ((8, 0), "bfloat16", "bfloat16", "O1"),
+        ((7, 0), "bfloat16", "bfloat16", "O0"),
+    ],
+)  # fmt: skip
+def test_auto_is_half_where_the_card_has_the_type(machine, card, asked, dtype, level):
     machine("2.6.2", card)
-    chosen = precision.choose(config.Precision(level="auto", dtype="auto"), "gpu").settings
+    chosen = precision.choose(config.Precision(level="auto", dtype=asked), "gpu").settings
     assert (chosen.dtype, chosen.level) == (dtype, level)
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 import tiny_job
 
-from fleetbert import config
-
 
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory, tiny_data) -> Path:
@@ -19,9 +17,9 @@ def trained(tmp_path_factory, tiny_data) -> Path:
     from fleetbert.train.job import train
 
     output = tmp_path_factory.mktemp("trained")
-    job = tiny_job.values(tiny_data, output, {"trainer.epochs": 3, "trainer.seed": 1})
+    job = tiny_job.job(tiny_data, output, {"trainer.epochs": 3, "trainer.seed": 1})
     with unique_name.guard():  # linear_0 is the first Linear, as in a process of its own
-        train(config.Config.model_validate(job))
+        train(job)
     return output / "bundle"
 
 

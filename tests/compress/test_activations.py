@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from activation import FORMULAS, SAME, bert, make_bundle, make_network
-from tiny_bert import WORDS
+from activation import FORMULAS, SAME, bert, make_network
+from tiny_bert import WORDS, export
 
-from fleetbert import bundle as bundles
 from fleetbert.compress import onnx, static
 from fleetbert.compress.texts import feeds
 from fleetbert.compress.work import Source
@@ -46,7 +45,7 @@ def every(tiny_vocab, tmp_path_factory):
     """A network with another activation in each layer, and its bundle, to which variants are
     added."""
     network = make_network(*NAMES)
-    return network, make_bundle(tmp_path_factory.mktemp("every") / "bundle", network, tiny_vocab)
+    return network, export(tmp_path_factory.mktemp("every") / "bundle", network, tiny_vocab).root
 
 
 @pytest.mark.slow
@@ -77,7 +76,7 @@ class Errors(dict):
 
     def __missing__(self, name):
         network = make_network(name, scale=SMALL)
-        bundle = bundles.read(make_bundle(self.folder / name, network, self.vocab))
+        bundle = export(self.folder / name, network, self.vocab)
         source = Source(bundle.folder("float32"))
         folder = self.folder / f"{name}-int8"
         folder.mkdir()

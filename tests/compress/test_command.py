@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import processes
 import pytest
+import tiny_job
 from compressing import content, job
 from paddle.static.quantization import post_training_quantization
 from paddle.static.quantization.cal_kl_threshold import cal_kl_threshold
@@ -281,10 +282,7 @@ def test_bad_input_leaves_the_bundle_as_it_was(
 
 
 def test_a_broken_bundle_is_refused(bundle, tiny_data):
-    path = bundle / "float32" / "model.pdiparams"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
+    tiny_job.flip(bundle / "float32" / "model.pdiparams")
     with pytest.raises(UserError, match=r"model\.pdiparams is not the file that was exported"):
         pipeline.quantize(job(bundle, tiny_data, "dynamic"))
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +25,6 @@ from fleetbert.engines import answer
 from fleetbert.errors import UserError
 from fleetbert.models import bfloat16, cpu
 from fleetbert.train.job import train
-from fleetbert.train.random import start_step
 from fleetbert.train.strategies.single import Single
 
 NO_DROPOUT = {"model.dropout": 0.0}
@@ -50,8 +47,7 @@ def taught(tiny_data, tmp_path_factory):
     """The run folder of a teacher that is right. Do not change it."""
     output = tmp_path_factory.mktemp("teacher")
     changes = {"model.num_hidden_layers": 4, "trainer.epochs": 3, "trainer.seed": 1}
-    job = config.Config.model_validate(tiny_job.values(tiny_data, output, changes))
-    summary = train(job).summary
+    summary = train(tiny_job.job(tiny_data, output, changes)).summary
     assert summary["dev"]["accuracy"] > 0.8
     return output
 
@@ -364,20 +360,6 @@ class TestTheseus:
             elif "k_proj.bias" not in name:  # softmax does not see it
                 assert (float(parameter.grad.abs().sum()) > 0) == (number == "0"), name
 
-    def test_drawing_is_a_function_of_seed_rank_and_step(self, task):
-        class Schedule:
-            last_epoch = 4
-
-        task.strategy.schedule = Schedule()
-        task.network.train()
-        (arrays,) = first_step(task)
-        found = {}
-        for step in [*range(12), *range(12)]:
-            start_step(0, 1, step)
-            task.loss(task.network, arrays)
-            assert found.setdefault(step, list(task.drawn)) == task.drawn
-        assert len({tuple(drawn) for drawn in found.values()}) > 2
-
     @pytest.mark.slow
     def test_two_trainings_one_after_the_other(self, make, taught, tmp_path):
         changes = {
@@ -484,16 +466,6 @@ class TestErrors:
     def test_of_keys_come_first(self, make, tmp_path, changes, message):
         with pytest.raises(ValueError, match=message):
             make(tmp_path / "output", changes)
-
-    @pytest.mark.slow
-    def test_leave_with_2(self, tmp_path):
-        script, recipe = "launch/distill.py", "configs/distill/student.yaml"
-        words = [sys.executable, processes.ROOT / script, "--config", processes.ROOT / recipe]
-        done = subprocess.run(
-            [*words, "distill.teacher=none"], capture_output=True, text=True, cwd=tmp_path
-        )
-        assert done.returncode == 2
-        assert done.stderr.strip().split("\n")[-1].startswith("error: distill.teacher: none is")
 
 
 @pytest.mark.parametrize("kind", ["student", "theseus"])

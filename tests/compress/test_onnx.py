@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import tiny_job
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import onnx
@@ -57,9 +58,6 @@ def test_a_converter_that_fails_is_quoted(copied_bundle, monkeypatch):
 
 
 def test_a_changed_program_is_not_converted(copied_bundle):
-    path = copied_bundle / "float32" / "model.pdiparams"
-    data = bytearray(path.read_bytes())
-    data[100] ^= 1
-    path.write_bytes(data)
+    tiny_job.flip(copied_bundle / "float32" / "model.pdiparams")
     with pytest.raises(UserError, match=r"model\.pdiparams is not the file"):
         onnx.export_onnx(copied_bundle)

@@ -164,6 +164,15 @@ def test_a_pruned_network_answers_like_a_masked_one(whole_program, pruned_progra
     assert sizes[0] - sizes[1] == pytest.approx(4 * 2 * (4 * 64 * 32 + 2 * 64 * 80), rel=0.02)
 
 
+def test_a_program_that_training_does_not_export_is_refused(tiny_bundle):
+    program = programs.read(bundles.read(tiny_bundle).folder("float32") / "model.pdmodel")
+    block = program.blocks[0]
+    products = [op for op in block.ops if op.type == "matmul_v2"]
+    programs.replace_ops(block, [op for op in block.ops if op is not products[-1]])
+    with pytest.raises(UserError, match="here is not the program of a BERT as training exports it"):
+        from_program.names(program, "here")
+
+
 def test_shares_become_numbers():
     found = importance.Importance(np.ones((2, 12)), np.ones((2, 1536)))
     for shares, units, expected in [

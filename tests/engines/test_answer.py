@@ -39,16 +39,6 @@ def test_alone_or_in_company_a_text_has_the_same_answer(model):
             np.testing.assert_allclose(found.logits, expected.logits, atol=1e-5)
 
 
-def test_scores_are_probabilities(model):
-    assert answer.answer(model, []) == []
-    for found in answer.answer(model, make_texts(20)):
-        assert list(found.scores) == list(model.labels)
-        assert sum(found.scores.values()) == pytest.approx(1)
-        assert found.scores[found.label] == max(found.scores.values())
-        expected = np.exp(found.logits) / np.exp(found.logits).sum()
-        assert list(found.scores.values()) == pytest.approx(expected.tolist(), abs=1e-6)
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

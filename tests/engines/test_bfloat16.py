@@ -52,12 +52,8 @@ def test_words_stay_in_bfloat16_and_in_the_file(bundle, monkeypatch):
 def test_processors_without_it_refuse_the_variant(bundle, monkeypatch):
     """oneDNN would emulate it, more slowly than float32."""
     monkeypatch.setattr(environment, "cpuinfo", lambda: WITHOUT)
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError, match=r"variant bfloat16 needs .* choose another variant"):
         engine.open(bundle, "bfloat16")
-    assert str(told.value) == (
-        "variant bfloat16 needs a processor with avx512_bf16 or amx_bf16, and this one has neither:"
-        " run it on another machine, or choose another variant"
-    )
     engine.open(bundle, "float32")
     with pytest.raises(UserError, match="a bfloat16 variant needs a processor with"):
         engine.open_folder(engine.BFLOAT16, bundle.folder("bfloat16"))

@@ -12,11 +12,12 @@ import passes
 import pytest
 import shapes
 import threadpoolctl
+import tiny_job
 from passes import batch_of
 from tiny_bert import make_network
 
 from fleetbert import bundle as bundles
-from fleetbert.data.batching import SAFE_LENGTHS, Batch
+from fleetbert.data.batching import Batch
 from fleetbert.engines import engine
 from fleetbert.errors import UserError
 
@@ -75,28 +76,6 @@ def test_models_in_one_process_do_not_share_weights(tiny_bundle, tmp_path):
         assert np.abs(again[0] - again[1]).max() > 0.01
 
 
-@pytest.mark.parametrize("length", [1, 139, 513])
-def test_other_lengths_do_not_reach_onednn(tiny_bundle, length):
-    opened = engine.open(bundles.read(tiny_bundle))
-    with pytest.raises(ValueError, match=f"rows of {length} tokens"):
-        opened.run(make_batch(1, length))
-
-
-def test_no_two_safe_shapes_have_the_same_digits():
-    lengths = [str(length) for length in SAFE_LENGTHS]
-    assert not any(a != b and a.endswith(b) for a in lengths for b in lengths)
-
-
-def test_neither_padding_nor_threads_change_anything(tiny_bundle):
-    one, two = (engine.open(bundles.read(tiny_bundle), threads=threads) for threads in (1, 2))
-    short = make_batch(4, 16)
-    ids = np.pad(short.input_ids, ((0, 0), (0, 80)))
-    long = short._replace(input_ids=ids, token_type_ids=np.zeros_like(ids))
-    expected = one.run(short)
-    np.testing.assert_allclose(one.run(long), expected, atol=1e-5)
-    np.testing.assert_allclose(two.run(short), expected, atol=1e-5)
-
-
 def test_onnx_answers_like_paddle(tiny_bundle):
     bundle = bundles.read(tiny_bundle)
     paddle, onnx = engine.open(bundle, "float32"), engine.open(bundle, "onnx")
@@ -106,10 +85,7 @@ def test_onnx_answers_like_paddle(tiny_bundle):
 
 
 def test_a_changed_weight_is_not_served(copied_bundle):
-    path = copied_bundle / "float32" / "model.pdiparams"
-    data = bytearray(path.read_bytes())
-    data[-1] ^= 1
-    path.write_bytes(data)
+    tiny_job.flip(copied_bundle / "float32" / "model.pdiparams")
     with pytest.raises(UserError, match=r"float32/model\.pdiparams is not the file"):
         engine.open(bundles.read(copied_bundle))
     engine.open(bundles.read(copied_bundle), "onnx")

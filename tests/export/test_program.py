@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tiny_bert import LABELS, VOCAB, make_network, telling_places
+from tiny_bert import VOCAB, export, make_network
 
 from fleetbert import bundle as bundles
-from fleetbert.data.tokenizers import of_vocab
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.errors import UserError
-from fleetbert.export import program
 from fleetbert.graph import program as programs
 from fleetbert.graph import tidy
-
-
-def export(path, network, vocab, **changes):
-    arguments = {
-        "task": "classification",
-        "labels": LABELS,
-        "max_length": 64,
-        "tokenizer": of_vocab(vocab, True),
-        **changes,
-    }
-    return program.export_bundle(path, network, **arguments)
 
 
 def test_the_program_answers_like_the_network(tmp_path, tiny_vocab):
@@ -98,9 +85,3 @@ def test_tidy_twice_is_tidy_once(tiny_bundle):
     tidied = programs.read(bundles.read(tiny_bundle).folder("float32") / "model.pdmodel")
     before = tidied.SerializeToString(deterministic=True)
     assert tidy.tidy(tidied).SerializeToString(deterministic=True) == before
-
-
-def test_no_file_tells_where_it_was_made(tiny_bundle):
-    """Paddle writes the Python lines that called each operator into its programs."""
-    assert list(tiny_bundle.rglob("*.pdmodel"))
-    assert not telling_places(tiny_bundle)

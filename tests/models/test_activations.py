@@ -7,9 +7,9 @@ from itertools import combinations
 import numpy as np
 import paddle
 import pytest
-from activation import FORMULAS, SAME, bert, make_bundle, make_network
+from activation import FORMULAS, SAME, bert, make_network
+from tiny_bert import export
 
-from fleetbert import bundle as bundles
 from fleetbert.compress import from_program
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
@@ -47,8 +47,7 @@ def test_network(name, batch, expected):
     ],
 )
 def test_float32_program(name, batch, expected, tmp_path, tiny_vocab):
-    made = make_bundle(tmp_path / "bundle", make_network(name), tiny_vocab)
-    bundle = bundles.read(made)
+    bundle = export(tmp_path / "bundle", make_network(name), tiny_vocab)
     run = engine.open_folder(engine.FLOAT32, bundle.folder("float32"), "cpu", 1)
     np.testing.assert_allclose(run(*batch), expected[name], atol=5e-5)
     assert from_program.open_bundle(bundle, 0.1).shape["hidden_act"] == name

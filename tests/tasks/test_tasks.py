@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 
 from fleetbert import task_names, tasks
+from fleetbert.data.read import Example
 from fleetbert.errors import UserError
 from fleetbert.tasks.classification import LabelAnswer
+from fleetbert.tasks.embedding import similarities
 
 NUMBERS = tasks.get("regression")
+VECTORS = tasks.get("embedding").of_width(8)
 LABELS = ["bad", "好"]
 
 
@@ -108,21 +111,13 @@ def test_answers_of_all_ranks_are_put_in_order():
     assert task.evaluate_parts(parts, truth, LABELS)["accuracy"] == pytest.approx(2 / 3)
 
 
-def test_one_label_teaches_nothing():
-    with pytest.raises(UserError, match="has the label 'bad' only; at least two are needed"):
-        tasks.get("classification").check_labels(["bad"])
-    tasks.get("mlm").check_labels([])
-
-
-def test_a_pretrained_encoder_answers_nothing():
-    tasks.get("classification").check_answers("here")
-    with pytest.raises(UserError, match="bundle here is a pretrained encoder"):
-        tasks.get("mlm").check_answers("here")
-
-
 def test_the_best_step_is_told_by_what_there_is():
     criterion = tasks.get("classification").criterion("accuracy", {"loss": 1.0})
     assert criterion == ("loss", True)
+    of = tasks.get("classification").criterion
+    assert of("loss", {"loss": 1, "accuracy": 1}) == ("loss", True)
+    assert of("accuracy", {"accuracy": 1}) == ("accuracy", False)
+    assert tasks.get("mlm").criterion("accuracy", {"loss": 1, "accuracy": 1})[0] == "loss"
     assert criterion.is_better({"loss": 1.0}, {})
     assert criterion.is_better({"loss": 1.0}, {"loss": 2.0})
     assert not criterion.is_better({"loss": 2.0}, {"loss": 2.0})
@@ -135,3 +130,55 @@ def test_of_equal_ones_the_lower_loss_is_better(loss, better):
     assert criterion.is_better({"accuracy": 1.0, "loss": loss}, former) is better
     assert not criterion.is_better({"accuracy": 0.9, "loss": 0.1}, former)
     assert not criterion.is_better({"accuracy": 1.0}, former)
+
+
+def unit(random, *shape):
+    vectors = random.normal(size=shape).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def test_a_labelled_pair_is_two_texts_and_one_cosine():
+    examples = [Example("a", "b", "1.0", 1), Example("c", "d", "2.5", 2)]
+    assert VECTORS.texts(examples) == (["a", "b", "c", "d"], None)
+    assert VECTORS.texts([Example("a", None, None, 1)]) == (["a"], None)
+    vectors = unit(np.random.default_rng(0), 4, 8)
+    found = VECTORS.per_example(vectors)
+    assert found.shape == (2, 1)
+    np.testing.assert_allclose(found[1, 0], vectors[2] @ vectors[3], rtol=1e-6)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e-3])
+def test_similarities_are_counted_by_hand(spread):
+    """Of near pairs, and of texts with the pair before; however near all texts are."""
+    random = np.random.default_rng(2)
+    middle = random.normal(size=8)
+    first = middle + spread * random.normal(size=(50, 8))
+    second = first + 0.1 * spread * random.normal(size=(50, 8))
+    first, second = (one / np.linalg.norm(one, axis=1, keepdims=True) for one in (first, second))
+    found = similarities(first, second)
+    pairs = {
+        "own": [one @ other for one, other in zip(first, second)],
+        "others": [one @ other for one, other in zip(first, [second[-1], *second[:-1]])],
+    }
+    bounds = found["bounds"]
+    assert (len(bounds), bounds[0]) == (21, pytest.approx(min(map(min, pairs.values()))))
+    for kind, cosines in pairs.items():
+        assert sum(found[kind]) == 50
+        for low, high, count in zip(bounds[1:-2], bounds[2:-1], found[kind][1:-1]):
+            assert count == sum(low <= one < high for one in cosines)
+
+
+def test_vectors_are_told_and_how_similar_they_are():
+    vectors = unit(np.random.default_rng(1), 3, 8)
+    assert [tuple(tensor) for tensor in VECTORS.tensors([])] == [
+        ("embedding", "FP32", (-1, 8)),
+        ("exit_layer", "INT32", (-1,)),
+    ]
+    assert VECTORS.tell([], vectors)[0] is vectors
+    told = [answer.as_json() for answer in VECTORS.to_answers([], vectors, None)]
+    np.testing.assert_allclose(told[1]["vector"], vectors[1], atol=1e-6)
+    lines = VECTORS.together_in_words(told)
+    assert lines[1] == f"similarity of 1 and 3: {vectors[0] @ vectors[2]:.4f}"
+    assert VECTORS.together_in_words(told[:1]) == []
+    with pytest.raises(UserError, match="no width"):
+        tasks.get("embedding").of_width(None)

@@ -116,23 +116,6 @@ def test_figures_are_seqevals(table):
     assert TASK.of_sums(sums.sum(0)) == pytest.approx(f1)
 
 
-def of_library(tags):
-    """Lists of tags of BIOES, which is all that seqeval knows."""
-    return [[tag.replace("M-", "I-").replace("L-", "E-").replace("U-", "S-") for tag in one]
-            for one in tags]  # fmt: skip
-
-
-@given(tables)
-def test_figures_are_those_of_seqeval_itself(table):
-    seqeval = pytest.importorskip("seqeval.metrics", reason="comes with PaddleNLP")
-    true, answered = (list(side) for side in zip(*table))
-    found = evaluate(true, answered)
-    for name in ("f1", "precision", "recall"):
-        score = getattr(seqeval, f"{name}_score")
-        expected = score(true, of_library(answered), zero_division=0)
-        assert found[f"entity_{name}"] == pytest.approx(expected)
-
-
 @given(st.lists(st.lists(st.sampled_from(BIO), min_size=1, max_size=8), min_size=1, max_size=5))
 def test_what_is_asked_of_words_decodes_to_the_spans(texts):
     """Targets of spans, taken as the answer, are these spans again."""
