@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from served import REAL, serving
+import same_answers
+from served import REAL, serving, settings_of
 from tiny_bert import WORDS, add_early_exit
 
 from fleetbert import bundle as bundles
@@ -114,16 +115,9 @@ def test_the_command_answers_without_importing_paddle(lite_bundle):
 def test_the_server_answers_with_it(lite_bundle, tmp_path):
     path = tmp_path / "models" / "tiny" / "1"
     shutil.copytree(lite_bundle, path)
-    words = [
-        f"repository.path={path.parent.parent}",
-        "repository.default.variant=lite-x86-float32",
-        "engine.workers=1",
-        "engine.threads=1",
-    ]
+    words = settings_of(path.parents[1], "repository.default.variant=lite-x86-float32")
     expected = answer.answer(answer.load(lite_bundle), TEXTS)
     with serving(tmp_path, *words, command=REAL) as served, Client(served.http) as client:
         found = client.infer("tiny", TEXTS)
         assert "lite-x86-float32" in str(client.metadata("tiny"))
-    assert [one.label for one in found] == [one.label for one in expected]
-    for one, other in zip(found, expected):
-        np.testing.assert_allclose(one.logits, other.logits, atol=1e-4)
+    same_answers.check(found, expected, 1e-4)

@@ -13,24 +13,26 @@ import numpy as np
 import psutil
 import pytest
 import requests
+import same_answers
 import tiny_bert
 from grpc_stub import make_stub, request_of
+from oip_cases import IDS, TEXT, body_of
 from running_core import gone
-from served import DEADLINE, REAL, serving, settings_of
+from served import DEADLINE, REAL, SOON, serving, settings_of
 
 from fleetbert.client import Client
 from fleetbert.engines import answer as answers
 
-TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, "\x01"]
-TASKS = ("regression", "multi_label_classification", "token_classification", "embedding")
+TEXTS = ["word1", "word2 word3 字1", "word4 " * 40, "\x01", "😀 字字 word1, word2", "word7 " * 9]
+TASKS = ("classification", *tiny_bert.LABELS_OF, "regression", "embedding")
 
 
 @pytest.fixture(scope="module")
 def made(tiny_bundle, tiny_vocab, tmp_path_factory):
-    """A repository of models: `tiny`, a classifier, and one of each other task by its name."""
+    """A repository with a model of each task, by its name."""
     folder = tmp_path_factory.mktemp("answers") / "models"
-    shutil.copytree(tiny_bundle, folder / "tiny" / "1")
-    for name in TASKS:
+    shutil.copytree(tiny_bundle, folder / TASKS[0] / "1")
+    for name in TASKS[1:]:
         tiny_bert.make_bundle(folder / name / "1", name, tiny_vocab)
     return folder
 
@@ -38,7 +40,7 @@ def made(tiny_bundle, tiny_vocab, tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(made, tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
-    with serving(folder, *settings_of(made), command=REAL) as served:
+    with serving(folder, *settings_of(made), command=SOON) as served:
         yield served
 
 
@@ -47,103 +49,74 @@ def mapped(process: psutil.Process) -> bool:
     return "libpaddle" in Path(f"/proc/{process.pid}/maps").read_text()
 
 
-def test_answers_are_those_of_the_engine_over_http_and_grpc(server, made):
-    expected = answers.answer(answers.load(made / "tiny" / "1"), TEXTS)
-    served = ", ".join(f"{name} (1)" for name in sorted((*TASKS, "tiny")))
-    assert server.out.startswith(f"serving {served} on http://127.0.0.1:")
+@pytest.mark.parametrize("name", TASKS)
+def test_answers_are_those_of_the_engine(server, made, name):
+    """Of texts that share batches with others, are cut, or have characters beyond Unicode's BMP."""
+    expected = answers.answer(answers.load(made / name / "1"), TEXTS)
     with Client(server.http) as client:
-        found = client.infer("tiny", TEXTS)
-    assert [one.label for one in found] == [one.label for one in expected]
-    for one, other in zip(found, expected):
-        np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
-        assert one.scores == pytest.approx(other.scores, abs=1e-5)
-        assert one.exit_layer == 2
-    request = request_of(TEXTS, "tiny", outputs=[{"name": "logits"}])
+        found = client.infer(name, TEXTS)
+        assert client.metadata(name)["parameters"]["task"] == name
+    same_answers.check(found, expected)
+    assert {one.exit_layer for one in found} == {2}
+    if name == "multi_label_classification":
+        assert len({len(one.labels) for one in expected}) > 1  # some texts have more than others
+    if name == "token_classification":
+        assert sum(len(one.spans) for one in expected) > 5
+
+
+def test_answers_over_grpc_are_those_of_the_engine(server, made):
+    expected = answers.answer(answers.load(made / "classification" / "1"), TEXTS)
+    served = ", ".join(f"{name} (1)" for name in sorted(TASKS))
+    assert server.out.startswith(f"serving {served} on http://127.0.0.1:")
+    request = request_of(TEXTS, "classification", outputs=[{"name": "logits"}])
     with grpc.insecure_channel(server.grpc) as channel:
         reply = make_stub(channel).ModelInfer(request, timeout=DEADLINE)
     logits = np.frombuffer(reply.raw_output_contents[0], np.float32).reshape(len(TEXTS), -1)
     np.testing.assert_allclose(logits, [one.logits for one in expected], atol=1e-5)
 
 
-def test_numbers_are_those_of_the_engine(server, made):
-    expected = answers.answer(answers.load(made / "regression" / "1"), TEXTS)
-    with Client(server.http) as client:
-        found = client.infer("regression", TEXTS)
-        described = client.metadata("regression")
-    assert [one.value for one in found] == pytest.approx([a.value for a in expected], abs=1e-5)
-    assert [one.exit_layer for one in found] == [2] * 4
-    assert described["parameters"]["task"] == "regression"
-    assert described["outputs"] == [
-        {"name": "values", "datatype": "FP32", "shape": [-1]},
-        {"name": "exit_layer", "datatype": "INT32", "shape": [-1]},
-    ]
-    message = {
-        "inputs": [{"name": "text", "datatype": "BYTES", "shape": [4], "data": TEXTS}],
-        "outputs": [{"name": "values"}],
-    }
-    url = f"{server.http}/v2/models/regression/infer"
-    (output,) = requests.post(url, json=message, timeout=60).json()["outputs"]
-    assert output["shape"] == [4]
-    np.testing.assert_allclose(output["data"], [a.value for a in expected], atol=1e-5)
-    message["outputs"] = [{"name": "label"}]
-    reply = requests.post(url, json=message, timeout=60)
+@pytest.mark.parametrize(
+    ("name", "output"),
+    [
+        ("regression", {"name": "values", "datatype": "FP32", "shape": [-1]}),
+        ("token_classification", {"name": "spans", "datatype": "BYTES", "shape": [-1]}),
+        ("embedding", {"name": "embedding", "datatype": "FP32", "shape": [-1, 64]}),
+    ],
+)
+def test_outputs_are_the_tasks_own(server, name, output):
+    layer = {"name": "exit_layer", "datatype": "INT32", "shape": [-1]}
+    found = requests.get(f"{server.http}/v2/models/{name}").json()
+    assert found["outputs"] == [output, layer]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("regression", TEXT, "output 'label' is unknown; choose from values, exit_layer"),
+        ("token_classification", IDS, "answers with characters of texts: send input 'text'"),
+    ],
+)
+def test_what_a_task_has_not_is_refused(server, name, given, said):
+    outputs = [{"name": "label"}] if given is TEXT else []
+    url = f"{server.http}/v2/models/{name}/infer"
+    reply = requests.post(url, body_of(given, outputs=outputs), timeout=60)
     assert reply.status_code == 400
-    assert reply.json()["error"] == "output 'label' is unknown; choose from values, exit_layer"
+    assert reply.json()["error"].endswith(said)
 
 
-def test_several_labels_are_those_of_the_engine(server, made):
-    name = "multi_label_classification"
-    expected = answers.answer(answers.load(made / name / "1"), TEXTS)
-    with Client(server.http) as client:
-        found = client.infer(name, TEXTS)
-    assert [one.labels for one in found] == [one.labels for one in expected]
-    assert len({len(one.labels) for one in expected}) > 1  # some texts have more than others
-    for one, other in zip(found, expected):
-        np.testing.assert_allclose(one.logits, other.logits, atol=1e-5)
-        assert one.scores == pytest.approx(other.scores, abs=1e-5)
-
-
-def test_spans_are_those_of_the_engine(server, made):
-    """Of texts that share batches with others, are cut, or have characters beyond Unicode's BMP."""
-    name = "token_classification"
-    texts = [*TEXTS, "😀 字字 word1, word2", "word7 " * 9]
-    expected = answers.answer(answers.load(made / name / "1"), texts)
-    assert sum(len(one.spans) for one in expected) > 5
-    with Client(server.http) as client:
-        found = client.infer(name, texts)
-        assert client.metadata(name)["outputs"][0] == {
-            "name": "spans", "datatype": "BYTES", "shape": [-1],
-        }  # fmt: skip
-    for text, one, other in zip(texts, found, expected):
-        assert [span[:3] for span in one.spans] == [span[:3] for span in other.spans]
-        assert all(text[span.start : span.end] == span.text for span in one.spans)
-        scores = ([span.score for span in side.spans] for side in (one, other))
-        np.testing.assert_allclose(next(scores), next(scores), atol=1e-5)
-    ids = {"name": "input_ids", "datatype": "INT64", "shape": [1, 3], "data": [2, 7, 3]}
-    reply = requests.post(
-        f"{server.http}/v2/models/{name}/infer", json={"inputs": [ids]}, timeout=60
-    )
-    assert reply.status_code == 400
-    assert reply.json()["error"].endswith("answers with characters of texts: send input 'text'")
-
-
-def test_vectors_are_those_of_the_engine(server, made):
-    expected = answers.answer(answers.load(made / "embedding" / "1"), TEXTS)
-    vectors = np.stack([one.vector for one in expected])
-    with Client(server.http) as client:
-        found = client.infer("embedding", TEXTS)
-        described = client.metadata("embedding")
-    np.testing.assert_allclose([one.vector for one in found], vectors, atol=1e-5)
-    assert described["outputs"][0] == {"name": "embedding", "datatype": "FP32", "shape": [-1, 64]}
-    message = {"model": "embedding", "input": TEXTS, "dimensions": 8}
+def test_vectors_in_openais_form_are_those_of_the_engine(server, made):
+    texts = TEXTS[:4]
+    expected = answers.answer(answers.load(made / "embedding" / "1"), texts)
+    message = {"model": "embedding", "input": texts, "dimensions": 8}
     reply = requests.post(f"{server.http}/v1/embeddings", json=message, timeout=60).json()
-    short = vectors[:, :8] / np.linalg.norm(vectors[:, :8], axis=1, keepdims=True)
+    short = np.stack([one.vector[:8] for one in expected])
+    short /= np.linalg.norm(short, axis=1, keepdims=True)
     np.testing.assert_allclose([one["embedding"] for one in reply["data"]], short, atol=1e-5)
     assert reply["usage"]["total_tokens"] == 3 + 6 + 24 + 2  # the third is cut
 
 
 def test_folders_whose_names_are_no_utf8_are_a_line_each(server, made):
-    for name in (b"mod\xff\xfe", b"tiny/1\xe9"):
+    for name in (b"mod\xff\xfe", b"regression/1\xe9"):
         Path(os.fsdecode(bytes(made) + b"/" + name)).mkdir()
 
     def ignored():
@@ -152,28 +125,10 @@ def test_folders_whose_names_are_no_utf8_are_a_line_each(server, made):
     server.wait_for(lambda: len(ignored()) == 2)
     assert [line["message"].partition(" is")[0] for line in ignored()] == [
         rf"{made}/mod\udcff\udcfe",
-        rf"{made}/tiny/1\udce9",
+        rf"{made}/regression/1\udce9",
     ]
     assert "Traceback" not in server.log
     assert requests.get(f"{server.http}/v2/health/ready").status_code == 200
-
-
-HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-
-
-@pytest.mark.skipif(
-    not (HUGE_PAGES.exists() and "[madvise]" in HUGE_PAGES.read_text())
-    or "GLIBC_TUNABLES" in os.environ,
-    reason="the kernel gives huge pages to all programs or to none, or somebody else decides",
-)
-def test_workers_ask_for_huge_pages(server):
-    def asks(process):
-        flags = Path(f"/proc/{process.pid}/smaps").read_text().split("VmFlags:")[1:]
-        return any("hg" in line.split("\n")[0].split() for line in flags)
-
-    main = psutil.Process(server.process.pid)
-    assert all(asks(child) for child in main.children(recursive=True) if mapped(child))
-    assert not asks(main)
 
 
 def test_the_listening_process_holds_no_paddle(server):
@@ -187,7 +142,7 @@ def test_workers_leave_signals_of_the_whole_group_to_the_parent(server):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             worker.send_signal(number)
     with Client(server.http) as client:
-        assert client.infer("tiny", TEXTS)
+        assert client.infer("regression", TEXTS)
     assert server.workers() == before
 
 

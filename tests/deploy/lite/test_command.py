@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from boards import LABELS, MODEL, TARGETS, VOCAB, answer_of, logits_of, write_bundle
 from lite_build import EMULATED_TOO, answers_of, refused
+from same_answers import nearly
 
 from fleetbert.data.read import iter_lines
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
@@ -39,9 +40,7 @@ def bundle(shared_bundle, tmp_path):
 
 
 def same_answer(found, logits):
-    wanted = answer_of(logits)
-    assert found["label"] == wanted["label"]
-    assert found["scores"] == pytest.approx(wanted["scores"], abs=2e-6)
+    nearly(found, answer_of(logits), 2e-6)
 
 
 def tokenizer_of(bundle):

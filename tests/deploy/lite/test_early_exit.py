@@ -13,7 +13,7 @@ import requests
 from boards import ENDS, LABELS, SPEED, VOCAB, add_early_exit, open_early_exit, write_bundle
 from lite_build import answers_of, refused
 from lite_serving import LENGTH, post, serving
-from oip_cases import IDS, TEXT, body_of
+from oip_cases import TEXT, body_of
 
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import Batch
@@ -118,13 +118,6 @@ def test_exit_layers_in_binary(url, bundle, name):
     found = post(url, body[:-1] + outputs)
     layers = struct.unpack("<20i", found.content[int(found.headers[LENGTH]) :])
     assert list(layers) == expect(bundle, name, TEXTS[:20], None)[1].tolist()
-
-
-def test_texts_of_nothing_but_padding(url):
-    ids = {**IDS, "name": "input_ids", "shape": [2, 3], "data": [0, 0, 0, 2, 9, 3]}
-    found = post(url, body_of(ids))
-    assert found.status_code == 400
-    assert found.json()["error"] == "text 0 of input 'input_ids' holds only padding"
 
 
 def test_predict_writes_the_layer(predict, bundle, name):
