@@ -104,7 +104,7 @@ class TokenizerInfo(_Brief):
 
     more_files: hashes of a kind's other files, by name. settings: WordPiece's `lowercase` stands
     apart; its others, where they are not the usual ones: strip_accents, tokenize_chinese_chars,
-    clean_text and the spelling of special tokens (pad_token, ...).
+    clean_text, truncation_side and the spelling of special tokens (pad_token, ...).
     """
 
     younger = ("lowercase", "more_files", "settings")

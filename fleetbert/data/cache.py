@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 Manifest = Dict[str, object]
 
-FORMAT = 1
+FORMAT = 2
 # Bytes of the table that one process reads at a time, up to the end of a line.
 PIECE = 8 << 20
 COLUMNS = {"lengths": "<i4", "first_lengths": "<i4", "labels": "<i8", "lines": "<i8"}

@@ -67,6 +67,8 @@ WordPieceSettings read_wordpiece(const Reader& tokenizer) {
       settings.clean_text = setting.flag();
     } else if (name == "one_type") {
       settings.one_type = setting.flag();
+    } else if (name == "truncation_side") {
+      settings.left = setting.text() == "left";
     } else if (name == "pad_token") {
       settings.pad = setting.text();
     } else if (name == "unk_token") {

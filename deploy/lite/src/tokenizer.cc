@@ -1,14 +1,28 @@
 #include "tokenizer.h"
 
 #include <algorithm>
+#include <cstddef>
 
 #include "error.h"
 
 namespace fleetbert {
 namespace {
 
+constexpr size_t kCounted = 1 << 12;  // COUNTED of fleetbert/data/tokenizers/base.py
+
 void append(const std::vector<int64_t>& from, std::vector<int64_t>& to) {
   to.insert(to.end(), from.begin(), from.end());
+}
+
+// Leaves `room` tokens of a text that has as many or more.
+template <typename Token>
+void cut(std::vector<Token>& tokens, size_t room, bool left) {
+  const auto lost = static_cast<std::ptrdiff_t>(tokens.size() - room);
+  if (left) {
+    tokens.erase(tokens.begin(), tokens.begin() + lost);
+  } else {
+    tokens.erase(tokens.end() - lost, tokens.end());
+  }
 }
 
 }  // namespace
@@ -31,7 +45,7 @@ Encoding Tokenizer::encode_with_pieces(std::string_view text, size_t max_length)
   std::vector<int64_t> ids;
   for (const auto& piece : found) ids.push_back(piece.id);
   auto encoding = finish(std::move(ids), max_length);
-  found.resize(encoding.ids.size() - special_tokens(false));
+  cut(found, encoding.ids.size() - special_tokens(false), template_.left);
   encoding.pieces = std::move(found);
   return encoding;
 }
@@ -40,7 +54,7 @@ Encoding Tokenizer::finish(std::vector<int64_t> found, size_t max_length) const 
   Encoding encoding;
   const auto room = max_length - special_tokens(false);
   encoding.cut = found.size() > room;
-  if (encoding.cut) found.resize(room);
+  if (encoding.cut) cut(found, room, template_.left);
   encoding.ids.reserve(found.size() + special_tokens(false));
   append(template_.before, encoding.ids);
   append(found, encoding.ids);
@@ -57,9 +71,11 @@ Encoding Tokenizer::encode(std::string_view first, std::string_view second,
   encoding.cut = a.size() + b.size() > room;
   if (encoding.cut) {
     const auto beside_a = room > a.size() ? room - a.size() : 0;
-    const auto kept = std::min(b.size(), std::max(beside_a, room / 2));
-    b.resize(kept);
-    a.resize(room - kept);
+    const auto most = std::max(max_length + 1, kCounted);
+    const auto odd = std::min(b.size(), most) >= std::min(a.size(), most) ? room % 2 : 0;
+    const auto kept = std::min(b.size(), std::max(beside_a, room / 2 + odd));
+    cut(b, kept, template_.left);
+    cut(a, room - kept, template_.left);
   }
   encoding.ids.reserve(a.size() + b.size() + special_tokens(true));
   append(template_.before, encoding.ids);

@@ -26,15 +26,17 @@ struct Template {
   std::vector<int64_t> before, between, after;
   size_t in_first = 1;    // how many of those between are of segment 0
   bool one_type = false;  // everything is of segment 0
+  bool left = false;      // texts that are too long lose their beginning
 };
 
 class Tokenizer {
  public:
   virtual ~Tokenizer() = default;
 
-  // At most max_length tokens, which has to leave room for `special_tokens`. Pairs are cut token by
-  // token from the longer text, from the second where both are equally long. Throws
-  // std::invalid_argument where a text is not UTF-8. Safe to call from several threads.
+  // At most max_length tokens, which has to leave room for `special_tokens`. Both texts of a pair
+  // get half of that, and what one leaves the other may take; the odd token goes to the longer
+  // text, to the second where both are equally long. Throws std::invalid_argument where a text is
+  // not UTF-8. Safe to call from several threads.
   Encoding encode(std::string_view text, size_t max_length) const;
   Encoding encode(std::string_view first, std::string_view second, size_t max_length) const;
 

@@ -138,6 +138,7 @@ Unigram::Unigram(const TensorFile& file)
   template_.after = token_ids(around.at("after"));
   template_.in_first = static_cast<size_t>(token_id(around.at("in_first")));
   template_.one_type = around.at("one_type").flag();
+  template_.left = around.has("left") && around.at("left").flag();
   if (template_.in_first > template_.between.size()) around.at("in_first").fail("is out of bounds");
   for (const auto& step : reader.at("pre_tokenizer").list()) {
     Split one;

@@ -84,7 +84,8 @@ WordPiece::WordPiece(const std::string& vocab, const std::filesystem::path& path
   pad_ = special(settings_.pad);
   unknown_ = special(settings_.unknown);
   const auto first = special(settings_.first), separator = special(settings_.separator);
-  template_ = {{first}, {separator}, {separator}, 1, settings_.one_type};
+  template_ = {{first}, {separator}, {separator}, 1, settings_.one_type,
+               settings_.left};
 }
 
 std::vector<int64_t> WordPiece::pieces(std::string_view text) const {

@@ -21,6 +21,7 @@ struct WordPieceSettings {
   bool tokenize_chinese_chars = true;  // each is a word of its own
   bool clean_text = true;              // control characters are removed
   bool one_type = false;               // a pair's second text is of segment 0 too
+  bool left = false;                   // texts that are too long lose their beginning
   std::string pad = "[PAD]", unknown = "[UNK]", first = "[CLS]", separator = "[SEP]";
 };
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import re
+import sys
 from abc import ABC, abstractmethod
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Callable, ClassVar, NamedTuple, Sequence
+from typing import Any, Callable, ClassVar, NamedTuple, Sequence, TypeVar
 
 import numpy as np
 import tokenizers
@@ -19,6 +20,8 @@ from fleetbert.errors import UserError
 # The library needs 450 bytes for each character of a text: of longer ones it is given the
 # beginning, which has enough tokens.
 LONG, CHUNK = 1 << 14, 1 << 12  # characters
+COUNTED = 1 << 12  # tokens of a text; which of two with more is the longer one is not looked at
+Token = TypeVar("Token")
 HALF_PAIR = re.compile("[\ud800-\udfff]")
 
 
@@ -50,7 +53,8 @@ class Encodings(NamedTuple):
 class Template(NamedTuple):
     """The special tokens before a text, between the two of a pair, and after.
 
-    in_first: how many of those between are of segment 0. one_type: everything is of it.
+    in_first: how many of those between are of segment 0. one_type: everything is of it. left: texts
+    lose their beginning where they are too long, not their end.
     """
 
     before: tuple[int, ...]
@@ -58,6 +62,11 @@ class Template(NamedTuple):
     after: tuple[int, ...]
     in_first: int = 1
     one_type: bool = False
+    left: bool = False
+
+    def cut(self, tokens: list[Token], room: int) -> list[Token]:
+        """At most `room` tokens of a text."""
+        return tokens[max(len(tokens) - room, 0) :] if self.left else tokens[:room]
 
 
 def assemble(
@@ -65,17 +74,18 @@ def assemble(
 ) -> Encodings:
     """Texts, or pairs, of their ids without special tokens, cut to `max_length` tokens each.
 
-    Pairs are truncated token by token from the longer text (from the second where both are equally
-    long), as `_truncate_seq_pair` of google-research/bert does.
+    Both texts of a pair get half of the room, and what one leaves the other may take; the odd token
+    goes to the longer text, to the second where both are equally long, as transformers' fast
+    tokenizers do it (longest_first).
     """
-    before, between, after, in_first, one_type = template
+    before, between, after, in_first, one_type, _ = template
     special = len(before) + len(after) + (0 if seconds is None else len(between))
     if max_length < special:
         raise UserError(f"max_length is {max_length}; {special} special tokens alone need more")
     room = max_length - special
     if seconds is None:
         truncated = sum([len(first) > room for first in firsts])
-        ids = [np.array([*before, *one[:room], *after], np.int32) for one in firsts]
+        ids = [np.array([*before, *template.cut(one, room), *after], np.int32) for one in firsts]
         return Encodings(ids, np.array([len(one) for one in ids], np.int32), truncated)
     if len(firsts) != len(seconds):
         raise ValueError(f"{len(firsts)} first texts but {len(seconds)} second texts")
@@ -85,12 +95,18 @@ def assemble(
     for number, (first, second) in enumerate(zip(firsts, seconds)):
         if len(first) + len(second) > room:
             truncated += 1
-            keep = min(len(second), max(room - len(first), room // 2))
-            first, second = first[: room - keep], second[:keep]
+            most = _counted(max_length)
+            odd = room % 2 if min(len(second), most) >= min(len(first), most) else 0
+            keep = min(len(second), max(room - len(first), room // 2 + odd))
+            first, second = template.cut(first, room - keep), template.cut(second, keep)
         ids.append(np.array([*before, *first, *between, *second, *after], np.int32))
         in_segment_0 = len(before) + len(first) + in_first
         first_lengths[number] = len(ids[-1]) if one_type else in_segment_0
     return Encodings(ids, first_lengths, truncated)
+
+
+def _counted(max_length: int) -> int:
+    return max(max_length + 1, COUNTED)
 
 
 def run(encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
@@ -199,7 +215,9 @@ class OfLibrary(Tokenizer):
         return getattr(self._library, "encode_batch_fast", self._library.encode_batch)
 
     def encode(self, texts_a: list[str], texts_b: list[str] | None, max_length: int) -> Encodings:
-        most = max_length + 1  # enough to know whether a text is truncated
+        # Enough to know whether a text is truncated, and which of two is the longer one.
+        most = max_length + 1 if texts_b is None else _counted(max_length)
+        most = sys.maxsize if self.template.left else most
         seconds = None if texts_b is None else self._pieces(texts_b, most)
         return assemble(self._pieces(texts_a, most), seconds, self.template, max_length)
 
@@ -207,15 +225,15 @@ class OfLibrary(Tokenizer):
         self, texts: list[str], max_length: int
     ) -> tuple[Encodings, list[np.ndarray]]:
         encode = self._library.encode_batch
-        found = self._of_texts(
-            texts, encode, lambda text: self._first(text, max_length + 1, encode)
-        )
+        most = sys.maxsize if self.template.left else max_length + 1
+        found = self._of_texts(texts, encode, lambda text: self._first(text, most, encode))
         ids = [self._allowed(one.ids) for one in found]
         encodings = assemble(ids, None, self.template, max_length)
         first = len(self.template.before)
         offsets = [np.zeros((len(ids), 2), np.int32) for ids in encodings.ids]
         for places, one in zip(offsets, found):
-            own = one.offsets[: len(places) - first - len(self.template.after)]
+            room = len(places) - first - len(self.template.after)
+            own = self.template.cut(one.offsets, room)
             places[first : first + len(own)] = np.array(own, np.int32).reshape(-1, 2)
         return encodings, offsets
 

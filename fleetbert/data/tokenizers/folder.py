@@ -27,7 +27,9 @@ SPECIAL_TOKENS: dict[str, str] = {
 }
 # All tokens are of one type: the family of the model has no other. No file of a folder says it.
 ONE_TYPE = "one_type"
-KNOWN = ("lowercase", "strip_accents", ONE_TYPE, *NORMALIZATION, *SPECIAL_TOKENS)
+# "left": texts lose their beginning where they are too long. Not named: their end.
+SIDE, SIDES = "truncation_side", ("left", "right")
+KNOWN = ("lowercase", "strip_accents", ONE_TYPE, SIDE, *NORMALIZATION, *SPECIAL_TOKENS)
 
 CONFIG, WHOLE = "tokenizer_config.json", "tokenizer.json"
 SPECIAL_MAP, ADDED = "special_tokens_map.json", "added_tokens.json"
@@ -89,7 +91,20 @@ def read(folder: Path, vocab: Mapping[str, int] | None) -> Settings:
     names = [_content(folder / CONFIG, "additional_special_tokens", token) for token in more]
     _check_added(folder, [*ids, *names], ids, special, vocab)
     spelled = {name: token for name, token in special.items() if token != SPECIAL_TOKENS[name]}
-    return {**settings, **spelled}
+    return {**settings, **spelled, **side(folder)}
+
+
+def side(folder: Path) -> Settings:
+    """The setting of a folder whose texts lose their beginning; {} of the others.
+
+    tokenizer_config.json holds over tokenizer.json, as in transformers.
+    """
+    found = fields_of(folder / CONFIG).get(SIDE)
+    if found is None:
+        found = ((fields_of(folder / WHOLE).get("truncation") or {}).get("direction") or "").lower()
+    elif found not in SIDES:
+        _refuse(folder / CONFIG, SIDE, found, "left and right are")
+    return {SIDE: "left"} if found == "left" else {}
 
 
 def fields_of_config(settings: Settings) -> Fields:

@@ -51,7 +51,7 @@ class Whole(OfLibrary):
 
     Special tokens come from the template only: "</s>" written in a text is ordinary characters or
     the unknown token, so no text can pretend to be two. Other added tokens are found in texts.
-    Settings: how the five special tokens are spelled, and `one_type`.
+    Settings: how the five special tokens are spelled, `one_type` and `truncation_side`.
     """
 
     kind = "tokenizer.json"
@@ -78,6 +78,8 @@ class Whole(OfLibrary):
         self.template = _template(library, path)
         one_type = self.template._replace(one_type=True)
         self.template = one_type if spec.settings.get(folders.ONE_TYPE) else self.template
+        left = spec.settings.get(folders.SIDE) == "left"
+        self.template = self.template._replace(left=left)
         self.cls_id, self.sep_id = self.template.before[0], self.template.after[-1]
         self.mask_id = vocab.get(special["mask_token"], self.unk_id)
         added = library.get_added_tokens_decoder().items()
@@ -88,7 +90,7 @@ class Whole(OfLibrary):
         self._tokens = vocab
         words = [one.content for _, one in added if not one.special]
         plain = all(word.isascii() and " " not in word for word in words)
-        self._may_cut = plain and _splits_at_spaces(library)
+        self._may_cut = plain and not left and _splits_at_spaces(library)
         self._library = library
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -115,7 +117,7 @@ class Whole(OfLibrary):
                 token = token.get("content") if isinstance(token, dict) else token
                 if isinstance(token, str):
                     settings[name] = token
-        return Spec(cls.kind, {WHOLE: path}, settings)
+        return Spec(cls.kind, {WHOLE: path}, {**settings, **folders.side(folder)})
 
     @classmethod
     def with_defaults(cls, spec: Spec) -> Spec:
@@ -130,6 +132,7 @@ class Whole(OfLibrary):
         shutil.copyfile(spec.files[WHOLE], folder / WHOLE)
         fields = {n: value for n, value in spec.settings.items() if n != folders.ONE_TYPE}
         fields["tokenizer_class"] = "PreTrainedTokenizerFast"
+        fields.setdefault(folders.SIDE, "right")  # whatever tokenizer.json says
         inputs = ["input_ids", "attention_mask"]
         if not spec.settings.get(folders.ONE_TYPE):
             inputs.insert(1, "token_type_ids")

@@ -71,7 +71,8 @@ class WordPiece(OfLibrary):
         self.special_ids = tuple(vocab[token] for token in special)
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = self.special_ids
         one_type = bool(said[folders.ONE_TYPE])
-        self.template = Template((self.cls_id,), (self.sep_id,), (self.sep_id,), 1, one_type)
+        ends = (self.cls_id,), (self.sep_id,), (self.sep_id,)
+        self.template = Template(*ends, one_type=one_type, left=said[folders.SIDE] == "left")
         self.vocab_size = len(vocab)
         self.is_subword = np.array(
             [token.startswith("##") and len(token) > 2 for token in vocab], dtype=bool
@@ -118,6 +119,7 @@ class WordPiece(OfLibrary):
     def settings_in_full(cls, spec: Spec) -> dict[str, Setting]:
         lowercase = spec.settings["lowercase"]
         first = {"lowercase": lowercase, "strip_accents": lowercase, folders.ONE_TYPE: False}
+        first[folders.SIDE] = "right"
         return {**first, **folders.NORMALIZATION, **folders.SPECIAL_TOKENS, **spec.settings}
 
     @classmethod

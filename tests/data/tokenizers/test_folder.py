@@ -6,8 +6,10 @@ import itertools
 import json
 import logging
 import random
+import shutil
 
 import pytest
+import tokenizer_files
 from tokenizers import Tokenizer as Library
 from tokenizers.implementations import BertWordPieceTokenizer
 
@@ -100,6 +102,38 @@ def test_no_normalizer_at_all(tmp_path):
     same(tokenizer, library(lowercase=False, handle_chinese_chars=False, clean_text=False))
 
 
+@pytest.mark.parametrize(
+    ("config", "whole", "left"),
+    [(None, None, False), ("left", None, True), ("right", "Left", False), (None, "Left", True)],
+)
+@pytest.mark.parametrize("family", ["bert", "roberta"])
+def test_which_side_of_a_long_text_is_lost(tmp_path, monkeypatch, family, config, whole, left):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "model"
+    if family == "bert":
+        write(folder)
+        library().save(str(folder / "tokenizer.json"))
+    else:
+        made = tokenizers.find(tokenizer_files.write(folder, family)).files["tokenizer.json"]
+        shutil.copyfile(made, folder / "tokenizer.json")
+    fields = json.loads((folder / "tokenizer.json").read_text())
+    if whole is not None:
+        how = {"max_length": 4, "strategy": "OnlyFirst", "stride": 0}
+        fields["truncation"] = {"direction": whole, **how}
+    (folder / "tokenizer.json").write_text(json.dumps(fields))
+    said = {} if config is None else {"truncation_side": config}
+    (folder / "tokenizer_config.json").write_text(json.dumps(said))
+    tokenizer = opened(folder, lowercase=True if family == "bert" else None)
+    first, long = ("x", "x ,.") if family == "bert" else ("a", "a b c d")
+    [found] = tokenizer.encode([long], None, 3).ids
+    [kept] = tokenizer.encode([first], None, 3).ids
+    assert (found.tolist() != kept.tolist()) == left
+    (tmp_path / "saved").mkdir()
+    tokenizers.save(tokenizer.spec, tmp_path / "saved")
+    [again] = opened(tmp_path / "saved").encode([long], None, 3).ids
+    assert again.tolist() == found.tolist()
+
+
 def test_a_default_is_told_and_the_job_decides(tmp_path, caplog):
     folder = write(tmp_path / "model", tokenizer_config={"strip_accents": False})
     caplog.set_level(logging.INFO, "fleetbert")
@@ -149,6 +183,7 @@ TEMPLATE = {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "A", "t
         ({"tokenizer_config": {"do_lower_case": 1}}, "do_lower_case is 1"),
         ({"tokenizer_config": {"do_basic_tokenize": False}}, "do_basic_tokenize is false"),
         ({"tokenizer_config": {"word_tokenizer_type": "mecab"}}, 'word_tokenizer_type is "mecab"'),
+        ({"tokenizer_config": {"truncation_side": "top"}}, 'truncation_side is "top"'),
         ({"tokenizer_config": {"never_split": ["a"]}}, r'never_split is \["a"\]'),
         ({"tokenizer": {"normalizer": {"type": "NFKC"}}}, "normalizer is .*NFKC.*BertNormalizer"),
         ({"tokenizer": {"pre_tokenizer": {"type": "Whitespace"}}}, 'pre_tokenizer is "Whitespace"'),

@@ -145,6 +145,23 @@ def test_texts_are_cut_and_the_template_stays(tokenizer, max_length):
         tokenizer.encode(texts, texts, 3)
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_what_is_cut_is_what_the_library_cuts(tokenizer, side, monkeypatch):
+    monkeypatch.setattr(base, "LONG", 20)
+    monkeypatch.setattr(base, "CHUNK", 7)
+    spec = tokenizer.spec._replace(settings={**tokenizer.spec.settings, "truncation_side": side})
+    tokenizer = tokenizers.open(spec)
+    whole = library.Tokenizer.from_file(str(spec.files["tokenizer.json"]))
+    texts = ["a bad word of the many", "a b c d e f", "字 word", "the word " * 9, "x", ""]
+    for first in texts:
+        for max_length in (5, 6, 7, 8, 12):
+            whole.enable_truncation(max_length, strategy="longest_first", direction=side)
+            assert ids(tokenizer, [first], None, max_length) == [whole.encode(first).ids]
+            for second in texts:
+                wanted = whole.encode(first, second).ids
+                assert ids(tokenizer, [first], [second], max_length) == [wanted]
+
+
 def test_words_are_told_from_what_continues_them(tokenizer, family):
     (found,) = ids(tokenizer, [" bad word"])
     first = tokenizer.spec.files["tokenizer.json"]

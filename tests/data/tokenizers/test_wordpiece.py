@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as Library
 from tokenizers.implementations import BertWordPieceTokenizer
 
 from fleetbert.data.tokenizers import base, wordpiece
@@ -123,18 +124,24 @@ def test_special_tokens_and_lengths(tokenizer, pairs, paired, max_length):
             assert first_length == len(ids)
 
 
-@given(a=st.integers(0, 12), b=st.integers(0, 12), max_length=st.integers(3, 24))
-def test_pairs_are_cut_token_by_token_from_the_longer(tokenizer, a, b, max_length):
-    encodings = tokenizer.encode(["the " * a], ["sat " * b], max_length)
-    while a + b + 3 > max_length:  # _truncate_seq_pair
-        if a > b:
-            a -= 1
-        else:
-            b -= 1
-    the, sat = VOCAB.index("the"), VOCAB.index("sat")
-    sep = tokenizer.sep_id
-    assert encodings.ids[0].tolist() == [tokenizer.cls_id, *[the] * a, sep, *[sat] * b, sep]
-    assert encodings.first_lengths[0] == a + 2
+@pytest.mark.parametrize("side", ["right", "left"])
+@given(a=st.integers(0, 12), b=st.integers(0, 12), max_length=st.integers(4, 24))
+def test_what_is_cut_is_what_the_library_cuts(vocab_path, side, a, b, max_length):
+    spec = of_vocab(vocab_path, True)
+    tokenizer = WordPiece(spec._replace(settings={**spec.settings, "truncation_side": side}))
+    library = Library.from_str(BertWordPieceTokenizer(str(vocab_path)).to_str())
+    library.enable_truncation(max_length, strategy="longest_first", direction=side)
+    some = ["the", "cat", "sat", "un", "run", "中", "文", ",", ".", "!", "(", ")"]
+    first, second = " ".join(some[:a]), " ".join(some[::-1][:b])
+    wanted = library.encode(first, second)
+    encodings = tokenizer.encode([first], [second], max_length)
+    assert encodings.ids[0].tolist() == wanted.ids
+    assert encodings.first_lengths[0] == wanted.type_ids.count(0)
+    wanted = library.encode(first)
+    assert tokenizer.encode([first], None, max_length).ids[0].tolist() == wanted.ids
+    found, [offsets] = tokenizer.encode_with_offsets([first], max_length)
+    assert found.ids[0].tolist() == wanted.ids
+    assert list(map(tuple, offsets.tolist())) == wanted.offsets
 
 
 def test_properties(tokenizer):
@@ -203,9 +210,12 @@ def test_a_long_text_in_chunks_has_the_ids_of_the_whole(vocab_path, fields, text
     assert some == whole.ids[: len(some)] and len(some) >= min(7, len(whole.ids))
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
 @settings(max_examples=50)
 @given(pairs=st.lists(st.tuples(runs, runs), min_size=1, max_size=3), room=st.integers(0, 40))
-def test_long_texts_and_pairs_are_truncated_as_short_ones(tokenizer, pairs, room):
+def test_long_texts_and_pairs_are_truncated_as_short_ones(vocab_path, side, pairs, room):
+    said = {"lowercase": True, "truncation_side": side}
+    tokenizer = WordPiece(of_vocab(vocab_path, True)._replace(settings=said))
     first, second = map(list, zip(*pairs))
     for others in (None, second):
         expected = tokenizer.encode(first, others, room + 3)

@@ -73,11 +73,13 @@ def test_marks_come_in_unicodes_order(both):
     same(*both(texts), texts)
 
 
+@pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("max_length", [3, 4, 5, 6, 17, 64])
-def test_pairs_are_cut_from_the_longer_text(both, max_length):
+def test_pairs_are_cut_from_the_longer_text(both, max_length, side):
     texts = random_texts(200, seed=max_length)
-    pairs = [[a, b] for a, b in zip(texts[::2], texts[1::2])]
-    found, wanted = both(pairs, max_length=max_length)
+    pairs = [*([a, b] for a, b in zip(texts[::2], texts[1::2])), *texts[:20]]
+    pairs += [["a " * 5000, "b " * 4999], ["a " * 4999, "b " * 5000]]
+    found, wanted = both(pairs, max_length=max_length, settings={"truncation_side": side})
     same(found, wanted, pairs)
     assert max(len(one) - 2 for one in found) <= max_length
 
