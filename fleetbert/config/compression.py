@@ -53,7 +53,9 @@ class Calibration(Section):
         "and emd try many in each batch: minutes)",
     )
     rounding: Literal["round", "adaround"] = key(
-        "round", "of weights; adaround: up or down as changes outputs least, learned in minutes"
+        "round",
+        "how weights are rounded; adaround: each up or down so that outputs change least, learned "
+        "in minutes",
     )
     clip: Literal["none", "auto"] = key(
         "none",
@@ -76,7 +78,7 @@ class Calibration(Section):
         "bias",
     )
     batch_tokens: int = key(1024, "padded tokens of a batch", ge=16)
-    seed: int = key(0, "of the drawing", ge=0)
+    seed: int = key(0, "seed of the random sample of calibration texts", ge=0)
 
 
 class Gate(Section):

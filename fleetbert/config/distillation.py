@@ -120,7 +120,7 @@ class Exits(Section):
     )
     speed: Optional[float] = key(
         None,
-        "a text leaves when its uncertainty is under this, 0 to 1 (null: what is fastest on "
+        "exit early when the uncertainty is below this, 0 to 1 (null: what is fastest on "
         "selection.data and loses no more than the gate allows)",
         gt=0,
         le=1,
