@@ -7,7 +7,7 @@ Hugging Face's files it is (out, in).
 
 What is folded:
 - RoBERTa's positions begin after the padding id: the rows before are dropped.
-- A family with one type of tokens, or none, gets a second row that no token has: `one_type`.
+- A model with one type of tokens, or none, gets a second row that no token has: `one_type`.
 - ERNIE's first task is added to the types of tokens.
 - A classifier's own first layer becomes the pooler, with its own activation: `pooler_act`.
 
@@ -16,8 +16,9 @@ tests/models/test_encoders.py compares each with what transformers computes.
 
 from __future__ import annotations
 
+import json
 import re
-from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple, TypedDict, cast
+from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple, TypedDict, cast, get_type_hints
 
 import numpy as np
 
@@ -52,6 +53,7 @@ class Shape(TypedDict, total=False):
 
 NOT_IN_FILES = ("kept_heads", "pooler_act", "one_type", "pooling")
 FIELDS: list[str] = [field for field in Shape.__annotations__ if field not in NOT_IN_FILES]
+KINDS = get_type_hints(Shape)
 
 WORDS, POSITIONS, TYPES = (
     f"bert.embeddings.{name}_embeddings.weight" for name in ("word", "position", "token_type")
@@ -76,9 +78,25 @@ def unchanged(loaded: Loaded) -> Loaded:
     return loaded
 
 
-def _absolute_only(fields: Fields) -> str:
-    relative = fields.get("position_embedding_type", "absolute") != "absolute"
-    return "relative position embeddings are not supported" if relative else ""
+# Keys of a config.json, transformers' or PaddleNLP's, that change what an encoder computes and are
+# no fields of Shape: what the network computes, which null and a file without the key mean too, and
+# why another value is refused. The others change nothing here: use_cache, chunk_size_feed_forward,
+# what is returned; sinusoidal_pos_embds stands in DistilBERT's weights, and summary_* is of a head
+# of ELECTRA's that nothing here has.
+ONLY: dict[str, tuple[object, str]] = {
+    "position_embedding_type": ("absolute", "relative position embeddings are not supported"),
+    "is_decoder": (False, "tokens that see only those before them are not supported"),
+    "add_cross_attention": (False, "attention to another network's tokens is not supported"),
+    "is_encoder_decoder": (False, "networks with a decoder are not supported"),
+    "pool_act": ("tanh", "a pooler without tanh is not supported"),  # PaddleNLP's
+    "task_id": (0, "only task 0 is supported"),  # of PaddleNLP's ERNIE
+    "pruned_heads": ({}, "layers that lack heads are not supported; take the model unpruned"),
+    "quantization_config": (None, "take the model as it was before it was quantized"),
+}
+
+
+def _folds(_: Fields) -> str:
+    return ""
 
 
 class Family(NamedTuple):
@@ -96,7 +114,7 @@ class Family(NamedTuple):
     defaults: of a field that config.json does not name.
     pooler_act: after its pooler, or its classifier's first layer.
     architectures: the class in transformers for each head (`models.heads`).
-    cannot: why a config.json is of no network that folds into ours; "" if it does.
+    cannot: why a config.json is of no network that folds into ours, besides ONLY; "" if it does.
     fold: from the family's tensors and shape, under the network's names, to the network's.
     unfold: back, for saving.
     """
@@ -114,7 +132,7 @@ class Family(NamedTuple):
     repeated: Mapping[str, str] = {}
     defaults: Shape = Shape()
     pooler_act: str = "tanh"
-    cannot: Callable[[Fields], str] = _absolute_only
+    cannot: Callable[[Fields], str] = _folds
     fold: Callable[[Loaded], Loaded] = unchanged
     unfold: Callable[[Loaded], Loaded] = unchanged
 
@@ -162,6 +180,10 @@ def _fold_types(loaded: Loaded) -> Loaded:
     )
 
 
+def _fold_one_type(loaded: Loaded) -> Loaded:
+    return _fold_types(loaded) if TYPES in loaded.tensors else loaded
+
+
 def _unfold_types(loaded: Loaded) -> Loaded:
     tensors, shape = loaded
     if not shape.get("one_type"):
@@ -190,7 +212,7 @@ def _fold_ernie(loaded: Loaded) -> Loaded:
     tensors = dict(loaded.tensors)
     if TASKS in tensors:
         tensors[TYPES] = tensors[TYPES] + tensors.pop(TASKS)[0]
-    return Loaded(tensors, loaded.shape)
+    return _fold_one_type(Loaded(tensors, loaded.shape))
 
 
 def _unfold_distilbert(loaded: Loaded) -> Loaded:
@@ -213,7 +235,7 @@ def _equal_widths(fields: Fields) -> str:
             f"its embeddings are {width} wide and its layers {hidden}, with a projection between "
             "that no BERT has"
         )
-    return _absolute_only(fields)
+    return ""
 
 
 BERT = Family(
@@ -222,6 +244,8 @@ BERT = Family(
     pieces=(*ENCODER_PIECES, *PREDICTIONS),
     former=((".gamma", ".weight"), (".beta", ".bias")),  # of LayerNorm
     architectures=_classes("Bert"),
+    fold=_fold_one_type,
+    unfold=_unfold_types,
 )
 ROBERTA = Family(
     "roberta",
@@ -293,7 +317,10 @@ ELECTRA = Family(
     architectures={"classifier": "ElectraForSequenceClassification"},
     repeated={"embedding_size": "hidden_size"},
     cannot=_equal_widths,
+    defaults={"num_attention_heads": 4},
     pooler_act="gelu",
+    fold=_fold_one_type,
+    unfold=_unfold_types,
 )
 
 families: Registry[Family] = Registry("model_type", {})
@@ -341,6 +368,38 @@ for _family in (
     register(_family)
 
 
+def refusal(family: Family, fields: Fields) -> str:
+    """Why a config.json is of no network that folds into ours; "" if it does."""
+    for key, (only, reason) in ONLY.items():
+        if fields.get(key) not in (None, only):
+            return f"config.json says {key}: {_short(fields[key])}; {reason}"
+    for field, key in _named(family, fields).items():
+        value, kind = fields[key], KINDS[field]
+        if value is None and field == "pad_token_id" and "pad_token_id" not in family.defaults:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, kind) if kind is float else kind):
+            wanted = "a text" if kind is str else "a number"
+            return (
+                f"config.json says {key}: {_short(value)}; it has to be {wanted}, the model's own"
+            )
+    return family.cannot(fields)
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _named(family: Family, fields: Fields) -> dict[str, str]:
+    """The fields of Shape that a config.json names, and its keys; PaddleNLP's are BERT's."""
+    found = {}
+    for field in FIELDS:
+        for key in (field, family.keys.get(field, field)):
+            if key in fields:
+                found[field] = key
+    return found
+
+
 def is_paddlenlps(files: Tensors) -> bool:
     """Whether files have PaddleNLP's names and layout, which the network has, or Hugging Face's."""
     return any("encoder.layers." in name for name in files)
@@ -361,11 +420,9 @@ def read(family: Family, fields: Fields, files: Tensors) -> Loaded:
     if not fields.get("use_task_id"):
         tensors.pop(TASKS, None)
     shape = family.defaults.copy()
-    for field in FIELDS:
-        for key in (family.keys.get(field, field), field):  # PaddleNLP calls all as BERT does
-            if key in fields:
-                shape = cast(Shape, {**shape, field: fields[key]})
-                break
+    for field, key in _named(family, fields).items():
+        if fields[key] is not None:
+            shape = cast(Shape, {**shape, field: fields[key]})
     shape.setdefault("vocab_size", len(tensors[WORDS]))
     if family.pooler_act != "tanh":
         shape["pooler_act"] = family.pooler_act

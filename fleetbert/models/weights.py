@@ -340,7 +340,7 @@ def _folder(folder: Path, name: str) -> Source:
             + (because if reason else f"; supported are {known}")
         )
     family = families[model_type]
-    reason = family.cannot(fields)
+    reason = encoders.refusal(family, fields)
     if reason:
         raise UserError(f"model.init {name}: {reason}")
     try:

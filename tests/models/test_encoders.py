@@ -11,6 +11,7 @@ import paddle
 import pytest
 from encoder_files import (
     FAMILIES,
+    HIDDEN,
     MADE,
     WORDS,
     change_fields,
@@ -60,24 +61,6 @@ def test_answers_are_those_of_transformers(family, head, tmp_path):
     assert_close(logits, wanted)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_texts_that_share_a_row_answer_as_each_does_alone(family, tmp_path):
-    network, _ = loaded(write(tmp_path / "m", family))
-    lengths = (MADE[f"{family}/ids"] != pad_of(family)).sum(1)
-    chosen = (0, 2)
-
-    def packed(name):
-        return np.concatenate([MADE[f"{family}/{name}"][n, : lengths[n]] for n in chosen])
-
-    positions = np.concatenate([np.arange(lengths[n]) for n in chosen])
-    segments = np.repeat([1, 2], lengths[list(chosen)])
-    row = [paddle.to_tensor(a[None]) for a in (packed("ids"), packed("types"), positions, segments)]
-    hidden, _ = heads.encode(network.network.bert, *row)
-    assert_close(hidden.numpy()[0], packed("classifier/hidden"))
-    logits = network(*row, paddle.to_tensor([0, lengths[0]])).numpy()
-    assert_close(logits, MADE[f"{family}/classifier/logits"][list(chosen)])
-
-
 @pytest.mark.parametrize(("family", "head"), HEADS)
 def test_what_is_written_back_is_what_was_read(family, head, tmp_path):
     source = source_of(write(tmp_path / "m", family, head))
@@ -120,9 +103,10 @@ def test_the_program_computes_it_and_becomes_the_network_again(family, tmp_path)
     wanted = MADE[f"{family}/classifier/logits"]
     run = engine.open_folder(engine.FLOAT32, bundle.folder("float32"), "cpu", 1)
     assert_close(run(MADE[f"{family}/ids"], MADE[f"{family}/types"]), wanted)
-    source = from_program.open_bundle(bundle, 0.0)
+    source = from_program.open_bundle(bundle, 0.2)
+    assert source.shape["hidden_dropout_prob"] == 0.2
     network = heads.build("classification", weights.bert_config(source, 3, WORDS))
-    weights.load(network, source)
+    assert weights.load(network, source) == ([], [])
     network.eval()
     assert_close(network(*given(family)).numpy(), wanted)
 
@@ -272,12 +256,55 @@ def test_heads_that_no_task_has_are_refused(fields, pair, said, tmp_path):
         ({"model_type": "gpt2"}, "is a gpt2; supported are BERT, RoBERTa"),
         ({"model_type": "electra"}, "embeddings are 128 wide and its layers 256"),
         ({"model_type": "ernie", "position_embedding_type": "relative_key"}, "relative position"),
+        (
+            {"is_decoder": True},
+            "config.json says is_decoder: true; tokens that see only those befo",
+        ),
+        ({"model_type": "roberta", "add_cross_attention": True}, "add_cross_attention: true"),
+        ({"model_type": "electra", "is_decoder": True}, "is_decoder: true"),
+        ({"pool_act": "relu"}, 'pool_act: "relu"'),
+        ({"task_id": 2}, "task_id: 2; only task 0"),
+        ({"pruned_heads": {"0": [1]}}, "take the model unpruned"),
+        ({"quantization_config": {"bits": 4}}, "before it was quantized"),
+        ({"hidden_size": None}, "config.json says hidden_size: null; it has to be a number"),
+        ({"num_attention_heads": "4"}, 'num_attention_heads: "4"; it has to be a number'),
+        ({"hidden_act": None}, "hidden_act: null; it has to be a text"),
+        ({"model_type": "distilbert", "n_heads": 1.5}, "n_heads: 1.5; it has to be a number"),
+        ({"model_type": "roberta", "pad_token_id": None}, "pad_token_id: null; it has to be a num"),
     ],
 )
 def test_what_does_not_fold_is_refused_with_the_reason(fields, said, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(fields))
     with pytest.raises(UserError, match=said):
         source_of(tmp_path)
+
+
+def test_null_is_the_usual_value(tmp_path):
+    folder = write(tmp_path / "m")
+    fields = json.loads((folder / "config.json").read_text())
+    fields.update(dict.fromkeys((*encoders.ONLY, "pad_token_id")))
+    (folder / "config.json").write_text(json.dumps(fields))
+    network, _ = loaded(folder)
+    assert_close(network(*given("bert")).numpy(), MADE["bert/classifier/logits"])
+
+
+@pytest.mark.parametrize("family", ["bert", "ernie", "electra"])
+def test_a_model_with_one_type_of_tokens(family, tmp_path):
+    """It computes what one with two computes for tokens of the first, and is written back so."""
+    folder = write(tmp_path / "m", family)
+    ids, types = given(family)
+    network, _ = loaded(folder)
+    wanted = network(ids, paddle.zeros_like(types)).numpy()
+    name = f"{family}.embeddings.token_type_embeddings.weight"
+    change_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:1].copy()}))
+    change_fields(folder, type_vocab_size=1)
+    source = source_of(folder)
+    assert source.tokenizer.settings["one_type"] is True
+    network, _ = loaded(folder)
+    assert_close(network(ids, paddle.zeros_like(types)).numpy(), wanted)
+    weights.save_folder(network, source, tmp_path / "again", ["x", "y", "z"])
+    assert load_file(tmp_path / "again" / "model.safetensors")[name].shape == (1, HIDDEN)
+    assert source_of(tmp_path / "again").shape == source.shape
 
 
 def test_a_token_sees_its_own_text_only():
