@@ -109,29 +109,27 @@ class FakeCore:
             raise Failure(Reason.DEADLINE, "the timeout of 10 ms has passed")
         if request.model == "broken":
             raise RuntimeError("a secret of the inside")
-        layers = np.arange(1, request.size + 1, dtype=np.int32)
+        texts, cut, tokens = request.texts or [], 0, 0
         if request.model == "vectors":
-            texts = request.texts or []
-            told = {"embedding": vectors_of(texts), "exit_layer": layers}
+            told: dict[str, Any] = {"embedding": vectors_of(texts)}
             tokens = sum(map(len, texts))
-            return Response("vectors", "1", told, 0.0125, 0.25, tokens=tokens)
-        if request.model == "judge":
-            both = zip(request.texts or [], request.texts_b or [])
-            values = np.array([len({*a} & {*b}) - 2 for a, b in both], np.float32)
-            told = {"values": values, "exit_layer": layers}
-            return Response("judge", "1", told, 0.0125, 0.25)
-        if request.texts is not None:
-            pairs = zip(request.texts, request.texts_b or [""] * request.size)
-            logits = logits_of([first + second for first, second in pairs])
-            cut = sum(len(text) > MAX_LENGTH for text in request.texts)
+        elif request.model == "judge":
+            both = zip(texts, request.texts_b or [])
+            told = {"values": np.array([len({*a} & {*b}) - 2 for a, b in both], np.float32)}
         else:
-            logits = logits_of_rows(request.ids, request.first_lengths)
-            cut = 0
+            if texts:
+                pairs = zip(texts, request.texts_b or [""] * request.size)
+                logits = logits_of([first + second for first, second in pairs])
+                cut = sum(len(text) > MAX_LENGTH for text in texts)
+            else:
+                logits = logits_of_rows(request.ids, request.first_lengths)
+            labels = [self.labels[row] for row in logits.argmax(axis=1)]
+            told = {"label": labels, "scores": softmax(logits).astype(np.float32), "logits": logits}
+        told["exit_layer"] = np.arange(1, request.size + 1, dtype=np.int32)
         found = FakeCore.find(self, request.model, request.version)
-        labels = [self.labels[row] for row in logits.argmax(axis=1)]
-        scores = softmax(logits).astype(np.float32)
-        told = {"label": labels, "scores": scores, "logits": logits, "exit_layer": layers}
-        return Response(found.model, found.version, told, 0.0125, 0.25, cut, self.bundle)
+        return Response(
+            found.model, found.version, told, 0.0125, 0.25, cut, self.bundle, tokens=tokens
+        )
 
     def live(self) -> bool:
         return True

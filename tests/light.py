@@ -10,7 +10,7 @@ from pathlib import Path
 import light_worker
 import numpy as np
 from light_worker import PARAMETERS, logits_of
-from tiny_bert import LABELS, VOCAB
+from tiny_bert import LABELS, VOCAB, WORDS
 
 from fleetbert import bundle as bundles
 from fleetbert.data import tokenizers
@@ -55,6 +55,12 @@ def add_variant(bundle: Path, name: str, parameters: bytes | None = None, **fiel
         return bundles.OnnxVariant(name=name, runs_on=["x86", "armv8"], golden=kept, **fields)
 
     bundles.add_variant(bundle, name, fill)
+
+
+def make_texts(count: int, seed: int, longest: int = 100) -> list[str]:
+    """Of one word and more."""
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(WORDS, random.integers(1, longest))) for _ in range(count)]
 
 
 def logits(bundle: Path, texts: list[str]) -> np.ndarray:

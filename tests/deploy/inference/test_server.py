@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import os
 import signal
 import socket
 import threading
@@ -14,12 +16,17 @@ import light
 import psutil
 import pytest
 import requests
+import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_stub import make_stub
-from served import DEADLINE, FAKE, LIGHT, Served, ask, connect, serving, settings_of
+from served import DEADLINE, FAKE, LIGHT, ask, connect, serving, settings_of
 
 from fleetbert import cli
+from fleetbert.deploy.inference import command
 from fleetbert.deploy.inference.protocol import inference_pb2
+from fleetbert.deploy.inference.workers import process
+
+THREADS = "TOKENIZERS_PARALLELISM"
 
 
 def assert_serves_grpc(address: str) -> None:
@@ -67,27 +74,14 @@ def test_ipv6_and_with_the_wildcard_ipv4_too(tmp_path, host):
         assert served.end() == 0
 
 
-def test_an_address_without_quotes_in_yaml_is_told(tmp_path, capsys):
-    path = tmp_path / "server.yaml"
-    path.write_text("listen:\n  host: ::\n")
-    with pytest.raises(SystemExit):
-        cli.main(["serve", "--config", str(path)])
-    said = capsys.readouterr().err
-    assert "line 2" in said and 'has to be quoted: "::"' in said
-
-
 @pytest.mark.parametrize("key", ["http_port", "grpc_port"])
 def test_a_port_in_use_is_one_sentence(tmp_path, key):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        served = Served([*FAKE, "listen.host=127.0.0.1", "listen.http_port=0",
-                         "listen.grpc_port=0", f"listen.{key}={port}"], tmp_path)  # fmt: skip
-        try:
+        with serving(tmp_path, f"listen.{key}={port}", ready=False) as served:
             assert served.process.wait(DEADLINE) == 2
-        finally:
-            served.kill()
     assert served.log.startswith(f"error: 127.0.0.1:{port} cannot be listened on: Address")
     assert served.log.count("\n") == 1 and served.out == ""
 
@@ -101,6 +95,7 @@ def test_a_port_in_use_is_one_sentence(tmp_path, key):
         (["--repository", "{folder}/b"], "sst2/0001 is not named like a version; rename it"),
         (["--repository", "{folder}", "listen.htp_port=1"], "did you mean listen.http_port"),
         (["--config", "{folder}/none.yaml"], "none.yaml: cannot be read"),
+        (["--config", "{folder}/server.yaml"], 'an address of IPv6 has to be quoted: "::"'),
         (["--http-port", "70000"], "listen.http_port"),
     ],
 )
@@ -109,11 +104,34 @@ def test_what_is_wrong_is_said(tmp_path, capsys, words, part):
     for version in (".hidden/1", "a/sst2/v1", "b/sst2/0001"):
         (tmp_path / version).mkdir(parents=True)
         (tmp_path / version / "manifest.json").touch()
+    (tmp_path / "server.yaml").write_text("listen:\n  host: ::\n")
     with pytest.raises(SystemExit) as caught:
         cli.main(["serve", *(word.format(folder=tmp_path) for word in words)])
     assert caught.value.code == 2
     said = capsys.readouterr().err
     assert part in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(("given", "expected"), [(None, "false"), ("true", "true")])
+def test_texts_are_tokenized_without_threads_unless_the_user_wants_them(
+    tmp_path, monkeypatch, given, expected
+):
+    def run(main):
+        main.close()
+        found.append(os.environ[THREADS])
+
+    found = []
+    monkeypatch.setenv(THREADS, given or "")  # is taken back afterwards
+    if given is None:
+        del os.environ[THREADS]
+    monkeypatch.setattr(uvloop, "run", run)
+    monkeypatch.setattr(process, "start_early", lambda _: None)
+    (tmp_path / "model" / "1").mkdir(parents=True)
+    (tmp_path / "model" / "1" / "manifest.json").touch()
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    command.run(parser.parse_args(["--repository", str(tmp_path)]))
+    assert found == [expected]
 
 
 def test_old_and_idle_connections_are_ended(tmp_path):

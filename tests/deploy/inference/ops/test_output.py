@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 import requests
-from served import DEADLINE, REAL, ask, connect, serving
+from served import DEADLINE, REAL, ask, connect, serving, settings_of
 
 ALL_LINES = {"GLOG_v": "10", "GLOG_minloglevel": "0"}  # of native code
 REQUESTS = 6000  # lines of more than a pipe and the server's own room hold
@@ -101,8 +101,7 @@ def test_a_stdout_that_nobody_reads_keeps_nobody_waiting(tmp_path):
 def test_workers_that_say_much_keep_answering(tiny_bundle, tmp_path, pipe):
     """Native code writes to its stderr, too."""
     shutil.copytree(tiny_bundle, tmp_path / "models" / "sst" / "1")
-    words = ["repository.default.variant=float32", "engine.workers=1", "engine.threads=1"]
-    words.append(f"repository.path={tmp_path / 'models'}")
+    words = settings_of(tmp_path / "models")
     with serving(tmp_path, *words, command=REAL, environ=ALL_LINES) as served:
         for _ in range(20):
             assert ask(served.http, "word1").status_code == 200

@@ -10,7 +10,7 @@ import pytest
 import requests
 from browser import Browser
 from prometheus_client.parser import text_string_to_metric_families
-from served import REAL, ask, serving
+from served import REAL, ask, serving, settings_of
 
 from fleetbert.engines import answer as answers
 
@@ -95,8 +95,7 @@ ID = "document.getElementById"
 def test_a_text_is_answered_in_a_browser(tiny_bundle, tmp_path, browser):
     shutil.copytree(tiny_bundle, tmp_path / "models" / "tiny" / "7")
     expected = answers.answer(answers.load(tiny_bundle), [TEXT])[0]
-    words = [f"repository.path={tmp_path / 'models'}", "repository.default.variant=float32"]
-    with serving(tmp_path, *words, "engine.workers=1", command=REAL) as served:
+    with serving(tmp_path, *settings_of(tmp_path / "models"), command=REAL) as served:
         browser.open(f"{served.http}/")
         browser.wait_for("document.querySelector('#model option') !== null")
         assert browser.run(f"{ID}('state').textContent") == "ready"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 import fake_core
 import grpc
@@ -140,11 +139,6 @@ def test_failures_have_their_codes(server, stub, model, _, code, words):
     assert wait == ("2500" if model == "full" else None)
     known = "" if model in ("nobody", "loading") else model
     assert server.done[-1][:4] == ("grpc", known, "1" if known else "", code.name)
-
-
-def test_a_method_that_is_not_there(channel):
-    call = channel.unary_unary("/inference.GRPCInferenceService/TraceSetting")
-    assert refused(call, b"").code() is CODE.UNIMPLEMENTED
 
 
 def test_a_stream_is_answered_in_order_and_an_error_ends_nothing(server, stub):
@@ -309,21 +303,3 @@ def test_a_health_watch_does_not_hold_up_the_end():
             assert await watch.read() is grpc.aio.EOF
 
     asyncio.run(run())
-
-
-@pytest.mark.slow
-def test_a_burst_of_calls_is_answered(server):
-    """gRPC's own limits would end some of them at random."""
-    options = [("grpc.use_local_subchannel_pool", 1)]
-    with contextlib.ExitStack() as stack:
-        channels = [
-            stack.enter_context(grpc.insecure_channel(server.grpc, options)) for _ in range(10)
-        ]
-        stubs = [make_stub(channel) for channel in channels]
-        texts = ["good" * (number % 7 + 1) for number in range(3000)]
-        waiting = [
-            stubs[number % len(stubs)].ModelInfer.future(request_of([text]), timeout=120)
-            for number, text in enumerate(texts)
-        ]
-        for text, answer in zip(texts, waiting):
-            check_answer(answer.result(), outputs_of(fake_core.logits_of([text])))

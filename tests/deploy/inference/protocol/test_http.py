@@ -6,10 +6,8 @@ import gzip
 import json
 import socket
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 
 import fake_core
-import numpy as np
 import pytest
 import requests
 from oip_answers import FAILURES, READINESS, TEXTS, check_outputs, outputs_of
@@ -20,21 +18,13 @@ from fleetbert.deploy.inference.protocol import auth, http
 from fleetbert.deploy.inference.protocol.middleware import Middleware
 
 EXTENSIONS = [
-    *("binary_tensor_data", "parameters", "model_repository", "model_configuration", "statistics"),
-]
+    "binary_tensor_data", "parameters", "model_repository", "model_configuration", "statistics",
+]  # fmt: skip
 
 
 @pytest.fixture
 def get(server):
     return lambda path: requests.get(f"http://{server.http}{path}", timeout=60)
-
-
-@pytest.fixture
-def post(server):
-    def call(path, message=None, **arguments):
-        return requests.post(f"http://{server.http}{path}", json=message, timeout=60, **arguments)
-
-    return call
 
 
 def request_of(texts, **rest):
@@ -163,26 +153,6 @@ def test_inference(post, path, version):
     assert float(found.headers["x-queue-time"]) == 12.5
     assert float(found.headers["x-inference-time"]) == 250
     assert found.headers["content-type"] == "application/json"
-
-
-def test_inference_on_ids(post):
-    ids, types = np.array([[2, 7, 3], [2, 3, 0]]), np.array([[0, 0, 1], [0, 1, 0]])
-    inputs = [
-        {"name": name, "shape": [2, 3], "datatype": datatype, "data": data.tolist()}
-        for name, datatype, data in (
-            ("input_ids", "INT64", ids),
-            ("token_type_ids", "INT32", types.ravel()),
-        )
-    ]
-    message = {"inputs": inputs, "outputs": [{"name": "logits"}]}
-    (output,) = post("/v2/models/sst/infer", message).json()["outputs"]
-    check_outputs({"logits": output["data"]}, {"logits": fake_core.logits_of_ids(ids, types)})
-
-
-def test_pairs(post):
-    message = request_of(["good", "bad"])
-    message["inputs"].append({**message["inputs"][0], "name": "text_pair", "data": ["bad", "bad"]})
-    check_answer(post("/v2/models/pairs/infer", message), ["goodbad", "badbad"])
 
 
 def test_binary_outputs(post):
@@ -335,17 +305,3 @@ def test_a_client_that_goes_away_cancels_its_request(server, get):
     fake_core.wait_for(lambda: server.core.cancelled == before + 1)
     fake_core.wait_for(lambda: server.done[-1].code == "499")
     assert get("/v2/health/live").status_code == 200
-
-
-def test_many_clients_get_their_own_answers(server):
-    """Each on a connection of its own."""
-
-    def ask(number):
-        texts = ["good" * (number + 1), "bad" * (number + 2)]
-        url = f"http://{server.http}/v2/models/sst/infer"
-        with requests.Session() as session:
-            for _ in range(5):
-                check_answer(session.post(url, json=request_of(texts), timeout=60), texts)
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(ask, range(8)))

@@ -10,14 +10,7 @@ import pytest
 import requests
 
 TEXTS = ["good good", "bad", "坏"]
-
-
-@pytest.fixture
-def post(server):
-    def call(message, path="/v1/embeddings"):
-        return requests.post(f"http://{server.http}{path}", json=message, timeout=60)
-
-    return call
+PATH = "/v1/embeddings"
 
 
 def expected(texts, width=fake_core.WIDTH):
@@ -37,7 +30,7 @@ def test_vectors(server, post, form, dimensions):
     asked = {"model": "vectors", "input": TEXTS, "user": "somebody"}
     asked.update({"encoding_format": form} if form else {})
     asked.update({"dimensions": dimensions} if dimensions else {})
-    reply = post(asked)
+    reply = post(PATH, asked)
     assert reply.status_code == 200, reply.text
     assert server.done[-1][:4] == ("http", "vectors", "1", "200") and server.done[-1].texts == 3
     found = reply.json()
@@ -53,7 +46,7 @@ def test_vectors(server, post, form, dimensions):
 
 
 def test_one_text_and_a_version(post, server):
-    found = post({"model": "vectors/1", "input": "good"}).json()
+    found = post(PATH, {"model": "vectors/1", "input": "good"}).json()
     np.testing.assert_allclose(found["data"][0]["embedding"], expected(["good"])[0], rtol=1e-6)
     assert server.core.requests[-1].version == "1"
 
@@ -77,7 +70,7 @@ def test_one_text_and_a_version(post, server):
     ],
 )
 def test_errors_have_openais_form(post, changes, status, words):
-    reply = post({"model": "vectors", "input": "good", **changes})
+    reply = post(PATH, {"model": "vectors", "input": "good", **changes})
     assert reply.status_code == status
     error = reply.json()["error"]
     assert words in error["message"]
@@ -91,7 +84,7 @@ def test_other_errors_do_too(server, post):
     assert "use POST" in reply.json()["error"]["message"]
     reply = requests.get(f"http://{server.http}/v1/nothing", timeout=60)
     assert "there is nothing" in reply.json()["error"]["message"]
-    reply = post({"model": "full-vectors", "input": "good"})
+    reply = post(PATH, {"model": "full-vectors", "input": "good"})
     assert (reply.status_code, reply.headers["retry-after"]) == (503, "3")
     assert reply.json()["error"]["type"] == "server_error"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fake_core
 import numpy as np
 import pytest
-import requests
 
 QUERY, TEXTS = "abcd", ["xyz", "abcx", "ab", "abcd"]
 VALUES = np.array([-2.0, 1, 0, 2])  # letters in common, less two
@@ -14,43 +13,40 @@ ORDER = [3, 1, 2, 0]
 
 
 @pytest.fixture
-def post(server):
-    def call(path="/rerank", **message):
-        return requests.post(f"http://{server.http}{path}", json=message, timeout=60)
-
-    return call
+def rerank(post):
+    return lambda path="/rerank", **message: post(path, message)
 
 
-def test_as_text_embeddings_inference(post):
-    found = post(query=QUERY, texts=TEXTS, truncate=True).json()
+def test_as_text_embeddings_inference(rerank):
+    found = rerank(query=QUERY, texts=TEXTS, truncate=True).json()
     assert [one["index"] for one in found] == ORDER
     assert [one["score"] for one in found] == pytest.approx(SCORES[ORDER])
     assert "text" not in found[0]
-    found = post(query=QUERY, texts=TEXTS, raw_scores=True, return_text=True).json()
+    found = rerank(query=QUERY, texts=TEXTS, raw_scores=True, return_text=True).json()
     assert [one["score"] for one in found] == VALUES[ORDER].tolist()
     assert [one["text"] for one in found] == [TEXTS[n] for n in ORDER]
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
-def test_as_cohere(post, path):
+def test_as_cohere(rerank, path):
     asked = {"model": "judge", "query": QUERY, "documents": TEXTS, "top_n": 2}
-    found = post(path, **asked).json()["results"]
+    found = rerank(path, **asked).json()["results"]
     assert [one["index"] for one in found] == ORDER[:2]
     assert [one["relevance_score"] for one in found] == pytest.approx(SCORES[ORDER[:2]])
     asked["documents"] = [{"text": text} for text in TEXTS]
-    found = post(path, **asked, return_documents=True).json()["results"]
+    found = rerank(path, **asked, return_documents=True).json()["results"]
     assert found[0]["document"] == {"text": "abcd"}
 
 
-def test_cosines_of_vectors_rank(post):
+def test_cosines_of_vectors_rank(rerank):
     """As they are, without a sigmoid."""
     vectors = fake_core.vectors_of([QUERY, *TEXTS]).astype(np.float64)
     cosines = vectors[1:] @ vectors[0]
     order = np.argsort(-cosines, kind="stable").tolist()
-    found = post(query=QUERY, texts=TEXTS, model="vectors").json()
+    found = rerank(query=QUERY, texts=TEXTS, model="vectors").json()
     assert [one["index"] for one in found] == order
     assert [one["score"] for one in found] == pytest.approx(cosines[order])
-    assert post(query=QUERY, texts=TEXTS, model="vectors", raw_scores=True).json() == found
+    assert rerank(query=QUERY, texts=TEXTS, model="vectors", raw_scores=True).json() == found
 
 
 @pytest.mark.parametrize(
@@ -69,8 +65,8 @@ def test_cosines_of_vectors_rank(post):
         ({"model": "pairs"}, 400, "model pairs does not answer pairs of texts with a number"),
     ],
 )
-def test_errors(post, changes, status, words):
-    reply = post(**{"query": QUERY, "texts": TEXTS, **changes})
+def test_errors(rerank, changes, status, words):
+    reply = rerank(**{"query": QUERY, "texts": TEXTS, **changes})
     assert reply.status_code == status
     assert words in reply.json()["error"]
     assert reply.json()["message"] == reply.json()["error"]

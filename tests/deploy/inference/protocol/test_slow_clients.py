@@ -134,16 +134,20 @@ def test_a_connection_that_does_not_speak_grpc_is_ended(impatient):
         read_all(client)
 
 
-def test_connections_beyond_the_limit_are_refused(tmp_path):
+def test_connections_beyond_the_limit_are_refused_and_counted(tmp_path):
     words = ["safety.max_connections=5", "safety.head_seconds=600"]
     with serving(tmp_path, *words) as served, contextlib.ExitStack() as stack:
         held = [stack.enter_context(connect(served.http)) for _ in range(5)]
-        with connect(served.http) as sixth:
-            said = read_all(sixth)
-        assert said.startswith(b"HTTP/1.1 503 ")
-        assert b"this server takes 5 connections" in said
+        for _ in range(3):
+            with connect(served.http) as more:
+                said = read_all(more)
+            assert said.startswith(b"HTTP/1.1 503 ")
+            assert b"this server takes 5 connections" in said
         body = body_of(TEXT)
         held[0].sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
         assert held[0].recv(65536).startswith(b"HTTP/1.1 200 ")
         held[1].close()
         served.wait_for(lambda: answered(served))
+        held[0].sendall(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        [count] = re.findall(rb"\nfleetbert_refused_connections_total (\S+)", read_all(held[0]))
+        assert float(count) >= 3  # and those that came before the end of the second was seen

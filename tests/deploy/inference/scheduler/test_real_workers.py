@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from light import make_texts
 from running_core import running, sample, wait_for
-from tiny_bert import EARLY_SPEED, LABELS, WORDS, add_early_exit
+from tiny_bert import EARLY_SPEED, LABELS, add_early_exit
 
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.deploy.inference.messages import Request
@@ -19,11 +20,6 @@ from fleetbert.engines import answer as answers
 
 MODEL, NAME = "tiny", "early-exit-float32"
 LAYERS = 2  # of tests/tiny_bert.py
-
-
-def make_texts(count: int, seed: int, longest: int) -> list[str]:
-    random = np.random.default_rng(seed)
-    return [" ".join(random.choice(WORDS, random.integers(1, longest))) for _ in range(count)]
 
 
 def test_answers_are_those_of_the_command_line_in_any_mix_of_batches(tiny_bundle, tmp_path):

@@ -13,8 +13,9 @@ import light
 import numpy as np
 import pytest
 import uvloop
+from light import make_texts
 from running_core import gather, gone, light_workers, running, sample, wait_for
-from tiny_bert import LABELS, WORDS
+from tiny_bert import LABELS
 
 from fleetbert import bundle as bundles
 from fleetbert.data import tokenizers
@@ -55,11 +56,6 @@ def encode(bundle):
     """A function from texts to their encodings."""
     tokenizer = tokenizers.open(bundles.read(bundle))
     return lambda texts: tokenizer.encode(texts, None, light.MAX_LENGTH)
-
-
-def make_texts(count: int, seed: int, longest: int = 100) -> list[str]:
-    random = np.random.default_rng(seed)
-    return [" ".join(random.choice(WORDS, random.integers(1, longest))) for _ in range(count)]
 
 
 def restarts(cause: str) -> float:
@@ -146,24 +142,6 @@ def test_a_cancelled_question_costs_nothing_any_more(both):
         return sample("fleetbert_tokens_total", model=MODEL, version="1") - before
 
     assert both.call(ask_and_go()) < 60 * 200 / 4
-
-
-def test_a_full_queue_refuses_and_then_answers(both):
-    texts, pids = make_texts(300, seed=4, longest=60), both.workers(MODEL)
-
-    async def ask_many():
-        request = Request(MODEL, texts=texts)
-        requests = [asyncio.ensure_future(both.answer(request)) for _ in range(10)]
-        await asyncio.wait(requests, return_when=asyncio.FIRST_COMPLETED)  # it is refused
-        send_all(pids, signal.SIGCONT)
-        return await gather(*requests)
-
-    send_all(pids, signal.SIGSTOP)
-    results = both.call(ask_many())
-    refused = [result for result in results if isinstance(result, Failure)]
-    assert 0 < len(refused) < 10
-    assert all(one.reason is Reason.UNAVAILABLE and one.retry_after > 0 for one in refused)
-    assert both.ask(model=MODEL, texts=texts[:3]).outputs["logits"].shape == (3, 3)
 
 
 def test_questions_in_a_killed_worker_are_answered_by_another(both, bundle):

@@ -54,6 +54,7 @@ def test_workers_that_were_started_early_are_taken_first_and_once(early):
     taken = [process.start((), 1) for _ in range(3)]
     end(taken[2])
     assert taken[:2] == early
+    assert psutil.Process(early[0].process.pid).environ().items() >= process.HUGE_PAGES.items()
     assert taken[2].process.pid not in [one.process.pid for one in early]
 
 
