@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Iterator
 
-from fleetbert import files
+from fleetbert import files, strict_json
 from fleetbert.data import read
 from fleetbert.errors import UserError
 
@@ -56,7 +56,8 @@ def run_evaluate(arguments: argparse.Namespace) -> None:
     report = evaluate.evaluate(model, arguments.data, *how, skip_with="--on-bad-line skip")
     if arguments.json:
         where = {key: getattr(arguments, key) for key in ("bundle", "variant", "data")}
-        print(json.dumps({**where, **report}, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"))
+        ascii_only = sys.stdout.encoding.lower() != "utf-8"
+        print(strict_json.dumps({**where, **report}, ensure_ascii=ascii_only))
     else:
         print(evaluate.format_report(report))
 

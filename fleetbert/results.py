@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Literal, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Dict, Iterable, Literal, Mapping
 
 from fleetbert.data import in_memory
 from fleetbert.data.in_memory import Table
@@ -87,8 +87,8 @@ class Model:
 
     def predict(
         self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
+        texts: Iterable[str],
+        pairs: Iterable[str] | None = None,
         *,
         speed: float | None = None,
     ) -> list[Any]:
@@ -105,8 +105,8 @@ class Model:
         from fleetbert.engines import answer  # loads Paddle
 
         model = self._opened
-        if isinstance(texts, str):
-            raise UserError("texts: is one text; give a list of texts")
+        texts = in_memory.texts("texts", texts)
+        pairs = None if pairs is None else in_memory.texts("pairs", pairs)
         if model.pair != (pairs is not None):
             raise UserError(
                 f"pairs: the model answers {'pairs of texts' if model.pair else 'single texts'}; "
@@ -118,9 +118,9 @@ class Model:
             raise UserError(f"speed is {speed}; it has to be from 0 (none leaves early) to 1")
         if speed is not None and model.engine.early_exit:
             model = model._replace(speed=speed)
-        if not len(texts):
+        if not texts:
             return []
-        answers = answer.answer(model, list(texts), None if pairs is None else list(pairs))
+        answers = answer.answer(model, texts, pairs)
         return list(answers)  # of a class of the task, which may be from outside the package
 
     __call__ = predict
@@ -139,5 +139,8 @@ class Model:
 
         with tempfile.TemporaryDirectory() as folder:
             path = in_memory.as_file("data", data, Path(folder))
+            task = self._opened.task
+            if path.parent == Path(folder) and task.table_format(path, labelled=True).pair is False:
+                in_memory.refuse_pairs("data", path, f"the model, of {task.name},")
             skip_with = 'on_bad_line="skip"'
             return evaluate.evaluate(self._opened, path, on_bad_line, quoting, skip_with)

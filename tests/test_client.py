@@ -76,6 +76,13 @@ def test_one_text_is_no_list_of_its_letters(client, text):
         client.infer("pairs", ["abc"], text)
 
 
+def test_texts_of_a_generator_and_no_keys_of_a_dict(client, server):
+    client.infer("pairs", (t for t in ["a", "b"]), (t for t in ["c", "d"]))
+    assert server.core.requests[-1].texts_b == ["c", "d"]
+    with pytest.raises(TypeError, match="texts is a dict; give a list of texts"):
+        client.infer("sst", {"a": 1})
+
+
 def test_nobody_there(client):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))

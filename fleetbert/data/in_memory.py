@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Iterable, Iterator, Literal, Mapping, Protocol, Sequence, Union
+from typing import Any, Iterable, Iterator, Literal, Mapping, Protocol, Sequence, Union
 
 from fleetbert import files
 from fleetbert.errors import UserError
@@ -38,7 +38,7 @@ def as_file(name: str, table: Table, folder: Path, labelled: bool = True) -> Pat
         return Path(table)
     lines = [
         json.dumps(_fields(f"{name}, row {number}", row, labelled)) + "\n"
-        for number, row in enumerate(_rows(table))
+        for number, row in enumerate(_rows(name, table))
     ]
     if not lines:
         raise UserError(f"{name}: has no rows")
@@ -50,22 +50,71 @@ def as_file(name: str, table: Table, folder: Path, labelled: bool = True) -> Pat
     return path
 
 
-def has_pairs(path: str | Path) -> bool:
-    """Whether a file that `as_file` has written holds pairs of texts."""
+def first_pair(path: str | Path) -> int | None:
+    """The row, from 0, of the first pair of texts in a file that `as_file` has written."""
     with Path(path).open(encoding="utf-8") as lines:
-        return "text_b" in json.loads(lines.readline())
+        return next((n for n, line in enumerate(lines) if json.loads(line).get("text_b")), None)
 
 
-def _rows(table: Mapping[str, Sequence[object]] | Iterable[Row] | Frame) -> Iterator[Row]:
+def refuse_pairs(name: str, path: str | Path, reader: str) -> None:
+    """UserError if such a file holds a pair, of which `reader` would not read the second text."""
+    row = first_pair(path)
+    if row is not None:
+        raise UserError(
+            f"{name}, row {row}: has two texts, and {reader} reads one; give (text, label), or "
+            "name a task of pairs"
+        )
+
+
+def texts(name: str, given: Iterable[str]) -> list[str]:
+    """A list, column or generator of texts as a list; UserError where it is none. What its texts
+    are, `read.check_texts` looks at."""
+    if isinstance(given, (str, bytes)):
+        raise UserError(f"{name}: is one text; give a list of texts")
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise UserError(f"{name}: is a {type(given).__name__}; give a list of texts")
+    return list(given)
+
+
+def _rows(
+    name: str, table: Mapping[str, Sequence[object]] | Iterable[Row] | Frame
+) -> Iterator[Row]:
     if isinstance(table, Mapping):
-        return (dict(zip(table, values)) for values in zip(*table.values()))
+        return _of_columns(name, {key: _column(name, key, table[key]) for key in table})
+    to_dicts = getattr(table, "to_dicts", None)  # of a polars DataFrame
+    if to_dicts is not None:
+        return iter(to_dicts())
     to_dict = getattr(table, "to_dict", None)
-    if hasattr(table, "columns") and to_dict is not None:
+    columns = getattr(table, "columns", None)
+    if columns is not None and to_dict is not None:
+        known = [column for column in columns if column in (*FIELDS, *TEXTS, SPANS)]
+        for column in known:
+            if known.count(column) > 1:
+                raise UserError(f"{name}: has two columns {column!r}; keep one of them")
         return iter(to_dict("records"))
     features = getattr(table, "features", None)  # of a datasets.Dataset
     if features is not None:
         return (_named(row, features) for row in _iterate(table))
     return iter(_iterate(table))
+
+
+def _column(name: str, column: str, values: object) -> list[object]:
+    if hasattr(values, "features"):  # a DatasetDict
+        raise UserError(f"{name}: is a dict of tables; give one of them, like data[{column!r}]")
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise UserError(
+            f"{name}: the column {column!r} is a {type(values).__name__}; give a list with a value "
+            "for each row"
+        )
+    return list(values)
+
+
+def _of_columns(name: str, columns: Mapping[str, list[object]]) -> Iterator[Row]:
+    lengths = {column: len(values) for column, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        told = ", ".join(f"{column!r} has {length}" for column, length in lengths.items())
+        raise UserError(f"{name}: its columns have unequal lengths: {told}; give a value per row")
+    return (dict(zip(columns, values)) for values in zip(*columns.values()))
 
 
 def _iterate(table: object) -> Iterable[Row]:
@@ -77,16 +126,21 @@ def _iterate(table: object) -> Iterable[Row]:
     return table
 
 
-def _named(row: Row, features: Mapping[str, object]) -> Row:
-    """A Dataset's row with the label's name instead of its number, where the Dataset has names."""
-    names = getattr(features.get("label"), "names", None)
-    if not isinstance(row, Mapping) or names is None or not isinstance(row.get("label"), int):
-        return row
-    number = row["label"]
-    assert isinstance(number, int)
-    if number < 0:  # the Hub's mark of rows without a label
-        return {name: value for name, value in row.items() if name != "label"}
-    return {**row, "label": names[number]}
+def _named(value: Any, feature: Any) -> Any:
+    """A Dataset's row, or a part of it, with labels' names instead of their numbers where the
+    Dataset has names; None for -1, the Hub's mark of rows without a label."""
+    names = getattr(feature, "names", None)
+    if names is not None:
+        value = unboxed(value)
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return value if not is_number else names[value] if value >= 0 else None
+    if isinstance(feature, Mapping) and isinstance(value, Mapping):
+        return {key: _named(one, feature.get(key)) for key, one in value.items()}
+    inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
+    listed = unboxed(value)
+    if inner is not None and isinstance(listed, list):
+        return [_named(one, inner) for one in listed]
+    return value
 
 
 def _fields(where: str, row: Row, labelled: bool) -> dict[str, object]:
@@ -105,6 +159,9 @@ def _fields(where: str, row: Row, labelled: bool) -> dict[str, object]:
                 " and, for pairs, text_b"
             )
         return fields
+    row = unboxed(row)
+    if not isinstance(row, Sequence) or isinstance(row, bytes):
+        raise UserError(f"{where}: is a {type(row).__name__}; give a tuple, a dict or a text")
     names = ("text_a", *(["text_b"] if len(row) > 1 + labelled else ()))
     names = (*names, "label") if labelled else names
     if len(names) != len(row):
@@ -113,17 +170,21 @@ def _fields(where: str, row: Row, labelled: bool) -> dict[str, object]:
     return dict(zip(names, map(_plain, row)))
 
 
+def unboxed(value: Any) -> Any:
+    """NumPy's, PyTorch's and Paddle's scalars and arrays, and pandas' series, as Python's own."""
+    to_list = getattr(value, "tolist", None)
+    return value if to_list is None else to_list()
+
+
 def _plain(value: object) -> object:
     """A NumPy scalar as Python's own; what JSON cannot hold as its type's name, for the reader."""
-    item = getattr(value, "item", None)
-    value = item() if item is not None else value
+    value = unboxed(value)
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):  # pandas' missing value, and its integers beside missing ones
         return None if value != value else int(value) if value.is_integer() else value
-    if isinstance(value, (list, tuple)) or hasattr(value, "tolist"):  # an array of several labels
-        given = value if isinstance(value, (list, tuple)) else value.tolist()
-        return [_plain(one) for one in given]
+    if isinstance(value, (list, tuple)):  # of several labels, or spans
+        return [_plain(one) for one in value]
     if isinstance(value, Mapping):  # a span
         return {str(name): _plain(one) for name, one in value.items()}
     kind = type(value).__name__

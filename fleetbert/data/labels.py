@@ -4,14 +4,46 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from typing import Sequence
+from typing import Iterable, Mapping, Sequence
 
 import numpy as np
+
+from fleetbert.data import in_memory, written
+from fleetbert.errors import UserError
 
 MOST_SHOWN = 8
 LEAST_TEXTS = 6  # of a label, on average
 
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?", re.ASCII)
 _FRACTION = re.compile(r"[+-]?(\d*[.,]\d+|\d+[.,]|\d+(\.\d*)?[eE][+-]?\d+)")
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Each label once: as numbers where all are (2 before 10), else as text."""
+    found = sorted(set(labels))
+    numbers = all(_NUMBER.fullmatch(label) for label in found)
+    return sorted(found, key=float) if numbers else found
+
+
+def given(labels: Iterable[object]) -> list[str]:
+    """The labels that a caller names, as tables write them: integers and booleans as text.
+    UserError for what is no label or is there twice."""
+    if isinstance(labels, (str, bytes, Mapping)) or not isinstance(labels, Iterable):
+        raise UserError(
+            f"labels: is a {type(labels).__name__}; give a list of names, in the logits' order"
+        )
+    found = []
+    for number, label in enumerate(labels):
+        try:
+            name = written.name(in_memory.unboxed(label))
+        except written.LineError as error:
+            raise UserError(f"labels[{number}]: {error}") from None
+        if not name:
+            raise UserError(f"labels[{number}]: is empty; give each label a name")
+        if name in found:
+            raise UserError(f"labels: {name!r} is there twice; name each label once")
+        found.append(name)
+    return found
 
 
 def describe(labels: Sequence[str], counts: np.ndarray) -> str:

@@ -15,11 +15,11 @@ not quoted, a quote is a character.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
 from collections import deque
-from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -173,6 +173,21 @@ def texts_format(path: str | Path, quoting: Quoting = "auto") -> Format:
     return Format("jsonl" if suffix in JSON_SUFFIXES else "plain", None, None, False)
 
 
+def warn_of_pairs(path: str | Path, form: Format) -> None:
+    """Warn where a table has second texts that nobody reads. Of JSONL the first line tells it."""
+    if form.pair is not False or form.apart or form.kind not in ("tsv", "jsonl"):
+        return
+    columns: Iterable[str] = form.columns or ()
+    if form.kind == "jsonl":
+        with opened(path) as file, contextlib.suppress(LineError):
+            columns = [name for name, value in _json_row(file.readline()).items() if value]
+    if "text_b" in columns:
+        log.warning(
+            f"{path}: its text_b is not read, as the task is of single texts; those of pairs are "
+            "pair_classification, pair_regression and ranking"
+        )
+
+
 def read_as(path: str | Path, form: Format, on_bad_line: str = "stop") -> Table:
     """Read all examples of a file.
 
@@ -283,7 +298,7 @@ def iter_lines(
             yield number, UserError(f"line {number + error.line}: {error}")
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened(path: str | Path) -> Iterator[BinaryIO]:
     """The file as bytes; a UserError says why it cannot be read."""
     try:

@@ -55,6 +55,11 @@ def names(label: object, _: str = "") -> str:
     """Names with commas between, or a list of JSON, as a JSON list: sorted, each once."""
     given = label if isinstance(label, list) else str(name(label)).split(",")
     found = sorted({name(one) for one in given})
+    if len(found) < len(given) and all(type(one) in (bool, int) and one in (0, 1) for one in given):
+        raise LineError(
+            f"'label' is {json.dumps(given)[:40]}, a 0 or 1 for each label; give the names of the "
+            "labels that the text has"
+        )
     if not found or not found[0]:
         raise LineError(
             "'label' is an empty list; name the text's labels, or one for texts that have none"

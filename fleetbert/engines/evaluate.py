@@ -10,7 +10,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.data.labels import alike
-from fleetbert.data.read import Example, Quoting, read_as
+from fleetbert.data.read import Example, Quoting, read_as, warn_of_pairs
 from fleetbert.engines import answer
 from fleetbert.errors import UserError
 from fleetbert.tasks import Metrics
@@ -44,7 +44,9 @@ def read_known(
     skip_with: what the caller's user writes to leave bad lines out, for the UserError.
     """
     task, labels = model.task, model.labels
-    table = read_as(path, task.table_format(path, quoting, labelled=True), on_bad_line)
+    form = task.table_format(path, quoting, labelled=True)
+    warn_of_pairs(path, form)
+    table = read_as(path, form, on_bad_line)
     written = [example.label or "" for example in table.examples]
     known = frozenset(labels)
     strange = [task.unknown(label, known) for label in written]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Sequence
 
 from fleetbert import bundle as bundles
-from fleetbert import config, files, tasks
+from fleetbert import config, encodings, files, tasks
 from fleetbert.compat.paddlenlp import no_init_weights
+from fleetbert.data import labels as labels_of
 from fleetbert.data import tokenizers
 from fleetbert.errors import UserError
 from fleetbert.export import from_paddle
@@ -18,7 +20,7 @@ from fleetbert.models import heads, weights
 def import_model(
     model: config.Model,
     path: Path,
-    labels: Sequence[str] | None,
+    labels: Sequence[str | int] | None,
     pair: bool = False,
     max_length: int = 128,
     task: str | None = None,
@@ -40,6 +42,7 @@ def import_model(
             f"vectors of any encoder, {tasks.RANKING.name} for a head that gives a query and a "
             "document a number, or leave it out"
         )
+    names = None if labels is None else labels_of.given(labels)
     program = from_paddle.find(Path(model.init))
     if program is not None:
         if task is not None:
@@ -51,7 +54,7 @@ def import_model(
         def answers(fields: weights.Fields, count: int) -> tuple[str, list[str]]:
             known = weights.head_labels(fields, count)
             kind = _task(str(program), fields.get("problem_type"), count, pair)
-            return kind, _labels(str(program), kind, known, count, labels)
+            return kind, _labels(str(program), kind, fields, known, count, names)
 
         with files.writing(path):
             return from_paddle.import_program(program, model, path, answers, max_length)
@@ -60,8 +63,8 @@ def import_model(
     has_classifier = "classifier.weight" in tensors
     if task is None and not has_classifier and weights.is_of_vectors(source):
         task = tasks.EMBEDDING.name
-    if task is not None and (labels or pair):
-        raise UserError(f"{'labels' if labels else 'pair'}: task: {task} needs none; leave it out")
+    if task is not None and (names or pair):
+        raise UserError(f"{'labels' if names else 'pair'}: task: {task} needs none; leave it out")
     if pooling is not None and task == tasks.RANKING.name:
         raise UserError("pooling: is of vectors, and ranking tells numbers; leave it out")
     if task == tasks.RANKING.name:
@@ -71,9 +74,9 @@ def import_model(
                 f"{source.name}: its head gives {count} numbers, and ranking takes one; train one "
                 "from it, with model.init and task.name: ranking"
             )
-        labels = []
+        names = []
     elif task is not None:
-        source, labels = source.with_pooling(pooling, "pooling"), []
+        source, names = source.with_pooling(pooling, "pooling"), []
     elif pooling is not None:
         raise UserError("pooling: is of vectors; name task: embedding too")
     elif "ForTokenClassification" in source.architecture:
@@ -84,9 +87,11 @@ def import_model(
     elif has_classifier:
         count = tensors["classifier.weight"].shape[1]
         task = _task(source.name, source.problem_type, count, pair)
-        labels = _labels(source.name, task, source.head_labels, count, labels)
+        path_of_fields = source.folder and source.folder / "config.json"
+        fields = encodings.read_json(path_of_fields, "configuration") if path_of_fields else {}
+        names = _labels(source.name, task, fields, source.head_labels, count, names)
     elif any(name.startswith("cls.predictions.") for name in tensors):
-        labels, task = [], "mlm"
+        names, task = [], "mlm"
     else:
         raise UserError(
             f"{source.name}: has no classifier, so it answers nothing; train one from it, with "
@@ -96,7 +101,7 @@ def import_model(
     if max_length > int(positions):
         raise UserError(f"max_length: {max_length} is more than {source.name}'s {positions}")
     tokenizer = tokenizers.open(source.tokenizer)
-    outputs = tasks.get(task).of_width(source.shape["hidden_size"]).outputs(labels)
+    outputs = tasks.get(task).of_width(source.shape["hidden_size"]).outputs(names)
     shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
     # Random weights that nothing keeps take 4 s for BERT-base.
     with no_init_weights(task != "mlm"):
@@ -112,7 +117,7 @@ def import_model(
             path,
             network,
             task=task,
-            labels=labels,
+            labels=names,
             max_length=max_length,
             tokenizer=source.tokenizer,
             made_from=source.name,
@@ -134,10 +139,22 @@ def _task(name: str, problem_type: str | None, logits: int, pair: bool) -> str:
 
 
 def _labels(
-    name: str, task: str, known: Sequence[str], count: int, given: Sequence[str] | None
+    name: str,
+    task: str,
+    fields: weights.Fields,
+    known: Sequence[str],
+    count: int,
+    given: Sequence[str] | None,
 ) -> list[str]:
-    """Of a classifier with `count` logits. known: of its config.json; LABEL_0, ... where none are,
-    as in transformers."""
+    """Of a classifier with `count` logits. known: of its config.json, which has `fields`; LABEL_0,
+    ... where it names none, as in transformers. UserError where it names some and not all."""
+    named = fields.get("id2label") or fields.get("label2id")
+    if given is None and named and not known and tasks.get(task).least_labels:
+        raise UserError(
+            f"labels: the id2label of {name} names not each of its {count} logits once: "
+            f"{json.dumps(named, ensure_ascii=False)[:200]}; give labels, in the logits' order, or "
+            "correct id2label"
+        )
     known = list(known) or [f"LABEL_{number}" for number in range(count)]
     if given is None:
         given = known

@@ -7,6 +7,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.data.labels import in_order
 from fleetbert.tasks import metrics
 from fleetbert.tasks.calibration import Fitted, fit_temperature, fit_threshold
 from fleetbert.tasks.task import Metrics, Task, Tensor, Values
@@ -43,7 +44,7 @@ class MultiLabel(Task):
     calibrates = True
 
     def labels_of(self, written: Sequence[str]) -> list[str]:
-        return sorted({name for one in written for name in json.loads(one)})
+        return in_order(name for one in written for name in json.loads(one))
 
     def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         """bool [written, labels]."""
@@ -52,6 +53,9 @@ class MultiLabel(Task):
         for row, one in zip(found, written):
             row[[places[name] for name in json.loads(one) if name in places]] = True
         return found
+
+    def alike(self, truth: np.ndarray) -> str:
+        return "all texts have the same labels" if super().alike(truth) else ""
 
     def counts(self, targets: np.ndarray, labels: Sequence[str]) -> np.ndarray:
         counts: np.ndarray = targets.sum(axis=0, dtype=np.int64)

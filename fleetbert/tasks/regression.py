@@ -37,6 +37,9 @@ class OfNumbers(Task):
         """float32 [written]."""
         return np.array([float(one) for one in written], np.float32)
 
+    def alike(self, truth: np.ndarray) -> str:
+        return "all texts have the same number" if super().alike(truth) else ""
+
     def describe(self, targets: np.ndarray, labels: Sequence[str]) -> str | None:
         low, high, mean = (float(of(targets)) for of in (np.min, np.max, np.mean))
         return f"numbers from {low:g} to {high:g}, {mean:.4g} on average"

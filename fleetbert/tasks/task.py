@@ -122,9 +122,9 @@ class Task(ABC):
         return outputs
 
     def labels_of(self, written: Sequence[str]) -> list[str]:
-        """The labels of a model that learns from texts with these written labels, which are sorted
-        and each there once."""
-        return list(written)
+        """The labels of a model that learns from texts with these written labels, each of which is
+        there once."""
+        return labels_of.in_order(written)
 
     def check_labels(self, labels: Sequence[str]) -> None:  # noqa: B027  most need no check
         """UserError for labels of training texts that nothing can be learned from."""
@@ -152,6 +152,12 @@ class Task(ABC):
 
     def check_targets(self, name: str, targets: np.ndarray) -> None:  # noqa: B027
         """UserError where the table `name` with these targets has nothing to tell or to learn."""
+
+    def alike(self, truth: np.ndarray) -> str:
+        """What all texts of a table with these targets have in common, so that answers cannot be
+        told apart by it; "" where they differ."""
+        same = len(truth) > 0 and bool((truth == truth[:1]).all())
+        return "all texts have the same label" if same else ""
 
     def groups(self, split: Split) -> np.ndarray | None:
         """Of each text a number that it shares with those that only tell something together, int64

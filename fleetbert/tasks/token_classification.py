@@ -200,6 +200,9 @@ class TokenClassification(Task):
             found[place] = np.array(spans, np.int64).reshape(-1, 3)
         return found
 
+    def alike(self, truth: np.ndarray) -> str:
+        return "" if any(len(spans) for spans in truth) else "no text has a span"
+
     def kinds(self, targets: np.ndarray, labels: Sequence[str]) -> np.ndarray:
         """Spans of each kind, int64 [kinds]."""
         kinds = [spans[:, 2] for spans in targets]

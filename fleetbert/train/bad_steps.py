@@ -8,7 +8,6 @@ GradScaler skips it and backs off.
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Dict, Iterator
@@ -16,7 +15,7 @@ from typing import Dict, Iterator
 import numpy as np
 import paddle
 
-from fleetbert import files
+from fleetbert import files, strict_json
 from fleetbert.errors import UserError
 from fleetbert.train.strategies.single import Single, Tensors
 from fleetbert.train.trainable import Trainable
@@ -53,7 +52,7 @@ def keep_texts(
         for text, described in zip(texts, task.locate(texts))
     ]
     with files.writing(path), path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        file.writelines(strict_json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def too_many(row: Row, in_a_row: int, remedy: str, path: Path) -> UserError:

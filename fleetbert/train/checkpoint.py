@@ -18,7 +18,7 @@ import shutil
 from pathlib import Path
 from typing import Any, Callable, Dict, NamedTuple
 
-from fleetbert import files
+from fleetbert import files, strict_json
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
 
@@ -60,7 +60,7 @@ def save(
                 paddle.save(tensors[part], str(aside / name))
             if write_more is not None:
                 write_more(aside)
-            (aside / "state.json").write_text(json.dumps(state, indent=1), encoding="utf-8")
+            (aside / "state.json").write_text(strict_json.dumps(state, indent=1), encoding="utf-8")
             described = {path.name: _describe(path) for path in sorted(aside.iterdir())}
             manifest = {"format": FORMAT, "files": described}
             (aside / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
@@ -73,6 +73,17 @@ def save(
             "earlier checkpoints are untouched"
         ) from error
     return target
+
+
+def state_to_resume(folder: Path, resume: str) -> State | None:
+    """What is known of the run that `trainer.resume` goes on with: `folder` is …/checkpoints.
+
+    Of the newest checkpoint whose state can be read; whether it is whole is not looked at."""
+    paths = listed(folder)[::-1] if resume == "auto" else [Path(resume)]
+    for path in paths if resume != "none" else []:
+        with contextlib.suppress(OSError, ValueError):
+            return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))
+    return None
 
 
 def prune(folder: Path, keep: int, best_step: int | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import logging
+import math
 import platform
 import re
 import time
@@ -145,6 +146,7 @@ class Run:
             "precision": self.precision.name,
             "data": self.task.fingerprint,
             "origins": self.task.origins,
+            "labels": list(self.task.labels),
             "config": self.job.model_dump(mode="json"),
             "world_size": self.strategy.world_size,
         }
@@ -158,6 +160,8 @@ class Run:
         self.precision.set_state(saved.state["scaler"])
         known = State.__dataclass_fields__
         self.state = State(**{name: saved.state[name] for name in known if name in saved.state})
+        best = self.state.best.items()  # JSON has no NaN
+        self.state.best = {name: math.nan if value is None else value for name, value in best}
         self.resumed_at = self.state.step
 
     def check_best(self, quick: bool = False) -> bool:
@@ -369,6 +373,15 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
             f"checkpoint {saved.folder}: was trained in {before_it}, this job computes in "
             f"{run.precision.name} (precision.level, precision.dtype, and what the device has); go "
             "on as before, or start anew with trainer.resume=none or another output_dir"
+        )
+    labels = list(run.task.labels)
+    old_labels = saved.state.get("labels", labels)  # a checkpoint may be older than the key
+    is_same_data = former["data.train"] == own["data.train"]
+    if old_labels != labels and (is_same_data or sorted(old_labels) == sorted(labels)):
+        raise UserError(
+            f"checkpoint {saved.folder}: was trained with the labels {', '.join(old_labels[:12])}, "
+            "in this order; give these, or start anew with trainer.resume=none or another "
+            "output_dir"
         )
     whole = {"data.train": "training texts have", "distill.teacher": "teacher has"}
     for path, changed in whole.items():

@@ -61,7 +61,8 @@ def write_report(folder: Path) -> None:
 def collect(folder: Path) -> Row:
     """All that the page shows, by the names that the template uses."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    config, dev = summary.get("config", {}), summary.get("dev") or {}
+    config = summary.get("config", {})
+    dev = {name: v for name, v in (summary.get("dev") or {}).items() if v is not None}  # NaN
     profile = {}
     # Without "profile" in the summary, profile.json is an earlier run's.
     if "profile" in summary and (folder / "profile.json").is_file():

@@ -22,7 +22,7 @@ from fleetbert.models import heads, weights
 from fleetbert.tasks import Arrays, Criterion, Metrics, Part
 from fleetbert.tasks.collect import Labelled
 from fleetbert.tasks.task import together
-from fleetbert.train import objectives
+from fleetbert.train import checkpoint, objectives
 from fleetbert.train.strategies.single import Single
 from fleetbert.train.trainable import Described, Trainable
 
@@ -57,7 +57,7 @@ def open_task(
     if task.pooled:
         source = source.with_pooling(job.task.pooling, "task.pooling")
     if labels is None:
-        labels = task.labels_of(opened[0][1])
+        labels = _as_resumed(job, task.labels_of(opened[0][1]))
     task.check_labels(labels)
     splits = [task.with_targets(split, own, labels) for split, own in opened]
     held = None
@@ -70,6 +70,16 @@ def open_task(
     made = (kind or TextTask)(job, source, tokenizer, labels, *splits)
     made.held = held
     return made
+
+
+def _as_resumed(job: schema.Config, labels: list[str]) -> list[str]:
+    """The labels in the order of the run that the job goes on with, if they are its labels."""
+    checkpoints = Path(job.output_dir) / "checkpoints"
+    state = checkpoint.state_to_resume(checkpoints, job.trainer.resume)
+    if state is None:
+        return labels
+    former = state.get("labels", sorted(labels))  # runs before this key sorted numbers as text
+    return list(former) if sorted(former) == sorted(labels) else labels
 
 
 def open_splits(
@@ -89,6 +99,8 @@ def open_splits(
     splits = []
     for path in (path for path in (data.train, data.dev) if path is not None):
         form = task.table_format(path, data.quoting)
+        if connected is None or connected.rank == 0:
+            read.warn_of_pairs(path, form)
         folder = cache_folder(job, path)
         if folder is None:
             splits.append(tokenized(path, read.read_as(path, form, data.on_bad_line)))
@@ -116,6 +128,7 @@ class TextTask(Trainable):
     outputs. `held`: texts that are not trained on, for `calibration`."""
 
     held: Split | None = None
+    labels: list[str]
 
     def __init__(
         self,
@@ -186,6 +199,9 @@ class TextTask(Trainable):
     def warnings(self) -> list[str]:
         doubts = self.task.doubts(self.train.labels, self.labels)
         warnings = [f"{self.train.name}: {warning}" for warning in doubts]
+        is_number = self.task.labelled and not self.labels
+        if self.dev is not None and is_number and (same := self.task.alike(self.dev.labels)):
+            warnings.append(f"{self.dev.name}: {same}; nothing is measured by it")
         if self.dev is not None and self.labels:
             counts = self.task.counts(self.dev.labels, self.labels)
             lacking = [self.labels[n] for n in np.flatnonzero(counts == 0)]

@@ -1,7 +1,7 @@
 """What can be trained: all that the loop, the strategies and the callbacks ask for.
 
-tests/train/test_strategies.py trains images. What a job reads before its first step and writes after
-its last one (`train.job`) is of texts, or of clicks.
+tests/train/test_strategies.py trains images. What a job reads before its first step and writes
+after its last one (`train.job`) is of texts, or of clicks.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ class Trainable(ABC):
         arrays then have `ids`, of those that they need.
     passes: 2 where `again` has something to learn.
     teachers: networks that the loss asks and that learn nothing.
+    labels: in the order of the logits, where there are some.
     """
 
     network: nn.Layer
@@ -38,6 +39,7 @@ class Trainable(ABC):
     table: SparseTable | None = None
     passes = 1
     teachers: Sequence[nn.Layer] = ()
+    labels: Sequence[str] = ()
 
     @property
     @abstractmethod

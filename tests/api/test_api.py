@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import tiny_job
 
 import fleetbert
+from fleetbert import api
 from fleetbert.data import in_memory, read
 
 TINY = {f"model.{name}": value for name, value in tiny_job.SHAPE.items()}
@@ -74,6 +76,7 @@ def test_what_is_loaded_answers(run):
     assert model.labels == ["bad", "good"]
     assert model.max_length == 16
     assert model([]) == []
+    assert model(tuple(texts))[0].label == model(t for t in texts)[0].label == "bad"
 
 
 def test_a_loaded_model_is_measured_on_any_table(run, tiny_data):
@@ -91,6 +94,9 @@ def test_a_loaded_model_is_measured_on_any_table(run, tiny_data):
         ({"texts": ["word1"], "speed": 2.0}, "from 0"),
         ({"texts": ["word1", " \t"]}, r"texts\[1\] is empty"),
         ({"texts": ["a\0b"]}, r"texts\[0\] holds a NUL"),
+        ({"texts": {"word1": 1}}, "texts: is a dict; give a list"),
+        ({"texts": 3}, "texts: is a int; give a list"),
+        ({"texts": ["word1"], "pairs": "a"}, "pairs: is one text"),
     ],
 )
 def test_questions_that_cannot_be_answered(run, arguments, message):
@@ -134,6 +140,43 @@ def test_pairs_are_seen_in_the_rows(tiny, tiny_data, tmp_path):
     assert answer.label in ("same", "other")
 
 
+TRIPLES = [("word1 word2", f"word{n}", n % 2) for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "expected"),
+    [
+        ("classification", TRIPLES, "pair_classification"),
+        ("classification", [{"text": "a", "text_b": None, "label": 1}], "classification"),
+        ("classification", [("a", 1), *TRIPLES], "pair_classification"),
+        ("regression", TRIPLES, "pair_regression"),
+        ("pair_classification", TRIPLES, "pair_classification"),
+        ("ranking", TRIPLES, "ranking"),
+        ("embedding", TRIPLES, "embedding"),
+        ("mlm", TRIPLES, "mlm"),
+    ],
+)
+def test_rows_with_two_texts_are_never_read_as_one(tmp_path, task, rows, expected):
+    values = {"task": {"name": task}, "data": {"train": "x"}, "model": {"vocab": "v"}}
+    job = fleetbert.config.Config.model_validate(values)
+    written = {"train": str(in_memory.as_file("train", rows, tmp_path))}
+    assert api._of_pairs(job, written).task.name == expected
+
+
+def test_second_texts_that_nobody_reads_are_refused(run, tiny, tmp_path):
+    def refused(message, *tables, **changes):
+        with pytest.raises(fleetbert.UserError, match=message):
+            fleetbert.train(*tables, output_dir=tmp_path / "run", **{**tiny, **changes})
+
+    several = [("a", ["x"]), ("a", "b", ["x", "y"])]
+    task = "multi_label_classification"
+    refused("train, row 1: has two texts, and task: multi", several, task=task)
+    refused("dev, row 0: has two texts", [("a", 0), ("b", 1)], TRIPLES)
+    refused(r"train\.jsonl:1: has no 'text_b'", [("a", 1), *TRIPLES])
+    with pytest.raises(fleetbert.UserError, match="data, row 1: has two texts, and the model"):
+        fleetbert.load(run.bundle).evaluate([("word1", "bad"), ("word1", "word2", "good")])
+
+
 class Counting(fleetbert.Callback):
     steps, evaluations = 0, 0
 
@@ -164,6 +207,57 @@ def test_callbacks_metrics_and_labels_of_ones_own(tiny, tiny_data, tmp_path):
     assert run.metrics["hits"] == round(run.metrics["accuracy"] * 60)
     assert run.metrics["spread"] > 0
     assert fleetbert.load(run.bundle).labels == ["good", "bad"]
+
+
+@pytest.mark.slow
+def test_numbers_are_in_their_order_and_a_resumed_run_keeps_its_own(tiny, tmp_path):
+    """A metric sees 10 above 9. What was trained before stays in the order of its head's logits."""
+    rows = [(f"word{n} word{n + 1}", n % 12 + 1) for n in range(24)]
+    truths = []
+
+    def order(truth, logits):
+        truths.append(truth.tolist())
+        return float("nan")
+
+    def train(folder, **changes):
+        more = {"callbacks.report": True, "epochs": 1, "metrics": [order], **changes}
+        return fleetbert.train(rows, rows, output_dir=tmp_path / folder, **{**tiny, **more})
+
+    ratings = [str(number) for number in range(1, 13)]
+    new = train("new")
+    assert truths[-1] == [label - 1 for _, label in rows]
+    assert fleetbert.load(new.bundle).labels == ratings
+    # figures that are not numbers are no JSON, and go on as what they were
+    for name in ("summary.json", "metrics.jsonl", "checkpoints/step-00000002/state.json"):
+        text = (new.folder / name).read_text()
+        assert "NaN" not in text, name
+        assert "null" in text, name
+    assert np.isnan(new.metrics["order"])
+
+    train("old", labels=sorted(ratings))
+    resumed = train("old", epochs=2)
+    assert resumed.summary["resumed_at"] == 2
+    assert fleetbert.load(resumed.bundle).labels == sorted(ratings)
+    with pytest.raises(fleetbert.UserError, match="was trained with the labels 1, 10, 11, 12, 2"):
+        train("old", epochs=3, labels=[int(number) for number in ratings])
+
+
+def test_a_checkpoint_that_names_no_labels_had_them_sorted_as_text(tmp_path):
+    from fleetbert.train import texts
+
+    job = fleetbert.config.Config.model_validate(
+        {"data": {"train": "x"}, "model": {"vocab": "v"}, "output_dir": str(tmp_path)}
+    )
+    assert texts._as_resumed(job, ["2", "10"]) == ["2", "10"]
+    state = tmp_path / "checkpoints" / "step-00000004" / "state.json"
+    state.parent.mkdir(parents=True)
+    state.write_text("{}")
+    assert texts._as_resumed(job, ["2", "10"]) == ["10", "2"]
+    state.write_text('{"labels": ["3", "10"]}')  # of other texts: told where all is compared
+    assert texts._as_resumed(job, ["2", "10"]) == ["2", "10"]
+    anew = job.model_copy(update={"trainer": job.trainer.model_copy(update={"resume": "none"})})
+    state.write_text("{}")
+    assert texts._as_resumed(anew, ["2", "10"]) == ["2", "10"]
 
 
 def test_keys_are_dotted_nested_short_or_of_a_file(tiny, tiny_data, tmp_path):
@@ -206,6 +300,14 @@ def test_a_run_without_a_folder_gets_a_new_one(tiny, tiny_data, tmp_path, monkey
         ({"train": [("a", None), ("b", "c")]}, r"train\.jsonl:1: has no 'label'"),
         ({"train": 3}, "not a int"),
         ({"labels": ["good", "so so"]}, "is not among"),
+        ({"labels": ["bad", "good", "good"]}, "labels: 'good' is there twice"),
+        ({"labels": [1, "1"]}, "labels: '1' is there twice"),
+        ({"labels": "bad"}, "labels: is a str; give a list"),
+        ({"labels": {0: "bad"}}, "labels: is a dict; give a list"),
+        ({"labels": ["bad", 1.5]}, r"labels\[1\]: 'label' is not a text or an integer"),
+        ({"labels": ["bad", ""]}, r"labels\[1\]: is empty"),
+        ({"metrics": len}, "metrics: is one function; give a list"),
+        ({"metrics": [lambda t, p: 0, lambda t, p: 1]}, "two are called <lambda>; give a dict"),
         ({"strategy.name": "parameter_server"}, "servers"),
     ],
 )
@@ -223,7 +325,58 @@ def test_wrong_arguments(tiny, tiny_data, tmp_path, changes, message):
         fleetbert.train(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"text": ["a"] * 48, "label": ["x"] * 40}, "'text' has 48, 'label' has 40"),
+        ({"text": iter("abc"), "label": [1, 2]}, "'text' has 3, 'label' has 2"),
+        ({"text": "abc", "label": [1, 2, 3]}, "column 'text' is a str; give a list"),
+        ({"text": {0: "a"}, "label": {0: 1}}, "column 'text' is a dict; give a list"),
+        ({"text": ["a"], "label": 1}, "column 'label' is a int; give a list"),
+        ([{"a", "b"}], "t, row 0: is a set; give a tuple"),
+        ([(n for n in "ab")], "t, row 0: is a generator; give a tuple"),
+        ([3], "t, row 0: is a int; give a tuple"),
+    ],
+)
+def test_tables_that_are_none(tmp_path, table, message):
+    with pytest.raises(fleetbert.UserError, match=message):
+        in_memory.as_file("t", table, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_frames_and_data_sets_that_are_no_table(tmp_path):
+    pandas, datasets = map(pytest.importorskip, ("pandas", "datasets"))
+    twice = pandas.DataFrame([["a", "b", 1]], columns=["text", "text", "label"])
+    with pytest.raises(fleetbert.UserError, match="t: has two columns 'text'"):
+        in_memory.as_file("t", twice, tmp_path)
+    several = datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": ["a"], "label": [1]}))
+    with pytest.raises(fleetbert.UserError, match=r"give one of them, like data\['train'\]"):
+        in_memory.as_file("t", several, tmp_path)
+
+
+@pytest.mark.parametrize("form", [None, "numpy"])
+def test_a_data_sets_names_of_labels_are_kept_wherever_they_stand(tmp_path, form):
+    datasets = pytest.importorskip("datasets")
+    name = datasets.ClassLabel(names=["bad", "good"])
+
+    def labels(feature, values):
+        features = datasets.Features({"text": datasets.Value("string"), "label": feature})
+        table = datasets.Dataset.from_dict({"text": ["a"] * len(values), "label": values}, features)
+        path = in_memory.as_file("t", table.with_format(form), tmp_path)
+        return [json.loads(line)["label"] for line in path.read_text().splitlines()]
+
+    assert labels(name, [0, 1, -1]) == ["bad", "good", None]
+    several = [[0, 1], [1], []]
+    assert labels(datasets.Sequence(name), several) == [["bad", "good"], ["good"], []]
+    if form is None:  # a Dataset makes no NumPy of a list of dicts
+        span = {"start": datasets.Value("int64"), "end": datasets.Value("int64"), "kind": name}
+        one = {"start": 0, "end": 1, "kind": 1}
+        assert labels([span], [[one], []]) == [[{**one, "kind": "good"}], []]
+
+
 def test_numbers_of_numpy_and_missing_values():
+    assert in_memory._fields("row", ("a", np.array([2, 3])), True)["label"] == [2, 3]
+    assert in_memory._fields("row", np.array(["a", "b"]), True) == {"text_a": "a", "label": "b"}
     row = {"text": "a", "label": np.int64(3), "text_b": float("nan")}
     assert in_memory._fields("row", row, True) == {"text_a": "a", "label": 3, "text_b": None}
 
@@ -292,10 +445,21 @@ class TestImport:
         for labels, message in [
             (["no", "yes", "?"], "2 logits"),
             (["good", "bad"], "good, bad is another order than .* bad, go"),  # its own
+            (["no", "no"], "'no' is there twice"),
         ]:
             with pytest.raises(fleetbert.UserError, match=message):
                 fleetbert.import_model(run.model, tmp_path / "c", labels=labels)
         assert not (tmp_path / "c").exists()
+
+    @pytest.mark.parametrize("names", [{"0": "bad", "2": "good"}, {"0": "bad", "1": "bad"}])
+    def test_names_that_are_not_one_for_each_logit_are_told(self, run, tmp_path, names):
+        model = Path(shutil.copytree(run.model, tmp_path / "model"))
+        fields = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**fields, "id2label": names}))
+        with pytest.raises(fleetbert.UserError, match="names not each of its 2 logits"):
+            fleetbert.import_model(model, tmp_path / "b")
+        bundle = fleetbert.import_model(model, tmp_path / "b", labels=[0, 1], max_length=16)
+        assert fleetbert.load(bundle).labels == ["0", "1"]
 
     @pytest.mark.slow
     def test_a_folder_of_sentence_transformers_answers_with_vectors(self, tmp_path):

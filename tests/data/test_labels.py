@@ -5,7 +5,31 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fleetbert.data import labels
+from fleetbert.data import labels, written
+
+
+def test_labels_that_are_numbers_are_in_their_order():
+    """As scikit-learn's encoder sorts integers; a mixture, as texts."""
+    given = ["10", "2", "1", "-3", "2", "+4"]
+    assert labels.in_order(given) == ["-3", "1", "2", "+4", "10"]
+    assert labels.in_order(["10.0", "9.5"]) == ["9.5", "10.0"]
+    assert labels.in_order(["10", "2", "none"]) == ["10", "2", "none"]
+    assert labels.in_order(["٣", "10"]) == ["10", "٣"]
+    assert labels.in_order(["02", "2", "1"]) == ["1", "02", "2"]
+
+
+@pytest.mark.parametrize("given", [[0, 1], np.array([0, 1]), ("0", "1"), iter([0, "1"])])
+def test_labels_of_a_caller_are_written_as_in_tables(given):
+    assert labels.given(given) == ["0", "1"]
+    assert labels.given([True, False]) == ["true", "false"]
+
+
+def test_a_row_of_0_and_1_names_no_labels():
+    for row in ([0, 1, 0], [True, False, True]):
+        with pytest.raises(written.LineError, match="a 0 or 1 for each label; give the names"):
+            written.names(row)
+    assert written.names([0, 1]) == '["0", "1"]'
+    assert written.names(["a", "b", "a"]) == '["a", "b"]'
 
 
 def test_few_labels_are_all_named_with_the_rarest_last():

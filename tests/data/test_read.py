@@ -321,3 +321,20 @@ def test_header_of_csv_names_what_separates_it(tmp_path):
     reading.check_header(write(tmp_path, "label;text_a\n", "a.csv"))
     message = error_of(reading.check_header, write(tmp_path, "label,text\n", "b.csv"))
     assert "comma-separated columns text_a" in message
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "pair", "told"),
+    [
+        ("text_a\ttext_b\tlabel\na\tb\tx\n", "t.tsv", False, True),
+        ("text_a\ttext_b\tlabel\na\tb\tx\n", "t.tsv", True, False),
+        ("text_a\tlabel\na\tx\n", "t.tsv", False, False),
+        ('{"text": "a", "text_b": "b", "label": "x"}\n', "t.jsonl", False, True),
+        ('{"text": "a", "text_b": null, "label": "x"}\n', "t.jsonl", False, False),
+        ("nothing of JSON\n", "t.jsonl", False, False),
+    ],
+)
+def test_second_texts_that_nobody_reads_are_told(tmp_path, caplog, content, name, pair, told):
+    path = write(tmp_path, content, name)
+    reading.warn_of_pairs(path, table_format(path, pair=pair, labelled=True))
+    assert ("text_b is not read" in caplog.text) == told

@@ -6,10 +6,9 @@ A figure that is not finite is null.
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
-from fleetbert import files
+from fleetbert import files, strict_json
 from fleetbert.train import bad_steps
 from fleetbert.train.loop import Callback, Row, Run
 
@@ -30,9 +29,8 @@ class MetricsFile(Callback):
         self._append({"step": run.state.step, **numbers})
 
     def _append(self, row: Row) -> None:
-        lost = {n: None for n, v in row.items() if isinstance(v, float) and not math.isfinite(v)}
         with files.writing(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**row, **lost}) + "\n")
+            file.write(strict_json.dumps(row) + "\n")
 
 
 def cut_back(path: Path, step: int) -> None:
