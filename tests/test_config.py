@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import numpy as np
 import pydantic
 import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fleetbert import config
+from fleetbert import arguments, config
+from fleetbert.config import loading, section
 from fleetbert.errors import UserError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -232,6 +234,50 @@ class TestOverrides:
         job = load(LEAST + text, *words)
         assert (job.trainer.seed, job.trainer.epochs) == (seed, 5)
 
+    @pytest.mark.parametrize(
+        ("word", "value"),
+        [
+            ("output_dir=run #3", "run #3"),
+            ("output_dir=2024-11-05", "2024-11-05"),
+            ("output_dir=0755", "0755"),
+            ("output_dir=a: b", "a: b"),
+            ("output_dir=[1", "[1"),
+            ("output_dir=null", "null"),
+            ("output_dir='run #3'", "run #3"),
+            ('output_dir="3"', "3"),
+            ("data.dev=1e3", "1e3"),
+            ("data.dev=null", None),
+            ("data.dev=~", None),
+            ("data.dev=", None),
+            ("data.dev=a=b", "a=b"),
+            ("callbacks.patience_metric=yes", "yes"),
+            ("loss.class_weights=none", "none"),
+            ("loss.class_weights={a: 2}", {"a": 2}),
+        ],
+    )
+    def test_a_word_for_a_text_is_that_text(self, load, word, value):
+        assert at(load(LEAST, word), word.partition("=")[0]) == value
+
+    def test_what_yaml_takes_for_no_text_needs_quotes(self, refused):
+        assert refused(f"output_dir: 2024-11-05\n{LEAST}").endswith(
+            "output_dir: input should be a valid string, not 2024-11-05; put quotes around it"
+        )
+
+    @pytest.mark.parametrize("path", ["~/runs", "~"])
+    def test_the_home_of_the_user(self, load, refused, tmp_path, monkeypatch, path):
+        monkeypatch.setenv("HOME", "/some/home")
+        wanted = path.replace("~", "/some/home")
+        assert load(f"output_dir: '{path}'\n{LEAST}").output_dir == wanted
+        assert load(LEAST, f"output_dir={path}").output_dir == wanted
+        assert load(LEAST, "data.dev=~/dev.tsv").data.dev == "/some/home/dev.tsv"
+        assert load(LEAST, "output_dir=a/~/b").output_dir == "a/~/b"
+        assert config.from_keys(config.Quantize, {"bundle": path}).bundle == wanted
+        assert loading.output_dir(str(tmp_path / "job.yaml"), [f"output_dir={path}"]) == wanted
+        monkeypatch.setattr(section.os.path, "expanduser", lambda text: text)
+        assert "output_dir: input should name the whole path: ~ has no home here" in refused(
+            LEAST, f"output_dir={path}"
+        )
+
     def test_words_make_sections(self, load):
         job = load(
             "", "data.train=t.tsv", "model.vocab=v", "callbacks.profiler.timer_only=false",
@@ -310,3 +356,30 @@ def test_any_bytes_load_or_are_a_user_error(tmp_path, document, words):
 def test_a_job_cannot_be_changed(load):
     with pytest.raises(pydantic.ValidationError):
         load(LEAST).trainer.seed = 3
+
+
+WEIGHTS = {"comp.graphics": 2.0, "comp": 1.0, ".net": 3.0, "U.S.": 4.0, "0": 5.0}
+
+
+@pytest.mark.parametrize("key", ["class_weights", "positive_weights"])
+def test_weights_are_by_the_labels_as_tables_write_them(load, key):
+    """A dot in a label makes no section; a number is its text."""
+    written = dict(WEIGHTS)
+    for keys in ({"loss": {key: written}}, {f"loss.{key}": written}):
+        named = {"data.train": "x", "model.vocab": "v", **keys}
+        job = config.from_keys(config.Config, arguments.keys_of(named))
+        assert getattr(job.loss, key) == WEIGHTS
+    of_python = arguments.keys_of({"loss": {key: {np.int64(0): 2.0, True: 3.0}}})
+    assert of_python == {"loss": {key: [(0, 2.0), ("true", 3.0)]}}
+    by_yaml = f"{LEAST}loss:\n  {key}:\n    0: 5.0\n    comp.graphics: 2.0\n    'yes': 1.0\n"
+    found = {"0": 5.0, "comp.graphics": 2.0, "yes": 1.0}
+    assert getattr(load(by_yaml).loss, key) == found
+    assert getattr(load(by_yaml, f"loss.{key}.a.b=2").loss, key) == {**found, "a.b": 2.0}
+    assert getattr(load(LEAST, f"loss.{key}={{1: 2, a.b: 3}}").loss, key) == {"1": 2.0, "a.b": 3.0}
+
+
+@pytest.mark.parametrize("label", ["yes", "no", "on", "true", "null", "2024-01-01"])
+def test_labels_that_yaml_takes_for_something_else_need_quotes(refused, label):
+    told = refused(f"{LEAST}loss:\n  class_weights:\n    {label}: 2\n")
+    assert "job.yaml, line 4: loss.class_weights: input should have those labels in quotes" in told
+    assert "in quotes" in refused(LEAST, f"loss.class_weights={{{label}: 2}}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Dict, List, Literal, Optional, Union
+from typing import Any, Dict, List, Literal, Optional, Union
 
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -156,6 +156,29 @@ class Loss(Section):
         "2017; try 0.1: with 1 MiniLM learns nothing; a step takes twice as long)",
         ge=0,
     )
+
+    @field_validator("class_weights", "positive_weights", mode="before")
+    @classmethod
+    def _by_label(cls, value: Any) -> Any:
+        """Labels as tables write them. A dot in one has made sections of it: {comp: {graphics: 2}}.
+        As a list of tuples (label, weight) Python's arguments are kept from that."""
+        if isinstance(value, list) and all(isinstance(pair, tuple) for pair in value):
+            pairs = value
+        elif isinstance(value, dict):
+            pairs = list(value.items())
+        else:
+            return value
+        found: Dict[str, Any] = {}
+        for label, weight in pairs:
+            if isinstance(label, bool) or not isinstance(label, (str, int, float)):
+                raise PydanticCustomError(
+                    "label",
+                    "Input should have those labels in quotes that YAML takes for something else "
+                    "(yes, no, on, off, true, null, dates)",
+                )
+            parts = cls._by_label(weight) if isinstance(weight, dict) else {"": weight}
+            found.update({f"{label}.{part}" if part else str(label): parts[part] for part in parts})
+        return found
 
     @field_validator("class_weights", "positive_weights")
     @classmethod
