@@ -20,6 +20,7 @@ from fleetbert import config, files
 from fleetbert.compress import paired
 from fleetbert.compress.texts import Feeds, draw, feeds
 from fleetbert.engines import answer, engine, evaluate, golden
+from fleetbert.errors import UserError
 from fleetbert.tasks.task import largest_difference
 
 log = logging.getLogger(__name__)
@@ -123,6 +124,19 @@ class Gate(Sample):
         model = answer.load(bundle.root, "float32", "cpu", self.threads)
         super().__init__(model, self.data, evaluate.read_known(model, self.data))
         self.sha256 = files.sha256(self.data)
+        self._check_tells()
+
+    def _check_tells(self) -> None:
+        """UserError where any variant would pass, as float32 has nothing to lose."""
+        alike, metric = self.model.task.alike(self.truth), self.model.task.gate_metric
+        if self.float32_accuracy == 0:
+            because = f" ({alike})" if alike else ""
+            raise UserError(
+                f"{self.data}: float32's {metric} on it is 0{because}, so that any variant would "
+                "pass the gate; give texts whose answers differ, and that the model knows"
+            )
+        if alike:
+            log.warning(f"{self.data}: {alike}: a variant that always answers so passes the gate")
 
     def accuracy(self, logits: np.ndarray) -> bundles.Accuracy:
         """Of logits [texts, labels], beside float32's."""
