@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert import files, limits, locks, tasks
+from fleetbert import files, limits, locks, strict_json, tasks
 from fleetbert.compat import environment, versions
 from fleetbert.errors import Stopped, UserError
 from fleetbert.export.program import export_bundle
@@ -257,7 +258,7 @@ def _write_results(run: Run, summary: Summary) -> None:
     accuracy = []
     metric = task.task.gate_metric
     dev = summary["dev"]
-    if metric in dev and task.dev is not None:
+    if task.dev is not None and math.isfinite(dev.get(metric, math.nan)):
         accuracy = [
             bundles.Accuracy(data=task.dev.name, n=dev["n"], metric=metric, accuracy=dev[metric])
         ]
@@ -303,7 +304,7 @@ def best_weights(run: Run) -> Tensors:
 def write_summary(run: Run, summary: Summary) -> None:
     from fleetbert.train.report import write_report  # matplotlib is for whoever writes it only
 
-    files.write_json(run.folder / "summary.json", summary)
+    files.write_json(run.folder / "summary.json", strict_json.finite(summary))
     if run.job.callbacks.report:
         with files.writing(run.folder / "report.html"):
             write_report(run.folder)
