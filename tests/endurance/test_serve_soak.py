@@ -1,6 +1,6 @@
 """`make endurance`: minutes of steady load on a server whose versions change, whose workers are
-killed, and whom others send nonsense, huge texts and bursts. No answer may be wrong, and no good
-request may fail but by 503.
+killed, and whom others send huge texts and bursts. No answer may be wrong, and no good request may
+fail but by 503.
 
 FLEETBERT_SOAK_MINUTES (10) sets how long, FLEETBERT_SEED (0) what is sent.
 """
@@ -33,7 +33,7 @@ from fleetbert.export.program import export_bundle
 
 MINUTES = float(os.environ.get("FLEETBERT_SOAK_MINUTES", "10"))
 SEED = int(os.environ.get("FLEETBERT_SEED", "0"))
-RELOAD_SECONDS, KILL_SECONDS, HOSTILE_SECONDS = 20, 30, 0.5
+RELOAD_SECONDS, KILL_SECONDS = 20, 30
 CLIENTS = 6
 PAUSE = 0.03  # of a client between its requests: steady, not as fast as it goes
 HUGE_SECONDS, BURST_SECONDS = 5, 30
@@ -42,16 +42,6 @@ FLAT = 1.2
 SAME = 1e-3  # of logits: batches of other shapes round otherwise, other weights are far away
 HUGE = [" word1", "a", "\u0301\u0302", "\x01", "字", ".", "\U0001f600"]
 HEAD = "POST /v2/models/tiny/infer HTTP/1.1\r\nhost: x\r\n"
-HOSTILE = [  # as bytes on a connection; the server may say 4xx or close it
-    HEAD + 'content-length: 9\r\n\r\n{"inputs"',
-    HEAD + "content-length: 1000\r\n\r\n{",
-    HEAD + "inference-header-content-length: 99\r\ncontent-length: 2\r\n\r\n{}",
-    HEAD + "content-encoding: gzip\r\ncontent-length: 4\r\n\r\nabcd",
-    HEAD + f"content-length: {1 << 40}\r\n\r\n",
-    HEAD + f"content-length: 4000\r\n\r\n{'[' * 4000}",
-    "POST /v2/models/../../etc/infer HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n{}",
-    "nonsense\r\n\r\n",
-]
 
 
 class Soak:
@@ -112,22 +102,6 @@ def ask(soak, number):
             except requests.RequestException as error:
                 soak.wrong.append(f"a good request failed: {error!r}")
             time.sleep(PAUSE)
-
-
-def harass(soak):
-    chance = random.Random(SEED)
-    while soak.going():
-        with contextlib.suppress(OSError), connect(soak.served.http) as one:
-            one.settimeout(0.2)
-            one.sendall(chance.choice(HOSTILE).encode())
-            with contextlib.suppress(TimeoutError):
-                said = one.recv(4096)
-                if said.startswith((b"HTTP/1.1 2", b"HTTP/1.1 5")):
-                    soak.wrong.append(f"to a hostile request: {said[:200]!r}")
-        soak.note("hostile")
-        if requests.get(f"{soak.served.http}/v2/health/live", timeout=120).status_code != 200:
-            soak.wrong.append("not live after a hostile request")
-        time.sleep(HOSTILE_SECONDS)
 
 
 def reload(soak, bundles, models):
@@ -227,7 +201,6 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
     with serving(tmp_path, *words, command=REAL) as served:
         soak = Soak(served, texts, expected)
         threads = [threading.Thread(target=ask, args=(soak, n)) for n in range(CLIENTS)]
-        threads += [threading.Thread(target=harass, args=(soak,))]
         threads += [threading.Thread(target=reload, args=(soak, bundles, models))]
         threads += [threading.Thread(target=act, args=(soak,)) for act in (kill, send_huge, burst)]
         idle = memory(served)
@@ -251,7 +224,7 @@ def test_a_server_under_load_changes_and_attacks(tiny_bundle, tiny_vocab, tmp_pa
         print(f"\n{dict(soak.counts)}; MB at first, in two quarters, at most: {figures}")
     assert soak.wrong == []
     assert all(soak.counts[done] > 0 for done in ("OK", "huge"))
-    assert soak.counts["200"] > 100 and soak.counts["hostile"] > 10
+    assert soak.counts["200"] > 100
     swaps = soak.counts["taken over"]
     assert swaps >= soak.counts["published"] - 1  # the last one may be under way
     assert swaps >= int(60 * MINUTES / RELOAD_SECONDS) // 4
