@@ -29,6 +29,7 @@ STORAGES = {
     "BFloat16Storage": BFLOAT16, "LongStorage": "<i8", "IntStorage": "<i4",
     "ShortStorage": "<i2", "CharStorage": "i1", "ByteStorage": "u1", "BoolStorage": "?",
 }  # fmt: skip
+STATE = "state_dict"  # the key of the weights in what Lightning saves
 # Keys of what Paddle saves beside tensors: their other names, and the parts of large ones.
 NAMES, PARTS = "StructuredToParameterName@@", "UnpackBigParamInfor@@"
 
@@ -136,7 +137,9 @@ class Reader(pickle.Unpickler):
         found = ALLOWED.get((module, name))
         if found is None:
             raise pickle.UnpicklingError(
-                f"it names {module}.{name}, which is no part of weights and was not run"
+                f"it names {module}.{name}, which is no part of weights and was not run; "
+                "where it can be loaded, save its state_dict alone: "
+                "torch.save(weights, 'pytorch_model.bin')"
             )
         return found
 
@@ -221,6 +224,8 @@ def _no_storage(identity: object) -> object:  # noqa: ARG001
 def _named(found: object) -> Tensors:
     if not isinstance(found, dict):
         return {}
+    if isinstance(found.get(STATE), dict):
+        return _named(found[STATE])
     parts = found.get(PARTS) or {}
     arrays: dict[str, np.ndarray] = {}
     for name, value in found.items():

@@ -73,6 +73,19 @@ def test_large_arrays_of_paddles_older_protocols_come_in_parts(tmp_path):
     np.testing.assert_array_equal(read, array)
 
 
+def test_the_weights_in_what_a_trainer_saved(tmp_path):
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    found = {"state_dict": {"model.w": array}, "epoch": 2, "optimizer_states": [{"lr": 0.1}]}
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(found, 2))
+    (name, read), = weight_files.read(tmp_path).items()  # fmt: skip
+    assert name == "model.w"
+    np.testing.assert_array_equal(read, array)
+    found["callbacks"] = Path("a")
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(found, 2))
+    with pytest.raises(UserError, match=r"was not run; .* save its state_dict alone: torch.save"):
+        weight_files.read(tmp_path)
+
+
 def test_shards(tmp_path):
     places = {"table": "first.bin", "half": "second.bin"}
     for file in places.values():
