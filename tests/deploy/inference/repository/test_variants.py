@@ -13,25 +13,30 @@ from fleetbert.errors import UserError
 
 
 @pytest.fixture
-def with_early(edit_manifest):
-    """The tiny bundle with an entry of an early-exit variant, which is never opened."""
+def added(edit_manifest):
+    """The tiny bundle with an entry of one more variant, which is never opened."""
 
-    def add(manifest):
-        names = ("files", "runs_on")
-        early = {name: manifest["variants"][0][name] for name in names}
-        early.update(name="early", kind="paddle-inference-early-exit")
-        early.update(ends=[1, 2], speed=0.4, times_faster=1.6)
-        accuracy = {"data": "dev.tsv", "data_sha256": "0" * 64, "n": 10, "accuracy": 0.9}
-        known = [{**accuracy, "float32_accuracy": 0.9}]
-        manifest["variants"].append({**early, "accuracy": known})
+    def edit(name, **changes):
+        def add(manifest):
+            first = manifest["variants"][0]
+            known = {"data": "dev.tsv", "n": 10, "accuracy": 0.9, "float32_accuracy": 0.9}
+            usual = {"files": first["files"], "runs_on": first["runs_on"], "accuracy": [known]}
+            manifest["variants"].append({"name": name, **usual, **changes})
 
-    return bundles.read(edit_manifest(add))
+        return bundles.read(edit_manifest(add))
+
+    return edit
 
 
-def test_early_exit_is_served_where_its_accuracy_is_known(with_early):
-    assert variants.candidates(with_early, "cpu") == ["float32", "onnx", "early"]
-    assert variants.named(with_early, "early") == "early"
-    assert variants.describe(with_early, {})[-1].speed == 0.4
+def test_early_exit_is_served_where_its_accuracy_is_known(added):
+    what = {"ends": [1, 2], "speed": 0.4, "times_faster": 1.6}
+    bundle = added("early", kind="paddle-inference-early-exit", **what)
+    assert variants.candidates(bundle, "cpu") == ["float32", "onnx", "early"]
+    assert variants.named(bundle, "early") == "early"
+    assert variants.describe(bundle, {})[-1].speed == 0.4
+    # What leaving early saves counts where variants are chosen.
+    assert variants.times_faster(bundle.variant("early")) == 1.6
+    assert variants.times_faster(bundle.variant("float32")) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -43,16 +48,10 @@ def test_early_exit_is_served_where_its_accuracy_is_known(with_early):
     ],
 )
 def test_auto_leaves_out_what_the_processor_cannot_multiply(
-    edit_manifest, monkeypatch, caplog, flags, expected
+    added, monkeypatch, caplog, flags, expected
 ):
-    def add(manifest):
-        first = manifest["variants"][0]
-        half = {"name": "bfloat16", "kind": "paddle-inference-bfloat16", "files": first["files"]}
-        half.update(runs_on=["x86"], needs=["avx512_bf16", "amx_bf16"])
-        known = {"data": "dev.tsv", "n": 10, "accuracy": 0.9, "float32_accuracy": 0.9}
-        manifest["variants"].append({**half, "accuracy": [known]})
-
-    bundle = bundles.read(edit_manifest(add))
+    what = {"kind": "paddle-inference-bfloat16", "needs": ["avx512_bf16", "amx_bf16"]}
+    bundle = added("bfloat16", runs_on=["x86"], **what)
     monkeypatch.setattr(environment, "cpuinfo", lambda: f"flags : avx2 {flags}")
     monkeypatch.setattr(variants, "_architecture", lambda: "x86")
     with caplog.at_level(logging.INFO):
@@ -61,14 +60,6 @@ def test_auto_leaves_out_what_the_processor_cannot_multiply(
     assert (told in caplog.text) == ("bfloat16" not in expected)
 
 
-def test_what_leaving_early_saves_counts_where_variants_are_chosen(with_early):
-    assert variants.times_faster(with_early.variant("early")) == 1.6
-    assert variants.times_faster(with_early.variant("float32")) == 1.0
-
-
-def test_a_kind_that_nothing_opens_is_not_served(edit_manifest):
-    def add(manifest):
-        manifest["variants"].append({**manifest["variants"][0], "name": "x", "kind": "x"})
-
+def test_a_kind_that_nothing_opens_is_not_served(added):
     with pytest.raises(UserError, match=r"x of bundle .* not served"):
-        variants.named(bundles.read(edit_manifest(add)), "x")
+        variants.named(added("x", kind="x"), "x")
