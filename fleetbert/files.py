@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any, BinaryIO, Callable, Iterator
 
 from fleetbert.errors import UserError
 
+NOWHERE = Path(os.devnull)  # can hold no file
 NO_SPACE = os.strerror(errno.ENOSPC)  # other libraries put it into errors of their own types
 
 
@@ -51,10 +53,19 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     sync(path.parent)
 
 
+def home() -> Path | None:
+    """The user's; None of a uid that has neither HOME nor an entry in passwd, as in containers."""
+    try:
+        return Path.home()
+    except (RuntimeError, KeyError):  # KeyError: Python 3.8
+        return None
+
+
 def cached(name: str, fill: Callable[[Path], Any]) -> Path:
     """The folder of that name in the user's cache, which `fill(folder)` made once; where the cache
     cannot be written, a temporary one."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetbert"
+    own = home()
+    base = Path(os.environ.get("XDG_CACHE_HOME") or (own or NOWHERE) / ".cache") / "fleetbert"
     final = base / name
     if final.is_dir():
         return final
@@ -86,9 +97,31 @@ def writing(path: Path) -> Iterator[None]:
         if not isinstance(error, OSError) and NO_SPACE not in str(error):
             raise
         reason = getattr(error, "strerror", None) or NO_SPACE
+        is_full = getattr(error, "errno", None) in (None, errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        remedy = "make room" if is_full else "mend that"
         raise UserError(
-            f"{path}: cannot be written: {reason}; make room, and start the same command again"
+            f"{path}: cannot be written: {reason}; {remedy}, and start the same command again"
         ) from error
+
+
+def refuse_mount_point(folder: Path, key: str) -> None:
+    """UserError for a folder that is a mount point: no rename can put another in its place."""
+    if is_mount_point(folder):
+        raise UserError(
+            f"{key}: {folder} is a mount point, so it cannot be replaced in one step; mount "
+            f"{folder.parent}, or name a folder below {folder}"
+        )
+
+
+def is_mount_point(folder: Path) -> bool:
+    """Whether something is mounted there, even a folder of the same disk (Linux)."""
+    try:
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return folder.is_mount()
+    escaped = re.compile(rb"\\([0-7]{3})")
+    mounted = (escaped.sub(lambda m: bytes([int(m[1], 8)]), line.split(b" ")[4]) for line in lines)
+    return os.fsencode(folder.resolve()) in mounted
 
 
 @contextmanager

@@ -167,6 +167,7 @@ def replacing(path: PathLike) -> Iterator[None]:
     UserError that names the process which does, or which adds a variant.
     """
     root = Path(path).resolve()
+    files.refuse_mount_point(root, "bundle")
     with locks.only_writer(_lock_of(root), f"bundle {root}", REMEDY):
         for lock in root.glob(f"{WRITING}*"):
             variant = lock.name[len(WRITING) :]

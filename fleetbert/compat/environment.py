@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import MutableMapping
 
 import fleetbert
-from fleetbert import limits
+from fleetbert import files, limits
 from fleetbert.compat import versions
 from fleetbert.errors import UserError
 
@@ -141,12 +141,12 @@ def home_settings() -> dict[str, str]:
         for name in MADE_AT_IMPORT:
             (home / name).mkdir(parents=True, exist_ok=True)
 
-    home = Path("~").expanduser()
+    home = files.home()
     try:
-        make_folders(home)
+        make_folders(home or files.NOWHERE)
         return {}
     except OSError as error:
-        reason = error.strerror
+        reason = f"{home} cannot be written ({error.strerror})" if home else "this user has none"
     try:
         other = Path(tempfile.gettempdir()) / f"fleetbert-home-{os.getuid()}"
         other.mkdir(mode=0o700, exist_ok=True)
@@ -155,11 +155,12 @@ def home_settings() -> dict[str, str]:
         make_folders(other)
     except OSError as error:
         raise UserError(
-            f"HOME: {home} cannot be written ({reason}), where Paddle and PaddleNLP keep files, "
-            f"nor a temporary folder ({error.strerror or error}); set HOME or TMPDIR to a folder "
-            "that can be"
+            f"HOME: {reason}, and Paddle and PaddleNLP keep files there; nor can a temporary "
+            f"folder be written ({error.strerror or error}); set HOME or TMPDIR to one that can be"
         ) from None
-    log.warning(f"HOME: {home} cannot be written ({reason}); libraries keep their files in {other}")
+    log.warning(f"HOME: {reason}; libraries keep their files in {other}")
+    if home is None:
+        return {"HOME": str(other)}
     # What is installed below the former one stays there, for the processes that we start too.
     return {"HOME": str(other), "PYTHONUSERBASE": site.getuserbase()}
 

@@ -16,6 +16,7 @@ from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert import files
 from fleetbert.errors import UserError
 
 PACKAGE = "paddlelite==2.13rc0"
@@ -151,7 +152,9 @@ def _works(python: str, environ: dict[str, str]) -> bool:
 
 def _pythons() -> Iterator[str]:
     """Paths of other Pythons, the preferred version first: on PATH, then those of pyenv."""
-    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    pyenv = (
+        Path(os.environ.get("PYENV_ROOT", (files.home() or files.NOWHERE) / ".pyenv")) / "versions"
+    )
     for version in PYTHONS:
         found = shutil.which(f"python{version}")
         if found:

@@ -15,7 +15,7 @@ from typing import Callable, Iterator
 
 from packaging.requirements import Requirement
 
-from fleetbert import limits
+from fleetbert import files, limits
 from fleetbert.compat import cards, environment
 from fleetbert.doctor.findings import Finding, broken, not_here, ok
 
@@ -173,11 +173,13 @@ def folders() -> Iterator[Finding]:
 
 def home(now: str | None, first: str | None) -> Finding:
     """HOME as it is now, and as this process was given it (`environment` changes it)."""
-    given = first or now or str(Path.home())
+    given = first or now or str(files.home() or "")
+    remedy = "set HOME to a folder that can be written"
+    if not given:
+        return broken("home", "this user has none", remedy)
     problem = _problem(given)
     if problem is None:
         return ok("home", _room(given))
-    remedy = "set HOME to a folder that can be written"
     if now is not None and now != given and _problem(now) is None:
         said = f"{given} cannot be written ({problem}); libraries keep their files in {now}"
         return not_here("home", said, remedy)

@@ -96,6 +96,20 @@ def prune(folder: Path, keep: int, best_step: int | None) -> None:
                 remove(path)
 
 
+def set_aside(folder: Path) -> Path:
+    """Put all checkpoints out of the way, in the place of those that were before; returns it."""
+    is_mount = files.is_mount_point(folder)  # it cannot be renamed itself
+    former = folder / "former" if is_mount else folder.with_name(f"{folder.name}.former")
+    shutil.rmtree(former, ignore_errors=True)
+    if is_mount:
+        former.mkdir()
+        for path in listed(folder):
+            path.rename(former / path.name)
+    else:
+        folder.rename(former)
+    return former
+
+
 def remove(path: Path) -> None:
     """Remove a checkpoint; killed meanwhile, it leaves no half one. OSError if it may not."""
     aside = path.with_name(REMOVING + path.name)

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import math
 import os
-import shutil
 from pathlib import Path
 from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
@@ -157,6 +156,7 @@ def only_writer(strategy: Single, folder: Path) -> Iterator[None]:
 
         def enter() -> None:
             _make_folder(folder)
+            files.refuse_mount_point(folder / "model", "output_dir")
             remedy = "wait for its end, stop it, or choose another output_dir"
             lock = folder / ".writing"
             stack.enter_context(locks.only_writer(lock, f"output_dir: {folder}", remedy))
@@ -181,9 +181,7 @@ def _resume(run: Run) -> None:
     wanted = run.job.trainer.resume
     if wanted == "none":
         if run.strategy.rank == 0 and checkpoint.listed(folder):
-            former = run.folder / "checkpoints.former"
-            shutil.rmtree(former, ignore_errors=True)
-            folder.rename(former)
+            former = checkpoint.set_aside(folder)
             log.info(f"starting anew; the former run's checkpoints are in {former}")
     elif wanted == "auto":
         newest, passed_over = checkpoint.newest_whole(folder)

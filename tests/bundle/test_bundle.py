@@ -120,6 +120,24 @@ def test_a_missing_file_is_named(root, file):
         bundles.read(root)
 
 
+def test_a_mount_point_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    assert files.is_mount_point(Path("/proc"))
+    assert not files.is_mount_point(tmp_path)
+    monkeypatch.setattr("fleetbert.files.is_mount_point", (tmp_path / "bundle").resolve().__eq__)
+    with pytest.raises(UserError, match="bundle is a mount point, so it cannot be replaced in one"):
+        create(tmp_path / "bundle")
+    create(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [(28, "make room"), (122, "make room"), (16, "mend that"), (30, "mend that")],
+)
+def test_what_to_do_about_a_file_that_cannot_be_written(code, remedy):
+    with pytest.raises(UserError, match=f"^x: .*; {remedy}, and start"), files.writing(Path("x")):
+        raise OSError(code, os.strerror(code))
+
+
 def test_not_a_bundle(tmp_path):
     with pytest.raises(UserError, match=r"is not a bundle: it has no manifest\.json"):
         bundles.read(tmp_path)

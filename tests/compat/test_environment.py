@@ -11,7 +11,7 @@ import pytest
 from fresh import python
 
 import fleetbert
-from fleetbert import limits
+from fleetbert import files, limits
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
 
@@ -227,6 +227,24 @@ def test_where_nothing_can_be_written_the_variables_are_named(monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", none)
     with pytest.raises(UserError, match=r"HOME: /dev/null cannot be written .* set HOME or TMPDIR"):
         environment.home_settings()
+
+
+def test_a_user_without_a_home_gets_a_temporary_one(monkeypatch, tmp_path):
+    """As of a uid that a container was given: no HOME, no entry in passwd."""
+
+    def unknown(_: int) -> None:
+        raise KeyError("uid not found")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / f"fleetbert-home-{os.getuid()}"
+    assert environment.home_settings() == {"HOME": str(own)}
+    made = files.cached("a", lambda folder: (folder / "b").write_text("c"))
+    assert (made / "b").read_text() == "c"
+    assert not (tmp_path / "~").exists()
 
 
 def test_a_home_of_ones_own_is_kept(monkeypatch, tmp_path):

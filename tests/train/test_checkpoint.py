@@ -133,6 +133,16 @@ def test_all_broken_is_an_error_and_none_starts_anew(output, trainer, capsys):
     assert list(tiny_job.losses(output)) == [1, 2, 3]
 
 
+def test_checkpoints_on_a_mount_are_set_aside_within_it(tmp_path, monkeypatch):
+    folder = tmp_path / "checkpoints"
+    monkeypatch.setattr("fleetbert.files.is_mount_point", folder.__eq__)
+    for number in (3, 6):
+        checkpoint.of_step(folder, number).mkdir(parents=True)
+        assert checkpoint.set_aside(folder) == folder / "former"
+    assert checkpoint.listed(folder) == []
+    assert [path.name for path in (folder / "former").iterdir()] == ["step-00000006"]
+
+
 @pytest.mark.parametrize(
     ("resumed_at", "removed"),
     [(6, True), (12, False), (10, True)],
