@@ -10,14 +10,37 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import SpawnContext, SpawnProcess
+from pathlib import Path
 from typing import Callable
 
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
 
 LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM}
+
+
+def _check_main() -> None:
+    """UserError for a script that a process which it starts would run once more, from its first
+    line to the one that starts processes: Python 3.10 waits for that one's end for ever."""
+    main = sys.modules["__main__"]
+    path = getattr(main, "__file__", None)
+    if path is None or str(getattr(getattr(main, "__spec__", None), "name", "")).endswith(
+        "__main__"
+    ):
+        return  # it is not run again
+    try:
+        script = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return
+    if "__name__" not in script and not hasattr(sys, "ps1"):
+        raise UserError(
+            f"{path}: processes that read beside the training (data.num_workers, data.cache) run "
+            "this script's lines too: put them below `if __name__ == '__main__':`, or set "
+            "data.num_workers=0 and data.cache=none"
+        )
 
 
 class _Process(SpawnProcess):
@@ -43,8 +66,9 @@ def start(
     """A ProcessPoolExecutor of `count` processes, in each of which `prepare(*arguments)` has run.
 
     To be used and closed by the thread that called this: they end with it. UserError where the
-    system has no room for what they share.
+    system has no room for what they share, or where they would run the caller's script once more.
     """
+    _check_main()
     try:
         return ProcessPoolExecutor(
             count,

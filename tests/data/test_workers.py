@@ -21,6 +21,23 @@ if __name__ == "__main__":
 """
 
 
+def run(folder, script: str) -> subprocess.CompletedProcess:
+    (folder / "start.py").write_text(script)
+    return subprocess.run(
+        [sys.executable, "start.py"], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_a_script_that_would_run_again_is_refused(tmp_path):
+    done = run(tmp_path, START.replace('if __name__ == "__main__":\n    ', ""))
+    assert done.returncode == 2, done.stderr
+    assert "start.py: processes that read beside the training" in done.stderr
+    assert "put them below `if __name__ == '__main__':`, or set data.num_workers=0" in done.stderr
+    assert done.stderr.count("\n") == 1
+    done = run(tmp_path, START)
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("option", "why"), [("nr_inodes=1", "No space left on device"), ("ro", "Read-only file system")]
 )
