@@ -142,5 +142,8 @@ class Model:
             task = self._opened.task
             if path.parent == Path(folder) and task.table_format(path, labelled=True).pair is False:
                 in_memory.refuse_pairs("data", path, f"the model, of {task.name},")
-            skip_with = 'on_bad_line="skip"'
-            return evaluate.evaluate(self._opened, path, on_bad_line, quoting, skip_with)
+            how = on_bad_line, quoting, 'on_bad_line="skip"'
+            try:
+                return evaluate.evaluate(self._opened, path, *how)
+            except UserError as error:
+                raise UserError(in_memory.by_row(str(error), "data", path, folder)) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Literal, Mapping, Protocol, Sequence, Union
 
@@ -48,6 +49,15 @@ def as_file(name: str, table: Table, folder: Path, labelled: bool = True) -> Pat
         with files.replacing(path) as stream:
             stream.write("".join(lines).encode())
     return path
+
+
+def by_row(message: str, name: str, path: Path, folder: str | Path) -> str:
+    """A message with rows, from 0, of the table `name` instead of lines of its file at `path`,
+    where this is in `folder`, which nobody will see."""
+    if path.parent != Path(folder):
+        return message
+    place = re.compile(re.escape(str(path)) + r"(?::(\d+))?")
+    return place.sub(lambda at: f"{name}, row {int(at[1]) - 1}" if at[1] else name, message)
 
 
 def first_pair(path: str | Path) -> int | None:

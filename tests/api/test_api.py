@@ -86,6 +86,19 @@ def test_a_loaded_model_is_measured_on_any_table(run, tiny_data):
     assert model.evaluate(rows_of(tiny_data / "dev.tsv"))["confusion"] == by_file["confusion"]
 
 
+def test_rows_that_cannot_be_measured_are_named_and_no_file_that_is_gone(run, tmp_path):
+    model = fleetbert.load(run.bundle)
+    for rows, message in [
+        ([("a", "bad"), ("b", None)], "^data, row 1: has no 'label'"),
+        ([("a", "bad"), ("b", "so so")], "^data, row 1: the model does not know the label"),
+    ]:
+        with pytest.raises(fleetbert.UserError, match=message):
+            model.evaluate(rows)
+    (tmp_path / "t.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(fleetbert.UserError, match=r"t\.jsonl:1: has no 'label'"):
+        model.evaluate(tmp_path / "t.jsonl")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
