@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from fleetbert import files
+from fleetbert import files, strict_json
 from fleetbert.bench import worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
@@ -323,7 +323,7 @@ def finish(
     }
     try:
         with files.replacing(Path(arguments.json).resolve()) as stream:
-            stream.write(json.dumps(report, indent=1, ensure_ascii=False).encode() + b"\n")
+            stream.write(strict_json.dumps(report, indent=1, ensure_ascii=False).encode() + b"\n")
     except OSError as error:
         raise UserError(
             f"--json {arguments.json}: {error.strerror}; name a file that can be written"
