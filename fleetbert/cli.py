@@ -6,6 +6,7 @@ Rooms are imported by the commands that need them, so that `fleetbert --help` ta
 from __future__ import annotations
 
 import argparse
+import os
 from types import ModuleType
 from typing import Callable, NamedTuple
 
@@ -61,8 +62,15 @@ def _dispatch(argv: list[str]) -> int | None:
         )
         command.add_arguments(subparser)
         subparser.set_defaults(run=command.run)
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse_args([_below_home(word) for word in argv])
     return arguments.run(arguments)
+
+
+def _below_home(word: str) -> str:
+    """`--option=~/path` as a shell would give `--option ~/path`."""
+    option, sign, value = word.partition("=")
+    path = os.path.expanduser(value)  # noqa: PTH111  leaves alone what is no path of a user
+    return f"{option}{sign}{path}" if option.startswith("--") else word
 
 
 def _of(summary: str, room: ModuleType) -> Command:

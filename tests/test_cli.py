@@ -69,6 +69,12 @@ def test_every_command_has_help_with_an_example(fleetbert, name):
     assert re.search(rf"^  .*(fleetbert |launch/){name}(\.py)? ", out, re.MULTILINE), out
 
 
+def test_the_home_of_the_user_behind_an_option(fleetbert, monkeypatch):
+    monkeypatch.setenv("HOME", "/some/home")
+    code, _, said = fleetbert("ask", "--bundle=~/none", "a")
+    assert (code, "/some/home/none" in said) == (2, True)
+
+
 @pytest.mark.parametrize("variant", ["float32", "onnx"])
 def test_evaluate_prints_a_table_or_one_line_of_json(fleetbert, tiny_bundle, table, variant):
     words = ["evaluate", "--bundle", tiny_bundle, "--data", table, "--variant", variant]

@@ -250,7 +250,7 @@ class TestOverrides:
             ("data.dev=~", None),
             ("data.dev=", None),
             ("data.dev=a=b", "a=b"),
-            ("callbacks.patience_metric=yes", "yes"),
+            ("trainer.patience_metric=yes", "yes"),
             ("loss.class_weights=none", "none"),
             ("loss.class_weights={a: 2}", {"a": 2}),
         ],
@@ -271,7 +271,8 @@ class TestOverrides:
         assert load(LEAST, f"output_dir={path}").output_dir == wanted
         assert load(LEAST, "data.dev=~/dev.tsv").data.dev == "/some/home/dev.tsv"
         assert load(LEAST, "output_dir=a/~/b").output_dir == "a/~/b"
-        assert config.from_keys(config.Quantize, {"bundle": path}).bundle == wanted
+        keys = {"bundle": path, "data.train": "t.txt", "gate.data": "g.tsv"}
+        assert config.from_keys(config.SelfDistill, keys).bundle == wanted
         assert loading.output_dir(str(tmp_path / "job.yaml"), [f"output_dir={path}"]) == wanted
         monkeypatch.setattr(section.os.path, "expanduser", lambda text: text)
         assert "output_dir: input should name the whole path: ~ has no home here" in refused(

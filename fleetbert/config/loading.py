@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
-import ipaddress
+import re
 from pathlib import Path
-from typing import Dict, Mapping, NamedTuple, Sequence, Tuple, TypeVar
+from typing import (
+    Dict,
+    Literal,
+    Mapping,
+    NamedTuple,
+    Sequence,
+    Tuple,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+)
 
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from fleetbert import encodings
+from fleetbert.config.distillation import Distill, SelfDistill
 from fleetbert.config.help import fields, yaml_word
-from fleetbert.config.section import Section
+from fleetbert.config.section import Section, below_home
 from fleetbert.config.training import Config
 from fleetbert.errors import UserError
 
@@ -40,7 +54,7 @@ def load_as(schema: type[Job], path: str, overrides: Sequence[str]) -> Job:
 
     Raises UserError that names the key, where it stands and what would be valid.
     """
-    return _checked(schema, _read(path, overrides))
+    return _checked(schema, _read(path, overrides, schema))
 
 
 def from_keys(schema: type[Job], keys: Mapping[str, object], path: str | None = None) -> Job:
@@ -57,13 +71,13 @@ def from_keys(schema: type[Job], keys: Mapping[str, object], path: str | None = 
 
 def distills_itself(path: str, overrides: Sequence[str]) -> bool:
     """Whether a distillation job is a SelfDistill; else it is a Distill."""
-    section = _read(path, overrides).values.get("distill")
+    section = _read(path, overrides, Distill, SelfDistill).values.get("distill")
     return isinstance(section, dict) and section.get("kind") == "self"
 
 
 def output_dir(path: str, overrides: Sequence[str]) -> str:
     """The `output_dir` of a job of any kind, of which nothing else is checked."""
-    return str(_read(path, overrides).values.get("output_dir", "output"))
+    return below_home(str(_read(path, overrides, Config).values.get("output_dir", "output")))
 
 
 def _checked(schema: type[Job], document: Document) -> Job:
@@ -73,27 +87,30 @@ def _checked(schema: type[Job], document: Document) -> Job:
         raise UserError(_explain(error, schema, document)) from error
 
 
-def _read(path: str, overrides: Sequence[str]) -> Document:
-    """What the YAML file says, changed by the overrides."""
+def _read(path: str, overrides: Sequence[str], *schemas: type[Section]) -> Document:
+    """What the YAML file says, changed by the overrides, whose keys are of one of the schemas."""
+    kinds = {name: field.annotation for schema in schemas for name, field in fields(schema)}
     document = _read_yaml(path)
     for word in overrides:
         name, sign, text = word.partition("=")
         if not sign:
             raise UserError(f"command line: {word!r} is not of the form key=value")
         try:
-            value = text if _is_ipv6(text) else yaml.safe_load(text)
+            value = text if _is_text(text, kinds.get(name)) else yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise UserError(f"command line: the value of {word!r} is not valid YAML") from error
         _put(document, tuple(name.split(".")), value, "command line", repr(word))
     return document
 
 
-def _is_ipv6(text: str) -> bool:
-    """Whether a word is an address, which YAML would read as a mapping or a list."""
-    try:
-        return ipaddress.ip_address(text.strip("[]")).version == 6
-    except ValueError:
-        return False
+def _is_text(word: str, kind: object) -> bool:
+    """Whether what stands behind key= is meant as it stands, for a key of this kind; else YAML
+    reads it, to which `run #3` is "run", 0755 a number and `off` false. Quotes are YAML's."""
+    choices = get_args(kind) if get_origin(kind) is Union else (kind,)
+    if any(get_origin(one) is Literal and word in get_args(one) for one in choices):
+        return True
+    empty = ("", "null", "Null", "NULL", "~") if type(None) in choices else ("",)
+    return str in choices and word.strip() not in empty and not re.fullmatch("(['\"]).*\\1", word)
 
 
 def flat(keys: Mapping[str, object]) -> dict[str, object]:
@@ -187,8 +204,17 @@ def _explain(error: ValidationError, schema: type[Section], document: Document) 
             problems.append(f"{where}: {name}: {message}")
         else:
             shown = yaml_word(problem["input"])[:60]
-            problems.append(f"{where}: {name}: {message[0].lower()}{message[1:]}, not {shown}")
+            hint = "; put quotes around it" if _needs_quotes(problem) else ""
+            problems.append(
+                f"{where}: {name}: {message[0].lower()}{message[1:]}, not {shown}{hint}"
+            )
     return "; ".join(problems)
+
+
+def _needs_quotes(problem: ErrorDetails) -> bool:
+    """Whether YAML took a text for something else."""
+    kinds = (bool, int, float, datetime.date)
+    return problem["type"] == "string_type" and isinstance(problem["input"], kinds)
 
 
 def _nearest(name: str, schema: type[Section]) -> str:

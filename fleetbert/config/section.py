@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -14,6 +15,11 @@ from fleetbert.config.help import type_name
 def key(default: Any, text: str, **limits: Any) -> Any:
     """One key of the schema: its default and what it means (shown by --help)."""
     return Field(default, description=text, **limits)
+
+
+def below_home(text: str) -> str:
+    """A path whose `~` is the user's home, as in a shell, which leaves it alone behind key=."""
+    return os.path.expanduser(text)  # noqa: PTH111  a text, perhaps no path
 
 
 class Section(BaseModel):
@@ -30,4 +36,11 @@ class Section(BaseModel):
             raise PydanticCustomError("bool", "Input should be a number")
         if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
             raise PydanticCustomError("text", "Input should hold no NUL and no half character")
-        return value
+        if not isinstance(value, str):
+            return value
+        path = below_home(value)
+        if path.split("/")[0] == "~":
+            raise PydanticCustomError(
+                "home", "Input should name the whole path: ~ has no home here"
+            )
+        return path
