@@ -15,6 +15,7 @@ import tiny_job
 from compressing import in_two_ranks, killed_after
 from halves import needs_bfloat16
 from safetensors.numpy import load_file, save_file
+from scipy.special import softmax
 
 from fleetbert import bundle as bundles
 from fleetbert import config
@@ -77,11 +78,6 @@ def open_task(kind, job):
 
 def first_step(task, parts=1):
     return task.micro_batches(task.plan(0)[0], 0, parts, slice(0, parts))
-
-
-def softmax(x):
-    e = np.exp(x - x.max(-1, keepdims=True))
-    return e / e.sum(-1, keepdims=True)
 
 
 def run_one(network, ids):

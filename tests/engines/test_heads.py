@@ -31,25 +31,18 @@ def test_numpy_answers_as_paddle_does(kind):
     assert np.ptp(expected, axis=0).max() > 0.05
 
 
-def test_pool_is_the_first_token_and_the_mean_of_all():
+# Texts with padding between tokens, and texts alone; the line of the last has one token more.
+@pytest.mark.parametrize("shape", [(9, 12), (1, 1), (1, 12), (1, 131)])
+def test_pool_is_the_first_token_and_the_mean_of_all(shape):
     random = np.random.default_rng(5)
-    hidden = random.normal(size=(9, 12, 8))
-    real = random.random((9, 12)) < 0.6  # with padding between tokens
+    hidden = random.normal(size=(*shape, 8)).astype(np.float32)
+    real = (random.random(shape) < 0.6) | (shape[0] == 1)
     real[:, 0] = True
     at = packed_layout(real)
-    found = heads.pool(pack(hidden.astype(np.float32), at), at)
+    assert at.single_row == (shape[0] == 1)
+    found = heads.pool(pack(hidden, at), at)
     means = [row[chosen].mean(0) for row, chosen in zip(hidden, real)]
     np.testing.assert_allclose(found, np.concatenate([hidden[:, 0], means], 1), atol=1e-6)
-
-
-@pytest.mark.parametrize("length", [1, 12, 131])  # the line of the last has one token more
-def test_pool_of_a_text_alone(length):
-    hidden = np.random.default_rng(6).normal(size=(1, length, 8)).astype(np.float32)
-    at = packed_layout(np.ones((1, length), bool))
-    assert at.single_row
-    found = heads.pool(pack(hidden, at), at)
-    expected = np.concatenate([hidden[:, 0], hidden.mean(1)], 1)
-    np.testing.assert_allclose(found, expected, atol=1e-6)
     assert found.dtype == np.float32
 
 

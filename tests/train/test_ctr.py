@@ -13,7 +13,6 @@ import tiny_job
 from servers import ended
 from sklearn.metrics import roc_auc_score
 
-from fleetbert import config
 from fleetbert.data import criteo
 from fleetbert.errors import UserError
 from fleetbert.train import job as training
@@ -108,13 +107,6 @@ def test_a_resumed_run_takes_the_steps_of_an_undisturbed_one(clicks, tmp_path):
 def test_keys_that_cannot_be(clicks, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         train(clicks, tmp_path, changes)
-
-
-@pytest.mark.parametrize(
-    "entry", ["none", "count:1", "count:12", "probability:.5", "probability:1"]
-)
-def test_entries_that_can_be(entry):
-    assert config.WideDeep(entry=entry).entry == entry
 
 
 def test_dev_rows_of_one_kind_are_refused_before_the_first_step(clicks, tmp_path):
