@@ -73,6 +73,18 @@ def compare(programs, tmp_path):
     return check
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_texts_and_pairs_are_cut_at_either_side(programs, tmp_path, side):
+    texts = random_texts(100, seed=5)
+    spec = write_unigram(tmp_path / "made", texts).spec
+    spec = spec._replace(settings={**spec.settings, "truncation_side": side})
+    tokenizer = tokenizers.open(spec)
+    texts += [[first, second] for first, second in zip(texts, texts[1:])]
+    for max_length in (7, 8):
+        found = ids_of_unigram(programs, tokenizer, texts, max_length)
+        same(found, encoded(tokenizer, texts, max_length), texts)
+
+
 @EMULATED_TOO
 @pytest.mark.parametrize("case", CASES)
 def test_random_texts(compare, case):
