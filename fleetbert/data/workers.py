@@ -9,13 +9,17 @@ leave Ctrl-C and SIGTERM to it.
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import sys
+import tempfile
+import weakref
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Callable
 
+from fleetbert import files
 from fleetbert.compat import environment
 from fleetbert.errors import UserError
 
@@ -69,22 +73,29 @@ def start(
     system has no room for what they share, or where they would run the caller's script once more.
     """
     _check_main()
+    with files.writing(Path(tempfile.gettempdir())):
+        sent = tempfile.NamedTemporaryFile(prefix="fleetbert-")  # noqa: SIM115  as long as the pool
+        pickle.dump((prepare, arguments), sent)
+        sent.flush()
     try:
-        return ProcessPoolExecutor(
-            count,
-            mp_context=_Context(),
-            initializer=_begin,
-            initargs=(os.getpid(), prepare, arguments),
+        pool = ProcessPoolExecutor(
+            count, mp_context=_Context(), initializer=_begin, initargs=(os.getpid(), sent.name)
         )
     except OSError as error:  # of their semaphores, which Linux keeps there
         raise UserError(
             f"/dev/shm: {error.strerror}, so that no process can be started beside this one; make "
             "room there (docker run --shm-size=64m)"
         ) from error
+    weakref.finalize(pool, sent.close)
+    return pool
 
 
-def _begin(parent: int, prepare: Callable[..., None] | None, arguments: tuple[object, ...]) -> None:
+def _begin(parent: int, sent: str) -> None:
+    """sent: the file with `prepare` and its arguments. Python (3.10) would send them down a pipe,
+    and wait for ever, deaf to signals, for one that died before it read them."""
     environment.die_with_parent(parent)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are the parallelism
+    with Path(sent).open("rb") as file:
+        prepare, arguments = pickle.load(file)
     if prepare is not None:
         prepare(*arguments)

@@ -38,6 +38,27 @@ def test_a_script_that_would_run_again_is_refused(tmp_path):
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
+DIES = """
+import os
+if __name__ != "__main__":
+    os._exit(1)
+from concurrent.futures.process import BrokenProcessPool
+from fleetbert.data import workers
+
+with workers.start(1, print, b"a" * (1 << 20)) as pool:
+    try:
+        pool.submit(len, "abc").result()
+    except BrokenProcessPool:
+        print("told")
+"""
+
+
+def test_one_that_dies_at_once_is_not_waited_for(tmp_path):
+    """Even where more is sent to it than a pipe holds."""
+    done = run(tmp_path, DIES)
+    assert (done.returncode, done.stdout) == (0, "told\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     ("option", "why"), [("nr_inodes=1", "No space left on device"), ("ro", "Read-only file system")]
 )
