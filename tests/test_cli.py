@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from tiny_bert import LABELS
 
 from fleetbert import cli
 
@@ -189,6 +190,8 @@ def test_options_of_another_format_are_refused(refused, tiny_bundle):
 
 def test_export_adds_a_variant_for_paddle_lite(fleetbert, copied_bundle, table):
     pytest.importorskip("paddlelite", reason="paddlelite has wheels for Python 3.8 to 3.10")
+    rows = "".join(f"word1 word2\t{label}\n" for label in LABELS)  # of which float32 gets one right
+    table.write_text(f"text_a\tlabel\n{rows}", encoding="utf-8")
     words = ["export", "--bundle", copied_bundle, "--format", "lite", "--target", "x86"]
     code, out, err = fleetbert(*words, "--data", table, "--max-accuracy-drop", 1)
     assert code == 0, err
