@@ -182,7 +182,7 @@ def test_a_signal_while_models_load_ends_at_once(tmp_path, number, code):
 def test_sigterm_and_sighup_drain(tmp_path, signals):
     with serving(tmp_path, "logs.requests=true") as served:
         slow = []
-        thread = threading.Thread(target=lambda: slow.append(ask(served.http, "sleep 2")))
+        thread = threading.Thread(target=lambda: slow.append(ask(served.http, "sleep 5")))
         thread.start()
         with requests.Session() as session:
             served.wait_for(lambda: "asleep" in served.log)
