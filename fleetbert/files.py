@@ -6,7 +6,6 @@ import ctypes
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Iterator
 
+from fleetbert import strict_json
 from fleetbert.errors import UserError
 
 NOWHERE = Path(os.devnull)  # can hold no file
@@ -83,9 +83,10 @@ def cached(name: str, fill: Callable[[Path], Any]) -> Path:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace `path` by a value as JSON, in one rename; UserError if it cannot be written."""
+    """Replace `path` by a value as JSON, null for NaN, in one rename; UserError if it cannot be
+    written."""
     with writing(path), replacing(path) as stream:
-        stream.write((json.dumps(value, indent=1) + "\n").encode("utf-8"))
+        stream.write((strict_json.dumps(value, indent=1) + "\n").encode("utf-8"))
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert import files, limits, locks, strict_json, tasks
+from fleetbert import files, limits, locks, tasks
 from fleetbert.compat import environment, versions
 from fleetbert.errors import Stopped, UserError
 from fleetbert.export.program import export_bundle
@@ -302,7 +302,7 @@ def best_weights(run: Run) -> Tensors:
 def write_summary(run: Run, summary: Summary) -> None:
     from fleetbert.train.report import write_report  # matplotlib is for whoever writes it only
 
-    files.write_json(run.folder / "summary.json", strict_json.finite(summary))
+    files.write_json(run.folder / "summary.json", summary)
     if run.job.callbacks.report:
         with files.writing(run.folder / "report.html"):
             write_report(run.folder)

@@ -13,7 +13,7 @@ import logging
 
 from paddle import profiler
 
-from fleetbert import files, strict_json
+from fleetbert import files
 from fleetbert.compat import training
 from fleetbert.train.loop import Callback, Row, Run, Summary
 
@@ -70,7 +70,7 @@ class Profiler(Callback):
             profile["servers"] = summary["servers"]
         summary["profile"] = profile["together"]
         if run.strategy.rank == 0:
-            files.write_json(run.folder / "profile.json", strict_json.finite(profile))
+            files.write_json(run.folder / "profile.json", profile)
 
     def close(self, run: Run) -> None:
         self._stop()
