@@ -293,12 +293,12 @@ def _of_pairs(job: configs.Config, written: Mapping[str, str]) -> configs.Config
     from fleetbert import tasks
 
     pair = f"pair_{job.task.name}"
-    is_open = "train" in written and pair in task_names.KINDS
-    if is_open and in_memory.first_pair(written["train"]) is not None:
+    rows = {name: in_memory.first_pair(path) for name, path in written.items()}
+    if rows.get("train") is not None and pair in task_names.KINDS:
         job = job.model_copy(update={"task": job.task.model_copy(update={"name": pair})})
     for name, path in written.items():
         if tasks.get(job.task.name).table_format(path).pair is False:
-            in_memory.refuse_pairs(name, path, f"task: {job.task.name}")
+            in_memory.refuse_pair(name, rows[name], f"task: {job.task.name}")
     return job
 
 

@@ -141,7 +141,9 @@ class Model:
             path = in_memory.as_file("data", data, Path(folder))
             task = self._opened.task
             if path.parent == Path(folder) and task.table_format(path, labelled=True).pair is False:
-                in_memory.refuse_pairs("data", path, f"the model, of {task.name},")
+                in_memory.refuse_pair(
+                    "data", in_memory.first_pair(path), f"the model, of {task.name},"
+                )
             how = on_bad_line, quoting, 'on_bad_line="skip"'
             try:
                 return evaluate.evaluate(self._opened, path, *how)

@@ -66,9 +66,8 @@ def first_pair(path: str | Path) -> int | None:
         return next((n for n, line in enumerate(lines) if json.loads(line).get("text_b")), None)
 
 
-def refuse_pairs(name: str, path: str | Path, reader: str) -> None:
-    """UserError if such a file holds a pair, of which `reader` would not read the second text."""
-    row = first_pair(path)
+def refuse_pair(name: str, row: int | None, reader: str) -> None:
+    """UserError where `first_pair` found one, of which `reader` would not read the second text."""
     if row is not None:
         raise UserError(
             f"{name}, row {row}: has two texts, and {reader} reads one; give (text, label), or "
