@@ -130,5 +130,5 @@ setup(
         # Other engines, to be measured beside Paddle; best in an environment of their own.
         "bench": ["torch", "transformers"],
     },
-    entry_points={"console_scripts": ["fleetbert=fleetbert.cli:main"]},
+    entry_points={"console_scripts": ["fleetbert=fleetbert.cli.main:main"]},
 )

@@ -12,39 +12,39 @@ the process and loads no Paddle.
 from __future__ import annotations
 
 import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fleetbert.api import distill as distill
-    from fleetbert.api import early_exit as early_exit
-    from fleetbert.api import import_model as import_model
-    from fleetbert.api import load as load
-    from fleetbert.api import quantize as quantize
-    from fleetbert.api import train as train
+    from fleetbert.api.functions import distill as distill
+    from fleetbert.api.functions import early_exit as early_exit
+    from fleetbert.api.functions import import_model as import_model
+    from fleetbert.api.functions import load as load
+    from fleetbert.api.functions import quantize as quantize
+    from fleetbert.api.functions import train as train
+    from fleetbert.api.results import Model as Model
+    from fleetbert.api.results import Run as Run
+    from fleetbert.api.results import Variant as Variant
     from fleetbert.client import Client as Client
-    from fleetbert.errors import Error as Error
-    from fleetbert.errors import GateFailed as GateFailed
-    from fleetbert.errors import NotConnected as NotConnected
-    from fleetbert.errors import Stopped as Stopped
-    from fleetbert.errors import UserError as UserError
-    from fleetbert.results import Model as Model
-    from fleetbert.results import Run as Run
-    from fleetbert.results import Variant as Variant
-    from fleetbert.train.loop import Callback as Callback
+    from fleetbert.core.errors import Error as Error
+    from fleetbert.core.errors import GateFailed as GateFailed
+    from fleetbert.core.errors import NotConnected as NotConnected
+    from fleetbert.core.errors import Stopped as Stopped
+    from fleetbert.core.errors import UserError as UserError
+    from fleetbert.training.loop import Callback as Callback
 
 __version__ = "0.1.0"
 
 # What the package offers, and the module that it is in.
 _HOMES = {
     **dict.fromkeys(
-        ("train", "import_model", "quantize", "distill", "early_exit", "load"), "fleetbert.api"
+        ("train", "import_model", "quantize", "distill", "early_exit", "load"),
+        "fleetbert.api.functions",
     ),
-    **dict.fromkeys(("Model", "Run", "Variant"), "fleetbert.results"),
+    **dict.fromkeys(("Model", "Run", "Variant"), "fleetbert.api.results"),
     **dict.fromkeys(
-        ("Error", "UserError", "GateFailed", "Stopped", "NotConnected"), "fleetbert.errors"
+        ("Error", "UserError", "GateFailed", "Stopped", "NotConnected"), "fleetbert.core.errors"
     ),
-    "Callback": "fleetbert.callback",
+    "Callback": "fleetbert.api.callback",
     "Client": "fleetbert.client",
 }
 __all__ = sorted([*_HOMES, "__version__"])
@@ -60,17 +60,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *_HOMES})
-
-
-class TrainPackage(ModuleType):
-    """What the package fleetbert.train is: importing it puts it in the place of the function of
-    that name, so calls of it are passed on."""
-
-    def __call__(self, *arguments: object, **keys: object) -> object:
-        return importlib.import_module("fleetbert.api").train(*arguments, **keys)
-
-    @property
-    def __signature__(self) -> object:
-        import inspect  # a third of the time that `import fleetbert` would take
-
-        return inspect.signature(importlib.import_module("fleetbert.api").train)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # run from a checkout, uninstalled
 
-from fleetbert import errors
-from fleetbert.compress.distill import command
+from fleetbert.cli import distill as command
+from fleetbert.core import errors
 
 if __name__ == "__main__":
     errors.run(command.main)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleetbert import cli
+from fleetbert.cli import main as cli
 
 
 def call(*words: object) -> int:

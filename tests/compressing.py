@@ -64,7 +64,7 @@ def add_trained(settings: config.Quantize) -> Any:
 @contextlib.contextmanager
 def killed_after(steps: int) -> Iterator[None]:
     """What is trained inside, in this process, is killed after so many steps."""
-    from fleetbert.train.strategies.single import Single
+    from fleetbert.training.strategies.single import Single
 
     step, done = Single.step, []
 

@@ -23,8 +23,9 @@ from matplotlib.figure import Figure
 from tiny_bert import LABELS, VOCAB, make_network
 
 import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
-from fleetbert import log, page
 from fleetbert.compat import versions
+from fleetbert.core import log
+from fleetbert.reports import page
 
 # What tests call directly speaks as a command does; caplog listens at the root logger.
 log.start()
@@ -59,13 +60,14 @@ PROCESS_HELPERS = frozenset(
 LONG = (
     "deploy/inference/repository/test_repository.py", "deploy/lite/test_lite_server.py",
     "deploy/inference/test_server.py", "compress/test_lite.py", "doctor/test_doctor.py",
-    "train/test_tasks.py", "examples/test_examples.py", "train/test_parameter_server.py",
-    "train/test_two_ranks.py", "train/test_precision.py", "launch/test_ranks.py",
+    "training/test_tasks.py", "examples/test_examples.py", "training/test_parameter_server.py",
+    "training/test_two_ranks.py", "training/test_precision.py", "launch/test_ranks.py",
     "launch/test_launcher.py", "launch/test_train.py", "deploy/inference/workers/test_starts.py",
     "deploy/inference/test_answers.py", "deploy/inference/test_huge_texts.py",
     "compress/test_command.py", "compress/test_distill.py", "compress/test_early_exit.py",
-    "api/test_api.py", "train/test_full_disk.py", "train/test_reader.py", "train/test_ctr.py",
-    "data/test_cache.py", "deploy/lite/test_early_exit.py", "export/test_imported.py",
+    "api/test_api.py", "training/test_full_disk.py", "training/test_reader.py",
+    "training/test_ctr.py", "data/test_cache.py", "deploy/lite/test_early_exit.py",
+    "export/test_imported.py",
     "deploy/inference/protocol/test_slow_clients.py",
 )  # fmt: skip
 
@@ -79,10 +81,10 @@ PADDLE_2 = {
     "tests/examples/test_examples.py::test_wide_and_deep": "clicks",
     "tests/examples/test_images.py::test_two_ranks_have_the_losses_of_one": "Fleet's programs",
     "tests/launch/test_launcher": "the parameter server",
-    "tests/test_cli.py::test_options_of_another_format_are_refused": "Paddle Lite",
-    "tests/train/test_ctr": "clicks",
-    "tests/train/test_parameter_server": "the parameter server",
-    "tests/train/test_sparse_table": "clicks",
+    "tests/cli/test_cli.py::test_options_of_another_format_are_refused": "Paddle Lite",
+    "tests/training/test_ctr": "clicks",
+    "tests/training/test_parameter_server": "the parameter server",
+    "tests/training/test_sparse_table": "clicks",
 }
 # What paddle2onnx makes the models of, which has no wheel for Python 3.13.
 ONNX = (
@@ -97,8 +99,8 @@ ONNX = (
     "tests/engines/test_engine.py::test_onnx_answers_like_paddle",
     "tests/examples/test_examples.py::test_formats",
     "tests/export/test_embedding.py::test_vectors_are_pooled_from_a_texts_own_tokens",
-    "tests/test_cli.py::test_evaluate_prints_a_table_or_one_line_of_json[onnx",
-    "tests/test_cli.py::test_export_adds_the_variant",
+    "tests/cli/test_cli.py::test_evaluate_prints_a_table_or_one_line_of_json[onnx",
+    "tests/cli/test_cli.py::test_export_adds_the_variant",
 )
 NO_ONNX = "paddle2onnx is not installed: it has wheels for Python 3.8 to 3.12"
 HAS_ONNX = importlib.util.find_spec("paddle2onnx") is not None

@@ -38,7 +38,7 @@ def train(folder: Path, output: str, **stop: int) -> dict[int, float]:
 
     import fleetbert
     from fleetbert import config
-    from fleetbert.train import job as training
+    from fleetbert.training import job as training
 
     class Killed(fleetbert.Callback):
         def on_step(self, run: Any) -> None:

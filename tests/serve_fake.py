@@ -13,7 +13,8 @@ from pathlib import Path
 import uvloop
 from fake_core import FakeCore
 
-from fleetbert import config, errors
+from fleetbert import config
+from fleetbert.core import errors
 from fleetbert.deploy.inference import server, settings
 from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response, Version
 

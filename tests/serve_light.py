@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import light
 
-from fleetbert import errors
+from fleetbert.core import errors
 from fleetbert.deploy.inference.__main__ import main
 from fleetbert.deploy.inference.workers import process
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 
-from fleetbert import errors
+from fleetbert.core import errors
 from fleetbert.deploy.inference.__main__ import main
 from fleetbert.deploy.inference.workers import priority
 

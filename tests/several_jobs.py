@@ -17,8 +17,9 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from fleetbert import config, errors
+from fleetbert import config
 from fleetbert.compat import environment
+from fleetbert.core import errors
 
 
 def main(argv: list[str]) -> None:
@@ -27,8 +28,8 @@ def main(argv: list[str]) -> None:
     paths = parser.parse_args(argv).config
     environment.import_paddle()
     from fleetbert.compress.distill import job as distilling
-    from fleetbert.train import job as training
-    from fleetbert.train.strategies import collective, connect
+    from fleetbert.training import job as training
+    from fleetbert.training.strategies import collective, connect
 
     former: list[collective.Collective] = []
 

@@ -12,9 +12,10 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fleetbert import arguments, config
+from fleetbert import config
+from fleetbert.api import arguments
 from fleetbert.config import loading, section
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 LEAST = "data: {train: train.tsv}\nmodel: {vocab: vocab.txt}\n"

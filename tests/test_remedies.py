@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Iterator
 
-from fleetbert import cli
 from fleetbert.bench import infer, serve, train
+from fleetbert.cli import main as cli
 from fleetbert.config import compression, distillation, training
 from fleetbert.config.help import fields
 from fleetbert.deploy.inference import settings
@@ -35,13 +35,13 @@ JOBS = ("train", "launch", "quantize", "distill")
 READERS: list[tuple[str, set[str] | tuple[str, ...]]] = [
     ("fleetbert/engines/evaluate.py", {"evaluate"}),
     ("fleetbert/engines/", set(ASKING)),
-    ("fleetbert/answer_command.py", ASKING),
-    ("fleetbert/compress/command.py", ("quantize",)),
+    ("fleetbert/cli/bundle_options.py", ASKING),
+    ("fleetbert/cli/quantize.py", ("quantize",)),
     ("fleetbert/compress/distill/", ("distill",)),
     ("fleetbert/compress/", ("quantize", "export")),
     ("fleetbert/graph/", ("export",)),
-    ("fleetbert/train/checkpoint_command.py", ("checkpoint",)),
-    ("fleetbert/train/", JOBS),
+    ("fleetbert/cli/checkpoint.py", ("checkpoint",)),
+    ("fleetbert/training/", JOBS),
     ("fleetbert/config/", JOBS),
     ("fleetbert/launch/", JOBS),
     ("fleetbert/bench/", ("bench", "serve")),
@@ -166,7 +166,7 @@ def test_the_search_finds_what_is_wrong():
     assert wrong_options("fleetbert/launch/x.py", "see --max-restart") == ["--max-restart"]
     assert wrong_options("deploy/inference/x.py", "use --device cpu") == ["--device"]
     assert not wrong_options("fleetbert/engines/x.py", "use --device cpu, a--b, see --debug")
-    assert wrong_keys("fleetbert/train/x.py", "set trainer.epoch") == ["trainer.epoch"]
+    assert wrong_keys("fleetbert/training/x.py", "set trainer.epoch") == ["trainer.epoch"]
     assert wrong_keys("fleetbert/compress/x.py", "set listen.http_port") == ["listen.http_port"]
-    assert not wrong_keys("fleetbert/train/x.py", "trainer.epochs of model.pdmodel")
+    assert not wrong_keys("fleetbert/training/x.py", "trainer.epochs of model.pdmodel")
     assert len(list(modules())) > 150

@@ -231,7 +231,7 @@ def check_resume(make: Callable[..., Any], again: dict[str, Any] | None = None) 
     not. make(name, **changes): the job with these keys that writes the folder `name`; again: keys
     of the run that goes on."""
     import fleetbert
-    from fleetbert.train import job as training
+    from fleetbert.training import job as training
 
     class Killed(fleetbert.Callback):
         def on_step(self, run):

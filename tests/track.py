@@ -18,7 +18,7 @@ os.environ["WANDB_MODE"] = "offline"
 import mlflow  # noqa: E402
 from tensorboardX.proto.event_pb2 import Event  # noqa: E402
 
-from fleetbert import trackers  # noqa: E402
+from fleetbert.training import trackers  # noqa: E402
 
 
 def write(kind: str, resumed_at: int, steps: range) -> None:

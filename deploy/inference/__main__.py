@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fleetbert import errors
+from fleetbert.core import errors
 from fleetbert.deploy.inference import command
 
 

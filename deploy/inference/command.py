@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 from fleetbert import config
+from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference import settings
 from fleetbert.deploy.inference.ops import output
 from fleetbert.deploy.inference.workers import process
-from fleetbert.errors import UserError
 
 MANIFESTS = ("manifest.json", "bundle/manifest.json")
 

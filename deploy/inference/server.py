@@ -23,13 +23,13 @@ import psutil
 import uvicorn
 from starlette.types import ASGIApp
 
+from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference import settings
 from fleetbert.deploy.inference.budget import Budget
 from fleetbert.deploy.inference.messages import Core, State
 from fleetbert.deploy.inference.ops import logs, memory, metrics, observe, output, pages
 from fleetbert.deploy.inference.protocol import auth, connections, grpc_service, http
 from fleetbert.deploy.inference.protocol.middleware import Middleware
-from fleetbert.errors import UserError
 
 WRITE_SECONDS = 2.0  # for the last answers, to clients that read
 OWN_DESCRIPTORS = 256  # for everything but connections

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import fleetbert
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 BASE = {"callbacks.report": False, "callbacks.progress": False, "callbacks.visualdl": False}
 

@@ -15,10 +15,11 @@ import fleetbert.compat.prepared  # noqa: F401  before the first import of paddl
 
 import paddle  # isort: skip
 
-from fleetbert import config, errors
+from fleetbert import config
+from fleetbert.core import errors
 from fleetbert.models import heads
-from fleetbert.train.job import train
-from fleetbert.train.texts import open_task
+from fleetbert.training.job import train
+from fleetbert.training.texts import open_task
 
 # Each key can be changed on the command line, as those of launch/train.py.
 JOB = {

@@ -16,9 +16,9 @@ import fleetbert.compat.prepared  # noqa: F401  before the first import of paddl
 import paddle  # isort: skip
 
 from fleetbert import bundle as bundles
-from fleetbert import errors
 from fleetbert.bench import infer, worker
 from fleetbert.compress import from_program
+from fleetbert.core import errors
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import collate_padded
 from fleetbert.models import heads, weights

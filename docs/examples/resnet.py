@@ -20,11 +20,12 @@ import paddle  # isort: skip
 import paddle.nn.functional as F
 from paddle.vision import datasets, models, transforms
 
-from fleetbert import config, errors
+from fleetbert import config
+from fleetbert.core import errors
 from fleetbert.tasks import Criterion
-from fleetbert.train.job import train_with
-from fleetbert.train.strategies import connect
-from fleetbert.train.trainable import Trainable
+from fleetbert.training.job import train_with
+from fleetbert.training.strategies import connect
+from fleetbert.training.trainable import Trainable
 
 # Each key can be changed on the command line, as those of launch/train.py.
 JOB = {

@@ -18,7 +18,7 @@ from paddle.optimizer import Optimizer
 
 from fleetbert import config
 from fleetbert.compat import versions
-from fleetbert.train.trainable import Trainable
+from fleetbert.training.trainable import Trainable
 
 
 def train(

@@ -20,13 +20,13 @@ from fleetbert.bench import measure
 from fleetbert.bench.measure import Figures, Segment, Worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
+from fleetbert.core.errors import UserError
 from fleetbert.data import api_docs, tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.data.read import Example, read_as
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.engines.answer import BATCH_TOKENS
-from fleetbert.errors import UserError
 
 DESCRIPTION = """\
 The variants of a bundle, by turns: texts/s, the time of one text, memory, accuracy.

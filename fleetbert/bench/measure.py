@@ -20,13 +20,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
 
-from fleetbert import files, strict_json
 from fleetbert.bench import worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
+from fleetbert.core import files, strict_json
+from fleetbert.core.errors import UserError
 from fleetbert.engines.engine import default_threads
 from fleetbert.engines.evaluate import align
-from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.serve_client import MODEL
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.tasks.metrics import softmax
 
 DESCRIPTION = """\

@@ -22,8 +22,8 @@ import uvloop
 from fleetbert.bench import measure, worker
 from fleetbert.bench.worker import Json
 from fleetbert.client import pack
+from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference.protocol import inference_pb2 as messages
-from fleetbert.errors import UserError
 
 MODEL = "bench"
 METHOD = "/inference.GRPCInferenceService/ModelInfer"

@@ -12,7 +12,7 @@ from fleetbert.bench import measure
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 DESCRIPTION = """\
 The steps of a training job in one process: texts/s, tokens/s, ms per step, memory.

@@ -14,12 +14,12 @@ import paddle
 from fleetbert import config as schema
 from fleetbert.bench import measure, worker
 from fleetbert.bench.worker import Json
-from fleetbert.errors import UserError
-from fleetbert.train.callbacks import Callback
-from fleetbert.train.job import train_with
-from fleetbert.train.loop import Run, versions
-from fleetbert.train.strategies import connect
-from fleetbert.train.texts import TextTask
+from fleetbert.core.errors import UserError
+from fleetbert.training.callbacks import Callback
+from fleetbert.training.job import train_with
+from fleetbert.training.loop import Run, versions
+from fleetbert.training.strategies import connect
+from fleetbert.training.texts import TextTask
 
 
 class Pacer(Callback):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fleetbert import task_names
 from fleetbert.bundle.manifest import Manifest, Variant
+from fleetbert.core import task_names
 
 NAME = "README.md"
 TEMPLATE = Path(__file__).with_name("card.md.j2")

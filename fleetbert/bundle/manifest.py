@@ -25,8 +25,8 @@ from pydantic import (
 )
 from typing_extensions import Annotated, get_args
 
-from fleetbert import task_names
-from fleetbert.errors import UserError
+from fleetbert.core import task_names
+from fleetbert.core.errors import UserError
 
 FORMAT_VERSION = 2
 READABLE = (1, 2)

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Union
 
-from fleetbert import files
 from fleetbert.bundle.manifest import MANIFEST, Manifest, Task, TokenizerSpec, Variant, parse
-from fleetbert.errors import UserError
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
 
 PathLike = Union[str, "os.PathLike[str]"]
 

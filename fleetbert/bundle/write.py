@@ -13,7 +13,6 @@ from typing import Callable, Iterator, Mapping
 
 from pydantic import ValidationError
 
-from fleetbert import files, locks
 from fleetbert.bundle import card
 from fleetbert.bundle.manifest import (
     MANIFEST,
@@ -26,7 +25,8 @@ from fleetbert.bundle.manifest import (
     to_json,
 )
 from fleetbert.bundle.read import Bundle, PathLike, read
-from fleetbert.errors import UserError
+from fleetbert.core import files, locks
+from fleetbert.core.errors import UserError
 
 TEMPORARY = ".tmp-"
 WRITING = ".writing-"  # begins the name of a variant's lock

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Sequence, Tuple
 
 from fleetbert.compat import versions
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 Capability = Tuple[int, int]  # a card's, as in 8.6
 

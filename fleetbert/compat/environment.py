@@ -26,9 +26,9 @@ from types import ModuleType
 from typing import MutableMapping
 
 import fleetbert
-from fleetbert import files, limits
 from fleetbert.compat import versions
-from fleetbert.errors import UserError
+from fleetbert.core import files, limits
+from fleetbert.core.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ import threadpoolctl
 
 from fleetbert.compat import cards, environment
 from fleetbert.compat.lengths import SAFE_LENGTHS
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 # A shape has about 10, of some 5 KB each.
 PRIMITIVES = 16384

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Sequence
 
 from fleetbert.compat import environment
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 # As Linux names them: either multiplies bfloat16. Without them oneDNN emulates it, more slowly
 # than float32.

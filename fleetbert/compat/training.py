@@ -20,7 +20,7 @@ from paddle.profiler import Profiler, ProfilerTarget
 from paddle.profiler.profiler_statistic import StatisticData
 from paddle.profiler.timer import benchmark
 
-from fleetbert.errors import NotConnected
+from fleetbert.core.errors import NotConnected
 
 State = Dict[str, Any]  # names, and numbers, tensors or dicts of these
 

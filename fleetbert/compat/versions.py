@@ -6,7 +6,7 @@ import functools
 import importlib.metadata
 import re
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 # Both fill the folder `paddle`. The first is put over the second, which pip always installs too.
 DISTRIBUTIONS = ("paddlepaddle-gpu", "paddlepaddle")

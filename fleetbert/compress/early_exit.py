@@ -16,12 +16,12 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert.compress import paired
 from fleetbert.compress.gate import Sample, in_turns
+from fleetbert.core.errors import UserError
 from fleetbert.data.batching import Batch
 from fleetbert.data.packing import packed_layout
 from fleetbert.engines import engine, exits, golden, heads, predictor
 from fleetbert.engines.early_exit import EarlyExitEngine, open_variant
 from fleetbert.engines.exits import Settings
-from fleetbert.errors import UserError
 from fleetbert.export.program import versions
 from fleetbert.graph import groups, int8, weights
 from fleetbert.graph import program as programs

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from fleetbert import bundle as bundles
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
-from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
 from fleetbert.models.encoders import Shape

@@ -16,11 +16,12 @@ from typing import Callable, Sequence, TypeVar
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert import config, files
+from fleetbert import config
 from fleetbert.compress import paired
 from fleetbert.compress.texts import Feeds, draw, feeds
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
 from fleetbert.engines import answer, engine, evaluate, golden
-from fleetbert.errors import UserError
 from fleetbert.tasks.task import largest_difference
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import numpy as np
 import paddle
 import paddle.nn.functional as F
 
-from fleetbert.errors import UserError
-from fleetbert.train.texts import Arrays
+from fleetbert.core.errors import UserError
+from fleetbert.training.texts import Arrays
 
 # What oneDNN's kernels compute at once; another number of units is not faster than the next such.
 UNITS = 16

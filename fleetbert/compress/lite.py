@@ -21,12 +21,12 @@ from fleetbert import config, tasks
 from fleetbert.compress import lite_opt, lite_unigram
 from fleetbert.compress.gate import Gate
 from fleetbert.compress.pipeline import Result
+from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers.whole import Whole
 from fleetbert.data.tokenizers.wordpiece import WordPiece
 from fleetbert.engines import alike, engine, exits, heads
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batches
-from fleetbert.errors import GateFailed, UserError
 from fleetbert.graph import gelu, groups, lite_program, weights
 from fleetbert.graph import program as programs
 

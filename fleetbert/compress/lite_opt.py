@@ -16,8 +16,8 @@ from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert import files
-from fleetbert.errors import UserError
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
 
 PACKAGE = "paddlelite==2.13rc0"
 PYTHONS = ("3.10", "3.9", "3.8")

@@ -17,8 +17,8 @@ import numpy as np
 import tokenizers as library
 from safetensors.numpy import save_file
 
+from fleetbert.core.errors import UserError
 from fleetbert.data.tokenizers.whole import WHOLE, Whole
-from fleetbert.errors import UserError
 
 NAME = "unigram.safetensors"
 # compatible, composed

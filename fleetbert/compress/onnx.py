@@ -11,10 +11,10 @@ from pathlib import Path
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert.compress.pipeline import Result
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, difference, random_batches
-from fleetbert.errors import UserError
 from fleetbert.graph import gelu
 from fleetbert.graph import program as programs
 

@@ -31,8 +31,8 @@ from fleetbert.compress import onnx
 from fleetbert.compress.gate import ROUNDS, Sample, in_turns
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Ready, Work
+from fleetbert.core.errors import UserError
 from fleetbert.engines import engine
-from fleetbert.errors import UserError
 from fleetbert.export.program import versions
 
 log = logging.getLogger(__name__)

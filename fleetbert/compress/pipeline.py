@@ -25,7 +25,7 @@ from fleetbert.compress.gate import too_few
 from fleetbert.compress.static import split_pieces
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Ready, Work, open_work
-from fleetbert.errors import GateFailed
+from fleetbert.core.errors import GateFailed
 from fleetbert.graph import int8, weights
 
 log = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
 from fleetbert.models import encoders, heads, weights
 from fleetbert.models.encoders import Shape
-from fleetbert.train.strategies.single import Single
-from fleetbert.train.texts import Arrays
+from fleetbert.training.strategies.single import Single
+from fleetbert.training.texts import Arrays
 
 log = logging.getLogger(__name__)
 

@@ -15,13 +15,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from fleetbert import bundle as bundles
-from fleetbert import page
 from fleetbert.compat import environment
 from fleetbert.compress import sensitivity
 from fleetbert.compress.gate import too_few
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Work
-from fleetbert.page import DEV, INK, NICE, STYLE, TRAIN
+from fleetbert.reports import page
+from fleetbert.reports.page import DEV, INK, NICE, STYLE, TRAIN
 from fleetbert.tasks.metrics import FIGURES
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ from fleetbert import bundle as bundles
 from fleetbert.compress import sensitivity, static
 from fleetbert.compress.gate import Sample
 from fleetbert.compress.work import Ready, Work
+from fleetbert.core.errors import GateFailed
 from fleetbert.engines import engine
-from fleetbert.errors import GateFailed
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,12 @@ import logging
 
 import numpy as np
 
-from fleetbert import config, files
+from fleetbert import config
 from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.texts import draw, held_out, read_unlabelled
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
 from fleetbert.engines import evaluate
-from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
 

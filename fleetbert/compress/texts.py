@@ -9,11 +9,11 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
+from fleetbert.core.errors import UserError
 from fleetbert.data import read, tokenizers
 from fleetbert.data.batching import collate_padded, plan_inference
 from fleetbert.data.read import Example
 from fleetbert.data.tokenizers import Encodings
-from fleetbert.errors import UserError
 from fleetbert.tasks import Task
 
 # Of a table, at most, that is held out of what it is for.

@@ -11,22 +11,23 @@ import paddle
 import paddle.nn.functional as F
 
 from fleetbert import bundle as bundles
-from fleetbert import config, files, tasks
+from fleetbert import config, tasks
 from fleetbert.compress import from_program
 from fleetbert.compress.distill.student import soft_cross_entropy
 from fleetbert.compress.work import Work
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
 from fleetbert.data import split as splits
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
-from fleetbert.errors import UserError
 from fleetbert.models import heads, weights
-from fleetbert.train import job as training
-from fleetbert.train.loop import Run
-from fleetbert.train.strategies import connect
-from fleetbert.train.strategies.single import Single
-from fleetbert.train.texts import Arrays, TextTask, open_task
+from fleetbert.training import job as training
+from fleetbert.training.loop import Run
+from fleetbert.training.strategies import connect
+from fleetbert.training.strategies.single import Single
+from fleetbert.training.texts import Arrays, TextTask, open_task
 
 
 class Tuned(TextTask):

@@ -18,7 +18,7 @@ from fleetbert.compress import selection, smooth
 from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.sensitivity import Layers, groups, linear_weights
 from fleetbert.compress.texts import Feeds, read_batches
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 from fleetbert.graph.fuse import Fused, fuse

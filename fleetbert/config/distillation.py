@@ -9,7 +9,7 @@ from pydantic import model_validator
 from fleetbert.config.compression import Gate, Selection
 from fleetbert.config.section import Section, key
 from fleetbert.config.training import Config, Loss, Model
-from fleetbert.task_names import KINDS
+from fleetbert.core.task_names import KINDS
 
 
 class Student(Model):

@@ -23,12 +23,12 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from fleetbert import encodings
 from fleetbert.config.distillation import Distill, SelfDistill
 from fleetbert.config.help import fields, yaml_word
 from fleetbert.config.section import Section, below_home
 from fleetbert.config.training import Config
-from fleetbert.errors import UserError
+from fleetbert.core import charset
+from fleetbert.core.errors import UserError
 
 Job = TypeVar("Job", bound=Section)
 Names = Tuple[str, ...]
@@ -130,7 +130,7 @@ def _read_yaml(path: str) -> Document:
         if "\0" in path:
             reason = "its name holds a NUL character"
         raise UserError(f"config {path}: cannot be read: {reason}") from error
-    text = encodings.decode(data, lambda line: f"config {path}, line {line}: the config")
+    text = charset.decode(data, lambda line: f"config {path}, line {line}: the config")
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         values = yaml.safe_load(text)

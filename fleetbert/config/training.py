@@ -8,8 +8,8 @@ from typing import Any, Dict, List, Literal, Optional, Union
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from fleetbert import task_names
 from fleetbert.config.section import Section, key
+from fleetbert.core import task_names
 
 
 class Task(Section):

@@ -32,9 +32,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
-from fleetbert import files
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
 from fleetbert.data.read import Example
-from fleetbert.errors import UserError
 
 # Label: what is imported.
 PACKAGES = {

@@ -30,12 +30,12 @@ import pyarrow as pa
 from tokenizers import __version__ as library_version
 from tqdm import tqdm
 
-from fleetbert import files, limits, locks
+from fleetbert.core import files, limits, locks
+from fleetbert.core.errors import UserError
 from fleetbert.data import read, tokenizers, workers
 from fleetbert.data.rows import Rows
 from fleetbert.data.split import Fingerprint, Split, tokenize
 from fleetbert.data.tokenizers import Encodings, Spec, Tokenizer
-from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert import encodings
+from fleetbert.core import charset
+from fleetbert.core.errors import UserError
 from fleetbert.data.read import check_not_empty, opened
-from fleetbert.errors import UserError
 
 NUMBERS, CATEGORIES = 13, 26
 COLUMNS = 1 + NUMBERS + CATEGORIES
@@ -62,7 +62,7 @@ def read(path: str | Path, on_bad_line: str = "stop") -> Clicks:
         numbered = enumerate(file, 1)
         while block := list(islice(numbered, LINES_AT_ONCE)):
             if block[0][0] == 1:
-                block[0] = 1, encodings.without_mark(block[0][1])
+                block[0] = 1, charset.without_mark(block[0][1])
             rows = [(n, _fields(line.rstrip(b"\r\n"))) for n, line in block if line.strip()]
             try:
                 arrays = _parse([fields for _, fields in rows])

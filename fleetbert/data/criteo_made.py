@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from fleetbert import errors, files
+from fleetbert.core import errors, files
+from fleetbert.core.errors import UserError
 from fleetbert.data.criteo import CATEGORIES, NUMBERS, auc, log_loss
-from fleetbert.errors import UserError
 
 ROWS_AT_ONCE = 100_000
 MISSING_NUMBERS, MISSING_CATEGORIES = 0.2, 0.03  # shares

@@ -8,8 +8,8 @@ import re
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Literal, Mapping, Protocol, Sequence, Union
 
-from fleetbert import files
-from fleetbert.errors import UserError
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
 
 Row = Union[str, Mapping[str, object], Sequence[object]]
 

@@ -8,8 +8,8 @@ from typing import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from fleetbert.core.errors import UserError
 from fleetbert.data import in_memory, written
-from fleetbert.errors import UserError
 
 MOST_SHOWN = 8
 LEAST_TEXTS = 6  # of a label, on average

@@ -25,10 +25,10 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Dict, Iterable, Iterator, Literal, NamedTuple, Sequence, Tuple
 
-from fleetbert import encodings
+from fleetbert.core import charset
+from fleetbert.core.errors import UserError
 from fleetbert.data import conll, written
 from fleetbert.data.written import LineError, fault_of
-from fleetbert.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ def parse_lines(
         if number == 1:
             if form.columns is not None:
                 continue
-            line = encodings.without_mark(line)
+            line = charset.without_mark(line)
         if form.is_empty(line):
             continue
         try:
@@ -282,7 +282,7 @@ def iter_lines(
     number, line = next(lines, (0, b""))
     if not number:
         return
-    line = encodings.without_mark(line)
+    line = charset.without_mark(line)
     if form is None and jsonl is None:
         jsonl = line.lstrip().startswith(b"{")
         form = None if jsonl else _header_or_none(line, pair, quoting)
@@ -339,7 +339,7 @@ def _header(path: Path, pair: bool | None, labelled: bool, quoting: Quoting) -> 
     if not line:
         raise UserError(f"{path}: is empty; give a table with the columns text_a and label")
     try:
-        text = _decode(encodings.without_mark(line))
+        text = _decode(charset.without_mark(line))
         form = _form_of_header(text, path.suffix.lower() == ".csv", pair, labelled, quoting)
     except LineError as error:
         raise UserError(f"{path}:1: {error}") from None
@@ -522,7 +522,7 @@ def _json_row(line: bytes) -> Row:
 
 def _decode(line: bytes) -> str:
     line = line.rstrip(b"\r\n")
-    said = encodings.problem(line)
+    said = charset.problem(line)
     if said is not None:
         raise LineError(said)
     return line.decode("utf-8")

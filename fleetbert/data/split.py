@@ -9,12 +9,12 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.core.errors import UserError
 from fleetbert.data import words
 from fleetbert.data.labels import alike
 from fleetbert.data.read import Table
 from fleetbert.data.rows import Rows
 from fleetbert.data.tokenizers import Encodings, Tokenizer
-from fleetbert.errors import UserError
 
 
 class Split(NamedTuple):

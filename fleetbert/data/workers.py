@@ -19,9 +19,9 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
 from typing import Callable
 
-from fleetbert import files
 from fleetbert.compat import environment
-from fleetbert.errors import UserError
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
 
 LEFT_TO_PARENT = {signal.SIGINT, signal.SIGTERM}
 

@@ -15,8 +15,8 @@ from typing import Callable, Iterator
 
 from packaging.requirements import Requirement
 
-from fleetbert import files, limits
 from fleetbert.compat import cards, environment
+from fleetbert.core import files, limits
 from fleetbert.doctor.findings import Finding, broken, not_here, ok
 
 PYTHONS = ((3, 8), (3, 13))

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Iterator
 
 from fleetbert.client import Client
+from fleetbert.core.errors import UserError
 from fleetbert.doctor import machine, smoke
 from fleetbert.doctor.findings import Finding, broken, not_here, ok
-from fleetbert.errors import UserError
 from fleetbert.launch.cluster import Cluster
 
 DEADLINE = 300  # seconds that a part may take on a slow machine
@@ -74,8 +74,8 @@ def two_ranks(folder: Path) -> Finding:
     check = "train two ranks"
     script = folder / "train.py"
     script.write_text(
-        "from fleetbert import errors\nfrom fleetbert.train import command\n"
-        'if __name__ == "__main__":\n    errors.run(command.main)\n'
+        "from fleetbert.core import errors\nfrom fleetbert.cli import train\n"
+        'if __name__ == "__main__":\n    errors.run(train.main)\n'
     )
     config = smoke.write_job(folder, "ranks")
     command = [

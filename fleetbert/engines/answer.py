@@ -14,12 +14,12 @@ from tqdm import tqdm
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import Batch, collate_padded, plan_inference
 from fleetbert.data.read import Example, Format, Quoting, check_texts, iter_lines
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.engines import engine
-from fleetbert.errors import UserError
 from fleetbert.tasks import Answer
 from fleetbert.tasks.task import are_finite
 

@@ -12,6 +12,7 @@ from typing import Callable, Iterator, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.compat import paddle_inference
+from fleetbert.core.errors import UserError
 from fleetbert.data.batching import SAFE_LENGTHS, needed_length, round_up
 from fleetbert.data.packing import PackedLayout, pack, packed_layout
 from fleetbert.engines import exits, heads
@@ -19,7 +20,6 @@ from fleetbert.engines.engine import Batches, Engine, Inputs, Options, Result
 from fleetbert.engines.exits import Settings, Text, Texts, Work
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.streams import Streams, first_batches
-from fleetbert.errors import UserError
 from fleetbert.graph import embeddings, single_row, weights
 from fleetbert.graph import program as programs
 

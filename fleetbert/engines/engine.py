@@ -17,9 +17,9 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.compat import paddle_inference, processor
+from fleetbert.core.errors import UserError
 from fleetbert.data.batching import Batch
 from fleetbert.engines.exits import Settings
-from fleetbert.errors import UserError
 from fleetbert.tasks.task import own_tokens
 
 # Kinds of variants, as manifests name them.

@@ -9,10 +9,10 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.core.errors import UserError
 from fleetbert.data.labels import alike
 from fleetbert.data.read import Example, Quoting, read_as, warn_of_pairs
 from fleetbert.engines import answer
-from fleetbert.errors import UserError
 from fleetbert.tasks import Metrics
 from fleetbert.tasks.calibration import calibration_error
 

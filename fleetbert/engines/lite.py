@@ -10,10 +10,10 @@ from typing import Callable, Sequence
 
 import numpy as np
 
+from fleetbert.core.errors import UserError
 from fleetbert.engines import exits
 from fleetbert.engines.early_exit import EarlyExitEngine, of_rows
 from fleetbert.engines.engine import INPUTS, Options, ProgramEngine
-from fleetbert.errors import UserError
 
 # A program's two inputs → its output.
 Run = Callable[[np.ndarray, np.ndarray], np.ndarray]

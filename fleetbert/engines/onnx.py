@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fleetbert.core.errors import UserError
 from fleetbert.engines.engine import INPUTS, Options, ProgramEngine
-from fleetbert.errors import UserError
 
 
 def open_variant(folder: Path, options: Options) -> ProgramEngine:

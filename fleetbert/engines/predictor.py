@@ -10,7 +10,7 @@ from typing import Callable, Iterable, Iterator, List, Sequence
 import numpy as np
 
 from fleetbert.compat import environment, paddle_inference
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import Parameters, ProgramDesc

@@ -15,6 +15,7 @@ from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.compat import paddle_inference, processor
+from fleetbert.core.errors import UserError
 from fleetbert.data.batching import (
     CALL_TOKENS,
     SAFE_LENGTHS,
@@ -28,7 +29,6 @@ from fleetbert.data.packing import packed_layout
 from fleetbert.engines.engine import Batches, Engine, Inputs, Options, Result, of_own
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.streams import Streams, first_batches
-from fleetbert.errors import UserError
 from fleetbert.graph import bfloat16, embeddings, first_token, single_row, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.embeddings import Table

@@ -20,11 +20,12 @@ import paddle
 from google.protobuf.message import DecodeError
 
 from fleetbert import bundle as bundles
-from fleetbert import config, encodings
+from fleetbert import config
 from fleetbert.compat import paddle_inference
+from fleetbert.core import charset
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import alike, engine, golden, predictor
-from fleetbert.errors import UserError
 from fleetbert.export.program import versions
 from fleetbert.graph import int8, quantizers, tidy, weights
 from fleetbert.graph import program as programs
@@ -127,7 +128,7 @@ def import_program(
     batches = alike.random_batches(max_length, tokenizer.vocab_size)
     expected = _answers(given, batches)
     file = path.with_name("config.json")
-    fields = encodings.read_json(file, "configuration") if file.is_file() else {}
+    fields = charset.read_json(file, "configuration") if file.is_file() else {}
     task, labels = answers(fields, expected[0].shape[1])
 
     def fill(folder: Path) -> list[bundles.Variant]:

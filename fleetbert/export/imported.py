@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Sequence
 
 from fleetbert import bundle as bundles
-from fleetbert import config, encodings, files, tasks
+from fleetbert import config, tasks
 from fleetbert.compat.paddlenlp import no_init_weights
+from fleetbert.core import charset, files
+from fleetbert.core.errors import UserError
 from fleetbert.data import labels as labels_of
 from fleetbert.data import tokenizers
-from fleetbert.errors import UserError
 from fleetbert.export import from_paddle
 from fleetbert.export.program import export_bundle
 from fleetbert.models import heads, weights
@@ -88,7 +89,7 @@ def import_model(
         count = tensors["classifier.weight"].shape[1]
         task = _task(source.name, source.problem_type, count, pair)
         path_of_fields = source.folder and source.folder / "config.json"
-        fields = encodings.read_json(path_of_fields, "configuration") if path_of_fields else {}
+        fields = charset.read_json(path_of_fields, "configuration") if path_of_fields else {}
         names = _labels(source.name, task, fields, source.head_labels, count, names)
     elif any(name.startswith("cls.predictions.") for name in tensors):
         names, task = [], "mlm"

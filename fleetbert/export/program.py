@@ -13,12 +13,12 @@ import paddle
 import fleetbert
 from fleetbert import bundle, tasks
 from fleetbert.compat import program_desc
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.tokenizers import Spec
 from fleetbert.engines import alike, engine, golden
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
-from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import tidy
 from fleetbert.models.heads import Headed

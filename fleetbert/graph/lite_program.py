@@ -11,7 +11,7 @@ Each rewrite leaves Paddle's own answers as they are, to the bit; `compress.lite
 
 from __future__ import annotations
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 from fleetbert.graph.mul import to_mul

@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 from fleetbert.compat import environment
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.launch import heartbeat, reaper
 from fleetbert.launch.process import Process
 

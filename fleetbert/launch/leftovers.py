@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Mapping
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 log = logging.getLogger(__name__)
 

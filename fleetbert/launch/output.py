@@ -14,8 +14,8 @@ from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
 
-from fleetbert import locks
-from fleetbert.errors import UserError
+from fleetbert.core import locks
+from fleetbert.core.errors import UserError
 
 LINE_LIMIT = 1 << 20  # bytes after which a line in the merged log becomes another
 TAIL = 20  # lines of a process that failed, for the terminal

@@ -7,7 +7,7 @@ import signal
 import time
 from typing import Callable, NamedTuple, Sequence
 
-from fleetbert.errors import NOT_CONNECTED, GateFailed, UserError
+from fleetbert.core.errors import NOT_CONNECTED, GateFailed, UserError
 
 # Exit codes of a process.
 _FINAL = (UserError.code, GateFailed.code)  # no reason to start it again

@@ -39,7 +39,7 @@ from typing import TypedDict
 import psutil
 
 from fleetbert.compat import environment
-from fleetbert.errors import NOT_CONNECTED, UserError
+from fleetbert.core.errors import NOT_CONNECTED, UserError
 from fleetbert.launch import heartbeat, leftovers
 from fleetbert.launch.heartbeat import JOINED, JOINING
 from fleetbert.launch.policy import (

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Iterator
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 VARIABLE = "FLEETBERT_RUN"
 LIMIT = 10.0  # seconds for killed processes to be gone

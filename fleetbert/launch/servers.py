@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Iterator
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.launch import reaper
 from fleetbert.launch.cluster import Cluster
 from fleetbert.launch.output import Output

@@ -12,7 +12,7 @@ from typing import Callable
 import paddle
 import paddle.nn.functional as F
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 Activation = Callable[[paddle.Tensor], paddle.Tensor]
 

@@ -22,7 +22,7 @@ from typing import Any, Callable, Dict, Mapping, NamedTuple, Tuple, TypedDict, c
 
 import numpy as np
 
-from fleetbert.registry import Registry
+from fleetbert.core.registry import Registry
 
 Tensors = Dict[str, np.ndarray]
 Fields = Dict[str, Any]  # of a config.json

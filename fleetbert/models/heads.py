@@ -18,9 +18,9 @@ from fleetbert.compat.paddlenlp import (
     BertForSequenceClassification,
     BertModel,
 )
+from fleetbert.core.registry import Registry
 from fleetbert.models import activations, pooling
 from fleetbert.models.encoders import POOLER
-from fleetbert.registry import Registry
 
 # Keeps the length of a vector from 0.
 TINY = 1e-12

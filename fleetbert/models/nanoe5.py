@@ -19,8 +19,8 @@ import tokenizers
 from safetensors.numpy import save_file
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 
-from fleetbert import files
-from fleetbert.errors import UserError
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
 
 FILE = "e5-small-q4.bin"
 MAGIC, VERSION = b"E5S1", 1

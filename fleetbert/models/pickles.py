@@ -17,7 +17,7 @@ from typing import IO, Any, Callable, Dict, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 Tensors = Dict[str, np.ndarray]
 

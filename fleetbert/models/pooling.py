@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fleetbert import encodings
-from fleetbert.errors import UserError
+from fleetbert.core import charset
+from fleetbert.core.errors import UserError
 
 POOLINGS = ("mean", "cls")
 DEFAULT = "mean"
@@ -28,7 +28,7 @@ def read(folder: Path) -> str | None:
     path = folder / "1_Pooling" / "config.json"
     if not path.is_file():
         return None
-    fields = encodings.read_json(path, "configuration")
+    fields = charset.read_json(path, "configuration")
     chosen = [name for name, value in fields.items() if value is True and "pooling_mode" in name]
     if isinstance(fields.get("pooling_mode"), str):  # of newer versions
         chosen = [f"pooling_mode_{fields['pooling_mode']}"]
@@ -52,7 +52,7 @@ def check_modules(folder: Path) -> None:
     if not path.is_file():
         return
     try:
-        modules = json.loads(encodings.read_text(path, "list of modules"))
+        modules = json.loads(charset.read_text(path, "list of modules"))
         kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     except (ValueError, TypeError, KeyError) as error:
         raise UserError(f"{path}: is no list of modules ({error!r})") from None

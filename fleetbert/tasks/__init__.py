@@ -1,15 +1,15 @@
 """What a model learns and answers, a file for each kind. No Paddle.
 
 A kind from outside the package is a class below `Task`, of which one is given to `register`, and
-its objective to `fleetbert.train.objectives.register`. Clicks (`ctr`) are not of texts: their task
-stands in `train.ctr` as a whole.
+its objective to `fleetbert.training.objectives.register`. Clicks (`ctr`) are not of texts: their
+task stands in `training.ctr` as a whole.
 """
 
 from __future__ import annotations
 
 from fleetbert import bundle as bundles
-from fleetbert import task_names
-from fleetbert.registry import Registry
+from fleetbert.core import task_names
+from fleetbert.core.registry import Registry
 from fleetbert.tasks.classification import CLASSIFICATION, PAIR_CLASSIFICATION
 from fleetbert.tasks.collect import Arrays
 from fleetbert.tasks.embedding import EMBEDDING

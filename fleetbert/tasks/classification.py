@@ -6,7 +6,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.tasks import metrics
 from fleetbert.tasks.calibration import Fitted, fit_temperature
 from fleetbert.tasks.task import Metrics, Task, Tensor, Values

@@ -9,9 +9,9 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.core.errors import UserError
 from fleetbert.data import batching, read
 from fleetbert.data.split import Split
-from fleetbert.errors import UserError
 from fleetbert.tasks import metrics
 from fleetbert.tasks.collect import Arrays, Several
 from fleetbert.tasks.regression import OfNumbers

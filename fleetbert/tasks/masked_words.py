@@ -7,8 +7,8 @@ from typing import Sequence, cast
 
 import numpy as np
 
+from fleetbert.core.errors import UserError
 from fleetbert.data import masking, read
-from fleetbert.errors import UserError
 from fleetbert.tasks.collect import Arrays, Labelled, network_inputs
 from fleetbert.tasks.task import Criterion, Metrics, Part, Task
 

@@ -23,11 +23,11 @@ from typing import (
 import numpy as np
 
 from fleetbert import config as schema
+from fleetbert.core.errors import UserError
 from fleetbert.data import labels as labels_of
 from fleetbert.data import read
 from fleetbert.data.split import Split, with_targets
 from fleetbert.data.tokenizers import Encodings, Tokenizer
-from fleetbert.errors import UserError
 from fleetbert.tasks.calibration import Fitted
 from fleetbert.tasks.collect import Labelled
 from fleetbert.tasks.metrics import Metrics

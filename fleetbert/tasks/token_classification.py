@@ -11,10 +11,10 @@ from typing import Any, Collection, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.core.errors import UserError
 from fleetbert.data import conll, words
 from fleetbert.data import labels as labels_of
 from fleetbert.data.tokenizers import Encodings, Tokenizer
-from fleetbert.errors import UserError
 from fleetbert.tasks import metrics
 from fleetbert.tasks.collect import Arrays, Labelled, network_inputs
 from fleetbert.tasks.task import Metrics, Task, Tensor, Values

@@ -15,7 +15,7 @@ import pytest
 import tiny_job
 
 import fleetbert
-from fleetbert import api
+from fleetbert.api import functions as api
 from fleetbert.data import in_memory, read
 
 TINY = {f"model.{name}": value for name, value in tiny_job.SHAPE.items()}
@@ -256,7 +256,7 @@ def test_numbers_are_in_their_order_and_a_resumed_run_keeps_its_own(tiny, tmp_pa
 
 
 def test_a_checkpoint_that_names_no_labels_had_them_sorted_as_text(tmp_path):
-    from fleetbert.train import texts
+    from fleetbert.training import texts
 
     job = fleetbert.config.Config.model_validate(
         {"data": {"train": "x"}, "model": {"vocab": "v"}, "output_dir": str(tmp_path)}
@@ -498,9 +498,9 @@ def test_nothing_is_printed(tiny, tiny_data, tmp_path, capfd, caplog):
 
 
 def test_a_module_of_the_same_name_does_not_hide_a_function():
-    import fleetbert.train.job
+    import fleetbert.training.job
 
-    assert "fleetbert.train.job" in sys.modules
+    assert "fleetbert.training.job" in sys.modules
     assert callable(fleetbert.train)
     with pytest.raises(fleetbert.UserError, match="init"):
         fleetbert.train()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_bert import LABELS
 
-from fleetbert import cli
+from fleetbert.cli import main as cli
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from benchmarks import distribute, harness, serve, tasks
 
 from fleetbert.bench import measure
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 
 def test_efficiency_is_of_the_processors_used():

@@ -13,7 +13,7 @@ import pytest
 
 from fleetbert.bench import measure, worker
 from fleetbert.bench.measure import Segment
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 
 def segment(number: int, engine: str, texts_per_s: float, load: float = 0.5) -> Segment:

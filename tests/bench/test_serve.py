@@ -12,7 +12,7 @@ import pytest
 import uvloop
 
 from fleetbert.bench import serve, serve_client
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.tasks.metrics import softmax
 
 TEXTS = ["good", "bad bad", "无 good good", ".", "x" * 20]

@@ -6,7 +6,7 @@ import pytest
 import tiny_job
 
 from fleetbert.bench import train
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ from fleetbert.bench import infer as answering
 from fleetbert.bench import measure
 from fleetbert.bench.worker import Json
 from fleetbert.compress import paired
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 REFUSED = 3  # the exit code of a gate
 ORDER = "sorted"

@@ -28,8 +28,8 @@ from fleetbert import config as schema
 from fleetbert.bench import measure, train
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.worker import Json
+from fleetbert.core.errors import UserError
 from fleetbert.engines.engine import default_threads
-from fleetbert.errors import UserError
 from fleetbert.launch.cluster import Cluster
 from fleetbert.launch.process import Process
 

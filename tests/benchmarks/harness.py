@@ -22,12 +22,12 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 import psutil
 
-from fleetbert import files
 from fleetbert.bench import measure
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.worker import Json
 from fleetbert.compat import environment
-from fleetbert.errors import UserError
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
 from fleetbert.launch.cluster import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ from fleetbert.bench import infer, measure
 from fleetbert.bench.infer import Measured, Texts
 from fleetbert.bench.measure import Segment, Worker
 from fleetbert.bench.worker import Json
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 # Texts that int8 is calibrated with where nothing is known of accuracy.
 CALIBRATION = 64

@@ -14,7 +14,7 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert.bench import measure
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 ORT = "ONNX Runtime"
 

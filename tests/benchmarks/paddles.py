@@ -20,8 +20,8 @@ from fleetbert import bundle as bundles
 from fleetbert.bench import infer, measure, train
 from fleetbert.bench.measure import Worker
 from fleetbert.bench.worker import Json
+from fleetbert.core.errors import UserError
 from fleetbert.data import api_docs
-from fleetbert.errors import UserError
 
 PYTHONS = {"2.6.2": ".venv/bin/python", "3.3.1": ".venv-paddle3/bin/python"}
 ORDERS = ("single", "sorted")

@@ -25,7 +25,7 @@ from benchmarks import harness
 from benchmarks.harness import Result
 from fleetbert.bench import measure
 from fleetbert.bench.worker import Json
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 SIZES = {"train": 2000, "dev": 500, "unseen": 3000}
 DATA = ("sst2", "douban")  # each has a file in configs/

@@ -27,7 +27,7 @@ from fleetbert.bench import measure, serve
 from fleetbert.bench.infer import Texts
 from fleetbert.bench.serve import OURS, Server, Way
 from fleetbert.bench.worker import Json
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 FRONTS = {"fastapi": ("fastapi", "uvicorn", "tokenizers"), "bentoml": ("bentoml", "tokenizers")}
 NAMES = {"fastapi": "FastAPI", "bentoml": "BentoML"}

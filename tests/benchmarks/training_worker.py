@@ -20,10 +20,10 @@ import paddle.distributed as dist
 from fleetbert import config as schema
 from fleetbert.bench import train_worker, worker
 from fleetbert.bench.worker import Json
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.models import weights
-from fleetbert.train.loop import Run
-from fleetbert.train.strategies.parameter_server import server
+from fleetbert.training.loop import Run
+from fleetbert.training.strategies.parameter_server import server
 
 # What Fleet puts into one all-reduce at most (DistributedStrategy.fuse_grad_size_in_MB).
 BUCKET = 32 << 20

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from fleetbert import bundle as bundles
-from fleetbert import files
 from fleetbert.bundle import Accuracy, OnnxVariant, ProgramVariant, Variant
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
 from fleetbert.data.tokenizers import of_vocab
-from fleetbert.errors import UserError
 
 
 def fill_with(content: str, names=("float32",)):
@@ -123,7 +123,8 @@ def test_a_missing_file_is_named(root, file):
 def test_a_mount_point_is_refused_before_anything_is_written(tmp_path, monkeypatch):
     assert files.is_mount_point(Path("/proc"))
     assert not files.is_mount_point(tmp_path)
-    monkeypatch.setattr("fleetbert.files.is_mount_point", (tmp_path / "bundle").resolve().__eq__)
+    bundle = (tmp_path / "bundle").resolve()
+    monkeypatch.setattr("fleetbert.core.files.is_mount_point", bundle.__eq__)
     with pytest.raises(UserError, match="bundle is a mount point, so it cannot be replaced in one"):
         create(tmp_path / "bundle")
     create(tmp_path / "other")
@@ -280,7 +281,8 @@ WRITER = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from fleetbert import bundle as bundles, files
+from fleetbert import bundle as bundles
+from fleetbert.core import files
 from fleetbert.bundle import write
 from test_bundle import create, fill_one, fill_with
 

@@ -10,9 +10,9 @@ import pytest
 
 from fleetbert import config
 from fleetbert.compat import cards, paddle_inference, versions
+from fleetbert.core.errors import UserError
 from fleetbert.engines import predictor
-from fleetbert.errors import UserError
-from fleetbert.train import precision, strategies
+from fleetbert.training import precision, strategies
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from fresh import python
 
 import fleetbert
-from fleetbert import files, limits
 from fleetbert.compat import environment
-from fleetbert.errors import UserError
+from fleetbert.core import files, limits
+from fleetbert.core.errors import UserError
 
 AMD_512 = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx avx2 avx512f avx512vl\n"
 AMD_2 = "vendor_id\t: AuthenticAMD\nflags\t\t: fpu sse2 avx avx2\n"
@@ -207,7 +207,7 @@ def test_zlib_works_beside_paddle_and_one_process_takes_all_its_processors():
 def test_a_home_that_cannot_be_written_is_no_trouble(tmp_path):
     """As in a container with --user. Root may write anywhere but there."""
     code = (
-        "from fleetbert import log; log.start()\n"
+        "from fleetbert.core import log; log.start()\n"
         "import fleetbert.compat.paddlenlp, os; print(os.environ['HOME'])\n"
     )
     unset = dict.fromkeys(("XDG_CACHE_HOME", "PPNLP_HOME"))

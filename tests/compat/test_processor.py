@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleetbert.compat import environment, processor
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 BEGINNING = "processor\t: 0\nmodel name\t: Some\nflags\t\t: fpu avx2 avx512f avx512_vnni"
 

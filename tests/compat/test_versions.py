@@ -8,7 +8,7 @@ import tiny_job
 
 from fleetbert import config
 from fleetbert.compat import environment, versions
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_commands_of_paddle_2(installed, capsys, words):
     "changes", [{"strategy": {"name": "parameter_server"}}, {"task": {"name": "ctr"}}]
 )
 def test_jobs_of_paddle_2(installed, tmp_path, changes):
-    from fleetbert.train import job as jobs
+    from fleetbert.training import job as jobs
 
     given = {**tiny_job.values(tmp_path, tmp_path / "output"), **changes}
     if changes.get("task"):

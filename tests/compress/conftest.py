@@ -14,7 +14,7 @@ def trained(tmp_path_factory, tiny_data) -> Path:
     """The bundle of the tiny job: a classifier that is right. Do not change it."""
     from paddle.utils import unique_name
 
-    from fleetbert.train.job import train
+    from fleetbert.training.job import train
 
     output = tmp_path_factory.mktemp("trained")
     job = tiny_job.job(tiny_data, output, {"trainer.epochs": 3, "trainer.seed": 1})

@@ -15,9 +15,9 @@ from running_core import RunningCore
 from fleetbert import bundle as bundles
 from fleetbert.compat import environment
 from fleetbert.compress import pipeline
+from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference.repository import variants
 from fleetbert.engines import answer
-from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 

@@ -21,12 +21,13 @@ from tiny_bert import telling_places
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import command, gate, pipeline, static
+from fleetbert.cli import quantize as command
+from fleetbert.compress import gate, pipeline, static
 from fleetbert.compress.texts import feeds
 from fleetbert.compress.work import Source
+from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import answer, golden
-from fleetbert.errors import GateFailed, UserError
 from fleetbert.graph import weights
 
 SCRIPT = processes.ROOT / "launch" / "quantize.py"

@@ -22,11 +22,11 @@ from fleetbert import config
 from fleetbert.compress.distill import job as distilling
 from fleetbert.compress.distill import student, teacher
 from fleetbert.compress.distill.theseus import Theseus
+from fleetbert.core.errors import UserError
 from fleetbert.engines import answer
-from fleetbert.errors import UserError
 from fleetbert.models import bfloat16, cpu
-from fleetbert.train.job import train
-from fleetbert.train.strategies.single import Single
+from fleetbert.training.job import train
+from fleetbert.training.strategies.single import Single
 
 NO_DROPOUT = {"model.dropout": 0.0}
 NARROW = {

@@ -22,8 +22,8 @@ from fleetbert.compress import early_exit, pipeline
 from fleetbert.compress.distill import exits as job_of_exits
 from fleetbert.compress.distill import heads as learning
 from fleetbert.compress.early_exit import Observed
+from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.engines import answer, evaluate, golden, heads
-from fleetbert.errors import GateFailed, UserError
 
 
 def values(bundle, data, **distill):

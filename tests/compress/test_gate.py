@@ -10,7 +10,7 @@ import pytest
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
 from fleetbert.compress.gate import Gate
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,11 @@ from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.compat.static_graph import static_graph
+from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import sentencepiece
 from fleetbert.engines import answer, engine, evaluate, exits
 from fleetbert.engines.alike import random_batch
-from fleetbert.errors import GateFailed, UserError
 from fleetbert.export.program import export_bundle
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights

@@ -7,7 +7,7 @@ import tiny_job
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import onnx
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 
 def test_the_variant_says_how_it_was_made(tiny_bundle):

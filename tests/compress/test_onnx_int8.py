@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import onnx_int8, pipeline
+from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.deploy.inference.repository import variants
-from fleetbert.errors import GateFailed, UserError
 
 SKIPPED = "linear_1*"
 

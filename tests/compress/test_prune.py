@@ -17,13 +17,13 @@ from scipy import special
 
 from fleetbert import bundle as bundles
 from fleetbert.compress import from_program, importance, pipeline, tuning
+from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
-from fleetbert.errors import GateFailed, UserError
 from fleetbert.graph import program as programs
 from fleetbert.models import heads, weights
-from fleetbert.train.strategies.single import Single
+from fleetbert.training.strategies.single import Single
 
 DRAWN = True  # see conftest.py
 

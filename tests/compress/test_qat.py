@@ -22,8 +22,8 @@ from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import from_program, pipeline, qat, split, tuning
 from fleetbert.compress.texts import read_batches
+from fleetbert.core.errors import UserError
 from fleetbert.engines import engine
-from fleetbert.errors import UserError
 from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.models import bfloat16, cpu

@@ -11,8 +11,8 @@ import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import qat, tuning
+from fleetbert.core.errors import UserError
 from fleetbert.engines import engine
-from fleetbert.errors import UserError
 
 
 def rows_of(task: str, numbers: bool = True) -> list[dict]:

@@ -14,9 +14,9 @@ from fleetbert.compress import clip, search, sensitivity, static
 from fleetbert.compress.gate import Gate
 from fleetbert.compress.texts import read_batches
 from fleetbert.compress.work import Source
+from fleetbert.core.errors import GateFailed
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
-from fleetbert.errors import GateFailed
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 

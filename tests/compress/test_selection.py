@@ -10,7 +10,7 @@ import pytest
 from compressing import job
 
 from fleetbert.compress import gate, pipeline, work
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 SEARCH = {"calibration.texts": 512, "search.whole_curve": False}
 

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
+from fleetbert.core.errors import UserError
 from fleetbert.data import api_docs
-from fleetbert.errors import UserError
 
 SENTENCE = "Return the {} of every word that a patient reader has found in the list of words. "
 

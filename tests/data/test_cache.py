@@ -19,8 +19,8 @@ import tiny_job
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleetbert.core.errors import UserError
 from fleetbert.data import cache, read, split, tokenizers
-from fleetbert.errors import UserError
 
 DEADLINE = 120
 
@@ -263,7 +263,7 @@ def test_a_cache_that_is_gone_when_it_is_opened(tmp_path):
 
 PREPARE = """
 import sys
-from fleetbert import errors
+from fleetbert.core import errors
 from fleetbert.data import cache, read
 from fleetbert.data.tokenizers import of_vocab
 

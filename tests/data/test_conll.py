@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetbert.core.errors import UserError
 from fleetbert.data import conll, read
-from fleetbert.errors import UserError
 
 
 def parse(path, on_bad_line="stop", labelled=True):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
 from fleetbert import config
+from fleetbert.core.errors import UserError
 from fleetbert.data import criteo, criteo_made
-from fleetbert.errors import UserError
 from fleetbert.tasks import ctr
 
 NUMBER = st.one_of(st.none(), st.integers(-(10**6), 10**6))

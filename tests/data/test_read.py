@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetbert.core.errors import UserError
 from fleetbert.data import read as reading
 from fleetbert.data.read import Example, iter_lines, read_as, table_format
-from fleetbert.errors import UserError
 
 
 def read(path, on_bad_line="stop", pair=False, labelled=True, **options):

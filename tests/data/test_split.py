@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetbert.core.errors import UserError
 from fleetbert.data import split
 from fleetbert.data.tokenizers import Encodings
-from fleetbert.errors import UserError
 
 
 def make_split(texts: int, cut: int = 0, skipped: int = 0) -> split.Split:

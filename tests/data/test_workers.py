@@ -9,7 +9,7 @@ import pytest
 
 START = """
 import sys
-from fleetbert import errors
+from fleetbert.core import errors
 from fleetbert.data import workers
 
 def main(argv):

@@ -14,8 +14,9 @@ import paddle
 import pytest
 
 import fleetbert
+from fleetbert.cli import doctor as command
 from fleetbert.compat import cards, processor, versions
-from fleetbert.doctor import command, machine, smoke, trial
+from fleetbert.doctor import machine, smoke, trial
 from fleetbert.doctor.findings import Finding
 
 COMMAND = [sys.executable, "-m", "fleetbert.cli", "doctor", "--json"]

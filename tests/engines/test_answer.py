@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleetbert.core.errors import UserError
 from fleetbert.engines import answer, engine
-from fleetbert.errors import UserError
 
 
 def make_texts(count: int) -> list[str]:

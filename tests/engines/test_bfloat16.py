@@ -11,9 +11,9 @@ from halves import WITHOUT, needs_bfloat16
 
 from fleetbert import bundle as bundles
 from fleetbert.compat import environment
+from fleetbert.core.errors import UserError
 from fleetbert.engines import engine, rows
 from fleetbert.engines.alike import random_batch
-from fleetbert.errors import UserError
 
 
 @pytest.fixture(scope="module")

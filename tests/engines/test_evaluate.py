@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
+from fleetbert.core.errors import UserError
 from fleetbert.engines import answer, evaluate
-from fleetbert.errors import UserError
 from fleetbert.tasks import classification
 
 MORE = {"texts_per_s": 1.0, "skipped": 0, "cut": 0, "mean_layers": None}

@@ -7,8 +7,8 @@ import pytest
 from passes import batch_of
 
 from fleetbert import bundle as bundles
+from fleetbert.core.errors import UserError
 from fleetbert.engines import engine, golden
-from fleetbert.errors import UserError
 
 
 def test_a_bundle_keeps_what_its_network_answered(tiny_bundle):

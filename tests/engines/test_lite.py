@@ -17,8 +17,8 @@ from tiny_bert import WORDS, add_early_exit
 
 from fleetbert import bundle as bundles
 from fleetbert.client import Client
+from fleetbert.core.errors import UserError
 from fleetbert.engines import answer, engine
-from fleetbert.errors import UserError
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
 
@@ -92,7 +92,7 @@ def test_texts_leave_where_they_leave_the_variant_for_paddle(tiny_bundle, tmp_pa
 
 def test_the_command_answers_without_importing_paddle(lite_bundle):
     code = (
-        "import sys\nfrom fleetbert import cli\n"
+        "import sys\nfrom fleetbert.cli import main as cli\n"
         "try:\n    cli.main(sys.argv[1:])\n"
         "finally:\n    print([name for name in ('paddle', 'paddlenlp') if name in sys.modules])"
     )

@@ -9,8 +9,8 @@ import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert import engines
+from fleetbert.core.errors import UserError
 from fleetbert.engines import answer, engine
-from fleetbert.errors import UserError
 
 
 class Toy(engines.Engine):

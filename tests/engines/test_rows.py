@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from passes import batch_of, make_batch
 
+from fleetbert.core.errors import UserError
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, round_up
 from fleetbert.engines import engine
 from fleetbert.engines.rows import RowsEngine
-from fleetbert.errors import UserError
 
 
 class Program:

@@ -18,7 +18,7 @@ import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert.compat import program_desc
 from fleetbert.compat.static_graph import static_graph
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 

@@ -7,9 +7,9 @@ import pytest
 from tiny_bert import VOCAB, export, make_network
 
 from fleetbert import bundle as bundles
+from fleetbert.core.errors import UserError
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
-from fleetbert.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import tidy
 

@@ -1,5 +1,5 @@
-"""What the device fp16sim shows, without fleetbert; tests/train/on_fp16sim.py trains on it. pytest
-runs it in a process that has the device: see test_fp16sim.py."""
+"""What the device fp16sim shows, without fleetbert; tests/training/on_fp16sim.py trains on it.
+pytest runs it in a process that has the device: see test_fp16sim.py."""
 
 from __future__ import annotations
 

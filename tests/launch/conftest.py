@@ -13,7 +13,7 @@ import processes
 import pytest
 import tiny_job
 
-from fleetbert.train import job as training
+from fleetbert.training import job as training
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from fleetbert import limits
+from fleetbert.core import limits
 
 OF_LAUNCHERS = ("PADDLE_", "POD_", "TRAINING_ROLE")
 TWO = ("--servers", "2", "--trainers", "2")

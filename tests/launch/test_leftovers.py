@@ -9,7 +9,7 @@ import sys
 import pytest
 from processes import SCRIPT
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.launch import leftovers
 
 

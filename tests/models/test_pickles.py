@@ -14,7 +14,7 @@ import numpy as np
 import paddle
 import pytest
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.models import pickles, weight_files
 
 FILES = Path(__file__).with_name("torch_files")

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from fleetbert import config
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.models import weight_files, weights
 
 from paddlenlp.transformers import BertTokenizer  # isort: skip  after fleetbert.compat

@@ -21,7 +21,7 @@ from encoder_files import (
 )
 from safetensors import safe_open
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 from fleetbert.models import heads, weights
 
 HEAD = ["classifier.bias", "classifier.weight"]

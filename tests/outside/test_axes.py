@@ -12,11 +12,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from fleetbert import config, tasks
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import answer, evaluate
-from fleetbert.errors import UserError
 from fleetbert.models import weights
-from fleetbert.train import job as training
+from fleetbert.training import job as training
 
 WORDS = [f"word{number}" for number in range(40)]
 DEPTH, WIDTH, POSITIONS = 2, 32, 64

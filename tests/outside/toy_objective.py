@@ -5,8 +5,8 @@ from __future__ import annotations
 import paddle
 import paddle.nn.functional as F
 
-from fleetbert.train import objectives
-from fleetbert.train.objectives import CrossEntropy
+from fleetbert.training import objectives
+from fleetbert.training.objectives import CrossEntropy
 
 
 class SquaredError(CrossEntropy):

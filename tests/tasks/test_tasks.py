@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from fleetbert import task_names, tasks
+from fleetbert import tasks
+from fleetbert.core import task_names
+from fleetbert.core.errors import UserError
 from fleetbert.data.read import Example
-from fleetbert.errors import UserError
 from fleetbert.tasks.classification import LabelAnswer
 from fleetbert.tasks.embedding import similarities
 

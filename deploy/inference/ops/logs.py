@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 
 import orjson
 
-from fleetbert import log as plain_log
+from fleetbert.core import log as plain_log
 from fleetbert.deploy.inference import settings
 from fleetbert.deploy.inference.messages import printable
 from fleetbert.deploy.inference.ops.observe import Done

@@ -26,7 +26,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 import fleetbert
-from fleetbert import limits
+from fleetbert.core import limits
 from fleetbert.deploy.inference.messages import Core, Failure, Statistics, Version
 from fleetbert.deploy.inference.ops import metrics, output
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import Iterator, Mapping
 
 from fleetbert import __version__
+from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference.ops.observe import Done
-from fleetbert.errors import UserError
 
 try:
     from opentelemetry import trace

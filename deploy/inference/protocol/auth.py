@@ -14,8 +14,8 @@ from pathlib import Path
 
 import grpc
 
+from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference import settings
-from fleetbert.errors import UserError
 
 SHORTEST_KEY = 16
 

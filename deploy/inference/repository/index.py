@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Dict, Mapping, Tuple
 
 from fleetbert import bundle as bundles
+from fleetbert.core.errors import UserError, of_system
 from fleetbert.deploy.inference.settings import VERSION_NAME
-from fleetbert.errors import UserError, of_system
 
 log = logging.getLogger(__name__)
 

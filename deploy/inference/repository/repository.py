@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Iterable, NamedTuple
 
-from fleetbert import limits
+from fleetbert.core import limits
+from fleetbert.core.errors import UserError, of_system
 from fleetbert.deploy.inference.messages import (
     Failure,
     Reason,
@@ -34,7 +35,6 @@ from fleetbert.deploy.inference.repository.loading import LoadedVersion, Loader
 from fleetbert.deploy.inference.settings import VERSION_NAME, Policy, Serve
 from fleetbert.deploy.inference.workers import process
 from fleetbert.deploy.inference.workers.pool import Lost, Refused
-from fleetbert.errors import UserError, of_system
 
 log = logging.getLogger(__name__)
 

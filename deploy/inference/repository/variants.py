@@ -7,11 +7,11 @@ import platform
 
 from fleetbert import bundle as bundles
 from fleetbert.compat import processor
+from fleetbert.core.errors import UserError, of_system
 from fleetbert.deploy.inference.messages import Variant
 from fleetbert.deploy.inference.workers import frames
 from fleetbert.deploy.inference.workers.pool import OPEN_SECONDS, Lost, Plan, Refused, Worker
 from fleetbert.engines.engine import OPENERS
-from fleetbert.errors import UserError, of_system
 
 log = logging.getLogger(__name__)
 

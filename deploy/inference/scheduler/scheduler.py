@@ -15,6 +15,7 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
+from fleetbert.core.errors import UserError
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.deploy.inference.messages import Failure, Reason, Request, Response, Values
 from fleetbert.deploy.inference.ops.counts import Counts
@@ -24,7 +25,6 @@ from fleetbert.deploy.inference.workers.pool import Lost, Plan, Pool, Worker
 from fleetbert.engines import golden as goldens
 from fleetbert.engines.engine import EARLY_EXIT, LITE_EARLY_EXIT
 from fleetbert.engines.golden import Golden
-from fleetbert.errors import UserError
 from fleetbert.tasks.task import are_finite
 
 log = logging.getLogger(__name__)

@@ -9,6 +9,7 @@ from typing import Iterator, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert.core.errors import UserError, of_system
 from fleetbert.data.batching import (
     CALL_TOKENS,
     SAFE_LENGTHS,
@@ -23,7 +24,6 @@ from fleetbert.deploy.inference.workers import frames, priority
 from fleetbert.deploy.inference.workers.frames import Head
 from fleetbert.engines import engine as engines
 from fleetbert.engines.engine import Engine
-from fleetbert.errors import UserError, of_system
 from fleetbert.graph import groups
 from fleetbert.graph import program as programs
 

@@ -16,7 +16,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, NamedTuple, Sequence
 
-from fleetbert import limits
+from fleetbert.core import limits
 
 if TYPE_CHECKING:
     from fleetbert.deploy.inference.settings import Engine

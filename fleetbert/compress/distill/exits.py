@@ -25,10 +25,10 @@ from fleetbert.compress.early_exit import Choice, Observed
 from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.pipeline import Result
 from fleetbert.compress.texts import draw, held_out, read_unlabelled
+from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.engines import answer, engine, evaluate
 from fleetbert.engines.exits import Settings
 from fleetbert.engines.heads import Tensors
-from fleetbert.errors import GateFailed, UserError
 
 log = logging.getLogger(__name__)
 

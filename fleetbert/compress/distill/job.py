@@ -10,10 +10,10 @@ from fleetbert import config as schema
 from fleetbert.compress.distill import teacher as teachers
 from fleetbert.compress.distill.student import Student
 from fleetbert.compress.distill.theseus import Theseus
-from fleetbert.train.job import Result, only_writer, result, train_with
-from fleetbert.train.strategies import connect
-from fleetbert.train.strategies.single import Single
-from fleetbert.train.texts import TextTask, open_task
+from fleetbert.training.job import Result, only_writer, result, train_with
+from fleetbert.training.strategies import connect
+from fleetbert.training.strategies.single import Single
+from fleetbert.training.texts import TextTask, open_task
 
 
 def distill(job: schema.Distill) -> Result:

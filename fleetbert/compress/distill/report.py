@@ -16,12 +16,12 @@ from matplotlib.ticker import MaxNLocator
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert import page
 from fleetbert.compat import environment
 from fleetbert.compress import early_exit, paired
 from fleetbert.compress.early_exit import Choice, Observed
 from fleetbert.compress.gate import Gate
-from fleetbert.page import STYLE, TRAIN
+from fleetbert.reports import page
+from fleetbert.reports.page import STYLE, TRAIN
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert.compress.distill import teacher as teachers
-from fleetbert.train.strategies.single import Single
-from fleetbert.train.texts import Arrays
+from fleetbert.training.strategies.single import Single
+from fleetbert.training.texts import Arrays
 
 
 class Student(teachers.Taught):

@@ -11,17 +11,17 @@ from paddle import nn
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
-from fleetbert import encodings
+from fleetbert.core import charset
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import collate_padded, plan_inference
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
 from fleetbert.engines import answer, engine
-from fleetbert.errors import UserError
 from fleetbert.models import heads, weights
 from fleetbert.models.encoders import Shape
-from fleetbert.train.strategies.single import Single
-from fleetbert.train.texts import TextTask
+from fleetbert.training.strategies.single import Single
+from fleetbert.training.texts import TextTask
 
 
 class Teacher(NamedTuple):
@@ -92,7 +92,7 @@ def student_source(job: schema.Distill, teacher: Teacher) -> weights.Source:
         return _some_layers(job, teacher)
     source = weights.open_source(job.model)
     vocab, known = (next(iter(s.tokenizer.files.values())) for s in (source, teacher))
-    words = [encodings.read_text(path, "vocabulary").split("\n") for path in (vocab, known)]
+    words = [charset.read_text(path, "vocabulary").split("\n") for path in (vocab, known)]
     if words[0] != words[1]:
         raise UserError(
             f"distill.teacher: {teacher.path} has another vocabulary than the student, "

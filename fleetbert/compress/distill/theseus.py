@@ -15,8 +15,8 @@ import paddle
 from paddle import nn
 
 from fleetbert.compress.distill import teacher as teachers
-from fleetbert.train.strategies.single import Single
-from fleetbert.train.texts import Arrays
+from fleetbert.training.strategies.single import Single
+from fleetbert.training.texts import Arrays
 
 
 class Theseus(teachers.Taught):

@@ -9,10 +9,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from fleetbert.bundle import Bundle, Setting
+from fleetbert.core.registry import Registry
 from fleetbert.data.tokenizers.base import Encodings, Spec, Tokenizer
 from fleetbert.data.tokenizers.whole import Whole
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
-from fleetbert.registry import Registry
 
 __all__ = ["Encodings", "Spec", "Tokenizer", "of_vocab"]
 

@@ -15,7 +15,7 @@ import tokenizers
 
 from fleetbert.bundle import Setting
 from fleetbert.bundle import TokenizerSpec as Spec
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 # The library needs 450 bytes for each character of a text: of longer ones it is given the
 # beginning, which has enough tokens.

@@ -12,9 +12,9 @@ import logging
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
-from fleetbert import encodings
 from fleetbert.bundle import Setting
-from fleetbert.errors import UserError
+from fleetbert.core import charset
+from fleetbert.core.errors import UserError
 
 Settings = Dict[str, Setting]
 Fields = Dict[str, Any]  # of a JSON file
@@ -121,7 +121,7 @@ def fields_of_config(settings: Settings) -> Fields:
 
 def fields_of(path: Path, what: str = "tokenizer") -> Fields:
     """Of a JSON file; none where there is no file."""
-    return encodings.read_json(path, what) if path.exists() else {}
+    return charset.read_json(path, what) if path.exists() else {}
 
 
 def _refuse(path: Path, key: str, value: object, supported: str) -> None:

@@ -13,7 +13,7 @@ import tokenizers
 from google.protobuf import descriptor_pb2, message, message_factory, text_format
 from tokenizers import Regex, models, normalizers, pre_tokenizers, processors
 
-from fleetbert.errors import UserError
+from fleetbert.core.errors import UserError
 
 UNIGRAM = 1  # trainer_spec.model_type
 XLM_ROBERTA, CAMEMBERT = "xlm-roberta", "camembert"

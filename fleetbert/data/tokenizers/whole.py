@@ -19,12 +19,12 @@ import numpy as np
 import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
-from fleetbert import encodings, files
 from fleetbert.bundle import Setting
+from fleetbert.core import charset, files
+from fleetbert.core.errors import UserError
 from fleetbert.data.tokenizers import base, sentencepiece
 from fleetbert.data.tokenizers import folder as folders
 from fleetbert.data.tokenizers.base import OfLibrary, Spec, Template
-from fleetbert.errors import UserError
 
 WHOLE = folders.WHOLE
 VOCAB, MERGES, PIECES = "vocab.json", "merges.txt", "sentencepiece.bpe.model"
@@ -60,7 +60,7 @@ class Whole(OfLibrary):
         self.spec = spec
         path = spec.files[WHOLE]
         try:
-            library = tokenizers.Tokenizer.from_str(encodings.read_text(path, "tokenizer"))
+            library = tokenizers.Tokenizer.from_str(charset.read_text(path, "tokenizer"))
         except UserError:
             raise
         except Exception as error:  # the library raises plain Exception
@@ -217,11 +217,11 @@ def _converted(folder: Path, said: folders.Fields) -> Path | None:
 def _byte_level(folder: Path, spaced: bool) -> tokenizers.Tokenizer:
     """RoBERTa's: byte-level BPE (Radford et al. 2019) and its template."""
     vocab, merges = folder / VOCAB, folder / MERGES
-    words = encodings.read_json(vocab, "vocabulary")
+    words = charset.read_json(vocab, "vocabulary")
     lacking = [token for token in USUAL[0].values() if token not in words]
     if lacking:
         raise UserError(f"{vocab}: the vocabulary lacks {', '.join(lacking)}; give RoBERTa's")
-    lines = encodings.read_text(merges, "list of merges").split("\n")
+    lines = charset.read_text(merges, "list of merges").split("\n")
     lines = [line for line in lines if line and not line.startswith("#version")]
     pairs = [(first, second) for first, _, second in (line.partition(" ") for line in lines)]
     try:

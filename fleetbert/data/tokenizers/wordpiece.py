@@ -17,12 +17,12 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 from tokenizers.implementations import BertWordPieceTokenizer
 
-from fleetbert import encodings, files
 from fleetbert.bundle import Setting
+from fleetbert.core import charset, files
+from fleetbert.core.errors import UserError
 from fleetbert.data.tokenizers import base
 from fleetbert.data.tokenizers import folder as folders
 from fleetbert.data.tokenizers.base import OfLibrary, Spec, Template
-from fleetbert.errors import UserError
 
 # Texts of printable ASCII, Chinese characters and their punctuation, and BERT's words in these.
 # Most words of a text were seen before: their ids are remembered, which takes a sixth of the
@@ -224,7 +224,7 @@ def _vocab_in(folder: Path) -> Path:
 
 
 def _read_vocab(path: Path, special: Sequence[str]) -> dict[str, int]:
-    text = encodings.read_text(path, "vocabulary")
+    text = charset.read_text(path, "vocabulary")
     vocab: dict[str, int] = {}
     # Not splitlines(): vocabularies hold U+2028 and the like as tokens.
     for number, token in enumerate(text.rstrip("\r\n").split("\n")):

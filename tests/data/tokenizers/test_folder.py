@@ -13,8 +13,8 @@ import tokenizer_files
 from tokenizers import Tokenizer as Library
 from tokenizers.implementations import BertWordPieceTokenizer
 
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
-from fleetbert.errors import UserError
 
 SPECIAL = {name: f"[{name[:3].upper()}]" for name in ("pad_token", "unk_token", "cls_token")}
 SPECIAL.update(sep_token="[SEP]", mask_token="[MASK]")

@@ -11,10 +11,10 @@ import tokenizers as library
 from tokenizer_files import EXPECTED, FAMILIES, FILES, write
 
 from fleetbert import bundle as bundles
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import base, sentencepiece
 from fleetbert.data.tokenizers.whole import BETWEEN_WORDS, Whole
-from fleetbert.errors import UserError
 
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers.implementations import BertWordPieceTokenizer
 
+from fleetbert.core.errors import UserError
 from fleetbert.data.tokenizers import base, wordpiece
 from fleetbert.data.tokenizers.wordpiece import PLAIN, SPECIAL_TOKENS, WordPiece, of_vocab
-from fleetbert.errors import UserError
 
 WORDS = "the cat sat un ##want ##ed ##s run ##n ##ing 中 文 , . ! ( ) [ ] 1 ##2 a b c ##a ##b É é e"
 VOCAB = [*SPECIAL_TOKENS, *WORDS.split()]

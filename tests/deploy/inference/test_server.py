@@ -21,7 +21,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_stub import make_stub
 from served import DEADLINE, FAKE, LIGHT, ask, connect, serving, settings_of
 
-from fleetbert import cli
+from fleetbert.cli import main as cli
 from fleetbert.deploy.inference import command
 from fleetbert.deploy.inference.protocol import inference_pb2
 from fleetbert.deploy.inference.workers import process

@@ -13,9 +13,9 @@ from boards import LABELS, MODEL, TARGETS, VOCAB, answer_of, logits_of, write_bu
 from lite_build import EMULATED_TOO, answers_of, refused
 from same_answers import nearly
 
+from fleetbert.core.errors import UserError
 from fleetbert.data.read import iter_lines
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
-from fleetbert.errors import UserError
 
 
 @pytest.fixture(scope="module")

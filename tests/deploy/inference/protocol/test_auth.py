@@ -12,10 +12,10 @@ from grpc_stub import make_stub
 from served import DEADLINE, ask, serving
 
 from fleetbert.client import Client, ServerError
+from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference.protocol import auth
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
 from fleetbert.deploy.inference.settings import Safety
-from fleetbert.errors import UserError
 
 KEYS = ["first-key-0123456789", "second-key-0123456789"]
 

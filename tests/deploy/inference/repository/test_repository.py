@@ -34,7 +34,7 @@ from running_core import (
 )
 from tiny_bert import LABELS, make_network
 
-from fleetbert import files
+from fleetbert.core import files
 from fleetbert.data.tokenizers import of_vocab
 from fleetbert.deploy.inference.messages import Failure, Reason, Request, State
 from fleetbert.deploy.inference.ops import metrics, observe

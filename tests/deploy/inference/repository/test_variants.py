@@ -8,8 +8,8 @@ import pytest
 
 from fleetbert import bundle as bundles
 from fleetbert.compat import environment
+from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference.repository import variants
-from fleetbert.errors import UserError
 
 
 @pytest.fixture

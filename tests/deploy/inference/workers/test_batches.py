@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbert import bundle as bundles
+from fleetbert.core.errors import UserError, of_system
 from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.deploy.inference.workers import batches
-from fleetbert.errors import UserError, of_system
 
 CALL_COST = 40  # of a call, in tokens
 

@@ -1,0 +1,1 @@
+"""What `import fleetbert` offers: functions, their arguments, their results, `Callback`."""

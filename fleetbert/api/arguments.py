@@ -1,0 +1,110 @@
+"""A caller's arguments → a job: names for keys of the config, tables, and where all goes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+from typing import Mapping, TypeVar, Union
+
+from fleetbert import config as configs
+from fleetbert.core.errors import UserError
+from fleetbert.data import in_memory
+from fleetbert.data.in_memory import Table
+
+PathLike = Union[str, "os.PathLike[str]"]
+Job = TypeVar("Job", bound=configs.Section)
+
+# Names of arguments for keys of the config.
+SHORT = {
+    "init": "model.init",
+    "task": "task.name",
+    "epochs": "trainer.epochs",
+    "batch_size": "data.batch_size",
+    "learning_rate": "optimizer.learning_rate",
+    "max_length": "data.max_length",
+    "seed": "trainer.seed",
+    "device": "trainer.device",
+    "resume": "trainer.resume",
+}
+
+
+# Keys whose values are by label. A label may have a dot, which is no section.
+BY_LABEL = ("class_weights", "positive_weights")
+
+
+def keys_of(
+    given: Mapping[str, object],
+    named: Mapping[str, object | None] | None = None,
+    short: Mapping[str, str] = SHORT,
+) -> dict[str, object]:
+    """Arguments as keys of the config. `task={...}` is the section of that name. named: those that
+    a function names; None is not given. short: names for keys, of jobs that train."""
+    own = {name: value for name, value in (named or {}).items() if value is not None}
+    keys: dict[str, object] = {}
+    for name, value in {**given, **own}.items():
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        value = _whole_labels(name, value)
+        keys[name if isinstance(value, Mapping) else short.get(name, name)] = value
+    return keys
+
+
+def _whole_labels(name: str, value: object) -> object:
+    """A key's value, in which weights by label are lists of (label, weight)."""
+    if not isinstance(value, Mapping):
+        return value
+    if name.rpartition(".")[2] not in BY_LABEL:
+        return {key: _whole_labels(str(key), inner) for key, inner in value.items()}
+    labels = [(in_memory.unboxed(label), weight) for label, weight in value.items()]
+    return [(json.dumps(n) if isinstance(n, bool) else n, weight) for n, weight in labels]
+
+
+def job_of(
+    schema: type[Job],
+    given: Mapping[str, object],
+    tables: Mapping[str, Table | None],
+    config: PathLike | None,
+    output_dir: PathLike | None,
+    kind: str = "",
+    unlabelled: str = "",
+) -> Job:
+    """The job of keys and tables; what is not a file is written when all else is known to fit.
+
+    output_dir: None: the config's, or output/`kind`-N. unlabelled: the table without labels.
+    """
+    path = None if config is None else os.fspath(config)
+    keys, in_memory_only = dict(given), {}
+    for key, table in tables.items():
+        if isinstance(table, (str, os.PathLike)):
+            keys[key] = os.fspath(table)
+        elif table is not None:
+            keys[key], in_memory_only[key] = key, table  # until its folder is known
+    if output_dir is not None and "output_dir" in schema.model_fields:
+        keys["output_dir"] = os.fspath(output_dir)
+    job = configs.from_keys(schema, keys, path)
+    if output_dir is None:
+        assert isinstance(job, configs.Config)
+        is_named = path is not None or "output_dir" in keys
+        output_dir = keys["output_dir"] = job.output_dir if is_named else str(numbered(kind))
+    for key, table in in_memory_only.items():
+        name = ".".join(part for part in key.split(".") if part != "data")
+        folder = Path(output_dir) / "data"
+        keys[key] = str(in_memory.as_file(name, table, folder, key != unlabelled))
+    return configs.from_keys(schema, keys, path)
+
+
+def numbered(kind: str) -> Path:
+    """A new folder output/`kind`-N."""
+    if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
+        raise UserError("output_dir: name one, which all ranks share")
+    for number in itertools.count(1):
+        folder = Path("output") / f"{kind}-{number}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UserError(f"output_dir: cannot make {folder}: {error.strerror}") from error
+        return folder
+    raise AssertionError

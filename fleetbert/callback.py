@@ -1,9 +1,0 @@
-"""`fleetbert.Callback`, for a program that may not have imported Paddle yet."""
-
-from fleetbert.compat import environment
-
-environment.import_paddle()
-
-from fleetbert.train.loop import Callback  # noqa: E402  imports Paddle, now without its warnings
-
-__all__ = ["Callback"]

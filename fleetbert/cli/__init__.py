@@ -1,0 +1,1 @@
+"""The `fleetbert` command, one file a subcommand."""

@@ -1,0 +1,89 @@
+"""What the commands that ask a bundle share: its options, and the opening of texts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Iterator
+
+from fleetbert.core.errors import UserError
+from fleetbert.data import read
+
+if TYPE_CHECKING:
+    from fleetbert.engines import answer
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """What every command needs that opens a bundle; `load` reads it."""
+    parser.add_argument("--bundle", required=True, metavar="DIR", help="the bundle to open")
+    parser.add_argument(
+        "--variant", default="float32", metavar="NAME", help="which of its variants (float32)"
+    )
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu", help="(cpu)")
+    parser.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads (OMP_NUM_THREADS, or else the processors this process may use)",
+    )
+    parser.add_argument(
+        "--batch-tokens",
+        type=int,
+        metavar="N",
+        help="tokens in a batch, padding included (2048); more is hardly faster on CPUs",
+    )
+    parser.add_argument(
+        "--speed",
+        type=float,
+        metavar="S",
+        help="early-exit variants: a text leaves when its uncertainty is under this, 0 to 1 (the "
+        "variant's own)",
+    )
+
+
+def add_quoting(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--quoting",
+        choices=("auto", "none", "minimal"),
+        default="auto",
+        help="quotes around fields of a table, as RFC 4180 has them: where the file has them "
+        "(auto; on stdin: where its header has them), never, or always",
+    )
+
+
+def load(arguments: argparse.Namespace) -> answer.Model:
+    from fleetbert.engines import answer
+
+    return answer.load(
+        arguments.bundle,
+        arguments.variant,
+        arguments.device,
+        arguments.threads,
+        arguments.batch_tokens,
+        arguments.speed,
+        streams=True,
+    )
+
+
+@contextmanager
+def open_input(name: str) -> Iterator[BinaryIO]:
+    if name == "-":
+        yield sys.stdin.buffer
+        return
+    with ExitStack() as stack:
+        try:
+            stream = stack.enter_context(Path(name).open("rb"))
+        except OSError as error:
+            raise UserError(
+                f"--input {name}: {error.strerror}; name a file, or - for stdin"
+            ) from None
+        if is_table(name):
+            read.check_header(name)  # before the model is loaded
+        yield stream
+
+
+def is_table(name: str) -> bool:
+    path = Path(name)
+    return path.suffix.lower() in read.COLUMN_SUFFIXES and path.is_file()  # and no pipe

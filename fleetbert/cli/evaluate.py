@@ -1,0 +1,49 @@
+"""The command line of `fleetbert evaluate`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from fleetbert.cli.bundle_options import add_model, add_quoting, load
+from fleetbert.core import strict_json
+
+DESCRIPTION = """\
+Measure a bundle on a labelled table: the figures of its task (accuracy, Spearman's correlation,
+...), loss and speed, and of classes each one's precision, recall and F1.
+
+  fleetbert evaluate --bundle output/quickstart/bundle --data dev.tsv
+
+The table is TSV or CSV with a header (columns text_a, label, for pairs text_b) or JSONL with such
+fields; of a model of spans JSONL, or columns of tagged tokens (CoNLL).
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument(
+        "--data", required=True, metavar="FILE", help="labelled .tsv, .csv, .jsonl, .conll"
+    )
+    parser.add_argument(
+        "--on-bad-line",
+        choices=("stop", "skip"),
+        default="stop",
+        help="a line that is malformed or has a label that the model does not know: stop with "
+        "its number (default), or leave it out and count it",
+    )
+    add_quoting(parser)
+    parser.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from fleetbert.engines import evaluate
+
+    model = load(arguments)
+    how = arguments.on_bad_line, arguments.quoting
+    report = evaluate.evaluate(model, arguments.data, *how, skip_with="--on-bad-line skip")
+    if arguments.json:
+        where = {key: getattr(arguments, key) for key in ("bundle", "variant", "data")}
+        ascii_only = sys.stdout.encoding.lower() != "utf-8"
+        print(strict_json.dumps({**where, **report}, ensure_ascii=ascii_only))
+    else:
+        print(evaluate.format_report(report))

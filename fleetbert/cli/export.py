@@ -1,0 +1,113 @@
+"""The command line of `fleetbert export`."""
+
+from __future__ import annotations
+
+import argparse
+
+from fleetbert import bundle as bundles
+from fleetbert import config
+from fleetbert.compat import environment, versions
+from fleetbert.core.errors import UserError
+
+DESCRIPTION = """\
+Add another form of the model to a bundle; the bundle's other variants stay as they are.
+
+  fleetbert export --bundle output/quickstart/bundle --format onnx
+  fleetbert export --bundle output/quickstart/bundle --format lite --target armv8 --precision int8
+
+onnx: for ONNX Runtime and others, made from float32 and compared with it before it is added; in
+int8 `fleetbert quantize` makes it, with method=onnx.
+lite: for Paddle Lite on phones and ARM boards. int16 and int8 make the file a half and a quarter
+as large and keep float32's arithmetic; float16 needs ARMv8.2; static-int8 computes in int8 and is
+made from the variant int8-static. With --early-exit texts may leave after inner layers, as they do
+in the variant early-exit-float32, whose heads are taken. See docs/edge.md.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bundle", required=True, metavar="DIR", help="the bundle to add to")
+    parser.add_argument("--format", required=True, choices=("onnx", "lite"))
+    parser.add_argument("--opset", type=int, metavar="N", help="onnx: operator set (17)")
+    parser.add_argument("--target", help="lite: armv8, armv7 or x86")
+    parser.add_argument(
+        "--precision", help="lite: float32, float16, int16, int8 or static-int8 (float32)"
+    )
+    parser.add_argument(
+        "--early-exit",
+        action="store_true",
+        default=None,
+        help="lite: groups of layers and the heads of early-exit-float32; not float16, static-int8",
+    )
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        help="lite: labelled .tsv or .jsonl; the accuracy on it, measured on x86, is kept",
+    )
+    parser.add_argument(
+        "--max-accuracy-drop",
+        type=float,
+        metavar="D",
+        help="lite: with --data, how much accuracy may be lost, 0 to 1 (0.01); exit status 3",
+    )
+
+
+# The options that only one format has.
+_OF_FORMAT = {
+    "onnx": ("opset",),
+    "lite": ("target", "precision", "early_exit", "data", "max_accuracy_drop"),
+}
+
+
+def run(arguments: argparse.Namespace) -> None:
+    for other, names in _OF_FORMAT.items():
+        given = [name for name in names if getattr(arguments, name) is not None]
+        if given and other != arguments.format:
+            option = given[0].replace("_", "-")
+            raise UserError(f"--{option} is for --format {other}; leave it out")
+    if arguments.format == "lite":
+        versions.need_paddle_2("--format lite")
+    environment.import_paddle()
+    (_export_onnx if arguments.format == "onnx" else _export_lite)(arguments)
+
+
+def _export_onnx(arguments: argparse.Namespace) -> None:
+    from fleetbert.compress import onnx  # loads Paddle
+
+    opset = onnx.OPSET if arguments.opset is None else arguments.opset
+    variant = onnx.export_onnx(arguments.bundle, opset).bundle.variant("onnx")
+    assert isinstance(variant, bundles.OnnxVariant)
+    megabytes = variant.bytes / 1e6
+    print(
+        f"added variant onnx to {arguments.bundle}: {megabytes:.1f} MB, opset "
+        f"{variant.opset}, logits within "
+        f"{variant.max_difference_to_float32:.1e} of float32's"
+    )
+
+
+def _export_lite(arguments: argparse.Namespace) -> None:
+    from fleetbert.compress import lite  # loads Paddle
+
+    if arguments.target is None:
+        raise UserError("--format lite needs --target: armv8, armv7 or x86")
+    if arguments.max_accuracy_drop is not None and arguments.data is None:
+        raise UserError("--max-accuracy-drop needs --data, a labelled table to measure on")
+    drop = 0.01 if arguments.max_accuracy_drop is None else arguments.max_accuracy_drop
+    data = arguments.data
+    gate = None if data is None else config.Gate(data=data, max_accuracy_drop=drop)
+    precision = arguments.precision or "float32"
+    early_exit = bool(arguments.early_exit)
+    result = lite.export_lite(arguments.bundle, arguments.target, precision, gate, early_exit)
+    variant = result.bundle.variant(result.variant)
+    assert isinstance(variant, (bundles.LiteVariant, bundles.LiteEarlyExitVariant))
+    megabytes = variant.bytes / 1e6
+    told = [f"added variant {variant.name} to {arguments.bundle}: {megabytes:.1f} MB"]
+    if variant.checked_on:
+        difference = variant.max_difference_to_paddle
+        same = "" if precision == "float32" else f" with the same {precision} weights"
+        told.append(f"on x86 its logits are within {difference:.1e} of Paddle's{same}")
+    else:
+        told.append("which was not run: it runs on ARM only")
+    if variant.accuracy:
+        found = variant.accuracy[0]
+        told.append(f"{found.metric} {found.accuracy:.4f} (float32 {found.float32_accuracy:.4f})")
+    print(", ".join(told))

@@ -1,0 +1,45 @@
+"""What the commands that train share: a config with changes, the job, its supervision."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Callable, TypeVar
+
+from fleetbert import config
+from fleetbert.compat import environment
+from fleetbert.launch import ranks
+from fleetbert.training import stopping
+
+Job = TypeVar("Job", bound=config.Config)
+
+
+def add_job(parser: argparse.ArgumentParser, schema: type[config.Section]) -> None:
+    parser.epilog = "keys:\n" + config.help_text(schema)
+    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file of the job")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
+
+
+def read(arguments: argparse.Namespace, schema: type[Job]) -> Job:
+    """The job, with Paddle imported; of ranks, only under a supervisor."""
+    stopping.expect()
+    job = config.load_as(schema, arguments.config, arguments.overrides)
+    supervise(job)
+    environment.import_paddle()
+    return job
+
+
+def supervise(job: config.Config | config.Quantize) -> None:
+    """See `ranks.supervised`."""
+    ranks.supervised(job.strategy.hang_timeout, resumes=job.trainer.resume == "auto")
+
+
+def parse(
+    argv: list[str], description: str, add: Callable[[argparse.ArgumentParser], None]
+) -> argparse.Namespace:
+    """For the scripts in launch/: the overrides may stand anywhere among the options."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add(parser)
+    parser.add_argument("--debug", action="store_true", help="show the stack of an error")
+    return parser.parse_intermixed_args(argv)

@@ -1,0 +1,119 @@
+"""The command line of `fleetbert predict`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import sys
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO, Iterator
+
+from fleetbert.cli.bundle_options import add_model, add_quoting, is_table, load, open_input
+from fleetbert.core import files
+from fleetbert.core.errors import UserError
+from fleetbert.data import read
+
+log = logging.getLogger(__name__)
+
+DESCRIPTION = """\
+Answer texts: one line of JSON for each line of input, in its order.
+
+  echo "what a lovely film" | fleetbert predict --bundle output/quickstart/bundle --input -
+  {"label": "positive", "scores": {"negative": 0.004, "positive": 0.996}}
+
+Input is JSONL ({"text_a": ...} or {"text": ...}, for pairs with "text_b"; an "id" is passed on),
+TSV or CSV with a header that has text_a, or one text a line (pairs: two texts with a tab between).
+A file ending in .jsonl, .tsv, .csv, .conll or .txt is taken as that; otherwise the first line
+tells. A line that cannot be answered becomes {"error": ...}; the others go on, and the exit code is
+0. A quoted field may hold line ends: then its lines get one answer. With --abstain 0.8 the label
+is null where none has that probability.
+"""
+
+# What a file's ending says; None: its first line tells.
+_JSONL = {".jsonl": True, ".json": True, ".txt": False}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model(parser)
+    parser.add_argument("--input", required=True, metavar="FILE", help="texts; - is stdin")
+    parser.add_argument(
+        "--output",
+        default="-",
+        metavar="FILE",
+        help="where the answers go; - is stdout (default). A file appears when it is complete",
+    )
+    parser.add_argument(
+        "--abstain",
+        type=float,
+        metavar="P",
+        help="answer no label (null) where the likeliest has less than this probability, 0 to 1",
+    )
+    add_quoting(parser)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    from fleetbert.engines import answer
+
+    given = (arguments.input, arguments.output)
+    if "-" not in given and len(set(map(os.path.realpath, given))) == 1:
+        raise UserError(f"--input and --output are the same file, {arguments.output}: name another")
+    least = arguments.abstain
+    if least is not None and not 0 <= least <= 1:
+        raise UserError(f"--abstain is {least}; it has to be from 0 to 1")
+    lines = failed = cut = abstained = 0
+    with open_input(arguments.input) as stream:
+        model = load(arguments)
+        if least is not None and not model.task.picks_label:
+            raise UserError(
+                f"--abstain: {arguments.bundle} answers the task {model.task.name}, which picks no "
+                "label; leave it out"
+            )
+        with _open_output(arguments.output) as output, answer.progress() as bar:
+            jsonl = _JSONL.get(Path(arguments.input).suffix.lower())
+            form, quoting = None, arguments.quoting
+            if is_table(arguments.input):
+                form = read.table_format(
+                    arguments.input, pair=model.pair, labelled=False, quoting=quoting
+                )
+            elif Path(arguments.input).suffix.lower() in read.TAG_SUFFIXES:
+                form = read.table_format(arguments.input, pair=False, labelled=False, label="spans")
+            windows = answer.answer_lines(model, stream, jsonl, quoting=quoting, form=form)
+            for objects, counts in windows:
+                for line in objects:
+                    if least is not None and max(line.get("scores", {"": 1}).values()) < least:
+                        line["label"] = None
+                        abstained += 1
+                    output.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+                output.flush()
+                bar.update(counts.lines)
+                lines += counts.lines
+                failed += counts.errors
+                cut += counts.truncated
+    if failed:
+        log.warning(f"{failed} of {lines} lines could not be answered: see their error")
+    if least is not None:
+        log.info(f"{abstained} of {lines} lines have no label of probability {least:g} or more")
+    if cut:
+        log.warning(f"{cut} texts were truncated to {model.max_length} tokens")
+
+
+@contextmanager
+def _open_output(name: str) -> Iterator[BinaryIO]:
+    """A stream for answers; a regular file appears when it is complete."""
+    if name == "-":
+        yield sys.stdout.buffer
+        return
+    final = Path(os.path.realpath(name))
+    special = final.exists() and not final.is_file() and not final.is_dir()  # /dev/null, a pipe
+    with ExitStack() as stack:
+        try:
+            opened = final.open("wb") if special else files.replacing(final)
+            stream = stack.enter_context(opened)
+        except OSError as error:
+            raise UserError(
+                f"--output {name}: {error.strerror}; name a file that can be written"
+            ) from None
+        yield stream

@@ -1,0 +1,59 @@
+"""The command line of quantization, for `launch/quantize.py` and `fleetbert quantize`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from fleetbert import config
+from fleetbert.cli import job_options
+from fleetbert.compat import environment
+from fleetbert.core.errors import UserError
+from fleetbert.training import stopping
+
+DESCRIPTION = """\
+Add a smaller and faster variant to a bundle, if it keeps the accuracy that you ask for.
+
+  fleetbert quantize --config configs/quantize/static.yaml bundle=output/sst2/bundle \\
+      calibration.data=train.tsv gate.data=dev.tsv
+
+  python -m paddle.distributed.launch --nproc_per_node 2 launch/quantize.py \\
+      --config configs/quantize/qat.yaml bundle=output/sst2/bundle
+
+method: prune makes a float32 variant, pruned-float32, that any method takes as its source:
+
+  fleetbert quantize --config configs/quantize/prune.yaml bundle=output/sst2/bundle
+  fleetbert quantize --config configs/quantize/static.yaml bundle=output/sst2/bundle \\
+      source=pruned-float32
+
+Every variant is measured on gate.data beside float32, with the engine that serves it. One that
+loses more than gate.max_accuracy_drop is not added, and the exit status is 3.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    job_options.add_job(parser, config.Quantize)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Read the job, quantize, measure, and add the variant."""
+    job = config.load_as(config.Quantize, arguments.config, arguments.overrides)
+    trains = job.method in config.TRAINED
+    if trains:
+        stopping.expect()
+        job_options.supervise(job)
+    elif int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
+        raise UserError(
+            f"method: {job.method} is for one process; start it without paddle.distributed.launch"
+        )
+    environment.import_paddle()
+    from fleetbert.compress import pipeline  # with Paddle, which --help has no need of
+
+    pipeline.load(job.method)
+    if trains:
+        stopping.expect()  # the imports took its handler away
+    pipeline.quantize(job)
+
+
+def main(argv: list[str]) -> None:
+    run(job_options.parse(argv, DESCRIPTION, add_arguments))

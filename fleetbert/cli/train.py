@@ -1,0 +1,35 @@
+"""The command line of training, for `launch/train.py` and `fleetbert train`."""
+
+from __future__ import annotations
+
+import argparse
+
+from fleetbert import config
+from fleetbert.cli import job_options
+
+DESCRIPTION = """\
+Train BERT as a YAML file says: one process, or many under paddle.distributed.launch.
+
+  fleetbert train --config configs/sst2.yaml [key=value ...]
+  python -m paddle.distributed.launch --nproc_per_node 2 --max_restart 3 \\
+      launch/train.py --config configs/sst2.yaml [key=value ...]
+
+With trainer.resume: auto, a rank that is killed or hangs has all ranks started again from the
+newest whole checkpoint, up to --max_restart times. launch/train.py is the same command, as a script
+for launchers.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    job_options.add_job(parser, config.Config)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    job = job_options.read(arguments, config.Config)
+    from fleetbert.training import job as training  # with Paddle, which wants its environment first
+
+    training.run(job)
+
+
+def main(argv: list[str]) -> None:
+    run(job_options.parse(argv, DESCRIPTION, add_arguments))

@@ -1,0 +1,1 @@
+"""The HTML reports: one builder, one stylesheet."""

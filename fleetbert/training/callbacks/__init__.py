@@ -1,0 +1,41 @@
+"""What happens around the steps. A callback is one file with one class; `build` lists them.
+
+Each hook gets the run (`fleetbert.training.loop.Run`): its job, strategy, task and state. To add a
+callback, write its class below `Callback`, give it keys in `fleetbert.config.Callbacks` if it has
+any, and add it to `build`.
+"""
+
+from __future__ import annotations
+
+from fleetbert.training import trackers
+from fleetbert.training.callbacks.checkpoint import Checkpoints
+from fleetbert.training.callbacks.early_stopping import EarlyStopping
+from fleetbert.training.callbacks.evaluation import Evaluation
+from fleetbert.training.callbacks.metrics import MetricsFile
+from fleetbert.training.callbacks.profiler import Profiler
+from fleetbert.training.callbacks.progress import Progress
+from fleetbert.training.callbacks.tracking import Tracking
+from fleetbert.training.loop import Callback, Run
+
+__all__ = ["Callback", "build"]
+
+
+def build(run: Run) -> list[Callback]:
+    """The callbacks of a run, in calling order. Files are written on rank 0 only."""
+    wanted = run.job.callbacks
+    first = run.strategy.rank == 0
+    chosen: list[Callback] = []
+    if wanted.profiler.enabled:
+        chosen.append(Profiler())
+    if first:
+        chosen.append(MetricsFile())
+    targets = {kind: getattr(wanted, kind) for kind in trackers.KINDS}
+    if first and any(targets.values()):
+        chosen.append(Tracking({kind: target for kind, target in targets.items() if target}))
+    if first and wanted.progress:
+        chosen.append(Progress())
+    # Evaluation before checkpoints: a new best is to be saved with the step that reached it.
+    chosen += [Evaluation(), Checkpoints()]
+    if run.job.trainer.patience is not None:
+        chosen.append(EarlyStopping())
+    return chosen

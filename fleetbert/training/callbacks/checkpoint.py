@@ -1,0 +1,42 @@
+"""Saves the run: every so many steps, at a new best, and when a signal asks it to stop."""
+
+from __future__ import annotations
+
+import signal
+
+from fleetbert.training import checkpoint, stopping
+from fleetbert.training.bad_steps import check_weights
+from fleetbert.training.loop import Callback, Run
+
+
+class Checkpoints(Callback):
+    def on_start(self, run: Run) -> None:
+        stopping.steps_run(True)
+
+    def on_step(self, run: Run) -> None:
+        # Any rank may have been asked; all have to stop after the same step.
+        asked = stopping.asked()
+        stop = run.strategy.any(asked is not None)
+        new_best = run.state.best.get("step") == run.state.step
+        if stop or new_best or run.is_due(run.job.trainer.checkpoint_every):
+            self.save(run)
+        if stop:
+            raise stopping.stopped(
+                asked or signal.SIGTERM,
+                f"saved step {run.state.step} of {run.total_steps}; "
+                "the same command goes on from there",
+            )
+
+    def save(self, run: Run) -> None:
+        def write() -> None:
+            folder, tensors = run.folder / "checkpoints", run.strategy.state()
+            check_weights(run.state.step, tensors)
+            table = run.task.table
+            checkpoint.save(folder, run.saved_state(), tensors, table.save if table else None)
+            checkpoint.prune(folder, run.job.trainer.keep_checkpoints, run.state.best.get("step"))
+
+        run.strategy.settle(saving=True)
+        run.strategy.on_first(write)
+
+    def close(self, run: Run) -> None:
+        stopping.steps_run(False)

@@ -1,0 +1,113 @@
+"""Paddle's profiler around the loop: reader_cost, batch_cost, ips, and on request a timeline.
+
+The clocks are `paddle.profiler`'s own. Its summary leaves the first ten steps out, and so do the
+figures here. profile.json holds each rank's figures and those of all together, and what parameter
+servers tell of themselves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+
+from paddle import profiler
+
+from fleetbert.compat import training
+from fleetbert.core import files
+from fleetbert.training.loop import Callback, Row, Run, Summary
+
+log = logging.getLogger(__name__)
+
+
+class Profiler(Callback):
+    running = False
+
+    def on_start(self, run: Run) -> None:
+        self.texts = self.tokens = 0
+        self.slow: list[Row] = []
+        self.trace: str | None = None
+        settings = run.job.callbacks.profiler
+        recorded = settings.start_step, settings.start_step + settings.record_steps
+        self.profiler = profiler.Profiler(
+            targets=training.profiled(),
+            scheduler=None if settings.timer_only else recorded,
+            timer_only=settings.timer_only,
+            # By default Paddle makes a folder profiler_log/ for timelines in the current one.
+            on_trace_ready=lambda p: self._keep_timeline(run, p),
+        )
+        self.profiler.start()
+        self.running = True
+
+    def before_reading(self, run: Run) -> None:
+        training.before_reading()
+        self.reading = profiler.RecordEvent("reader")  # in a timeline
+        self.reading.begin()
+
+    def after_reading(self, run: Run) -> None:
+        self.reading.end()
+        training.after_reading()
+
+    def on_step(self, run: Run) -> None:
+        self.profiler.step(num_samples=run.step_texts)
+        self.texts += run.step_texts
+        self.tokens += run.step_tokens
+
+    def on_end(self, run: Run, summary: Summary) -> None:
+        figures = training.timer_summary()
+        self._stop()
+        own: Row = {"rank": run.strategy.rank}
+        if figures:  # there are none of a run of under eleven steps; seconds, and units a second
+            reader, batch, ips = (
+                figures[f"{name}_summary"]["avg"] for name in ("reader", "batch", "ips")
+            )
+            own.update(_speeds(reader, batch, ips, ips * self.tokens / max(self.texts, 1)))
+        ranks = run.strategy.gather(own)
+        profile = {"ranks": ranks, "together": together(ranks), "slow_operators": self.slow}
+        if self.trace:
+            profile["trace"] = self.trace
+        if "servers" in summary:
+            profile["servers"] = summary["servers"]
+        summary["profile"] = profile["together"]
+        if run.strategy.rank == 0:
+            files.write_json(run.folder / "profile.json", profile)
+
+    def close(self, run: Run) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.running:
+            self.running = False
+            with contextlib.redirect_stdout(io.StringIO()) as summary:  # Paddle prints it
+                self.profiler.stop()
+            del self.profiler  # Paddle makes no second one while this lives
+            log.debug(summary.getvalue())
+
+    def _keep_timeline(self, run: Run, recorded: profiler.Profiler) -> None:
+        self.trace = f"profile/rank-{run.strategy.rank}.trace.json"
+        path = run.folder / self.trace
+        with files.writing(path):
+            path.parent.mkdir(exist_ok=True)
+            recorded.export(str(path), "json")
+        self.slow = training.slow_operators(recorded)
+
+
+def _speeds(reader: float, batch: float, texts_per_s: float, tokens_per_s: float) -> Row:
+    return {
+        "reader_cost": reader,
+        "batch_cost": batch,
+        "reader_ratio": reader / batch,
+        "steps_per_s": 1 / batch,
+        "texts_per_s": texts_per_s,
+        "tokens_per_s": tokens_per_s,
+    }
+
+
+def together(ranks: list[Row]) -> Row:
+    """All ranks as one: a step takes as long as its slowest rank, speeds in texts add up."""
+    known = [rank for rank in ranks if "batch_cost" in rank]
+    if not known:
+        return {}
+    reader, batch = (max(rank[name] for rank in known) for name in ("reader_cost", "batch_cost"))
+    texts, tokens = (sum(rank[f"{name}_per_s"] for rank in known) for name in ("texts", "tokens"))
+    return _speeds(reader, batch, texts, tokens)

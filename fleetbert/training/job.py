@@ -1,0 +1,309 @@
+"""A training job from its config to its results: what `launch/train.py` runs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from pathlib import Path
+from typing import Callable, Iterator, Mapping, NamedTuple, Sequence, TypeVar
+
+from fleetbert import bundle as bundles
+from fleetbert import config as schema
+from fleetbert import tasks
+from fleetbert.compat import environment, versions
+from fleetbert.core import files, limits, locks
+from fleetbert.core.errors import Stopped, UserError
+from fleetbert.export.program import export_bundle
+from fleetbert.models import heads, weights
+from fleetbert.training import checkpoint, ctr
+from fleetbert.training.calibration import calibrate
+from fleetbert.training.callbacks import Callback, build
+from fleetbert.training.loop import Metrics, Run, State, Summary
+from fleetbert.training.strategies import connect
+from fleetbert.training.strategies.parameter_server import server
+from fleetbert.training.strategies.single import Single, Tensors
+from fleetbert.training.texts import Metric, TextTask, open_task
+from fleetbert.training.trainable import Trainable
+
+log = logging.getLogger(__name__)
+
+Job = TypeVar("Job", bound=schema.Config)
+
+
+class Result(NamedTuple):
+    """What a training job leaves, as files and in numbers.
+
+    bundle: None of clicks. report: report.html, if the job asks for it. metrics: of the best step,
+    on the texts of `data.dev`; empty without these. summary: what summary.json holds.
+    """
+
+    output_dir: Path
+    bundle: Path | None
+    report: Path | None
+    metrics: Metrics
+    best_step: int | None
+    summary: Summary
+
+
+def train(
+    job: schema.Config,
+    callbacks: Sequence[Callback] = (),
+    metrics: Mapping[str, Metric] | None = None,
+    labels: Sequence[str] | None = None,
+) -> Result:
+    """Train as `job` says, from its newest checkpoint if it has one.
+
+    `job.output_dir` then holds summary.json, metrics.jsonl, profile.json, report.html,
+    visualdl/, checkpoints/, model/ (Hugging Face format) and bundle/, of the best step; of clicks
+    no bundle/, and model/ as `train.ctr.write_model` has it. `callbacks` come after the job's own.
+    `metrics` are computed at each evaluation besides the task's, see `texts.Metric`. `labels`: all
+    of them, in the order of the logits; None: those of the training texts, sorted.
+    UserError for what is wrong with the job or its data, and while another job writes output_dir;
+    Stopped after SIGTERM, with a checkpoint.
+    """
+    _check_version(job)
+    if metrics and (job.task.name == "ctr" or not tasks.get(job.task.name).takes_metrics):
+        raise UserError(f"metrics: task.name: {job.task.name} takes none besides its own")
+    strategy = connect(job)
+    if job.task.name == "ctr":
+        summary = train_with(strategy, job, ctr.open_ctr, _write_ctr, last=callbacks)
+    else:
+
+        def open_with_metrics(job: schema.Config, strategy: Single) -> TextTask:
+            if labels and not tasks.get(job.task.name).least_labels:
+                raise UserError(f"labels: task.name: {job.task.name} has none; leave labels out")
+            task = open_task(job, strategy, labels=list(labels) if labels else None)
+            task.metrics = metrics or {}
+            return task
+
+        summary = train_with(strategy, job, open_with_metrics, last=callbacks)
+    return result(job, summary)
+
+
+def result(job: schema.Config, summary: Summary) -> Result:
+    folder, best = Path(job.output_dir), dict(summary["dev"])
+    return Result(
+        folder,
+        None if job.task.name == "ctr" else folder / "bundle",
+        folder / "report.html" if job.callbacks.report else None,
+        {name: value for name, value in best.items() if name not in ("step", "metric")},
+        best.get("step"),
+        summary,
+    )
+
+
+def run(job: schema.Config) -> None:
+    """What a process of `launch/train.py` does: a parameter server serves, all others train."""
+    if job.strategy.name == "parameter_server" and server.is_server():
+        _check_version(job)
+        server.serve(job)
+    else:
+        train(job)
+
+
+def _check_version(job: schema.Config) -> None:
+    if job.strategy.name == "parameter_server":
+        versions.need_paddle_2("strategy.name: parameter_server")
+    if job.task.name == "ctr":
+        versions.need_paddle_2("task.name: ctr")
+
+
+def train_with(
+    strategy: Single,
+    job: Job,
+    open_trainable: Callable[[Job, Single], Trainable] = open_task,
+    write_results: Callable[[Run, Summary], None] | None = None,
+    first: Sequence[Callback] = (),
+    last: Sequence[Callback] = (),
+) -> Summary:
+    """`train` with a strategy that is connected, and perhaps something else to train; other
+    results, written on rank 0 when all steps are done; and callbacks that come before and after
+    all others. Returns the summary."""
+    environment.keep_large_blocks()
+    allowed = limits.read()
+    if strategy.rank == 0 and allowed.processors < allowed.affinity:
+        log.info(f"threads: {os.environ.get('OMP_NUM_THREADS', '1')}, because of {allowed}")
+    with only_writer(strategy, Path(job.output_dir)):
+        task = open_trainable(job, strategy)
+        if strategy.rank == 0:
+            for note in task.notes():
+                log.info(note)
+            for warning in task.warnings():
+                log.warning(warning)
+        run = Run(job, strategy, task)
+        run.callbacks = [*first, *build(run), *last]
+        if strategy.rejoins:
+            _rejoin(run)
+        else:
+            _resume(run)
+        try:
+            summary = run.train()
+        except Stopped:  # all ranks, after the same step
+            strategy.close()
+            raise
+        strategy.settle()
+        strategy.on_first(lambda: (write_results or _write_results)(run, summary))
+        strategy.close()
+        return summary
+
+
+@contextlib.contextmanager
+def only_writer(strategy: Single, folder: Path) -> Iterator[None]:
+    """Make the output folder, and be the only job that writes it and its bundle: the first rank has
+    the lock. UserError for all ranks where another job does, or nothing can be written."""
+    with contextlib.ExitStack() as stack:
+
+        def enter() -> None:
+            _make_folder(folder)
+            files.refuse_mount_point(folder / "model", "output_dir")
+            remedy = "wait for its end, stop it, or choose another output_dir"
+            lock = folder / ".writing"
+            stack.enter_context(locks.only_writer(lock, f"output_dir: {folder}", remedy))
+            stack.enter_context(bundles.replacing(folder / "bundle"))
+
+        strategy.on_first(enter)
+        yield
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        trial = folder / ".trial"
+        trial.write_text("")
+        trial.unlink()
+    except OSError as error:
+        raise UserError(f"output_dir: cannot write to {folder}: {error.strerror}") from error
+
+
+def _resume(run: Run) -> None:
+    folder = run.folder / "checkpoints"
+    wanted = run.job.trainer.resume
+    if wanted == "none":
+        if run.strategy.rank == 0 and checkpoint.listed(folder):
+            former = checkpoint.set_aside(folder)
+            log.info(f"starting anew; the former run's checkpoints are in {former}")
+    elif wanted == "auto":
+        newest, passed_over = checkpoint.newest_whole(folder)
+        if run.strategy.rank == 0:
+            for problem in passed_over:
+                log.warning(f"passed over a broken checkpoint: {problem}")
+        _check_same_step(run, newest)
+        if newest is not None:
+            run.restore(checkpoint.load(newest))
+        elif passed_over:
+            raise UserError(
+                f"trainer.resume: none of the {len(passed_over)} checkpoints in {folder} is whole; "
+                "put one back from a copy, or start anew with trainer.resume=none, which keeps "
+                "them in checkpoints.former"
+            )
+    else:
+        run.restore(checkpoint.load(Path(wanted)))
+    done, total = run.state.step, run.total_steps
+    if done >= total and run.strategy.rank == 0:
+        what = f"step {done} is done" + (f", more than this job's {total}" if done > total else "")
+        log.warning(
+            f"nothing is left to train: {what}; for more set trainer.epochs or trainer.max_steps "
+            "higher, to start anew trainer.resume=none"
+        )
+    run.strategy.barrier()
+
+
+def _rejoin(run: Run) -> None:
+    """Go on where this rank was killed, with the optimizer of the newest checkpoint."""
+    newest, _ = checkpoint.newest_whole(run.folder / "checkpoints")
+    if newest is not None:
+        run.restore(checkpoint.load(newest))
+    run.state = State(**run.strategy.rejoin())
+    run.resumed_at = run.state.step
+    log.info(f"goes on at step {run.state.step}, where it was killed")
+
+
+def _check_same_step(run: Run, newest: Path | None) -> None:
+    """UserError unless all ranks see the same newest checkpoint."""
+    run.strategy.barrier()  # hashing checkpoints may take longer than `gather` waits
+    steps = run.strategy.gather(None if newest is None else checkpoint.step_of(newest))
+    if len(set(steps)) > 1:
+        seen = ", ".join(
+            f"rank {rank}: " + ("none" if step is None else f"step {step}")
+            for rank, step in enumerate(steps)
+        )
+        raise UserError(
+            f"output_dir: the ranks see different newest checkpoints in {run.folder} ({seen}); "
+            "it must be one folder that all machines share"
+        )
+
+
+def _write_results(run: Run, summary: Summary) -> None:
+    task, folder = run.task, run.folder
+    assert isinstance(task, TextTask)
+    # A network without the training's changes: fast CPU layers, half weights.
+    network = heads.build(run.job.task.name, task.network.network.config)
+    network.set_state_dict(best_weights(run))
+    best = run.state.best
+    summary["dev"] = dict(best)
+    network.eval()
+    thresholds = {}
+    if task.held is not None:
+        fitted, summary["calibration"] = calibrate(task, network, task.held)
+        thresholds = fitted.thresholds
+        summary["dev"].update(summary["calibration"].get("after", {}))
+    with files.writing(folder / "model"), files.temporary_folder(folder, ".model-") as aside:
+        fields = task.task.head_fields()
+        weights.save_folder(network, task.source, aside, task.labels, fields)
+        files.sync_tree(aside)
+        files.put_in_place(aside, folder / "model")
+    accuracy = []
+    metric = task.task.gate_metric
+    dev = summary["dev"]
+    if task.dev is not None and math.isfinite(dev.get(metric, math.nan)):
+        accuracy = [
+            bundles.Accuracy(data=task.dev.name, n=dev["n"], metric=metric, accuracy=dev[metric])
+        ]
+    with files.writing(folder / "bundle"):
+        export_bundle(
+            folder / "bundle",
+            network,
+            task=run.job.task.name,
+            labels=task.labels,
+            max_length=run.job.data.max_length,
+            tokenizer=task.source.tokenizer,
+            accuracy=accuracy,
+            made_from=task.source.name,
+            thresholds=thresholds,
+        )
+    write_summary(run, summary)
+    log.info(f"done: {folder}/summary.json, {folder}/report.html, {folder}/bundle")
+
+
+def _write_ctr(run: Run, summary: Summary) -> None:
+    """A bundle is of texts and has no table, so there is none: `model/` holds both parts."""
+    ctr.write_model(run, best_weights(run))
+    write_summary(run, summary)
+    log.info(f"done: {run.folder}/summary.json, {run.folder}/report.html, {run.folder}/model")
+
+
+def best_weights(run: Run) -> Tensors:
+    """The network's tensors in float32, of the best step if texts were evaluated.
+
+    Those of the last step where the best ones have been lost since `Run.check_best`.
+    """
+    tensors, best = run.strategy.state(), run.state.best
+    if best and best["step"] != run.state.step:
+        try:
+            path = checkpoint.of_step(run.folder / "checkpoints", best["step"])
+            tensors = checkpoint.load(path).tensors
+        except UserError as error:
+            log.warning(f"{error}; model/ and bundle/ hold the weights of step {run.state.step}")
+            run.state.best = {}
+    return checkpoint.float32_weights(tensors)
+
+
+def write_summary(run: Run, summary: Summary) -> None:
+    from fleetbert.training.report import write_report  # matplotlib is for whoever writes it only
+
+    files.write_json(run.folder / "summary.json", summary)
+    if run.job.callbacks.report:
+        with files.writing(run.folder / "report.html"):
+            write_report(run.folder)

@@ -1,0 +1,392 @@
+"""The training loop: texts in, steps, metrics out. All else hangs on it as callbacks."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import logging
+import math
+import platform
+import re
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Callable
+
+import numpy as np
+import paddle
+
+import fleetbert
+from fleetbert import config as schema
+from fleetbert.core.errors import UserError
+from fleetbert.launch import heartbeat
+from fleetbert.models import bfloat16, cpu
+from fleetbert.tasks import Arrays, Metrics
+from fleetbert.training import (
+    bad_steps,
+    checkpoint,
+    compiled,
+    optimizer,
+    precision,
+    random,
+    reader,
+    recompute,
+    sparse_table,
+)
+from fleetbert.training.strategies.single import Single, Step
+from fleetbert.training.trainable import Described, Trainable
+
+log = logging.getLogger(__name__)
+
+Row = Described  # of metrics.jsonl
+Summary = Described
+
+
+@dataclass
+class State:
+    """Where a run stands; all of it goes into every checkpoint."""
+
+    step: int = 0  # optimizer steps done, skipped ones too
+    epoch: int = 0
+    position: int = 0  # steps done in this epoch
+    skipped: int = 0  # steps that the GradScaler skipped
+    bad_steps: int = 0  # see bad_steps.py
+    bad_in_a_row: int = 0
+    best: Metrics = field(default_factory=dict)  # of the best evaluation
+    watched: float | None = None  # see callbacks/early_stopping.py
+    in_vain: int = 0
+
+
+class Callback:
+    """Hooks of the loop, in the order in which they are called. All do nothing by default."""
+
+    def on_start(self, run: Run) -> None:
+        """Before the first step; a resumed run has its state already."""
+
+    def before_reading(self, run: Run) -> None:
+        """Before a step's texts are collected."""
+
+    def after_reading(self, run: Run) -> None:
+        """The step's arrays are there, nothing is computed yet."""
+
+    def on_step(self, run: Run) -> None:
+        """After each optimizer step; `run.state.step` counts it already."""
+
+    def on_log(self, run: Run, row: Row) -> None:
+        """Every `trainer.log_every` steps, on every rank, with the row for metrics.jsonl."""
+
+    def on_evaluation(self, run: Run, metrics: Metrics) -> None:
+        """After an evaluation, on every rank."""
+
+    def on_end(self, run: Run, summary: Summary) -> None:
+        """All steps are done; `summary` is about to be written and may be added to."""
+
+    def close(self, run: Run) -> None:
+        """Always called last, also after an error."""
+
+
+class Run:
+    """A training job in motion: what callbacks see. `callbacks` are called in their order."""
+
+    def __init__(self, job: schema.Config, connected: Single, task: Trainable):
+        self.job, self.strategy, self.task = job, connected, task
+        self.callbacks: list[Callback] = []
+        self.folder = Path(job.output_dir)
+        self.state = State()
+        self.total_steps = self._count_steps()
+        self.precision = precision.choose(job.precision, connected.device, _float32(job))
+        self.random = cpu.Random()
+        if job.trainer.compile:  # needs Paddle's own layers: NumPy's cannot be traced
+            compiled.compile_training(task.network, connected.device)
+        elif connected.device == "cpu":
+            cpu.accelerate(task.network, self.random)
+        if job.precision.level == "auto" and connected.world_size > 1:
+            _check_alike(connected.gather(self.precision.name))
+        if self.precision.own_layers:
+            bfloat16.accelerate(task.network, self.random)
+            for teacher in task.teachers:
+                bfloat16.accelerate(teacher, self.random, evaluating=True)
+        if job.trainer.recompute:
+            recompute.apply(task.network, self.random)
+            connected.syncs_late = True  # a backward within the backward, which hides from Paddle's
+        adamw, schedule = optimizer.build(job.optimizer, task.network, self.total_steps)
+        connected.prepare(task, adamw, schedule, self.precision)
+        self.step_texts = self.step_tokens = 0  # of the last step, on this rank
+        self.texts = self.tokens = 0  # of all steps of this process
+        self.evaluated: Metrics = {}  # the last evaluation of this process, as `State.best`
+        self.resumed_at = 0  # the step that this process went on from
+        self.reading = 0.0  # seconds spent collecting them
+        self.seconds = 0.0  # that they took, without evaluation and checkpoints
+
+    def _count_steps(self) -> int:
+        settings = self.job.trainer
+        steps = 0
+        for epoch in range(settings.epochs):
+            steps += len(self.task.plan(epoch))
+            if settings.max_steps and steps >= settings.max_steps:
+                return settings.max_steps
+        return steps
+
+    def each(self, call: Callable[[Callback], None]) -> None:
+        """Call a hook of all callbacks."""
+        for callback in self.callbacks:
+            call(callback)
+
+    def is_due(self, every: int | None) -> bool:
+        """Whether it is time for something done every so many steps (None: each epoch)."""
+        at_end = self.state.step == self.total_steps
+        if every is None:
+            return at_end or self.state.position == 0
+        return at_end or self.state.step % every == 0
+
+    def saved_state(self) -> checkpoint.State:
+        return {
+            **asdict(self.state),
+            "scaler": self.precision.state(),
+            "precision": self.precision.name,
+            "data": self.task.fingerprint,
+            "origins": self.task.origins,
+            "labels": list(self.task.labels),
+            "config": self.job.model_dump(mode="json"),
+            "world_size": self.strategy.world_size,
+        }
+
+    def restore(self, saved: checkpoint.Checkpoint) -> None:
+        """Go on from a checkpoint; UserError when it belongs to another job."""
+        _check_same_job(self, saved)
+        self.strategy.set_state(saved.tensors)
+        if self.task.table is not None:
+            self.task.table.store.load(saved.folder / sparse_table.FILE)
+        self.precision.set_state(saved.state["scaler"])
+        known = State.__dataclass_fields__
+        self.state = State(**{name: saved.state[name] for name in known if name in saved.state})
+        best = self.state.best.items()  # JSON has no NaN
+        self.state.best = {name: math.nan if value is None else value for name, value in best}
+        self.resumed_at = self.state.step
+
+    def check_best(self, quick: bool = False) -> bool:
+        """Whether the best step's weights can still be had; on all ranks.
+
+        Where its checkpoint is gone or broken, a warning says so and the best step is forgotten;
+        an evaluation of this very step takes its place. `quick` as in `checkpoint.broken`.
+        """
+        best = self.state.best
+        if not best or best["step"] == self.state.step:
+            return True
+        path = checkpoint.of_step(self.folder / "checkpoints", best["step"])
+        problem = self.strategy.from_first(lambda: checkpoint.broken(path, quick))
+        if problem is None:
+            return True
+        if self.strategy.rank == 0:
+            log.warning(
+                f"the best checkpoint cannot be had any more: {path}: {problem}; the weights of "
+                f"step {self.state.step} take its place until others are better"
+            )
+        is_now = self.evaluated.get("step") == self.state.step
+        self.state.best = dict(self.evaluated) if is_now else {}
+        return False
+
+    def train(self) -> Summary:
+        """Run the steps that are left; returns the summary."""
+        began = time.perf_counter()
+        try:
+            heartbeat.note_step(self.resumed_at, 0)
+            self.each(lambda callback: callback.on_start(self))
+            self._steps()
+            self.check_best()
+            summary = self._summary(time.perf_counter() - began)
+            self.each(lambda callback: callback.on_end(self, summary))
+        except BaseException:
+            with contextlib.suppress(UserError):  # the first error is the one to tell
+                self.each(lambda callback: callback.close(self))
+            raise
+        self.each(lambda callback: callback.close(self))
+        return summary
+
+    def _steps(self) -> None:
+        state, settings = self.state, self.job.trainer
+        parts = self.strategy.world_size * self.job.optimizer.accumulate_steps
+        each = parts // self.strategy.world_size
+        shard = slice(self.strategy.rank * each, (self.strategy.rank + 1) * each)
+        since = np.zeros(4)  # of the steps since the last row: their number, texts, and seconds
+        steps = reader.read(
+            self.task,
+            self.job.data.num_workers,
+            (state.epoch, state.position),
+            self.total_steps - state.step,
+            parts,
+            shard,
+        )
+        with contextlib.closing(steps):
+            while state.step < self.total_steps:
+                self.each(lambda callback: callback.before_reading(self))
+                reading = time.perf_counter()
+                read = next(steps)
+                self.random.generator = random.start_step(
+                    settings.seed, self.strategy.rank, state.step
+                )
+                computing = time.perf_counter()
+                self.each(lambda callback: callback.after_reading(self))
+                rate = self.strategy.schedule.last_lr
+                step = self.strategy.step(read.arrays)
+                ended = time.perf_counter()
+                self.reading += computing - reading
+                since += (1, len(read.indices), computing - reading, ended - reading)
+                self._advance(read.epoch_steps, read.arrays, ended - reading, step)
+                if self.is_due(settings.log_every) or state.step == 1 or step.bad:
+                    row = self._row(step, rate, *since.tolist())
+                    since[:] = 0
+                    for callback in self.callbacks:
+                        callback.on_log(self, row)
+                    if step.bad:
+                        self._keep_bad(read, row)
+                heartbeat.note_step(state.step, state.step - self.resumed_at)
+                self.each(lambda callback: callback.on_step(self))
+                self.strategy.remember(lambda: asdict(state))
+
+    def _keep_bad(self, read: reader.Read, row: Row) -> None:
+        state = self.state
+        path = self.folder / bad_steps.NAME
+        bad_steps.keep_texts(path, self.strategy, self.task, read.indices, read.epoch, state.step)
+        most = self.job.trainer.max_bad_steps
+        # Too many in a row, or a whole run had no other.
+        if state.bad_in_a_row >= most or state.bad_in_a_row == state.step == self.total_steps:
+            raise bad_steps.too_many(row, state.bad_in_a_row, self.precision.remedy, path)
+
+    def _advance(self, steps: int, arrays: list[Arrays], seconds: float, step: Step) -> None:
+        self.step_texts = sum(part["n_texts"] for part in arrays)
+        self.step_tokens = sum(part["n_tokens"] for part in arrays)
+        self.texts += self.step_texts
+        self.tokens += self.step_tokens
+        self.seconds += seconds
+        state = self.state
+        state.step += 1
+        state.position += 1
+        state.skipped += step.skipped
+        state.bad_steps += step.bad
+        state.bad_in_a_row = state.bad_in_a_row + 1 if step.bad else 0
+        if state.position == steps:
+            state.epoch, state.position = state.epoch + 1, 0
+
+    def _row(
+        self, step: Step, rate: float, steps: float, texts: float, reading: float, seconds: float
+    ) -> Row:
+        """A row of metrics.jsonl. Loss and rate are this step's, the loss the
+        mean over the texts of all ranks. The others are of the steps since the row before."""
+        return {
+            "step": self.state.step,
+            "epoch": self.state.epoch,
+            "loss": self.strategy.share_loss(step.loss),
+            "lr": rate,
+            "scale": self.precision.scale,
+            "ips": texts / seconds,
+            "batch_cost": seconds / steps,
+            "reader_cost": reading / steps,
+            "reader_ratio": reading / seconds,
+            "skipped": self.state.skipped,
+            "bad_steps": self.state.bad_steps,
+            **self.strategy.figures(),
+        }
+
+    def _summary(self, wall: float) -> Summary:
+        ranks = self.strategy.gather((self.texts, self.tokens, self.seconds))
+        seconds = max(max(rank[2] for rank in ranks), 1e-9)
+        return {
+            "dev": dict(self.state.best),
+            "steps": self.state.step,
+            "skipped_steps": self.state.skipped,
+            "bad_steps": self.state.bad_steps,
+            "resumed_at": self.resumed_at,  # speeds and wall_s are of the steps after it
+            "texts_per_s": sum(rank[0] for rank in ranks) / seconds,
+            "tokens_per_s": sum(rank[1] for rank in ranks) / seconds,
+            "reader_ratio": self.reading / seconds,
+            "wall_s": wall,
+            "world_size": self.strategy.world_size,
+            "device": self.strategy.device,
+            "precision": self.precision.name,
+            **self.strategy.summary(),
+            **self.task.describe(),
+            "versions": versions(),
+            "config": self.job.model_dump(mode="json"),
+        }
+
+
+def _check_alike(chosen: list[str]) -> None:
+    """UserError where ranks on unlike machines have chosen unlike precisions."""
+    if len(set(chosen)) > 1:
+        raise UserError(
+            f"precision.level: auto is {chosen[0]} on rank 0 and not on all others ("
+            f"{', '.join(chosen)}); name a level that all have: O0 is float32"
+        )
+
+
+def _float32(job: schema.Config) -> str | None:
+    """What of a job keeps a CPU from other precisions, for `precision.choose`."""
+    if job.trainer.compile:
+        return "trainer.compile"
+    if job.strategy.name == "parameter_server":
+        return "strategy.name: parameter_server"
+    if isinstance(job, schema.Distill) and job.distill.kind == "theseus":
+        return "distill.kind: theseus"
+    return "task.name: ctr" if job.task.name == "ctr" else None
+
+
+def versions() -> dict[str, str]:
+    return {
+        "fleetbert": fleetbert.__version__,
+        "paddlepaddle": paddle.__version__,
+        "paddlenlp": importlib.metadata.version("paddlenlp"),
+        "python": platform.python_version(),
+    }
+
+
+# What must be the same in a resumed run for its steps to be the ones that are left; and what of it
+# may differ.
+SAME = re.compile(
+    "(task|data|model|optimizer|loss|wide_deep|distill|prune)[.]|trainer.seed$|method$|skip$"
+)
+FREE = ("data.cache", "data.num_workers")
+
+
+def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
+    default = type(run.job).model_construct()
+    now, defaults = (schema.flat(job.model_dump(mode="json")) for job in (run.job, default))
+    before = schema.flat(saved.state["config"])
+    # What a path names counts, not the path.
+    own = {**run.task.origins, "data.train": run.task.fingerprint}
+    former = {**saved.state.get("origins", {}), "data.train": saved.state["data"]}
+    free = {*FREE, *(path for path, digest in former.items() if own.get(path) == digest)}
+    for key in {**now, **before}:
+        # Keys may have come after the checkpoint.
+        old, new = before.get(key, defaults.get(key)), now.get(key)
+        if old != new and SAME.match(key) and key not in free:
+            raise UserError(
+                f"checkpoint {saved.folder}: was trained with {key}: {schema.yaml_word(old)}, this "
+                f"job has {schema.yaml_word(new)}; set it back, or start anew with "
+                "trainer.resume=none or another output_dir"
+            )
+    # An old one says no more than what was asked for.
+    asked = (str({**defaults, **before}[f"precision.{key}"]) for key in ("level", "dtype"))
+    before_it = saved.state.get("precision") or precision.named(*asked)
+    if before_it != run.precision.name:
+        raise UserError(
+            f"checkpoint {saved.folder}: was trained in {before_it}, this job computes in "
+            f"{run.precision.name} (precision.level, precision.dtype, and what the device has); go "
+            "on as before, or start anew with trainer.resume=none or another output_dir"
+        )
+    labels = list(run.task.labels)
+    old_labels = saved.state.get("labels", labels)  # a checkpoint may be older than the key
+    is_same_data = former["data.train"] == own["data.train"]
+    if old_labels != labels and (is_same_data or sorted(old_labels) == sorted(labels)):
+        raise UserError(
+            f"checkpoint {saved.folder}: was trained with the labels {', '.join(old_labels[:12])}, "
+            "in this order; give these, or start anew with trainer.resume=none or another "
+            "output_dir"
+        )
+    whole = {"data.train": "training texts have", "distill.teacher": "teacher has"}
+    for path, changed in whole.items():
+        if path in former and former[path] != own.get(path):
+            raise UserError(
+                f"checkpoint {saved.folder}: the {changed} changed since; start anew with "
+                "trainer.resume=none or another output_dir"
+            )

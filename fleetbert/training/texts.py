@@ -1,0 +1,285 @@
+"""Training on texts: a table's texts, tokenized and collected; the network; a task's objective."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Callable, Mapping, Sequence
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from fleetbert import config as schema
+from fleetbert import tasks
+from fleetbert.core.errors import UserError
+from fleetbert.data import api_docs, batching, cache, read, tokenizers
+from fleetbert.data.split import Split, fingerprint, hold_out, tokenize
+from fleetbert.data.tokenizers import Tokenizer
+from fleetbert.models import heads, weights
+from fleetbert.tasks import Arrays, Criterion, Metrics, Part
+from fleetbert.tasks.collect import Labelled
+from fleetbert.tasks.task import together
+from fleetbert.training import checkpoint, objectives
+from fleetbert.training.strategies.single import Single
+from fleetbert.training.trainable import Described, Trainable
+
+# `data.cache: auto` caches tables of more bytes; 32 MiB are about 300,000 sentences.
+LARGE = 32 << 20
+
+# Of the texts' targets, as `Task.targets` gives them, and the network's outputs, float32 [texts,
+# outputs].
+Metric = Callable[[np.ndarray, np.ndarray], float]
+
+
+def open_task(
+    job: schema.Config,
+    connected: Single | None = None,
+    source: weights.Source | None = None,
+    kind: Callable[..., TextTask] | None = None,
+    labels: list[str] | None = None,
+) -> TextTask:
+    """Read and tokenize the texts, build the network, load its weights. Where there are ranks
+    (`connected`) they share what is cached of the texts. `source`, `kind` and `labels` take the
+    places of what `job.model`, `TextTask` and the training texts say."""
+    source = weights.open_source(job.model) if source is None else source
+    tokenizer = tokenizers.open(source.tokenizer)
+    longest = source.shape.get("max_position_embeddings", 512)
+    if job.data.max_length > longest:
+        raise UserError(
+            f"data.max_length: {job.data.max_length} is more than the positions that "
+            f"{source.name} has ({longest})"
+        )
+    opened = open_splits(job, tokenizer, connected)
+    task = tasks.get(job.task.name)
+    if task.pooled:
+        source = source.with_pooling(job.task.pooling, "task.pooling")
+    if labels is None:
+        labels = _as_resumed(job, task.labels_of(opened[0][1]))
+    task.check_labels(labels)
+    splits = [task.with_targets(split, own, labels) for split, own in opened]
+    held = None
+    if job.trainer.calibrate:
+        if not task.calibrates:
+            raise UserError(
+                f"trainer.calibrate: task.name: {task.name} tells no probabilities; leave it out"
+            )
+        splits[0], held = hold_out(splits[0], job.trainer.calibrate, job.trainer.seed)
+    made = (kind or TextTask)(job, source, tokenizer, labels, *splits)
+    made.held = held
+    return made
+
+
+def _as_resumed(job: schema.Config, labels: list[str]) -> list[str]:
+    """The labels in the order of the run that the job goes on with, if they are its labels."""
+    checkpoints = Path(job.output_dir) / "checkpoints"
+    state = checkpoint.state_to_resume(checkpoints, job.trainer.resume)
+    if state is None:
+        return labels
+    former = state.get("labels", sorted(labels))  # runs before this key sorted numbers as text
+    return list(former) if sorted(former) == sorted(labels) else labels
+
+
+def open_splits(
+    job: schema.Config, tokenizer: Tokenizer, connected: Single | None = None
+) -> list[tuple[Split, list[str]]]:
+    """The training texts, and the dev texts if there are any, each with the labels in it."""
+    data, task = job.data, tasks.get(job.task.name)
+
+    def tokenized(name: str, table: read.Table) -> tuple[Split, list[str]]:
+        how = (tokenizer, task.pair, task.labelled, data.max_length, task.label)
+        return tokenize(name, table, *how)
+
+    if data.builtin:
+        tables = [read.Table(examples, []) for examples in api_docs.load()]
+        names = ("api_docs train", "api_docs dev")
+        return [tokenized(name, table) for name, table in zip(names, tables)]
+    splits = []
+    for path in (path for path in (data.train, data.dev) if path is not None):
+        form = task.table_format(path, data.quoting)
+        if connected is None or connected.rank == 0:
+            read.warn_of_pairs(path, form)
+        folder = cache_folder(job, path)
+        if folder is None:
+            splits.append(tokenized(path, read.read_as(path, form, data.on_bad_line)))
+            continue
+        recipe = cache.Recipe(form, data.on_bad_line, tokenizer.spec, task.pair, data.max_length)
+        make = partial(cache.prepare, path, folder, recipe)
+        splits.append(cache.load(path, make() if connected is None else connected.from_first(make)))
+    return splits
+
+
+def cache_folder(job: schema.Config, path: str) -> Path | None:
+    """Where the tokens of a table are kept; None: in memory."""
+    wanted = job.data.cache
+    if wanted == "none":
+        return None
+    if wanted != "auto":
+        return Path(wanted)
+    with read.opened(path) as file:
+        is_large = os.fstat(file.fileno()).st_size > LARGE
+    return Path(job.output_dir) / "cache" if is_large else None
+
+
+class TextTask(Trainable):
+    """Any task on texts. `metrics` are of the user's own, by name, of tasks that give each text
+    outputs. `held`: texts that are not trained on, for `calibration`."""
+
+    held: Split | None = None
+    labels: list[str]
+
+    def __init__(
+        self,
+        job: schema.Config,
+        source: weights.Source,
+        tokenizer: Tokenizer,
+        labels: list[str],
+        train: Split,
+        dev: Split | None = None,
+    ):
+        self.job, self.source, self.tokenizer, self.labels = job, source, tokenizer, labels
+        self.train, self.dev = train, dev
+        self.task = tasks.get(job.task.name).of_width(source.shape["hidden_size"])
+        self.objective = objectives.regularize(
+            objectives.get(job.task.name),
+            job.loss,
+            job.task.name,
+            labels,
+            self.task.counts(train.labels, labels) if labels else None,
+            len(train.labels),
+        )
+        self.passes = self.objective.passes
+        self.metrics: Mapping[str, Metric] = {}
+        self.collector: Labelled = self.task.collector(train, job, tokenizer)
+        paddle.seed(job.trainer.seed)
+        outputs = self.task.outputs(labels)
+        shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
+        self.network = heads.build(job.task.name, shape)
+        self.loaded = weights.load(self.network, source, labels)
+        self.objective.prepare(self.network)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the training texts and labels as tokens: what data a run has seen."""
+        return fingerprint(self.train)
+
+    @cached_property
+    def origins(self) -> dict[str, str]:
+        origins = {"model.vocab": weights.digest(self.source.tokenizer)}
+        if self.dev is not None:
+            origins["data.dev"] = fingerprint(self.dev)
+        if self.source.tensors is not None:
+            origins["model.init"] = weights.digest(self.source.tokenizer, self.source.tensors)
+        return origins
+
+    def notes(self) -> list[str]:
+        notes = []
+        for split in (self.train, self.held, self.dev):
+            if split is not None:
+                counts = split.counts()
+                counted = [f"{counts['texts']} texts"]
+                if counts["cut"]:
+                    counted.append(f"{counts['cut']} cut to {self.job.data.max_length} tokens")
+                if counts["skipped_lines"]:
+                    counted.append(f"{counts['skipped_lines']} bad lines skipped")
+                notes.append(f"{split.name}: {', '.join(counted)}")
+        if said := self.task.describe(self.train.labels, self.labels):
+            notes.append(said)
+        name, loaded = self.source.name, self.loaded
+        if loaded.fresh and self.source.tensors is not None:
+            notes.append(f"{name}: no weights for {', '.join(loaded.fresh)}; they start fresh")
+        if loaded.unused:
+            notes.append(f"{name}: not needed: {', '.join(loaded.unused)}")
+        if head := weights.describe_head(self.source, self.labels):
+            notes.append(f"{name}: {head}")
+        return notes
+
+    def warnings(self) -> list[str]:
+        doubts = self.task.doubts(self.train.labels, self.labels)
+        warnings = [f"{self.train.name}: {warning}" for warning in doubts]
+        is_number = self.task.labelled and not self.labels
+        if self.dev is not None and is_number and (same := self.task.alike(self.dev.labels)):
+            warnings.append(f"{self.dev.name}: {same}; nothing is measured by it")
+        if self.dev is not None and self.labels:
+            counts = self.task.counts(self.dev.labels, self.labels)
+            lacking = [self.labels[n] for n in np.flatnonzero(counts == 0)]
+            if lacking:
+                warnings.append(
+                    f"{self.dev.name}: has no text of {len(lacking)} of the {len(self.labels)} "
+                    f"labels: {weights.few(lacking)}; nothing is measured of them"
+                )
+        return warnings
+
+    def describe(self) -> Described:
+        splits = {"train": self.train, "held": self.held, "dev": self.dev}
+        return {
+            "data": {
+                role: {"file": split.name, **split.counts()}
+                for role, split in splits.items()
+                if split is not None
+            },
+            "fresh_weights": self.loaded.fresh,
+            "unused_weights": self.loaded.unused,
+        }
+
+    def locate(self, indices: Sequence[int]) -> list[Described]:
+        """Where training texts stand and what they are: file, line (from 1) and the line's text.
+
+        The text is None where the file cannot be read any more.
+        """
+        path, numbers = self.job.data.train, [int(self.collector.lines[i]) for i in indices]
+        texts: Mapping[int, str] = {}
+        if path is None:
+            builtin = api_docs.load()[0]
+            texts = {number: builtin[i].text_a for number, i in zip(numbers, indices)}
+        else:
+            with contextlib.suppress(UserError):  # it is gone, or another
+                form = self.task.table_format(path, self.job.data.quoting)
+                texts = read.lines_at(path, numbers, form)
+        return [{"file": self.train.name, "line": n, "text": texts.get(n)} for n in numbers]
+
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        return self.objective.loss(model, arrays)
+
+    def again(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        return self.objective.again(model, arrays)
+
+    def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
+        return self.objective.predict(network, arrays)
+
+    def evaluate(self, parts: Sequence[Part]) -> Metrics:
+        assert self.dev is not None
+        truth = self.dev.labels
+        metrics = self.task.evaluate_parts(parts, truth, self.labels)
+        if self.metrics:
+            outputs = together(parts, self.task.room(len(truth), self.labels))
+            metrics.update({name: float(of(truth, outputs)) for name, of in self.metrics.items()})
+        return metrics
+
+    def criterion(self, metrics: Metrics) -> Criterion:
+        return self.task.criterion(self.job.trainer.best_metric, metrics)
+
+    def dev_batches(self) -> list[np.ndarray]:
+        """The dev texts in batches of like length."""
+        return [] if self.dev is None else self._batches(self.dev)
+
+    def dev_arrays(self, part: np.ndarray) -> Arrays:
+        assert self.dev is not None
+        return self._arrays(self.dev, part)
+
+    def outputs(self, network: nn.Layer, split: Split) -> np.ndarray:
+        """What the network gives for all texts of a split, float32 [texts, outputs]."""
+        parts = [self.predict(network, self._arrays(split, part)) for part in self._batches(split)]
+        return together(parts, self.task.room(len(split.labels), self.labels))
+
+    def _batches(self, split: Split) -> list[np.ndarray]:
+        return batching.plan_inference(
+            split.encodings.lengths,
+            self.job.data.eval_batch_tokens,
+            tuple(range(1, self.job.data.max_length + 1)),
+        )
+
+    def _arrays(self, split: Split, part: np.ndarray) -> Arrays:
+        return self.tensors(self.task.collector(split, self.job, self.tokenizer).whole(part))

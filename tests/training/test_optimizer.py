@@ -1,0 +1,168 @@
+"""AdamW, its schedule and clipping beside NumPy's, written from Loshchilov and Hutter 2019."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+import tiny_job
+
+from fleetbert import config
+from fleetbert.compat.paddlenlp import BertConfig
+from fleetbert.models import heads
+from fleetbert.training import optimizer
+
+STEPS = 12
+
+
+class NumpyAdamW:
+    def __init__(self, weights, spared, rate, settings):
+        self.weights, self.spared, self.rate, self.settings = weights, spared, rate, settings
+        self.first = {name: np.zeros_like(w) for name, w in weights.items()}
+        self.second = {name: np.zeros_like(w) for name, w in weights.items()}
+        self.steps = 0
+
+    def step(self, gradients):
+        s = self.settings
+        rate = self.rate(self.steps)
+        self.steps += 1
+        length = np.sqrt(sum((g**2).sum() for g in gradients.values()))
+        clip = s["max_grad_norm"] / max(length, s["max_grad_norm"]) if s["max_grad_norm"] else 1.0
+        for name, gradient in gradients.items():
+            g = gradient * clip
+            m, v = self.first[name], self.second[name]
+            m[:] = s["beta1"] * m + (1 - s["beta1"]) * g
+            v[:] = s["beta2"] * v + (1 - s["beta2"]) * g**2
+            m_hat = m / (1 - s["beta1"] ** self.steps)
+            v_hat = v / (1 - s["beta2"] ** self.steps)
+            decay = 0.0 if name in self.spared else s["weight_decay"]
+            self.move(self.weights[name], m_hat / (np.sqrt(v_hat) + s["epsilon"]), rate, decay)
+
+    def move(self, weight, move, rate, decay):
+        weight *= 1 - rate * decay
+        weight -= rate * move
+
+
+class NumpyLamb(NumpyAdamW):
+    """You et al. 2020, algorithm 2; spared weights have no decay and a trust ratio of 1."""
+
+    def move(self, weight, move, rate, decay):
+        move = move + decay * weight
+        trust = np.linalg.norm(weight) / np.linalg.norm(move) if decay else 1.0
+        weight -= rate * trust * move
+
+
+def linear_rate(step, peak, total, warmup):
+    """Rises over the first `warmup` steps, the last of which has the peak; 0 after the last."""
+    if step < warmup:
+        return peak * (step + 1) / warmup
+    return peak * (total - step) / (total - warmup)
+
+
+def network():
+    paddle.seed(0)
+    return heads.build(
+        "classification",
+        BertConfig(
+            vocab_size=len(tiny_job.VOCAB), hidden_size=8, num_hidden_layers=2,
+            num_attention_heads=2, intermediate_size=16, num_labels=2,
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "max_grad_norm"), [("adamw", 1.0), ("adamw", 0.05), ("adamw", 0.0), ("lamb", 0.0)]
+)
+def test_steps_are_those_of_numpy(name, max_grad_norm):
+    settings = {
+        "learning_rate": 0.02, "warmup_ratio": 0.25, "weight_decay": 0.3, "beta1": 0.8,
+        "beta2": 0.95, "epsilon": 1e-6, "max_grad_norm": max_grad_norm, "name": name,
+    }  # fmt: skip
+    net = network()
+    adamw, schedule = optimizer.build(config.Optimizer(**settings), net, STEPS)
+    named = dict(net.named_parameters())
+    weights = {name: p.numpy().astype(np.float64) for name, p in named.items()}
+    spared = {name for name, p in named.items() if len(p.shape) == 1}
+    reference = {"adamw": NumpyAdamW, "lamb": NumpyLamb}[name](
+        weights, spared, lambda step: linear_rate(step, 0.02, STEPS, 3), settings
+    )
+    rng = np.random.default_rng(0)
+    for _ in range(STEPS):
+        gradients = {name: rng.normal(size=p.shape) * 0.01 for name, p in named.items()}
+        loss = sum(
+            (p * paddle.to_tensor(gradients[name].astype(np.float32))).sum()
+            for name, p in named.items()
+        )
+        loss.backward()
+        adamw.step()
+        adamw.clear_grad()
+        schedule.step()
+        reference.step(gradients)
+    for name, p in named.items():
+        np.testing.assert_allclose(p.numpy(), weights[name], atol=3e-5, err_msg=name)
+    before = network().parameters()
+    moved = max((p - was).abs().max().item() for p, was in zip(net.parameters(), before))
+    assert moved > 0.05
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+def test_lower_layers_learn_more_slowly(name):
+    """Gradients of one size in all weights, without decay: moves tell the rates."""
+    net = network()
+    settings = config.Optimizer(
+        name=name, learning_rate=0.01, layer_decay=0.5, weight_decay=0, schedule="constant",
+        warmup_ratio=0, max_grad_norm=0,
+    )  # fmt: skip
+    chosen, _ = optimizer.build(settings, net, STEPS)
+    before = {n: p.numpy() for n, p in net.named_parameters()}
+    sum(p.sum() for p in net.parameters()).backward()
+    chosen.step()
+    moves = {n: np.abs(p.numpy() - before[n]).max() for n, p in net.named_parameters()}
+    biases = {n: move for n, move in moves.items() if n.endswith("bias")}
+    whole = biases["network.classifier.bias"]
+    assert whole == pytest.approx(0.01, rel=1e-3)
+    expected = {
+        "embeddings": 0.125, "encoder.layers.0": 0.25, "encoder.layers.1": 0.5, "pooler": 1,
+    }  # fmt: skip
+    for part, share in expected.items():
+        shares = [move / whole for n, move in biases.items() if f".{part}." in n]
+        assert shares
+        assert shares == pytest.approx([share] * len(shares), rel=1e-3), part
+
+
+class TestRate:
+    def at(self, total, **settings):
+        return optimizer.rate(config.Optimizer(learning_rate=2.0, **settings), total)
+
+    def test_warm_up_and_decay(self):
+        rate = self.at(100, warmup_ratio=0.1)
+        assert [rate(step) for step in range(100)] == pytest.approx(
+            [linear_rate(step, 2.0, 100, 10) for step in range(100)]
+        )
+        assert rate(0) == pytest.approx(0.2)
+        assert rate(9) == rate(10) == 2.0
+        assert rate(99) == pytest.approx(2 / 90)
+        assert rate(100) == 0
+        assert rate(150) == 0
+
+        rate = self.at(10, warmup_ratio=0.0)
+        assert [rate(0), rate(5), rate(10)] == pytest.approx([2.0, 1.0, 0.0])
+
+    def test_constant_stays_at_its_peak(self):
+        rate = self.at(100, warmup_ratio=0.1, schedule="constant")
+        assert rate(4) == pytest.approx(1.0)
+        assert {rate(step) for step in (9, 50, 99, 1000)} == {2.0}
+
+    def test_half_a_cosine(self):
+        rate = self.at(100, warmup_ratio=0.1, schedule="cosine")
+        assert [rate(step) for step in (4, 9, 10)] == pytest.approx([1.0, 2.0, 2.0])
+        steps = np.arange(10, 100)
+        expected = 1 + np.cos(np.pi * (steps - 10) / 90)
+        assert [rate(int(step)) for step in steps] == pytest.approx(expected)
+        assert rate(100) == rate(150) == 0
+
+    @pytest.mark.parametrize("total", [1, 2, 3])
+    @pytest.mark.parametrize("warmup", [0.0, 0.1, 0.9])
+    def test_short_runs_have_a_rate_within_bounds(self, total, warmup):
+        rate = self.at(total, warmup_ratio=warmup)
+        assert all(0 < rate(step) <= 2.0 for step in range(total))

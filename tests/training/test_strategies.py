@@ -1,0 +1,117 @@
+"""A strategy trains what it has never heard of: images. ResNet in two real ranks, beside Paddle's
+own static graph, is in examples/test_images.py."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+import pytest
+import tiny_job
+from paddle import nn
+
+from fleetbert.tasks import Criterion
+from fleetbert.training.job import train_with
+from fleetbert.training.strategies import connect
+from fleetbert.training.trainable import Trainable
+
+CLASSES, IMAGES, DEV, BATCH = 3, 64, 12, 8
+
+
+class Images(Trainable):
+    """Noise, with more of the colour of its class. A `Trainable`."""
+
+    fingerprint = "made of noise"  # a class's own value is as good as a property
+
+    def __init__(self):
+        paddle.seed(1)
+        self.network = nn.Sequential(
+            nn.Conv2D(CLASSES, 8, 3), nn.BatchNorm2D(8), nn.ReLU(),
+            nn.AdaptiveAvgPool2D(1), nn.Flatten(), nn.Linear(8, CLASSES),
+        )  # fmt: skip
+        rng = np.random.default_rng(2)
+        self.truth = rng.integers(0, CLASSES, IMAGES + DEV)
+        self.images = rng.normal(size=(IMAGES + DEV, CLASSES, 8, 8)).astype(np.float32)
+        self.images[np.arange(IMAGES + DEV), self.truth] += 1
+
+    def plan(self, epoch):
+        order = np.random.default_rng([3, epoch]).permutation(IMAGES)
+        return np.split(order, IMAGES // BATCH)
+
+    def micro_batches(self, indices, epoch, parts, shard):
+        return [self.arrays(part, len(indices)) for part in np.array_split(indices, parts)[shard]]
+
+    def arrays(self, part, step):
+        return {
+            "images": paddle.to_tensor(self.images[part]),
+            "labels": paddle.to_tensor(self.truth[part]),
+            "step": step,
+            "n_texts": len(part),
+            "n_tokens": 0,
+        }
+
+    def loss(self, model, arrays):
+        losses = F.cross_entropy(model(arrays["images"]), arrays["labels"], reduction="sum")
+        return losses / arrays["step"]
+
+    def dev_batches(self):
+        return np.split(np.arange(IMAGES, IMAGES + DEV), 4)
+
+    def dev_arrays(self, part):
+        return self.arrays(part, len(part))
+
+    def predict(self, network, arrays):
+        logits = network(arrays["images"])
+        losses = F.cross_entropy(logits, arrays["labels"], reduction="none").flatten()
+        right = logits.argmax(-1) == arrays["labels"]
+        return {"losses": losses.numpy(), "right": right.numpy()}
+
+    def evaluate(self, parts):
+        means = {n: float(np.mean([part[n] for part in parts])) for n in ("losses", "right")}
+        return {"n": DEV, "loss": means["losses"], "accuracy": means["right"]}
+
+    def criterion(self, metrics):
+        return Criterion("accuracy", False)
+
+    def locate(self, indices):
+        return [{"image": int(index)} for index in indices]
+
+    def describe(self):
+        return {"data": {"train": {"images": IMAGES}, "dev": {"images": DEV}}}
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_data, tmp_path_factory):
+    """{"plain" or "compiled": (output folder, summary)}."""
+    found = {}
+    for name in ("plain", "compiled"):
+        output = tmp_path_factory.mktemp(name)
+        changes = {
+            "optimizer.learning_rate": 1e-2, "trainer.max_steps": 6, "trainer.eval_every": 3,
+            "trainer.compile": name == "compiled", "callbacks.profiler.enabled": True,
+            "callbacks.visualdl": True,
+        }  # fmt: skip
+        job = tiny_job.job(tiny_data, output, changes)
+        summary = train_with(connect(job), job, lambda *_: Images(), lambda *_: None)
+        found[name] = output, summary
+    return found
+
+
+def test_compiled_images_have_the_same_losses(trained):
+    losses, compiled = (tiny_job.losses(trained[name][0]) for name in ("plain", "compiled"))
+    assert list(losses) == [1, 2, 3, 4, 5, 6]
+    assert compiled == pytest.approx(losses, rel=1e-4)
+    assert losses[6] < losses[1]
+
+
+@pytest.mark.parametrize("name", ["plain", "compiled"])
+def test_the_callbacks_knew_what_to_do(trained, name):
+    folder, summary = trained[name]
+    assert summary["dev"]["n"] == 12
+    assert summary["data"]["train"] == {"images": 64}
+    assert {row["step"] for row in tiny_job.rows(folder) if "dev.loss" in row} == {3, 6}
+    assert (folder / "checkpoints" / "step-00000006" / "manifest.json").is_file()
+    assert len(json.loads((folder / "profile.json").read_text())["ranks"]) == 1
+    assert list((folder / "visualdl").glob("*.log"))
