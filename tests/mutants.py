@@ -58,9 +58,19 @@ def pytest_runtest_call(item: Any) -> None:
     _note_since(f"{item.nodeid} (call)")
 
 
-def pytest_runtest_logreport(report: Any) -> None:
-    if "PYTEST_XDIST_WORKER" not in os.environ:  # the process that all report to
-        with Path(os.environ[NOTES]).open("a", encoding="utf-8") as file:
+def pytest_configure(config: Any) -> None:
+    if not hasattr(config, "workerinput"):  # the process that all report to
+        config.pluginmanager.register(Notes(Path(os.environ[NOTES])))
+
+
+class Notes:
+    """Writes how each test went."""
+
+    def __init__(self, path: Path):
+        self.path = path  # now: a test may empty the environment
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
             row = [report.nodeid, report.when, report.duration, report.outcome]
             file.write(json.dumps(row) + "\n")
 
