@@ -31,7 +31,7 @@ from fleetbert.deploy.inference.messages import Core, Failure, Statistics, Versi
 from fleetbert.deploy.inference.ops import metrics, output
 
 FOLDER = Path(__file__).parent / "page"
-CSS = Path(fleetbert.__file__).parent / "page.css"  # the reports' style
+CSS = Path(fleetbert.__file__).parent / "reports" / "page.css"  # the reports' style
 SWAGGER = ("swagger-ui.css", "swagger-ui-bundle.js")
 
 DOCS = """\
