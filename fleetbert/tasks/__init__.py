@@ -1,8 +1,7 @@
-"""What a model learns and answers, a file for each kind. No Paddle.
+"""What a model learns and answers, a folder for each kind. No Paddle, but in the modules `loss`.
 
-A kind from outside the package is a class below `Task`, of which one is given to `register`, and
-its objective to `fleetbert.training.objectives.register`. Clicks (`ctr`) are not of texts: their
-task stands in `training.ctr` as a whole.
+A kind from outside the package is a class below `Task`, of which one is given to `register`. Clicks
+(`ctr`) are not of texts: their task stands in `training.ctr` as a whole.
 """
 
 from __future__ import annotations

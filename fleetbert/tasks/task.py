@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from types import MappingProxyType
 from typing import (
+    TYPE_CHECKING,
     Any,
     ClassVar,
     Collection,
@@ -31,6 +32,9 @@ from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.tasks.calibration import Fitted
 from fleetbert.tasks.collect import Labelled
 from fleetbert.tasks.metrics import Metrics
+
+if TYPE_CHECKING:
+    from fleetbert.tasks.loss import Loss
 
 # A tensor's values, one for each text: strings, or an array [texts, ...].
 Values = Union[List[str], np.ndarray]
@@ -81,6 +85,7 @@ class Task(ABC):
     pair: bool = False  # a question is two texts
     labelled: bool = True  # training texts have labels
     answers: bool = True  # a bundle can be asked
+    loss: str | Loss  # or the module that has it, as `LOSS`: it loads Paddle
     head: ClassVar[str]  # of the network, see `models.heads`
     collects: ClassVar[type[Labelled]] = Labelled  # what makes a step's arrays
     gate_metric: ClassVar[str]  # what compression may lose little of; higher is better

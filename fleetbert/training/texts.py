@@ -20,9 +20,11 @@ from fleetbert.data.split import Split, fingerprint, hold_out, tokenize
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.models import heads, weights
 from fleetbert.tasks import Arrays, Criterion, Metrics, Part
+from fleetbert.tasks import loss as losses
 from fleetbert.tasks.collect import Labelled
 from fleetbert.tasks.task import together
-from fleetbert.training import checkpoint, objectives
+from fleetbert.training import checkpoint
+from fleetbert.training.regularized import regularize
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.trainable import Described, Trainable
 
@@ -142,8 +144,8 @@ class TextTask(Trainable):
         self.job, self.source, self.tokenizer, self.labels = job, source, tokenizer, labels
         self.train, self.dev = train, dev
         self.task = tasks.get(job.task.name).of_width(source.shape["hidden_size"])
-        self.objective = objectives.regularize(
-            objectives.get(job.task.name),
+        self.objective = regularize(
+            losses.of(self.task),
             job.loss,
             job.task.name,
             labels,

@@ -15,13 +15,13 @@ from fp16sim import calls
 from safetensors.numpy import load_file
 
 from fleetbert import config
-from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.core.errors import UserError
 from fleetbert.models import heads
+from fleetbert.models.bert import BertConfig
+from fleetbert.tasks.classification.loss import CrossEntropy
 from fleetbert.training import checkpoint, precision
 from fleetbert.training import job as training
 from fleetbert.training.callbacks import Callback
-from fleetbert.training.objectives import CrossEntropy
 from fleetbert.training.strategies.single import Single
 
 SHORT = {

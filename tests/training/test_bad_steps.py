@@ -17,8 +17,8 @@ from fleetbert import config
 from fleetbert.compat import versions
 from fleetbert.core.errors import UserError
 from fleetbert.data import api_docs, read
+from fleetbert.tasks.classification.loss import CrossEntropy
 from fleetbert.training import checkpoint, job, optimizer
-from fleetbert.training.objectives import CrossEntropy
 from fleetbert.training.texts import TextTask
 
 SAVED = {"trainer.checkpoint_every": 1, "trainer.keep_checkpoints": 20, "model.dropout": 0.0}
@@ -29,7 +29,7 @@ import sys
 import fleetbert
 from fleetbert import config
 from fleetbert.core import errors
-from fleetbert.training.objectives import CrossEntropy
+from fleetbert.tasks.classification.loss import CrossEntropy
 from fleetbert.training.job import train
 
 whole = CrossEntropy.loss

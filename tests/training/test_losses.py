@@ -15,8 +15,8 @@ import tiny_job
 from fleetbert import tasks
 from fleetbert.data import read, tokenizers
 from fleetbert.data.split import Split, tokenize
+from fleetbert.tasks import loss as losses
 from fleetbert.tasks.ranking import draw
-from fleetbert.training import objectives
 
 PAIRS = tiny_job.vector_rows(48, 1)
 SCORED = tiny_job.vector_rows(48, 1, numbers=True)
@@ -46,7 +46,7 @@ class Opened(NamedTuple):
             (arrays,) = collector.micro_batches(step, epoch, 1, slice(None))
             inputs = {key: paddle.to_tensor(one) for key, one in arrays["inputs"].items()}
             sent = {key: paddle.to_tensor(arrays[key]) for key in ("labels", "weight")}
-            loss = objectives.get(self.name).loss(network, {**arrays, **sent, "inputs": inputs})
+            loss = losses.of(self.task).loss(network, {**arrays, **sent, "inputs": inputs})
             yield step, arrays, float(loss), collector
 
 

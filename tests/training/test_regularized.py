@@ -9,11 +9,13 @@ import paddle
 import pytest
 from paddle import nn
 
-from fleetbert import config
+from fleetbert import config, tasks
 from fleetbert.core.errors import UserError
-from fleetbert.training import objectives
-from fleetbert.training.objectives import regularized
+from fleetbert.tasks import loss as losses
+from fleetbert.training import regularized
+from fleetbert.training.regularized import regularize
 
+PLAIN = losses.of(tasks.get("classification"))
 WORDS, WIDTH, CLASSES = 11, 5, 3
 IDS = np.array([[1, 2, 3, 4], [5, 6, 2, 0]])
 LABELS = np.array([2, 0])
@@ -54,8 +56,8 @@ def arrays(**inputs):
 
 
 def built(bag, **settings):
-    of = objectives.regularize(
-        objectives.get("classification"), config.Loss(**settings), "classification",
+    of = regularize(
+        PLAIN, config.Loss(**settings), "classification",
         ["a", "b", "c"],
         np.array([6, 3, 1]),
         10,
@@ -104,7 +106,7 @@ def check(found, loss, to_table, to_last):
 
 
 def test_nothing_asked_for_is_the_objective_itself():
-    assert built(Bag()) is objectives.get("classification")
+    assert built(Bag()) is PLAIN
 
 
 def test_smoothed_labels():
@@ -194,13 +196,13 @@ def test_positive_weights_are_pytorchs():
         "labels": paddle.to_tensor([[1, 0, 1], [0, 1, 0]]), "inputs": {},
         "weight": paddle.to_tensor(WEIGHT),
     }  # fmt: skip
-    plain = objectives.get("multi_label_classification")
+    plain = losses.of(tasks.get("multi_label_classification"))
     for wanted, counts, texts in (
         ({"a": 2.0, "b": 0.5, "c": 3.0}, [1, 1, 1], 2),
         ("balanced", [4, 8, 3], 12),
     ):
         logits = paddle.to_tensor([[0.5, -1.25, 2.0], [-0.75, 0.25, -3.0]], stop_gradient=False)
-        of = objectives.regularize(
+        of = regularize(
             plain, config.Loss(positive_weights=wanted), "multi_label_classification",
             ["a", "b", "c"], np.array(counts), texts,
         )  # fmt: skip
@@ -225,9 +227,9 @@ def test_positive_weights_are_pytorchs():
     ],
 )
 def test_what_a_task_has_not_is_refused(task, settings, said):
-    objective = objectives.get("classification")
+    objective = PLAIN
     if task == "stars":
         objective = type("Stars", (type(objective),), {"has_classes": False})()
     counts = None if task == "mlm" else np.array([1, 1, 1])
     with pytest.raises(UserError, match=said):
-        objectives.regularize(objective, config.Loss(**settings), task, ["a", "b", "c"], counts, 10)
+        regularize(objective, config.Loss(**settings), task, ["a", "b", "c"], counts, 10)

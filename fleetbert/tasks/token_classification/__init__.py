@@ -165,6 +165,7 @@ class Collector(Labelled):
 class TokenClassification(Task):
     name = "token_classification"
     head = "tokens"
+    loss = f"{__name__}.loss"
     collects = Collector
     gate_metric = "entity_f1"
     label = "spans"

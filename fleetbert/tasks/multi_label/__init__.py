@@ -37,6 +37,7 @@ class LabelsAnswer(NamedTuple):
 class MultiLabel(Task):
     name = "multi_label_classification"
     head = "classifier"
+    loss = f"{__name__}.loss"
     gate_metric = "macro_f1"
     label = "names"
     picks_label = False

@@ -80,6 +80,7 @@ class Ranking(Regression):
     document that answers its query, else 0; and the query's number."""
 
     label = "relevance"
+    loss = f"{__name__}.loss"
     gate_metric = "map"
     takes_metrics = False
     collects = Documents

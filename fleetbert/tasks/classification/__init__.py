@@ -29,6 +29,7 @@ class LabelAnswer(NamedTuple):
 
 class Classification(Task):
     head = "classifier"
+    loss = f"{__name__}.loss"
     gate_metric = "accuracy"
     calibrates = True
 

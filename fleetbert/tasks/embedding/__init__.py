@@ -97,6 +97,7 @@ class Embedding(OfNumbers):
 
     name = "embedding"
     head = "embedding"
+    loss = f"{__name__}.loss"
     gate_metric = "spearman"
     pooled = True
     takes_metrics = False

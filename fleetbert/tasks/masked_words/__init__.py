@@ -58,6 +58,7 @@ class MaskedWords(Task):
     name = "mlm"
     labelled = answers = takes_metrics = False
     head = "masked_words"
+    loss = f"{__name__}.loss"
     collects = Masked
     gate_metric = "accuracy"
     picks_label = False

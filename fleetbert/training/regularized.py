@@ -17,17 +17,17 @@ from fleetbert import config as schema
 from fleetbert.core.errors import UserError
 from fleetbert.models.heads import Headed
 from fleetbert.tasks import Arrays, Part
-from fleetbert.training.objectives.losses import BinaryCrossEntropy, Objective
+from fleetbert.tasks.loss import Loss
 
 
 def regularize(
-    objective: Objective,
+    objective: Loss,
     settings: schema.Loss,
     task: str,
     labels: Sequence[str],
     counts: np.ndarray | None,
     texts: int,
-) -> Objective:
+) -> Loss:
     """`objective` with what `settings` ask for; itself where they ask for nothing.
 
     counts: training texts of each label, int64 [labels]; None: the task has no labels. texts: all.
@@ -39,12 +39,12 @@ def regularize(
         if getattr(settings, name) and not objective.has_classes:
             raise UserError(f"loss.{name}: task.name: {task} has no classes; set it to 0")
     if settings.positive_weights != "none":
-        if counts is None or not isinstance(objective, BinaryCrossEntropy):
+        if counts is None or not objective.has_several_labels:
             raise UserError(
                 f"loss.positive_weights: task.name: {task} has not several labels; set it to none"
             )
         wanted = settings.positive_weights
-        objective = BinaryCrossEntropy(positive_weights(wanted, labels, counts, texts))
+        objective = objective.with_positive_weights(positive_weights(wanted, labels, counts, texts))
         settings = settings.model_copy(update={"positive_weights": "none"})
         if settings == schema.Loss():
             return objective
@@ -95,12 +95,10 @@ def _by_label(key: str, wanted: dict[str, float], labels: Sequence[str]) -> np.n
     return np.array([wanted.get(label, 1.0) for label in labels], np.float32)
 
 
-class Regularized(Objective):
+class Regularized(Loss):
     """`objective`, with `settings`; weights: of the classes, float32 [classes], or None."""
 
-    def __init__(
-        self, objective: Objective, settings: schema.Loss, weights: np.ndarray | None = None
-    ):
+    def __init__(self, objective: Loss, settings: schema.Loss, weights: np.ndarray | None = None):
         self.objective, self.settings = objective, settings
         self.weights = None if weights is None else paddle.to_tensor(weights)
         self.has_classes = objective.has_classes

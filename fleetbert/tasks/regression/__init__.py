@@ -58,6 +58,7 @@ class OfNumbers(Task):
 
 class Regression(OfNumbers):
     head = "classifier"
+    loss = f"{__name__}.loss"
     gate_metric = "spearman"
     tells = "a number"
 

@@ -1,0 +1,48 @@
+"""How near the vectors of texts that belong together are."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from fleetbert.tasks.collect import Arrays
+from fleetbert.tasks.loss import Loss
+
+FAR = np.float32(-1e9)  # a score whose exponential is 0
+
+
+class Similarity(Loss):
+    """Vectors of texts that belong together.
+
+    With numbers: the squared error of the cosines of pairs. Without: a text has to find its second
+    one among all of the batch (InfoNCE, van den Oord et al. 2018, equation 4), of triplets among
+    the third ones too; what belongs to the same first text in another example is no wrong answer,
+    and is left out. Ranks and accumulated parts have batches of their own."""
+
+    pooled = False
+
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        """arrays: `places` int64 (examples, texts of one), where their vectors are; `groups` int64
+        (examples), of examples with the same first text; `labels` float32 (examples), NaN without
+        numbers; `temperature`."""
+        vectors = model(**arrays["inputs"]).astype("float32")  # (texts, width)
+        places = paddle.to_tensor(arrays["places"])
+        first, *others = (paddle.gather(vectors, places[:, n]) for n in range(places.shape[1]))
+        if arrays["has_numbers"]:
+            cosines = (first * others[0]).sum(-1)
+            losses = (cosines - arrays["labels"]).square()
+        else:
+            scores = paddle.matmul(first, paddle.concat(others), transpose_y=True)
+            groups = np.asarray(arrays["groups"])
+            left_out = np.zeros(scores.shape, np.float32)
+            left_out[:, : len(groups)] = groups[:, None] == groups
+            np.fill_diagonal(left_out, 0)
+            scores = scores / arrays["temperature"] + paddle.to_tensor(left_out * FAR)
+            own = paddle.arange(len(groups))
+            losses = F.cross_entropy(scores, own, reduction="none")
+        return (losses.flatten() * arrays["weight"]).sum()
+
+
+LOSS = Similarity()

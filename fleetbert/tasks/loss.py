@@ -1,0 +1,60 @@
+"""What a kind of task minimizes. It loads Paddle, as the module `loss` of each task does: training
+imports these, nothing that serves does.
+
+Arrays hold what the task's collector gives (`fleetbert.tasks.collect`): `weight` float32
+[examples], `labels`, and `inputs` of the network.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+
+import numpy as np
+import paddle
+from paddle import nn
+
+from fleetbert.tasks.collect import Arrays
+from fleetbert.tasks.task import Part, Task
+
+
+class Loss(ABC):
+    """The network is the one of the task's head. `has_classes`: it gives logits of the labels, of
+    which a text has one; `has_several_labels`: there is `with_positive_weights`. `pooled`: the loss
+    needs the pooler. `passes`: 2 where `again` comes after the gradients of `loss`."""
+
+    has_classes = False
+    has_several_labels = False
+    pooled = True
+    passes = 1
+
+    def prepare(self, network: nn.Layer) -> None:
+        """Change a network (`models.heads.Headed`) before its weights are given to an optimizer."""
+        if not self.pooled:  # data parallel must not wait for its gradients
+            for weight in network.network.bert.pooler.parameters():
+                weight.stop_gradient = True
+
+    def with_positive_weights(self, weights: np.ndarray) -> Loss:
+        """The loss in which a text that has a label counts so much, float32 [labels]."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        """A float32 scalar: the sum over the examples, each with its `weight`."""
+
+    def again(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        """As `loss`, of the same arrays, when its gradients are there; theirs are added."""
+        raise NotImplementedError
+
+    def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
+        """What an evaluation needs of one batch: the outputs of its texts."""
+        logits = network(**arrays["inputs"]).astype("float32").numpy()
+        return {"texts": arrays["texts"], "logits": logits}
+
+
+def of(task: Task) -> Loss:
+    """The loss of a task, which names its module, or has it."""
+    if isinstance(task.loss, str):
+        loss: Loss = importlib.import_module(task.loss).LOSS
+        return loss
+    return task.loss

@@ -1,0 +1,37 @@
+"""Binary cross entropy of each label."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from fleetbert.tasks.collect import Arrays
+from fleetbert.tasks.loss import Loss
+
+
+class BinaryCrossEntropy(Loss):
+    """Several labels for each text; of a text the mean over the labels.
+
+    positive: what a text that has a label counts in the label's loss, float32 [labels]; None: as
+    much as one that has it not."""
+
+    has_several_labels = True
+
+    def __init__(self, positive: np.ndarray | None = None):
+        self.positive = None if positive is None else paddle.to_tensor(positive)
+
+    def with_positive_weights(self, weights: np.ndarray) -> Loss:
+        return BinaryCrossEntropy(weights)
+
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        logits = model(**arrays["inputs"]).astype("float32")  # (texts, labels)
+        truth = arrays["labels"].astype("float32")
+        losses = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")
+        if self.positive is not None:  # Paddle 2.6.2's own pos_weight has wrong gradients
+            losses = losses * (1 + (self.positive - 1) * truth)
+        return (losses.mean(-1) * arrays["weight"]).sum()
+
+
+LOSS = BinaryCrossEntropy()

@@ -1,0 +1,31 @@
+"""Cross entropy of the words' tags."""
+
+from __future__ import annotations
+
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from fleetbert.tasks.collect import Arrays
+from fleetbert.tasks.loss import Loss
+from fleetbert.tasks.task import Part
+from fleetbert.tasks.token_classification import tagged
+
+
+class TokenCrossEntropy(Loss):
+    """A tag for each word: of its first token, the others have no weight."""
+
+    pooled = False
+
+    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+        logits = model(**arrays["inputs"]).astype("float32")  # (rows, length, labels)
+        losses = F.cross_entropy(logits, arrays["labels"], reduction="none").squeeze(-1)
+        return (losses * arrays["weight"]).sum()
+
+    def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
+        logits = network(**arrays["inputs"]).astype("float32").numpy()
+        words = arrays["words"]
+        return {"texts": arrays["texts"], "logits": tagged(logits, words, [""] * len(words))}
+
+
+LOSS = TokenCrossEntropy()
