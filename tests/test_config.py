@@ -368,16 +368,35 @@ def test_weights_are_by_the_labels_as_tables_write_them(load, key):
     """A dot in a label makes no section; a number is its text."""
     written = dict(WEIGHTS)
     for keys in ({"loss": {key: written}}, {f"loss.{key}": written}):
-        named = {"data.train": "x", "model.vocab": "v", **keys}
-        job = config.from_keys(config.Config, arguments.keys_of(named))
+        named = {"data.train": "x", "model.vocab": "v"}
+        job = config.from_keys(config.Config, arguments.keys_of({**named, **keys}))
         assert getattr(job.loss, key) == WEIGHTS
-    of_python = arguments.keys_of({"loss": {key: {np.int64(0): 2.0, True: 3.0}}})
-    assert of_python == {"loss": {key: [(0, 2.0), ("true", 3.0)]}}
+    named["loss"] = {key: {np.int64(0): 2.0, True: 3.0}}
+    of_python = config.from_keys(config.Config, {**named, f"loss.{key}.a..b.": 5.0})
+    assert getattr(of_python.loss, key) == {"0": 2.0, "true": 3.0, "a..b.": 5.0}
     by_yaml = f"{LEAST}loss:\n  {key}:\n    0: 5.0\n    comp.graphics: 2.0\n    'yes': 1.0\n"
     found = {"0": 5.0, "comp.graphics": 2.0, "yes": 1.0}
     assert getattr(load(by_yaml).loss, key) == found
-    assert getattr(load(by_yaml, f"loss.{key}.a.b=2").loss, key) == {**found, "a.b": 2.0}
+    for label in ("a.b", ".net", "U.S.", "..."):
+        assert getattr(load(by_yaml, f"loss.{key}.{label}=2").loss, key) == {**found, label: 2.0}
     assert getattr(load(LEAST, f"loss.{key}={{1: 2, a.b: 3}}").loss, key) == {"1": 2.0, "a.b": 3.0}
+
+
+def test_a_resumed_run_may_differ_where_the_key_or_its_section_says_so():
+    free = {
+        name
+        for name, _ in config.fields(config.Tuning)
+        if config.on_resume(config.Tuning, name) == "free"
+    }
+    sections = ("precision.", "strategy.", "trainer.", "callbacks.")
+    assert {name for name in free if not name.startswith(sections)} == {
+        "data.cache", "data.num_workers", "output_dir", "held_out",
+    }  # fmt: skip
+    kept = {name for name, _ in config.fields(config.Tuning)} - free
+    assert {name for name in kept if name.startswith(sections)} == {"trainer.seed"}
+    # Keys of an older checkpoint, or of a job of another kind.
+    gone = {"trainer.gone": "free", "data.gone": "same", "distill.kind": "same"}
+    assert {name: config.on_resume(config.Config, name) for name in gone} == gone
 
 
 @pytest.mark.parametrize("label", ["yes", "no", "on", "true", "null", "2024-01-01"])

@@ -11,7 +11,7 @@ from typing import Iterator
 from fleetbert.bench import infer, serve, train
 from fleetbert.cli import main as cli
 from fleetbert.config import compression, distillation, training
-from fleetbert.config.help import fields
+from fleetbert.config.keys import fields
 from fleetbert.deploy.inference import settings
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from pathlib import Path
 from typing import Mapping, TypeVar, Union
@@ -30,10 +29,6 @@ SHORT = {
 }
 
 
-# Keys whose values are by label. A label may have a dot, which is no section.
-BY_LABEL = ("class_weights", "positive_weights")
-
-
 def keys_of(
     given: Mapping[str, object],
     named: Mapping[str, object | None] | None = None,
@@ -45,19 +40,8 @@ def keys_of(
     keys: dict[str, object] = {}
     for name, value in {**given, **own}.items():
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
-        value = _whole_labels(name, value)
         keys[name if isinstance(value, Mapping) else short.get(name, name)] = value
     return keys
-
-
-def _whole_labels(name: str, value: object) -> object:
-    """A key's value, in which weights by label are lists of (label, weight)."""
-    if not isinstance(value, Mapping):
-        return value
-    if name.rpartition(".")[2] not in BY_LABEL:
-        return {key: _whole_labels(str(key), inner) for key, inner in value.items()}
-    labels = [(in_memory.unboxed(label), weight) for label, weight in value.items()]
-    return [(json.dumps(n) if isinstance(n, bool) else n, weight) for n, weight in labels]
 
 
 def job_of(

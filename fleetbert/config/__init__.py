@@ -15,7 +15,6 @@ from fleetbert.config.compression import (
     Gate,
     Prune,
     Quantize,
-    Search,
     Selection,
     SoftLabels,
     Tuning,
@@ -28,8 +27,9 @@ from fleetbert.config.distillation import (
     Student,
     Texts,
 )
-from fleetbert.config.help import fields, help_text, yaml_word
-from fleetbert.config.loading import distills_itself, flat, from_keys, load, load_as
+from fleetbert.config.help import help_text, yaml_word
+from fleetbert.config.keys import fields, flat, on_resume
+from fleetbert.config.loading import distills_itself, from_keys, load, load_as
 from fleetbert.config.section import Section, key
 from fleetbert.config.training import (
     Callbacks,

@@ -271,7 +271,8 @@ class Tuning(Config):
     distill: SoftLabels = SoftLabels()
     skip: List[str] = key([], "as in Quantize")
     prune: Prune = Prune()
-    held_out: float = 0.1
+    # Where it matters, other texts are trained on, which is noticed.
+    held_out: float = key(0.1, "as in Quantize", on_resume="free")
 
     @model_validator(mode="after")
     def _is_calibrated_before(self) -> Tuning:

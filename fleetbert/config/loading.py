@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import json
 import re
 from pathlib import Path
 from typing import (
@@ -24,7 +25,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from fleetbert.config.distillation import Distill, SelfDistill
-from fleetbert.config.help import fields, yaml_word
+from fleetbert.config.help import yaml_word
+from fleetbert.config.keys import fields, flat, split
 from fleetbert.config.section import Section, below_home
 from fleetbert.config.training import Config
 from fleetbert.core import charset
@@ -64,9 +66,17 @@ def from_keys(schema: type[Job], keys: Mapping[str, object], path: str | None = 
     Raises UserError as `load_as` does.
     """
     document = Document("arguments", {}, {}) if path is None else _read_yaml(path)
-    for name, value in flat(keys).items():
-        _put(document, tuple(name.split(".")), value, "argument", name)
+    for name, value in flat(keys, schema).items():
+        if isinstance(value, Mapping):
+            value = {_label(label): inner for label, inner in value.items()}
+        _put(document, split(name, [schema]), value, "argument", name)
     return _checked(schema, document)
+
+
+def _label(label: object) -> object:
+    """A label of Python's or NumPy's as tables write it: True is `true`."""
+    label = label.item() if hasattr(label, "item") else label
+    return json.dumps(label) if isinstance(label, bool) else label
 
 
 def distills_itself(path: str, overrides: Sequence[str]) -> bool:
@@ -99,7 +109,7 @@ def _read(path: str, overrides: Sequence[str], *schemas: type[Section]) -> Docum
             value = text if _is_text(text, kinds.get(name)) else yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             raise UserError(f"command line: the value of {word!r} is not valid YAML") from error
-        _put(document, tuple(name.split(".")), value, "command line", repr(word))
+        _put(document, split(name, schemas), value, "command line", repr(word))
     return document
 
 
@@ -111,15 +121,6 @@ def _is_text(word: str, kind: object) -> bool:
         return True
     empty = ("", "null", "Null", "NULL", "~") if type(None) in choices else ("",)
     return str in choices and word.strip() not in empty and not re.fullmatch("(['\"]).*\\1", word)
-
-
-def flat(keys: Mapping[str, object]) -> dict[str, object]:
-    """{"optimizer.learning_rate": 5e-5, ...} of nested keys."""
-    found: dict[str, object] = {}
-    for name, value in keys.items():
-        parts = flat(value) if isinstance(value, Mapping) else {"": value}
-        found.update({f"{name}.{part}".rstrip("."): own for part, own in parts.items()})
-    return found
 
 
 def _read_yaml(path: str) -> Document:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
+from typing import Any, ClassVar, Optional
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from fleetbert.config.help import type_name
+from fleetbert.config.keys import OnResume, maps_labels, type_name
 
 
-def key(default: Any, text: str, **limits: Any) -> Any:
-    """One key of the schema: its default and what it means (shown by --help)."""
-    return Field(default, description=text, **limits)
+def key(default: Any, text: str, *, on_resume: Optional[OnResume] = None, **limits: Any) -> Any:
+    """One key of the schema: its default and what it means (shown by --help).
+
+    on_resume: None: as its section has it. limits: pydantic's.
+    """
+    rules = {"on_resume": on_resume}
+    return Field(default, description=text, json_schema_extra=rules, **limits)
 
 
 def below_home(text: str) -> str:
@@ -27,13 +31,18 @@ class Section(BaseModel):
         extra="forbid", frozen=True, protected_namespaces=(), allow_inf_nan=False
     )
 
+    # For the keys that have no rule of their own. A key that nobody thought about is "same".
+    on_resume: ClassVar[OnResume] = "same"
+
     @field_validator("*", mode="before")
     @classmethod
     def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
         """Refuse what pydantic would take for something else, and the system not at all."""
-        kind = type_name(cls.model_fields[str(info.field_name)].annotation)
-        if isinstance(value, bool) and kind.split(" ")[0] in ("int", "float"):
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and type_name(annotation).split(" ")[0] in ("int", "float"):
             raise PydanticCustomError("bool", "Input should be a number")
+        if isinstance(value, dict) and maps_labels(annotation):
+            return {_label(name): inner for name, inner in value.items()}
         if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
             raise PydanticCustomError("text", "Input should hold no NUL and no half character")
         if not isinstance(value, str):
@@ -44,3 +53,14 @@ class Section(BaseModel):
                 "home", "Input should name the whole path: ~ has no home here"
             )
         return path
+
+
+def _label(name: object) -> str:
+    """A label as tables write it."""
+    if isinstance(name, bool) or not isinstance(name, (str, int, float)):
+        raise PydanticCustomError(
+            "label",
+            "Input should have those labels in quotes that YAML takes for something else "
+            "(yes, no, on, off, true, null, dates)",
+        )
+    return str(name)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Literal, Optional, Union
+from typing import ClassVar, Dict, List, Literal, Optional, Union
 
 from pydantic import field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from fleetbert.config.keys import OnResume
 from fleetbert.config.section import Section, key
 from fleetbert.core import task_names
 
@@ -76,9 +77,13 @@ class Data(Section):
         "auto",
         "where tokens are kept so that tables need no memory: auto: those of tables over 32 MiB in "
         "output_dir/cache; a folder: all, there; none: in memory",
+        on_resume="free",
     )
     num_workers: int = key(
-        0, "processes of each rank that collect batches ahead (0: the training itself does)", ge=0
+        0,
+        "processes of each rank that collect batches ahead (0: the training itself does)",
+        on_resume="free",
+        ge=0,
     )
 
 
@@ -157,29 +162,6 @@ class Loss(Section):
         ge=0,
     )
 
-    @field_validator("class_weights", "positive_weights", mode="before")
-    @classmethod
-    def _by_label(cls, value: Any) -> Any:
-        """Labels as tables write them. A dot in one has made sections of it: {comp: {graphics: 2}}.
-        As a list of tuples (label, weight) Python's arguments are kept from that."""
-        if isinstance(value, list) and all(isinstance(pair, tuple) for pair in value):
-            pairs = value
-        elif isinstance(value, dict):
-            pairs = list(value.items())
-        else:
-            return value
-        found: Dict[str, Any] = {}
-        for label, weight in pairs:
-            if isinstance(label, bool) or not isinstance(label, (str, int, float)):
-                raise PydanticCustomError(
-                    "label",
-                    "Input should have those labels in quotes that YAML takes for something else "
-                    "(yes, no, on, off, true, null, dates)",
-                )
-            parts = cls._by_label(weight) if isinstance(weight, dict) else {"": weight}
-            found.update({f"{label}.{part}" if part else str(label): parts[part] for part in parts})
-        return found
-
     @field_validator("class_weights", "positive_weights")
     @classmethod
     def _is_positive(cls, value: Union[str, float, Dict[str, float]]) -> object:
@@ -190,6 +172,9 @@ class Loss(Section):
 
 
 class Precision(Section):
+    # What the device has decides too: loop.py compares what was chosen.
+    on_resume: ClassVar[OnResume] = "free"
+
     level: Literal["auto", "O0", "O1", "O2"] = key(
         "O0",
         "O0: float32; O1, O2: mixed (CPUs with AVX512-BF16 or AMX: O1 in bfloat16); auto: O1 where "
@@ -209,6 +194,8 @@ class Precision(Section):
 
 
 class Strategy(Section):
+    on_resume: ClassVar[OnResume] = "free"
+
     name: Literal["auto", "single", "collective", "parameter_server"] = key(
         "auto",
         "auto: collective when started by paddle.distributed.launch, else single; "
@@ -270,9 +257,11 @@ class WideDeep(Section):
 
 
 class Trainer(Section):
+    on_resume: ClassVar[OnResume] = "free"
+
     epochs: int = key(3, "passes over the training texts", ge=1)
     max_steps: Optional[int] = key(None, "stop after so many optimizer steps", ge=1)
-    seed: int = key(0, "of the weights, the order and the dropout", ge=0)
+    seed: int = key(0, "seed of weights, order and dropout", on_resume="same", ge=0)
     device: str = key("auto", "auto (gpu if there is one), gpu, cpu")
     log_every: int = key(10, "steps between rows of metrics.jsonl", ge=1)
     eval_every: Optional[int] = key(None, "steps between evaluations (null: each epoch)", ge=1)
@@ -325,6 +314,8 @@ class Trainer(Section):
 
 
 class Profiler(Section):
+    on_resume: ClassVar[OnResume] = "free"
+
     enabled: bool = key(True, "measure the run")
     timer_only: bool = key(
         True, "true: reader_cost, batch_cost, ips; false: also a timeline and the slow operators"
@@ -334,6 +325,8 @@ class Profiler(Section):
 
 
 class Callbacks(Section):
+    on_resume: ClassVar[OnResume] = "free"
+
     progress: bool = key(True, "a progress bar on rank 0")
     visualdl: bool = key(True, "write VisualDL logs")
     tensorboard: bool = key(False, "write TensorBoard logs (needs tensorboardX)")
@@ -362,7 +355,7 @@ class Config(Section):
     wide_deep: WideDeep = WideDeep()
     trainer: Trainer = Trainer()
     callbacks: Callbacks = Callbacks()
-    output_dir: str = key("output", "where everything of this run goes")
+    output_dir: str = key("output", "where everything of this run goes", on_resume="free")
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Config:

@@ -7,7 +7,6 @@ import importlib.metadata
 import logging
 import math
 import platform
-import re
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -340,26 +339,19 @@ def versions() -> dict[str, str]:
     }
 
 
-# What must be the same in a resumed run for its steps to be the ones that are left; and what of it
-# may differ.
-SAME = re.compile(
-    "(task|data|model|optimizer|loss|wide_deep|distill|prune)[.]|trainer.seed$|method$|skip$"
-)
-FREE = ("data.cache", "data.num_workers")
-
-
 def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
-    default = type(run.job).model_construct()
-    now, defaults = (schema.flat(job.model_dump(mode="json")) for job in (run.job, default))
-    before = schema.flat(saved.state["config"])
+    kind = type(run.job)
+    jobs = run.job, kind.model_construct()
+    now, defaults = (schema.flat(job.model_dump(mode="json"), kind) for job in jobs)
+    before = schema.flat(saved.state["config"], kind)
     # What a path names counts, not the path.
     own = {**run.task.origins, "data.train": run.task.fingerprint}
     former = {**saved.state.get("origins", {}), "data.train": saved.state["data"]}
-    free = {*FREE, *(path for path, digest in former.items() if own.get(path) == digest)}
+    free = {path for path, digest in former.items() if own.get(path) == digest}
     for key in {**now, **before}:
         # Keys may have come after the checkpoint.
         old, new = before.get(key, defaults.get(key)), now.get(key)
-        if old != new and SAME.match(key) and key not in free:
+        if old != new and key not in free and schema.on_resume(kind, key) == "same":
             raise UserError(
                 f"checkpoint {saved.folder}: was trained with {key}: {schema.yaml_word(old)}, this "
                 f"job has {schema.yaml_word(new)}; set it back, or start anew with "
