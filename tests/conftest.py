@@ -25,7 +25,7 @@ from tiny_bert import LABELS, VOCAB, make_network
 import fleetbert.compat.prepared  # noqa: F401  before the first import of paddle
 from fleetbert.compat import versions
 from fleetbert.core import log
-from fleetbert.reports import page
+from fleetbert.reports import figures as report_figures
 
 # What tests call directly speaks as a command does; caplog listens at the root logger.
 log.start()
@@ -225,7 +225,7 @@ def figures(request):
     at figures say DRAWN = True, and what is started as a process draws as ever."""
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "DRAWN", False):
-            patch.setattr(page, "svg", words_of)
+            patch.setattr(report_figures, "svg", words_of)
         yield
 
 

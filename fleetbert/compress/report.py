@@ -9,9 +9,6 @@ from typing import Mapping, NamedTuple, Sequence
 
 import matplotlib
 import numpy as np
-import yaml
-from markupsafe import Markup
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from fleetbert import bundle as bundles
@@ -20,14 +17,15 @@ from fleetbert.compress import sensitivity
 from fleetbert.compress.gate import too_few
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Work
-from fleetbert.reports import page
-from fleetbert.reports.page import DEV, INK, NICE, STYLE, TRAIN
+from fleetbert.core.quantities import number, percent
+from fleetbert.reports import figures, page
+from fleetbert.reports.figures import DEV, INK, NICE, STYLE, TRAIN, Drawing
+from fleetbert.reports.page import Figure, Section, Table, Text
 from fleetbert.tasks.metrics import FIGURES
 
 log = logging.getLogger(__name__)
 
 NAME = "quantize-report.html"
-TEMPLATE = Path(__file__).with_name("report.html.j2")
 # Of the layers with the largest token error.
 MOST_LISTED = 10
 MOST_DRAWN = 3
@@ -91,84 +89,193 @@ def write(
     path = Path(work.job.report) if work.job.report else bundle.root / NAME
     root, max_drop = bundle.root.resolve(), work.gate.max_drop
     accuracy = made.accuracy[0]
-    found = points(bundle, made, str(accuracy.data_sha256))
+    metric = accuracy.metric
     groups = sensitivity.groups(work.source.program)
     parts = {name: part for part, members in groups.items() for name in members}
-    errors, weight_errors, thresholds = (
-        of_layers(made, what) for what in ("output_errors", "weight_errors", "thresholds")
-    )
-    layers = work.source.layers
-    inputs = list(layers.run(texts))
-    int8 = made if isinstance(made, bundles.Int8Variant) else bundles.Int8Variant(name="none")
-    smoothed = made.smoothed if isinstance(made, bundles.OnnxInt8Variant) else int8.smoothed
-    search = int8.search
-    pruning = made.pruning if isinstance(made, bundles.ProgramVariant) else None
     machine = environment.machine(work.gate.threads)
-    metric = accuracy.metric
-    shown = FIGURES.get(metric, metric)
-    title_of = shown[0].upper() + shown[1:]
+    # The machine's figures name fleetbert and Python themselves.
+    versions = {name: v for name, v in made.versions.items() if name not in machine}
+    about = f"{FIGURES.get(metric, metric)} on {work.gate.data}"
+    limit = f"at most {max_drop} may be lost against float32"
     with matplotlib.rc_context(STYLE):
-        overview = [
-            (f"{title_of} and {what}", _scatter(found, f"{what}_ratio", label, max_drop, metric))
-            for what, label in (
-                ("speed", "texts/s, times float32's"),
-                ("size", "bytes, of float32's"),
-            )
+        sections = [
+            Section("", [Text(failed, "card")] if failed else []),
+            _variants(points(bundle, made, str(accuracy.data_sha256)), max_drop, metric),
+            _removed(made),
+            _clipped(made, parts),
+            _smoothed(made, parts),
+            _worst(made, parts, work, texts),
         ]
-        curves, removed = [], []
-        if search:
-            curves = [
-                ("Each part alone in int8", _alone(search)),
-                ("Mixes", _mixes(search, metric)),
-            ]
-        if pruning:
-            label = "importance removed (change of the loss, to first order)"
-            removed = [
-                ("Attention heads", _heads(pruning)),
-                ("By part", _bars(pruning.lost_importance, TRAIN, label)),
-            ]
-        shapes = []
-        for name in most_changed(made, MOST_DRAWN):
-            x = np.concatenate([batch[name].ravel() for batch in inputs])
-            drawn = _layer(layers.parameters[name], x, thresholds.get(name))
-            shapes.append((f"{parts.get(name, '')} · {name}", drawn))
     page.write(
         path,
-        TEMPLATE,
         title=f"{root.parent.name}/{root.name}",
-        failed=failed,
-        data=work.gate.data,
-        metric=shown,
-        caution=too_few(accuracy, max_drop),
-        max_drop=max_drop,
-        made=made.name,
-        points=found,
-        overview=overview,
-        search=search,
-        curves=curves,
-        removed=removed,
-        counts=pruning,
-        layers=shapes,
-        clipped=[(parts.get(name, ""), name, found) for name, found in int8.clipped.items()],
-        smoothed=[(parts.get(name, ""), name, found) for name, found in smoothed.items()],
-        worst=[
-            (parts.get(n, ""), n, errors[n], weight_errors.get(n), thresholds.get(n))
-            for n in most_changed(made, MOST_LISTED)
+        kind="quantization",
+        note=" · ".join(filter(None, [about, limit, too_few(accuracy, max_drop)])),
+        sections=[
+            *sections,
+            page.how_it_was_made(
+                work.job.model_dump(), "Versions and machine", {**versions, **machine}
+            ),
         ],
-        job=yaml.safe_dump(work.job.model_dump(), sort_keys=False, allow_unicode=True),
-        # The machine's figures name fleetbert and Python themselves.
-        versions={name: v for name, v in made.versions.items() if name not in machine},
-        machine=machine,
     )
     log.info(f"report: {path}")
     return path
 
 
-def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float, metric: str) -> Markup:
+def _variants(found: Sequence[Point], max_drop: float, metric: str) -> Section:
+    shown = FIGURES.get(metric, metric)
+    name = shown[0].upper() + shown[1:]
+    ratios = {"speed": "texts/s, times float32's", "size": "bytes, of float32's"}
+    columns = [
+        "variant",
+        shown,
+        "drop (95 %)",
+        "texts/s",
+        "times float32's",
+        "MB",
+        "of float32's",
+        "logits within",
+        "in the bundle",
+    ]
+    note = (
+        "Each variant was measured in turns with float32, by the engine that serves it, in a run "
+        "of its own."
+    )
+    return Section(
+        "Variants",
+        [
+            *(
+                Figure(
+                    f"{name} and {what}", _scatter(found, f"{what}_ratio", label, max_drop, metric)
+                )
+                for what, label in ratios.items()
+            ),
+            Table(columns, [_row(point) for point in found], note),
+        ],
+    )
+
+
+def _row(point: Point) -> list[str]:
+    accuracy, comparison = point.accuracy, point.comparison
+    assert accuracy.float32_accuracy is not None  # see `points`
+    drop = f"{accuracy.float32_accuracy - accuracy.accuracy:.4f}"
+    if accuracy.drop:
+        drop += f" ({accuracy.drop.low:.4f} to {accuracy.drop.high:.4f})"
+    return [
+        point.name,
+        f"{accuracy.accuracy:.4f}",
+        drop,
+        number(comparison.texts_per_s),
+        f"{comparison.speed_ratio:.2f}",
+        f"{point.megabytes:.1f}",
+        f"{comparison.size_ratio:.3f}",
+        f"{comparison.max_logit_difference:.3f}",
+        "yes" if point.added else "no",
+    ]
+
+
+def _removed(made: bundles.Variant) -> Section:
+    pruning = made.pruning if isinstance(made, bundles.ProgramVariant) else None
+    if pruning is None:
+        return Section("", [])
+    label = "importance removed (change of the loss, to first order)"
+    heads, units = pruning.heads, pruning.feed_forward
+    return Section(
+        "Pruning: what was removed",
+        [
+            Figure("Attention heads", _heads(pruning)),
+            Figure("By part", _bars(pruning.lost_importance, TRAIN, label)),
+            Text(
+                f"Each layer keeps {heads[1]} of {heads[0]} attention heads and {units[1]} of "
+                f"{units[0]} feed-forward units."
+            ),
+        ],
+    )
+
+
+def _clipped(made: bundles.Variant, parts: Mapping[str, str]) -> Section:
+    """parts: the part of the network that each weight belongs to."""
+    clipped = made.clipped if isinstance(made, bundles.Int8Variant) else {}
+    rows = [
+        (
+            parts.get(name, ""),
+            name,
+            number(layer.former),
+            number(layer.threshold),
+            percent(layer.former_error),
+            percent(layer.error),
+        )
+        for name, layer in clipped.items()
+    ]
+    columns = ["part", "weight", "calibrated", "cut at", "token error before", "token error"]
+    note = (
+        "Chosen on texts that are not the gate's; of all layers that read the same input together."
+    )
+    title = f"Inputs of {made.name} that are cut below their calibrated threshold"
+    return Section(title, [Table(columns, rows, note)] if rows else [])
+
+
+def _smoothed(made: bundles.Variant, parts: Mapping[str, str]) -> Section:
+    kinds = (bundles.OnnxInt8Variant, bundles.Int8Variant)
+    smoothed = made.smoothed if isinstance(made, kinds) else {}
+    rows = [
+        (
+            parts.get(name, ""),
+            name,
+            str(layer.exponent),
+            percent(layer.former_error),
+            percent(layer.error),
+        )
+        for name, layer in smoothed.items()
+    ]
+    columns = ["part", "weight", "exponent", "token error before", "token error"]
+    note = "Chosen on calibration texts; of all layers that read the same input together."
+    title = f"Inputs of {made.name} whose channels are divided by smoothing scales (SmoothQuant)"
+    return Section(title, [Table(columns, rows, note)] if rows else [])
+
+
+def _worst(
+    made: bundles.Variant, parts: Mapping[str, str], work: Work, texts: Sequence[Feeds]
+) -> Section:
+    """The layers with the largest token error, and the values of a few of them."""
+    errors, weight_errors, thresholds = (
+        of_layers(made, what) for what in ("output_errors", "weight_errors", "thresholds")
+    )
+    rows = [
+        (
+            parts.get(name, ""),
+            name,
+            percent(errors[name]),
+            percent(weight_errors[name]) if name in weight_errors else "",
+            number(thresholds[name]) if name in thresholds else "",
+        )
+        for name in most_changed(made, MOST_LISTED)
+    ]
+    columns = ["part", "weight", "token error", "weight error", "input's threshold"]
+    note = (
+        "Token error: by how much of its size a token's output changes, given float32's inputs; "
+        "root of the mean square over tokens of a few of the texts, without padding. A larger "
+        "input than the threshold is cut."
+    )
+    title = f"Layers of {made.name} with the largest token error"
+    if not rows:
+        return Section(title, [])
+    layers = work.source.layers
+    inputs = list(layers.run(texts))
+    drawn = []
+    for name in most_changed(made, MOST_DRAWN):
+        x = np.concatenate([batch[name].ravel() for batch in inputs])
+        figure = _layer(layers.parameters[name], x, thresholds.get(name))
+        about = "values in float32; dashed: threshold"
+        drawn.append(Figure(f"{parts.get(name, '')} · {name}", figure, about))
+    return Section(title, [Table(columns, rows, note), *drawn])
+
+
+def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float, metric: str) -> Drawing:
     """The metric in per cent over a ratio, each point named."""
-    figure, axes = page.axes_of()
+    figure, axes = figures.axes_of()
     if found:
-        page.draw_gate(axes, 100 * (found[0].accuracy.accuracy - max_drop))
+        figures.draw_gate(axes, 100 * (found[0].accuracy.accuracy - max_drop))
     values = [100 * point.accuracy.accuracy for point in found]
     gap = 0.1 * max([max(values) - min(values), 100 * max_drop, 0.1] if values else [1.0])
     lowest = float("-inf")
@@ -194,38 +301,16 @@ def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float, metr
     axes.margins(x=0.5, y=0.35)
     axes.set_xlim(left=0)
     axes.set_xlabel(label)
-    page.name_accuracy(axes, metric)
-    return page.svg(figure)
+    figures.name_accuracy(axes, metric)
+    return figure
 
 
-def _alone(search: bundles.SearchResult) -> Markup:
-    """How much each group in int8 alone changes the logits; those left in float32 in orange."""
-    errors = {name: mix.logit_error for name, mix in search.alone.items()}
-    colours = [DEV if name in search.chosen.float32 else TRAIN for name in errors]
-    return _bars(errors, colours, "change of the logits (root of mean square)")
-
-
-def _mixes(search: bundles.SearchResult, metric: str) -> Markup:
-    """The metric of the mixes over their part in int8, the chosen one ringed."""
-    figure, axes = page.axes_of()
-    mixes = sorted(search.mixes, key=lambda mix: mix.int8_share)
-    shares = [0.0, *(100 * mix.int8_share for mix in mixes)]
-    values = [100 * search.float32_accuracy, *(100 * mix.accuracy for mix in mixes)]
-    page.draw_gate(axes, 100 * search.least_accuracy)
-    axes.plot(shares, values, "o-", color=TRAIN, markersize=4, linewidth=1)
-    page.ring(axes, 100 * search.chosen.int8_share, 100 * search.chosen.accuracy)
-    axes.margins(y=0.25)
-    axes.set_xlabel("multiplications in int8, %  (ringed: chosen)")
-    page.name_accuracy(axes, metric)
-    return page.svg(figure)
-
-
-def _heads(pruning: bundles.Pruning) -> Markup:
+def _heads(pruning: bundles.Pruning) -> Drawing:
     """The importance of each head beside the most important one of its layer, the darker the more;
     crossed: removed."""
     values = np.array(pruning.importance_of_heads)
     values = values / np.maximum(values.max(1, keepdims=True), 1e-30)
-    figure, axes = page.axes_of(max(1.6, 0.8 + 0.22 * len(values)))
+    figure, axes = figures.axes_of(max(1.6, 0.8 + 0.22 * len(values)))
     axes.pcolormesh(*map(np.arange, values.shape[::-1]), values, cmap="Blues", vmin=0)
     axes.invert_yaxis()
     axes.grid(visible=False)
@@ -236,23 +321,23 @@ def _heads(pruning: bundles.Pruning) -> Markup:
     axes.set_ylabel("layer")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_locator(MaxNLocator(integer=True))
-    return page.svg(figure)
+    return figure
 
 
-def _bars(values: Mapping[str, float], colours: str | list[str], label: str) -> Markup:
+def _bars(values: Mapping[str, float], colours: str | list[str], label: str) -> Drawing:
     """A bar to the right for each, by name."""
-    figure, axes = page.axes_of(max(2.0, 0.6 + 0.19 * len(values)))
+    figure, axes = figures.axes_of(max(2.0, 0.6 + 0.19 * len(values)))
     axes.barh(list(values), list(values.values()), color=colours, height=0.65)
     axes.invert_yaxis()
     axes.grid(axis="x")
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(label)
-    return page.svg(figure)
+    return figure
 
 
-def _layer(weight: np.ndarray, x: np.ndarray, threshold: float | None) -> Markup:
+def _layer(weight: np.ndarray, x: np.ndarray, threshold: float | None) -> Drawing:
     """Histograms of a weight and of its input, with the input's threshold."""
-    figure = Figure(figsize=(5.2, 2.3), layout="constrained")
+    figure = Drawing(figsize=(5.2, 2.3), layout="constrained")
     both = ("weights", weight, TRAIN), ("input", x, DEV)
     for place, (label, values, colour) in enumerate(both, 1):
         counts, edges = np.histogram(values, BINS)
@@ -267,4 +352,4 @@ def _layer(weight: np.ndarray, x: np.ndarray, threshold: float | None) -> Markup
                 if edges[0] <= side <= edges[-1]:
                     axes.axvline(side, color=INK, linewidth=1, linestyle="--")
     figure.axes[0].set_ylabel("values")
-    return page.svg(figure)
+    return figure

@@ -1,118 +1,131 @@
-"""What the HTML reports share: one file that opens without a network, drawn in the page's colours.
+"""One builder of HTML reports: a page is data, sections of parts, and opens without a network.
 
-A figure is drawn in the colours below, inside `matplotlib.rc_context(STYLE)`, and `svg` makes it
-an element of the page whose colours are those of page.css, light or dark.
+A room says what stands in a section (texts, tiles, tables, heat maps, figures); page.html.j2 and
+page.css are the only HTML and style. Consecutive parts of one kind stand beside each other.
 """
 
 from __future__ import annotations
 
-import io
-import re
+import itertools
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence, Union
 
 import jinja2
+import yaml
 from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from fleetbert.core.files import replacing
+from fleetbert.core.quantities import number, percent
+from fleetbert.reports import figures
 
-CSS = Path(__file__).with_name("page.css")
-
-# Drawn in these, and then replaced by the page's own colours, light or dark.
-INK, GRID, TRAIN, DEV = "#0a0b01", "#0a0b02", "#0a0b03", "#0a0b04"
-PAGE_COLOURS = {INK: "muted", GRID: "line", TRAIN: "train", DEV: "dev"}
-NICE = [1, 2, 2.5, 5, 10]  # between ticks
-STYLE = {
-    "svg.fonttype": "none",  # text stays text: small, and in the reader's fonts
-    "svg.hashsalt": "fleetbert",  # the same run gives the same bytes
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": GRID,
-    "axes.labelcolor": INK,
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.grid.axis": "y",
-    "grid.color": GRID,
-    "grid.linewidth": 0.6,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "text.color": INK,
-    "lines.linewidth": 1.6,
-    "path.simplify_threshold": 0.5,  # pixels that a line may be off: 100,000 points become 2,000
-}
+FOLDER = Path(__file__).parent
 
 
-def write(path: Path, template: Path, **names: Any) -> None:
-    """Render the Jinja template with `names` into `path`; a reader sees the old page or the new."""
+class Text(NamedTuple):
+    """A paragraph. style: "" for the text itself, "muted" for a remark, "card" for what a reader
+    has to see first."""
+
+    text: str
+    style: str = ""
+
+
+class Verbatim(NamedTuple):
+    """Lines as they are, such as YAML."""
+
+    text: str
+
+
+class Tile(NamedTuple):
+    """A headline figure."""
+
+    title: str
+    value: str
+    note: str = ""
+
+
+class Table(NamedTuple):
+    """A row's first cell is its name. total: a last row that sums up the others."""
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    total: Sequence[str] = ()
+
+
+class HeatMap(NamedTuple):
+    """A confusion matrix. counts: (labels, labels), a row for each true label; coloured by the
+    share of the row."""
+
+    labels: Sequence[str]
+    counts: Sequence[Sequence[int]]
+    note: str = ""
+
+
+class Figure(NamedTuple):
+    title: str
+    drawing: figures.Drawing
+    note: str = ""
+
+
+class Details(NamedTuple):
+    """Parts behind a title that opens."""
+
+    title: str
+    parts: Sequence[Part]
+    open: bool = False
+
+
+class Section(NamedTuple):
+    """Left out where it has no parts; the first may do without a title."""
+
+    title: str
+    parts: Sequence[Part]
+
+
+Part = Union[Text, Verbatim, Tile, Table, HeatMap, Figure, Details]
+
+
+def write(path: Path, title: str, kind: str, note: str, sections: Sequence[Section]) -> None:
+    """Write the page to `path`; a reader sees the old page or the new. kind: what sort of report it
+    is, in the browser's title; note: below the heading."""
     environment = jinja2.Environment(
         autoescape=True,  # labels and file names are the user's
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=number, percent=percent, milliseconds=milliseconds)
-    environment.globals["css"] = Markup(CSS.read_text(encoding="utf-8"))
-    html = environment.from_string(template.read_text(encoding="utf-8")).render(**names)
+    environment.filters.update(
+        number=number, percent=percent, groups=_groups, svg=figures.svg, zip=zip
+    )
+    template = environment.from_string((FOLDER / "page.html.j2").read_text(encoding="utf-8"))
+    html = template.render(
+        css=Markup((FOLDER / "page.css").read_text(encoding="utf-8")),
+        title=title,
+        kind=kind,
+        note=note,
+        sections=[section for section in sections if section.parts],
+    )
     with replacing(path) as stream:
         stream.write(html.encode("utf-8"))
 
 
-def axes_of(height: float = 3.0) -> tuple[Figure, Axes]:
-    """A figure with one pair of axes; inches."""
-    figure = Figure(figsize=(5.2, height), layout="constrained")
-    return figure, figure.add_subplot()
+def how_it_was_made(
+    config: Mapping[str, Any], facts: str, of: Mapping[str, object], *others: Details
+) -> Section:
+    """A report's last section: the job's config, `others`, and versions or the machine under the
+    title `facts`, a line each."""
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    lines = "\n".join(f"{name} {value}" for name, value in of.items())
+    parts = [Details("Config", [Verbatim(text)]), *others]
+    return Section("How it was made", [*parts, Details(facts, [Verbatim(lines)], open=True)])
 
 
-def name_accuracy(axes: Axes, metric: str = "accuracy") -> None:
-    """Accuracy in per cent, or a hundred times another metric, goes up."""
-    axes.set_ylabel("accuracy, %" if metric == "accuracy" else f"{metric} × 100")
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
+def _groups(parts: Sequence[Part]) -> Iterator[tuple[str, list[Part]]]:
+    """Consecutive parts that stand beside each other, with the name of their kind; tables and heat
+    maps are of one kind."""
 
+    def kind(part: Part) -> str:
+        return "Table" if isinstance(part, HeatMap) else type(part).__name__
 
-def draw_gate(axes: Axes, least: float) -> None:
-    """The value that has to be reached."""
-    axes.axhline(least, color=DEV, linewidth=1, linestyle="--")
-    across = axes.get_yaxis_transform()  # x in parts of the width, y in the data's unit
-    style: dict[str, Any] = {"ha": "right", "va": "top", "color": DEV, "fontsize": 8}
-    axes.text(0.99, least, "gate", transform=across, **style)
-
-
-def ring(axes: Axes, x: Any, y: Any, size: float = 11, label: str | None = None) -> None:
-    """A circle around points."""
-    axes.plot(x, y, "o", markersize=size, markerfacecolor="none", color=DEV, label=label)
-
-
-def svg(figure: Figure) -> Markup:
-    """The figure as an element of the page: its colours, no namespace, no metadata, no ids that
-    two figures would share."""
-    stream = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
-    text = stream.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
-    text = re.sub(r'<g id="[^"]*"', "<g", text)
-    for colour, name in PAGE_COLOURS.items():
-        text = text.replace(colour, f"var(--{name})")
-    return Markup(text)
-
-
-def number(value: float) -> str:
-    """Four digits that count, thousands apart."""
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.4g}"
-
-
-def percent(value: float) -> str:
-    return f"{100 * value:.2f} %"
-
-
-def milliseconds(seconds: float) -> str:
-    return f"{number(1000.0 * seconds)} ms"
+    for name, group in itertools.groupby(parts, key=kind):
+        yield name, list(group)

@@ -1,7 +1,7 @@
 """report.html: what a run did, in one file that opens without a network.
 
-`collect` reads the run's files into the figures to show, `draw_curves` draws them over the steps,
-and report.html.j2 is the page. Whatever a run lacks (dev texts, classes, profile) is left out.
+The sections are made of the run's files, and curves.py draws them. Whatever a run lacks (dev texts,
+classes, profile) is left out.
 """
 
 from __future__ import annotations
@@ -9,39 +9,24 @@ from __future__ import annotations
 import contextlib
 import json
 from pathlib import Path
-from typing import Any, Callable, Dict, Tuple
+from typing import Callable
 
-import matplotlib
-import numpy as np
-import yaml
-from markupsafe import Markup
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, ScalarFormatter
-
+from fleetbert.core.quantities import duration, milliseconds, number, percent
 from fleetbert.reports import page
-from fleetbert.reports.page import DEV, NICE, STYLE, TRAIN, number, percent
+from fleetbert.reports.page import Details, HeatMap, Section, Table, Text, Tile
 from fleetbert.tasks.metrics import FIGURES
+from fleetbert.training.curves import Row, draw_answers, draw_curves, draw_server_curves
 
-TEMPLATE = Path(__file__).with_name("report.html.j2")
 MOST_CLASSES = 50  # of a table, the worst first where there are more
 MOST_CONFUSIONS = 30
-
-# Of summary.json, as it is; a run may lack each.
-SHOWN = ("calibration", "data", "servers", "fresh_weights", "unused_weights", "versions")
-# The figures that have a curve, each with the one that is drawn beside it.
-BESIDE = {
-    "accuracy": "macro_f1",
-    "entity_f1": None,
-    "auc": None,
-    "spearman": "pearson",
-    "map": "mrr",
-    "micro_f1": "macro_f1",
-}
-
-Row = Dict[str, Any]
-Curve = Tuple[np.ndarray, np.ndarray]
-Drawing = Tuple[str, str, Markup]  # title, note, SVG
+# The figures of a parameter server: key, column, unit.
+OF_SERVERS = [
+    ("memory_mb", "memory", " MB"),
+    ("pulls_per_s", "pulls/s", ""),
+    ("pushes_per_s", "pushes/s", ""),
+    ("latency_ms", "latency", " ms"),
+    ("latency_99_ms", "99th percentile", " ms"),
+]
 
 
 def write_report(folder: Path) -> None:
@@ -49,47 +34,33 @@ def write_report(folder: Path) -> None:
 
     A reader sees the old report or the new one. OSError if summary.json cannot be read.
     """
-    run = collect(folder)
-    curves = [
-        *draw_curves(run["rows"], run["dev"], run["scaled"]),
-        *draw_answers(run["dev"], run["calibration"]),
-    ]
-    server_curves = draw_server_curves(run["rows"])
-    page.write(folder / "report.html", TEMPLATE, **run, curves=curves, server_curves=server_curves)
-
-
-def collect(folder: Path) -> Row:
-    """All that the page shows, by the names that the template uses."""
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    rows = _read_rows(folder / "metrics.jsonl")
     config = summary.get("config", {})
+    task = config.get("task", {}).get("name", "training")
     dev = {name: v for name, v in (summary.get("dev") or {}).items() if v is not None}  # NaN
-    profile = {}
-    # Without "profile" in the summary, profile.json is an earlier run's.
-    if "profile" in summary and (folder / "profile.json").is_file():
-        profile = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
-    classes = dev.get("classes", {})
-    return {
-        "name": folder.resolve().name,
-        "task": config.get("task", {}).get("name", "training"),
-        "tiles": _tiles(summary, dev, config),
-        "dev": dev,
-        **{name: summary.get(name, {}) for name in SHOWN},
-        "rows": _read_rows(folder / "metrics.jsonl"),
-        "scaled": summary.get("precision", "float32").startswith("float16"),
-        "labels": dev.get("labels", []),
-        "counted": dev.get("counted", "texts"),
-        "classes": dict(list(classes.items())[:MOST_CLASSES]),
-        "class_count": len(classes),
-        "confusion": _shaded(dev.get("confusion", [])) if len(classes) <= MOST_CLASSES else [],
-        "confusions": dev.get("confusions", [])[:MOST_CONFUSIONS],
-        "confused_pairs": dev.get("confused_pairs", 0),
-        "profiled": "profile" in summary,
-        "ranks": [rank for rank in profile.get("ranks", []) if "batch_cost" in rank],
-        "together": profile.get("together", {}),
-        "slow_operators": profile.get("slow_operators", []),
-        "trace": profile.get("trace"),
-        "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True),
-    }
+    scaled = summary.get("precision", "float32").startswith("float16")
+    curves = draw_curves(rows, dev, scaled) + draw_answers(dev, summary.get("calibration", {}))
+    best = "no dev texts, so no accuracy"
+    if "metric" in dev:
+        best = f"best step {number(dev['step'])}, by {dev['metric']}"
+    page.write(
+        folder / "report.html",
+        title=folder.resolve().name,
+        kind=task,
+        note=f"{task} · {best}",
+        sections=[
+            Section("", _tiles(summary, dev, config)),
+            Section("Over the steps", curves),
+            _classes(dev),
+            _profile(summary, folder / "profile.json"),
+            _servers(summary.get("servers", []), rows),
+            _data(summary.get("data", {})),
+            page.how_it_was_made(
+                config, "Versions", summary.get("versions", {}), *_weights(summary)
+            ),
+        ],
+    )
 
 
 def _read_rows(path: Path) -> list[Row]:
@@ -100,9 +71,9 @@ def _read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
+def _tiles(summary: Row, dev: Row, config: Row) -> list[Tile]:
     """The headline figures: name, value, note."""
-    tiles = []
+    tiles: list[Tile] = []
     if dev:
         unit = "masked words" if config.get("task", {}).get("name") == "mlm" else "texts"
         place = f"{dev['n']:,} {unit}, step {dev['step']:,}"
@@ -113,13 +84,13 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
             if key in dev:
                 value = percent(dev[key]) if key == "accuracy" else f"{dev[key]:.4f}"
                 some = key == "macro_f1" and occurring < labels
-                tiles.append((f"Dev {name}", value, mean if some else place))
+                tiles.append(Tile(f"Dev {name}", value, mean if some else place))
         if "loss" in dev:
-            tiles.append(("Dev loss", f"{dev['loss']:.4f}", place))
+            tiles.append(Tile("Dev loss", f"{dev['loss']:.4f}", place))
         if "ece" in dev:
             former = summary["calibration"]["before"]["ece"]
             note = f"{former:.4f} before the temperature was fitted"
-            tiles.append(("Dev calibration error", f"{dev['ece']:.4f}", note))
+            tiles.append(Tile("Dev calibration error", f"{dev['ece']:.4f}", note))
     skipped = summary.get("skipped_steps", 0)
     world = summary.get("world_size", 1)
     ranks = "one process" if world == 1 else f"{world} ranks together"
@@ -137,241 +108,119 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[tuple[str, str, str]]:
     ]
     for name, key, form, note in known:
         if key in summary:
-            tiles.append((name, form(summary[key]), note))
+            tiles.append(Tile(name, form(summary[key]), note))
     return tiles
 
 
-def _shaded(counts: list[list[int]]) -> list[list[tuple[int, float]]]:
-    """Each count with its share of its row, which is its true class."""
-    return [[(count, count / max(sum(row), 1)) for count in row] for row in counts]
+def _classes(dev: Row) -> Section:
+    """The confusion matrix, or where classes are many what is most confused; figures by class."""
+    classes = dev.get("classes", {})
+    if not classes:
+        return Section("", [])
+    parts: list[page.Part] = []
+    confusions = dev.get("confusions", [])[:MOST_CONFUSIONS]
+    if dev.get("confusion") and len(classes) <= MOST_CLASSES:
+        note = f"Counts of {dev.get('counted', 'texts')}; colour: share of the row."
+        parts.append(HeatMap(dev["labels"], dev["confusion"], note))
+    elif confusions:
+        more, note = dev.get("confused_pairs", 0), ""
+        if more > len(confusions):
+            note = f"The most frequent of {number(more)} pairs; summary.json has more."
+        pairs = [(truth, predicted, number(count)) for truth, predicted, count in confusions]
+        parts.append(Table(["Most confused: true", "predicted", "texts"], pairs, note))
+    shown = list(classes.items())[:MOST_CLASSES]
+    note = ""
+    if len(classes) > len(shown):
+        note = f"The {len(shown)} worst of {number(len(classes))} classes; summary.json has all."
+    rows = [
+        (label, *(f"{scores[name]:.4f}" for name in ("precision", "recall", "f1")),
+         number(scores["support"]))
+        for label, scores in shown
+    ]  # fmt: skip
+    parts.append(Table(["class", "precision", "recall", "F1", "support"], rows, note))
+    return Section(f"Classes, on the dev texts at step {number(dev['step'])}", parts)
 
 
-def draw_curves(rows: list[Row], best: Row, scaled: bool) -> list[Drawing]:
-    """Each curve that the rows have figures for; `best` gives its step."""
-    last = max((row["step"] for row in rows if "step" in row), default=0)
-    drawn = []
-    with matplotlib.rc_context(STYLE):
-        loss, dev_loss = _curve(rows, "loss"), _curve(rows, "dev.loss")
-        if len(loss[0]) or len(dev_loss[0]):
-            axes = _axes(last, "" if "mse" in best else "nats")
-            note = _smoothed_line(axes, loss, label="training")
-            _dev_line(axes, dev_loss, best, "dev")
-            drawn.append(("Loss", note, _svg(axes)))
-        for key, beside in BESIDE.items():
-            line = _curve(rows, f"dev.{key}")
-            if not len(line[0]):
-                continue
-            axes = _axes(last)
-            _dev_line(axes, line, best, FIGURES[key])
-            if beside is not None:
-                other = _curve(rows, f"dev.{beside}")
-                _line(axes, other, DEV, label=FIGURES[beside], alpha=0.6, linestyle="--")
-            metric = best.get("metric")
-            note = f"best by {metric}: step {best['step']:,}" if metric and key != "auc" else ""
-            drawn.append((f"Dev {FIGURES[key]}", note, _svg(axes)))
-        rate = _curve(rows, "lr")
-        if len(rate[0]):
-            axes = _axes(last)
-            _line(axes, rate, TRAIN)
-            drawn.append(("Learning rate", "", _svg(axes)))
-        for key, title, unit, factor in [
-            ("ips", "ips", "texts/s", 1),
-            ("reader_ratio", "Reader ratio", "%", 100),
-        ]:
-            steps, values = _curve(rows, key)
-            if len(steps):
-                axes = _axes(last, unit)
-                note = _smoothed_line(axes, (steps, values * factor))
-                axes.set_ylim(bottom=0)
-                drawn.append((title, note, _svg(axes)))
-        scale = _curve(rows, "scale")
-        if len(scale[0]) and (scaled or np.any(scale[1] != 1.0)):
-            axes = _axes(last)
-            axes.set_yscale("log", base=2)
-            axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-            _line(axes, scale, TRAIN, drawstyle="steps-post")
-            drawn.append(("Loss scale", "", _svg(axes)))
-    return drawn
-
-
-def draw_answers(best: Row, calibration: Row) -> list[Drawing]:
-    """Of the best step's answers to the dev texts: what `tasks.Task.plots` gave, and how often they
-    are right over their probability."""
-    with matplotlib.rc_context(STYLE):
-        drawn = []
-        if best.get("scatter"):
-            drawn.append(_scatter(np.array(best["scatter"]), best))
-        if best.get("first_places"):
-            drawn.append(_first_places(best["first_places"]))
-            documents = best["answers_by_relevance"]
-            drawn.append(_of_two_kinds("Answers", "answer", documents, "relevant"))
-        if best.get("similarities"):
-            pairs = best["similarities"]
-            drawn.append(_of_two_kinds("Similarities", "cosine of two texts", pairs, "own"))
-        for label, found in best.get("precision_recall", {}).items():
-            drawn.append(_precision_recall(label, found))
-        if "after" in calibration:
-            drawn.append(_reliability(calibration))
-        return drawn
-
-
-def _reliability(calibration: Row) -> Drawing:
-    """Before a temperature was fitted and after; on the line probability and share are equal (Guo
-    et al. 2017, figure 1)."""
-    axes = _plain_axes("probability", "share that is right")
-    axes.plot([0, 1], [0, 1], color=TRAIN, linewidth=1)
-    for when, style in (("before", "--"), ("after", "-")):
-        means, shares, _ = np.array(calibration[when]["reliability"]).T
-        axes.plot(means, shares, style, color=DEV, marker="o", markersize=2.5, label=when)
-    note = f"temperature {calibration['temperature']:.3f}, of {calibration['n']:,} texts"
-    return "Probabilities", note, _svg(axes)
-
-
-def _precision_recall(label: str, found: Row) -> Drawing:
-    """Precision over recall of one label, as its threshold falls."""
-    axes = _plain_axes("recall", "precision")
-    axes.plot(*np.array(found["points"]).T, color=DEV)
-    axes.set_xlim(0, 1.02)
-    axes.set_ylim(0, 1.05)
-    return label, f"average precision {found['average']:.4f}", _svg(axes)
-
-
-def _scatter(points: np.ndarray, best: Row) -> Drawing:
-    """Answers over what is true; on the line both are equal."""
-    axes = _plain_axes("true", "answer")
-    ends = [points.min(), points.max()]
-    axes.plot(ends, ends, color=TRAIN, linewidth=1)
-    axes.plot(points[:, 0], points[:, 1], "o", color=DEV, markersize=2.5, alpha=0.5)
-    note = f"{len(points):,} of {best['n']:,} dev texts, step {best['step']:,}"
-    return "Answers", note, _svg(axes)
-
-
-def _first_places(queries: list[int]) -> Drawing:
-    """How many queries have their first relevant document at each place."""
-    axes = _plain_axes("place of the first relevant document", "queries")
-    axes.bar([*map(str, range(1, len(queries))), "later"], queries, color=DEV, width=0.8)
-    note = f"{queries[0] / sum(queries):.1%} of {sum(queries):,} queries have it first"
-    return "First relevant documents", note, _svg(axes)
-
-
-def _of_two_kinds(title: str, axis: str, found: Row, right: str) -> Drawing:
-    """How numbers of both kinds lie, the right ones and `others`, each as shares of its kind."""
-    axes = _plain_axes(axis, "share")
-    for kind, colour in (("others", TRAIN), (right, DEV)):
-        shares = np.array(found[kind]) / max(sum(found[kind]), 1)
-        axes.stairs(shares, found["bounds"], color=colour, fill=True, alpha=0.5, label=kind)
-    note = " and ".join(f"{sum(found[kind]):,} {kind}" for kind in (right, "others"))
-    return title, note, _svg(axes)
-
-
-def draw_server_curves(rows: list[Row]) -> list[Drawing]:
-    """What parameter servers tell of themselves, over the steps."""
-    each = "largest of all servers"
-    together = "sum of all servers"
-    wanted = [
-        ("Requests", together, "1/s", [("pulls_per_s", "pulls"), ("pushes_per_s", "pushes")]),
-        ("Latency", each, "ms", [("latency_ms", "mean"), ("latency_99_ms", "99th percentile")]),
-        ("Memory", each, "MB", [("memory_mb", "")]),
-        ("Rows of the table", together, "", [("rows", "")]),
-    ]
-    last = max((row["step"] for row in rows if "step" in row), default=0)
-    drawn = []
-    with matplotlib.rc_context(STYLE):
-        for title, note, unit, lines in wanted:
-            curves = [(_curve(rows, f"servers.{key}"), label) for key, label in lines]
-            if any(len(steps) for (steps, _), _ in curves):
-                axes = _axes(last, unit)
-                for (curve, label), colour in zip(curves, (TRAIN, DEV)):
-                    _line(axes, curve, colour, label=label or None)
-                axes.set_ylim(bottom=0)
-                drawn.append((title, note, _svg(axes)))
-    return drawn
-
-
-def _curve(rows: list[Row], key: str) -> Curve:
-    """Steps and values of the rows that have the key; infinite values become NaN, a gap."""
-    pairs = [(row["step"], row[key]) for row in rows if key in row and "step" in row]
-    steps, values = np.array(pairs, np.float64).reshape(-1, 2).T
-    return steps, np.where(np.isfinite(values), values, np.nan)
-
-
-def smooth(values: np.ndarray, half: int) -> np.ndarray:
-    """The mean of up to `half` values before, one, and `half` after, NaN left out; of no fewer than
-    2 * half + 1 values."""
-    known, window = np.isfinite(values), np.ones(2 * half + 1)
-    sums = np.convolve(np.where(known, values, 0.0), window, "same")
-    counts = np.convolve(known, window, "same")
-    return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-
-
-def _plain_axes(x: str, y: str) -> Axes:
-    axes = page.axes_of(2.5)[1]
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    return axes
-
-
-def _axes(last: int, unit: str = "") -> Axes:
-    """Axes over the steps up to `last`."""
-    axes = _plain_axes("step", unit)
-    axes.set_xlim(0, max(last, 1) * 1.02)
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=NICE))
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
-    formatter = ScalarFormatter(useOffset=False)
-    formatter.set_powerlimits((-3, 5))
-    axes.yaxis.set_major_formatter(formatter)
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=NICE))
-    return axes
-
-
-def _line(axes: Axes, curve: Curve, colour: str, **style: Any) -> None:
-    steps, values = curve
-    if len(steps):
-        marker = "o" if len(steps) == 1 else None
-        axes.plot(steps, values, color=colour, marker=marker, markersize=3, **style)
-
-
-def _smoothed_line(axes: Axes, curve: Curve, **style: Any) -> str:
-    """The rows faint, their moving mean above; returns a note that says so."""
-    steps, values = curve
-    half = min(max(2, len(steps) // 100), len(steps) // 10)
-    if half:
-        _line(axes, curve, TRAIN, alpha=0.3, linewidth=0.8)
-    _line(axes, (steps, smooth(values, half) if half else values), TRAIN, **style)
-    return f"mean of {2 * half + 1:,} rows; faint: single rows" if half else ""
-
-
-def _dev_line(axes: Axes, curve: Curve, best: Row, label: str) -> None:
-    """A line of evaluations, the best one marked."""
-    steps, values = curve
-    few: Row = {"marker": "o", "markersize": 3} if len(steps) <= 40 else {}
-    if len(steps):
-        axes.plot(steps, values, color=DEV, label=label, **few)
-    at_best = np.flatnonzero(steps == best.get("step", -1))[-1:]
-    page.ring(axes, steps[at_best], values[at_best], 9, "best" if len(at_best) else None)
-
-
-def _svg(axes: Axes) -> Markup:
-    """The figure as an element of the page, with a legend if it needs one."""
-    names = axes.get_legend_handles_labels()[1]
-    if len(names) > 1:
-        axes.legend(
-            loc="lower right",
-            bbox_to_anchor=(1, 1),
-            ncol=len(names),
-            frameon=False,
-            borderpad=0,
-            fontsize=8,
+def _profile(summary: Row, path: Path) -> Section:
+    # Without "profile" in the summary, profile.json is an earlier run's.
+    if "profile" not in summary:
+        return Section("", [])
+    profile = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    parts: list[page.Part] = []
+    if profile.get("together"):
+        columns = ["rank", "reader_cost", "batch_cost", "reader ratio", "steps/s", "ips (texts/s)"]
+        ranks = [_profile_row(row) for row in profile.get("ranks", []) if "batch_cost" in row]
+        note = "By Paddle's profiler, a step's mean without the first ten steps."
+        if profile.get("trace"):
+            note += f" Timeline: {profile['trace']}"
+        total = _profile_row({"rank": "together", **profile["together"]})
+        parts.append(Table([*columns, "tokens/s"], ranks, note, total))
+    else:
+        note = "There are no figures: Paddle's profiler leaves out the first ten steps."
+        parts.append(Text(note, "muted"))
+    slow = [
+        (
+            row["name"],
+            number(row["calls"]),
+            milliseconds(row["total_ms"] / 1000),
+            milliseconds(row["average_ms"] / 1000),
         )
-    figure = axes.figure
-    assert isinstance(figure, Figure)
-    return page.svg(figure)
+        for row in profile.get("slow_operators", [])
+    ]
+    if slow:
+        table = Table(["operator", "calls", "total", "average"], slow)
+        parts.append(Details("Slowest operators", [table]))
+    return Section("Profile", parts)
 
 
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
+def _profile_row(row: Row) -> list[str]:
+    return [
+        str(row["rank"]),
+        milliseconds(row["reader_cost"]),
+        milliseconds(row["batch_cost"]),
+        percent(row["reader_ratio"]),
+        *(number(row[name]) for name in ("steps_per_s", "texts_per_s", "tokens_per_s")),
+    ]
+
+
+def _servers(servers: list[Row], rows: list[Row]) -> Section:
+    parts: list[page.Part] = []
+    if servers:
+        note = (
+            "At the end: memory as it was, requests of the whole run, latency (without the "
+            "network) of the last ten seconds."
+        )
+        cells = [
+            [
+                str(place),
+                *(number(row[key]) + unit if key in row else "" for key, _, unit in OF_SERVERS),
+            ]
+            for place, row in enumerate(servers)
+        ]
+        parts.append(Table(["server", *(column for _, column, _ in OF_SERVERS)], cells, note))
+    return Section("Servers", [*parts, *draw_server_curves(rows)])
+
+
+def _data(data: Row) -> Section:
+    rows = [
+        (
+            source,
+            counts.get("file", ""),
+            *(number(counts[name]) for name in ("texts", "cut", "skipped_lines")),
+        )
+        for source, counts in data.items()
+    ]
+    columns = ["texts from", "file", "texts", "cut", "skipped lines"]
+    return Section("Data", [Table(columns, rows)] if rows else [])
+
+
+def _weights(summary: Row) -> list[Details]:
+    parts = [
+        Text(f"{what}: {', '.join(summary[key])}")
+        for key, what in (
+            ("fresh_weights", "Not in the given weights, started fresh"),
+            ("unused_weights", "In the given weights, not needed"),
+        )
+        if summary.get(key)
+    ]
+    return [Details("Weights", parts)] if parts else []

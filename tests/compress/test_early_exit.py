@@ -147,7 +147,7 @@ def test_the_report_shows_layers_and_speeds(made):
         text = (made / f"report-{target}.html").read_text(encoding="utf-8")
         variant = bundles.read(made).variant(target)
         assert text.count("<svg") == 3
-        assert f"speed {variant.speed}</b>" in text
+        assert f"speed {variant.speed}:" in text
         assert "http:" not in text and "https:" not in text
         assert f"Groups of layers end after {', '.join(map(str, variant.ends))}." in text
 

@@ -54,8 +54,6 @@ def test_points_are_of_one_table(bundle):
 
 
 def test_the_page_shows_it_all(bundle, tmp_path, monkeypatch):
-    trial = {"float32": [], "accuracy": 0.8, "logit_error": 0.4, "texts_per_s": 1, "int8_share": 1}
-    chosen = {**trial, "float32": ["layer 0 attention"], "accuracy": 0.9, "int8_share": 0.6}
     made = variant(
         "int8-two",
         0.8,
@@ -65,13 +63,6 @@ def test_the_page_shows_it_all(bundle, tmp_path, monkeypatch):
         weight_errors={"linear_1.w_0": 0.01},
         thresholds={"linear_2.w_0": 3.25},
         smoothed={"linear_2.w_0": {"exponent": 0.7, "former_error": 0.9, "error": 0.3}},
-        search={
-            "float32_accuracy": 0.9,
-            "least_accuracy": 0.89,
-            "alone": {"layer 0 attention": trial, "head": trial},
-            "mixes": [trial, chosen],
-            "chosen": chosen,
-        },
     )
     random = np.random.default_rng(0)
     drop = bundles.Drop(value=0.1, low=-0.01, high=0.2, test="mcnemar")
@@ -86,7 +77,7 @@ def test_the_page_shows_it_all(bundle, tmp_path, monkeypatch):
     path = tmp_path / "report.html"
     layers = SimpleNamespace(parameters=weights, run=lambda texts: texts)
     work = SimpleNamespace(
-        job=SimpleNamespace(report=str(path), model_dump=lambda: {"method": "search"}),
+        job=SimpleNamespace(report=str(path), model_dump=lambda: {"method": "static"}),
         gate=SimpleNamespace(max_drop=0.01, data="<script>alert(1)</script>", threads=1),
         source=SimpleNamespace(layers=layers, program=None),
     )
@@ -96,8 +87,7 @@ def test_the_page_shows_it_all(bundle, tmp_path, monkeypatch):
     for shown in (
         "int8-two (not added)", "int8-two: accuracy falls", "50.00 %", "12.50 %", "1.00 %", "3.25",
         "a processor", "paddlepaddle 2.6.2", "100 texts are too few", "(-0.0100 to 0.2000)",
-        "<td>0.7</td><td>90.00 %</td><td>30.00 %</td>", "method: search",
-        "In float32: layer 0 attention",
+        "<td>0.7</td><td>90.00 %</td><td>30.00 %</td>", "method: static",
     ):  # fmt: skip
         assert shown in text, shown
     assert text.index("50.00 %") < text.index("12.50 %")  # the worst first
@@ -105,8 +95,6 @@ def test_the_page_shows_it_all(bundle, tmp_path, monkeypatch):
     assert titles == [
         "Accuracy and speed",
         "Accuracy and size",
-        "Each part alone in int8",
-        "Mixes",
         "head · linear_2.w_0",
     ]
     assert text.count("<svg") == len(titles)

@@ -12,9 +12,9 @@ from fleetbert.training.callbacks import progress
 @pytest.mark.parametrize(
     ("total", "resumed_at", "said"),
     [
-        (65, 0, "60 more steps of 2 s take about 2 min here"),
+        (65, 0, "60 more steps of 2 s take about 2 min 00 s here"),
         (45, 20, "20 more steps of 2 s take about 40 s here"),
-        (9005, 0, "9000 more steps of 2 s take about 5.0 h here"),
+        (9005, 0, "9000 more steps of 2 s take about 5 h 00 min here"),
     ],
 )
 def test_the_first_steps_say_how_long_it_will_take(monkeypatch, capsys, total, resumed_at, said):

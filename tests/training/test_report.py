@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleetbert.reports import page as pages
+from fleetbert.reports import figures
 from fleetbert.tasks import metrics
-from fleetbert.training import report
+from fleetbert.training import curves, report
 
-SVG = pages.svg  # conftest.py puts words in its place
+SVG = figures.svg  # conftest.py puts words in its place
 
 HOSTILE = "<script>alert(1)</script>"
 VOID = {"meta", "br", "hr", "img", "input", "link"}
@@ -27,7 +27,7 @@ TOGETHER = {
 @pytest.fixture
 def drawn(monkeypatch):
     """Figures are drawn, which takes most of a report's time."""
-    monkeypatch.setattr(pages, "svg", SVG)
+    monkeypatch.setattr(figures, "svg", SVG)
 
 
 class Page(HTMLParser):
@@ -283,8 +283,8 @@ def test_many_rows_make_a_small_file(tmp_path, drawn):
 
 def test_smoothing_is_the_mean_around():
     values = np.array([1.0, np.nan, 3.0, 5.0, 10.0])
-    np.testing.assert_allclose(report.smooth(values, 1), [1.0, 2.0, 4.0, 6.0, 7.5])
-    np.testing.assert_allclose(report.smooth(values, 0), values)
+    np.testing.assert_allclose(curves.smooth(values, 1), [1.0, 2.0, 4.0, 6.0, 7.5])
+    np.testing.assert_allclose(curves.smooth(values, 0), values)
 
 
 def test_many_classes_list_what_is_most_confused(tmp_path):

@@ -7,6 +7,7 @@ import time
 
 from tqdm import tqdm
 
+from fleetbert.core.quantities import duration
 from fleetbert.tasks.metrics import FIGURES
 from fleetbert.training.loop import Callback, Metrics, Row, Run
 
@@ -43,7 +44,7 @@ class Progress(Callback):
         elif done == TIMED:
             seconds = (time.monotonic() - self.since) / (TIMED - 1)
             left = run.total_steps - run.state.step
-            about = f"{left} more steps of {seconds:.2g} s take about {_words(left * seconds)} here"
+            about = f"{left} more steps of {seconds:.2g} s take about {duration(left * seconds)} here"
             self.bar.write(about, file=sys.stderr)
 
     def on_log(self, run: Run, row: Row) -> None:
@@ -74,10 +75,3 @@ class Progress(Callback):
     def close(self, run: Run) -> None:
         if self.started:
             self.bar.close()
-
-
-def _words(seconds: float) -> str:
-    """As somebody who waits would say it: 40 s, 3 min, 2.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
