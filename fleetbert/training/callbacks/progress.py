@@ -44,8 +44,8 @@ class Progress(Callback):
         elif done == TIMED:
             seconds = (time.monotonic() - self.since) / (TIMED - 1)
             left = run.total_steps - run.state.step
-            about = f"{left} more steps of {seconds:.2g} s take about {duration(left * seconds)} here"
-            self.bar.write(about, file=sys.stderr)
+            about = f"take about {duration(left * seconds)} here"
+            self.bar.write(f"{left} more steps of {seconds:.2g} s {about}", file=sys.stderr)
 
     def on_log(self, run: Run, row: Row) -> None:
         shown = {
