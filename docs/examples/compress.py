@@ -18,7 +18,7 @@ def main() -> None:
 
     print(f"{'variant':<24} {'accuracy':>8} {'texts/s':>10} {'MB':>6}")
     for number, method in enumerate(given.methods):
-        needed = {"calibration": given.texts} if method in ("static", "search") else {}
+        needed = {"calibration": given.texts} if method == "static" else {}
         try:
             small = fleetbert.quantize(
                 given.bundle, method=method, gate=given.gate, max_drop=given.max_drop, **needed

@@ -167,9 +167,9 @@ def quantize(
 ) -> Variant:
     """Add a smaller or faster variant to a bundle, if it keeps the accuracy.
 
-    method: static (the default), dynamic, search, qat, prune, onnx or bfloat16; `fleetbert quantize
+    method: static (the default), dynamic, qat, prune, onnx or bfloat16; `fleetbert quantize
         --help`.
-    calibration: texts like those to come, for static, search and onnx; labels are not needed.
+    calibration: texts like those to come, for static and onnx; labels are not needed.
     gate: the labelled table that the variant is measured on, beside float32. max_drop: how much
         accuracy (0 to 1) may be lost there (0.005).
     train, dev: for qat and prune, which train.

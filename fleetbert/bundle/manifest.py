@@ -251,30 +251,6 @@ class Split(_Strict):
     error: float
 
 
-class Mix(_Strict):
-    """A mix that `search` measured. float32: the groups of layers left in it; accuracy: 0 to 1;
-    logit_error: root of the mean square of the logits' change; int8_share: of the multiplications
-    (0 to 1)."""
-
-    float32: List[str]
-    accuracy: float
-    logit_error: float
-    texts_per_s: float
-    int8_share: float
-
-
-class SearchResult(_Strict):
-    """alone: each group as the only one in int8; mixes: all others that were measured; data: the
-    texts that they were measured on."""
-
-    data: Optional[str] = None
-    float32_accuracy: float
-    least_accuracy: float
-    alone: Dict[str, Mix]
-    mixes: List[Mix]
-    chosen: Mix
-
-
 class SpeedPoint(_Strict):
     """What another `speed` gives with a variant's groups of layers: accuracy (0 to 1), and the
     layers and operations that a text takes in the mean."""
@@ -394,6 +370,9 @@ class Int8Variant(_Variant):
     not int8. thresholds: by weight, the magnitude of its layer's input that becomes 127.
     weight_errors, output_errors: as of `WeightOnlyVariant`. max_difference_to_network: of logits,
     between what is served and the network that was trained with the rounding in it.
+
+    fleetbert up to 2026-11 also wrote method "search", with what it measured in `search`, and
+    rounding "adaround".
     """
 
     kind: Literal["paddle-inference-int8"] = "paddle-inference-int8"
@@ -408,7 +387,7 @@ class Int8Variant(_Variant):
     bias_corrected: bool = False
     weight_errors: Dict[str, float] = Field(default_factory=dict)
     output_errors: Dict[str, float] = Field(default_factory=dict)
-    search: Optional[SearchResult] = None
+    search: Optional[Dict[str, object]] = None
     max_difference_to_network: Optional[float] = None
 
     @property

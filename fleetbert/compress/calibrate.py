@@ -1,6 +1,6 @@
 """The ranges of activations, found by running texts through Paddle's post-training quantization.
 
-PaddleSlim 2.6.0's `quant_post_static` calls the same class, with the same scales and integers
+PaddleSlim's `quant_post_static` calls the same class, with the same scales and integers
 (tests/compress/test_paddleslim.py), and only writes files, which would be read again here.
 """
 
@@ -40,8 +40,9 @@ def calibrate(
 ) -> Calibration:
     """Run `batches` through the float32 program in `folder` and quantize it.
 
-    algorithm: abs_max, avg (mean over the batches of each one's maximum), hist, KL, mse, emd.
-    Weights are rounded to the nearest; Paddle 2.6.2's other way cannot work, see `adaround`.
+    algorithm: abs_max, or avg (mean over the batches of each one's maximum). Weights are rounded
+    to the nearest: `round_type="adaround"` of Paddle learns nothing, as its loss is computed
+    from outputs that are fed as data.
     skip: names of weights that stay float32.
     """
     logging.getLogger("paddle.static.quantization.post_training_quantization").setLevel("WARNING")

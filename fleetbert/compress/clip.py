@@ -14,9 +14,9 @@ from typing import Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compress.adaround import as_int8
 from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers, relative_errors
+from fleetbert.graph import int8
 from fleetbert.graph.weights import widen
 
 # Of selection.data; 80 texts choose as 436 do.
@@ -41,7 +41,7 @@ def choose(
         for source, names in readers.items():
             x = inputs[names[0]]
             counts[source] += len(x) * len(names)
-            tried = [as_int8(x, thresholds[names[0]] * factor) for factor in FACTORS]
+            tried = [int8.round_input(x, thresholds[names[0]] * factor) for factor in FACTORS]
             for name in names:
                 exact, weight = x @ layers.parameters[name], widen(found.weights[name])
                 sums[source] += [relative_errors(x8 @ weight, exact).sum() for x8 in tried]

@@ -72,7 +72,7 @@ class Sample:
     def few(self, texts: int) -> list[Feeds]:
         """Some of the texts, drawn by chance, in batches for `sensitivity` and `clip`."""
         chosen = draw(len(self.encodings.ids), texts)
-        return feeds(self.encodings, chosen, 1024, self.model.tokenizer.pad_id)
+        return feeds(self.encodings, chosen, self.model.tokenizer.pad_id)
 
     def logits(self, opened: engine.Engine) -> np.ndarray:
         """Of an opened variant, as the task takes them; UserError where they are not finite."""

@@ -1,7 +1,7 @@
 """The way of every quantized variant into its bundle, one way:
 
 open      the bundle, the float32 source and the gate's table: read, verified, tokenized once
-prepare   what the method does before the bundle is touched: calibrate, search, train
+prepare   what the method does before the bundle is touched: calibrate, choose, train
 write     the variant's files, by what `prepare` gave
 measure   accuracy, speed and size beside float32, with the engine that will serve it
 accept    the gate
@@ -41,7 +41,6 @@ Prepare = Callable[[Work], "Ready | None"]
 METHODS = {
     "dynamic": "fleetbert.compress.dynamic",
     "static": "fleetbert.compress.static",
-    "search": "fleetbert.compress.search",
     "qat": "fleetbert.compress.qat",
     "prune": "fleetbert.compress.prune",
     "onnx": "fleetbert.compress.onnx_int8",

@@ -9,7 +9,7 @@ embedding tables are rounded too, for they are stored so: on SST-2, networks tra
 answered with logits 0.16 from what was served, with it 0.02. Nothing else is quantized.
 
 The layers are Paddle's own, put in by the part of its `ImperativeQuantAware` that quantizes inputs.
-PaddleSlim 2.6.0's QAT calls that class, whose other part wraps the outputs too, for scales that no
+PaddleSlim's QAT calls that class, whose other part wraps the outputs too, for scales that no
 int8 program here reads: weights get other names, and PaddleNLP 2.8.1's BERT, which asks its pooler
 for its weight, stops. Ours are the rows of tables, smoothing and learned thresholds.
 """
@@ -148,7 +148,7 @@ def prepare(work: Work) -> Ready | None:
     def change(task: tuning.Tuned, *_: object) -> None:
         encodings = task.train.encodings
         chosen = draw(len(encodings.ids), settings.texts, settings.seed)
-        texts = feeds(encodings, chosen, settings.batch_tokens, task.tokenizer.pad_id)
+        texts = feeds(encodings, chosen, task.tokenizer.pad_id)
         found = begin(source, texts, left, settings)
         quantize_network(task.network, {names.linear[name]: one for name, one in found.items()})
         connect(task.network, names.linear)
@@ -218,7 +218,7 @@ def write(work: Work, trained: Trained, folder: Path) -> bundles.Variant:
     int8 = bundles.Int8Variant(
         name="int8-qat", method="qat", smoothed=trained.smoothed, split=trained.split
     )
-    variant = static.write_mix(static.of_calibration(source, left, found, int8), folder)
+    variant = static.write(static.of_calibration(source, left, found, int8), folder)
     return tuning.beside_network(variant, folder, trained.network, work)
 
 

@@ -6,7 +6,7 @@ input is the one with the least token error (see `sensitivity`) of the layers th
 of those texts whose largest values are left out for that: else a high one, which fits just these
 values, would seem too good.
 
-PaddleSlim 2.6.0's `quant.advanced.Smooth` has one exponent for all layers and folds the numbers
+PaddleSlim's `quant.advanced.Smooth` has one exponent for all layers and folds the numbers
 into the norm, of a network in dygraph: right only where no residual reads the norm's output, as it
 does in BERT.
 """
@@ -18,9 +18,9 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from fleetbert.bundle import Smoothed
-from fleetbert.compress.adaround import as_int8
 from fleetbert.compress.sensitivity import Layers, relative_errors, spread
 from fleetbert.compress.texts import Feeds
+from fleetbert.graph import int8
 from fleetbert.graph import smooth as graph
 from fleetbert.graph.program import ProgramDesc
 from fleetbert.graph.weights import quantize, widen
@@ -103,7 +103,7 @@ def _error(
     """The token error of the layers that read x, [tokens, K], divided by `by`; maxima: of each
     calibration batch, [batches, K]. The threshold is the mean of the batches' largest values."""
     threshold = float((maxima / by).max(1).mean())
-    x8 = as_int8(x / by, threshold)
+    x8 = int8.round_input(x / by, threshold)
     total = 0.0
     for weight, y in zip(weights, exact):
         rounded = widen(quantize(weight * by[:, None], 1))

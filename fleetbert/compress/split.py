@@ -13,9 +13,9 @@ from typing import Mapping, Sequence
 import numpy as np
 
 from fleetbert.bundle import Split
-from fleetbert.compress.adaround import as_int8
 from fleetbert.compress.sensitivity import Layers, relative_errors, spread
 from fleetbert.compress.texts import Feeds
+from fleetbert.graph import int8
 from fleetbert.graph import split as graph
 from fleetbert.graph.weights import Quantized, widen
 
@@ -59,10 +59,10 @@ def choose(
         former = thresholds[second]
 
         def error(threshold: float, units: np.ndarray) -> float:
-            y = as_int8(x, threshold) @ weight  # noqa: B023
+            y = int8.round_input(x, threshold) @ weight  # noqa: B023
             some = graph.pieces(units, threshold)
             pieces = graph.outputs(given, *first, some)  # noqa: B023
-            y += as_int8(pieces, threshold) @ weight[some.units]  # noqa: B023
+            y += int8.round_input(pieces, threshold) @ weight[some.units]  # noqa: B023
             return float(relative_errors(y, exact).mean()) ** 0.5  # noqa: B023
 
         none = np.zeros(0, np.int64)

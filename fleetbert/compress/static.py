@@ -15,13 +15,13 @@ from typing import Mapping, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import adaround, calibrate, clip, sensitivity, split
+from fleetbert.compress import calibrate, clip, sensitivity, split
 from fleetbert.compress.calibrate import Calibration
 from fleetbert.compress.sensitivity import Layers
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Ready, Source, Work, weight_errors
 from fleetbert.export.program import versions
-from fleetbert.graph import int8, quantizers, weights
+from fleetbert.graph import int8, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph import split as graph
 from fleetbert.graph.first_token import first_token_only
@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 
 
 class Prepared(NamedTuple):
-    """A calibrated float32 program; any mix of float32 and int8 comes from it.
+    """A calibrated float32 program.
 
-    arrays: the float32 tensors; left: weights of layers that stay float32 in every mix; fused: the
-    program for x86; variant: what the manifest will say of how it was calibrated; corrections: by
-    weight, of its layer's outputs where it is in int8, [N].
+    arrays: the float32 tensors; left: weights of layers that stay float32; fused: the program for
+    x86; variant: what the manifest will say of how it was calibrated; corrections: by weight, of
+    the outputs of its layer, [N].
     """
 
     arrays: dict[str, np.ndarray]
@@ -52,11 +52,11 @@ class Prepared(NamedTuple):
 
 def prepare(work: Work) -> Ready:
     """All layers in int8 but those that `skip` names."""
-    return Ready(work.source, functools.partial(write_mix, calibrated(work)))
+    return Ready(work.source, functools.partial(write, calibrated(work)))
 
 
 def calibrated(work: Work) -> Prepared:
-    """The source: thresholds from texts, then clipped and rounded as the job says."""
+    """The source: thresholds from texts, then clipped, split and corrected as the job says."""
     settings, source = work.job.calibration, work.source
     batches = work.calibration_batches
     log.info(f"calibrating with {settings.algorithm}: {len(batches)} batches")
@@ -65,10 +65,6 @@ def calibrated(work: Work) -> Prepared:
     if settings.clip == "auto":
         log.info("trying lower thresholds of layers' inputs")
         prepared = clipped(prepared, source, work.selection.few(clip.TEXTS))
-    if settings.rounding == "adaround":
-        thresholds = input_thresholds(prepared)
-        learned = adaround.learn(prepared.calibration, source.layers, batches, thresholds)
-        prepared = prepared._replace(calibration=learned).telling(rounding="adaround")
     if settings.split == "auto":
         prepared = in_pieces(prepared, source, batches)
     if settings.correct_bias:
@@ -117,7 +113,7 @@ def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> P
             if name in pieces:
                 x = layers.with_pieces(inputs, name, pieces[name])
                 rounded = graph.widen_second(rounded, pieces[name])
-            change -= adaround.as_int8(x, threshold) @ weights.widen(rounded)
+            change -= int8.round_input(x, threshold) @ weights.widen(rounded)
             sums[name] = sums.get(name, 0) + change.sum(0)
             tokens[name] += len(x)
     corrections = {name: (total / tokens[name]).astype(np.float32) for name, total in sums.items()}
@@ -155,56 +151,43 @@ def split_pieces(found: Mapping[str, bundles.Split]) -> dict[str, graph.Pieces]:
     return {name: graph.pieces(one.units, one.threshold) for name, one in found.items()}
 
 
-def write_mix(
-    prepared: Prepared, folder: Path, float32: Sequence[str] = (), converter: bool = True
-) -> bundles.Int8Variant:
-    """Write an int8 program into `folder` whose layers with the weights `float32` stay as they
-    were, beside those that stay in every mix.
-
-    converter: write model.pdmodel too, which only converters read.
-    """
+def write(prepared: Prepared, folder: Path) -> bundles.Int8Variant:
+    """Write the int8 program into `folder`."""
     calibration, fused = prepared.calibration, prepared.fused
-    quantized = {n: weight for n, weight in calibration.weights.items() if n not in float32}
-    thresholds = {n: value for n, value in input_thresholds(prepared).items() if n in quantized}
+    quantized = dict(calibration.weights)
     for name in programs.embedding_tables(fused.program):
         quantized[name] = weights.quantize(prepared.arrays[name], 0)
     errors = weight_errors(quantized, prepared.arrays)
     others = {**calibration.parameters, **fused.parameters}
     biases = int8.biases(fused.program)
     for name, correction in prepared.corrections.items():
-        if name in quantized:
-            bias = biases[name]
-            others[bias] = (others[bias] + correction).astype(np.float32)
+        bias = biases[name]
+        others[bias] = (others[bias] + correction).astype(np.float32)
     widened = {}
     pairs = graph.pairs(fused.program)
     for name, some in split_pieces(prepared.variant.split).items():
-        if name in quantized:
-            first, bias, _ = pairs[name]
-            quantized[first] = graph.widen_first(quantized[first], some)
-            quantized[name] = graph.widen_second(quantized[name], some)
-            others[bias] = np.concatenate([others[bias], others[bias][some.units] - some.lower])
-            widened[name] = first
+        first, bias, _ = pairs[name]
+        quantized[first] = graph.widen_first(quantized[first], some)
+        quantized[name] = graph.widen_second(quantized[name], some)
+        others[bias] = np.concatenate([others[bias], others[bias][some.units] - some.lower])
+        widened[name] = first
     arrays = {**others, **{name: one.integers for name, one in quantized.items()}}
     program = int8.to_int8(first_token_only(fused.program), calibration.thresholds, quantized)
     programs.write(folder / "x86.pdmodel", graph.fit(program, arrays, widened))
-    if converter:
-        plain = quantizers.in_float32(calibration.program, float32)
-        for first in widened.values():
-            arrays[first + weights.SCALE] = quantized[first].scales
-        programs.write(folder / "model.pdmodel", graph.fit(plain, arrays, widened))
+    for first in widened.values():
+        arrays[first + weights.SCALE] = quantized[first].scales
+    programs.write(folder / "model.pdmodel", graph.fit(calibration.program, arrays, widened))
     for name in quantized:
         others.pop(name)
-    for name in (*quantized, *float32):
         others.pop(name + weights.SCALE, None)
     weights.save(folder, quantized, others)
     return prepared.variant.model_copy(
         update={
             "runs_on": ["x86"],  # ARM has no oneDNN; model.pdmodel is for converters
             "versions": versions(),
-            "float32_layers": [*prepared.left, *float32],
-            "thresholds": thresholds,
+            "float32_layers": prepared.left,
+            "thresholds": input_thresholds(prepared),
             "weight_errors": errors,
-            "split": {n: one for n, one in prepared.variant.split.items() if n in quantized},
         }
     )
 

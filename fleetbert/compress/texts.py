@@ -18,17 +18,17 @@ from fleetbert.tasks import Task
 
 # Of a table, at most, that is held out of what it is for.
 SHARE = 5
+# Padded tokens of a batch of calibration texts.
+BATCH_TOKENS = 1024
 # What a program is fed: input_ids and token_type_ids, int64 [texts, length].
 Feeds = Dict[str, np.ndarray]
 
 
-def feeds(
-    encodings: Encodings, chosen: Sequence[int] | np.ndarray, batch_tokens: int, pad_id: int
-) -> list[Feeds]:
+def feeds(encodings: Encodings, chosen: Sequence[int] | np.ndarray, pad_id: int) -> list[Feeds]:
     """Texts in batches, sorted by length so that padding does not set the scales. chosen: the
-    numbers of the texts to take; batch_tokens: of a batch, with padding."""
+    numbers of the texts to take."""
     numbers = np.asarray(chosen, np.int64)
-    plan = plan_inference(encodings.lengths[numbers], batch_tokens)
+    plan = plan_inference(encodings.lengths[numbers], BATCH_TOKENS)
     batches = (collate_padded(encodings, numbers[some], pad_id) for some in plan)
     return [{"input_ids": one.input_ids, "token_type_ids": one.token_type_ids} for one in batches]
 
@@ -56,7 +56,7 @@ def read_batches(
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(*task.texts(chosen), bundle.max_length)
     every = range(len(encodings.ids))
-    return feeds(encodings, every, settings.batch_tokens, tokenizer.pad_id)
+    return feeds(encodings, every, tokenizer.pad_id)
 
 
 def read_unlabelled(path: str, task: Task, key: str) -> list[Example]:

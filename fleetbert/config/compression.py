@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, List, Literal, Mapping, Optional
+from typing import Dict, List, Literal, Mapping, NamedTuple, Optional, Tuple
 
 from pydantic import model_validator
 
@@ -20,12 +20,9 @@ from fleetbert.config.training import (
 
 # Methods that train, in one process or in ranks, and those that need texts to calibrate with.
 TRAINED = ("qat", "prune")
-CALIBRATED = ("static", "search", "onnx")
-# Those that do not take the calibration's ways to cut and to round, and why.
-OWN_ROUNDING = {
-    "onnx": "ONNX Runtime's tool rounds and cuts by itself",
-    "qat": "training learns where to cut, and weights that round well",
-}
+CALIBRATED = ("static", "onnx")
+# Those that do not take calibration.clip, and why.
+OWN_CLIPPING = {"onnx": "ONNX Runtime's tool cuts by itself", "qat": "training learns where to cut"}
 
 # What keys are where a job with such a method leaves them out: the recipes of configs/quantize/,
 # whose figures are measured, whatever suits training from the start.
@@ -40,22 +37,52 @@ RECIPES: Mapping[str, Mapping[str, object]] = {
 SOFT = {"qat": 1.0, "prune": 0.5}
 
 
+class Removed(NamedTuple):
+    """A key, or some of its values (None: all), that no measurement spoke for; instead: what to do
+    now."""
+
+    values: Optional[Tuple[str, ...]]
+    instead: str
+
+
+REMOVED = {
+    "method": Removed(
+        ("search",),
+        "search was removed, because no measurement shows an accuracy that it saves and static "
+        "with skip does not; choose static, whose report names the layers that change most, and "
+        "leave these in float32 with skip, or choose qat",
+    ),
+    "search": Removed(None, "was removed with method: search; leave the section out"),
+    "calibration.rounding": Removed(
+        None,
+        "was removed, because no measurement shows an accuracy that adaround saves; weights are "
+        "rounded to the nearest: leave the key out; where the gate refuses static, set skip or "
+        "calibration.clip: auto, or choose method: qat",
+    ),
+    "calibration.algorithm": Removed(
+        ("hist", "KL", "mse", "emd"),
+        "hist, KL, mse and emd were removed, because no measurement shows what they gain and they "
+        "take minutes; choose avg or abs_max, with calibration.clip: auto for outliers",
+    ),
+    "calibration.batch_tokens": Removed(
+        None,
+        "was removed, because no measurement shows what another size gains; batches have 1,024 "
+        "tokens: leave it out",
+    ),
+}
+
+
 class Calibration(Section):
     data: Optional[str] = key(
         None,
-        "static, search, onnx: texts like those to come, no labels needed: .tsv, .csv, .jsonl, or "
+        "static, onnx: texts like those to come, no labels needed: .tsv, .csv, .jsonl, or "
         "one a line",
     )
     texts: int = key(512, "how many of them, drawn by chance", ge=1)
-    algorithm: Literal["abs_max", "avg", "hist", "KL", "mse", "emd"] = key(
+    algorithm: Literal["abs_max", "avg"] = key(
         "avg",
-        "how the range of an activation follows from its values (avg: mean of the batches'; mse "
-        "and emd try many in each batch: minutes)",
-    )
-    rounding: Literal["round", "adaround"] = key(
-        "round",
-        "how weights are rounded; adaround: each up or down so that outputs change least, learned "
-        "in minutes",
+        "range of an activation: the mean of the batches' largest magnitudes (avg), or the largest "
+        "of all (abs_max)",
     )
     clip: Literal["none", "auto"] = key(
         "none",
@@ -69,15 +96,13 @@ class Calibration(Section):
     )
     split: Literal["none", "auto"] = key(
         "auto",
-        "static, search, qat: auto: units of feed-forwards far larger than the others stand in "
+        "static, qat: auto: units of feed-forwards far larger than the others stand in "
         "pieces, where that changes the outputs less",
     )
     correct_bias: bool = key(
         True,
-        "static, search: take the mean change of each output, on a few calibration texts, off its "
-        "bias",
+        "static: take the mean change of each output, on a few calibration texts, off its bias",
     )
-    batch_tokens: int = key(1024, "padded tokens of a batch", ge=16)
     seed: int = key(0, "seed of the random sample of calibration texts", ge=0)
 
 
@@ -97,18 +122,12 @@ class Gate(Section):
 class Selection(Section):
     data: Optional[str] = key(
         None,
-        "labelled table that clip, search, onnx and early exit choose on, never gate.data (null: "
+        "labelled table that clip, onnx and early exit choose on, never gate.data (null: "
         "texts held out of calibration.data, or of data.train for early exit; their labels where "
         "they have some, else what float32 answers)",
     )
     texts: int = key(
         1000, "how many of them at most, drawn by chance; held out: at most a fifth", ge=1
-    )
-
-
-class Search(Section):
-    whole_curve: bool = key(
-        True, "measure mixes beyond the first that passes the gate, for the report's curve"
     )
 
 
@@ -152,13 +171,11 @@ class Quantize(Section):
     """A job that adds a smaller and faster variant to a bundle."""
 
     bundle: str = key("output/bundle", "the bundle to add a variant to")
-    method: Literal["dynamic", "static", "search", "qat", "prune", "onnx", "bfloat16"] = key(
+    method: Literal["dynamic", "static", "qat", "prune", "onnx", "bfloat16"] = key(
         "static",
         "dynamic: weights as integers, needs no data; static: whole layers in int8, needs texts; "
-        "search: static, with those layers in float32 that the gate needs: of the mixes that pass, "
-        "the one with most of its multiplications in int8, whatever time each took; qat: static, "
-        "trained on with the rounding in it, needs labelled texts (data.train; where they are left "
-        "out, keys are as in configs/quantize/qat.yaml: an epoch at 3e-6); prune: fewer "
+        "qat: static, trained on with the rounding in it, needs labelled texts (data.train; keys "
+        "that are left out are as in configs/quantize/qat.yaml: an epoch at 3e-6); prune: fewer "
         "attention heads and feed-forward units in float32, trained on, needs data.train too; "
         "onnx: int8 for ONNX Runtime, by its own tool, needs texts; bfloat16: half of float32's "
         "bits in products, needs no data, but a processor with AVX512-BF16 or AMX",
@@ -179,7 +196,6 @@ class Quantize(Section):
     calibration: Calibration = Calibration()
     gate: Gate = Gate()
     selection: Selection = Selection()
-    search: Search = Search()
     onnx: Onnx = Onnx()
     report: Optional[str] = key(
         None,
@@ -210,6 +226,7 @@ class Quantize(Section):
     def _take_the_recipe(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
+        _refuse_removed(values)
         return _below(RECIPES.get(str(values.get("method")), {}), values)
 
     @model_validator(mode="after")
@@ -239,19 +256,28 @@ class Quantize(Section):
                 f"calibration.data: method: {self.method} needs texts to see how large activations "
                 "get; name a file, labels are not needed"
             )
-        if self.method in OWN_ROUNDING:
-            for name, usual in (("clip", "none"), ("rounding", "round")):
-                if getattr(self.calibration, name) != usual:
-                    raise ValueError(
-                        f"calibration.{name}: {OWN_ROUNDING[self.method]}; leave it out, or choose "
-                        "method: static"
-                    )
+        if self.method in OWN_CLIPPING and self.calibration.clip != "none":
+            raise ValueError(
+                f"calibration.clip: {OWN_CLIPPING[self.method]}; leave it out, or choose method: "
+                "static"
+            )
         if self.method != "dynamic" and self.bits != 8:
             arithmetic = {"prune": "float32", "bfloat16": "bfloat16"}.get(self.method, "int8")
             raise ValueError(
                 f"bits: method: {self.method} computes in {arithmetic}; 16 is for method: dynamic"
             )
         return self
+
+
+def _refuse_removed(values: Mapping[str, object]) -> None:
+    """ValueError for the first key of REMOVED that a job has."""
+    for dotted, removed in REMOVED.items():
+        section, _, name = dotted.rpartition(".")
+        holder = values.get(section) if section else values
+        if not isinstance(holder, Mapping) or name not in holder:
+            continue
+        if removed.values is None or holder[name] in removed.values:
+            raise ValueError(f"{dotted}: {removed.instead}")
 
 
 def _below(defaults: Mapping[str, object], values: Dict[str, object]) -> Dict[str, object]:

@@ -1,6 +1,6 @@
 """A fused float32 program → one that computes its Linear layers in int8 through oneDNN.
 
-Paddle 2.6.2's own int8 passes take the scales of weights along the wrong axis (21 to 40 % error
+Paddle's own int8 passes take the scales of weights along the wrong axis (21 to 40 % error
 in square matrices) and quantize additions that cannot bear it. So they are not used: the float32
 passes fuse the program (`graph.fuse`), and `to_int8` writes quantize operators and scales into it.
 
@@ -119,6 +119,12 @@ def limit_weights(program: ProgramDesc, steps: int) -> ProgramDesc:
             scales = programs.attribute(op, "Scale_weights").floats
             programs.set_attributes(op, Scale_weights=[s * steps / largest(8) for s in scales])
     return program
+
+
+def round_input(x: np.ndarray, threshold: float) -> np.ndarray:
+    """The float32 values that the layer computes with for its input x: x8 * t / 127."""
+    step = np.float32(threshold / largest(8))
+    return np.clip(np.rint(x / step), -128, 127).astype(np.float32) * step
 
 
 def simulate(x: np.ndarray, threshold: float, weight: Quantized) -> np.ndarray:

@@ -3,8 +3,6 @@ PaddleSlim's save them."""
 
 from __future__ import annotations
 
-from typing import Collection
-
 import numpy as np
 
 from fleetbert.graph import program as programs
@@ -37,8 +35,8 @@ def read(program: ProgramDesc, arrays: Parameters) -> tuple[dict[str, float], di
     return thresholds, quantized
 
 
-def in_float32(program: ProgramDesc, linear: Collection[str] | None = None) -> ProgramDesc:
-    """The program with the Linear layers of these weights in float32; None: the whole of it."""
+def in_float32(program: ProgramDesc) -> ProgramDesc:
+    """The program with all its Linear layers in float32."""
     program = programs.copy(program)
     block = program.blocks[0]
     stored = set(programs.parameter_names(program))
@@ -51,12 +49,10 @@ def in_float32(program: ProgramDesc, linear: Collection[str] | None = None) -> P
         return name
 
     for op in block.ops:
-        weight = source(programs.argument(op.inputs, "Y")) if op.type == LINEAR else ""
-        if linear is None or weight in linear:
-            before = {name: source(name) for name in programs.read_by(op)}
-            programs.rename(op.inputs, before)
-            for name in stored.intersection(before.values()) - before.keys():
-                programs.tensor(block, name).data_type = VarType.FP32
+        before = {name: source(name) for name in programs.read_by(op)}
+        programs.rename(op.inputs, before)
+        for name in stored.intersection(before.values()) - before.keys():
+            programs.tensor(block, name).data_type = VarType.FP32
     # First the dequantize operators that nothing reads any more, then the quantize operators.
     for _ in range(2):
         read = {name for op in block.ops for name in programs.read_by(op)}

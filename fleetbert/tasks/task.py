@@ -305,7 +305,7 @@ class Task(ABC):
         if self.answers and not self.picks_label:
             raise UserError(
                 f"{where} answers the task {self.name}, and {because}; the methods static, "
-                "dynamic, search, qat and onnx, and export to onnx take every task (docs/tasks.md)"
+                "dynamic, qat and onnx, and export to onnx take every task (docs/tasks.md)"
             )
 
     def check_answers(self, where: str) -> None:

@@ -98,3 +98,19 @@ def test_a_variant_more_makes_it_format_2(old):
         bundles.verify(after, name)
     logits = answer.compute_logits(answer.load(old, "int16-dynamic"), RECORDED["texts"], None)
     np.testing.assert_allclose(logits.values, recorded_as("float32"), atol=1e-3)
+
+
+def test_methods_that_are_gone_are_still_read():
+    """fleetbert of November 2026 made variants by `search` and `adaround`."""
+    mix = {"float32": ["head"], "accuracy": 0.9, "logit_error": 0.1, "int8_share": 0.8}
+    raw = {
+        "name": "int8-search",
+        "kind": "paddle-inference-int8",
+        "method": "search",
+        "rounding": "adaround",
+        "search": {"float32_accuracy": 0.9, "alone": {"head": mix}, "mixes": [mix], "chosen": mix},
+    }
+    variant = bundles.Int8Variant.model_validate(raw)
+    assert variant.compressed_by == "search"
+    written = variant.model_dump()
+    assert {name: written[name] for name in raw} == raw

@@ -80,7 +80,7 @@ class Errors(dict):
         source = Source(bundle.folder("float32"))
         folder = self.folder / f"{name}-int8"
         folder.mkdir()
-        static.write_mix(static.of_texts(source, texts_of(bundle), "abs_max"), folder)
+        static.write(static.of_texts(source, texts_of(bundle), "abs_max"), folder)
         test = random_batch(np.random.default_rng(2), (32, 32), 195)
         before = answers(source.folder, engine.FLOAT32, test)
         self[name] = relative(answers(folder, engine.INT8, test), before)
@@ -92,7 +92,7 @@ def texts_of(bundle):
     texts = [" ".join(random.choice(WORDS, 20)) for _ in range(64)]
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(texts, None, bundle.max_length)
-    return feeds(encodings, range(64), 1024, tokenizer.pad_id)
+    return feeds(encodings, range(64), tokenizer.pad_id)
 
 
 def relative(found, wanted):

@@ -43,7 +43,7 @@ def run_of(done: Any) -> Path:
 
 
 def dev_batches(bundle: Path, data: Path) -> Any:
-    settings = config.Calibration(data=str(data / "dev.tsv"), texts=60, batch_tokens=256)
+    settings = config.Calibration(data=str(data / "dev.tsv"), texts=60)
     return read_batches(settings, bundles.read(bundle))
 
 

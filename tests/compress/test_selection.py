@@ -12,7 +12,7 @@ from compressing import job
 from fleetbert.compress import gate, pipeline, work
 from fleetbert.core.errors import UserError
 
-SEARCH = {"calibration.texts": 512, "search.whole_curve": False}
+MANY = {"calibration.texts": 512}
 
 
 def rows(path):
@@ -25,7 +25,7 @@ def words(encodings):
 
 def test_what_is_held_out_calibrates_nothing(trained, tiny_data, caplog):
     caplog.set_level("INFO", "fleetbert")
-    opened = work.open_work(job(trained, tiny_data, "search", SEARCH))
+    opened = work.open_work(job(trained, tiny_data, "static", MANY))
     sample = opened.selection
     assert len(sample.truth) == 160 // 5
     assert sample.name.startswith("32 texts held out of ")
@@ -49,7 +49,7 @@ def test_without_labels_what_float32_answers_is_right(trained, tiny_data, tmp_pa
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(text for _, text in rows(tiny_data / "train.tsv")) + "\n")
     caplog.set_level("INFO", "fleetbert")
-    opened = work.open_work(job(trained, tiny_data, "search", {"calibration.data": str(path)}))
+    opened = work.open_work(job(trained, tiny_data, "static", {"calibration.data": str(path)}))
     assert opened.selection.float32_accuracy == 1.0
     np.testing.assert_array_equal(opened.selection.truth, opened.selection.float32.argmax(1))
     assert any("what float32 answers" in line for line in caplog.messages)
@@ -60,7 +60,7 @@ def test_a_table_of_its_own_may_be_named(trained, tiny_data, tmp_path):
     lines = (tiny_data / "dev.tsv").read_text().splitlines()
     path.write_text("\n".join(lines[:41]) + "\n")
     named = {"selection.data": str(path), "selection.texts": 25}
-    opened = work.open_work(job(trained, tiny_data, "search", {**SEARCH, **named}))
+    opened = work.open_work(job(trained, tiny_data, "static", {**MANY, **named}))
     assert (opened.selection.name, len(opened.selection.truth)) == (str(path), 25)
     assert sum(len(b["input_ids"]) for b in opened.calibration_batches) == 160
 
@@ -80,7 +80,7 @@ def test_the_gates_texts_and_too_few_are_refused(
     shutil.copy(tiny_data / "dev.tsv", "dev.tsv")
     Path("few.txt").write_text("word1\nword2\nword3\nword4\n")
     with pytest.raises(UserError, match=message):
-        pipeline.quantize(job(bundle, tiny_data, "search", changes))
+        pipeline.quantize(job(bundle, tiny_data, "static", {"calibration.clip": "auto", **changes}))
 
 
 @pytest.fixture
@@ -107,11 +107,9 @@ def asked(monkeypatch):
     return names
 
 
-@pytest.mark.parametrize("method", [pytest.param("search", marks=pytest.mark.slow), "static"])
-def test_nothing_is_chosen_on_the_gates_texts(bundle, tiny_data, asked, method):
-    changes = {"calibration.clip": "auto", "search.whole_curve": False}
+def test_nothing_is_chosen_on_the_gates_texts(bundle, tiny_data, asked):
     with pytest.raises(InterruptedError):
-        pipeline.quantize(job(bundle, tiny_data, method, changes))
+        pipeline.quantize(job(bundle, tiny_data, "static", {"calibration.clip": "auto"}))
     first, *chosen, last = asked
     assert first == str(tiny_data / "dev.tsv")  # what float32 has to lose
     assert last == "measure" and chosen

@@ -22,7 +22,7 @@ def batches(seed):
     random = np.random.default_rng(seed)
     ids = [random.integers(5, 100, length) for length in random.integers(6, 40, 90)]
     encodings = Encodings(ids, np.array([len(one) for one in ids]), 0)
-    return feeds(encodings, range(90), 512, 0)
+    return feeds(encodings, range(90), 0)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_it_is_served(prepared, tmp_path):
     for number, one in enumerate(both):
         folder = tmp_path / str(number)
         folder.mkdir()
-        variant = static.write_mix(one, folder)
+        variant = static.write(one, folder)
         assert set(variant.split) == set(one.variant.split)
         opened = engine.open_folder(engine.INT8, folder, "cpu", 1)
         answers = np.concatenate([opened(*feed.values()) for feed in texts])
@@ -93,16 +93,6 @@ def test_it_is_served(prepared, tmp_path):
                 if array is not None and array.size > 1:
                     assert tuple(dims) == array.shape, stored
     assert errors[1] < 0.8 * errors[0]
-
-
-def test_a_layer_left_in_float32_is_as_it_was(prepared, tmp_path):
-    source, _, pieces = prepared
-    first, second = pieces.variant.split
-    variant = static.write_mix(pieces, tmp_path, [first])
-    assert list(variant.split) == [second]
-    quantized, others = weights.load(tmp_path)
-    assert others[first].shape == source.arrays[first].shape
-    assert len(quantized[second].integers) > len(source.arrays[second])
 
 
 def test_each_unit_gets_the_pieces_that_it_needs():

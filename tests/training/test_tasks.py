@@ -304,16 +304,18 @@ def apart(result: Result, rows: list[dict], other: Path, variant: str = "float32
         slow("ranking", "static"),
         slow("ranking", "dynamic"),
         slow("token_classification", "static"),
-        slow("token_classification", "search"),
         pytest.param("token_classification", "bfloat16", marks=[pytest.mark.slow, needs_bfloat16]),
     ],
 )
 def test_quantized_by_its_own_metric(runs, name, method):
     (data, result), kind = runs(name), KINDS[name]
     made = fleetbert.quantize(
-        result.bundle, method=method, calibration=data.train, gate=data.dev, max_drop=0.1,
-        **({"search.whole_curve": False} if method == "search" else {}),
-    )  # fmt: skip
+        result.bundle,
+        method=method,
+        calibration=data.train,
+        gate=data.dev,
+        max_drop=0.1,
+    )
     assert made.metric == kind.metric
     assert made.float32_accuracy == pytest.approx(result.metrics[kind.metric], abs=0.02)
     assert made.interval[0] <= made.drop <= made.interval[1]
@@ -337,7 +339,7 @@ def test_its_model_is_imported_again(runs, name, tmp_path):
 
 def test_methods_of_labels_are_refused(runs):
     data, result = runs("regression")
-    refused = "answers the task regression, and .*; the methods static, dynamic, search, qat"
+    refused = "answers the task regression, and .*; the methods static, dynamic, qat"
     with pytest.raises(UserError, match=f"method: prune: .* {refused}"):
         fleetbert.quantize(result.bundle, method="prune", gate=data.dev, train=data.train)
     for source in (result.output_dir / "model", result.bundle):
