@@ -68,9 +68,9 @@ def add_static(path: Path) -> None:
     texts = [" ".join(random.choice(WORDS, 12)) for _ in range(32)]
     tokenizer = tokenizers.open(bundle)
     encodings = tokenizer.encode(texts, None, bundle.max_length)
-    batches = feeds(encodings, range(32), 512, tokenizer.pad_id)
+    batches = feeds(encodings, range(32), tokenizer.pad_id)
     prepared = static.of_texts(Source(bundle.folder("float32")), batches, "abs_max")
-    bundles.add_variant(path, lite.STATIC, lambda folder: static.write_mix(prepared, folder))
+    bundles.add_variant(path, lite.STATIC, lambda folder: static.write(prepared, folder))
 
 
 @pytest.fixture
