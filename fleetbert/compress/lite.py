@@ -24,7 +24,6 @@ from fleetbert.compress.pipeline import Result
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers.whole import Whole
-from fleetbert.data.tokenizers.wordpiece import WordPiece
 from fleetbert.engines import alike, engine, exits, heads
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batches
 from fleetbert.graph import gelu, groups, lite_program, weights
@@ -132,19 +131,19 @@ def _check_choice(target: str, precision: str, gate: config.Gate | None, early_e
 def _compiled(bundle: bundles.Bundle) -> lite_unigram.Compiled | None:
     """What the programs for boards need beside the model; None of WordPiece: vocab.txt is all."""
     tokenizer = tokenizers.open(bundle)
-    if tasks.get(bundle.task.name).per_token and not isinstance(tokenizer, WordPiece):
+    if tokenizer.on_boards:
+        return None
+    if tasks.get(bundle.task.name).per_token:
         raise UserError(
             f"{bundle.root}: answers with spans, and its tokenizer is a {tokenizer.kind}: the "
             "programs for boards find words with WordPiece only; serve it with Paddle Inference"
         )
     if isinstance(tokenizer, Whole):
         return lite_unigram.compiled(tokenizer)
-    if not isinstance(tokenizer, WordPiece):
-        raise UserError(
-            f"{bundle.root}: its tokenizer is a {tokenizer.kind}, and the programs for boards know "
-            "WordPiece and Unigram: serve it with Paddle Inference"
-        )
-    return None
+    raise UserError(
+        f"{bundle.root}: its tokenizer is a {tokenizer.kind}, and the programs for boards know "
+        "WordPiece and Unigram: serve it with Paddle Inference"
+    )
 
 
 _MADE_WITH = {

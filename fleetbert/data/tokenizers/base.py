@@ -130,6 +130,8 @@ class Tokenizer(ABC):
     """
 
     kind: ClassVar[str]
+    # Whether the C++ programs tokenize from its files in a bundle, and find the words of a text.
+    on_boards: ClassVar[bool] = False
 
     spec: Spec  # what opens it again
     vocab_size: int
@@ -226,33 +228,33 @@ class OfLibrary(Tokenizer):
     ) -> tuple[Encodings, list[np.ndarray]]:
         encode = self._library.encode_batch
         most = sys.maxsize if self.template.left else max_length + 1
-        found = self._of_texts(texts, encode, lambda text: self._first(text, most, encode))
-        ids = [self._allowed(one.ids) for one in found]
+        encoded = self._of_texts(texts, encode, lambda text: self._first(text, most, encode))
+        ids = [self._allowed(encoding.ids) for encoding in encoded]
         encodings = assemble(ids, None, self.template, max_length)
         first = len(self.template.before)
         offsets = [np.zeros((len(ids), 2), np.int32) for ids in encodings.ids]
-        for places, one in zip(offsets, found):
+        for places, encoding in zip(offsets, encoded):
             room = len(places) - first - len(self.template.after)
-            own = self.template.cut(one.offsets, room)
-            places[first : first + len(own)] = np.array(own, np.int32).reshape(-1, 2)
+            kept = self.template.cut(encoding.offsets, room)
+            places[first : first + len(kept)] = np.array(kept, np.int32).reshape(-1, 2)
         return encodings, offsets
 
     def _pieces(self, texts: list[str], most: int) -> list[list[int]]:
         """The ids of each text: all, or at least the first `most`."""
-        found = self._of_texts(texts, self._encode, lambda text: self._first_ids(text, most))
-        return [self._allowed(one if isinstance(one, list) else one.ids) for one in found]
+        encoded = self._of_texts(texts, self._encode, lambda text: self._first_ids(text, most))
+        return [self._allowed(one if isinstance(one, list) else one.ids) for one in encoded]
 
     def _of_texts(
         self, texts: list[str], encode: Callable[..., list[Any]], first: Callable[[str], Any]
     ) -> list[Any]:
         """What the library makes of texts, and `first` of long ones."""
         long = [self._may_cut and isinstance(text, str) and len(text) > LONG for text in texts]
-        found = run(encode, ["" if is_long else text for text, is_long in zip(texts, long)])
+        encoded = run(encode, ["" if is_long else text for text, is_long in zip(texts, long)])
         if any(long):
             run(lambda texts, **_: [text.encode() for text in texts], texts)  # half pairs anywhere
         for number in itertools.compress(range(len(texts)), long):
-            found[number] = first(texts[number])
-        return found
+            encoded[number] = first(texts[number])
+        return encoded
 
     @abstractmethod
     def _first(self, text: str, most: int, encode: Callable[..., list[Any]]) -> Any:

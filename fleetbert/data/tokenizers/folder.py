@@ -99,12 +99,12 @@ def side(folder: Path) -> Settings:
 
     tokenizer_config.json holds over tokenizer.json, as in transformers.
     """
-    found = fields_of(folder / CONFIG).get(SIDE)
-    if found is None:
-        found = ((fields_of(folder / WHOLE).get("truncation") or {}).get("direction") or "").lower()
-    elif found not in SIDES:
-        _refuse(folder / CONFIG, SIDE, found, "left and right are")
-    return {SIDE: "left"} if found == "left" else {}
+    name = fields_of(folder / CONFIG).get(SIDE)
+    if name is None:
+        name = ((fields_of(folder / WHOLE).get("truncation") or {}).get("direction") or "").lower()
+    elif name not in SIDES:
+        _refuse(folder / CONFIG, SIDE, name, "left and right are")
+    return {SIDE: "left"} if name == "left" else {}
 
 
 def fields_of_config(settings: Settings) -> Fields:
@@ -186,10 +186,10 @@ def _of_whole(
             f"{path} and vocab.txt beside it are different vocabularies; remove the one that is "
             "not the model's"
         )
-    found = {"unk_token": str(model.get("unk_token", special["unk_token"]))}
+    special_tokens = {"unk_token": str(model.get("unk_token", special["unk_token"]))}
     around = whole.get("post_processor")
     if around is None:
-        return found
+        return special_tokens
     if around.get("type") == "BertProcessing":
         ends = [around["cls"][0], around["sep"][0]]
     elif around.get("type") == "TemplateProcessing":
@@ -199,7 +199,7 @@ def _of_whole(
         ends = [parts[0][1]["id"], parts[2][1]["id"]]
     else:
         _refuse(path, "post_processor", around.get("type"), "BertProcessing and a template are")
-    return {**found, "cls_token": ends[0], "sep_token": ends[1]}
+    return {**special_tokens, "cls_token": ends[0], "sep_token": ends[1]}
 
 
 def _check_added(

@@ -57,19 +57,19 @@ def convert(path: Path, family: str) -> tokenizers.Tokenizer:
         unused = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0)]
         pieces = [*unused, ("<unk>NOTUSED", -100.0), *known[1:]]
     pieces.append(("<mask>", 0.0))
-    found = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=3))
+    library = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=3))
     parts = [normalizers.Precompiled(charsmap)] if charsmap else []
-    found.normalizer = normalizers.Sequence([*parts, normalizers.Replace(Regex(" {2,}"), " ")])
-    found.pre_tokenizer = pre_tokenizers.Sequence(
+    library.normalizer = normalizers.Sequence([*parts, normalizers.Replace(Regex(" {2,}"), " ")])
+    library.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     )
-    found.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
-    found.post_processor = processors.TemplateProcessing(
+    library.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    library.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
         pair="<s> $A </s> </s> $B </s>",
-        special_tokens=[(token, found.token_to_id(token)) for token in ("<s>", "</s>")],
+        special_tokens=[(token, library.token_to_id(token)) for token in ("<s>", "</s>")],
     )
-    return found
+    return library
 
 
 def read(data: bytes) -> tuple[list[tuple[str, float]], bytes]:

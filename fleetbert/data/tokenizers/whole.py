@@ -75,11 +75,10 @@ class Whole(OfLibrary):
             if special[name] not in vocab:
                 raise UserError(f"{path}: the vocabulary lacks the {name} {special[name]}")
         self.pad_id, self.unk_id = vocab[special["pad_token"]], vocab[special["unk_token"]]
-        self.template = _template(library, path)
-        one_type = self.template._replace(one_type=True)
-        self.template = one_type if spec.settings.get(folders.ONE_TYPE) else self.template
         left = spec.settings.get(folders.SIDE) == "left"
-        self.template = self.template._replace(left=left)
+        self.template = _template(library, path)._replace(left=left)
+        if spec.settings.get(folders.ONE_TYPE):
+            self.template = self.template._replace(one_type=True)
         self.cls_id, self.sep_id = self.template.before[0], self.template.after[-1]
         self.mask_id = vocab.get(special["mask_token"], self.unk_id)
         added = library.get_added_tokens_decoder().items()
@@ -100,8 +99,8 @@ class Whole(OfLibrary):
     def find(cls, folder: Path) -> Spec | None:
         if (folder / "vocab.txt").is_file():  # WordPiece's
             return None
-        said = folders.fields_of(folder / folders.CONFIG)
-        path = folder / WHOLE if (folder / WHOLE).is_file() else _converted(folder, said)
+        config = folders.fields_of(folder / folders.CONFIG)
+        path = folder / WHOLE if (folder / WHOLE).is_file() else _converted(folder, config)
         if path is None:
             return None
         model = folders.fields_of(path).get("model") or {}
@@ -111,7 +110,7 @@ class Whole(OfLibrary):
         known = {word[0] for word in words} if model["type"] == "Unigram" else set(words)
         usual = next((one for one in USUAL if one["pad_token"] in known), USUAL[0])
         settings: dict[str, Setting] = {**usual}
-        for fields in (folders.fields_of(folder / folders.SPECIAL_MAP), said):
+        for fields in (folders.fields_of(folder / folders.SPECIAL_MAP), config):
             for name in folders.SPECIAL_TOKENS:
                 token = fields.get(name)
                 token = token.get("content") if isinstance(token, dict) else token
@@ -159,11 +158,11 @@ class Whole(OfLibrary):
 
     @cached_property
     def is_subword(self) -> np.ndarray:
-        found = np.zeros(self.vocab_size, bool)
+        continues = np.zeros(self.vocab_size, bool)
         for token, number in self._tokens.items():
-            found[number] = not token.startswith(WORD_STARTS)
-        found[list(self.special_ids)] = False
-        return found
+            continues[number] = not token.startswith(WORD_STARTS)
+        continues[list(self.special_ids)] = False
+        return continues
 
 
 def _splits_at_spaces(library: tokenizers.Tokenizer) -> bool:
@@ -186,15 +185,15 @@ def _steps(component: object) -> list[folders.Fields]:
     """A normalizer or pre-tokenizer as tokenizer.json writes it: its steps, if it is a sequence."""
     if component is None:
         return []
-    said = json.loads(component.__getstate__())  # type: ignore[attr-defined]
-    return said.get("normalizers") or said.get("pretokenizers") or [said]
+    step = json.loads(component.__getstate__())  # type: ignore[attr-defined]
+    return step.get("normalizers") or step.get("pretokenizers") or [step]
 
 
-def _converted(folder: Path, said: folders.Fields) -> Path | None:
+def _converted(folder: Path, config: folders.Fields) -> Path | None:
     """The tokenizer.json of a folder that has the files of either kind; None if it has neither."""
     if (folder / PIECES).is_file():
         fields = folders.fields_of(folder / "config.json", "configuration")
-        names = f"{said.get('tokenizer_class', '')} {fields.get('model_type')}".lower()
+        names = f"{config.get('tokenizer_class', '')} {fields.get('model_type')}".lower()
         is_camembert = sentencepiece.CAMEMBERT in names
         family = sentencepiece.CAMEMBERT if is_camembert else sentencepiece.XLM_ROBERTA
         key = f"{family}-{files.sha256(folder / PIECES)[:32]}"
@@ -203,7 +202,7 @@ def _converted(folder: Path, said: folders.Fields) -> Path | None:
             lambda new: sentencepiece.convert(folder / PIECES, family).save(str(new / WHOLE)),
         )
     elif (folder / VOCAB).is_file() and (folder / MERGES).is_file():
-        spaced = bool(said.get("add_prefix_space", False))
+        spaced = bool(config.get("add_prefix_space", False))
         hashes = "-".join(files.sha256(folder / name)[:16] for name in (VOCAB, MERGES))
         made = files.cached(
             f"tokenizer-bpe-{hashes}-{int(spaced)}",
@@ -225,15 +224,15 @@ def _byte_level(folder: Path, spaced: bool) -> tokenizers.Tokenizer:
     lines = [line for line in lines if line and not line.startswith("#version")]
     pairs = [(first, second) for first, _, second in (line.partition(" ") for line in lines)]
     try:
-        found = tokenizers.Tokenizer(models.BPE(words, pairs))
+        library = tokenizers.Tokenizer(models.BPE(words, pairs))
     except Exception as error:  # the library raises plain Exception, or TypeError
         raise UserError(f"{merges} does not go with {VOCAB} beside it: {error}") from None
-    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
-    found.add_special_tokens(list(USUAL[0].values()))
-    found.post_processor = processors.RobertaProcessing(
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
+    library.add_special_tokens(list(USUAL[0].values()))
+    library.post_processor = processors.RobertaProcessing(
         ("</s>", words["</s>"]), ("<s>", words["<s>"]), add_prefix_space=spaced
     )
-    return found
+    return library
 
 
 def _template(library: tokenizers.Tokenizer, path: Path) -> Template:
