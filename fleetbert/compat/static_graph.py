@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Iterator
+from typing import Iterator, Sequence
+
+import numpy as np
 
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
@@ -24,3 +26,11 @@ def static_graph() -> Iterator[None]:
     finally:
         if dynamic:
             paddle.disable_static()
+
+
+def weight_scales(steps: Sequence[float], largest: int, weight: np.ndarray) -> np.ndarray:
+    """Scales (the magnitude that becomes the integer `largest`) of a weight [inputs, outputs], from
+    the steps that WeightQuantization wrote; 3.3.1 with NumPy 2 writes none."""
+    if not steps:
+        return np.asarray(np.abs(weight).max(0))
+    return np.array(steps, np.float32) * np.float32(largest)

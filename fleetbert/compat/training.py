@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import timeit
-from typing import Any, Dict, Iterator
+from typing import Any, Dict, Iterator, Sequence
 
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
@@ -15,6 +15,7 @@ from paddle import Tensor, _C_ops
 from paddle.amp import GradScaler
 from paddle.base import core
 from paddle.distributed import fleet
+from paddle.nn import functional as F
 from paddle.optimizer import Optimizer
 from paddle.profiler import Profiler, ProfilerTarget
 from paddle.profiler.profiler_statistic import StatisticData
@@ -81,6 +82,31 @@ def interrupt_waits() -> Iterator[None]:
         signal.signal(signal.SIGINT, former)
     if heard and callable(former):
         former(signal.SIGINT, None)
+
+
+@contextlib.contextmanager
+def gradients_kept(weights: Sequence[Tensor]) -> Iterator[None]:
+    """For the first run of a program of `to_static`: tracing gives each weight the type of its
+    gradient (`_set_grad_type`), and in 2.6.2 it is then without the gradient of the micro-batches
+    before."""
+    kept = [(weight, weight.grad) for weight in weights if weight.grad is not None]
+    yield
+    for weight, gradient in kept:
+        weight.grad = gradient
+
+
+def cast_cuts_bits_off(tensor: Tensor) -> bool:
+    """Whether Paddle's cast of this float32 tensor to bfloat16 cuts bits off instead of rounding:
+    2.6.2's on a CPU does."""
+    return bool(tensor.place.is_cpu_place())
+
+
+def binary_cross_entropy(logits: Tensor, truth: Tensor, positive: Tensor | None) -> Tensor:
+    """`binary_cross_entropy_with_logits` of each number, float32 (texts, labels). positive: what a
+    true label counts, (labels); None: as much as one that is not. Paddle's own `pos_weight` has
+    wrong gradients (2.6.2)."""
+    losses = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")
+    return losses if positive is None else losses * (1 + (positive - 1) * truth)
 
 
 def name_master_weights(state: State) -> None:

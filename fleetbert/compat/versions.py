@@ -11,6 +11,8 @@ from fleetbert.core.errors import UserError
 # Both fill the folder `paddle`. The first is put over the second, which pip always installs too.
 DISTRIBUTIONS = ("paddlepaddle-gpu", "paddlepaddle")
 # From the first of each to below the second, as setup.py has it. What is between was not tried.
+PYTHONS = ((3, 8), (3, 13))  # first and last; which Paddle runs on which is in `OF_PYTHONS`
+OF_PYTHONS = "PaddlePaddle 2.6.2 runs on Python 3.8 to 3.12, and 3.3.1 on 3.9 to 3.13"
 SUPPORTED = (((2, 6, 2), (2, 7, 0)), ((3, 3, 1), (3, 4, 0)))
 
 

@@ -1,7 +1,7 @@
 """Weights as integers, activations as they are: no data needed, smaller on disk and on phones.
 
 Paddle's WeightQuantization takes `mul` only, so Linear layers become that first (`graph.mul`), and
-no tables: both are ours. PaddleSlim 2.6.0's `quant_post_dynamic` calls it and nothing else.
+no tables: both are ours. PaddleSlim's `quant_post_dynamic` calls it and nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from paddle.static.quantization import WeightQuantization
 
 from fleetbert import bundle as bundles
-from fleetbert.compat.static_graph import static_graph
+from fleetbert.compat.static_graph import static_graph, weight_scales
 from fleetbert.compress.work import Ready, Source, Work, matching, weight_errors
 from fleetbert.export.program import versions
 from fleetbert.graph import program as programs
@@ -84,10 +84,8 @@ def quantize_weights(origin: Source, bits: int = 8, skip: Sequence[str] = ()) ->
     for op in program.blocks[0].ops:
         name = programs.argument(op.inputs, "Y") if op.type == "mul" else ""
         if name in arrays and arrays[name].dtype != np.float32:
-            step = np.array(programs.attribute(op, f"{name}_quant_scale").floats, np.float32)
-            scales = step * np.float32(largest(bits))
-            if not len(step):  # Paddle 3.3.1 with NumPy 2 tells none
-                scales = np.abs(origin.arrays[name]).max(0)
+            steps = programs.attribute(op, f"{name}_quant_scale").floats
+            scales = weight_scales(steps, largest(bits), origin.arrays[name])
             integers[name] = Quantized(arrays.pop(name), scales, 1)
     for name in programs.embedding_tables(program):
         if name not in skip:

@@ -14,36 +14,36 @@ NOT_CONNECTED = 75  # EX_TEMPFAIL of sysexits.h
 
 
 class Error(Exception):
-    """What a caller or a user of fleetbert may want to catch: the family of all below."""
+    """The base class of fleetbert's errors."""
 
     code = 2  # exit status
     title = "error"  # begins the line that is printed
 
 
 class UserError(Error):
-    """Something the user can mend: one sentence that says what, where and what to do."""
+    """An error that the user can correct. Its message says what is wrong, where, and what to do."""
 
 
 class GateFailed(UserError):
-    """A compressed variant loses more accuracy than the user allowed; nothing was added."""
+    """A compressed variant loses more accuracy than allowed. It was not added."""
 
     code = 3
 
 
 class Stopped(Error):
-    """The run was asked to stop (SIGTERM) and has saved what it had."""
+    """The run was stopped by SIGTERM and has saved a checkpoint."""
 
     code, title = 143, "stopped"
 
 
 class Interrupted(Stopped):
-    """The same, by Ctrl-C (SIGINT)."""
+    """The run was stopped by Ctrl-C (SIGINT) and has saved a checkpoint."""
 
     code = 130
 
 
 class NotConnected(Error):
-    """The ranks did not find each other; the same command may work when run again."""
+    """The ranks could not connect to each other. Running the same command again may work."""
 
     code, title = NOT_CONNECTED, "not connected"
 
@@ -109,7 +109,7 @@ def _of_the_machine(error: OSError) -> str | None:
 
 
 def _leave(code: int) -> NoReturn:
-    """Exit; a rank does so without the teardown of Paddle 2.6.2's native libraries and threads,
+    """Exit; a rank does so without the teardown of Paddle's native libraries and threads,
     which now and then aborts (SIGABRT) in one of two ranks after all has been written.
     """
     is_rank = "PADDLE_TRAINER_ID" in os.environ or "TRAINING_ROLE" in os.environ

@@ -34,8 +34,8 @@ def start(level: int = logging.INFO) -> None:
         handler = _Stderr()
         handler.setFormatter(logging.Formatter(f"{_rank(os.environ)}%(message)s"))
         ROOT.addHandler(handler)
-        # Importing paddle.distributed gives the root logger a handler (2.6.2, 3.3.1: `get_logger`
-        # without a name): every line would be printed twice.
+        # Importing paddle.distributed gives the root logger a handler (`get_logger` without
+        # a name): every line would be printed twice.
         ROOT.propagate = False
     ROOT.setLevel(level)
 

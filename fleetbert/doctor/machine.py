@@ -15,11 +15,10 @@ from typing import Callable, Iterator
 
 from packaging.requirements import Requirement
 
-from fleetbert.compat import cards, environment
+from fleetbert.compat import cards, environment, versions
 from fleetbert.core import files, limits
 from fleetbert.doctor.findings import Finding, broken, not_here, ok
 
-PYTHONS = ((3, 8), (3, 13))
 SHM = Path("/dev/shm")
 SMALL_SHM = 64 << 20  # bytes; Docker's default, in which two ranks and a reader do not fit
 DESCRIPTORS = 1024
@@ -51,10 +50,10 @@ def look() -> Iterator[Finding]:
 
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
     said = ".".join(map(str, version))
-    if PYTHONS[0] <= version[:2] <= PYTHONS[1]:
+    first, last = versions.PYTHONS
+    if first <= version[:2] <= last:
         return ok("Python", f"{said}, {platform.platform()}")
-    remedy = "PaddlePaddle 2.6.2 runs on Python 3.8 to 3.12, and 3.3.1 on 3.9 to 3.13"
-    return broken("Python", said, remedy)
+    return broken("Python", said, versions.OF_PYTHONS)
 
 
 def packages(

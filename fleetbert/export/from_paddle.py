@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compat import paddle_inference
+from fleetbert.compat import messages, paddle_inference
 from fleetbert.core import charset
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
@@ -242,10 +242,9 @@ def _answers(given: Given, batches: Sequence[Batch]) -> list[np.ndarray]:
     except UserError:
         raise
     except Exception as error:  # Paddle raises RuntimeError, ValueError, OSError, ...
-        lines = [line for line in str(error).splitlines() if "Error" in line]
         raise UserError(
             f"{given.path}: Paddle {paddle.__version__} cannot run it on texts of up to "
-            f"{max(ids.shape[1] for ids, _ in batches)} tokens ({(lines or [repr(error)])[-1]})"
+            f"{max(ids.shape[1] for ids, _ in batches)} tokens ({messages.last_error(error)})"
         ) from error
     if any(one.ndim != 2 for one in found):
         raise UserError(

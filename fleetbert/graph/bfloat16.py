@@ -6,11 +6,11 @@ product computes is, with `r` for rounding to the nearest bfloat16,
     y = r(x) @ r(w) + bias          sums in float32
 
 and where only such products read y, it is rounded too. So are attention's scores and its softmax
-(in Paddle 2.6.2's oneDNN twice: the powers, and what they are divided to). Norms and sums of states
+(in oneDNN 3.2 twice: the powers, and what they are divided to). Norms and sums of states
 are float32.
 
 Paddle's own pass (`enable_mkldnn_bfloat16`) takes norms and sums into bfloat16 too, and knows no
-packed rows: it is no faster for it, and 1.1 to 1.3 times slower in all (MiniLM, Paddle 2.6.2).
+packed rows: it is no faster for it, and 1.1 to 1.3 times slower in all (MiniLM).
 """
 
 from __future__ import annotations

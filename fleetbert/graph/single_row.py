@@ -13,12 +13,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fleetbert.compat import environment
+from fleetbert.compat import processor
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import OpDesc, Parameters, ProgramDesc
 
-# Paddle 2.6.2 compiles `self_dp_attention` for these and does not ask the processor.
-NEEDED = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 # Parameters are held twice, which is not worth the 5 to 8 % that BERT-base gains.
 WIDEST = 512
 JOINED = "@joined"
@@ -26,7 +24,7 @@ JOINED = "@joined"
 
 def fits(program: ProgramDesc) -> bool:
     """Whether `rewrite`'s program runs on this processor and is worth its memory."""
-    return set(NEEDED) <= set(environment.cpuinfo().split()) and width(program) <= WIDEST
+    return processor.has_self_dp_attention() and width(program) <= WIDEST
 
 
 def width(program: ProgramDesc) -> int:

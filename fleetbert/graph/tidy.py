@@ -1,4 +1,4 @@
-"""What the programs that Paddle 2.6.2 writes need before other tools read them."""
+"""What the programs that Paddle writes need before other tools read them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from fleetbert.graph.program import BlockDesc, OpDesc, ProgramDesc
 
 
 def tidy(program: ProgramDesc) -> ProgramDesc:
-    """A program saved by paddle.jit.save (2.6.2) → what every reader of bundles takes.
+    """A program saved by paddle.jit.save → what every reader of bundles takes.
 
     - `save` ends a program with a no-op scale per output (normalize_program, "will affect the
       inference performance"), named save_infer_model/scale_0.tmp_0: it goes, and the output is

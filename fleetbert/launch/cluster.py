@@ -59,7 +59,7 @@ class Cluster:
         """The environment of a server or trainer.
 
         Names and values are those of `python -m paddle.distributed.launch --run_mode ps
-        --with_gloo 0` (2.6.2, launch/controllers/ps.py), but for PADDLE_BACKUP_ENV_PATH, a file
+        --with_gloo 0` (launch/controllers/ps.py), but for PADDLE_BACKUP_ENV_PATH, a file
         for lists of addresses that are too long for an environment. Those that fleet reads are
         PADDLE_PSERVERS_IP_PORT_LIST, PADDLE_TRAINER_ENDPOINTS, PADDLE_TRAINERS_NUM,
         TRAINING_ROLE, POD_IP and PADDLE_PORT (a server finds its number by this address),

@@ -1,6 +1,6 @@
 """Supervises the ranks of paddle.distributed.launch.
 
-Paddle 2.6.2's launcher reads `--max_restart`, but restarts only with an etcd server as `--master`:
+Paddle's launcher reads `--max_restart`, but restarts only with an etcd server as `--master`:
 without one, the first rank that dies ends the job. So each process that the launcher starts
 becomes a supervisor, small and without Paddle, and the rank is its child:
 

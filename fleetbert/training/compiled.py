@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from typing import Any, Callable, Iterator, List
+from typing import Any, Callable, List
 
 import paddle
 from paddle import nn
 from paddle.static import BuildStrategy, InputSpec
 
+from fleetbert.compat import training
 from fleetbert.core.errors import UserError
 
 Values = List[Any]  # of the arguments, or what specifies them
@@ -22,12 +22,12 @@ def compile_training(network: nn.Layer, device: str) -> None:
     There is one program for each set of arguments by name, rank and type. The first dimension of
     its tensors is open, and so is each other one from when it first differs: that costs a new
     tracing, once. Where Paddle is built with CINN that compiles the programs, one for each shape:
-    CINN of 2.6 knows no open dimensions. Evaluation and export see Paddle's own forward.
+    CINN knows no open dimensions. Evaluation and export see Paddle's own forward.
     Raises UserError for a custom device.
     """
     if device not in ("cpu", "gpu"):
         # Programs need kernels of memcpy_d2h in float32, which a custom device need not have:
-        # tests/fp16sim, the one that was tried with 2.6.2, has not.
+        # tests/fp16sim, the one that was tried, has not.
         raise UserError(
             f"trainer.compile: programs were never run on {device}; set it to false, or choose cpu "
             "or gpu with trainer.device"
@@ -48,21 +48,11 @@ def compile_training(network: nn.Layer, device: str) -> None:
         if program is None or _shapes(wanted) != _shapes(former):
             program = _to_static(python, wanted)
             known[key] = wanted, program
-            with _gradients_kept(network):
+            with training.gradients_kept(network.parameters()):
                 return program(*values)
         return program(*values)
 
     network.forward = forward
-
-
-@contextlib.contextmanager
-def _gradients_kept(network: nn.Layer) -> Iterator[None]:
-    """Tracing gives each weight the type of its gradient (`_set_grad_type`), and in Paddle 2.6.2 it
-    is then without the gradient of the micro-batches before."""
-    kept = [(weight, weight.grad) for weight in network.parameters() if weight.grad is not None]
-    yield
-    for weight, gradient in kept:
-        weight.grad = gradient
 
 
 def _to_static(function: Program, specification: Values) -> Program:

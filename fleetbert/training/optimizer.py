@@ -41,8 +41,8 @@ class Clip(nn.ClipGradByGlobalNorm):
     """Clips the gradients' global norm; where that is not finite the optimizer does nothing.
 
     `finite` says whether the last norm was. It is one of float32, so gradients above 1e19 are
-    not finite either: their squares, which AdamW keeps, are not. Paddle 2.6.2 computes the norm
-    in this method too, but keeps it to itself, and reading the gradients a second time costs a
+    not finite either: their squares, which AdamW keeps, are not. Paddle computes the norm in
+    this method too, but keeps it to itself, and reading the gradients a second time costs a
     CPU more than 1 % of a step.
     """
 

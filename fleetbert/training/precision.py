@@ -64,8 +64,8 @@ def _check_lists(settings: schema.Precision, device: str) -> None:
 
 
 def _missing(level: str, dtype: str, device: str, float32: str | None) -> str | None:
-    """Why O1 or O2 cannot be had in this type, for a sentence; None where it can. As in Paddle
-    2.6.2's `amp/auto_cast.py`, and on a CPU as `models.bfloat16`."""
+    """Why O1 or O2 cannot be had in this type, for a sentence; None where it can. As in
+    Paddle's `amp/auto_cast.py`, and on a CPU as `models.bfloat16`."""
     instead = "; choose O0, or auto, which takes O1 where the device has it"
     if device == "cpu":
         if not processor.bfloat16():

@@ -1,6 +1,6 @@
 """What the steps are computed from, read in the training process or ahead of it in others.
 
-`paddle.io.DataLoader` (2.6.2) cannot carry it. It forks the training process, with the locks of
+`paddle.io.DataLoader` cannot carry it. It forks the training process, with the locks of
 Paddle's threads as they are; its workers import and seed Paddle; and they outlive a killed rank
 for ever: `indices_queue.get(MP_STATUS_CHECK_INTERVAL)` in `dataloader/worker.py` gives the
 interval as `block`, so a worker never looks whether its parent still lives.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import commands
 import pytest
 import tiny_job
@@ -9,6 +12,8 @@ import tiny_job
 from fleetbert import config
 from fleetbert.compat import environment, versions
 from fleetbert.core.errors import UserError
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -66,3 +71,18 @@ def test_jobs_of_paddle_2(installed, tmp_path, changes):
         with pytest.raises(UserError, match=r"needs PaddlePaddle 2\.6\.2"):
             run(job)
     assert not (tmp_path / "output").exists()
+
+
+VERSION = re.compile(r"\b2\.6\b|\b3\.3\.1\b|is_paddle_3")
+
+
+def test_versions_are_named_in_compat_only():
+    files = [
+        path
+        for folder in ("fleetbert", "deploy", "launch")
+        for path in (ROOT / folder).rglob("*.py")
+        if path.parent != ROOT / "fleetbert" / "compat"
+    ]
+    assert len(files) > 200
+    named = [str(path) for path in files if VERSION.search(path.read_text(encoding="utf-8"))]
+    assert named == []

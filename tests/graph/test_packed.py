@@ -8,7 +8,7 @@ import pytest
 from passes import ask, ask_rows, make_batch
 from tiny_bert import make_embedder
 
-from fleetbert.compat import environment
+from fleetbert.compat import environment, processor
 from fleetbert.data.packing import packed_layout
 from fleetbert.engines.packed import open_group
 from fleetbert.export import program as export
@@ -149,7 +149,7 @@ def test_the_mean_over_a_text_alone_needs_no_mask(tmp_path):
 
 def test_it_is_for_processors_that_can_and_for_models_that_are_not_wide(fused, monkeypatch):
     monkeypatch.setattr(
-        environment, "cpuinfo", lambda: "flags : avx2 " + " ".join(single_row.NEEDED)
+        environment, "cpuinfo", lambda: "flags : avx2 " + " ".join(processor.SELF_DP_ATTENTION)
     )
     assert single_row.fits(fused.program)
     monkeypatch.setattr(single_row, "WIDEST", 32)

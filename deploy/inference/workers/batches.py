@@ -9,6 +9,7 @@ from typing import Iterator, NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import bundle as bundles
+from fleetbert.compat import messages
 from fleetbert.core.errors import UserError, of_system
 from fleetbert.data.batching import (
     CALL_TOKENS,
@@ -27,14 +28,6 @@ from fleetbert.engines.engine import Engine
 from fleetbert.graph import groups
 from fleetbert.graph import program as programs
 
-# What engines say, in errors of their own, of a file that they cannot open, and of want of memory.
-CANNOT_OPEN = (
-    "(NotFound) Cannot open file",
-    "fails to open file",
-    "NO_SUCHFILE",
-    "system error number",
-)
-NO_MEMORY = "(ResourceExhausted)"
 ROUNDS = 5  # of a measurement; the fastest counts
 MEASURE_SECONDS = 1.5  # after so many no further round begins
 MEASURED_SHAPE = (8, 64)  # texts, length
@@ -131,7 +124,7 @@ def serve(channel: socket.socket) -> None:
             try:
                 answer = _answer(worker, head, body)
             except Exception as error:
-                failed = of_system(error) or NO_MEMORY in str(error)
+                failed = of_system(error) or messages.is_out_of_memory(error)
                 answer = frames.pack({"error": _sentence(error), "of_system": failed})
             channel.sendall(answer)
 
@@ -144,10 +137,7 @@ def _answer(worker: Worker, head: Head, body: bytes) -> bytes:
 
 
 def _sentence(error: Exception) -> str:
-    """Paddle's errors are pages long; the first line says what is wrong."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    said = next((line for line in lines if line.strip("-")), "")
-    return f"{type(error).__name__}: {said}"
+    return f"{type(error).__name__}: {messages.first_line(error)}"
 
 
 def _open(head: Head) -> Opened:
@@ -166,7 +156,7 @@ def _open(head: Head) -> Opened:
     except Exception as error:
         # A file that the manifest does not list was never there.
         listed = [file.path for one in bundle.manifest.variants for file in one.files]
-        if any(w in str(error) for w in CANNOT_OPEN) and any(f in str(error) for f in listed):
+        if messages.cannot_open(error, listed):
             raise error from OSError()
         raise
     if engine.early_exit is not None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 
+from fleetbert.compat.training import binary_cross_entropy
 from fleetbert.tasks.collect import Arrays
 from fleetbert.tasks.loss import Loss
 
@@ -28,9 +28,7 @@ class BinaryCrossEntropy(Loss):
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         logits = model(**arrays["inputs"]).astype("float32")  # (texts, labels)
         truth = arrays["labels"].astype("float32")
-        losses = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")
-        if self.positive is not None:  # Paddle 2.6.2's own pos_weight has wrong gradients
-            losses = losses * (1 + (self.positive - 1) * truth)
+        losses = binary_cross_entropy(logits, truth, self.positive)
         return (losses.mean(-1) * arrays["weight"]).sum()
 
 

@@ -75,7 +75,7 @@ class Collective(Single):
 def _average_rounded(gradients: list[paddle.Tensor], ranks: int) -> None:
     """The mean over all ranks in place, each of them and their sum in bfloat16."""
     whole = paddle.concat([gradient.flatten() for gradient in gradients]).scale_(1 / ranks)
-    if whole.place.is_cpu_place():  # whose cast cuts bits off instead of rounding (2.6.2)
+    if training.cast_cuts_bits_off(whole):
         sent = paddle.to_tensor(bfloat16.rounded(whole.numpy()))
     else:
         sent = whole.astype("bfloat16")

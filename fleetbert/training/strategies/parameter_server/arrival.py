@@ -1,6 +1,6 @@
 """The servers' tables with counters in them, so that trainers know which pushes have arrived.
 
-Paddle 2.6.2 sends pushes in threads of its own, and does not say when: its `client_flush` sleeps
+Paddle sends pushes in threads of its own, and does not say when: its `client_flush` sleeps
 0.1 s and hopes. So each push also adds 1 to counters of its trainer on every server, in the same
 message, and who pulls looks at them. A server's threads each change a part of its numbers, and
 nothing stops a pull from seeing some parts before and some after: every part has a counter at its

@@ -1,6 +1,6 @@
 """How the processes of a parameter-server job find and wait for each other: files in a folder.
 
-Paddle's own barriers need Gloo, and with Gloo saving on one trainer times out (2.6.2). The folder
+Paddle's own barriers need Gloo, and with Gloo saving on one trainer times out. The folder
 belongs to one start of the job: FLEETBERT_RUN names it, or it lies in output_dir. Files are written
 aside and renamed, so that whoever sees one sees all of it. Waiting for others has no time limit:
 the launcher ends all processes when one of them fails.

@@ -171,7 +171,7 @@ def _fill(tables: Counted, ids: np.ndarray, rows: np.ndarray, first: np.ndarray)
     """Give the servers rows that they do not have yet, and see that they have them.
 
     A row's first push, of `first`, only makes room for all of its columns but one, whatever it
-    holds (2.6.2, `NeedExtendMF` in memory_sparse_table.cc).
+    holds (`NeedExtendMF` in memory_sparse_table.cc).
     """
     tables.push_rows(ids, -first)
     tables.pull_rows(ids[:1])  # or both might be sent together

@@ -1,4 +1,4 @@
-"""Watches the servers from a trainer: Paddle 2.6.2 retries for 300 s at each pull, and goes on."""
+"""Watches the servers from a trainer: Paddle retries for 300 s at each pull, and goes on."""
 
 from __future__ import annotations
 
