@@ -1,8 +1,8 @@
-"""Ask a server: `Client("localhost:8000").infer("sst2", ["What a lovely film"])`.
+"""Query a server: `Client("localhost:8000").infer("sst2", ["What a lovely film"])`.
 
-Speaks the Open Inference Protocol v2 over HTTP with binary tensors, as tritonclient does, and
-works with any server of that protocol whose model takes `text`. Needs the package `requests` only;
-no Paddle is imported.
+The client uses the Open Inference Protocol v2 over HTTP with binary tensors, as tritonclient does.
+It works with any server of that protocol whose model takes `text`. It needs only the package
+`requests`, and imports no Paddle.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LENGTH_HEADER = "Inference-Header-Content-Length"
 
 
 class Answer(NamedTuple):
-    """The likeliest label, the probability of each label, logits in the order of the labels, and
-    the layer after which the text left the model."""
+    """An answer of classification: the most likely label, the probability of each label, the logits
+    in the order of the labels, and the layer after which the text left the model."""
 
     label: str
     scores: dict[str, float]
@@ -32,22 +32,23 @@ class Answer(NamedTuple):
 
 
 class NumberAnswer(NamedTuple):
-    """Of regression: the number, and the layer after which the text left the model."""
+    """An answer of regression: the value, and the layer after which the text left the model."""
 
     value: float
     exit_layer: int
 
 
 class VectorAnswer(NamedTuple):
-    """Of embedding: the vector, of length 1, and the layer after which the text left the model."""
+    """An embedding: a vector of length 1, and the layer after which the text left the model."""
 
     vector: list[float]
     exit_layer: int
 
 
 class LabelsAnswer(NamedTuple):
-    """Of several labels: those above their threshold, the likeliest first, the probability of each
-    label, logits in the order of the labels, and the layer after which the text left the model."""
+    """An answer of multi-label classification: the labels above their threshold, the most likely
+    first; the probability of each label; the logits in the order of the labels; and the layer after
+    which the text left the model."""
 
     labels: list[str]
     scores: dict[str, float]
@@ -56,7 +57,7 @@ class LabelsAnswer(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Characters of a text, `text[start:end]`, that are of a kind, and how likely."""
+    """A named entity: the input's characters [start:end], its kind, and the kind's probability."""
 
     start: int
     end: int
@@ -66,15 +67,15 @@ class Span(NamedTuple):
 
 
 class SpansAnswer(NamedTuple):
-    """The spans of a text in their order, and the layer after which the text left the model."""
+    """The named entities of a text, in order, and the layer after which the text left the model."""
 
     spans: list[Span]
     exit_layer: int
 
 
 class ServerError(Exception):
-    """The server refused: its sentence and the HTTP `status`, e.g. 404 for an unknown model; 503
-    may be tried again after `retry_after` seconds."""
+    """The server refused the request; `status` is the HTTP status, e.g. 404 for an unknown model.
+    After a 503 you may try again in `retry_after` seconds."""
 
     def __init__(self, status: int, message: str, retry_after: float | None = None):
         super().__init__(f"{message} (status {status})")
@@ -82,14 +83,16 @@ class ServerError(Exception):
 
 
 class Unreachable(Exception):
-    """No server answers there, or not in time."""
+    """No server answered in time."""
 
 
 class Client:
-    """Keeps its connections; safe to share between threads that do not `close` it.
+    """A connection to a server. Threads may share a client; close it when all have finished.
 
-    `url` is host:port, or with https:// before it; `verify` names the certificate of a server's
-    own authority. `timeout`: seconds until a call that is not answered raises Unreachable.
+    url: host:port, or https://host:port.
+    api_key: the key that the server expects, if it expects one.
+    timeout: seconds after which a call without an answer raises Unreachable.
+    verify: the certificate file of a private certificate authority.
     """
 
     def __init__(
@@ -121,11 +124,12 @@ class Client:
         speed: float | None = None,
         server_timeout: float | None = None,
     ) -> list[Any]:
-        """Answers in the order of the texts, each an Answer, a LabelsAnswer, a NumberAnswer, a
-        VectorAnswer or a SpansAnswer, as the model's task has it; `pairs` are the second texts of a
-        model of pairs.
+        """Return one answer per text, in the order of the texts. The model's task decides whether
+        it is an Answer, a LabelsAnswer, a NumberAnswer, a VectorAnswer or a SpansAnswer.
 
-        version: a number or a label ("stable"); speed: early exit's threshold, 0 to 1;
+        pairs: the second texts, if the model takes pairs.
+        version: a version's number or an alias ("stable").
+        speed: the threshold of early exit, 0 to 1.
         server_timeout: seconds after which the server gives up (ServerError 504).
         """
         for name, values in (("texts", texts), ("pairs", pairs)):
@@ -166,11 +170,11 @@ class Client:
         )
 
     def metadata(self, model: str, version: str | None = None) -> dict[str, Any]:
-        """Versions, inputs and outputs of a model."""
+        """Return the versions, inputs and outputs of a model."""
         return self._call("GET", _path(model, version)).json()
 
     def ready(self) -> bool:
-        """Whether the server answers questions now."""
+        """Return whether the server is ready to answer."""
         try:
             self._call("GET", "/v2/health/ready")
         except (ServerError, Unreachable):
@@ -178,6 +182,7 @@ class Client:
         return True
 
     def close(self) -> None:
+        """Close the connections."""
         self._session.close()
 
     def __enter__(self) -> Client:

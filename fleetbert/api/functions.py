@@ -1,9 +1,9 @@
 """What `import fleetbert` offers: train, import_model, quantize, distill, early_exit, load.
 
-Thin: a function makes a job of its arguments and calls the room that does it. That room is imported
-in the function, for `import fleetbert` is quick and loads no Paddle. Nothing here prints, exits or
-handles signals: what happens is logged to `logging.getLogger("fleetbert")`, and every error that a
-caller can cause is a `fleetbert.Error`, most of them a `UserError`, which says what to do.
+Each function makes a job of its arguments and calls the package that runs it. It imports that
+package itself, so that `import fleetbert` is quick and loads no Paddle. Nothing here prints, exits
+or handles signals: messages go to `logging.getLogger("fleetbert")`, and every error that a caller
+can cause is a `fleetbert.Error`. Most are a `UserError`, which says what to do.
 """
 
 from __future__ import annotations
@@ -54,32 +54,33 @@ def train(
     config: PathLike | None = None,
     **keys: object,
 ) -> Run:
-    """Fine-tune a model on labelled texts, or pairs of texts.
+    """Fine-tune a model on labelled texts or pairs of texts.
 
-    train, dev: what to learn from, and to choose the best step by: a .tsv, .csv or .jsonl with
-        text_a, label (as the task has it) and for pairs text_b; a list of (text, label), (text,
-        text, label) or dicts; a dict of columns; a pandas DataFrame; a datasets.Dataset. What is
-        not a file is written to `output_dir`/data.
-    init: where the weights come from: a folder in Hugging Face's format, `package:NAME` of an
-        installed Python package, a PaddleNLP name, or random (which needs the key `model.vocab`).
-    task: classification, regression, ... (docs/tasks.md); None: what the rows or the config say.
-        Where rows have two texts classification and regression become those of pairs.
-    labels: all labels in the order of the logits; None: those of `train`, sorted (2 before 10).
-        Not of the task regression.
-    epochs, batch_size (texts of a step), learning_rate (its peak), max_length (tokens of a text),
-        seed, device (auto, cpu, gpu): None: what the config says, else its default.
-    output_dir: where all goes. A run of the same job that is there is gone on with. None: a new
-        folder, output/train-1, output/train-2, ...
-    callbacks: `fleetbert.Callback`s, called after the run's own.
-    metrics: functions of the truth, int64 [texts], and the logits, float32 [texts, labels], that
-        are computed at each evaluation, by name or named as they are called. One whose second
-        parameter is called predictions or y_pred, as scikit-learn's are, gets the numbers of the
-        likeliest labels instead, int64 [texts] (of regression the numbers, float32 [texts]).
-    config: a YAML file of a job, which all other arguments change.
+    train, dev: the table to train on, and the table that chooses the best step. A table is a .tsv,
+        .csv or .jsonl file with text_a, label (see docs/tasks.md) and, for pairs, text_b; a list of
+        (text, label), (text, text, label) or dicts; a dict of columns; a pandas DataFrame; or a
+        datasets.Dataset. In-memory tables are saved in `output_dir`/data.
+    init: the initial weights: a folder in Hugging Face format, `package:NAME` for an installed
+        Python package, a PaddleNLP name, or random (which needs the key `model.vocab`).
+    task: classification, regression, ... (docs/tasks.md). Default: from the rows or the config. If
+        rows have two texts, classification and regression become pair_classification and
+        pair_regression.
+    labels: all labels in the order of the logits. Default: those of `train`, sorted (2 before 10).
+        Regression has no labels.
+    epochs, batch_size (texts per step), learning_rate (its peak), max_length (tokens per text),
+        seed, device (auto, cpu, gpu). Default: from the config.
+    output_dir: the folder of the run. If it holds an unfinished run of the same job, training
+        resumes. Default: a new folder, output/train-1, output/train-2, ...
+    callbacks: `fleetbert.Callback`s. They are called after the built-in callbacks.
+    metrics: custom metrics for each evaluation: a dict by name, or a list of functions. A metric
+        receives the true label ids, int64 [texts], and the logits, float32 [texts, labels]. If its
+        second parameter is called predictions or y_pred, as in scikit-learn, it receives the
+        predicted label ids, int64 [texts], instead (for regression the values, float32 [texts]).
+    config: the YAML file of a job. All other arguments override it.
     keys: keys of the config, dotted (`**{"optimizer.warmup_ratio": 0.2}`) or nested
-        (`optimizer={"warmup_ratio": 0.2}`); `fleetbert train --help` lists them.
+        (`optimizer={"warmup_ratio": 0.2}`). `fleetbert train --help` lists them.
 
-    Raises UserError for what is wrong with the arguments or the data, and says where.
+    Raises UserError if an argument or the data is invalid.
     """
     named = {
         "init": init,
@@ -124,22 +125,24 @@ def import_model(
     task: Literal["embedding", "ranking"] | None = None,
     pooling: Literal["mean", "cls"] | None = None,
 ) -> Path:
-    """Make a bundle of a finished model, without training; returns the bundle's folder.
+    """Convert a trained model to a bundle, without training. Returns the bundle's folder.
 
-    source: a classifier (or a masked language model) of a family in docs/encoders.md: a folder in
-        Hugging Face's or PaddleNLP's format, `package:NAME` of an installed Python package, or a
-        PaddleNLP name. Or a folder with an exported Paddle Inference program (.pdmodel) of a
-        classifier and its tokenizer; what PaddleSlim quantized keeps its scales.
-    bundle: the folder to make; what is there is replaced. None: output/import-1/bundle, ...
-    labels: in the order of the logits; None: what its config.json says.
-    pair: whether it answers pairs of texts. max_length: tokens of a text; longer is cut.
-    vocab, lowercase: None: as the source says.
-    task: embedding: a vector of length 1 for each text, of any encoder; ranking: a number for a
-        query and a document, of a head with one output; None: what its head answers, vectors where
-        it is a folder of sentence-transformers without one.
-    pooling: of a vector, over a text's tokens; None: as 1_Pooling/config.json says, else mean.
+    source: a classifier (or a masked-language model) of a family in docs/encoders.md: a folder in
+        Hugging Face or PaddleNLP format, `package:NAME` for an installed Python package, or a
+        PaddleNLP name. A folder with a classifier's Paddle Inference program (.pdmodel) and
+        tokenizer works too; a program that PaddleSlim quantized keeps its scales.
+    bundle: the folder to write; an existing folder is replaced. Default: output/import-1/bundle.
+    labels: the labels in the order of the logits. Default: from config.json.
+    pair: whether the model takes pairs of texts.
+    max_length: tokens per text; longer texts are truncated.
+    vocab, lowercase: the vocabulary file and its case. Default: from the source.
+    task: embedding gives a vector of length 1 for each text, with any encoder. ranking gives a
+        score for a query and a document, and needs a head with one output. Default: the head's
+        task, or embedding for a sentence-transformers folder without a head.
+    pooling: how an embedding is computed from the tokens. Default: from 1_Pooling/config.json, else
+        mean.
 
-    Raises UserError if it is no such model.
+    Raises UserError if the model cannot be imported.
     """
     environment.import_paddle()
     from fleetbert.export import imported  # loads Paddle
@@ -165,20 +168,20 @@ def quantize(
     config: PathLike | None = None,
     **keys: object,
 ) -> Variant:
-    """Add a smaller or faster variant to a bundle, if it keeps the accuracy.
+    """Add a smaller or faster variant to a bundle if it keeps the accuracy.
 
     method: static (the default), dynamic, qat, prune, onnx or bfloat16; `fleetbert quantize
         --help`.
     calibration: texts like those to come, for static and onnx; labels are not needed.
-    gate: the labelled table that the variant is measured on, beside float32. max_drop: how much
-        accuracy (0 to 1) may be lost there (0.005).
-    train, dev: for qat and prune, which train.
-    name: of the variant; None: int8-static, pruned-float32, ..., as the method has it.
-    output_dir: for what is trained, and tables that are no files (bundle/../quantize).
-    config, keys: as in `train`, of `fleetbert quantize --help`.
+    gate: the labelled table on which the variant is compared with float32.
+    max_drop: the accuracy (0 to 1) that the variant may lose on `gate`. Default: 0.005.
+    train, dev: tables to train on, for qat and prune.
+    name: the variant's name. Default: int8-static, pruned-float32, ..., depending on the method.
+    output_dir: the folder for checkpoints and in-memory tables. Default: bundle/../quantize.
+    config, keys: as in `train`; `fleetbert quantize --help` lists the keys.
 
-    Raises GateFailed where too much accuracy is lost: the bundle is then as it was, and the report
-    is written all the same. UserError for what is wrong with the arguments or the data.
+    Raises GateFailed if the variant loses more than `max_drop`. The bundle then stays unchanged,
+    but the report is written. Raises UserError if an argument or the data is invalid.
     """
     named = {"method": method, "gate.max_accuracy_drop": max_drop, "name": name, "bundle": bundle}
     given = keys_of(keys, named)
@@ -209,17 +212,17 @@ def distill(
     config: PathLike | None = None,
     **keys: object,
 ) -> Run:
-    """Train a smaller model to do what a trained one does.
+    """Train a smaller model to answer as a trained model does.
 
-    teacher: a run's `model`, or a bundle (for its logits only).
-    train, dev, output_dir (output/distill-1, ...), config: as in `train`.
-    kind: student (the default) learns the teacher's logits and hidden states; theseus: its layers
-        take the places of the teacher's.
-    layers: of the student (3).
-    keys: epochs, batch_size, learning_rate, max_length, seed, device and init as in `train`; other
-        keys as in `fleetbert distill --help`.
+    teacher: `Run.model`, or a bundle (which gives logits, but no hidden states).
+    train, dev, output_dir (default: output/distill-1, ...), config: as in `train`.
+    kind: student (the default) learns the teacher's logits and hidden states. In theseus the
+        student's layers gradually replace the teacher's.
+    layers: the number of layers of the student. Default: 3.
+    keys: epochs, batch_size, learning_rate, max_length, seed, device and init as in `train`;
+        `fleetbert distill --help` lists the other keys.
 
-    Raises UserError for what is wrong with the arguments or the data, and says where.
+    Raises UserError if an argument or the data is invalid.
     """
     named = {"distill.kind": kind, "model.num_hidden_layers": layers, "distill.teacher": teacher}
     given = keys_of(keys, named)
@@ -240,13 +243,14 @@ def early_exit(
     config: PathLike | None = None,
     **keys: object,
 ) -> list[Variant]:
-    """Add variants whose texts leave after fewer layers once an inner head is certain of them.
+    """Add early-exit variants: a text skips the remaining layers once an inner head is certain.
 
-    texts: like those to come, without labels; the heads learn from the model's own answers.
-    gate, max_drop: as in `quantize`. config, keys: as in `train`, of `fleetbert distill --help`,
-    kind self. Tables that are no files are written to bundle/../early-exit.
+    texts: texts like those that the model will answer. Labels are not needed, because the heads
+        learn from the model's answers. In-memory tables are saved in bundle/../early-exit.
+    gate, max_drop: as in `quantize`.
+    config, keys: as in `train`; `fleetbert distill --help` lists the keys of `distill.kind: self`.
 
-    Returns those that were added: none where no exit would make the model faster.
+    Returns the added variants. The list is empty if no exit would make the model faster.
     Raises GateFailed and UserError as `quantize` does.
     """
     named = {"bundle": bundle, "gate.max_accuracy_drop": max_drop}
@@ -268,13 +272,13 @@ def load(
     threads: int | None = None,
     batch_tokens: int | None = None,
 ) -> Model:
-    """Open a variant of a bundle, to ask it: `load("bundle")(["a lovely film"])[0].label`.
+    """Open a variant of a bundle: `load("bundle")(["a lovely film"])[0].label`.
 
-    device: cpu or gpu. threads: of the CPU; None: OMP_NUM_THREADS, else all processors.
-    batch_tokens: of a batch, padding included (2048).
+    device: cpu or gpu.
+    threads: the number of CPU threads. Default: OMP_NUM_THREADS, else one per processor.
+    batch_tokens: tokens per batch, padding included. Default: 2048.
 
-    Raises UserError for a bundle that cannot be opened or answers nothing, and where there is no
-    such variant.
+    Raises UserError if the bundle cannot be opened, gives no answers (mlm) or lacks the variant.
     """
     environment.import_paddle()
     from fleetbert.engines import answer  # loads Paddle

@@ -1,4 +1,4 @@
-"""What `fleetbert.train`, `quantize` and `load` give."""
+"""The results of `fleetbert.train`, `quantize` and `load`."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ Metrics = Dict[str, Any]  # numbers by name, and tables of them by label
 
 @dataclass(frozen=True)
 class Run:
-    """What a training leaves.
+    """The files and metrics of a training run.
 
-    folder: its `output_dir`, with metrics.jsonl, summary.json, checkpoints/ and what is below.
-    bundle: for `load`, `quantize` and `fleetbert serve`.
-    model: the weights in Hugging Face's format, for `init` and `distill`.
-    report: an HTML page; None where the key `callbacks.report` is false.
-    metrics: of the best step, on `dev`: those of the task (docs/tasks.md), of classification
-        accuracy, macro_f1 (over the macro_f1_classes labels that occur, as scikit-learn's;
-        macro_f1_all is over all), loss (nats), n (texts), your own, and tables by label:
-        classes, confusion; above 50 labels the most frequent confusions instead.
-        Empty without `dev`.
-    summary: what summary.json holds: steps, texts_per_s, wall_s, versions, config, ...
+    folder: the run's `output_dir`. It also has metrics.jsonl, summary.json and checkpoints/.
+    bundle: the bundle for `load`, `quantize` and `fleetbert serve`.
+    model: the weights in Hugging Face format, for `init` and `distill`.
+    report: an HTML page; None if the key `callbacks.report` is false.
+    metrics: the metrics of the best step on `dev`; empty without `dev`. All tasks have loss (nats),
+        n (texts) and custom metrics; docs/tasks.md lists the others. Classification has accuracy,
+        macro_f1 over the labels that occur, as in scikit-learn (macro_f1_classes is their number),
+        and macro_f1_all over all labels. It also has the tables classes and confusion (the most
+        frequent confusions, if there are more than 50 labels).
+    summary: the content of summary.json: steps, texts_per_s, wall_s, versions, config, ...
     """
 
     folder: Path
@@ -43,13 +43,14 @@ class Run:
 
 @dataclass(frozen=True)
 class Variant:
-    """A form of the model in a bundle, measured beside float32 on the texts of `gate`.
+    """A variant of a bundle, compared with float32 on the `n` texts of `gate`.
 
-    accuracy, float32_accuracy: 0 to 1, of n texts, or the figure of the task that `metric` names.
-        drop: float32's less its own; interval: of the drop, 95 %, from a comparison text by text.
-    speed_ratio: its texts/s by float32's, on this machine.
-    size, float32_size: of their files, in bytes.
-    report: an HTML page with the evidence.
+    accuracy, float32_accuracy: the main metric of both, which `metric` names; accuracy is 0 to 1.
+    drop: float32_accuracy - accuracy.
+    interval: the 95 % interval of the drop, from answers to the same texts.
+    speed_ratio: the variant's texts/s, divided by float32's on this machine.
+    size, float32_size: the size of the files of both, in bytes.
+    report: an HTML page with the measurements.
     """
 
     bundle: Path
@@ -70,19 +71,19 @@ class Variant:
 
 
 class Model:
-    """A variant of a bundle, ready to answer; `load` makes it. For one thread at a time."""
+    """An opened variant of a bundle; `load` returns it. Use it in one thread at a time."""
 
     def __init__(self, opened: answer.Model):
         self._opened = opened
 
     @property
     def labels(self) -> list[str]:
-        """In the order of the logits; none of regression."""
+        """The labels in the order of the logits; empty for regression."""
         return list(self._opened.labels)
 
     @property
     def max_length(self) -> int:
-        """Tokens of a text, special ones included; what is longer is cut."""
+        """Tokens per text, special tokens included; longer texts are truncated."""
         return self._opened.max_length
 
     def predict(
@@ -92,15 +93,18 @@ class Model:
         *,
         speed: float | None = None,
     ) -> list[Any]:
-        """The answers, in the order of the texts. Of classification: label, scores (probabilities
-        by label), logits float32 [labels], and exit_layer, after which the text left (None: it
-        could not leave). Of regression: value. Of embedding: vector, float32 [width], of length 1.
-        All have as_json(), as `fleetbert predict` prints.
+        """Return one answer per text, in the order of the texts.
 
-        pairs: the second texts, as many as `texts`, of a model of pairs.
-        speed: of early-exit variants: a text leaves when its uncertainty is under this, 0 (none
-            does) to 1; None: the variant's own. Others answer as always.
-        UserError at a text that is empty, blank or holds NUL, with its index.
+        An answer of classification has label, scores (probability by label), logits float32
+        [labels], and exit_layer, after which the text left the model (None without early exit).
+        An answer of regression has value; an embedding has vector, float32 [width], of length 1.
+        docs/tasks.md lists the others. as_json() returns what `fleetbert predict` prints.
+
+        pairs: the second texts, as many as `texts`, if the model takes pairs.
+        speed: for early-exit variants: a text exits early when its uncertainty is below `speed`,
+            from 0 (never) to 1. Default: the variant's. Other variants ignore it.
+
+        Raises UserError, with the index, if a text is empty, blank or contains NUL.
         """
         from fleetbert.engines import answer  # loads Paddle
 
@@ -131,10 +135,11 @@ class Model:
         on_bad_line: Literal["stop", "skip"] = "stop",
         quoting: Literal["auto", "none", "minimal"] = "auto",
     ) -> Metrics:
-        """Metrics on a labelled table (see `train`): those of the task (docs/tasks.md; accuracy,
-        macro_f1 and tables by label of classification), loss, n and texts_per_s. UserError at
-        a bad line, unless `on_bad_line` is skip.
-        quoting: of a file, as the key data.quoting."""
+        """Return the task's metrics on a labelled table (see `Run.metrics`), and texts_per_s.
+
+        on_bad_line: stop raises UserError at an invalid row; skip leaves the row out.
+        quoting: how fields of a file are quoted, as the key data.quoting.
+        """
         from fleetbert.engines import evaluate  # loads Paddle
 
         with tempfile.TemporaryDirectory() as folder:
