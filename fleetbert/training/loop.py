@@ -57,31 +57,31 @@ class State:
 
 
 class Callback:
-    """Hooks of the loop, in the order in which they are called. All do nothing by default."""
+    """Hooks of the training loop, in the order of their calls. By default they do nothing."""
 
     def on_start(self, run: Run) -> None:
-        """Before the first step; a resumed run has its state already."""
+        """Called before the first step. A resumed run has its state already."""
 
     def before_reading(self, run: Run) -> None:
-        """Before a step's texts are collected."""
+        """Called before a step's texts are collected."""
 
     def after_reading(self, run: Run) -> None:
-        """The step's arrays are there, nothing is computed yet."""
+        """Called when the step's arrays are ready, before anything is computed."""
 
     def on_step(self, run: Run) -> None:
-        """After each optimizer step; `run.state.step` counts it already."""
+        """Called after each optimizer step; `run.state.step` already counts it."""
 
     def on_log(self, run: Run, row: Row) -> None:
-        """Every `trainer.log_every` steps, on every rank, with the row for metrics.jsonl."""
+        """Called every `trainer.log_every` steps, on every rank, with the row for metrics.jsonl."""
 
     def on_evaluation(self, run: Run, metrics: Metrics) -> None:
-        """After an evaluation, on every rank."""
+        """Called after each evaluation, on every rank."""
 
     def on_end(self, run: Run, summary: Summary) -> None:
-        """All steps are done; `summary` is about to be written and may be added to."""
+        """Called after the last step. `summary` is not written yet, so you may add to it."""
 
     def close(self, run: Run) -> None:
-        """Always called last, also after an error."""
+        """Called last, also after an error."""
 
 
 class Run:
