@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import sys
 from collections import deque
 from pathlib import Path
@@ -33,6 +34,8 @@ WINDOW = 4096
 MANY_TEXTS = 500
 
 Line = tasks.Metrics  # what is printed, as JSON
+
+log = logging.getLogger(__name__)
 
 
 class Model(NamedTuple):
@@ -180,10 +183,17 @@ def answer_lines(
     lines = iter_lines(
         _remember(stream, raw), pair=model.pair, jsonl=jsonl, quoting=quoting, form=form
     )
+    has_second = form is not None and "text_b" in (form.columns or ())
     # iter_lines gives a line before it reads on; a record of a quoted table needs no id.
-    ids = ((raw.pop() if raw else b"", line) for _, line in lines)
+    rows = ((_json_of(raw.pop() if raw else b""), line) for _, line in lines)
+    is_told = model.pair
     while True:
-        taken = [(_id_of(text), line) for text, line in itertools.islice(ids, window)]
+        taken = []
+        for row, line in itertools.islice(rows, window):
+            if not is_told and (has_second or row.get("text_b")):
+                log.warning("text_b is not read, as the model answers single texts")
+                is_told = True
+            taken.append((_id_of(row), line))
         if not taken:
             return
         yield _answer_window(model, taken)
@@ -201,16 +211,24 @@ def _remember(stream: Iterable[bytes], raw: deque[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def _id_of(line: bytes) -> Line:
-    """{"id": ...} of a JSONL line that has one, else {}."""
+def _json_of(line: bytes) -> Line:
+    """The object of a JSONL line, {} of any other."""
     if not line.lstrip(b"\xef\xbb\xbf \t").startswith(b"{"):
         return {}
     try:
-        given = json.loads(line)["id"]
-        json.dumps(given, allow_nan=False)
-        return {"id": given}
-    except (ValueError, KeyError, RecursionError):
+        row: Line = json.loads(line)
+        return row
+    except (ValueError, RecursionError):
         return {}
+
+
+def _id_of(row: Line) -> Line:
+    """{"id": ...} of a JSONL line's object that has one which JSON can hold, else {}."""
+    try:
+        json.dumps(row.get("id"), allow_nan=False)
+    except (ValueError, RecursionError):
+        return {}
+    return {"id": row["id"]} if "id" in row else {}
 
 
 def _answer_window(

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetbert.core.errors import UserError
+from fleetbert.data import read
 from fleetbert.engines import answer, engine
 
 
@@ -97,6 +98,26 @@ def test_a_table_with_a_header_is_answered_by_its_column(model):
     table, _ = answer_all(model, b"label\ttext_a\nbad\tword1 word2\nbad\tword3\n")
     plain, _ = answer_all(model, b"word1 word2\nword3\n")
     assert table == plain
+
+
+@pytest.mark.parametrize(
+    ("data", "times"),
+    [
+        (b'{"text": "word1"}\n{"text": "word1", "text_b": "word2"}\n' * 3, 1),
+        (b"text_a\ttext_b\nword1\tword2\n", 1),
+        (b'{"text": "word1", "text_b": null}\nword1\n', 0),
+    ],
+)
+def test_second_texts_that_the_model_does_not_read_are_told_once(
+    model, tmp_path, caplog, data, times
+):
+    path = tmp_path / ("table.tsv" if b"\t" in data else "table.jsonl")
+    path.write_bytes(data)
+    form = read.table_format(path, pair=False, labelled=False) if b"\t" in data else None
+    list(answer.answer_lines(model, data.splitlines(True), window=2, form=form))
+    assert [line for line in caplog.messages if "text_b is not read" in line] == [
+        "text_b is not read, as the model answers single texts"
+    ] * times
 
 
 def test_pairs_are_answered_as_pairs(edit_manifest):
