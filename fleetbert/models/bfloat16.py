@@ -24,7 +24,8 @@ from paddle.autograd import PyLayer, PyLayerContext
 from paddle.nn.quant.quant_layers import QuantizedLinear
 
 from fleetbert.compat import onednn
-from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, PostOp, View, matmul, view
+from fleetbert.compat.onednn import ADD, MULTIPLY, PostOp, matmul, view
+from fleetbert.compat.onednn_primitives import LINEAR, View
 from fleetbert.models import activations
 from fleetbert.models.cpu import Random, draw_kept
 

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from scipy import special
 
 from fleetbert.compat import onednn
-from fleetbert.compat.onednn import ADD, LINEAR, MULTIPLY, PostOp, matmul, view
+from fleetbert.compat import onednn_primitives as primitives
+from fleetbert.compat.onednn import ADD, MULTIPLY, PostOp, matmul, view
+from fleetbert.compat.onednn_primitives import LINEAR
 from fleetbert.graph.bfloat16 import rounded, widened
 
 ROUNDING = 2**-8  # bfloat16 has 8 bits
@@ -214,12 +216,12 @@ def test_what_is_not_kept_is_freed():
         return psutil.Process().memory_info().rss / 1e6
 
     for _ in range(2):
-        for rows in range(1, 2 * onednn.KEPT):
-            onednn._layer_norm_backward(((rows, 8), (8, 1), onednn.FLOAT32), 1e-5)
+        for rows in range(1, 2 * primitives.KEPT):
+            primitives.layer_norm_backward(((rows, 8), (8, 1), primitives.FLOAT32), 1e-5)
     before = megabytes()
     for _ in range(3):
-        for rows in range(1, 2 * onednn.KEPT):
-            onednn._layer_norm_backward(((rows, 8), (8, 1), onednn.FLOAT32), 1e-5)
+        for rows in range(1, 2 * primitives.KEPT):
+            primitives.layer_norm_backward(((rows, 8), (8, 1), primitives.FLOAT32), 1e-5)
     assert megabytes() < before + 20
 
 
