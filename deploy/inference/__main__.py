@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 
+from fleetbert.config.command_line import Parser
 from fleetbert.core import errors
 from fleetbert.deploy.inference import command
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "python -m fleetbert.deploy.inference",
         description=command.DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,

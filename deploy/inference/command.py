@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 from fleetbert import config
+from fleetbert.config.command_line import add_keys
 from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference import settings
 from fleetbert.deploy.inference.ops import output
@@ -22,8 +23,9 @@ Answer over HTTP and gRPC (the Open Inference Protocol v2), with a page for peop
   fleetbert serve --repository models --config configs/serve/x86.yaml batching.max_wait_ms=5
 
 The repository is a folder of models: MODEL/VERSION/ is a bundle, e.g. models/sst2/1. Changes in it
-are noticed while the server runs. Words key=value change the config; configs/serve/x86.yaml says
-what each key means. SIGTERM: what was taken is answered, then the server leaves with exit code 0.
+are noticed while the server runs. Words key=value change the config, or stand instead of one;
+configs/serve/x86.yaml has every key. At SIGTERM the server answers the requests that it has
+accepted, and exits with 0.
 """
 
 
@@ -32,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="YAML file of the server")
     parser.add_argument("--http-port", type=int, metavar="N", help="listen.http_port (8000)")
     parser.add_argument("--grpc-port", type=int, metavar="N", help="listen.grpc_port (8001)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
+    add_keys(parser, {"serve": settings.Serve})
 
 
 def run(arguments: argparse.Namespace) -> None:

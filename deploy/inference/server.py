@@ -113,8 +113,6 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
     signals = _Signals()
     output.start()
     logs.start(section.logs)
-    if section.batching.max_age_ms != settings.Batching().max_age_ms:
-        logs.log.warning("batching.max_age_ms has no effect any more; take it out of the config")
     keys, tls = auth.read_keys(section.safety), auth.read_tls(section.safety)
     async with contextlib.AsyncExitStack() as stack:
         tracer = None

@@ -1,47 +1,69 @@
 """The typed schema of configs/serve/*.yaml: every key of the server once, with its meaning.
 
-Read with `fleetbert.config.load_as(Serve, path, overrides)`, which explains what is wrong.
+Read with `fleetbert.config.load_as(Serve, path, overrides)`, which explains what is wrong. Run as a
+module, it prints configs/serve/x86.yaml.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Dict, List, Literal, Optional, Union
+from typing import ClassVar, Dict, List, Literal, Mapping, Optional, Union
 
 from pydantic import field_validator
 
-from fleetbert.config import Section, key
+from fleetbert.config import Section, key, yaml_text
 
 Admins = Literal["loopback", "anyone", "nobody"]
 VERSION_NAME = re.compile(r"0|[1-9][0-9]{0,17}")  # of a folder in the repository
 
 
+SERVE = ("serve",)  # of `fleetbert serve --help`
+
+
 class Listen(Section):
-    host: str = key("0.0.0.0", 'address to listen on; "::": IPv6 and IPv4')
-    http_port: Optional[int] = key(8000, "0: any free one; null: no HTTP", ge=0, le=65535)
-    grpc_port: Optional[int] = key(8001, "0: any free one; null: no gRPC", ge=0, le=65535)
+    host: str = key("0.0.0.0", 'address to listen on; "::": IPv6 and IPv4', common_for=SERVE)
+    http_port: Optional[int] = key(
+        8000,
+        "port of HTTP: REST, and the page for people at / (0: any free port; null: no HTTP)",
+        common_for=SERVE,
+        ge=0,
+        le=65535,
+    )
+    grpc_port: Optional[int] = key(
+        8001, "port of gRPC (0: any free port; null: no gRPC)", common_for=SERVE, ge=0, le=65535
+    )
     admin_port: Optional[int] = key(
-        None, "load, unload and metrics on a port of their own (null: on http_port)", ge=0, le=65535
+        None,
+        "separate port for load, unload, /metrics and the page (null: http_port has them)",
+        ge=0,
+        le=65535,
     )
     admin: Optional[Admins] = key(
-        None, "who may load and unload (null: this machine only; with admin_port anyone)"
+        None,
+        "who may load and unload models: loopback (this machine), anyone, nobody (null: loopback; "
+        "anyone on admin_port)",
     )
     idle_seconds: float = key(
         75.0,
-        "a connection without a request for so long is ended; longer than balancers keep it",
+        "time after which a connection without a request is closed; longer than load balancers "
+        "keep it",
         gt=0,
     )
     age_seconds: Optional[float] = key(
         None,
-        "an older connection is ended after its answer: balancers choose anew (null: never)",
+        "age after which a connection is closed, behind its answer, so that load balancers that "
+        "count connections choose anew (null: never)",
         gt=0,
     )
     grpc_ping_seconds: float = key(
         0.5,
-        "the shortest time between a gRPC client's keepalive pings; faster ones are cut off",
+        "shortest time between a gRPC client's keepalive pings; a client with faster ones is "
+        "disconnected",
         gt=0,
     )
-    grace_seconds: float = key(20.0, "after SIGTERM: for what was taken already", ge=0)
+    grace_seconds: float = key(
+        20.0, "time after SIGTERM for the requests that were accepted before", ge=0
+    )
 
     @field_validator("host")
     @classmethod
@@ -52,80 +74,143 @@ class Listen(Section):
 
 class Safety(Section):
     api_key_file: Optional[str] = key(
-        None, "file with one key a line; clients send it as `Authorization: Bearer KEY`"
+        None,
+        "file with one API key a line; clients send `Authorization: Bearer KEY`",
+        common_for=SERVE,
     )
-    tls_certificate: Optional[str] = key(None, "PEM file; with tls_key: HTTPS and gRPC over TLS")
-    tls_key: Optional[str] = key(None, "PEM file")
-    max_body_bytes: int = key(8 << 20, "a larger request is refused with 413", ge=1024)
-    max_texts: int = key(1024, "texts of one request; more are refused with 413", ge=1)
-    max_text_bytes: int = key(1 << 20, "of one text; more are refused with 413", ge=16)
+    tls_certificate: Optional[str] = key(
+        None,
+        "PEM file of the certificate; with tls_key: HTTPS, and gRPC over TLS",
+        common_for=SERVE,
+    )
+    tls_key: Optional[str] = key(None, "PEM file of the certificate's key", common_for=SERVE)
+    max_body_bytes: int = key(
+        8 << 20, "limit of a request's size; larger requests are refused with 413", ge=1024
+    )
+    max_texts: int = key(
+        1024, "limit of texts in a request; larger requests are refused with 413", ge=1
+    )
+    max_text_bytes: int = key(
+        1 << 20,
+        "limit of a text's size; requests with a larger one are refused with 413 (the model "
+        "truncates texts to its own length)",
+        ge=16,
+    )
     max_waiting_bytes: int = key(
         64 << 20,
-        "of all requests, until they are token ids or answered; more are refused with 503",
+        "limit of the size of all requests that wait to be tokenized or answered; further ones are "
+        "refused with 503",
         ge=1 << 20,
     )
     max_connections: int = key(
         1000,
-        "of each port, or as many as descriptors allow (ulimit -n); further ones are closed",
+        "limit of connections to each port (or as many as `ulimit -n` allows); others are closed",
         ge=1,
     )
-    head_seconds: float = key(10.0, "for a request's headers to come, or a handshake", gt=0)
-    body_seconds: float = key(60.0, "for its body to come, or its answer to be read", gt=0)
+    head_seconds: float = key(
+        10.0, "time limit for a request's headers to arrive, and for a TLS handshake", gt=0
+    )
+    body_seconds: float = key(
+        60.0, "time limit for a request's body to arrive, and for its answer to be read", gt=0
+    )
 
 
 class Policy(Section):
     versions: Union[Literal["all"], List[int], Dict[Literal["latest"], int]] = key(
-        {"latest": 1}, "which versions of the model to serve: {latest: N}, a list, or all"
+        {"latest": 1}, "versions of a model to serve: {latest: N}, a list of numbers, or all"
     )
-    aliases: Dict[str, int] = key({}, "names for versions that requests may use: {stable: 3}")
+    aliases: Dict[str, int] = key(
+        {}, "names for versions, which requests may use instead of numbers: {stable: 3}"
+    )
     variant: str = key(
         "auto",
-        "which of the bundle's variants answers; auto: the fastest of those that passed the gate, "
-        "measured on this processor when the version is loaded",
+        "variant of the bundle that answers; auto: the fastest that passed the gate, measured on "
+        "this machine when the version is loaded",
+        common_for=SERVE,
     )
 
 
 class Repository(Section):
-    path: str = key("models", "folder with MODEL/VERSION/ bundles (VERSION/bundle works too)")
-    poll_seconds: float = key(2.0, "how often changes on disk are looked for (0: never)", ge=0)
-    models: Dict[str, Policy] = key({}, "policies of single models")
-    default: Policy = key(Policy(), "policy of all others")
+    path: str = key(
+        "models",
+        "folder of models: MODEL/VERSION/ is a bundle, e.g. models/sst2/1 (VERSION/bundle "
+        "works too)",
+        common_for=SERVE,
+    )
+    poll_seconds: float = key(
+        2.0, "time between two searches for changes on disk (0: only on request)", ge=0
+    )
+    models: Dict[str, Policy] = key(
+        {}, "policies of single models: {sst2: {versions: [3, 4], aliases: {stable: 3}}}"
+    )
+    default: Policy = Policy()  # of all other models
 
 
 class Batching(Section):
-    batch_tokens: int = key(2048, "tokens of a batch", ge=16)
-    max_wait_ms: float = key(
-        4.0, "how long a worker that is free waits for its share of the texts", ge=0
+    retired: ClassVar[Mapping[str, str]] = {
+        "max_age_ms": "has no effect any more, because requests are answered in their order"
+    }
+
+    batch_tokens: int = key(
+        2048, "tokens of a batch; on CPUs more is hardly faster", common_for=SERVE, ge=16
     )
-    max_age_ms: float = key(200.0, "has no effect: who came first goes first, always", ge=0)
-    queue_tokens: int = key(131072, "a full queue answers 503", ge=16)
-    timeout_ms: float = key(30000.0, "of requests that name no timeout", gt=0)
+    max_wait_ms: float = key(
+        4.0,
+        "time that a free worker waits for its share of the texts",
+        common_for=SERVE,
+        ge=0,
+    )
+    queue_tokens: int = key(
+        131072,
+        "limit of tokens in the queue; beyond it requests are refused with 503 and Retry-After",
+        common_for=SERVE,
+        ge=16,
+    )
+    timeout_ms: float = key(
+        30000.0, "time limit of requests that name none", common_for=SERVE, gt=0
+    )
 
 
 class Engine(Section):
-    device: Literal["cpu", "gpu"] = key("cpu", "gpu: needs paddlepaddle-gpu")
-    workers: Optional[int] = key(
-        None, "processes of each version (null: one a processor, at most 8; on GPUs one)", ge=1
+    device: Literal["cpu", "gpu"] = key(
+        "cpu", "device: cpu, or gpu (needs paddlepaddle-gpu)", common_for=SERVE
     )
-    threads: Optional[int] = key(None, "of each worker (null: processors shared out)", ge=1)
-    pin: bool = key(True, "bind each worker to processors of its own")
+    workers: Optional[int] = key(
+        None,
+        "worker processes of each version (null: one for each processor, at most 8; one on GPUs)",
+        common_for=SERVE,
+        ge=1,
+    )
+    threads: Optional[int] = key(
+        None,
+        "threads of each worker (null: the processors divided among them)",
+        common_for=SERVE,
+        ge=1,
+    )
+    pin: bool = key(True, "bind each worker to processors that no other worker has")
     hang_seconds: float = key(
         10.0,
-        "a batch that takes longer, and three times as long as others: the worker is replaced",
+        "time limit of a batch: a worker that takes longer, and three times as long as for other "
+        "batches of this size, is replaced; below half of timeout_ms another worker has time for "
+        "its texts",
         gt=0,
     )
     heal_seconds: float = key(
         300.0,
-        "a model that has no worker for so long, as none can be started: /v2/health/live is 503, "
-        "so that whoever runs the server starts it anew",
+        "time after which a model without a worker, as none can be started, makes /v2/health/live "
+        "answer 503, so that the server is restarted from outside",
         gt=0,
     )
 
 
 class Logs(Section):
-    level: Literal["debug", "info", "warning", "error"] = key("info", "least important line shown")
-    format: Literal["json", "text"] = key("json", "json: one object a line")
-    requests: bool = key(False, "a line for each request")
+    level: Literal["debug", "info", "warning", "error"] = key(
+        "info", "least severe level that is shown"
+    )
+    format: Literal["json", "text"] = key(
+        "json", "format of the log: json: one object a line; text: for terminals"
+    )
+    requests: bool = key(False, "log a line for each request")
     otlp_endpoint: Optional[str] = key(
         None, "OpenTelemetry collector for traces, e.g. http://localhost:4318/v1/traces"
     )
@@ -140,3 +225,13 @@ class Serve(Section):
     engine: Engine = Engine()
     safety: Safety = Safety()
     logs: Logs = Logs()
+
+
+X86 = """\
+# A server on x86 processors. Every key is here with its default, so a shorter file does as well.
+# Made by: python -m fleetbert.deploy.inference.settings > configs/serve/x86.yaml
+
+"""
+
+if __name__ == "__main__":
+    print(X86 + yaml_text(Serve), end="")

@@ -8,25 +8,14 @@ from pathlib import Path
 from typing import Mapping, TypeVar, Union
 
 from fleetbert import config as configs
+from fleetbert.config.names import SHORT
+from fleetbert.config.section import below_home
 from fleetbert.core.errors import UserError
 from fleetbert.data import in_memory
 from fleetbert.data.in_memory import Table
 
 PathLike = Union[str, "os.PathLike[str]"]
 Job = TypeVar("Job", bound=configs.Section)
-
-# Names of arguments for keys of the config.
-SHORT = {
-    "init": "model.init",
-    "task": "task.name",
-    "epochs": "trainer.epochs",
-    "batch_size": "data.batch_size",
-    "learning_rate": "optimizer.learning_rate",
-    "max_length": "data.max_length",
-    "seed": "trainer.seed",
-    "device": "trainer.device",
-    "resume": "trainer.resume",
-}
 
 
 def keys_of(
@@ -57,7 +46,8 @@ def job_of(
 
     output_dir: None: the config's, or output/`kind`-N. unlabelled: the table without labels.
     """
-    path = None if config is None else os.fspath(config)
+    path = None if config is None else below_home(config)
+    output_dir = None if output_dir is None else below_home(output_dir)
     keys, in_memory_only = dict(given), {}
     for key, table in tables.items():
         if isinstance(table, (str, os.PathLike)):
@@ -65,7 +55,7 @@ def job_of(
         elif table is not None:
             keys[key], in_memory_only[key] = key, table  # until its folder is known
     if output_dir is not None and "output_dir" in schema.model_fields:
-        keys["output_dir"] = os.fspath(output_dir)
+        keys["output_dir"] = output_dir
     job = configs.from_keys(schema, keys, path)
     if output_dir is None:
         assert isinstance(job, configs.Config)

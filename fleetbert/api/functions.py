@@ -78,7 +78,7 @@ def train(
         predicted label ids, int64 [texts], instead (for regression the values, float32 [texts]).
     config: the YAML file of a job. All other arguments override it.
     keys: keys of the config, dotted (`**{"optimizer.warmup_ratio": 0.2}`) or nested
-        (`optimizer={"warmup_ratio": 0.2}`). `fleetbert train --help` lists them.
+        (`optimizer={"warmup_ratio": 0.2}`). `fleetbert train --help-all` lists them.
 
     Raises UserError if an argument or the data is invalid.
     """
@@ -178,7 +178,7 @@ def quantize(
     train, dev: tables to train on, for qat and prune.
     name: the variant's name. Default: int8-static, pruned-float32, ..., depending on the method.
     output_dir: the folder for checkpoints and in-memory tables. Default: bundle/../quantize.
-    config, keys: as in `train`; `fleetbert quantize --help` lists the keys.
+    config, keys: as in `train`; `fleetbert quantize --help-all` lists the keys.
 
     Raises GateFailed if the variant loses more than `max_drop`. The bundle then stays unchanged,
     but the report is written. Raises UserError if an argument or the data is invalid.
@@ -220,7 +220,7 @@ def distill(
         student's layers gradually replace the teacher's.
     layers: the number of layers of the student. Default: 3.
     keys: epochs, batch_size, learning_rate, max_length, seed, device and init as in `train`;
-        `fleetbert distill --help` lists the other keys.
+        `fleetbert distill --help-all` lists the other keys.
 
     Raises UserError if an argument or the data is invalid.
     """
@@ -248,7 +248,7 @@ def early_exit(
     texts: texts like those that the model will answer. Labels are not needed, because the heads
         learn from the model's answers. In-memory tables are saved in bundle/../early-exit.
     gate, max_drop: as in `quantize`.
-    config, keys: as in `train`; `fleetbert distill --help` lists the keys of `distill.kind: self`.
+    config, keys: as in `train`; `fleetbert distill --help-all` lists the keys of kind `self`.
 
     Returns the added variants. The list is empty if no exit would make the model faster.
     Raises GateFailed and UserError as `quantize` does.

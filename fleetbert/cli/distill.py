@@ -32,8 +32,8 @@ Several ranks share the texts that the heads learn from; the first one measures 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    job_options.add_job(parser, config.Distill)
-    parser.epilog = f"{parser.epilog}\n\nkeys of kind self:\n{config.help_text(config.SelfDistill)}"
+    schemas = {"distill": config.Distill, "distill self": config.SelfDistill}
+    job_options.add_job(parser, schemas)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from typing import Callable, TypeVar
+from typing import Callable, Mapping, TypeVar
 
 from fleetbert import config
 from fleetbert.compat import environment
+from fleetbert.config.command_line import Parser, add_keys
 from fleetbert.launch import ranks
 from fleetbert.training import stopping
 
 Job = TypeVar("Job", bound=config.Config)
 
 
-def add_job(parser: argparse.ArgumentParser, schema: type[config.Section]) -> None:
-    parser.epilog = "keys:\n" + config.help_text(schema)
+def add_job(parser: argparse.ArgumentParser, schemas: Mapping[str, type[config.Section]]) -> None:
+    """schemas: see `add_keys`."""
     parser.add_argument("--config", required=True, metavar="FILE", help="YAML file of the job")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
+    add_keys(parser, schemas)
 
 
 def read(arguments: argparse.Namespace, schema: type[Job]) -> Job:
@@ -37,9 +38,7 @@ def parse(
     argv: list[str], description: str, add: Callable[[argparse.ArgumentParser], None]
 ) -> argparse.Namespace:
     """For the scripts in launch/: the overrides may stand anywhere among the options."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add(parser)
     parser.add_argument("--debug", action="store_true", help="show the stack of an error")
     return parser.parse_intermixed_args(argv)

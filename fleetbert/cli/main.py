@@ -25,6 +25,7 @@ from fleetbert.cli import (
     quantize,
     train,
 )
+from fleetbert.config.command_line import Parser
 from fleetbert.core import errors
 from fleetbert.deploy.inference import command as serve
 
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _dispatch(argv: list[str]) -> int | None:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         "fleetbert",
         description="Train BERT with PaddlePaddle on one machine or many, compress it, serve it.",
         epilog=EPILOG,

@@ -32,7 +32,7 @@ loses more than gate.max_accuracy_drop is not added, and the exit status is 3.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    job_options.add_job(parser, config.Quantize)
+    job_options.add_job(parser, {"quantize": config.Quantize})
 
 
 def run(arguments: argparse.Namespace) -> None:

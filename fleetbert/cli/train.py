@@ -21,7 +21,7 @@ for launchers.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    job_options.add_job(parser, config.Config)
+    job_options.add_job(parser, {"train": config.Config})
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ from fleetbert.config.distillation import (
     Student,
     Texts,
 )
-from fleetbert.config.help import help_text, yaml_word
+from fleetbert.config.help import help_text, yaml_text, yaml_word
 from fleetbert.config.keys import fields, flat, on_resume
 from fleetbert.config.loading import distills_itself, from_keys, load, load_as
 from fleetbert.config.section import Section, key

@@ -72,13 +72,18 @@ REMOVED = {
 }
 
 
+# The commands whose --help shows a key.
+QUANTIZE, GATED = ("quantize",), ("quantize", "distill self")
+
+
 class Calibration(Section):
     data: Optional[str] = key(
         None,
-        "static, onnx: texts like those to come, no labels needed: .tsv, .csv, .jsonl, or "
-        "one a line",
+        "static, onnx: calibration texts, like those to come, without labels: .tsv, .csv, .jsonl, "
+        "or one a line",
+        common_for=QUANTIZE,
     )
-    texts: int = key(512, "how many of them, drawn by chance", ge=1)
+    texts: int = key(512, "number of calibration texts, a random sample", ge=1)
     algorithm: Literal["abs_max", "avg"] = key(
         "avg",
         "range of an activation: the mean of the batches' largest magnitudes (avg), or the largest "
@@ -86,130 +91,148 @@ class Calibration(Section):
     )
     clip: Literal["none", "auto"] = key(
         "none",
-        "auto: cut outliers: the threshold of each layer's input is lowered where that changes the "
-        "layer's outputs less on texts of selection.data (no labels are looked at; a minute)",
+        "auto: clip outliers: lower the threshold of a layer's input where that changes the "
+        "layer's outputs less on texts of selection.data, without their labels (takes a minute)",
     )
     smooth: Literal["none", "auto"] = key(
         "auto",
-        "auto: divide the channels of layers' inputs by numbers that their weights take in return, "
-        "where that changes the layers' outputs less (qat as well: by texts of data.train)",
+        "auto: smoothing scales (SmoothQuant), which move outliers of a layer's input into its "
+        "weights, where that changes the layer's outputs less (static: on calibration texts; qat: "
+        "on texts of data.train)",
     )
     split: Literal["none", "auto"] = key(
         "auto",
-        "static, qat: auto: units of feed-forwards far larger than the others stand in "
-        "pieces, where that changes the outputs less",
+        "static, qat: auto: split feed-forward channels that are far larger than the others, where "
+        "that changes the outputs less",
     )
     correct_bias: bool = key(
         True,
-        "static: take the mean change of each output, on a few calibration texts, off its bias",
+        "static: bias correction: subtract the mean change of each output on calibration texts "
+        "from its bias",
     )
     seed: int = key(0, "seed of the random sample of calibration texts", ge=0)
 
 
 class Gate(Section):
     data: Optional[str] = key(
-        None, "labelled table that every variant is measured on; nothing is chosen on it"
+        None,
+        "labelled table that every variant is evaluated on; nothing is chosen on it",
+        common_for=GATED,
     )
     max_accuracy_drop: float = key(
-        0.005, "accuracy (0 to 1) that may be lost against float32", ge=-1, le=1
+        0.005,
+        "largest drop of accuracy (0 to 1) below float32 that is accepted",
+        common_for=GATED,
+        ge=-1,
+        le=1,
     )
     decide: Literal["point", "confident"] = key(
         "point",
-        "point: the drop on gate.data rules; confident: the upper end of its 95 % interval",
+        "figure that must not exceed max_accuracy_drop: point: the drop on gate.data; confident: "
+        "the upper end of its 95 % interval",
+        common_for=QUANTIZE,
     )
 
 
 class Selection(Section):
     data: Optional[str] = key(
         None,
-        "labelled table that clip, onnx and early exit choose on, never gate.data (null: "
-        "texts held out of calibration.data, or of data.train for early exit; their labels where "
-        "they have some, else what float32 answers)",
+        "labelled table on which clip, onnx and early exit choose, never gate.data (null: texts "
+        "held out of calibration.data, or of data.train for early exit, with their labels, or "
+        "float32's answers where they have none)",
+        common_for=QUANTIZE,
     )
     texts: int = key(
-        1000, "how many of them at most, drawn by chance; held out: at most a fifth", ge=1
+        1000, "limit of these texts, a random sample; at most a fifth is held out", ge=1
     )
 
 
 class Onnx(Section):
     activations: Literal["auto", "dynamic", "static"] = key(
         "auto",
-        "dynamic: a scale for each batch; static: scales from calibration texts; auto: both are "
-        "made, and the faster one taken that keeps gate.max_accuracy_drop on texts held out",
+        "quantization of activations: dynamic: a scale for each batch; static: scales from "
+        "calibration texts; auto: the faster of both that keeps gate.max_accuracy_drop on texts "
+        "held out",
     )
 
 
 class SoftLabels(Section):
     weight: Optional[float] = key(
         None,
-        "qat, prune: share of the loss that the answers of the model as it was make up (null: 1 "
-        "for qat, 0.5 for prune; 0 for tasks whose answer is not one label)",
+        "qat, prune: weight in the loss of the soft labels, which are the answers of the model "
+        "before (null: 1 for qat, 0.5 for prune; 0 for tasks whose answer is not one label)",
         ge=0,
         le=1,
     )
-    temperature: float = key(
-        2.0, "qat, prune: divides both models' logits before they are compared", gt=0
-    )
+    temperature: float = key(2.0, "qat, prune: temperature that divides both models' logits", gt=0)
 
 
 class Prune(Section):
     heads: float = key(
-        0.33, "share of each layer's attention heads to remove; one at least stays", ge=0, lt=1
+        0.33, "fraction of each layer's attention heads to remove; at least one stays", ge=0, lt=1
     )
     feed_forward: float = key(
         0.5,
-        "share of each layer's feed-forward units to remove; a multiple of 16 stays",
+        "fraction of each layer's feed-forward units to remove; a multiple of 16 stays",
         ge=0,
         lt=1,
     )
     texts: int = key(
-        1024, "how many of data.train, drawn by chance, show which of them matter least", ge=1
+        1024,
+        "texts of data.train, a random sample, that show which heads and units matter least",
+        ge=1,
     )
 
 
 class Quantize(Section):
     """A job that adds a smaller and faster variant to a bundle."""
 
-    bundle: str = key("output/bundle", "the bundle to add a variant to")
+    bundle: str = key("output/bundle", "bundle to add the variant to", common_for=QUANTIZE)
     method: Literal["dynamic", "static", "qat", "prune", "onnx", "bfloat16"] = key(
         "static",
-        "dynamic: weights as integers, needs no data; static: whole layers in int8, needs texts; "
-        "qat: static, trained on with the rounding in it, needs labelled texts (data.train; keys "
-        "that are left out are as in configs/quantize/qat.yaml: an epoch at 3e-6); prune: fewer "
-        "attention heads and feed-forward units in float32, trained on, needs data.train too; "
-        "onnx: int8 for ONNX Runtime, by its own tool, needs texts; bfloat16: half of float32's "
-        "bits in products, needs no data, but a processor with AVX512-BF16 or AMX",
+        "method of compression: dynamic: integer weights, needs no data; static: int8 weights and "
+        "activations, needs calibration.data; qat: quantization-aware training, needs data.train "
+        "(other keys default to configs/quantize/qat.yaml); prune: fewer attention heads and "
+        "feed-forward units in float32, needs data.train; onnx: int8 by ONNX Runtime, needs "
+        "calibration.data; bfloat16: needs a processor with AVX512-BF16 or AMX",
+        common_for=QUANTIZE,
     )
     source: str = key(
         "float32",
-        "the variant to start from: float32, or one that method: prune made; the gate compares "
-        "with float32 in either case",
+        "variant to start from: float32, or a pruned one; the gate compares with float32 in either "
+        "case",
+        common_for=QUANTIZE,
     )
     name: Optional[str] = key(
         None,
-        "of the new variant (null: int8-dynamic, int8-static, pruned-float32, pruned-int8-static, "
-        "...)",
+        "name of the new variant (null: int8-dynamic, int8-static, pruned-float32, "
+        "pruned-int8-static, ...)",
+        common_for=QUANTIZE,
         pattern=r"^[a-z0-9][a-z0-9-]*$",
     )
-    bits: Literal[8, 16] = key(8, "dynamic: of a weight")
-    skip: List[str] = key([], "weights to leave in float32: names, * matches anything")
+    bits: Literal[8, 16] = key(8, "dynamic: bits of a weight")
+    skip: List[str] = key(
+        [], "names of weights to leave in float32; * matches anything", common_for=QUANTIZE
+    )
     calibration: Calibration = Calibration()
     gate: Gate = Gate()
     selection: Selection = Selection()
     onnx: Onnx = Onnx()
     report: Optional[str] = key(
         None,
-        "HTML file with the evidence, also of a variant that the gate stops (null: "
-        "quantize-report.html in the bundle's folder, which is no part of the bundle)",
+        "HTML report, also of a variant that is rejected (null: quantize-report.html in the "
+        "bundle's folder, which is no part of the bundle)",
     )
-    threads: Optional[int] = key(None, "for measuring (null: all processors)", ge=1)
+    threads: Optional[int] = key(
+        None, "threads of the engines that are measured (null: all processors)", ge=1
+    )
     prune: Prune = Prune()
     distill: SoftLabels = SoftLabels()
     dropout: float = key(0.1, "prune: dropout rate (qat: 0)", ge=0, lt=1)
     held_out: float = key(
         0.1,
-        "qat, prune: share of data.train that chooses the best step instead of being trained on, "
-        "where data.dev is left out or is gate.data, whose texts must not choose",
+        "qat, prune: fraction of data.train held out to choose the best step, if data.dev is left "
+        "out or is gate.data, on which nothing is chosen",
         gt=0,
         lt=1,
     )
@@ -219,7 +242,7 @@ class Quantize(Section):
     strategy: Strategy = Strategy()
     trainer: Trainer = Trainer()
     callbacks: Callbacks = Callbacks()
-    output_dir: str = key("output", "qat, prune: where their checkpoints and metrics go")
+    output_dir: str = key("output", "qat, prune: folder for checkpoints and metrics")
 
     @model_validator(mode="before")
     @classmethod

@@ -15,38 +15,61 @@ from fleetbert.core.task_names import KINDS
 class Student(Model):
     init: str = key(
         "teacher",
-        "where the student starts: teacher (some of its layers, and its embeddings and head), or "
-        "as in training, with the teacher's vocabulary",
+        "source of the student's weights: teacher (some of its layers, its embeddings and its "
+        "head), or as in training, with the teacher's vocabulary",
+        common_for=("distill",),
     )
-    num_hidden_layers: int = key(3, "teacher, random: layers", ge=1)
+    num_hidden_layers: int = key(
+        3, "init teacher, random: the student's number of layers", common_for=("distill",), ge=1
+    )
 
 
 class Distillation(Section):
     kind: Literal["student", "theseus"] = key(
         "student",
-        "student: learns the teacher's logits and hidden states; theseus: its layers take the "
-        "places of the teacher's by chance, ever more of them, and then learn on alone",
+        "student: learns the teacher's logits and hidden states; theseus (Xu et al. 2020): its "
+        "layers replace the teacher's at random, ever more of them, and then learn alone; self: "
+        "early exits of the model itself",
+        common_for=("distill",),
     )
     teacher: Optional[str] = key(
-        None, "a run's folder `model`, or, for its logits only, a bundle with the variant float32"
+        None,
+        "the teacher: a run's folder `model`, or, for its logits only, a bundle",
+        common_for=("distill",),
     )
     start_layers: Optional[List[int]] = key(
-        None, "init teacher: its layers, from 1, that the student's start as (null: evenly)"
+        None,
+        "init teacher: the teacher's layers, from 1, that the student starts as (null: evenly "
+        "spaced)",
     )
-    labels_weight: float = key(0.5, "student: of the labels' cross entropy in the loss", ge=0)
-    logits_weight: float = key(0.5, "student: of the soft cross entropy", ge=0)
+    labels_weight: float = key(
+        0.5, "student: weight of the labels' cross entropy in the loss", ge=0
+    )
+    logits_weight: float = key(
+        0.5, "student: weight of the cross entropy with the teacher's logits in the loss", ge=0
+    )
     hidden_weight: float = key(
-        1.0, "student: of the mean squared error of its layers' outputs, mapped evenly", ge=0
+        1.0,
+        "student: weight of the mean squared error of hidden states in the loss; layers are mapped "
+        "evenly",
+        ge=0,
     )
-    temperature: float = key(2.0, "student: that soft cross entropy divides logits by", gt=0)
+    temperature: float = key(
+        2.0, "student: temperature that divides both models' logits before they are compared", gt=0
+    )
     replacing_epochs: Optional[int] = key(
-        None, "theseus: epochs of replacing, before trainer.epochs alone (null: as many)", ge=1
+        None,
+        "theseus: epochs of replacing layers, before trainer.epochs alone (null: as many)",
+        ge=1,
     )
     replacing_rate: float = key(
-        0.3, "theseus: chance of a student's layer to be there at the first step", ge=0, le=1
+        0.3, "theseus: probability of a student's layer to replace at the first step", ge=0, le=1
     )
     replacing_rise: float = key(
-        0.7, "theseus: share of the replacing steps over which it rises to 1", ge=0, le=1
+        0.7,
+        "theseus: fraction of the replacing steps over which that probability rises to 1",
+        ge=0,
+        le=1,
     )
 
 
@@ -89,12 +112,17 @@ class Distill(Config):
         return self
 
 
+SELF = ("distill self",)  # the part of `fleetbert distill --help` for early exits
+
+
 class Exits(Section):
-    kind: Literal["self"] = key("self", "self: heads after inner layers, for early exit")
+    kind: Literal["self"] = key(
+        "self", "self: heads after inner layers, for early exit", common_for=SELF
+    )
     head: Literal["pooled", "fastbert"] = key(
         "pooled",
-        "pooled: two linear layers on [CLS] and the mean of all tokens; fastbert: as in the paper, "
-        "with attention of its own, and slower",
+        "architecture of the exit heads: pooled: two linear layers on [CLS] and the mean of all "
+        "tokens; fastbert: with attention, as in the paper (Liu et al. 2020), and slower",
     )
     width: Optional[int] = key(
         None,
@@ -103,55 +131,68 @@ class Exits(Section):
         multiple_of=2,
     )
     labels_weight: float = key(
-        0.0, "share of the loss that the labels of data.train make up; 0 needs none", ge=0, le=1
+        0.0,
+        "weight of the labels of data.train in the loss, from 0 (no labels are needed) to 1",
+        common_for=SELF,
+        ge=0,
+        le=1,
     )
     weighting: Literal["none", "uncertainty"] = key(
         "none",
-        "uncertainty: the surer an earlier head is of a text, the less it counts for the later "
-        "ones, which it would not reach; a fifth of the texts, drawn anew each epoch, counts whole",
+        "uncertainty: a text that an earlier head is certain of weighs less for the later heads, "
+        "which it would not reach; a random fifth of the texts in each epoch keeps its full weight",
     )
-    epochs: int = key(10, "passes over the hidden states", ge=1)
-    learning_rate: float = key(1e-3, "AdamW's, at its highest", gt=0)
-    weight_decay: float = key(0.1, "AdamW's", ge=0)
-    dropout: float = key(0.3, "of what a head reads", ge=0, lt=1)
-    texts: int = key(20_000, "how many of data.train at most, drawn by chance", ge=1)
+    epochs: int = key(10, "passes over the hidden states", common_for=SELF, ge=1)
+    learning_rate: float = key(1e-3, "peak learning rate of AdamW", gt=0)
+    weight_decay: float = key(0.1, "weight decay of AdamW", ge=0)
+    dropout: float = key(0.3, "dropout rate of the heads' input", ge=0, lt=1)
+    texts: int = key(20_000, "limit of training texts, drawn at random from data.train", ge=1)
     layers: Union[Literal["auto"], List[int]] = key(
-        "auto", "the last layer of each group (auto: what is fastest on selection.data)"
+        "auto",
+        "layers after which texts may exit (auto: the fastest choice on selection.data)",
+        common_for=SELF,
     )
     speed: Optional[float] = key(
         None,
-        "exit early when the uncertainty is below this, 0 to 1 (null: what is fastest on "
-        "selection.data and loses no more than the gate allows)",
+        "exit early when the uncertainty is below this, from 0 to 1 (null: the fastest threshold "
+        "on selection.data that loses no more than the gate allows)",
+        common_for=SELF,
         gt=0,
         le=1,
     )
     batch_tokens: int = key(
         2048,
-        "tokens of the batches that layers and speed are chosen for; 1: texts come alone",
+        "tokens of the batches that layers and speed are chosen for (1: one text at a time)",
         ge=1,
     )
 
 
 class Texts(Section):
-    train: Optional[str] = key(None, "texts like those to come: .tsv, .csv, .jsonl, or one a line")
+    train: Optional[str] = key(
+        None,
+        "texts like those to come: .tsv, .csv, .jsonl, or one a line",
+        common_for=SELF,
+    )
 
 
 class SelfDistill(Section):
     """A job that adds early-exit variants to a bundle."""
 
-    bundle: str = key("output/bundle", "the bundle to add variants to")
+    bundle: str = key("output/bundle", "bundle to add the variants to", common_for=SELF)
     sources: Optional[List[str]] = key(
         None,
-        "variants to cut into groups of layers (null: float32, and int8-static where it is)",
+        "variants to divide into groups of layers (null: float32, and int8-static if it is there)",
     )
     distill: Exits = Exits()
     data: Texts = Texts()
     gate: Gate = Gate()
     selection: Selection = Selection()
     threads: Optional[int] = key(
-        None, "for all but the choice of groups, which takes one (null: all processors)", ge=1
+        None,
+        "number of threads (null: all processors); groups of layers are chosen with one thread",
+        ge=1,
     )
-    seed: int = key(0, "of the heads and of drawing texts", ge=0)
+    seed: int = key(0, "seed of the heads' weights and of the random sample of texts", ge=0)
 
     @model_validator(mode="after")
     def _keys_agree(self) -> SelfDistill:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import difflib
 import json
+import logging
 import re
 from pathlib import Path
 from typing import (
@@ -26,14 +26,20 @@ from pydantic_core import ErrorDetails
 
 from fleetbert.config.distillation import Distill, SelfDistill
 from fleetbert.config.help import yaml_word
-from fleetbert.config.keys import fields, flat, split
+from fleetbert.config.keys import as_section, fields, flat, split
+from fleetbert.config.names import hint
 from fleetbert.config.section import Section, below_home
 from fleetbert.config.training import Config
 from fleetbert.core import charset
 from fleetbert.core.errors import UserError
 
+log = logging.getLogger(__name__)
+
 Job = TypeVar("Job", bound=Section)
 Names = Tuple[str, ...]
+
+# Where a key stands that is in no file.
+COMMAND_LINE, ARGUMENT = "command line", "argument"
 
 
 class Document(NamedTuple):
@@ -69,7 +75,7 @@ def from_keys(schema: type[Job], keys: Mapping[str, object], path: str | None = 
     for name, value in flat(keys, schema).items():
         if isinstance(value, Mapping):
             value = {_label(label): inner for label, inner in value.items()}
-        _put(document, split(name, [schema]), value, "argument", name)
+        _put(document, split(name, [schema]), value, ARGUMENT, name)
     return _checked(schema, document)
 
 
@@ -91,10 +97,25 @@ def output_dir(path: str, overrides: Sequence[str]) -> str:
 
 
 def _checked(schema: type[Job], document: Document) -> Job:
+    _drop_retired(schema, document.values, (), document.places)
     try:
         return schema.model_validate(document.values)
     except ValidationError as error:
         raise UserError(_explain(error, schema, document)) from error
+
+
+def _drop_retired(
+    schema: type[Section], values: Dict[str, object], prefix: Names, places: Mapping[Names, str]
+) -> None:
+    for name, why in schema.retired.items():
+        if name in values:
+            del values[name]
+            names = (*prefix, name)
+            log.warning(f"{places[names]}: {'.'.join(names)} {why}; leave it out")
+    for name, field in schema.model_fields.items():
+        section, inner = as_section(field.annotation), values.get(name)
+        if section is not None and isinstance(inner, dict):
+            _drop_retired(section, inner, (*prefix, name), places)
 
 
 def _read(path: str, overrides: Sequence[str], *schemas: type[Section]) -> Document:
@@ -104,12 +125,12 @@ def _read(path: str, overrides: Sequence[str], *schemas: type[Section]) -> Docum
     for word in overrides:
         name, sign, text = word.partition("=")
         if not sign:
-            raise UserError(f"command line: {word!r} is not of the form key=value")
+            raise UserError(f"{COMMAND_LINE}: {word!r} is not of the form key=value")
         try:
             value = text if _is_text(text, kinds.get(name)) else yaml.safe_load(text)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UserError(f"command line: the value of {word!r} is not valid YAML") from error
-        _put(document, split(name, schemas), value, "command line", repr(word))
+            raise UserError(f"{COMMAND_LINE}: the value of {word!r} is not valid YAML") from error
+        _put(document, split(name, schemas), value, COMMAND_LINE, repr(word))
     return document
 
 
@@ -198,7 +219,7 @@ def _explain(error: ValidationError, schema: type[Section], document: Document) 
             where = next((places[names[:n]] for n in (2, 1) if names[:n] in places), document.name)
         name = ".".join(names)
         if problem["type"] == "extra_forbidden":
-            problems.append(f"{where}: unknown key {name}{_nearest(name, schema)}")
+            problems.append(f"{where}: unknown key {name}{_hint(name, problem, where, schema)}")
         elif problem["type"] == "model_type":
             problems.append(f"{where}: {name} is a section and must hold keys")
         elif problem["type"] == "value_error":
@@ -218,16 +239,11 @@ def _needs_quotes(problem: ErrorDetails) -> bool:
     return problem["type"] == "string_type" and isinstance(problem["input"], kinds)
 
 
-def _nearest(name: str, schema: type[Section]) -> str:
-    """A hint with the valid key or section most like `name`: by its whole name, else by its last
-    part."""
-    valid = [dotted for dotted, _ in fields(schema)]
-    sections = {dotted.rpartition(".")[0] for dotted in valid} - {""}
-    close = difflib.get_close_matches(name, [*valid, *sorted(sections)], n=1, cutoff=0.75)
-    if not close:
-        last = name.rsplit(".", 1)[-1]
-        by_last = {dotted.rsplit(".", 1)[-1]: dotted for dotted in valid}
-        close = [by_last[match] for match in difflib.get_close_matches(last, by_last, n=1)]
-    if not close:
-        close = difflib.get_close_matches(name, valid, n=1, cutoff=0.0)
-    return f"; did you mean {close[0]}?" if close else ""
+def _hint(name: str, problem: ErrorDetails, where: str, schema: type[Section]) -> str:
+    """What was meant by an unknown key, or by the first key below an unknown section."""
+    value = problem["input"]
+    while isinstance(value, dict) and value:
+        part, value = next(iter(value.items()))
+        name = f"{name}.{part}"
+    shown = where == COMMAND_LINE and not isinstance(value, (dict, list))
+    return hint(name, [schema], yaml_word(value) if shown else None, where == ARGUMENT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, ClassVar, Optional
+from typing import Any, ClassVar, Mapping, Optional, Sequence, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -12,18 +12,26 @@ from pydantic_core import PydanticCustomError
 from fleetbert.config.keys import OnResume, maps_labels, type_name
 
 
-def key(default: Any, text: str, *, on_resume: Optional[OnResume] = None, **limits: Any) -> Any:
-    """One key of the schema: its default and what it means (shown by --help).
+def key(
+    default: Any,
+    text: str,
+    *,
+    common_for: Sequence[str] = (),
+    on_resume: Optional[OnResume] = None,
+    **limits: Any,
+) -> Any:
+    """One key of the schema: its default and what it means.
 
+    common_for: commands whose --help shows it, being one that people set; --help-all shows all.
     on_resume: None: as its section has it. limits: pydantic's.
     """
-    rules = {"on_resume": on_resume}
+    rules = {"common_for": list(common_for), "on_resume": on_resume}
     return Field(default, description=text, json_schema_extra=rules, **limits)
 
 
-def below_home(text: str) -> str:
+def below_home(path: Union[str, os.PathLike[str]]) -> str:
     """A path whose `~` is the user's home, as in a shell, which leaves it alone behind key=."""
-    return os.path.expanduser(text)  # noqa: PTH111  a text, perhaps no path
+    return os.path.expanduser(path)  # noqa: PTH111  a text, perhaps no path
 
 
 class Section(BaseModel):
@@ -33,11 +41,13 @@ class Section(BaseModel):
 
     # For the keys that have no rule of their own. A key that nobody thought about is "same".
     on_resume: ClassVar[OnResume] = "same"
+    # Keys of releases before, which are left out with a warning; why.
+    retired: ClassVar[Mapping[str, str]] = {}
 
     @field_validator("*", mode="before")
     @classmethod
     def _is_meant(cls, value: Any, info: ValidationInfo) -> Any:
-        """Refuse what pydantic would take for something else, and the system not at all."""
+        """Refuse what pydantic would convert, and texts that the system does not take."""
         annotation = cls.model_fields[str(info.field_name)].annotation
         if isinstance(value, bool) and type_name(annotation).split(" ")[0] in ("int", "float"):
             raise PydanticCustomError("bool", "Input should be a number")

