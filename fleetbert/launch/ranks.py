@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import logging
 import os
 import signal
@@ -32,37 +31,20 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from multiprocessing.connection import wait
-from typing import TypedDict
 
 import psutil
 
 from fleetbert.compat import environment
-from fleetbert.core.errors import NOT_CONNECTED, UserError
 from fleetbert.launch import heartbeat, leftovers
-from fleetbert.launch.heartbeat import JOINED, JOINING
-from fleetbert.launch.policy import (
-    HUNG,
-    STOP_LIMIT,
-    STOPPED,
-    Cause,
-    Kind,
-    Patience,
-    Restarts,
-    cause_of,
-)
+from fleetbert.launch.channel import HELLO_LIMIT, JOIN_LIMIT, LOST, Connection, Message, job
+from fleetbert.launch.hub import Hub
+from fleetbert.launch.policy import STOPPED, Restarts
 from fleetbert.launch.process import Process
 
 log = logging.getLogger(__name__)
 
 PORTS, APART = 8, 101  # that the hub may listen at, and how far apart
-HELLO_LIMIT = 10.0  # seconds for the other side of a new connection to say who it is
-MEET_LIMIT = 30.0  # seconds for ranks that all began to join to have joined: gloo may hang there
-MEET_NOTE = 10.0  # seconds after which those who are waited for are named
-JOIN_LIMIT = 300.0  # seconds for all supervisors to arrive, and for a killed rank to be gone
-SUSPECT = 15.0  # seconds without a heartbeat that are a hang when another rank has failed meanwhile
-LOST = "its machine or its launcher ended"
 
 
 def supervised(hang_timeout: float, resumes: bool) -> None:
@@ -90,7 +72,7 @@ def _supervise(hang_timeout: float, resumes: bool) -> int:
         if not resumes:
             limit = "it cannot go on from a checkpoint (trainer.resume: auto can)"
         restarts = Restarts(most, limit, log.warning)
-        hub = _Hub(host, ports, len(endpoints), hang_timeout, restarts)
+        hub = Hub(host, ports, len(endpoints), hang_timeout, restarts)
         threading.Thread(target=hub.run, daemon=True).start()
     supervisor = _Supervisor(number, hang_timeout)
     try:
@@ -113,57 +95,6 @@ def max_restart() -> int:
     return int(parser.parse_known_args(words)[0].max_restart)
 
 
-class _Message(TypedDict, total=False):
-    """A line of JSON between a supervisor and the hub."""
-
-    job: str  # both sides' first words: its endpoints
-
-    # From a supervisor.
-    rank: int  # with its first words
-    step: int  # that its rank is at
-    done: int  # steps of its process
-    phase: int  # of `heartbeat`
-    quiet: float  # seconds without a heartbeat
-    code: int  # the rank's exit code
-    stopped: bool  # as the hub wanted
-
-    # From the hub.
-    start: str  # the rank; the address is of rank 0's TCP store
-    stop: bool  # the rank
-    exit: int  # with this code
-
-
-class _Connection:
-    def __init__(self, connection: socket.socket, hang_timeout: float):
-        self.socket = connection
-        self.rest = b""
-        connection.settimeout(HELLO_LIMIT)
-        heartbeat.notice_end_of_machine(connection, hang_timeout)
-
-    def send(self, message: _Message) -> None:
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
-
-    def hello(self) -> _Message:
-        """The other side's first line, and nothing after it; OSError if it is a stranger."""
-        line = byte = b""
-        while byte != b"\n" and len(line) < 1 << 16:
-            byte = self.socket.recv(1) or b"\n"
-            line += byte
-        with contextlib.suppress(ValueError, LookupError, TypeError):
-            message: _Message = json.loads(line)
-            if message["job"] == _job():
-                return message
-        raise ConnectionError("something else answers there")
-
-    def receive(self) -> list[_Message]:
-        """What has arrived; OSError when the other side is gone."""
-        data = self.socket.recv(1 << 16)
-        if not data:
-            raise ConnectionError("closed")
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        return [json.loads(line) for line in lines]
-
-
 class _Supervisor:
     """Starts and ends one rank as the hub says, and reports on it."""
 
@@ -177,7 +108,7 @@ class _Supervisor:
         self.asked = True
         self.rank.ask(signum)
 
-    def run(self, hub: _Connection) -> int:
+    def run(self, hub: Connection) -> int:
         """Until the hub says with which code to exit."""
         monitor, looked, reported = heartbeat.Monitor(), time.monotonic(), 0.0
         while True:
@@ -200,7 +131,7 @@ class _Supervisor:
                 if self.rank.running:
                     ended = self.rank.has_ended()
                     monitor.look(passed)
-                    report: _Message = {"step": monitor.step, "done": monitor.done}
+                    report: Message = {"step": monitor.step, "done": monitor.done}
                     if ended:
                         self.rank.finish()
                         hub.send({**report, "code": self.rank.code or 0})
@@ -210,13 +141,13 @@ class _Supervisor:
             except OSError:
                 return self._give_up(f"lost the supervisor of rank 0: {LOST}; ending this rank")
 
-    def connect(self, host: str, ports: list[int]) -> _Connection:
+    def connect(self, host: str, ports: list[int]) -> Connection:
         until = time.monotonic() + JOIN_LIMIT
         for port in itertools.cycle(ports):
             try:
                 connection = socket.create_connection((host, port), HELLO_LIMIT)
-                hub = _Connection(connection, self.hang_timeout)
-                hub.send({"rank": self.rank.number, "job": _job()})
+                hub = Connection(connection, self.hang_timeout)
+                hub.send({"rank": self.rank.number, "job": job()})
                 hub.hello()
                 return hub
             except OSError as error:
@@ -236,210 +167,3 @@ class _Supervisor:
         environ[heartbeat.VARIABLE] = f"{os.getpid()},{file}"
         self.rank.start([sys.executable, "-u", *sys.argv], environ, descriptors=[file])
         return monitor
-
-
-@dataclass
-class _Rank:
-    """What the hub knows of a rank; most is what its supervisor said last, see `_Message`."""
-
-    name: str
-    supervisor: _Connection | None = None
-    step: int = 0
-    done: int = 0
-    phase: int = 0
-    quiet: float = 0.0
-    code: int | None = None
-    stopped: bool = False
-
-    def begin(self) -> None:
-        """Forget the former start."""
-        vars(self).update(vars(_Rank(self.name, self.supervisor)))
-
-    def send(self, message: _Message) -> None:
-        try:
-            if self.supervisor is not None:
-                self.supervisor.send(message)
-        except OSError:
-            self.supervisor = None
-
-    def receive(self) -> None:
-        try:
-            for message in self.supervisor.receive() if self.supervisor is not None else ():
-                vars(self).update(message)
-        except OSError:
-            self.supervisor = None
-
-    def cause(self, limit: float) -> Cause | None:
-        """Why the job cannot go on, if this rank is to blame: for `limit` seconds without a
-        heartbeat, too."""
-        at = f" (at step {self.step})" if self.step else " (before its first step)"
-        if self.supervisor is None:
-            return Cause(Kind.LOST, f"lost the supervisor of {self.name}: {LOST}", 1, False)
-        if self.code is not None:
-            return cause_of(self.name, self.code, at) if self.code else None
-        if self.quiet > limit:
-            text = f"{self.name} has not moved for {self.quiet:.0f} s{at}"
-            return Cause(Kind.HUNG, text, HUNG)
-        return None
-
-
-class _Joining:
-    """Of the ranks of one start: watches that they join each other."""
-
-    def __init__(self, ranks: list[_Rank]):
-        self.ranks = ranks
-        self.since: float | None = None  # the first began to join; once all have, the last
-        self.told = self.all_joining = False
-
-    def cause(self) -> Cause | None:
-        """That they do not find each other. Those who are waited for are named in a line."""
-        absent = [rank.name for rank in self.ranks if rank.phase < JOINING]
-        late = [rank.name for rank in self.ranks if rank.phase < JOINED]
-        now = time.monotonic()
-        if not late or len(absent) == len(self.ranks):
-            return None
-        if self.since is None or (not absent and not self.all_joining):
-            self.since, self.all_joining = now, not absent
-        if now - self.since > MEET_NOTE and not self.told:
-            self.told = True
-            log.warning(f"waiting for {', '.join(absent or late)} to join the other ranks")
-        if self.all_joining and now - self.since > MEET_LIMIT:
-            text = f"{', '.join(late)} did not find the other ranks in {MEET_LIMIT:.0f} s"
-            return Cause(Kind.UNCONNECTED, text, NOT_CONNECTED)
-        return None
-
-
-class _Hub:
-    def __init__(
-        self, host: str, ports: list[int], world: int, hang_timeout: float, restarts: Restarts
-    ):
-        self.host, self.hang_timeout, self.restarts = host, hang_timeout, restarts
-        self.ranks = [_Rank(f"rank {number}") for number in range(world)]
-        self.server = _listen(ports, world)
-        self.looked = time.monotonic()
-
-    def run(self) -> None:
-        """To the job's end; then every supervisor is told the exit code."""
-        try:
-            code = self._supervise()
-            for rank in reversed(self.ranks):  # ours last: this process ends with it
-                rank.send({"exit": code})
-        finally:  # also after a bug here: whoever loses the hub gives up
-            for rank in self.ranks:
-                if rank.supervisor is not None:
-                    rank.supervisor.socket.close()
-
-    def _supervise(self) -> int:
-        absent = self._join()
-        if absent:
-            log.error(f"{', '.join(absent)} did not arrive in {JOIN_LIMIT:.0f} s")
-            return 1
-        master = self._first_address()
-        total = 0  # steps of all starts
-        first: int | None = None  # step that the job began with
-        while True:
-            for rank in self.ranks:
-                rank.begin()
-                rank.send({"start": master})
-            cause = self._watch()
-            foremost = max(self.ranks, key=lambda rank: rank.step)
-            total += foremost.done
-            if foremost.done and first is None:
-                first = foremost.step - foremost.done
-            if cause is None:
-                again = total - (foremost.step - (first or 0))
-                self.restarts.say_done(f"; {again} of {total} steps were repeats")
-                return 0
-            if first is None and cause.kind == Kind.FAILED:  # it would only fail again
-                cause = cause._replace(mendable=False)
-            if not self.restarts.start_again(cause):
-                return cause.code
-            if not self._stop():
-                log.error("the ranks cannot be ended; giving up")
-                return cause.code
-            master = self._free_address()
-
-    def _join(self) -> list[str]:
-        """Wait for all supervisors; returns the ranks of those that did not come."""
-        until = time.monotonic() + JOIN_LIMIT
-        while time.monotonic() < until:
-            absent = [rank.name for rank in self.ranks if rank.supervisor is None]
-            if not absent:
-                break
-            self.server.settimeout(1)
-            try:
-                connection = _Connection(self.server.accept()[0], self.hang_timeout)
-                rank = self.ranks[connection.hello()["rank"]]
-                connection.send({"job": _job()})
-                rank.supervisor = connection
-            except (OSError, LookupError, TypeError):  # a stranger, or nobody
-                continue
-        self.server.close()
-        return absent
-
-    def _watch(self) -> Cause | None:
-        """Until all ranks ended well (None), or one did not, or hangs."""
-        patience, joining = Patience(stopping=STOP_LIMIT), _Joining(self.ranks)
-        while True:
-            self._hear()
-            if all(rank.code == 0 for rank in self.ranks):
-                return None
-            failed = any(rank.code and rank.code not in STOPPED for rank in self.ranks)
-            limit = min(SUSPECT, self.hang_timeout) if failed else self.hang_timeout
-            maybe = [*(rank.cause(limit) for rank in self.ranks), joining.cause()]
-            causes = [cause for cause in maybe if cause is not None]
-            cause = patience.real(causes, all(rank.code is not None for rank in self.ranks))
-            if cause is not None:
-                return cause
-
-    def _stop(self) -> bool:
-        """Have all ranks killed; whether they are gone."""
-        for rank in self.ranks:
-            rank.send({"stop": True})
-        until = time.monotonic() + JOIN_LIMIT
-        while not all(rank.stopped for rank in self.ranks):
-            self._hear()
-            if time.monotonic() > until or any(rank.supervisor is None for rank in self.ranks):
-                return False
-        return True
-
-    def _hear(self) -> None:
-        """What supervisors have to say, for a moment."""
-        sockets = {rank.supervisor.socket: rank for rank in self.ranks if rank.supervisor}
-        ready = wait(list(sockets), 0.1)
-        now = time.monotonic()
-        passed, self.looked = min(now - self.looked, 1.0), now
-        for rank in self.ranks:
-            rank.quiet += passed  # until its supervisor says otherwise
-        for connection, rank in sockets.items():
-            if connection in ready:
-                rank.receive()
-
-    def _first_address(self) -> str:
-        """The one that Paddle's launcher chose, if its port is still free."""
-        master = os.environ.get("PADDLE_MASTER", "")
-        try:
-            socket.create_server(("", int(master.rpartition(":")[2]))).close()
-        except (OSError, ValueError):
-            return self._free_address()
-        return master
-
-    def _free_address(self) -> str:
-        """For rank 0's TCP store. A new one each time: the former's port may not be free yet."""
-        with socket.create_server(("", 0)) as server:
-            return f"{self.host}:{server.getsockname()[1]}"
-
-
-def _job() -> str:
-    """What tells this job from others."""
-    return os.environ["PADDLE_TRAINER_ENDPOINTS"]
-
-
-def _listen(ports: list[int], backlog: int) -> socket.socket:
-    for port in ports:
-        with contextlib.suppress(OSError):  # it is taken
-            return socket.create_server(("", port), backlog=backlog)
-    raise UserError(
-        f"rank 0: none of the ports {', '.join(map(str, ports))} is free here; start the "
-        "job again, or with PORT_RANGE=first:last in the environment"
-    )

@@ -19,10 +19,10 @@ from processes import DEADLINE
 SCRIPT = """
 import os, pathlib, sys, time
 from fleetbert.core import log
-from fleetbert.launch import heartbeat, ranks
+from fleetbert.launch import heartbeat, hub, ranks
 
 log.start()
-ranks.MEET_LIMIT, ranks.MEET_NOTE = 3.0, 0.5
+hub.MEET_LIMIT, hub.MEET_NOTE = 3.0, 0.5
 ranks.supervised(float(sys.argv[1]), resumes=True)
 rank, here = os.environ["PADDLE_TRAINER_ID"], pathlib.Path(sys.argv[2])
 starts = here / f"starts.{rank}"
