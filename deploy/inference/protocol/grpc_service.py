@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import logging
 import re
-from typing import Any, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from typing import Any, AsyncIterator, Awaitable, Callable, Sequence
 from urllib.parse import unquote, urlsplit
 
 import grpc
@@ -16,17 +15,22 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection
 
 from fleetbert.deploy.inference.budget import Budget, Share
-from fleetbert.deploy.inference.messages import Core, Failure, Reason, Response, show
+from fleetbert.deploy.inference.messages import Core, Failure, Reason
 from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import inference_pb2 as pb
-from fleetbert.deploy.inference.protocol import metadata
 from fleetbert.deploy.inference.protocol.admin import Caller, change
 from fleetbert.deploy.inference.protocol.cancelling import cancelled_as
+from fleetbert.deploy.inference.protocol.grpc_health import HEALTH, SERVICE, Health
+from fleetbert.deploy.inference.protocol.grpc_messages import (
+    TOLD,
+    read_parameters,
+    read_request,
+    to_message,
+)
 from fleetbert.deploy.inference.protocol.middleware import Middleware, infer
-from fleetbert.deploy.inference.protocol.tensors import Tensor, outputs, refuse, to_raw
+from fleetbert.deploy.inference.protocol.tensors import refuse
 from fleetbert.deploy.inference.protocol.validation import (
     RawRequest,
-    check_tensor_parameters,
     unknown_parameters,
 )
 from fleetbert.deploy.inference.settings import Admins, Listen, Safety
@@ -46,10 +50,6 @@ CODES = {  # their names
     Reason.INTERNAL: "INTERNAL",
 }
 BROKEN = "the server failed at this request; its log says why"
-# Where the elements of a datatype are, in requests that are not raw.
-CONTENTS = {"BYTES": "bytes_contents", "INT64": "int64_contents", "INT32": "int_contents"}
-SERVICE = "inference.GRPCInferenceService"
-HEALTH = "grpc.health.v1.Health"
 # For everyone, with or without a key.
 OPEN = re.compile(rf"/{SERVICE}/Server(Live|Ready)|/grpc\.health\.v1\..*")
 ADMIN = ("RepositoryModelLoad", "RepositoryModelUnload")
@@ -58,7 +58,6 @@ WINDOW_BYTES = 1 << 20  # of a request that may be on their way before the serve
 PENDING_CALLS = 1 << 20
 LONGEST = 2e6  # seconds; gRPC has 32 bits for milliseconds
 STREAMED = 64  # requests of one stream that are under way
-WATCH_SECONDS = 0.5  # how often a health watch looks
 
 # grpc has no types; a message is one of `pb`, by the method.
 Context = Any
@@ -228,42 +227,6 @@ async def _receive(context: Context, seconds: float) -> bytes:
     return data
 
 
-def _version(asked: Message) -> tuple[str, str | None]:
-    return asked.name, asked.version or None
-
-
-def _metadata(core: Core, asked: pb.ModelMetadataRequest) -> pb.ModelMetadataResponse:
-    found = metadata.model_metadata(core, *_version(asked))
-    return pb.ModelMetadataResponse(  # it has no place for parameters
-        name=found["name"],
-        versions=found["versions"],
-        platform=found["platform"],
-        inputs=found["inputs"],
-        outputs=found["outputs"],
-    )
-
-
-# What each call tells of a core; what it does stands in inference.proto.
-TOLD: Mapping[str, Callable[[Core, Message], Message]] = {
-    "ServerLive": lambda core, _: pb.ServerLiveResponse(live=core.live()),
-    "ServerReady": lambda core, _: pb.ServerReadyResponse(ready=core.ready()),
-    "ServerMetadata": lambda *_: pb.ServerMetadataResponse(**metadata.server_metadata()),
-    "ModelReady": lambda core, asked: pb.ModelReadyResponse(
-        ready=metadata.is_ready(core, *_version(asked))
-    ),
-    "ModelMetadata": _metadata,
-    "ModelConfig": lambda core, asked: pb.ModelConfigResponse(
-        config=metadata.model_config(core, *_version(asked))
-    ),
-    "ModelStatistics": lambda core, asked: pb.ModelStatisticsResponse(
-        **metadata.statistics(core, asked.name or None, asked.version or None)
-    ),
-    "RepositoryIndex": lambda core, asked: pb.RepositoryIndexResponse(
-        models=metadata.index(core, asked.ready)
-    ),
-}
-
-
 class Service:
     """The calls, each answered by a message or ended by a Failure."""
 
@@ -346,7 +309,7 @@ class Service:
 
             def read() -> RawRequest:
                 nonlocal raw
-                parsed = _read_request(request, seconds_left)
+                parsed = read_request(request, seconds_left)
                 raw = parsed._replace(inputs=())  # what waits for its answer needs no more
                 return parsed
 
@@ -360,7 +323,7 @@ class Service:
                 share,
             )
             assert raw is not None
-            answer = _message(response, raw)
+            answer = to_message(response, raw)
             observed.response = response
         unknown = unknown_parameters(raw)
         return answer, (
@@ -391,118 +354,5 @@ class Service:
         peer = urlsplit(f"//{unquote(context.peer()).partition(':')[2]}")
         Caller(peer.hostname or "", dict(context.invocation_metadata())).check(self._admins)
         model = request.model_name or request.repository_name
-        await change(act, model, _parameters(request.parameters))
+        await change(act, model, read_parameters(request.parameters))
         return model
-
-
-class Health:
-    """grpc.health.v1: serving while every model that is to be served is ready."""
-
-    def __init__(self, core: Core):
-        self._core = core
-        self.leaving = asyncio.Event()
-
-    async def check(self, request: health_pb2.HealthCheckRequest, _: Context) -> Message:
-        """The state now; NOT_FOUND for a service that this server has not."""
-        if request.service not in ("", SERVICE):
-            raise Failure(Reason.NOT_FOUND, f"there is no service {show(request.service)}")
-        return self._response(request.service)
-
-    async def watch(self, data: bytes, context: Context) -> AsyncIterator[bytes]:
-        """The state now and whenever it changes, until the server leaves."""
-        try:
-            request = health_pb2.HealthCheckRequest.FromString(data)
-        except DecodeError:
-            words = "the message is no HealthCheckRequest"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, words)
-        last = None
-        while True:
-            leaving = self.leaving.is_set()  # before the status: the last one told is the last
-            response = self._response(request.service).SerializeToString()
-            if response != last:
-                yield response
-                last = response
-            if leaving:
-                return
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self.leaving.wait(), WATCH_SECONDS)
-
-    def _response(self, service: str) -> Message:
-        words = health_pb2.HealthCheckResponse
-        if service not in ("", SERVICE):
-            status = words.SERVICE_UNKNOWN
-        elif self._core.ready() and not self.leaving.is_set():
-            status = words.SERVING
-        else:
-            status = words.NOT_SERVING
-        return words(status=status)
-
-
-def _parameters(parameters: Mapping[str, Any]) -> dict[str, object]:
-    """Python's values of a map of parameters, without those that hold nothing."""
-    if not parameters:
-        return {}
-    kinds = ((key, one, one.WhichOneof("parameter_choice")) for key, one in parameters.items())
-    return {key: getattr(one, kind) for key, one, kind in kinds if kind is not None}
-
-
-def _read_request(request: pb.ModelInferRequest, seconds_left: float | None) -> RawRequest:
-    """seconds_left: until the client's deadline, if it has one."""
-    parameters = _parameters(request.parameters)
-    if seconds_left is not None:
-        microseconds = max(1, int(seconds_left * 1e6))
-        timeout = parameters.setdefault("timeout", microseconds)
-        if type(timeout) is int and (timeout == 0 or timeout > microseconds):
-            parameters["timeout"] = microseconds
-    names = []
-    for number, output in enumerate(request.outputs):
-        if output.parameters:
-            check_tensor_parameters(output.parameters, f"outputs[{number}]")
-        names.append(output.name)
-    return RawRequest(request.id, parameters, _read_inputs(request), names)
-
-
-def _read_inputs(request: pb.ModelInferRequest) -> list[Tensor]:
-    raw = request.raw_input_contents
-    if raw and len(raw) != len(request.inputs):
-        raise refuse(
-            f"raw_input_contents has {len(raw)} tensors, but there are {len(request.inputs)} inputs"
-        )
-    tensors = []
-    for number, entry in enumerate(request.inputs):
-        if entry.parameters:
-            check_tensor_parameters(entry.parameters, f"inputs[{number}]")
-        name, datatype, shape = entry.name, entry.datatype, list(entry.shape)
-        if raw:
-            if entry.HasField("contents"):
-                raise refuse(
-                    f"input {show(name)} has contents beside raw_input_contents; "
-                    "send one or the other"
-                )
-            tensors.append(Tensor(name, datatype, shape, raw[number], raw=True))
-            continue
-        wanted = CONTENTS.get(datatype)
-        for field, _ in entry.contents.ListFields():
-            if wanted is not None and field.name != wanted:
-                raise refuse(
-                    f"input {show(name)} has {field.name}; datatype {datatype} needs {wanted}"
-                )
-        values = list(getattr(entry.contents, wanted)) if wanted else []
-        tensors.append(Tensor(name, datatype, shape, values))
-    return tensors
-
-
-def _message(response: Response, raw: RawRequest) -> pb.ModelInferResponse:
-    chosen = outputs(response, raw.outputs)
-    message = pb.ModelInferResponse(
-        model_name=response.model,
-        model_version=response.version,
-        id=raw.id,
-        raw_output_contents=map(to_raw, chosen),
-    )
-    message.parameters["cut"].int64_param = response.cut
-    if response.bundle:
-        message.parameters["bundle"].string_param = response.bundle
-    for output in chosen:
-        message.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
-    return message
