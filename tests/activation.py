@@ -69,8 +69,8 @@ def make_network(*names, scale=0.3):
     random weights."""
     import paddle
 
-    from fleetbert.compat.paddlenlp import BertConfig
     from fleetbert.models import activations, heads
+    from fleetbert.models.bert import BertConfig
 
     paddle.seed(1)
     shape = BertConfig(

@@ -17,15 +17,8 @@ def make_network(
     """A two-layer BERT whose random weights are large enough that texts get different answers."""
     import paddle
 
-    from fleetbert.compat.paddlenlp import BertConfig, BertForSequenceClassification
-
-    class Network(paddle.nn.Layer):
-        def __init__(self, bert):
-            super().__init__()
-            self.bert = bert
-
-        def forward(self, input_ids, token_type_ids):
-            return self.bert(input_ids, token_type_ids=token_type_ids)
+    from fleetbert.models.bert import BertConfig
+    from fleetbert.models.heads import TextClassifier, TokenClassifier
 
     paddle.seed(seed)
     config = BertConfig(
@@ -38,19 +31,15 @@ def make_network(
         initializer_range=0.3,
         num_labels=labels,
     )
-    if per_token:
-        from fleetbert.models.heads import TokenClassifier
-
-        return TokenClassifier(config)
-    return Network(BertForSequenceClassification(config))
+    return TokenClassifier(config) if per_token else TextClassifier(config)
 
 
 def make_embedder(seed: int = 1, task: str = "embedding", **fields: object):
     """The network of vectors (mean), or of another task, of the same shape."""
     import paddle
 
-    from fleetbert.compat.paddlenlp import BertConfig
     from fleetbert.models import heads
+    from fleetbert.models.bert import BertConfig
 
     paddle.seed(seed)
     shape = {"vocab_size": len(VOCAB), "hidden_size": 64, "num_hidden_layers": 2}

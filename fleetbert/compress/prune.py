@@ -81,7 +81,7 @@ def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> padd
     whole = network.network.config
     shape = cast(Shape, {field: getattr(whole, field) for field in encoders.FIELDS})
     shape["kept_heads"], shape["intermediate_size"] = kept.heads.shape[1], kept.units.shape[1]
-    shape["pooler_act"] = getattr(whole, "pooler_act", "tanh")
+    shape["pooler_act"] = whole.pooler_act
     tensors = {name: tensor.numpy() for name, tensor in network.network.state_dict().items()}
     width = network.network.bert.encoder.layers[0].self_attn.head_dim
     source = weights.Source(

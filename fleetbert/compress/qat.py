@@ -9,9 +9,9 @@ embedding tables are rounded too, for they are stored so: on SST-2, networks tra
 answered with logits 0.16 from what was served, with it 0.02. Nothing else is quantized.
 
 The layers are Paddle's own, put in by the part of its `ImperativeQuantAware` that quantizes inputs.
-PaddleSlim's QAT calls that class, whose other part wraps the outputs too, for scales that no
-int8 program here reads: weights get other names, and PaddleNLP 2.8.1's BERT, which asks its pooler
-for its weight, stops. Ours are the rows of tables, smoothing and learned thresholds.
+PaddleSlim's QAT calls that class, whose other part wraps the outputs too, for scales that no int8
+program here reads: weights get other names, and a network that asks its pooler for its weight
+stops. Ours are the rows of tables, smoothing and learned thresholds.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from typing import Sequence
 
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
-from fleetbert.compat.paddlenlp import no_init_weights
 from fleetbert.core import charset, files
 from fleetbert.core.errors import UserError
 from fleetbert.data import labels as labels_of
@@ -104,9 +103,7 @@ def import_model(
     tokenizer = tokenizers.open(source.tokenizer)
     outputs = tasks.get(task).of_width(source.shape["hidden_size"]).outputs(names)
     shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
-    # Random weights that nothing keeps take 4 s for BERT-base.
-    with no_init_weights(task != "mlm"):
-        network = heads.build(task, shape)
+    network = heads.build(task, shape)
     report = weights.load(network, source)
     fresh = [name for name in report.fresh if not name.startswith(network.unread)]
     if fresh and task != "mlm":

@@ -27,6 +27,7 @@ from fleetbert.compat import onednn
 from fleetbert.compat.onednn import ADD, MULTIPLY, PostOp, matmul, view
 from fleetbert.compat.onednn_primitives import LINEAR, View
 from fleetbert.models import activations
+from fleetbert.models.bert import EncoderLayer
 from fleetbert.models.cpu import Random, draw_kept
 
 # Each activation of `models.activations` as oneDNN's, with its alpha.
@@ -53,7 +54,7 @@ def accelerate(network: nn.Layer, random: Random, evaluating: bool = False) -> N
     """
     inside: set[int] = set()
     for layer in network.sublayers(include_self=True):
-        if isinstance(layer, nn.TransformerEncoderLayer) and _fits(layer):
+        if isinstance(layer, EncoderLayer) and _fits(layer):
             inside |= {id(part) for part in layer.sublayers()}
             _replace(layer, _layer, random, evaluating)
         elif id(layer) not in inside and type(layer) in (nn.Linear, QuantizedLinear):
@@ -67,37 +68,28 @@ def _replace(layer: nn.Layer, forward: Callable, random: Random, evaluating: boo
     layer.forward = types.MethodType(forward, layer)
 
 
-def _fits(layer: nn.TransformerEncoderLayer) -> bool:
-    """Whether it is a layer as BERT's are."""
+def _fits(layer: EncoderLayer) -> bool:
+    """Whether its products are plain ones; those of quantization-aware training are not."""
     linears = (*_projections(layer.self_attn), layer.linear1, layer.linear2)
-    parts = (*linears, layer.norm1, layer.norm2)
-    return (
-        all(type(linear) is nn.Linear for linear in linears)
-        and all(part.weight is not None and part.bias is not None for part in parts)
-        and not layer.normalize_before
-        and not layer.dropout.p
-        and layer.activation in FUNCTIONS
-    )
+    return all(type(linear) is nn.Linear for linear in linears)
 
 
 def _projections(attention: nn.MultiHeadAttention) -> tuple[nn.Layer, ...]:
     return attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj
 
 
-# PaddleNLP 2.8.1 wraps a forward that has other arguments, and drops what it has not.
-def _layer(layer, src, src_mask=None, cache=None, output_attentions=False):
-    others = [cache, output_attentions] if output_attentions else [cache]
-    if any(others) or not (layer.training or layer.evaluating) or not _is_added(src_mask):
-        return layer.other_forward(src, src_mask, *others)
+def _layer(layer, hidden, mask=None):
+    if not (layer.training or layer.evaluating) or not _is_added(mask):
+        return layer.other_forward(hidden, mask)
     attention, rng = layer.self_attn, layer.random.generator
     rates = (layer.dropout1.p, layer.dropout2.p, attention.dropout) if layer.training else (0,) * 3
     attended = Attention.apply(
-        src,
+        hidden,
         *(tensor for linear in _projections(attention) for tensor in (linear.weight, linear.bias)),
         layer.norm1.weight,
         layer.norm1.bias,
         AddNorm(rates[0], layer.norm1._epsilon, rng),
-        Heads(attention.num_heads, rates[2], src_mask),
+        Heads(attention.num_heads, rates[2], mask),
     )
     return FeedForward.apply(
         attended,

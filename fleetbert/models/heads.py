@@ -1,4 +1,4 @@
-"""The networks: PaddleNLP's BERT under a head. A task names its head (`tasks.Task.head`).
+"""The networks: BERT under a head. A task names its head (`tasks.Task.head`).
 
 All take the arrays of a `fleetbert.data.batching.Batch`. Shapes: rows x length token arrays; a
 packed row holds several texts, told apart by `segments`.
@@ -6,27 +6,23 @@ packed row holds several texts, told apart by `segments`.
 
 from __future__ import annotations
 
-import copy
-
 import paddle
 from paddle import nn
 
 from fleetbert import tasks
-from fleetbert.compat.paddlenlp import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    BertModel,
-)
 from fleetbert.core.registry import Registry
-from fleetbert.models import activations, pooling
+from fleetbert.models.bert import (
+    MASKED_SCORE,
+    BertAlone,
+    BertClassifier,
+    BertConfig,
+    BertMaskedWords,
+)
 from fleetbert.models.encoders import POOLER
 
 # Keeps the length of a vector from 0.
 TINY = 1e-12
 MOST_TEXTS = 1 << 16  # of a row
-# Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
-MASKED_SCORE = -1e4
 
 
 def block_diagonal_mask(segments: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
@@ -47,9 +43,9 @@ def encode(
     token_type_ids: paddle.Tensor,
     position_ids: paddle.Tensor | None = None,
     segments: paddle.Tensor | None = None,
-) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Hidden states (rows, length, hidden) and pooled first tokens (rows, hidden)."""
-    mask = None  # PaddleNLP's own: padding by pad_token_id, the same score
+) -> paddle.Tensor:
+    """Hidden states (rows, length, hidden)."""
+    mask = None  # padding is not seen
     if segments is not None:
         mask = block_diagonal_mask(segments, bert.pooler.dense.weight.dtype)
     return bert(input_ids, token_type_ids, position_ids, mask)
@@ -74,7 +70,7 @@ class TextClassifier(Headed):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.network = BertForSequenceClassification(config)
+        self.network = BertClassifier(config)
 
     def forward(
         self,
@@ -87,11 +83,13 @@ class TextClassifier(Headed):
         """Logits (texts, labels). `first` (texts): flat index of each text's [CLS]; without it
         every row is one text."""
         bert = self.network.bert
-        hidden, pooled = encode(bert, input_ids, token_type_ids, position_ids, segments)
-        if segments is not None:
+        hidden = encode(bert, input_ids, token_type_ids, position_ids, segments)
+        if segments is None:
+            starts = hidden[:, 0]
+        else:
             tokens = hidden.reshape([-1, hidden.shape[-1]])  # (rows * length, hidden)
-            pooled = bert.pooler.activation(bert.pooler.dense(paddle.gather(tokens, first)))
-        return self.network.classifier(self.network.dropout(pooled))
+            starts = paddle.gather(tokens, first)
+        return self.network.classifier(self.network.dropout(bert.pooler(starts)))
 
 
 class TokenClassifier(Headed):
@@ -102,7 +100,7 @@ class TokenClassifier(Headed):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.network = BertForSequenceClassification(config)  # its pooler is not used
+        self.network = BertClassifier(config)  # its pooler is not used
 
     def forward(
         self,
@@ -113,17 +111,8 @@ class TokenClassifier(Headed):
     ) -> paddle.Tensor:
         """Logits (rows, length, labels)."""
         bert = self.network.bert
-        hidden, _ = encode(bert, input_ids, token_type_ids, position_ids, segments)
+        hidden = encode(bert, input_ids, token_type_ids, position_ids, segments)
         return self.network.classifier(self.network.dropout(hidden))
-
-
-class Encoder(nn.Layer):
-    """BERT alone, under the name that it has beside a head."""
-
-    def __init__(self, config: BertConfig):
-        super().__init__()
-        self.config = config
-        self.bert = BertModel(config)
 
 
 class Embedder(Headed):
@@ -138,9 +127,9 @@ class Embedder(Headed):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.network = Encoder(config)
+        self.network = BertAlone(config)
         self.width = config.hidden_size
-        self.pooling = getattr(config, "pooling", pooling.DEFAULT)
+        self.pooling = config.pooling
 
     def forward(
         self,
@@ -152,13 +141,11 @@ class Embedder(Headed):
     ) -> paddle.Tensor:
         """Vectors (texts, hidden). `first`: see `TextClassifier`."""
         bert = self.network.bert
-        dtype = bert.pooler.dense.weight.dtype
-        if segments is None:  # as PaddleNLP's own, which the mean reads too
-            padding = (input_ids == bert.pad_token_id).astype(dtype)
-            mask = (padding * MASKED_SCORE).unsqueeze([1, 2])
+        if segments is None:  # the mean reads it too
+            mask = bert.padding_mask(input_ids)
         else:
-            mask = block_diagonal_mask(segments, dtype)
-        hidden, _ = bert(input_ids, token_type_ids, position_ids, mask)
+            mask = block_diagonal_mask(segments, bert.pooler.dense.weight.dtype)
+        hidden = bert(input_ids, token_type_ids, position_ids, mask)
         # A sum has the direction of the mean, and only that is left of it.
         if segments is not None:
             tokens = hidden.reshape([-1, hidden.shape[-1]])
@@ -196,7 +183,7 @@ class MaskedLanguageModel(Headed):
 
     def __init__(self, config: BertConfig):
         super().__init__()
-        self.network = BertForMaskedLM(config)
+        self.network = BertMaskedWords(config)
 
     def forward(
         self,
@@ -207,7 +194,7 @@ class MaskedLanguageModel(Headed):
         positions: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Logits (masked words, vocabulary) at the flat `positions`; without them of all tokens."""
-        hidden, _ = encode(self.network.bert, input_ids, token_type_ids, position_ids, segments)
+        hidden = encode(self.network.bert, input_ids, token_type_ids, position_ids, segments)
         return self.network.cls.predictions(hidden, positions)
 
 
@@ -218,27 +205,8 @@ heads: Registry[type[Headed]] = Registry(
 
 
 def build(task: str, config: BertConfig) -> Headed:
-    """The network for `task.name`, with fresh weights.
-
-    Fields that PaddleNLP's has not: `config.kept_heads`, as many attention heads in each layer, of
-    the width that they have in all `num_attention_heads`; `config.pooler_act`, the pooler's
-    activation; `config.pooling`, see `Embedder`.
-    """
-    activation = activations.get(config.hidden_act)
-    config = copy.copy(config)
-    config.hidden_act = "gelu"  # PaddleNLP looks for a function of that name in Paddle
-    network = heads[tasks.get(task).head](config)
-    for layer in network.sublayers():
-        if isinstance(layer, nn.LayerNorm):
-            layer._epsilon = config.layer_norm_eps  # PaddleNLP sets it where it draws weights only
-        if "activation" in vars(layer) and callable(layer.activation):
-            layer.activation = activation
-    network.network.bert.pooler.activation = Function(getattr(config, "pooler_act", "tanh"))
-    kept = getattr(config, "kept_heads", config.num_attention_heads)
-    if kept != config.num_attention_heads:
-        for layer in network.network.bert.encoder.layers:
-            _keep_heads(layer.self_attn, kept)
-    return network
+    """The network for `task.name`, with fresh weights."""
+    return heads[tasks.get(task).head](config)
 
 
 def scale_outputs(network: Headed, factor: float) -> None:
@@ -246,22 +214,3 @@ def scale_outputs(network: Headed, factor: float) -> None:
     with paddle.no_grad():
         for tensor in network.network.classifier.parameters():
             tensor.set_value(tensor * factor)
-
-
-class Function(nn.Layer):
-    """An activation as a layer."""
-
-    def __init__(self, name: str):
-        super().__init__()
-        self._function = activations.get(name)
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self._function(x)
-
-
-def _keep_heads(attention: nn.MultiHeadAttention, heads: int) -> None:
-    width = heads * attention.head_dim
-    attention.num_heads = heads
-    for name in ("q_proj", "k_proj", "v_proj"):
-        setattr(attention, name, nn.Linear(attention.embed_dim, width))
-    attention.out_proj = nn.Linear(width, attention.embed_dim)

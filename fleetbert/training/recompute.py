@@ -8,6 +8,7 @@ import paddle
 from paddle import nn
 from paddle.distributed.fleet.utils import recompute
 
+from fleetbert.models.bert import EncoderLayer
 from fleetbert.models.cpu import Random
 
 
@@ -17,30 +18,30 @@ def apply(network: nn.Layer, random: Random) -> None:
     random: what dropout draws from besides Paddle's generator, which `recompute` takes back itself.
     """
     for layer in network.sublayers():
-        if isinstance(layer, nn.TransformerEncoderLayer):
+        if isinstance(layer, EncoderLayer):
             layer.forward = _recomputed(layer, layer.forward, random)
 
 
 def _recomputed(layer, forward, random):
-    def run(src, src_mask=None, cache=None, output_attentions=False):
-        if not layer.training or src.stop_gradient or not paddle.is_grad_enabled():
-            return forward(src, src_mask, cache, output_attentions)
+    def run(hidden, mask=None):
+        if not layer.training or hidden.stop_gradient or not paddle.is_grad_enabled():
+            return forward(hidden, mask)
         drawn = random.generator.bit_generator.state
         again = False
 
-        def compute(src, src_mask):
+        def compute(hidden, mask):
             nonlocal again
             bits = random.generator.bit_generator
             now = bits.state
             if again:
                 bits.state = drawn
             try:
-                return forward(src, src_mask, cache, output_attentions)
+                return forward(hidden, mask)
             finally:
                 if again:
                     bits.state = now
                 again = True
 
-        return recompute(compute, src, src_mask)
+        return recompute(compute, hidden, mask)
 
     return run

@@ -81,13 +81,18 @@ def first_step(task, parts=1):
 
 
 def run_one(network, ids):
-    """(logits [labels], [layers] outputs [length, width]) of one text, in PaddleNLP's own way."""
+    """(logits [labels], [layers] outputs [length, width]) of one text."""
     inputs = paddle.to_tensor(ids.astype(np.int64)[None])
-    inner = network.network
-    _, pooled, hidden = inner.bert(
-        inputs, output_hidden_states=True, token_type_ids=paddle.zeros_like(inputs)
-    )
-    return inner.classifier(pooled).numpy()[0], [h.numpy()[0] for h in hidden[1:]]
+    layers, hidden = network.network.bert.encoder.layers, []
+    hooks = [
+        layer.register_forward_post_hook(lambda _, __, output: hidden.append(output.numpy()[0]))
+        for layer in layers
+    ]
+    logits = network(inputs, paddle.zeros_like(inputs))
+    for hook in hooks:
+        hook.remove()
+    logits = logits[0] if isinstance(logits, tuple) else logits  # a student gives its layers' too
+    return logits.numpy()[0], hidden
 
 
 class TestLoss:

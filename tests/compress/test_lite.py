@@ -17,7 +17,6 @@ from tiny_bert import EARLY_SPEED, LABELS, OTHER_TASKS, WORDS, add_early_exit, m
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import tokenizers
@@ -28,6 +27,7 @@ from fleetbert.export.program import export_bundle
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 from fleetbert.models import heads
+from fleetbert.models.bert import BertConfig
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
 

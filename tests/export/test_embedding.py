@@ -16,10 +16,10 @@ import tiny_bert
 import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert.compat import processor
-from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.data import tokenizers
 from fleetbert.engines import answer
 from fleetbert.models import encoders, heads, weights
+from fleetbert.models.bert import BertConfig
 
 RANDOM = np.random.default_rng(0)
 TEXTS = [
@@ -45,7 +45,9 @@ def made(tmp_path_factory):
     spec = tokenizers.of_vocab(vocab, True)
     weights.save_folder(network, weights.Source("made", shape, spec, None, encoders.BERT), folder)
     ids = tokenizers.open(spec).encode(TEXTS, None, 64).ids
-    states = [network.network.bert(paddle.to_tensor([one], "int64"))[0].numpy()[0] for one in ids]
+    bert = network.network.bert
+    tensors = [paddle.to_tensor([one], "int64") for one in ids]
+    states = [bert(one, paddle.zeros_like(one)).numpy()[0] for one in tensors]
     return folder, states
 
 

@@ -12,9 +12,9 @@ import tiny_bert
 from halves import needs_bfloat16
 
 import fleetbert
-from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.data import tokenizers
 from fleetbert.models import encoders, heads, weights
+from fleetbert.models.bert import BertConfig
 
 SHAPE: encoders.Shape = {
     "vocab_size": len(tiny_bert.VOCAB), "hidden_size": 64, "num_hidden_layers": 4,

@@ -15,11 +15,11 @@ import tiny_bert
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.engines import engine, golden
 from fleetbert.models import encoders, heads, weights
+from fleetbert.models.bert import BertConfig
 
 FILES = Path(__file__).parents[1] / "data" / "tokenizers" / "files"
 EXPECTED = json.loads((FILES / "expected.json").read_text())

@@ -65,7 +65,7 @@ def test_a_network_of_nan_is_refused_and_the_old_bundle_stays(tmp_path, tiny_voc
     network = make_network()
     old = export(tmp_path / "bundle", network, tiny_vocab)
     with paddle.no_grad():
-        weight = network.bert.classifier.weight
+        weight = network.network.classifier.weight
         weight.set_value(np.full(weight.shape, np.nan, np.float32))
     with pytest.raises(UserError, match="differ from the network's by nan"):
         export(tmp_path / "bundle", network, tiny_vocab)

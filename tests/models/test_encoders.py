@@ -31,7 +31,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.export import imported
-from fleetbert.models import encoders, heads, weights
+from fleetbert.models import bert, encoders, heads, weights
 
 from paddlenlp import transformers as paddlenlp  # isort: skip  after fleetbert.compat
 
@@ -50,7 +50,7 @@ def assert_close(found, wanted):
 def test_answers_are_those_of_transformers(family, head, tmp_path):
     network, report = loaded(write(tmp_path / "m", family, head), TASKS[head])
     real = MADE[f"{family}/ids"] != pad_of(family)
-    hidden, _ = heads.encode(network.network.bert, *given(family))
+    hidden = heads.encode(network.network.bert, *given(family))
     assert_close(hidden.numpy()[real], MADE[f"{family}/{head}/hidden"][real])
     logits, wanted = network(*given(family)).numpy(), MADE[f"{family}/{head}/logits"]
     if head == "mlm":
@@ -327,3 +327,30 @@ def test_rows_of_padding_alone_give_finite_answers(head, place, tmp_path):
     nothing = paddle.zeros_like(ids)
     found = network(ids, nothing, nothing, segments, **{place: paddle.to_tensor([0, 4])})
     assert np.isfinite(found.numpy()).all()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_the_network_is_paddlenlps(packed):
+    """With the same seed the same weights, logits and gradients."""
+    shape = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    shape.update(intermediate_size=32, initializer_range=0.3, num_labels=3)
+    shape.update(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    paddle.seed(3)
+    theirs = paddlenlp.BertForSequenceClassification(paddlenlp.BertConfig(**shape))
+    paddle.seed(3)
+    ours = heads.build("classification", bert.BertConfig(**shape))
+    ids = paddle.to_tensor([[5, 6, 7, 8], [9, 10, 11, 0]])
+    types = paddle.to_tensor([[0, 0, 1, 1], [0, 1, 1, 0]])
+    if packed:  # both texts in one row
+        row = [ids.reshape([1, 8]), types.reshape([1, 8]), paddle.arange(8).reshape([1, 8]) % 4]
+        segments = paddle.to_tensor([[1, 1, 1, 1, 2, 2, 2, 0]])
+        logits = ours(*row, segments, paddle.to_tensor([0, 4]))
+    else:
+        logits = ours(ids, types)
+    wanted = theirs(ids, types)
+    np.testing.assert_allclose(logits.numpy(), wanted.numpy(), atol=1e-6)
+    for each in (logits, wanted):
+        each.square().sum().backward()
+    gradients = {name: one.grad for name, one in ours.network.named_parameters()}
+    for name, one in theirs.named_parameters():
+        np.testing.assert_allclose(gradients[name].numpy(), one.grad.numpy(), atol=1e-5)

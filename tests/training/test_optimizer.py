@@ -8,8 +8,8 @@ import pytest
 import tiny_job
 
 from fleetbert import config
-from fleetbert.compat.paddlenlp import BertConfig
 from fleetbert.models import heads
+from fleetbert.models.bert import BertConfig
 from fleetbert.training import optimizer
 
 STEPS = 12

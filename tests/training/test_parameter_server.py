@@ -113,9 +113,9 @@ class TestAsync:
 @pytest.fixture(scope="module")
 def lively(tiny_data, tmp_path_factory) -> dict[str, str]:
     """Keys of a job on spans, from a folder with larger weights than BERT starts with."""
-    from fleetbert.compat.paddlenlp import BertConfig
     from fleetbert.data import tokenizers
     from fleetbert.models import heads, weights
+    from fleetbert.models.bert import BertConfig
 
     folder = tmp_path_factory.mktemp("lively")
     labels = ["O", "B-loc", "I-loc", "B-per", "I-per"]

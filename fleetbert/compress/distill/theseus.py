@@ -60,12 +60,12 @@ def _put_in_place(layer: nn.Layer, group: list[nn.Layer], drawn: list[bool], num
     """Have `layer` ask, in training, whether it or the teacher's `group` computes."""
     own = layer.forward
 
-    def forward(self, src, src_mask=None, cache=None, output_attentions=False):
+    def forward(self, hidden, mask=None):
         if not self.training or drawn[number]:
-            return own(src, src_mask, cache, output_attentions)
+            return own(hidden, mask)
         for known in group:
-            src = known(src, src_mask)
+            hidden = known(hidden, mask)
         # Data parallel waits for a gradient of every weight: here they are zeros.
-        return src + 0.0 * sum(parameter.sum() for parameter in self.parameters())
+        return hidden + 0.0 * sum(parameter.sum() for parameter in self.parameters())
 
     layer.forward = types.MethodType(forward, layer)

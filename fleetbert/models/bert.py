@@ -1,0 +1,223 @@
+"""BERT (Devlin et al. 2019, section 3), of Paddle's own layers, under the names that PaddleNLP's
+files have: a checkpoint of either opens in the other.
+
+The pooler and the heads stand beside it as `models.heads` uses them. Shapes: rows x length token
+arrays of a batch; hidden states (rows, length, hidden).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import paddle
+from paddle import nn
+
+from fleetbert.models import activations
+
+# Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
+MASKED_SCORE = -1e4
+
+
+@dataclass
+class BertConfig:
+    """What shapes the network, by the names of config.json; `encoders.Shape` says what each field
+    is. num_labels: outputs of a classifier."""
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 12
+    num_attention_heads: int = 12
+    intermediate_size: int = 3072
+    hidden_act: str = activations.DEFAULT
+    hidden_dropout_prob: float = 0.1
+    attention_probs_dropout_prob: float = 0.1
+    max_position_embeddings: int = 512
+    type_vocab_size: int = 16
+    initializer_range: float = 0.02
+    layer_norm_eps: float = 1e-12
+    pad_token_id: int = 0
+    num_labels: int = 2
+    kept_heads: int | None = None  # of each layer, as wide as they are with all; None: all
+    pooler_act: str = "tanh"
+    one_type: bool = False
+    pooling: str = "mean"
+
+
+class Embeddings(nn.Layer):
+    """Sums of the embeddings of words, positions and types, normalized."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.word_embeddings = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.position_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.token_type_embeddings = nn.Embedding(config.type_vocab_size, config.hidden_size)
+        self.layer_norm = nn.LayerNorm(config.hidden_size, epsilon=config.layer_norm_eps)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+    def forward(
+        self,
+        input_ids: paddle.Tensor,
+        token_type_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None,
+    ) -> paddle.Tensor:
+        if position_ids is None:  # without sizes, which a traced program must not hold
+            ones = paddle.ones_like(input_ids, dtype="int64")
+            position_ids = paddle.cumsum(ones, axis=-1) - ones
+            position_ids.stop_gradient = True
+        words = self.word_embeddings(input_ids)
+        positions = self.position_embeddings(position_ids)
+        types = self.token_type_embeddings(token_type_ids)
+        return self.dropout(self.layer_norm(words + positions + types))
+
+
+class Pooler(nn.Layer):
+    """A linear layer and an activation on each text's first token."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = activations.Function(config.pooler_act)
+
+    def forward(self, first: paddle.Tensor) -> paddle.Tensor:
+        """first, and what it gives: (texts, hidden)."""
+        return self.activation(self.dense(first))
+
+
+class EncoderLayer(nn.TransformerEncoderLayer):
+    """Attention and feed-forward, each with dropout, residual and LayerNorm. The forward is its
+    own: PaddleNLP, once it is imported, puts another into Paddle's class."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.intermediate_size,
+            dropout=config.hidden_dropout_prob,
+            activation="gelu",  # Paddle looks for a function of that name
+            attn_dropout=config.attention_probs_dropout_prob,
+            act_dropout=0,
+        )
+        self.activation = activations.get(config.hidden_act)
+        self.norm1._epsilon = self.norm2._epsilon = config.layer_norm_eps
+        if config.kept_heads not in (None, config.num_attention_heads):
+            keep_heads(self.self_attn, config.kept_heads)
+
+    def forward(self, hidden: paddle.Tensor, mask: paddle.Tensor | None = None) -> paddle.Tensor:
+        attended = self.self_attn(hidden, hidden, hidden, mask)
+        hidden = self.norm1(hidden + self.dropout1(attended))
+        inner = self.dropout(self.activation(self.linear1(hidden)))
+        return self.norm2(hidden + self.dropout2(self.linear2(inner)))
+
+
+class Encoder(nn.Layer):
+    """The layers, one after the other."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.layers = nn.LayerList([EncoderLayer(config) for _ in range(config.num_hidden_layers)])
+
+    def forward(self, hidden: paddle.Tensor, mask: paddle.Tensor) -> paddle.Tensor:
+        for layer in self.layers:
+            hidden = layer(hidden, mask)
+        return hidden
+
+
+class Bert(nn.Layer):
+    """Embeddings and encoder, and a pooler for whoever calls it."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.config = config
+        self.pad_token_id = config.pad_token_id
+        self.embeddings = Embeddings(config)
+        self.encoder = Encoder(config)
+        self.pooler = Pooler(config)
+        draw_weights(self, config.initializer_range)
+
+    def padding_mask(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+        """The mask of rows that hold one text each, (rows, 1, 1, length)."""
+        padding = (input_ids == self.pad_token_id).astype(self.pooler.dense.weight.dtype)
+        return paddle.unsqueeze(padding * MASKED_SCORE, axis=[1, 2])
+
+    def forward(
+        self,
+        input_ids: paddle.Tensor,
+        token_type_ids: paddle.Tensor,
+        position_ids: paddle.Tensor | None = None,
+        mask: paddle.Tensor | None = None,
+    ) -> paddle.Tensor:
+        """Hidden states of the last layer. mask: added to the scores, (rows, 1, length or 1,
+        length); None: padding is not seen."""
+        if mask is None:
+            mask = self.padding_mask(input_ids)
+        return self.encoder(self.embeddings(input_ids, token_type_ids, position_ids), mask)
+
+
+class BertAlone(nn.Layer):
+    """The encoder under the name that it has beside a head."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__()
+        self.config = config
+        self.bert = Bert(config)
+
+
+class BertClassifier(BertAlone):
+    """The encoder, and dropout and a linear layer for whoever calls it."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__(config)
+        self.dropout = nn.Dropout(config.hidden_dropout_prob)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        draw_weights(self.classifier, config.initializer_range)
+
+
+class BertMaskedWords(BertAlone):
+    """The encoder, and the head that tells hidden words (section 3.1)."""
+
+    def __init__(self, config: BertConfig):
+        super().__init__(config)
+        self.cls = nn.Layer()
+        self.cls.predictions = MaskedWordsHead(config, self.bert.embeddings.word_embeddings.weight)
+
+
+class MaskedWordsHead(nn.Layer):
+    """A layer as wide as the encoder, then the words' embeddings, turned, and a bias."""
+
+    def __init__(self, config: BertConfig, words: paddle.Tensor):
+        super().__init__()
+        self.transform = nn.Linear(config.hidden_size, config.hidden_size)
+        self.activation = activations.get(config.hidden_act)
+        self.layer_norm = nn.LayerNorm(config.hidden_size, epsilon=config.layer_norm_eps)
+        self.decoder = nn.Layer()
+        self.decoder.weight = words
+        self.decoder.bias = self.create_parameter([config.vocab_size], is_bias=True)
+        self.decoder_bias = self.decoder.bias  # files have it by either name
+        draw_weights(self.transform, config.initializer_range)
+
+    def forward(
+        self, hidden: paddle.Tensor, positions: paddle.Tensor | None = None
+    ) -> paddle.Tensor:
+        """Logits (masked words, vocabulary) at the flat `positions`; without them (rows, length,
+        vocabulary)."""
+        if positions is not None:
+            hidden = paddle.gather(hidden.reshape([-1, hidden.shape[-1]]), positions)
+        hidden = self.layer_norm(self.activation(self.transform(hidden)))
+        return paddle.matmul(hidden, self.decoder.weight, transpose_y=True) + self.decoder.bias
+
+
+def draw_weights(network: nn.Layer, deviation: float) -> None:
+    """Fresh matrices and embeddings, of a normal distribution around 0 (as BERT's own code)."""
+    for layer in network.sublayers(include_self=True):
+        if isinstance(layer, (nn.Linear, nn.Embedding)):
+            shape = layer.weight.shape
+            layer.weight.set_value(paddle.normal(mean=0.0, std=deviation, shape=shape))
+
+
+def keep_heads(attention: nn.MultiHeadAttention, heads: int) -> None:
+    """Make an attention one of fewer heads, of the same width each, with fresh weights."""
+    width = heads * attention.head_dim
+    attention.num_heads = heads
+    for name in ("q_proj", "k_proj", "v_proj"):
+        setattr(attention, name, nn.Linear(attention.embed_dim, width))
+    attention.out_proj = nn.Linear(width, attention.embed_dim)
