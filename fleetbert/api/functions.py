@@ -8,15 +8,18 @@ can cause is a `fleetbert.Error`. Most are a `UserError`, which says what to do.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Literal, Mapping, Sequence
+from typing import TYPE_CHECKING, Callable, Literal, Mapping, Optional, Sequence, TypeVar
 
+from fleetbert import bundle as bundles
 from fleetbert import config as configs
 from fleetbert.api.arguments import PathLike, job_of, keys_of, numbered
 from fleetbert.api.results import Model, Run, Variant
 from fleetbert.compat import environment
+from fleetbert.config.section import below_home
 from fleetbert.core import task_names
 from fleetbert.core.errors import UserError
 from fleetbert.data import in_memory
@@ -33,6 +36,8 @@ if TYPE_CHECKING:
 # The truth, int64 [texts], and logits, float32 [texts, labels], or predictions, int64 [texts].
 Metric = Callable[["np.ndarray", "np.ndarray"], float]
 Predictions = Callable[["np.ndarray"], "np.ndarray"]
+Tables = Mapping[str, Optional[Table]]
+Job = TypeVar("Job", bound=configs.Config)
 
 
 def train(
@@ -102,9 +107,7 @@ def train(
         raise UserError(
             "strategy.name: servers are for `fleetbert launch`, the task ctr for `fleetbert train`"
         )
-    written = {"train": job.data.train, "dev": job.data.dev}
-    rows = {n: str(path) for n, path in written.items() if not _is_file(tables[f"data.{n}"])}
-    job = _of_pairs(job, rows)
+    job = _of_pairs(job, _written(job, tables))
     environment.import_paddle()
     from fleetbert import tasks
     from fleetbert.training import job as training  # loads Paddle
@@ -147,7 +150,7 @@ def import_model(
     environment.import_paddle()
     from fleetbert.export import imported  # loads Paddle
 
-    folder = numbered("import") / "bundle" if bundle is None else Path(bundle)
+    folder = numbered("import") / "bundle" if bundle is None else Path(below_home(bundle))
     model = configs.Model(
         init=os.fspath(source), vocab=None if vocab is None else str(vocab), lowercase=lowercase
     )
@@ -191,10 +194,11 @@ def quantize(
         "data.train": train,
         "data.dev": dev,
     }
-    output_dir = Path(bundle).parent / "quantize" if output_dir is None else output_dir
+    output_dir = _beside(bundle, "quantize") if output_dir is None else output_dir
     job = job_of(configs.Quantize, given, tables, config, output_dir, unlabelled="calibration.data")
     if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError("quantize: is for one process; ranks are for launch/quantize.py")
+    _refuse_pairs_of_bundle(job, tables)
     environment.import_paddle()
     from fleetbert.compress import pipeline  # loads Paddle
 
@@ -228,6 +232,7 @@ def distill(
     given = keys_of(keys, named)
     tables = {"data.train": train, "data.dev": dev}
     job = job_of(configs.Distill, given, tables, config, output_dir, "distill")
+    job = _of_pairs(job, _written(job, tables))
     environment.import_paddle()
     from fleetbert.compress.distill import job as distillation  # loads Paddle
 
@@ -256,8 +261,9 @@ def early_exit(
     named = {"bundle": bundle, "gate.max_accuracy_drop": max_drop}
     given = keys_of(keys, named, short={})  # its seed is a key by that name
     tables = {"data.train": texts, "gate.data": gate}
-    folder = Path(bundle).parent / "early-exit"
+    folder = _beside(bundle, "early-exit")
     job = job_of(configs.SelfDistill, given, tables, config, folder, unlabelled="data.train")
+    _refuse_pairs_of_bundle(job, tables)
     environment.import_paddle()
     from fleetbert.compress.distill import exits  # loads Paddle
 
@@ -283,27 +289,48 @@ def load(
     environment.import_paddle()
     from fleetbert.engines import answer  # loads Paddle
 
-    path = os.fspath(bundle)
+    path = below_home(bundle)
     return Model(answer.load(path, variant, device, threads, batch_tokens, streams=True))
 
 
-def _is_file(table: Table | None) -> bool:
-    return table is None or isinstance(table, (str, os.PathLike))  # None: named by a key
+def _beside(bundle: PathLike, name: str) -> Path:
+    return Path(below_home(bundle)).parent / name
 
 
-def _of_pairs(job: configs.Config, written: Mapping[str, str]) -> configs.Config:
+def _written(job: configs.Section, tables: Tables) -> dict[str, str]:
+    """The files of the tables that are rows, by the names that errors have for them."""
+    rows = {
+        key: table
+        for key, table in tables.items()
+        if table is not None and not isinstance(table, (str, os.PathLike))
+    }
+    paths = {key: str(functools.reduce(getattr, key.split("."), job)) for key in rows}
+    return {Path(path).stem: path for path in paths.values()}
+
+
+def _of_pairs(job: Job, written: Mapping[str, str]) -> Job:
     """The job, whose task is that of pairs where the training rows have two texts. written: files
     of rows, by name. UserError at a second text that the task does not read."""
+    pair = f"pair_{job.task.name}"
+    has_pairs = "train" in written and in_memory.first_pair(written["train"]) is not None
+    if has_pairs and pair in task_names.KINDS:
+        job = job.model_copy(update={"task": job.task.model_copy(update={"name": pair})})
+    _refuse_pairs(job.task.name, written, f"task: {job.task.name}")
+    return job
+
+
+def _refuse_pairs(task: str, written: Mapping[str, str], reader: str) -> None:
+    """UserError at a second text that the task, which `reader` has, does not read."""
     from fleetbert import tasks
 
-    pair = f"pair_{job.task.name}"
-    rows = {name: in_memory.first_pair(path) for name, path in written.items()}
-    if rows.get("train") is not None and pair in task_names.KINDS:
-        job = job.model_copy(update={"task": job.task.model_copy(update={"name": pair})})
     for name, path in written.items():
-        if tasks.get(job.task.name).table_format(path).pair is False:
-            in_memory.refuse_pair(name, rows[name], f"task: {job.task.name}")
-    return job
+        if tasks.get(task).table_format(path).pair is False:
+            in_memory.refuse_pair(name, in_memory.first_pair(path), reader)
+
+
+def _refuse_pairs_of_bundle(job: configs.Quantize | configs.SelfDistill, tables: Tables) -> None:
+    task = bundles.read(job.bundle).task.name
+    _refuse_pairs(task, _written(job, tables), f"the bundle, of {task},")
 
 
 def _named(

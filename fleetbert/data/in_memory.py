@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Literal, Mapping, Protocol, Sequence, Union
 
+from fleetbert.config.section import below_home
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
 
@@ -36,7 +37,7 @@ def as_file(name: str, table: Table, folder: Path, labelled: bool = True) -> Pat
     the task says. UserError names the row, from 0, that is none of these.
     """
     if isinstance(table, (str, os.PathLike)):
-        return Path(table)
+        return Path(below_home(table))
     lines = [
         json.dumps(_fields(f"{name}, row {number}", row, labelled)) + "\n"
         for number, row in enumerate(_rows(name, table))

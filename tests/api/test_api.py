@@ -16,6 +16,7 @@ import tiny_job
 
 import fleetbert
 from fleetbert.api import functions as api
+from fleetbert.api.arguments import job_of
 from fleetbert.data import in_memory, read
 
 TINY = {f"model.{name}": value for name, value in tiny_job.SHAPE.items()}
@@ -188,6 +189,43 @@ def test_second_texts_that_nobody_reads_are_refused(run, tiny, tmp_path):
     refused(r"train\.jsonl:1: has no 'text_b'", [("a", 1), *TRIPLES])
     with pytest.raises(fleetbert.UserError, match="data, row 1: has two texts, and the model"):
         fleetbert.load(run.bundle).evaluate([("word1", "bad"), ("word1", "word2", "good")])
+
+
+def test_second_texts_are_refused_wherever_rows_are_taken(run, tmp_path):
+    def refused(message, function, *tables, **named):
+        with pytest.raises(fleetbert.UserError, match=message):
+            function(*tables, **named)
+
+    bundle = shutil.copytree(run.bundle, tmp_path / "bundle")
+    of_bundle = "row 0: has two texts, and the bundle, of classification, reads one"
+    pairs = [("word1", "word2")]
+    refused(f"gate, {of_bundle}", fleetbert.quantize, bundle, method="dynamic", gate=TRIPLES)
+    refused(f"calibration, {of_bundle}", fleetbert.quantize, bundle, calibration=pairs, gate="x")
+    refused(f"train, {of_bundle}", fleetbert.early_exit, bundle, pairs, gate="x")
+    refused(
+        "dev, row 0: has two texts, and task: classification reads one", fleetbert.distill, bundle,
+        [("a", 0), ("b", 1)], TRIPLES, output_dir=tmp_path / "distilled",
+    )  # fmt: skip
+
+
+def test_paths_below_the_home_of_the_user(run, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    shutil.copytree(run.bundle, tmp_path / "run" / "bundle")
+    (tmp_path / "dev.jsonl").write_text('{"text_a": "word1", "label": "bad"}\n')
+    (tmp_path / "job.yaml").write_text("trainer: {epochs: 3}\n")
+    assert fleetbert.load("~/run/bundle").evaluate("~/dev.jsonl")["n"] == 1
+    tables, keys = {"data.train": TRIPLES}, {"model.init": "package:any"}
+    job = job_of(fleetbert.config.Config, keys, tables, "~/job.yaml", Path("~/out"))
+    assert (job.data.train, job.trainer.epochs) == (str(tmp_path / "out/data/train.jsonl"), 3)
+    with pytest.raises(fleetbert.UserError, match="gate, row 0: has two texts"):
+        fleetbert.quantize("~/run/bundle", method="dynamic", gate=TRIPLES)
+    assert (tmp_path / "run" / "quantize" / "data" / "gate.jsonl").is_file()
+    fleetbert.import_model(run.model, "~/imported/bundle")
+    assert (tmp_path / "imported" / "bundle" / "manifest.json").is_file()
+    assert list(elsewhere.iterdir()) == []
 
 
 class Counting(fleetbert.Callback):
