@@ -12,7 +12,7 @@ from fleetbert import config, tasks
 from fleetbert.core.errors import UserError
 from fleetbert.data import read, tokenizers
 from fleetbert.data.batching import collate_padded, plan_inference
-from fleetbert.data.read import Example
+from fleetbert.data.records import Example
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.tasks import Task
 

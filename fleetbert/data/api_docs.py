@@ -34,7 +34,7 @@ from typing import Iterator, NamedTuple
 
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
-from fleetbert.data.read import Example
+from fleetbert.data.records import Example
 
 # Label: what is imported.
 PACKAGES = {

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fleetbert.core.errors import UserError
 from fleetbert.data import read as reading
+from fleetbert.data import records
 from fleetbert.data.read import Example, iter_lines, read_as, table_format
 
 
@@ -292,7 +293,7 @@ def test_a_quotation_over_lines_that_are_whole_each_is_no_field(tmp_path):
 
 @pytest.mark.parametrize("limit", [16 << 20, 8])
 def test_errors_of_quoted_tables_have_the_line_and_cost_no_other(tmp_path, monkeypatch, limit):
-    monkeypatch.setattr(reading, "LONGEST_RECORD", limit)
+    monkeypatch.setattr(records, "LONGEST_RECORD", limit)
     content = 'text_a,label\n"a\nb",x\n"c"d,x\ne,x,y\n"never closed,x\nf,x\ng,x\n'
     path = write(tmp_path, content, "table.csv")
     table = read(path, on_bad_line="skip")

@@ -8,7 +8,7 @@ import pytest
 from fleetbert import tasks
 from fleetbert.core import task_names
 from fleetbert.core.errors import UserError
-from fleetbert.data.read import Example
+from fleetbert.data.records import Example
 from fleetbert.tasks.classification import LabelAnswer
 from fleetbert.tasks.embedding import similarities
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.data.read import fault_of
+from fleetbert.data.written import fault_of
 from fleetbert.deploy.inference.messages import Failure, Reason, Response, Values, show
 
 DATATYPES = {"f": "FP32", "i": "INT32"}

@@ -20,7 +20,7 @@ void append_utf8(CodePoint character, std::string& text);
 bool is_utf8(std::string_view text);
 
 // Why UTF-8 text is none to answer, as the end of a sentence, or nothing: fault_of of
-// fleetbert/data/read.py.
+// fleetbert/data/written.py.
 std::string fault_of(std::string_view text);
 
 bool is_whitespace(CodePoint character);   // Unicode's White_Space

@@ -1,0 +1,245 @@
+"""A record of a table and its example: quoted fields, JSON, tagged tokens, plain text.
+
+A field may be quoted as RFC 4180 says: `"` around it, `""` for a quote in it. It may then hold
+separators and line ends, and its record has the number of its first line. In a TSV table that is
+not quoted, a quote is a character.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from typing import Dict, Iterable, Iterator, Literal, NamedTuple, Sequence, Tuple
+
+from fleetbert.core import charset
+from fleetbert.data import conll, written
+from fleetbert.data.written import LineError, fault_of
+
+Row = Dict[str, object]  # of JSON or of a table, by column
+# Bytes that a quoted record may have: a quote that is never closed costs no more memory.
+LONGEST_RECORD = 16 << 20
+
+QUOTED_FIELD = re.compile(r'"([^"]*(?:""[^"]*)*)"(?!")')
+SEPARATORS = {"\t": "tab", ",": "comma", ";": "semicolon"}
+
+Quoting = Literal["auto", "none", "minimal"]
+Numbered = Iterable[Tuple[int, bytes]]  # lines with their ends, and their numbers from 1
+
+
+class Example(NamedTuple):
+    """One text or pair of texts, with the number of its line (from 1) for error messages."""
+
+    text_a: str
+    text_b: str | None
+    label: str | None
+    line: int
+    text_c: str | None = None
+
+    def apart(self) -> list[Example]:
+        """Each of its texts as an example, with its label and line."""
+        texts = (self.text_a, self.text_b, self.text_c)
+        return [Example(text, None, self.label, self.line) for text in texts if text is not None]
+
+    def documents(self) -> list[Example]:
+        """With a `text_c` two pairs: of the query and its document, and of it and the other one."""
+        if self.text_c is None:
+            return [self]
+        pairs = ((self.text_b, 1), (self.text_c, 0))
+        return [
+            Example(self.text_a, text, written.relevance(label, self.text_a), self.line)
+            for text, label in pairs
+        ]
+
+
+class Format(NamedTuple):
+    """How the lines of a file become examples.
+
+    kind: "tsv" (CSV too), "jsonl", "conll" or "plain" (the whole line is the text).
+    columns: the header of a table with columns, else None.
+    pair: whether a `text_b` is needed; None takes it where there is one.
+    labelled: whether a label is needed.
+    separator: what stands between two columns.
+    quoted: whether fields may be quoted.
+    label: how a label is written, of `written.KINDS`; "": it is not read.
+    apart: whether each text of a line is an example of its own, up to three (`text_c`); labels are
+        taken where there are some.
+    triplets: whether a line may have a `text_c` instead of a label (`Example.documents`).
+    """
+
+    kind: str
+    columns: list[str] | None
+    pair: bool | None
+    labelled: bool
+    separator: str = "\t"
+    quoted: bool = False
+    label: str = "name"
+    apart: bool = False
+    triplets: bool = False
+
+    def records(self, lines: Numbered) -> Iterator[tuple[int, bytes]]:
+        """What `parse` takes: lines, or several that are one record, as one."""
+        if self.kind == "conll":
+            return conll.records(lines)
+        return _joined(lines, self.separator.encode()) if self.quoted else iter(lines)
+
+    @property
+    def has_records(self) -> bool:
+        """Whether `records` are more than lines."""
+        return self.quoted or self.kind == "conll"
+
+    def is_empty(self, record: bytes) -> bool:
+        """Whether it holds no example, and is passed over."""
+        return not record.strip() or (self.kind == "conll" and conll.is_document(record))
+
+    def parse(self, line: bytes, number: int) -> Example:
+        if self.kind == "plain":
+            texts = decode(line).split("\t") if self.pair else [decode(line)]
+            if len(texts) != 1 + bool(self.pair):
+                raise LineError(f"has {len(texts)} tab-separated columns where a pair needs two")
+            return _example(dict(zip(("text_a", "text_b"), texts)), number, self)
+        if self.kind == "conll":
+            lines = _decode_lines(line)
+            text, spans = conll.parse(lines, self.labelled)
+            tagged = self.labelled or any(len(one.split()) > 1 for one in lines)
+            return Example(text, None, conll.dumps(spans) if tagged else None, number)
+        if self.columns is None:
+            return _example(json_row(line), number, self)
+        values = split_fields(decode(line), self)
+        if len(values) != len(self.columns):
+            raise LineError(_wrong_count(values, self))
+        return _example(dict(zip(self.columns, values)), number, self)
+
+
+def _joined(lines: Numbered, separator: bytes) -> Iterator[tuple[int, bytes]]:
+    """Records of lines. One that is not closed is its first line alone; the next begins after it,
+    so that a stray quote costs no other line."""
+    lines, fields = iter(lines), re.compile(rb'(?:\A|%s)"[^"]*(?:""[^"]*)*("?)' % separator)
+    again: deque[tuple[int, bytes]] = deque()  # lines that come next
+
+    def following() -> tuple[int, bytes] | None:
+        return again.popleft() if again else next(lines, None)
+
+    while (head := following()) is not None:
+        number, line = head
+        more: list[tuple[int, bytes]] = []
+        size, is_open = len(line), _is_open(line, fields, False)
+        while is_open and size <= LONGEST_RECORD and (one := following()) is not None:
+            more.append(one)
+            size += len(one[1])
+            is_open = _is_open(one[1], fields, True)
+        if is_open:
+            again.extendleft(reversed(more))
+            more = []
+        yield number, line + b"".join(text for _, text in more)
+
+
+def _is_open(line: bytes, fields: re.Pattern[bytes], is_open: bool) -> bool:
+    """Whether a quoted field goes on behind this line, which begins in one if `is_open`; fields:
+    matches quoted fields, with their closing quote as a group."""
+    if b'"' not in line:
+        return is_open
+    ends = fields.findall(b'"' + line if is_open else line)
+    return bool(ends) and not ends[-1]
+
+
+def split_fields(text: str, form: Format) -> list[str]:
+    """The fields of a record without its line end."""
+    if not form.quoted or '"' not in text:
+        return text.split(form.separator)
+    values, at = [], 0
+    while True:
+        if text.startswith('"', at):
+            field = QUOTED_FIELD.match(text, at)
+            if field is None:
+                raise LineError(
+                    "opens a quote that is not closed; close it, or take quotes as characters "
+                    "(quoting: none)"
+                )
+            values.append(field[1].replace('""', '"'))
+            at = field.end()
+        else:
+            end = text.find(form.separator, at)
+            values.append(text[at : end if end >= 0 else None])
+            at = end if end >= 0 else len(text)
+        if at >= len(text):
+            return values
+        if not text.startswith(form.separator, at):
+            raise LineError(
+                "has text behind a closing quote; write a quote in a quoted field twice, or take "
+                "quotes as characters (quoting: none)"
+            )
+        at += 1
+
+
+def _wrong_count(values: Sequence[str], form: Format) -> str:
+    name = SEPARATORS[form.separator]
+    hint = ""
+    if any(value.startswith('"') for value in values) and not form.quoted:
+        hint = "; it begins with a quote: if the table is quoted, say so (quoting: minimal)"
+    return (
+        f"has {len(values)} {name}-separated columns where the header has "
+        f"{len(form.columns or ())}{hint}"
+    )
+
+
+def json_row(line: bytes) -> Row:
+    try:
+        row = json.loads(decode(line))
+    except LineError:
+        raise
+    except (ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", None) or "too deep or too large"
+        raise LineError(f"is not valid JSON ({reason}); write one object a line") from None
+    if not isinstance(row, dict):
+        raise LineError("is not a JSON object; write one object with 'text_a' a line")
+    if "text_a" not in row and "text" in row:
+        row["text_a"] = row["text"]
+    return row
+
+
+def decode(line: bytes) -> str:
+    line = line.rstrip(b"\r\n")
+    said = charset.problem(line)
+    if said is not None:
+        raise LineError(said)
+    return line.decode("utf-8")
+
+
+def _decode_lines(record: bytes) -> list[str]:
+    lines = []
+    for number, line in enumerate(record.split(b"\n")):
+        try:
+            lines.append(decode(line))
+        except LineError as error:
+            raise LineError(str(error), number) from None
+    return lines
+
+
+def _example(row: Row, number: int, form: Format) -> Example:
+    """Check one row; a form's `pair` None takes text_b where there is one."""
+    text_a = _text(row, "text_a")
+    text_b = None
+    if form.pair or (form.pair is None and row.get("text_b")):
+        text_b = _text(row, "text_b")
+    field = "spans" if form.label == "spans" and "label" not in row else "label"
+    label = written.read(form.label, row.get(field), text_a) if form.label else ""
+    takes_c = form.apart or form.triplets
+    text_c = _text(row, "text_c") if takes_c and row.get("text_c") else None
+    if form.triplets and label and text_c:
+        raise LineError("has a label and a 'text_c'; give one of them")
+    if form.labelled and not label and not form.apart and text_c is None:
+        raise LineError(f"has no {field!r}" + (" and no 'text_c'" if form.triplets else ""))
+    return Example(text_a, text_b, label or None, number, text_c)
+
+
+def _text(row: Row, field: str) -> str:
+    text = row.get(field)
+    if text is None:
+        raise LineError(f"has no {field!r}")
+    if not isinstance(text, str):
+        raise LineError(f"{field!r} is not a text but {type(text).__name__}")
+    fault = fault_of(text)
+    if fault is not None:
+        raise LineError(f"{field!r} {fault}")
+    return text
