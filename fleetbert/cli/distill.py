@@ -32,8 +32,7 @@ Several ranks share the texts that the heads learn from; the first one measures 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    schemas = {"distill": config.Distill, "distill self": config.SelfDistill}
-    job_options.add_job(parser, schemas)
+    job_options.add_job(parser, {"distill": config.Distill, "distill self": config.SelfDistill})
 
 
 def run(arguments: argparse.Namespace) -> None:

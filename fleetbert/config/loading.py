@@ -114,7 +114,7 @@ def _drop_retired(
             log.warning(f"{places[names]}: {'.'.join(names)} {why}; leave it out")
     for name, field in schema.model_fields.items():
         section, inner = as_section(field.annotation), values.get(name)
-        if section is not None and isinstance(inner, dict):
+        if section is not None and issubclass(section, Section) and isinstance(inner, dict):
             _drop_retired(section, inner, (*prefix, name), places)
 
 

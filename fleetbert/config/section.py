@@ -7,6 +7,7 @@ import re
 from typing import Any, ClassVar, Mapping, Optional, Sequence, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from fleetbert.config.keys import OnResume, maps_labels, type_name
@@ -25,7 +26,7 @@ def key(
     common_for: commands whose --help shows it, being one that people set; --help-all shows all.
     on_resume: None: as its section has it. limits: pydantic's.
     """
-    rules = {"common_for": list(common_for), "on_resume": on_resume}
+    rules: JsonDict = {"common_for": list(common_for), "on_resume": on_resume}
     return Field(default, description=text, json_schema_extra=rules, **limits)
 
 
