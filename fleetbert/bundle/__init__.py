@@ -9,34 +9,32 @@ files are written to a temporary folder, forced to disk, and come into place by 
 """
 # ruff: noqa: F401  what the package offers
 
-from fleetbert.bundle.manifest import (
-    MANIFEST,
-    VOCAB,
+from fleetbert.bundle.evidence import (
     Accuracy,
-    BFloat16Variant,
     Clipped,
     Comparison,
     Drop,
+    Golden,
+    OnnxTried,
+    Pruning,
+    Smoothed,
+    SpeedPoint,
+    Split,
+)
+from fleetbert.bundle.manifest import MANIFEST, VOCAB, Setting, Task, TokenizerSpec
+from fleetbert.bundle.read import Bundle, PathLike, read, verify
+from fleetbert.bundle.variants import (
+    BFloat16Variant,
     EarlyExitVariant,
     File,
-    Golden,
     Int8Variant,
     LiteEarlyExitVariant,
     LiteVariant,
     OnnxInt8Variant,
-    OnnxTried,
     OnnxVariant,
     OtherVariant,
     ProgramVariant,
-    Pruning,
-    Setting,
-    Smoothed,
-    SpeedPoint,
-    Split,
-    Task,
-    TokenizerSpec,
     Variant,
     WeightOnlyVariant,
 )
-from fleetbert.bundle.read import Bundle, PathLike, read, verify
 from fleetbert.bundle.write import add_variant, adding, create, replacing, writing

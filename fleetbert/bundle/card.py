@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from fleetbert.bundle.manifest import Manifest, Variant
+from fleetbert.bundle.manifest import Manifest
+from fleetbert.bundle.variants import Variant
 from fleetbert.core import task_names
 
 NAME = "README.md"

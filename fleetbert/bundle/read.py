@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Union
 
-from fleetbert.bundle.manifest import MANIFEST, Manifest, Task, TokenizerSpec, Variant, parse
+from fleetbert.bundle.manifest import MANIFEST, Manifest, Task, TokenizerSpec, parse
+from fleetbert.bundle.variants import Variant
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
 

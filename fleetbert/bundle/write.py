@@ -16,15 +16,14 @@ from pydantic import ValidationError
 from fleetbert.bundle import card
 from fleetbert.bundle.manifest import (
     MANIFEST,
-    File,
     Manifest,
     Task,
     TokenizerInfo,
     TokenizerSpec,
-    Variant,
     to_json,
 )
 from fleetbert.bundle.read import Bundle, PathLike, read
+from fleetbert.bundle.variants import File, Variant
 from fleetbert.core import files, locks
 from fleetbert.core.errors import UserError
 

@@ -16,7 +16,7 @@ constexpr uint64_t kMaxManifest = 64u << 20;
 constexpr size_t kMaxLength = 1u << 20;
 constexpr double kThreshold = 0.5;  // where a bundle has no other for a label
 
-// As fleetbert/bundle/manifest.py has it: variant/file, with nothing that leads out of the bundle.
+// As fleetbert/bundle/variants.py has it: variant/file, with nothing that leads out of the bundle.
 bool stays_inside(const std::string& path) {
   if (path.empty() || path.find_first_of(std::string("\\\0", 2)) != std::string::npos) return false;
   size_t parts = 0;
