@@ -31,10 +31,10 @@ from fleetbert.tasks.metrics import softmax
 
 MAX_LENGTH, VOCAB = 16, 100
 LABELS = ("negative", "positive", "无")
-OUTPUTS = tuple(tasks.get("classification").tensors(LABELS))
+OUTPUTS = tuple(tasks.get("classification").answer.tensors(LABELS, len(LABELS)))
 WIDTH = 4  # of vectors
-SCORES = tuple(tasks.get("pair_regression").tensors(()))
-VECTORS = tuple(tasks.get("embedding").of_width(WIDTH).tensors(()))
+SCORES = tuple(tasks.get("pair_regression").answer.tensors((), 1))
+VECTORS = tuple(tasks.get("embedding").answer.tensors((), WIDTH))
 SAFETY = Safety(max_body_bytes=1 << 20, max_texts=64, max_text_bytes=4096)
 DEADLINE = 120
 

@@ -103,7 +103,7 @@ def train(
     names = None if labels is None else labels_of.given(labels)
     tables = {"data.train": train, "data.dev": dev}
     job = job_of(configs.Config, given, tables, config, output_dir, "train")
-    if job.task.name == "ctr" or job.strategy.name == "parameter_server":
+    if not task_names.SHAPES[job.task.name].of_texts or job.strategy.name == "parameter_server":
         raise UserError(
             "strategy.name: servers are for `fleetbert launch`, the task ctr for `fleetbert train`"
         )
@@ -112,7 +112,7 @@ def train(
     from fleetbert import tasks
     from fleetbert.training import job as training  # loads Paddle
 
-    named_metrics = _named(metrics, tasks.get(job.task.name).predictions)
+    named_metrics = _named(metrics, tasks.get(job.task.name).metrics.predictions)
     return _run(training.train(job, callbacks, named_metrics, names))
 
 
@@ -125,7 +125,7 @@ def import_model(
     max_length: int = 128,
     vocab: PathLike | None = None,
     lowercase: bool | None = None,
-    task: Literal["embedding", "ranking"] | None = None,
+    task: str | None = None,
     pooling: Literal["mean", "cls"] | None = None,
 ) -> Path:
     """Convert a trained model to a bundle, without training. Returns the bundle's folder.
@@ -313,7 +313,7 @@ def _of_pairs(job: Job, written: Mapping[str, str]) -> Job:
     of rows, by name. UserError at a second text that the task does not read."""
     pair = f"pair_{job.task.name}"
     has_pairs = "train" in written and in_memory.first_pair(written["train"]) is not None
-    if has_pairs and pair in task_names.KINDS:
+    if has_pairs and pair in task_names.SHAPES:
         job = job.model_copy(update={"task": job.task.model_copy(update={"name": pair})})
     _refuse_pairs(job.task.name, written, f"task: {job.task.name}")
     return job
@@ -324,7 +324,7 @@ def _refuse_pairs(task: str, written: Mapping[str, str], reader: str) -> None:
     from fleetbert import tasks
 
     for name, path in written.items():
-        if tasks.get(task).table_format(path).pair is False:
+        if tasks.get(task).labels.table_format(path).pair is False:
             in_memory.refuse_pair(name, in_memory.first_pair(path), reader)
 
 

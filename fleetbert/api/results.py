@@ -145,7 +145,8 @@ class Model:
         with tempfile.TemporaryDirectory() as folder:
             path = in_memory.as_file("data", data, Path(folder))
             task = self._opened.task
-            if path.parent == Path(folder) and task.table_format(path, labelled=True).pair is False:
+            form = task.labels.table_format(path, labelled=True)
+            if path.parent == Path(folder) and form.pair is False:
                 in_memory.refuse_pair(
                     "data", in_memory.first_pair(path), f"the model, of {task.name},"
                 )

@@ -194,7 +194,7 @@ def tokenize(
     """The first `most` texts of the table `data` as token ids, in a file of `folder` too."""
     pair = bundle.task.pair
     if data is not None:
-        form = tasks.of(bundle.task).table_format(data, labelled=False)
+        form = tasks.of(bundle.task).labels.table_format(data, labelled=False)
         examples = read_as(data, form).examples[:most]
     elif pair:
         raise UserError("the bundle answers pairs of texts, api_docs has none: give --data")

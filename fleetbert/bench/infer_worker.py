@@ -42,7 +42,8 @@ def main(channel: worker.Channel, job: Json) -> None:
             logits, times = answer_each(model, encodings, job["plans"][plan])
         clock.stop()
         if command["save"]:
-            np.save(command["save"], np.concatenate(logits) if model.task.per_token else logits)
+            per_token = model.task.shape.per_token
+            np.save(command["save"], np.concatenate(logits) if per_token else logits)
         used = {"seconds": clock.seconds, "cpu_seconds": clock.cpu_seconds}
         channel.send(**used, peak_mb=worker.peak_mb(), times=times)
 

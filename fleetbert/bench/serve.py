@@ -212,7 +212,7 @@ def start(
     """The server (and `others`, which run), the clients and the engine offline, until the stack is
     closed; and the variant that the server answers with."""
     task = tasks.of(bundle.task)
-    if not (task.answers and task.picks_label) or task.pair:
+    if not (task.shape.answers and task.shape.picks_label) or task.shape.pair:
         raise UserError(
             f"bundle {bundle.root} does not answer single texts with a label; name one that does"
         )

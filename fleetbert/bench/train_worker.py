@@ -14,6 +14,7 @@ import paddle
 from fleetbert import config as schema
 from fleetbert.bench import measure, worker
 from fleetbert.bench.worker import Json
+from fleetbert.core import task_names
 from fleetbert.core.errors import UserError
 from fleetbert.training.callbacks import Callback
 from fleetbert.training.job import train_with
@@ -96,8 +97,8 @@ def main(pacer: type[Pacer] = Pacer) -> None:
 
     def train(channel: worker.Channel, said: Json) -> None:
         job = schema.load(said["config"], said["overrides"])
-        if job.task.name == "ctr":
-            raise UserError("bench measures trainings of texts; task.name is ctr")
+        if not task_names.SHAPES[job.task.name].of_texts:
+            raise UserError(f"bench measures trainings of texts; task.name is {job.task.name}")
         channel.send(versions=versions())
         channel.receive()
         train_with(connect(job), job, first=(pacer(channel),))

@@ -29,7 +29,7 @@ def card(manifest: Manifest) -> str:
     )
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         manifest=manifest,
-        tells=task_names.KINDS[manifest.task.name].tells,
+        tells=task_names.SHAPES[manifest.task.name].tells,
         row=_row,
         most_labels=MOST_LABELS,
     )

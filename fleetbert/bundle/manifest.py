@@ -38,13 +38,13 @@ class Task(Brief):
 
     @property
     def pair(self) -> bool:
-        return task_names.KINDS[self.name].pair
+        return task_names.SHAPES[self.name].pair
 
     _is_known = field_validator("name")(task_names.check)
 
     @model_validator(mode="after")
     def _labels_fit(self) -> "Task":
-        least = task_names.KINDS[self.name].least_labels
+        least = task_names.SHAPES[self.name].least_labels
         if len(self.labels) < least:
             number = {1: "a label", 2: "two labels"}.get(least, f"{least} labels")
             raise ValueError(f"task {self.name} needs {number} or more, got {self.labels}")
@@ -109,7 +109,7 @@ class Manifest(Strict):
         names = [variant.name for variant in self.variants]
         if len(set(names)) != len(names):
             raise ValueError(f"two variants have the same name: {names}")
-        per_token = task_names.KINDS[self.task.name].per_token
+        per_token = task_names.SHAPES[self.task.name].per_token
         for variant in self.variants:
             golden, where = variant.golden, f"golden of variant {variant.name}"
             if golden and max(map(len, golden.ids)) > self.max_length:

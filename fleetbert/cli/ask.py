@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> None:
             if "error" in reply:
                 print(f"  error: {reply['error']}")
             else:
-                print(f"  → {model.task.in_words(reply)}")
+                print(f"  → {model.task.answer.in_words(reply)}")
         if not any("error" in one for one in objects):
-            for line in model.task.together_in_words(objects):
+            for line in model.task.answer.together_in_words(objects):
                 print(line)

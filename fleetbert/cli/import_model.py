@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fleetbert import config
 from fleetbert.compat import environment
+from fleetbert.core import task_names
 
 DESCRIPTION = """\
 Make a bundle of a finished classifier, or of an encoder for vectors, without training.
@@ -37,11 +38,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a label, once for each logit, in their order; where config.json names none",
     )
     parser.add_argument("--pair", action="store_true", help="it answers pairs of texts")
+    named = task_names.all_that(lambda shape: shape.imports)
     parser.add_argument(
         "--task",
-        choices=("embedding", "ranking"),
-        help="embedding: a vector for each text, of any encoder; ranking: a number for a query and "
-        "a document, of a head with one output",
+        choices=named,
+        help="; ".join(f"{name}: {task_names.SHAPES[name].imports}" for name in named),
     )
     parser.add_argument(
         "--pooling",

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> None:
     lines = failed = cut = abstained = 0
     with open_input(arguments.input) as stream:
         model = load(arguments)
-        if least is not None and not model.task.picks_label:
+        if least is not None and not model.task.shape.picks_label:
             raise UserError(
                 f"--abstain: {arguments.bundle} answers the task {model.task.name}, which picks no "
                 "label; leave it out"

@@ -22,7 +22,7 @@ from fleetbert.compress.texts import Feeds, draw, feeds
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
 from fleetbert.engines import answer, engine, evaluate, golden
-from fleetbert.tasks.task import largest_difference
+from fleetbert.tasks.evaluator import largest_difference
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ class Sample:
     def __init__(self, model: answer.Model, name: str, known: evaluate.Known):
         """model: of float32."""
         self.model, self.name, self.truth = model, name, known.truth
-        given = model.task.texts(known.examples)
+        given = model.task.labels.texts(known.examples)
         self.texts = given[0]
-        self.encodings = model.task.encode(model.tokenizer, *given, model.max_length)
+        self.encodings = model.task.answer.encode(model.tokenizer, *given, model.max_length)
         self.batches = list(answer.in_batches(model, self.encodings))
 
     @functools.cached_property
@@ -84,27 +84,27 @@ class Sample:
         return answer.run_batches(model, self.batches, len(self.encodings.ids))[0]
 
     def of_texts(self, outputs: np.ndarray) -> np.ndarray:
-        return self.model.task.of_texts(outputs, self.encodings.words, self.texts)
+        return self.model.task.answer.of_texts(outputs, self.encodings.words, self.texts)
 
     def metric(self, logits: np.ndarray) -> float:
         """What the task counts, of logits [texts, labels]."""
-        return self._metric(self.model.task.per_example(logits), self.truth)
+        return self._metric(self.model.task.metrics.per_example(logits), self.truth)
 
     def _metric(self, outputs: np.ndarray, truth: np.ndarray) -> float:
-        task = self.model.task
-        return float(task.evaluate(truth, outputs, self.model.labels)[task.gate_metric])
+        metrics = self.model.task.metrics
+        return float(metrics.evaluate(truth, outputs, self.model.labels)[metrics.gate_metric])
 
     def drop(self, logits: np.ndarray) -> bundles.Drop:
         """What these logits lose against float32's, text by text."""
-        task, truth = self.model.task, self.truth
-        one, other = (task.per_example(outputs) for outputs in (self.float32, logits))
-        before, after = (task.right(truth, outputs) for outputs in (one, other))
+        metrics, truth = self.model.task.metrics, self.truth
+        one, other = (metrics.per_example(outputs) for outputs in (self.float32, logits))
+        before, after = (metrics.right(truth, outputs) for outputs in (one, other))
         if before is not None and after is not None:
             return paired.of_answers(before, after)
-        sums, others = (task.sums(truth, outputs, self.model.labels) for outputs in (one, other))
+        sums, others = (metrics.sums(truth, outputs, self.model.labels) for outputs in (one, other))
         if sums is None or others is None:
             return paired.bootstrap(lambda rows, some: self._metric(rows, truth[some]), one, other)
-        return paired.bootstrap(lambda rows, _: task.of_sums(rows.sum(0)), sums, others)
+        return paired.bootstrap(lambda rows, _: metrics.of_sums(rows.sum(0)), sums, others)
 
 
 class Gate(Sample):
@@ -129,7 +129,8 @@ class Gate(Sample):
 
     def _check_tells(self) -> None:
         """UserError where any variant would pass, as float32 has nothing to lose."""
-        alike, metric = self.model.task.alike(self.truth), self.model.task.gate_metric
+        task = self.model.task
+        alike, metric = task.labels.alike(self.truth), task.metrics.gate_metric
         if self.float32_accuracy == 0:
             because = f" ({alike})" if alike else ""
             raise UserError(
@@ -145,7 +146,7 @@ class Gate(Sample):
             data=self.data,
             data_sha256=self.sha256,
             n=len(self.truth),
-            metric=self.model.task.gate_metric,
+            metric=self.model.task.metrics.gate_metric,
             accuracy=self.metric(logits),
             float32_accuracy=self.float32_accuracy,
             drop=self.drop(logits),

@@ -32,7 +32,7 @@ from fleetbert.graph import program as programs
 TARGETS = ("armv8", "armv7", "x86")
 PRECISIONS = ("float32", "float16", "int16", "int8", "static-int8")
 KINDS = {False: bundles.LiteVariant, True: bundles.LiteEarlyExitVariant}
-TASKS = [task.name for task in tasks.BUILT_IN if task.answers]  # that deploy/lite knows
+TASKS = [task.name for task in tasks.BUILT_IN if task.shape.answers]  # that deploy/lite knows
 STATIC = "int8-static"
 EARLY_EXIT = "early-exit-float32"
 MODEL = "model.nb"
@@ -133,7 +133,7 @@ def _compiled(bundle: bundles.Bundle) -> lite_unigram.Compiled | None:
     tokenizer = tokenizers.open(bundle)
     if tokenizer.on_boards:
         return None
-    if tasks.get(bundle.task.name).per_token:
+    if tasks.get(bundle.task.name).shape.per_token:
         raise UserError(
             f"{bundle.root}: answers with spans, and its tokenizer is a {tokenizer.kind}: the "
             "programs for boards find words with WordPiece only; serve it with Paddle Inference"
@@ -154,10 +154,10 @@ _MADE_WITH = {
 
 def _check_task(bundle: bundles.Bundle, early_exit: bool) -> None:
     task = tasks.get(bundle.task.name)
-    if not task.answers:
+    if not task.shape.answers:
         raise UserError(
-            f"{bundle.root} is a pretrained encoder (task mlm), which no board can ask anything; "
-            "export a model that was trained from it"
+            f"{bundle.root} is a pretrained encoder (task {task.name}), which no board can ask "
+            "anything; export a model that was trained from it"
         )
     if task.name not in TASKS:
         raise UserError(

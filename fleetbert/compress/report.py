@@ -21,7 +21,7 @@ from fleetbert.core.quantities import number, percent
 from fleetbert.reports import figures, page
 from fleetbert.reports.figures import DEV, INK, NICE, STYLE, TRAIN, Drawing
 from fleetbert.reports.page import Figure, Section, Table, Text
-from fleetbert.tasks.metrics import FIGURES
+from fleetbert.tasks import FIGURES
 
 log = logging.getLogger(__name__)
 

@@ -49,10 +49,12 @@ def open_sample(
     chosen = [examples[number] for number in draw(len(examples), len(examples), seed)[-count:]]
     labels = frozenset(model.labels)
     written = [example.label or "" for example in chosen]
-    labelled = all(one and model.task.unknown(one, labels) is None for one in written)
-    if not labelled and not model.task.picks_label:
+    labelled = all(one and model.task.labels.unknown(one, labels) is None for one in written)
+    if not labelled and not model.task.shape.picks_label:
         raise UserError(f"{key}: {path} has no labels; name a labelled table as selection.data")
-    truth = model.task.targets(written, model.labels) if labelled else np.zeros(count, np.int64)
+    truth = np.zeros(count, np.int64)
+    if labelled:
+        truth = model.task.labels.targets(written, model.labels)
     name = f"{count} texts held out of {path}"
     sample = Sample(model, name, evaluate.Known(chosen, truth, 0))
     if not labelled:

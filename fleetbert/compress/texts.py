@@ -54,16 +54,16 @@ def read_batches(
     most = min(settings.texts, left)
     chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]
     tokenizer = tokenizers.open(bundle)
-    encodings = tokenizer.encode(*task.texts(chosen), bundle.max_length)
+    encodings = tokenizer.encode(*task.labels.texts(chosen), bundle.max_length)
     every = range(len(encodings.ids))
     return feeds(encodings, every, tokenizer.pad_id)
 
 
 def read_unlabelled(path: str, task: Task, key: str) -> list[Example]:
     """The texts of a table, or of a file with one a line; UserError names the job's `key`."""
-    tagged = read.TAG_SUFFIXES if task.label == "spans" else ()
+    tagged = read.TAG_SUFFIXES if task.shape.label == "spans" else ()
     if Path(path).suffix.lower() in (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES, *tagged):
-        return read.read_as(path, task.table_format(path, labelled=False)).examples
-    if task.pair:
+        return read.read_as(path, task.labels.table_format(path, labelled=False)).examples
+    if task.shape.pair:
         raise UserError(f"{key}: {path}: pairs need a .tsv, .csv or .jsonl with text_b")
     return read.read_as(path, read.texts_format(path)).examples

@@ -49,7 +49,7 @@ class Tuned(TextTask):
         dev: Split | None = None,
     ):
         if dev is None:
-            groups = tasks.get(job.task.name).groups(train)
+            groups = tasks.get(job.task.name).labels.groups(train)
             train, dev = splits.hold_out(train, job.held_out, job.trainer.seed, groups)
         super().__init__(job, source, tokenizer, labels, train, dev)
 
@@ -90,7 +90,7 @@ def training_job(job: config.Quantize, bundle: bundles.Bundle) -> config.Tuning:
     init = f"{bundle.root}/{job.source} ({sha256[:16]})"
     soft = job.distill.weight
     if soft is None:
-        soft = config.SOFT[job.method] if tasks.get(bundle.task.name).picks_label else 0.0
+        soft = config.SOFT[job.method] if tasks.get(bundle.task.name).shape.picks_label else 0.0
     own = {
         "distill": job.distill.model_copy(update={"weight": soft}),
         "task": config.Task(name=bundle.task.name, pooling=bundle.task.pooling),
@@ -192,7 +192,7 @@ def beside_network(
     differences = []
     for feeds in work.gate.few(16):
         found = abs(served(*feeds.values()) - answers(network, feeds))
-        if work.gate.model.task.per_token:  # of padding they say nothing
+        if work.gate.model.task.shape.per_token:  # of padding they say nothing
             found = found[feeds["input_ids"] != work.gate.model.tokenizer.pad_id]
         differences.append(found.max())
     return variant.model_copy(update={"max_difference_to_network": float(max(differences))})

@@ -128,11 +128,11 @@ def open_work(job: config.Quantize) -> Work:
 def _check_trained(job: config.Quantize, bundle: bundles.Bundle) -> None:
     """UserError for a task that a method which trains does not take."""
     where, task = f"method: {job.method}: {bundle.root}", tasks.get(bundle.task.name)
-    if not task.answers:
-        raise UserError(f"{where} predicts masked words; it takes a bundle that answers")
+    if not task.shape.answers:
+        raise UserError(f"{where} predicts {task.shape.counts}; it takes a bundle that answers")
     if job.method == "prune":
         task.check_picks_label(where, "heads are chosen by the labels' cross entropy")
-    if job.distill.weight and not task.picks_label:
+    if job.distill.weight and not task.shape.picks_label:
         raise UserError(
             f"distill.weight: {bundle.root} answers the task {task.name}, and only probabilities "
             "of labels are compared with those of the model as it was; set it to 0"

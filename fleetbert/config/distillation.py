@@ -9,7 +9,7 @@ from pydantic import model_validator
 from fleetbert.config.compression import Gate, Selection
 from fleetbert.config.section import Section, key
 from fleetbert.config.training import Config, Loss, Model
-from fleetbert.core.task_names import KINDS
+from fleetbert.core.task_names import SHAPES
 
 
 class Student(Model):
@@ -84,7 +84,7 @@ class Distill(Config):
         distill, model = self.distill, self.model
         if distill.teacher is None:
             raise ValueError("distill.teacher: name the `model` folder of a run, or a bundle")
-        if self.task.name in ("mlm", "ctr") or KINDS[self.task.name].label != "name":
+        if not SHAPES[self.task.name].picks_label:
             raise ValueError("task.name: only classifiers of texts and pairs can be distilled")
         if self.loss != Loss():
             raise ValueError("loss: distillation has a loss of its own; leave the section out")

@@ -19,10 +19,7 @@ TRAINING = ("train", "distill")
 class Task(Section):
     name: str = key(
         "classification",
-        "task to learn (docs/tasks.md): classification, multi_label_classification, regression, "
-        "pair_classification, pair_regression, ranking (score of a query and a document), "
-        "token_classification (named entities), embedding, mlm (masked-language modelling), ctr "
-        "(clicks, from rows in Criteo's format: docs/wide_deep.md), or a registered task",
+        f"task to learn (docs/tasks.md): {task_names.in_words()}, or a registered task",
         common_for=("train",),
     )
     pieces: Literal["first", "all"] = key(
@@ -52,8 +49,8 @@ class Task(Section):
 class Data(Section):
     train: Optional[str] = key(
         None,
-        "training table: .tsv, .csv or .jsonl (mlm: any text file; token_classification: also "
-        "tagged columns, CoNLL)",
+        "training table: .tsv, .csv or .jsonl (mlm: any text file; spans: also tagged columns, "
+        "CoNLL)",
         common_for=("train", "distill", "quantize"),
     )
     dev: Optional[str] = key(
@@ -435,12 +432,12 @@ class Config(Section):
     def _keys_agree(self) -> Config:
         data, model = self.data, self.model
         check_data(data)
-        if self.task.name == "ctr":
+        shape = task_names.SHAPES[self.task.name]
+        if not shape.of_texts:
             _check_ctr(self)
             return self
-        kind = task_names.KINDS[self.task.name]
-        if data.builtin and (kind.pair or kind.label != "name"):
-            lacks = "pairs" if kind.pair else f"labels for task.name: {self.task.name}"
+        if data.builtin and (shape.pair or shape.label != "name"):
+            lacks = "pairs" if shape.pair else f"labels for task.name: {self.task.name}"
             raise ValueError(f"data.builtin: api_docs has no {lacks}; give data.train")
         if model.init == "random" and model.vocab is None:
             raise ValueError("model.vocab: model.init: random needs a vocab.txt")

@@ -1,44 +1,142 @@
-"""The names of the tasks that there are, for the schemas of jobs and bundles, which know no more.
+"""The tasks by name, and what each declares: what the schemas of jobs and bundles, the commands and
+the server ask, none of which has to import a task.
 
-`fleetbert.tasks` has what they are, and adds those that are registered from outside.
+`fleetbert.tasks` has what they learn and answer, and adds those that are registered from outside.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 from pydantic_core import PydanticCustomError
 
 
-class Kind(NamedTuple):
-    """pair: whether a question is two texts. label: how a table writes what is learned, see
-    `data.written`. least_labels: that a bundle has. tells: what a bundle without labels tells of
-    each text; "" if nothing. per_token: whether a text has logits for each of its tokens."""
+class Shape(NamedTuple):
+    """What a task declares; the defaults are those of a label for each text.
 
+    what: more of it than its name says, for `--help`.
+    of_texts: False: its rows are no texts, and `fleetbert.tasks` has no task of it.
+    pair: a question is two texts.
+    head: of the network, see `models.heads`.
+    label: how a table writes what is learned, of `data.written.KINDS`.
+    labelled: training texts have labels.
+    least_labels: that a bundle has.
+    outputs: numbers that the network gives for a text, or for a token; None: as many as labels.
+    per_token: the network has outputs for each token: an engine gives float32 [own tokens, outputs]
+        of each text, in an array of objects [texts].
+    pooled: the outputs are a vector of the network's width, made by `task.pooling` of a job.
+    answers: a bundle can be asked.
+    picks_label: the outputs are logits of labels, of which the largest is the answer. Methods that
+        compare probabilities of labels (distillation, prune) take no others.
+    tells: what a bundle without labels tells of each text; "" if nothing.
+    counts: what `n` of its metrics counts.
+    problem_type: in a model's config.json, by which transformers knows what its head is for.
+    imports: what a model of others is that is imported as this task only where a user names it.
+    """
+
+    name: str
+    what: str = ""
+    of_texts: bool = True
     pair: bool = False
+    head: str = "classifier"
     label: str = "name"
+    labelled: bool = True
     least_labels: int = 2
-    tells: str = ""
+    outputs: int | None = None
     per_token: bool = False
+    pooled: bool = False
+    answers: bool = True
+    picks_label: bool = True
+    tells: str = ""
+    counts: str = "texts"
+    problem_type: str = ""
+    imports: str = ""
 
 
-KINDS: dict[str, Kind] = {
-    "classification": Kind(),
-    "pair_classification": Kind(pair=True),
-    "regression": Kind(label="number", least_labels=0, tells="a number"),
-    "pair_regression": Kind(pair=True, label="number", least_labels=0, tells="a number"),
-    "ranking": Kind(pair=True, label="relevance", least_labels=0, tells="a number"),
-    "embedding": Kind(label="number", least_labels=0, tells="a vector"),
-    "multi_label_classification": Kind(label="names", least_labels=1),
-    "token_classification": Kind(label="spans", per_token=True),
-    "mlm": Kind(least_labels=0),
-    "ctr": Kind(),
+NUMBER = Shape(
+    "regression",
+    label="number",
+    least_labels=0,
+    outputs=1,
+    picks_label=False,
+    tells="a number",
+    problem_type="regression",
+)
+SHAPES: dict[str, Shape] = {
+    shape.name: shape
+    for shape in (
+        Shape("classification"),
+        Shape("pair_classification", pair=True),
+        NUMBER,
+        NUMBER._replace(name="pair_regression", pair=True),
+        NUMBER._replace(
+            name="ranking",
+            what="score of a query and a document",
+            pair=True,
+            label="relevance",
+            imports="a number for a query and a document, of a head with one output",
+        ),
+        Shape(
+            "embedding",
+            head="embedding",
+            label="number",
+            least_labels=0,
+            pooled=True,
+            picks_label=False,
+            tells="a vector",
+            imports="a vector for each text, of any encoder",
+        ),
+        Shape(
+            "multi_label_classification",
+            label="names",
+            least_labels=1,
+            picks_label=False,
+            problem_type="multi_label_classification",
+        ),
+        Shape(
+            "token_classification",
+            "named entities",
+            head="tokens",
+            label="spans",
+            per_token=True,
+            picks_label=False,
+        ),
+        Shape(
+            "mlm",
+            "masked-language modelling",
+            head="masked_words",
+            labelled=False,
+            least_labels=0,
+            outputs=2,  # PaddleNLP's config knows no fewer labels
+            answers=False,
+            picks_label=False,
+            counts="masked words",
+        ),
+        Shape(
+            "ctr",
+            "clicks, from rows in Criteo's format: docs/wide_deep.md",
+            of_texts=False,
+            answers=False,
+            picks_label=False,
+        ),
+    )
 }
 
 
 def check(name: str) -> str:
     """For pydantic: the name, if there is such a task."""
-    if name not in KINDS:
-        *names, last = map(repr, KINDS)
+    if name not in SHAPES:
+        *names, last = map(repr, SHAPES)
         raise PydanticCustomError("literal_error", f"Input should be {', '.join(names)} or {last}")
     return name
+
+
+def in_words() -> str:
+    """All tasks, for `--help`."""
+    shapes = SHAPES.values()
+    return ", ".join(f"{one.name} ({one.what})" if one.what else one.name for one in shapes)
+
+
+def all_that(declare: Callable[[Shape], object]) -> list[str]:
+    """The names of the tasks whose shapes do so."""
+    return [name for name, shape in SHAPES.items() if declare(shape)]

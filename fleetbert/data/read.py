@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Iterable, Iterator, NamedTuple, Sequence
 
-from fleetbert.core import charset
+from fleetbert.core import charset, task_names
 from fleetbert.core.errors import UserError
 from fleetbert.data.records import (
     SEPARATORS,
@@ -92,9 +92,10 @@ def warn_of_pairs(path: str | Path, form: Format) -> None:
         with opened(path) as file, contextlib.suppress(LineError):
             columns = [name for name, value in json_row(file.readline()).items() if value]
     if "text_b" in columns:
+        *names, last = task_names.all_that(lambda shape: shape.pair)
         log.warning(
             f"{path}: its text_b is not read, as the task is of single texts; those of pairs are "
-            "pair_classification, pair_regression and ranking"
+            f"{', '.join(names)} and {last}"
         )
 
 

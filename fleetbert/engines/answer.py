@@ -22,7 +22,7 @@ from fleetbert.data.read import Example, Format, Quoting, check_texts, iter_line
 from fleetbert.data.tokenizers import Encodings, Tokenizer
 from fleetbert.engines import engine
 from fleetbert.tasks import Answer
-from fleetbert.tasks.task import are_finite
+from fleetbert.tasks.answer import are_finite
 
 # Tokens of a batch, padding included. BERT-base in float32 on 2 threads takes the same processor
 # time with 512 to 2,048, and 4 % more with 4,096, whose batches hold more padding. MiniLM in int8
@@ -55,7 +55,7 @@ class Model(NamedTuple):
     @property
     def pair(self) -> bool:
         """Whether it answers pairs of texts."""
-        return self.task.pair
+        return self.task.shape.pair
 
 
 class Logits(NamedTuple):
@@ -112,9 +112,9 @@ def compute_logits(
     on_done: Callable[[int], object] | None = None,
 ) -> Logits:
     """Outputs of texts (or pairs) in their order; `on_done(n)` is called after n more texts."""
-    encodings = model.task.encode(model.tokenizer, texts_a, texts_b, model.max_length)
+    encodings = model.task.answer.encode(model.tokenizer, texts_a, texts_b, model.max_length)
     values, layers = run_batches(model, in_batches(model, encodings), len(texts_a), on_done)
-    values = model.task.of_texts(values, encodings.words, texts_a)
+    values = model.task.answer.of_texts(values, encodings.words, texts_a)
     return Logits(values, encodings.truncated, layers if model.engine.early_exit else None)
 
 
@@ -154,7 +154,7 @@ def answer(model: Model, texts_a: list[str], texts_b: list[str] | None = None) -
     check_texts("texts", texts_a)
     check_texts("pairs", texts_b or ())
     logits = compute_logits(model, texts_a, texts_b)
-    return model.task.to_answers(model.labels, logits.values, logits.exit_layers)
+    return model.task.answer.to_answers(model.labels, logits.values, logits.exit_layers)
 
 
 class Counts(NamedTuple):
@@ -237,7 +237,7 @@ def _answer_window(
     examples = [line for _, line in taken if isinstance(line, Example)]
     texts_b = [example.text_b or "" for example in examples] if model.pair else None
     logits = compute_logits(model, [example.text_a for example in examples], texts_b)
-    answers = iter(model.task.to_answers(model.labels, logits.values, logits.exit_layers))
+    answers = iter(model.task.answer.to_answers(model.labels, logits.values, logits.exit_layers))
     objects = [
         {**own, **(next(answers).as_json() if isinstance(line, Example) else {"error": str(line)})}
         for own, line in taken

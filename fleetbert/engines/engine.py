@@ -20,7 +20,7 @@ from fleetbert.compat import paddle_inference, processor
 from fleetbert.core.errors import UserError
 from fleetbert.data.batching import Batch
 from fleetbert.engines.exits import Settings
-from fleetbert.tasks.task import own_tokens
+from fleetbert.tasks.answer import own_tokens
 
 # Kinds of variants, as manifests name them.
 FLOAT32 = "paddle-inference"

@@ -44,12 +44,12 @@ def read_known(
     skip_with: what the caller's user writes to leave bad lines out, for the UserError.
     """
     task, labels = model.task, model.labels
-    form = task.table_format(path, quoting, labelled=True)
+    form = task.labels.table_format(path, quoting, labelled=True)
     warn_of_pairs(path, form)
     table = read_as(path, form, on_bad_line)
     written = [example.label or "" for example in table.examples]
     known = frozenset(labels)
-    strange = [task.unknown(label, known) for label in written]
+    strange = [task.labels.unknown(label, known) for label in written]
     examples = [example for example, label in zip(table.examples, strange) if label is None]
     unknown = [(example, label) for example, label in zip(table.examples, strange) if label]
     if unknown and (on_bad_line == "stop" or not examples):
@@ -61,8 +61,8 @@ def read_known(
             f"{alike(label, labels)}; it knows {shown}; correct the line"
             + (f", or leave such lines out with {skip_with}" if leave_out else "")
         )
-    truth = task.targets([example.label or "" for example in examples], labels)
-    task.check_targets(str(path), truth)
+    truth = task.labels.targets([example.label or "" for example in examples], labels)
+    task.labels.check_targets(str(path), truth)
     return Known(examples, truth, len(table.skipped) + len(unknown))
 
 
@@ -81,17 +81,17 @@ def evaluate(
     A line whose label the model does not know is a bad line (skip_with: see `read_known`).
     """
     table = read_known(model, path, on_bad_line, quoting, skip_with)
-    texts_a, texts_b = model.task.texts(table.examples)
+    texts_a, texts_b = model.task.labels.texts(table.examples)
     with answer.progress(len(texts_a)) as bar:
         start = time.perf_counter()
         logits = answer.compute_logits(model, texts_a, texts_b, bar.update)
         seconds = time.perf_counter() - start
-    outputs = model.task.per_example(logits.values)
+    outputs = model.task.metrics.per_example(logits.values)
     calibrated = {}
-    if model.task.calibrates:
-        calibrated["ece"] = calibration_error(*model.task.confidence(table.truth, outputs))
+    if model.task.metrics.calibrates:
+        calibrated["ece"] = calibration_error(*model.task.metrics.confidence(table.truth, outputs))
     return {
-        **model.task.evaluate(table.truth, outputs, model.labels),
+        **model.task.metrics.evaluate(table.truth, outputs, model.labels),
         **calibrated,
         "texts_per_s": round(len(texts_a) / seconds, 1),
         "skipped": table.skipped,

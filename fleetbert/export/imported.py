@@ -8,7 +8,7 @@ from typing import Sequence
 
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
-from fleetbert.core import charset, files
+from fleetbert.core import charset, files, task_names
 from fleetbert.core.errors import UserError
 from fleetbert.data import labels as labels_of
 from fleetbert.data import tokenizers
@@ -36,11 +36,11 @@ def import_model(
     UserError if it has no head or one whose answers no task has, if the labels are not as many as
     the head has or are its own in another order, or if it has no positions for `max_length`.
     """
-    if task not in (None, tasks.EMBEDDING.name, tasks.RANKING.name):
+    named = task_names.all_that(lambda shape: shape.imports)
+    if task is not None and task not in named:
+        choices = "; ".join(f"{name} for {task_names.SHAPES[name].imports}" for name in named)
         raise UserError(
-            f"task: {task!r} is told by a model's head; name {tasks.EMBEDDING.name} for the "
-            f"vectors of any encoder, {tasks.RANKING.name} for a head that gives a query and a "
-            "document a number, or leave it out"
+            f"task: {task!r} is told by a model's head; name {choices}; or leave it out"
         )
     names = None if labels is None else labels_of.given(labels)
     program = from_paddle.find(Path(model.init))
@@ -65,24 +65,26 @@ def import_model(
         task = tasks.EMBEDDING.name
     if task is not None and (names or pair):
         raise UserError(f"{'labels' if names else 'pair'}: task: {task} needs none; leave it out")
-    if pooling is not None and task == tasks.RANKING.name:
-        raise UserError("pooling: is of vectors, and ranking tells numbers; leave it out")
-    if task == tasks.RANKING.name:
+    shapes = task_names.SHAPES
+    if pooling is not None and task is None:
+        raise UserError(f"pooling: is of vectors; name task: {tasks.EMBEDDING.name} too")
+    if pooling is not None and task is not None and not shapes[task].pooled:
+        tells = shapes[task].tells
+        raise UserError(f"pooling: is of vectors, and {task} tells {tells}; leave it out")
+    if task is not None and shapes[task].pooled:
+        source, names = source.with_pooling(pooling, "pooling"), []
+    elif task is not None:
         count = tensors["classifier.weight"].shape[1] if has_classifier else 0
-        if count != 1:
+        if count != (takes := shapes[task].outputs):
             raise UserError(
-                f"{source.name}: its head gives {count} numbers, and ranking takes one; train one "
-                "from it, with model.init and task.name: ranking"
+                f"{source.name}: its head gives {count} numbers, and {task} takes {takes}; train "
+                f"one from it, with model.init and task.name: {task}"
             )
         names = []
-    elif task is not None:
-        source, names = source.with_pooling(pooling, "pooling"), []
-    elif pooling is not None:
-        raise UserError("pooling: is of vectors; name task: embedding too")
     elif "ForTokenClassification" in source.architecture:
         raise UserError(
             f"{source.name}: tags tokens, and only training makes bundles of spans; train one from "
-            "it, with model.init and task.name: token_classification"
+            f"it, with model.init and task.name: {tasks.TOKEN_CLASSIFICATION.name}"
         )
     elif has_classifier:
         count = tensors["classifier.weight"].shape[1]
@@ -91,11 +93,11 @@ def import_model(
         fields = charset.read_json(path_of_fields, "configuration") if path_of_fields else {}
         names = _labels(source.name, task, fields, source.head_labels, count, names)
     elif any(name.startswith("cls.predictions.") for name in tensors):
-        names, task = [], "mlm"
+        names, task = [], tasks.MASKED_WORDS.name
     else:
         raise UserError(
             f"{source.name}: has no classifier, so it answers nothing; train one from it, with "
-            "init, or name the task embedding for its vectors"
+            f"init, or name the task {tasks.EMBEDDING.name} for its vectors"
         )
     positions = source.shape.get("max_position_embeddings", 512)
     if max_length > int(positions):
@@ -106,7 +108,7 @@ def import_model(
     network = heads.build(task, shape)
     report = weights.load(network, source)
     fresh = [name for name in report.fresh if not name.startswith(network.unread)]
-    if fresh and task != "mlm":
+    if fresh and tasks.get(task).shape.answers:
         raise UserError(f"{source.name}: has no weights for {', '.join(fresh)}")
     network.eval()
     with files.writing(path):
@@ -123,17 +125,18 @@ def import_model(
 
 
 def _task(name: str, problem_type: str | None, logits: int, pair: bool) -> str:
-    if problem_type == tasks.MULTI_LABEL.name:
+    if problem_type == tasks.MULTI_LABEL.shape.problem_type:
         if pair:
             raise UserError(f"{name}: has several labels, which only single texts have")
         return tasks.MULTI_LABEL.name
-    if problem_type == "regression" and logits > 1:
+    if problem_type == tasks.REGRESSION.shape.problem_type and logits > 1:
         raise UserError(
             f"{name}: its head gives {logits} numbers for each text, and a bundle's gives "
             "one; train one from its encoder: model.init"
         )
-    kind = "regression" if logits == 1 else "classification"
-    return f"pair_{kind}" if pair else kind
+    if logits == 1:
+        return (tasks.PAIR_REGRESSION if pair else tasks.REGRESSION).name
+    return (tasks.PAIR_CLASSIFICATION if pair else tasks.CLASSIFICATION).name
 
 
 def _labels(
@@ -147,7 +150,7 @@ def _labels(
     """Of a classifier with `count` logits. known: of its config.json, which has `fields`; LABEL_0,
     ... where it names none, as in transformers. UserError where it names some and not all."""
     named = fields.get("id2label") or fields.get("label2id")
-    if given is None and named and not known and tasks.get(task).least_labels:
+    if given is None and named and not known and tasks.get(task).shape.least_labels:
         raise UserError(
             f"labels: the id2label of {name} names not each of its {count} logits once: "
             f"{json.dumps(named, ensure_ascii=False)[:200]}; give labels, in the logits' order, or "
@@ -166,4 +169,4 @@ def _labels(
             f"labels: {weights.few(given)} is another order than that of {name}'s "
             f"id2label, {weights.few(known)}; leave labels out, or correct id2label"
         )
-    return list(given) if tasks.get(task).least_labels else []
+    return list(given) if tasks.get(task).shape.least_labels else []

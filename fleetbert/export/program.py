@@ -56,7 +56,7 @@ def export_bundle(
     def fill(folder: Path) -> list[bundle.Variant]:
         difference = export_program(network, folder / "float32", **limits)
         kept = None
-        if tasks.get(task).answers:
+        if tasks.get(task).shape.answers:
             with _answering(network, max_length) as run:
                 kept = golden.record(run, share=golden.FLOAT_SHARE, **limits)
         return [

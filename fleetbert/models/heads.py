@@ -206,7 +206,7 @@ heads: Registry[type[Headed]] = Registry(
 
 def build(task: str, config: BertConfig) -> Headed:
     """The network for `task.name`, with fresh weights."""
-    return heads[tasks.get(task).head](config)
+    return heads[tasks.get(task).shape.head](config)
 
 
 def scale_outputs(network: Headed, factor: float) -> None:

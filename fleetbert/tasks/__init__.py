@@ -1,7 +1,7 @@
 """What a model learns and answers, a folder for each kind. No Paddle, but in the modules `loss`.
 
-A kind from outside the package is a class below `Task`, of which one is given to `register`. Clicks
-(`ctr`) are not of texts: their task stands in `training.ctr` as a whole.
+A kind from outside the package is a `Task`, given to `register`. Clicks (`ctr`) are not of texts:
+what is trained of them stands in `training.ctr` as a whole.
 """
 
 from __future__ import annotations
@@ -9,23 +9,32 @@ from __future__ import annotations
 from fleetbert import bundle as bundles
 from fleetbert.core import task_names
 from fleetbert.core.registry import Registry
+from fleetbert.core.task_names import Shape
+from fleetbert.tasks.answer import Answer, Answers, Tensor, Values
 from fleetbert.tasks.classification import CLASSIFICATION, PAIR_CLASSIFICATION
 from fleetbert.tasks.collect import Arrays
+from fleetbert.tasks.ctr.metrics import FIGURES as FIGURES_OF_CLICKS
 from fleetbert.tasks.embedding import EMBEDDING
+from fleetbert.tasks.evaluator import Criterion, Evaluator, Part
+from fleetbert.tasks.labels import Labels
 from fleetbert.tasks.masked_words import MASKED_WORDS
 from fleetbert.tasks.metrics import Metrics
 from fleetbert.tasks.multi_label import MULTI_LABEL
 from fleetbert.tasks.ranking import RANKING
 from fleetbert.tasks.regression import PAIR_REGRESSION, REGRESSION
-from fleetbert.tasks.task import Answer, Criterion, Part, Task, Tensor, Values
+from fleetbert.tasks.task import Task
 from fleetbert.tasks.token_classification import TOKEN_CLASSIFICATION
 
 __all__ = [
     "Answer",
+    "Answers",
     "Arrays",
     "Criterion",
+    "Evaluator",
+    "Labels",
     "Metrics",
     "Part",
+    "Shape",
     "Task",
     "Tensor",
     "Values",
@@ -45,15 +54,16 @@ BUILT_IN: tuple[Task, ...] = (
     EMBEDDING,
     MASKED_WORDS,
 )
-_tasks: Registry[Task] = Registry("task.name", {task.name: task for task in BUILT_IN})
+_tasks: Registry[Task] = Registry("task.name", {})
+# The figures that pages and progress show of an evaluation, and what they call them.
+FIGURES: dict[str, str] = {**FIGURES_OF_CLICKS}
 
 
 def register(task: Task) -> None:
     """Add a kind of task: jobs and bundles may name it from now on."""
-    task_names.KINDS[task.name] = task_names.Kind(
-        task.pair, task.label, task.least_labels, task.tells, task.per_token
-    )
+    task_names.SHAPES[task.name] = task.shape
     _tasks[task.name] = task
+    FIGURES.update(task.metrics.figures)
 
 
 def get(name: str) -> Task:
@@ -65,3 +75,7 @@ def of(described: bundles.Task) -> Task:
     """The task of a bundle, as its manifest describes it."""
     task = get(described.name).of_width(described.width)
     return task.with_thresholds(described.thresholds)
+
+
+for _task in BUILT_IN:
+    register(_task)

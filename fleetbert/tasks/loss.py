@@ -15,7 +15,8 @@ import paddle
 from paddle import nn
 
 from fleetbert.tasks.collect import Arrays
-from fleetbert.tasks.task import Part, Task
+from fleetbert.tasks.evaluator import Part
+from fleetbert.tasks.task import Task
 
 
 class Loss(ABC):

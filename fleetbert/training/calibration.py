@@ -24,7 +24,7 @@ def calibrate(task: TextTask, network: heads.Headed, held: Split) -> tuple[Fitte
     calibration error), reliability [bins, 3] and the task's own figures.
     """
     with paddle.no_grad():
-        fitted = task.task.fit(held.labels, task.outputs(network, held), task.labels)
+        fitted = task.task.metrics.fit(held.labels, task.outputs(network, held), task.labels)
         dev = None if task.dev is None else task.outputs(network, task.dev)
     if fitted.temperature == 1:
         log.warning(
@@ -52,9 +52,9 @@ def calibrate(task: TextTask, network: heads.Headed, held: Split) -> tuple[Fitte
 
 
 def _measure(task: Task, truth: np.ndarray, outputs: np.ndarray, labels: list[str]) -> Metrics:
-    confidence, right = task.confidence(truth, outputs)
+    confidence, right = task.metrics.confidence(truth, outputs)
     return {
-        **task.evaluate(truth, outputs, labels),
+        **task.metrics.evaluate(truth, outputs, labels),
         "ece": calibration_error(confidence, right),
         "reliability": reliability(confidence, right).round(4).tolist(),
     }

@@ -19,7 +19,8 @@ from fleetbert.data import criteo
 from fleetbert.data.read import lines_at
 from fleetbert.models.wide_deep import WideDeep
 from fleetbert.tasks import Arrays, Criterion, Metrics, Part
-from fleetbert.tasks import ctr as clicks
+from fleetbert.tasks.ctr import labels as clicks
+from fleetbert.tasks.ctr import metrics as click_metrics
 from fleetbert.training import checkpoint
 from fleetbert.training.loop import Run
 from fleetbert.training.sparse_table import FILE, SparseTable
@@ -88,7 +89,7 @@ class Ctr(Trainable):
         logits = np.zeros(len(self.dev.labels), np.float32)
         for part in parts:
             logits[part["rows"]] = part["logits"]
-        return clicks.evaluate(self.dev.labels, logits)
+        return click_metrics.evaluate(self.dev.labels, logits)
 
     def criterion(self, metrics: Metrics) -> Criterion:
         return Criterion("auc", False)

@@ -11,7 +11,7 @@ from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, ScalarFo
 
 from fleetbert.reports import figures, page
 from fleetbert.reports.figures import DEV, NICE, STYLE, TRAIN
-from fleetbert.tasks.metrics import FIGURES
+from fleetbert.tasks import FIGURES
 
 # The figures that have a curve, each with the one that is drawn beside it.
 BESIDE = {

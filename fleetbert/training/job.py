@@ -13,7 +13,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert import tasks
 from fleetbert.compat import environment, versions
-from fleetbert.core import files, limits, locks
+from fleetbert.core import files, limits, locks, task_names
 from fleetbert.core.errors import Stopped, UserError
 from fleetbert.export.program import export_bundle
 from fleetbert.models import heads, weights
@@ -64,15 +64,16 @@ def train(
     Stopped after SIGTERM, with a checkpoint.
     """
     _check_version(job)
-    if metrics and (job.task.name == "ctr" or not tasks.get(job.task.name).takes_metrics):
+    of_texts = task_names.SHAPES[job.task.name].of_texts
+    if metrics and not (of_texts and tasks.get(job.task.name).metrics.takes_metrics):
         raise UserError(f"metrics: task.name: {job.task.name} takes none besides its own")
     strategy = connect(job)
-    if job.task.name == "ctr":
+    if not of_texts:
         summary = train_with(strategy, job, ctr.open_ctr, _write_ctr, last=callbacks)
     else:
 
         def open_with_metrics(job: schema.Config, strategy: Single) -> TextTask:
-            if labels and not tasks.get(job.task.name).least_labels:
+            if labels and not tasks.get(job.task.name).shape.least_labels:
                 raise UserError(f"labels: task.name: {job.task.name} has none; leave labels out")
             task = open_task(job, strategy, labels=list(labels) if labels else None)
             task.metrics = metrics or {}
@@ -86,7 +87,7 @@ def result(job: schema.Config, summary: Summary) -> Result:
     folder, best = Path(job.output_dir), dict(summary["dev"])
     return Result(
         folder,
-        None if job.task.name == "ctr" else folder / "bundle",
+        folder / "bundle" if task_names.SHAPES[job.task.name].of_texts else None,
         folder / "report.html" if job.callbacks.report else None,
         {name: value for name, value in best.items() if name not in ("step", "metric")},
         best.get("step"),
@@ -106,8 +107,8 @@ def run(job: schema.Config) -> None:
 def _check_version(job: schema.Config) -> None:
     if job.strategy.name == "parameter_server":
         versions.need_paddle_2("strategy.name: parameter_server")
-    if job.task.name == "ctr":
-        versions.need_paddle_2("task.name: ctr")
+    if not task_names.SHAPES[job.task.name].of_texts:
+        versions.need_paddle_2(f"task.name: {job.task.name}")
 
 
 def train_with(
@@ -255,7 +256,7 @@ def _write_results(run: Run, summary: Summary) -> None:
         files.sync_tree(aside)
         files.put_in_place(aside, folder / "model")
     accuracy = []
-    metric = task.task.gate_metric
+    metric = task.task.metrics.gate_metric
     dev = summary["dev"]
     if task.dev is not None and math.isfinite(dev.get(metric, math.nan)):
         accuracy = [

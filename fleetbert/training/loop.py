@@ -17,6 +17,7 @@ import paddle
 
 import fleetbert
 from fleetbert import config as schema
+from fleetbert.core import task_names
 from fleetbert.core.errors import UserError
 from fleetbert.launch import heartbeat
 from fleetbert.models import bfloat16, cpu
@@ -327,7 +328,8 @@ def _float32(job: schema.Config) -> str | None:
         return "strategy.name: parameter_server"
     if isinstance(job, schema.Distill) and job.distill.kind == "theseus":
         return "distill.kind: theseus"
-    return "task.name: ctr" if job.task.name == "ctr" else None
+    of_texts = task_names.SHAPES[job.task.name].of_texts
+    return None if of_texts else f"task.name: {job.task.name}"
 
 
 def versions() -> dict[str, str]:

@@ -11,10 +11,11 @@ import json
 from pathlib import Path
 from typing import Callable
 
+from fleetbert.core import task_names
 from fleetbert.core.quantities import duration, milliseconds, number, percent
 from fleetbert.reports import page
 from fleetbert.reports.page import Details, HeatMap, Section, Table, Text, Tile
-from fleetbert.tasks.metrics import FIGURES
+from fleetbert.tasks import FIGURES
 from fleetbert.training.curves import Row, draw_answers, draw_curves, draw_server_curves
 
 MOST_CLASSES = 50  # of a table, the worst first where there are more
@@ -75,7 +76,8 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[Tile]:
     """The headline figures: name, value, note."""
     tiles: list[Tile] = []
     if dev:
-        unit = "masked words" if config.get("task", {}).get("name") == "mlm" else "texts"
+        shape = task_names.SHAPES.get(config.get("task", {}).get("name", ""))
+        unit = shape.counts if shape else "texts"
         place = f"{dev['n']:,} {unit}, step {dev['step']:,}"
         labels = len(dev.get("labels", []))
         occurring = dev.get("macro_f1_classes", labels)

@@ -22,7 +22,7 @@ from fleetbert.models import heads, weights
 from fleetbert.tasks import Arrays, Criterion, Metrics, Part
 from fleetbert.tasks import loss as losses
 from fleetbert.tasks.collect import Labelled
-from fleetbert.tasks.task import together
+from fleetbert.tasks.evaluator import together
 from fleetbert.training import checkpoint
 from fleetbert.training.regularized import regularize
 from fleetbert.training.strategies.single import Single
@@ -56,15 +56,15 @@ def open_task(
         )
     opened = open_splits(job, tokenizer, connected)
     task = tasks.get(job.task.name)
-    if task.pooled:
+    if task.shape.pooled:
         source = source.with_pooling(job.task.pooling, "task.pooling")
     if labels is None:
-        labels = _as_resumed(job, task.labels_of(opened[0][1]))
-    task.check_labels(labels)
-    splits = [task.with_targets(split, own, labels) for split, own in opened]
+        labels = _as_resumed(job, task.labels.labels_of(opened[0][1]))
+    task.labels.check_labels(labels)
+    splits = [task.labels.with_targets(split, own, labels) for split, own in opened]
     held = None
     if job.trainer.calibrate:
-        if not task.calibrates:
+        if not task.metrics.calibrates:
             raise UserError(
                 f"trainer.calibrate: task.name: {task.name} tells no probabilities; leave it out"
             )
@@ -91,7 +91,7 @@ def open_splits(
     data, task = job.data, tasks.get(job.task.name)
 
     def tokenized(name: str, table: read.Table) -> tuple[Split, list[str]]:
-        how = (tokenizer, task.pair, task.labelled, data.max_length, task.label)
+        how = (tokenizer, task.shape.pair, task.shape.labelled, data.max_length, task.shape.label)
         return tokenize(name, table, *how)
 
     if data.builtin:
@@ -100,14 +100,15 @@ def open_splits(
         return [tokenized(name, table) for name, table in zip(names, tables)]
     splits = []
     for path in (path for path in (data.train, data.dev) if path is not None):
-        form = task.table_format(path, data.quoting)
+        form = task.labels.table_format(path, data.quoting)
         if connected is None or connected.rank == 0:
             read.warn_of_pairs(path, form)
         folder = cache_folder(job, path)
         if folder is None:
             splits.append(tokenized(path, read.read_as(path, form, data.on_bad_line)))
             continue
-        recipe = cache.Recipe(form, data.on_bad_line, tokenizer.spec, task.pair, data.max_length)
+        how = (tokenizer.spec, task.shape.pair, data.max_length)
+        recipe = cache.Recipe(form, data.on_bad_line, *how)
         make = partial(cache.prepare, path, folder, recipe)
         splits.append(cache.load(path, make() if connected is None else connected.from_first(make)))
     return splits
@@ -149,12 +150,12 @@ class TextTask(Trainable):
             job.loss,
             job.task.name,
             labels,
-            self.task.counts(train.labels, labels) if labels else None,
+            self.task.labels.counts(train.labels, labels) if labels else None,
             len(train.labels),
         )
         self.passes = self.objective.passes
         self.metrics: Mapping[str, Metric] = {}
-        self.collector: Labelled = self.task.collector(train, job, tokenizer)
+        self.collector: Labelled = self.task.labels.collector(train, job, tokenizer)
         paddle.seed(job.trainer.seed)
         outputs = self.task.outputs(labels)
         shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
@@ -187,7 +188,7 @@ class TextTask(Trainable):
                 if counts["skipped_lines"]:
                     counted.append(f"{counts['skipped_lines']} bad lines skipped")
                 notes.append(f"{split.name}: {', '.join(counted)}")
-        if said := self.task.describe(self.train.labels, self.labels):
+        if said := self.task.labels.describe(self.train.labels, self.labels):
             notes.append(said)
         name, loaded = self.source.name, self.loaded
         if loaded.fresh and self.source.tensors is not None:
@@ -199,13 +200,13 @@ class TextTask(Trainable):
         return notes
 
     def warnings(self) -> list[str]:
-        doubts = self.task.doubts(self.train.labels, self.labels)
+        doubts = self.task.labels.doubts(self.train.labels, self.labels)
         warnings = [f"{self.train.name}: {warning}" for warning in doubts]
-        is_number = self.task.labelled and not self.labels
-        if self.dev is not None and is_number and (same := self.task.alike(self.dev.labels)):
+        is_number = self.task.shape.labelled and not self.labels
+        if self.dev is not None and is_number and (same := self.task.labels.alike(self.dev.labels)):
             warnings.append(f"{self.dev.name}: {same}; nothing is measured by it")
         if self.dev is not None and self.labels:
-            counts = self.task.counts(self.dev.labels, self.labels)
+            counts = self.task.labels.counts(self.dev.labels, self.labels)
             lacking = [self.labels[n] for n in np.flatnonzero(counts == 0)]
             if lacking:
                 warnings.append(
@@ -238,7 +239,7 @@ class TextTask(Trainable):
             texts = {number: builtin[i].text_a for number, i in zip(numbers, indices)}
         else:
             with contextlib.suppress(UserError):  # it is gone, or another
-                form = self.task.table_format(path, self.job.data.quoting)
+                form = self.task.labels.table_format(path, self.job.data.quoting)
                 texts = read.lines_at(path, numbers, form)
         return [{"file": self.train.name, "line": n, "text": texts.get(n)} for n in numbers]
 
@@ -254,14 +255,15 @@ class TextTask(Trainable):
     def evaluate(self, parts: Sequence[Part]) -> Metrics:
         assert self.dev is not None
         truth = self.dev.labels
-        metrics = self.task.evaluate_parts(parts, truth, self.labels)
+        room = self.task.room(len(truth), self.labels)
+        metrics = self.task.metrics.evaluate_parts(parts, truth, self.labels, room)
         if self.metrics:
-            outputs = together(parts, self.task.room(len(truth), self.labels))
+            outputs = together(parts, room)
             metrics.update({name: float(of(truth, outputs)) for name, of in self.metrics.items()})
         return metrics
 
     def criterion(self, metrics: Metrics) -> Criterion:
-        return self.task.criterion(self.job.trainer.best_metric, metrics)
+        return self.task.metrics.criterion(self.job.trainer.best_metric, metrics)
 
     def dev_batches(self) -> list[np.ndarray]:
         """The dev texts in batches of like length."""
@@ -284,4 +286,4 @@ class TextTask(Trainable):
         )
 
     def _arrays(self, split: Split, part: np.ndarray) -> Arrays:
-        return self.tensors(self.task.collector(split, self.job, self.tokenizer).whole(part))
+        return self.tensors(self.task.labels.collector(split, self.job, self.tokenizer).whole(part))

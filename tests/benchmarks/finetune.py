@@ -36,7 +36,7 @@ from fleetbert import config, tasks  # noqa: E402
 from fleetbert.bench import measure  # noqa: E402
 from fleetbert.data import conll  # noqa: E402
 from fleetbert.data.read import Example, read_as  # noqa: E402
-from fleetbert.tasks import token_classification  # noqa: E402
+from fleetbert.tasks.token_classification.scheme import labels_of_kinds  # noqa: E402
 
 TAGS = "token_classification"
 
@@ -79,10 +79,10 @@ class Data(NamedTuple):
 def tags(folder: Path) -> Data:
     paths = next(folder.glob("train.*")), next(folder.glob("dev.*"))
     task = tasks.get(TAGS)
-    tables = [read_as(path, task.table_format(path)).examples for path in paths]
+    tables = [read_as(path, task.labels.table_format(path)).examples for path in paths]
     spans = [[json.loads(one.label or "[]") for one in table] for table in tables]
     kinds = sorted({kind for found in spans[0] for *_, kind in found})
-    labels = token_classification.labels_of_kinds(kinds)
+    labels = labels_of_kinds(kinds)
 
     def text(example: Example, found: list) -> Text:
         words = cast(conll.Joined, example.text_a).words
@@ -140,7 +140,7 @@ def score(data: Data, answers: list) -> float:
     targets, logits = np.array(truth), np.array(answers, np.float32)
     if data.task == "multi_label_classification":
         targets = targets > 0
-    return float(tasks.get(data.task).evaluate(targets, logits, data.labels)[data.metric])
+    return float(tasks.get(data.task).metrics.evaluate(targets, logits, data.labels)[data.metric])
 
 
 def peer(data: Data, arguments: argparse.Namespace, seed: int, folder: Path) -> tuple[float, float]:

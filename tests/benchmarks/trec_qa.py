@@ -27,7 +27,8 @@ sys.path[:1] = [str(TESTS.parent), str(TESTS)]
 
 import fleetbert  # noqa: E402
 from benchmarks.tasks import add_result  # noqa: E402
-from fleetbert.tasks import metrics, ranking  # noqa: E402
+from fleetbert.tasks.ranking.labels import draw  # noqa: E402
+from fleetbert.tasks.ranking.metrics import ranked  # noqa: E402
 
 Rows = Sequence["tuple[str, str, int]"]
 
@@ -45,7 +46,7 @@ def targets(rows: Rows) -> np.ndarray:
 
 def mean_average_precision(rows: Rows, scores: Sequence[float]) -> float:
     relevant, queries = targets(rows).T
-    found = metrics.ranked(relevant > 0, queries, np.array(scores, np.float32))
+    found = ranked(relevant > 0, queries, np.array(scores, np.float32))
     return float(found.precision.mean())
 
 
@@ -53,7 +54,7 @@ def triplets(rows: Rows, negatives: int, seed: int) -> list[dict[str, str]]:
     """Each right answer with so many wrong ones of its query."""
     return [
         {"text_a": rows[own][0], "text_b": rows[own][1], "text_c": rows[other][1]}
-        for own, *others in ranking.draw(targets(rows), negatives, [seed])
+        for own, *others in draw(targets(rows), negatives, [seed])
         for other in others
     ]
 

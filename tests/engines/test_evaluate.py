@@ -10,7 +10,7 @@ from sklearn import metrics
 
 from fleetbert.core.errors import UserError
 from fleetbert.engines import answer, evaluate
-from fleetbert.tasks import classification
+from fleetbert.tasks.classification import CLASSIFICATION
 
 MORE = {"texts_per_s": 1.0, "skipped": 0, "cut": 0, "mean_layers": None}
 
@@ -54,7 +54,7 @@ def test_it_says_over_which_classes_macro_f1_is():
         ),
     ]:
         logits = np.eye(len(labels), dtype=np.float32)[truth]
-        measures = classification.CLASSIFICATION.evaluate(truth, logits, list(labels))
+        measures = CLASSIFICATION.metrics.evaluate(truth, logits, list(labels))
         assert said in evaluate.format_report({**measures, **MORE}).splitlines()
 
 
@@ -64,7 +64,7 @@ def test_of_many_labels_the_worst_and_most_confused_are_printed():
     logits = np.zeros((400, 7051), np.float32)
     logits[np.arange(400), np.where(truth == 9, 4000, truth)] = 1.0
     logits[0, 77] = logits[2, 78] = 2.0
-    measures = classification.CLASSIFICATION.evaluate(truth, logits, labels)
+    measures = CLASSIFICATION.metrics.evaluate(truth, logits, labels)
     lines = evaluate.format_report({**measures, **MORE}).splitlines()
     assert lines[3].split() == ["label", "9", "0.0000", "0.0000", "0.0000", "2"]
     assert "the 50 worst of 7051 classes; --json has all" in lines

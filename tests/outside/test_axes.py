@@ -141,7 +141,7 @@ def test_the_bundle_is_evaluated_as_training_did(trained):
 
 
 def test_a_server_is_told_its_tensors():
-    assert tasks.get("stars").tensors(LABELS)[0] == ("stars", "FP32", (-1,))
+    assert tasks.get("stars").answer.tensors(LABELS, 3)[0] == ("stars", "FP32", (-1,))
 
 
 def test_a_task_that_nobody_added_is_refused():

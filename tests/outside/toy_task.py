@@ -8,7 +8,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from fleetbert import tasks
-from fleetbert.tasks import Metrics, Task, Tensor
+from fleetbert.tasks import Answers, Evaluator, Metrics, Shape, Task, Tensor
 from fleetbert.tasks.metrics import softmax
 
 
@@ -20,27 +20,23 @@ class StarsAnswer(NamedTuple):
         return {"stars": round(self.stars, 4)}
 
 
-class Stars(Task):
-    name = "stars"
-    head = "classifier"
-    loss = "outside.toy_loss"
+class StarsMetrics(Evaluator):
     gate_metric = "within_one"
-
-    def outputs(self, labels: Sequence[str]) -> int:
-        return len(labels)
 
     def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
         errors = expected(labels, outputs) - np.array(labels, float)[truth]
         within_one = float((np.abs(errors) <= 1).mean())
         return {"n": len(truth), "loss": float((errors**2).mean()), "within_one": within_one}
 
+
+class StarsAnswers(Answers):
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[StarsAnswer]:
         layers = [None] * len(outputs) if exit_layers is None else exit_layers.tolist()
         return [StarsAnswer(float(s), n) for s, n in zip(expected(labels, outputs), layers)]
 
-    def tensors(self, labels: Sequence[str]) -> list[Tensor]:
+    def tensors(self, labels: Sequence[str], outputs: int) -> list[Tensor]:
         return [Tensor("stars", "FP32", (-1,)), Tensor("exit_layer", "INT32", (-1,))]
 
 
@@ -48,4 +44,4 @@ def expected(labels: Sequence[str], outputs: np.ndarray) -> np.ndarray:
     return softmax(outputs) @ np.array(labels, float)
 
 
-tasks.register(Stars())
+tasks.register(Task(Shape("stars"), StarsMetrics, StarsAnswers, loss="outside.toy_loss"))

@@ -12,6 +12,7 @@ from sklearn.metrics import f1_score
 
 from fleetbert import tasks
 from fleetbert.tasks import calibration, metrics
+from fleetbert.tasks.multi_label.metrics import binary_cross_entropy
 
 
 @pytest.mark.parametrize("name", ["classification", "multi_label_classification"])
@@ -27,9 +28,9 @@ def test_the_temperature_has_the_lowest_loss(name, seed, true):
         loss = metrics.cross_entropy
     else:
         truth = rng.random(logits.shape) < metrics.sigmoid(logits)
-        loss = metrics.binary_cross_entropy
+        loss = binary_cross_entropy
     given_logits = (logits * true).astype(np.float32)
-    found = tasks.get(name).fit(truth, given_logits, ["a", "b", "c"]).temperature
+    found = tasks.get(name).metrics.fit(truth, given_logits, ["a", "b", "c"]).temperature
     best = minimize_scalar(lambda log: loss(truth, given_logits / np.exp(log)), (-3, 3), tol=1e-9)
     assert found == pytest.approx(np.exp(best.x), rel=1e-3)
     assert found == pytest.approx(true, rel=0.35)
@@ -37,7 +38,7 @@ def test_the_temperature_has_the_lowest_loss(name, seed, true):
 
 def test_where_all_is_right_nothing_is_fitted():
     truth = np.array([0, 1])
-    found = tasks.get("classification").fit(truth, np.eye(2, dtype=np.float32), ["a", "b"])
+    found = tasks.get("classification").metrics.fit(truth, np.eye(2, dtype=np.float32), ["a", "b"])
     assert found == (1.0, {})
 
 
@@ -75,21 +76,14 @@ def test_the_error_is_that_of_the_bins(seed, answers):
     assert calibration.reliability(confidence, right)[:, 2].sum() == answers
 
 
-def test_a_task_of_ones_own_stays_itself_with_thresholds():
-    class Own(type(tasks.get("multi_label_classification"))):
-        name = "own"
-
-    known = Own().with_thresholds({"a": 0.2})
-    assert (type(known), known.thresholds, Own().thresholds) == (Own, {"a": 0.2}, {})
-
-
 def test_thresholds_decide_which_labels_a_text_has():
     plain = tasks.get("multi_label_classification")
     task = plain.with_thresholds({"a": 0.2})
     outputs = np.array([[-1.0, -1.0], [-2.0, 1.0]], np.float32)  # of 0.27 and 0.12, 0.73
-    assert [one.labels for one in task.to_answers(["a", "b"], outputs, None)] == [["a"], ["b"]]
-    assert [one.labels for one in plain.to_answers(["a", "b"], outputs, None)] == [[], ["b"]]
-    assert task.tell(["a", "b"], outputs)[0] == ['["a"]', '["b"]']
+    for known, labels in ((task, [["a"], ["b"]]), (plain, [[], ["b"]])):
+        answers = known.answer.to_answers(["a", "b"], outputs, None)
+        assert [one.labels for one in answers] == labels
+    assert task.answer.tell(["a", "b"], outputs)[0] == ['["a"]', '["b"]']
     truth = np.array([[True, False], [False, True]])
-    assert task.evaluate(truth, outputs, ["a", "b"])["macro_f1"] == 1.0
-    assert plain.evaluate(truth, outputs, ["a", "b"])["macro_f1"] == 0.5
+    assert task.metrics.evaluate(truth, outputs, ["a", "b"])["macro_f1"] == 1.0
+    assert plain.metrics.evaluate(truth, outputs, ["a", "b"])["macro_f1"] == 0.5

@@ -22,7 +22,13 @@ from sklearn.metrics import (
 )
 
 from fleetbert.data import criteo
-from fleetbert.tasks import ctr, metrics
+from fleetbert.tasks import metrics
+from fleetbert.tasks.classification import metrics as classes
+from fleetbert.tasks.ctr import metrics as ctr
+from fleetbert.tasks.embedding import metrics as vectors
+from fleetbert.tasks.multi_label import metrics as several
+from fleetbert.tasks.ranking import metrics as rankings
+from fleetbert.tasks.regression import metrics as correlations
 
 
 def answers(seed: int, texts: int, labels: int, spread: float = 3.0):
@@ -36,7 +42,7 @@ def test_all_figures_are_scikit_learns(seed, texts, n_labels, spread):
     truth, logits = answers(seed, texts, n_labels, spread)
     labels = [f"label {n}" for n in range(n_labels)]
     numbers = np.arange(n_labels)
-    found = metrics.classification(truth, logits, labels)
+    found = classes.classification(truth, logits, labels)
     guessed = logits.argmax(1)
     exact = logits.astype(np.float64)
     chances = np.exp(exact - exact.max(1, keepdims=True))
@@ -75,7 +81,7 @@ def test_many_labels_list_the_pairs_that_occur():
     truth, logits = answers(3, 400, n_labels)
     truth[truth >= 48] = 5
     labels = [f"label {n}" for n in range(n_labels)]
-    measures = metrics.classification(truth, logits, labels)
+    measures = classes.classification(truth, logits, labels)
     assert "confusion" not in measures
     guessed = logits.argmax(1)
     matrix = confusion_matrix(truth, guessed, labels=np.arange(n_labels))
@@ -101,13 +107,13 @@ def test_nothing_grows_with_the_square_of_7051_labels():
     labels = [f"label {n}" for n in range(n_labels)]
     tracemalloc.start()
     try:
-        measures = metrics.classification(truth, logits, labels)
+        measures = classes.classification(truth, logits, labels)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert peak < 150e6  # a matrix of the labels takes 398 MB, all logits as float64 113 MB
     assert measures["confused_pairs"] == 2000
-    assert len(measures["confusions"]) == metrics.MOST_CONFUSIONS
+    assert len(measures["confusions"]) == classes.MOST_CONFUSIONS
     assert len(json.dumps(measures)) < 1.2e6
     assert measures["loss"] == pytest.approx(np.log(np.e + n_labels - 1))
 
@@ -146,7 +152,7 @@ numbers = st.floats(-1e6, 1e6, width=32)
 @given(st.lists(st.tuples(numbers, numbers | st.sampled_from([0.0, 1.0])), min_size=2))
 def test_correlations_are_scipys(pairs):
     truth, values = np.array(pairs, np.float32).T
-    found = metrics.regression(truth, values)
+    found = correlations.regression(truth, values)
     assert found["mse"] == pytest.approx(((truth - values.astype(np.float64)) ** 2).mean())
     if np.ptp(truth) and np.ptp(values):
         wide = truth.astype(np.float64), values.astype(np.float64)
@@ -163,7 +169,7 @@ def test_figures_of_several_labels_are_scikit_learns(seed, texts, n_labels, shar
     logits = rng.normal(size=(texts, n_labels)).astype(np.float32) * 3
     labels = [f"label {n}" for n in range(n_labels)]
     guessed = logits > 0
-    found = metrics.multi_label(truth, logits, guessed, labels)
+    found = several.multi_label(truth, logits, guessed, labels)
     for average in ("macro", "micro"):
         # scikit-learn takes one column for one class, and would count the other one too
         flat = (truth[:, 0], guessed[:, 0]) if n_labels == 1 else (truth, guessed)
@@ -188,7 +194,7 @@ def test_average_precision_is_scikit_learns(seed, texts, levels):
     truth = rng.random(texts) < 0.4
     truth[rng.integers(texts)] = True
     scores = rng.integers(0, levels + 1, texts).astype(np.float32)
-    precision, recall = metrics.precision_recall(truth, scores)
+    precision, recall = several.precision_recall(truth, scores)
     found = (np.diff(recall, prepend=0.0) * precision).sum()
     assert found == pytest.approx(average_precision_score(truth, scores))
 
@@ -206,11 +212,11 @@ def test_ranking_is_scikit_learns_for_each_query(seed, pairs, queries, values):
             precisions.append(average_precision_score(true, given))
             best = given[true].max()
             places.append(1 + np.count_nonzero(~true & (given >= best)))
-    found = metrics.ranked(relevant, query.astype(np.float32), scores.astype(np.float32))
+    found = rankings.ranked(relevant, query.astype(np.float32), scores.astype(np.float32))
     assert found.precision.tolist() == pytest.approx(precisions)
     assert found.place.tolist() == places
     if places:
-        told = metrics.ranking(found, pairs)
+        told = rankings.ranking(found, pairs)
         assert (told["n"], told["queries"]) == (pairs, len(places))
         assert told["map"] == pytest.approx(np.mean(precisions))
         assert told["mrr"] == pytest.approx(np.mean([1 / place for place in places]))
@@ -226,8 +232,8 @@ def test_mrr_of_vectors_is_scikit_learns(seed, pairs, levels, block):
     first, second = rng.integers(-levels, levels + 1, (2, pairs, 3)).astype(np.float32)
     scores = first @ second.T
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(metrics, "BLOCK", block)
-        whole, ten = (metrics.mrr(first, second, most) for most in (pairs, 10))
+        patch.setattr(vectors, "BLOCK", block)
+        whole, ten = (vectors.mrr(first, second, most) for most in (pairs, 10))
     expected = label_ranking_average_precision_score(np.eye(pairs), scores)
     assert whole == pytest.approx(expected)
     places = (scores >= np.diag(scores)[:, None]).sum(1)

@@ -1,6 +1,10 @@
-"""What a kind of task says of itself."""
+"""What tasks declare, answer and tell."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -9,116 +13,159 @@ from fleetbert import tasks
 from fleetbert.core import task_names
 from fleetbert.core.errors import UserError
 from fleetbert.data.records import Example
-from fleetbert.tasks.classification import LabelAnswer
-from fleetbert.tasks.embedding import similarities
+from fleetbert.tasks.embedding.metrics import similarities
 
-NUMBERS = tasks.get("regression")
-VECTORS = tasks.get("embedding").of_width(8)
+NUMBERS, CLASSES = tasks.get("regression"), tasks.get("classification")
+VECTORS = tasks.get("embedding").of_width(3)
 LABELS = ["bad", "好"]
+SEVERAL = ["joy", "love", "怒"]
+EARLY = np.array([3, 6])  # the layers after which two texts leave
 
 
-def test_a_classifier_tells_labels_scores_logits_and_layers():
-    task = tasks.get("pair_classification")
-    assert task.pair
-    assert [tuple(tensor) for tensor in task.tensors(LABELS)] == [
-        ("label", "BYTES", (-1,)),
-        ("scores", "FP32", (-1, 2)),
-        ("logits", "FP32", (-1, 2)),
-        ("exit_layer", "INT32", (-1,)),
-    ]
-    outputs = np.array([[0.0, 2.0], [1.0, 1.0]], np.float32)
-    one, other = task.to_answers(LABELS, outputs, np.array([3, 6]))
-    assert (one.label, other.label) == ("好", "bad")  # of equal ones the first
-    assert one.scores["好"] == pytest.approx(1 / (1 + np.exp(-2)))
-    assert one.as_json() == {"label": "好", "scores": {"bad": 0.119203, "好": 0.880797},
-                             "exit_layer": 3}  # fmt: skip
-    (whole,) = task.to_answers(LABELS, outputs[1:], None)
-    assert whole.exit_layer is None
-    assert whole.as_json() == {"label": "bad", "scores": {"bad": 0.5, "好": 0.5}}
-    assert isinstance(whole, LabelAnswer)
+class Case(NamedTuple):
+    """Outputs of two texts, and what is made of them. tensors: but `exit_layer`; told: of the first
+    tensor, and words, of each text."""
+
+    labels: list[str]
+    outputs: list[list[float]]
+    tensors: list[tuple]
+    answers: list[dict[str, object]]
+    told: list[object]
+    words: list[str]
 
 
-def test_a_regression_tells_numbers():
-    assert tasks.get("pair_regression").pair and not NUMBERS.pair
-    assert [tuple(tensor) for tensor in NUMBERS.tensors([])] == [
-        ("values", "FP32", (-1,)),
-        ("exit_layer", "INT32", (-1,)),
-    ]
-    outputs = np.array([[0.25], [-3.0]], np.float32)
-    (values,) = NUMBERS.tell([], outputs)
-    assert values.tolist() == [0.25, -3.0]
-    one, other = NUMBERS.to_answers([], outputs, None)
-    assert (one.value, other.value) == (0.25, -3.0)
-    assert NUMBERS.in_words(other.as_json()) == "-3.0000"
-    assert NUMBERS.targets(["0.5", "2.0"], []).dtype == np.float32
+CLASS = Case(
+    LABELS,
+    [[0.0, 2.0], [1.0, 1.0]],  # of equal ones the first
+    [("label", "BYTES", (-1,)), ("scores", "FP32", (-1, 2)), ("logits", "FP32", (-1, 2))],
+    [
+        {"label": "好", "scores": {"bad": 0.119203, "好": 0.880797}},
+        {"label": "bad", "scores": {"bad": 0.5, "好": 0.5}},
+    ],
+    ["好", "bad"],
+    ["好 (88.1%)", "bad (50.0%)"],
+)
+NUMBER = Case(
+    [],
+    [[0.25], [-3.0]],
+    [("values", "FP32", (-1,))],
+    [{"value": 0.25}, {"value": -3.0}],
+    [0.25, -3.0],
+    ["0.2500", "-3.0000"],
+)
+CASES = {
+    "classification": CLASS,
+    "pair_classification": CLASS,
+    "regression": NUMBER,
+    "pair_regression": NUMBER,
+    "ranking": NUMBER,
+    "multi_label_classification": Case(
+        SEVERAL,
+        [[0.1, -1.0, 2.0], [-1.0, -0.5, -3.0]],
+        [("labels", "BYTES", (-1,)), ("scores", "FP32", (-1, 3)), ("logits", "FP32", (-1, 3))],
+        [
+            {"labels": ["怒", "joy"], "scores": dict(zip(SEVERAL, (0.524979, 0.268941, 0.880797)))},
+            {"labels": [], "scores": dict(zip(SEVERAL, (0.268941, 0.377541, 0.047426)))},
+        ],
+        ['["怒", "joy"]', "[]"],
+        ["怒 (88.1%), joy (52.5%)", "no label (the likeliest: love, 37.8%)"],
+    ),
+    "embedding": Case(
+        [],
+        [[0.6, 0.8, 0.0], [0.0, 1.0, 0.0]],
+        [("embedding", "FP32", (-1, 3))],
+        [{"vector": [0.6, 0.8, 0.0]}, {"vector": [0.0, 1.0, 0.0]}],
+        [[0.6, 0.8, 0.0], [0.0, 1.0, 0.0]],
+        ["[0.6000, 0.8000, 0.0000, ...], 3 numbers", "[0.0000, 1.0000, 0.0000, ...], 3 numbers"],
+    ),
+}
 
 
-def test_several_labels_are_told_by_their_thresholds():
-    task, labels = tasks.get("multi_label_classification"), ["joy", "love", "怒"]
-    assert task.labels_of(['["joy", "怒"]', '["joy"]', '["love"]']) == labels
-    targets = task.targets(['["joy", "怒"]', '["love"]'], labels)
+def test_every_task_that_answers_has_a_case():
+    """Spans have theirs in test_token_classification.py."""
+    answering = {task.name for task in tasks.BUILT_IN if task.shape.answers}
+    assert answering == {*CASES, "token_classification"}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers_tensors_and_words(name):
+    case, task = CASES[name], tasks.get(name).of_width(3)
+    outputs = np.array(case.outputs, np.float32)
+    assert task.outputs(case.labels) == outputs.shape[1]
+    *tensors, last = task.answer.tensors(case.labels, outputs.shape[1])
+    assert (tensors, last) == (case.tensors, ("exit_layer", "INT32", (-1,)))
+    told = task.answer.tell(case.labels, outputs)
+    for tensor, values in zip(tensors, told):
+        if tensor.datatype == "BYTES":
+            assert all(isinstance(value, str) for value in values) and len(values) == 2
+        else:
+            assert values.dtype == np.float32 and values.shape == (2, *tensor.shape[1:])
+    assert np.array(told[0]).tolist() == np.array(case.told, np.array(told[0]).dtype).tolist()
+    answers = task.answer.to_answers(case.labels, outputs, None)
+    assert [one.exit_layer for one in answers] == [None, None]
+    for one, wanted, words in zip(answers, case.answers, case.words):
+        found = one.as_json()
+        assert list(found) == list(wanted)
+        for field, value in wanted.items():
+            assert found[field] == (value if field[:5] == "label" else pytest.approx(value))
+        assert task.answer.in_words(found) == words
+    if task.answer.doubt:  # texts may leave early
+        left = task.answer.to_answers(case.labels, outputs, EARLY)
+        assert [one.as_json()["exit_layer"] for one in left] == EARLY.tolist()
+
+
+def test_targets_of_several_labels():
+    labels = tasks.get("multi_label_classification").labels
+    assert labels.labels_of(['["joy", "怒"]', '["joy"]', '["love"]']) == SEVERAL
+    targets = labels.targets(['["joy", "怒"]', '["love"]'], SEVERAL)
     assert targets.tolist() == [[True, False, True], [False, True, False]]
-    assert task.unknown('["joy", "hate"]', set(labels)) == "hate"
-    assert task.counts(targets, labels).tolist() == [1, 1, 1]
-    outputs = np.array([[0.1, -1.0, 2.0], [-1.0, -0.5, -3.0]], np.float32)
-    one, other = task.to_answers(labels, outputs, None)
-    assert one.labels == ["怒", "joy"] and other.labels == []
-    assert one.scores["joy"] == pytest.approx(1 / (1 + np.exp(-0.1)))
-    assert task.in_words(one.as_json()) == "怒 (88.1%), joy (52.5%)"
-    assert task.in_words(other.as_json()) == "no label (the likeliest: love, 37.8%)"
-    told, scores, logits = task.tell(labels, outputs)
-    assert told == ['["怒", "joy"]', "[]"]
-    assert scores[0].tolist() == pytest.approx(list(one.scores.values()))
-    assert logits is outputs
+    assert labels.unknown('["joy", "hate"]', set(SEVERAL)) == "hate"
+    assert labels.counts(targets, SEVERAL).tolist() == [1, 1, 1]
 
 
 def test_numbers_that_are_all_equal_are_doubted():
-    assert NUMBERS.doubts(np.array([2.5, 2.5], np.float32), []) == [
+    assert NUMBERS.labels.targets(["0.5", "2.0"], []).dtype == np.float32
+    assert NUMBERS.labels.doubts(np.array([2.5, 2.5], np.float32), []) == [
         "all texts have the number 2.5: nothing can be learned"
     ]
-    assert not NUMBERS.doubts(np.array([2.5, 1], np.float32), [])
+    assert not NUMBERS.labels.doubts(np.array([2.5, 1], np.float32), [])
 
 
-@pytest.mark.parametrize("name", [task.name for task in tasks.BUILT_IN])
-def test_schemas_know_what_a_task_says(name):
-    task = tasks.get(name)
-    said = (task.pair, task.label, task.least_labels, task.tells, task.per_token)
-    assert task_names.KINDS[name] == said
+def test_every_task_of_texts_is_in_the_table():
+    of_texts = task_names.all_that(lambda shape: shape.of_texts)
+    assert of_texts == [name for name in task_names.SHAPES if name != "ctr"]
+    assert {task.name for task in tasks.BUILT_IN} == set(of_texts)
 
 
-@pytest.mark.parametrize("name", [task.name for task in tasks.BUILT_IN if task.answers])
-def test_what_a_task_tells_has_the_shapes_of_its_tensors(name):
-    task = tasks.get(name).of_width(5)
-    labels = LABELS[: task.least_labels]
-    outputs = np.random.default_rng(0).normal(size=(3, task.outputs(labels))).astype(np.float32)
-    if task.per_token:
-        words = np.array([[1, 0, 1], [2, 2, 4]])
-        outputs = task.of_texts(np.stack([outputs] * 3), [words] * 3, ["a bc"] * 3)
-    *tensors, last = task.tensors(labels)
-    assert last == ("exit_layer", "INT32", (-1,))
-    for tensor, values in zip(tensors, task.tell(labels, outputs)):
-        if tensor.datatype == "BYTES":
-            assert all(isinstance(value, str) for value in values) and len(values) == 3
-        else:
-            assert values.dtype == np.float32 and values.shape == (3, *tensor.shape[1:])
+def test_boards_know_the_same_tasks():
+    """deploy/lite has a table of its own: the manifest names a task and no shape."""
+    source = Path(__file__).parents[2] / "deploy" / "lite" / "src" / "bundle.cc"
+    rows = re.findall(r'\{"(\w+)", \{Kind::(\w+), (\w+), (\d)\}\}', source.read_text())
+    found = {name: (pair == "true", int(least)) for name, _, pair, least in rows}
+    shapes = (task.shape for task in tasks.BUILT_IN if task.shape.answers)
+    assert found == {shape.name: (shape.pair, shape.least_labels) for shape in shapes}
+    per_token = {name for name, kind, _, _ in rows if kind == "kSpans"}
+    assert per_token == set(task_names.all_that(lambda shape: shape.per_token))
 
 
 def test_answers_of_all_ranks_are_put_in_order():
-    task, truth = tasks.get("classification"), np.array([0, 1, 1])
+    truth = np.array([0, 1, 1])
     parts = [
         {"texts": np.array([2]), "logits": np.array([[3.0, 0.0]], np.float32)},
         {"texts": np.array([1, 0]), "logits": np.array([[0.0, 3.0], [3.0, 0.0]], np.float32)},
     ]
-    assert task.evaluate_parts(parts, truth, LABELS)["accuracy"] == pytest.approx(2 / 3)
+    found = CLASSES.metrics.evaluate_parts(parts, truth, LABELS, CLASSES.room(3, LABELS))
+    assert found["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_the_best_step_is_told_by_what_there_is():
-    criterion = tasks.get("classification").criterion("accuracy", {"loss": 1.0})
+    of = CLASSES.metrics.criterion
+    criterion = of("accuracy", {"loss": 1.0})
     assert criterion == ("loss", True)
-    of = tasks.get("classification").criterion
     assert of("loss", {"loss": 1, "accuracy": 1}) == ("loss", True)
     assert of("accuracy", {"accuracy": 1}) == ("accuracy", False)
-    assert tasks.get("mlm").criterion("accuracy", {"loss": 1, "accuracy": 1})[0] == "loss"
+    masked = tasks.get("mlm").metrics
+    assert masked.criterion("accuracy", {"loss": 1, "accuracy": 1})[0] == "loss"
     assert criterion.is_better({"loss": 1.0}, {})
     assert criterion.is_better({"loss": 1.0}, {"loss": 2.0})
     assert not criterion.is_better({"loss": 2.0}, {"loss": 2.0})
@@ -140,10 +187,10 @@ def unit(random, *shape):
 
 def test_a_labelled_pair_is_two_texts_and_one_cosine():
     examples = [Example("a", "b", "1.0", 1), Example("c", "d", "2.5", 2)]
-    assert VECTORS.texts(examples) == (["a", "b", "c", "d"], None)
-    assert VECTORS.texts([Example("a", None, None, 1)]) == (["a"], None)
+    assert VECTORS.labels.texts(examples) == (["a", "b", "c", "d"], None)
+    assert VECTORS.labels.texts([Example("a", None, None, 1)]) == (["a"], None)
     vectors = unit(np.random.default_rng(0), 4, 8)
-    found = VECTORS.per_example(vectors)
+    found = VECTORS.metrics.per_example(vectors)
     assert found.shape == (2, 1)
     np.testing.assert_allclose(found[1, 0], vectors[2] @ vectors[3], rtol=1e-6)
 
@@ -169,17 +216,11 @@ def test_similarities_are_counted_by_hand(spread):
             assert count == sum(low <= one < high for one in cosines)
 
 
-def test_vectors_are_told_and_how_similar_they_are():
+def test_vectors_say_how_similar_they_are():
     vectors = unit(np.random.default_rng(1), 3, 8)
-    assert [tuple(tensor) for tensor in VECTORS.tensors([])] == [
-        ("embedding", "FP32", (-1, 8)),
-        ("exit_layer", "INT32", (-1,)),
-    ]
-    assert VECTORS.tell([], vectors)[0] is vectors
-    told = [answer.as_json() for answer in VECTORS.to_answers([], vectors, None)]
-    np.testing.assert_allclose(told[1]["vector"], vectors[1], atol=1e-6)
-    lines = VECTORS.together_in_words(told)
+    told = [answer.as_json() for answer in VECTORS.answer.to_answers([], vectors, None)]
+    lines = VECTORS.answer.together_in_words(told)
     assert lines[1] == f"similarity of 1 and 3: {vectors[0] @ vectors[2]:.4f}"
-    assert VECTORS.together_in_words(told[:1]) == []
+    assert VECTORS.answer.together_in_words(told[:1]) == []
     with pytest.raises(UserError, match="no width"):
         tasks.get("embedding").of_width(None)

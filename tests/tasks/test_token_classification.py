@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetbert import tasks
-from fleetbert.tasks import token_classification as tagging
 from fleetbert.tasks.token_classification import TOKEN_CLASSIFICATION as TASK
+from fleetbert.tasks.token_classification import scheme as tagging
 
 KINDS = ("LOC", "MISC", "PER")
 BIO = ["O", *(f"{p}-{k}" for k in KINDS for p in "BI")]
@@ -52,7 +51,7 @@ def outputs(answers, labels):
         place = np.arange(count)
         words.append(np.stack([2 * place + 1, 2 * place, 2 * place + 1], 1).astype(np.int32))
     texts = [" ".join("w" * len(tags)) for tags in answers]
-    return TASK.of_texts(rows, words, texts)
+    return TASK.answer.of_texts(rows, words, texts)
 
 
 def truth(texts):
@@ -60,13 +59,13 @@ def truth(texts):
         json.dumps(sorted([2 * first, 2 * end - 1, kind] for first, end, kind in reference(tags)))
         for tags in texts
     ]
-    return TASK.targets(written, BIO)
+    return TASK.labels.targets(written, BIO)
 
 
 def evaluate(true, answered, labels=ALL):
-    found = TASK.targets([json.dumps([])], labels)  # kinds have the same numbers in both
+    found = TASK.labels.targets([json.dumps([])], labels)  # kinds have the same numbers in both
     assert tagging.scheme_of(labels).kinds == tagging.scheme_of(BIO).kinds and len(found) == 1
-    return TASK.evaluate(truth(true), outputs(answered, labels), labels)
+    return TASK.metrics.evaluate(truth(true), outputs(answered, labels), labels)
 
 
 def test_the_figures_of_seqevals_readme():
@@ -112,8 +111,8 @@ def test_figures_are_seqevals(table):
     confusion = np.array(found["confusion"])
     assert confusion[:-1].sum() == len(there) and confusion[:, :-1].sum() == len(told)
     # Of the gate's bootstrap.
-    sums = TASK.sums(truth(true), outputs(answered, ALL), ALL)
-    assert TASK.of_sums(sums.sum(0)) == pytest.approx(f1)
+    sums = TASK.metrics.sums(truth(true), outputs(answered, ALL), ALL)
+    assert TASK.metrics.of_sums(sums.sum(0)) == pytest.approx(f1)
 
 
 @given(st.lists(st.lists(st.sampled_from(BIO), min_size=1, max_size=8), min_size=1, max_size=5))
@@ -128,16 +127,14 @@ def test_what_is_asked_of_words_decodes_to_the_spans(texts):
 
 
 def test_an_answer_names_characters_kind_and_text():
-    task = tasks.get("token_classification")
     (one,) = outputs([["B-PER", "I-PER", "O", "B-LOC"]], BIO)
-    one = one._replace(text="a b c d")
     row = np.empty(1, object)
-    row[0] = one
-    (answer,) = task.to_answers(BIO, row, None)
+    row[0] = one._replace(text="a b c d")
+    (answer,) = TASK.answer.to_answers(BIO, row, None)
     assert [span[:3] for span in answer.spans] == [(0, 3, "PER"), (6, 7, "LOC")]
     assert [span.text for span in answer.spans] == ["a b", "d"]
     assert answer.spans[0].score == pytest.approx(1 / (1 + (len(BIO) - 1) * np.exp(-8.0)))
-    (told,) = task.tell(BIO, row)[0]
+    (told,) = TASK.answer.tell(BIO, row)[0]
     assert json.loads(told) == answer.as_json()["spans"]
-    assert task.in_words(answer.as_json()).startswith("a b (PER, 99.8%), d (LOC, ")
-    assert task.in_words({"spans": []}) == "no span"
+    assert TASK.answer.in_words(answer.as_json()).startswith("a b (PER, 99.8%), d (LOC, ")
+    assert TASK.answer.in_words({"spans": []}) == "no span"

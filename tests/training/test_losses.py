@@ -16,7 +16,7 @@ from fleetbert import tasks
 from fleetbert.data import read, tokenizers
 from fleetbert.data.split import Split, tokenize
 from fleetbert.tasks import loss as losses
-from fleetbert.tasks.ranking import draw
+from fleetbert.tasks.ranking.labels import draw
 
 PAIRS = tiny_job.vector_rows(48, 1)
 SCORED = tiny_job.vector_rows(48, 1, numbers=True)
@@ -40,7 +40,7 @@ class Opened(NamedTuple):
         """Of each epoch's first step: its examples, its arrays, the loss, and the collector."""
         changes = {"task.name": self.name, **changes}
         job = tiny_job.job(self.folder, self.folder / "output", changes)
-        collector = self.task.collector(self.split, job, tokenizer(self.folder))
+        collector = self.task.labels.collector(self.split, job, tokenizer(self.folder))
         for epoch in range(epochs):
             step = collector.plan(epoch)[0].astype(np.int64)
             (arrays,) = collector.micro_batches(step, epoch, 1, slice(None))
@@ -61,9 +61,11 @@ def opened(tiny_vocab, tmp_path):
 
     def call(name: str, rows: list[dict]) -> Opened:
         task, path = tasks.get(name), tiny_job.write_rows(tmp_path / "rows.jsonl", rows)
-        table = read.read_as(path, task.table_format(path))
-        split, own = tokenize("rows", table, tokenizer(tmp_path), task.pair, True, 24, task.label)
-        return Opened(name, tmp_path, table.examples, task.with_targets(split, own, []))
+        table = read.read_as(path, task.labels.table_format(path))
+        split, own = tokenize(
+            "rows", table, tokenizer(tmp_path), task.shape.pair, True, 24, task.shape.label
+        )
+        return Opened(name, tmp_path, table.examples, task.labels.with_targets(split, own, []))
 
     return call
 
@@ -101,7 +103,7 @@ def loss_of_vectors(vectors, numbers, temperature, firsts):
 )
 def test_of_vectors(opened, rows, said):
     network, table = network_of("embedding"), opened("embedding", rows)
-    assert table.task.describe(table.split.labels, []).startswith(said)
+    assert table.task.labels.describe(table.split.labels, []).startswith(said)
     texts = len(table.examples) // len(rows)
     ids = table.split.encodings.ids
     for batching in ("pad", "pack"):
@@ -132,7 +134,7 @@ def test_triplets_are_two_pairs_each(opened):
     numbers = dict(zip(queries, split.labels[:, 1]))
     assert [numbers[query] for query in queries] == split.labels[:, 1].tolist()
     assert len(set(numbers.values())) == len(numbers) == 20
-    assert tasks.get("ranking").describe(split.labels, []) == (
+    assert tasks.get("ranking").labels.describe(split.labels, []) == (
         f"120 documents of 20 queries, {sum(of.values())} relevant"
     )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tiny_job
 
-from fleetbert.tasks import masked_words
+from fleetbert.tasks.masked_words.labels import Masked
 from fleetbert.training.texts import open_task
 
 TASKS = {
@@ -129,7 +129,7 @@ class TestMaskedWords:
         job = task.job.model_copy(
             update={"task": task.job.task.model_copy(update={"whole_word": True})}
         )
-        collector = masked_words.Masked(task.train, job, task.tokenizer)
+        collector = Masked(task.train, job, task.tokenizer)
         pieces = task.tokenizer.vocab_size - 1  # "##s"
         for text in range(20):
             _, positions, labels = collector.mask(text, 0)

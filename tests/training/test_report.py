@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fleetbert.reports import figures
-from fleetbert.tasks import metrics
+from fleetbert.tasks.classification import metrics
 from fleetbert.training import curves, report
 
 SVG = figures.svg  # conftest.py puts words in its place

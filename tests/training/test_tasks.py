@@ -269,7 +269,9 @@ def test_the_commands_tell_what_the_bundle_answers(runs, name, tmp_path, capsys)
         table.write_text(row["text"].replace(" ", "\n") + "\n", encoding="utf-8")
     assert json.loads(told("predict", "--input", table)) == answer.as_json()
     assert list(answer.as_json()) == kind.answer
-    assert tasks.get(name).in_words(answer.as_json()) in told("ask", "\t".join(words_of(row)))
+    assert tasks.get(name).answer.in_words(answer.as_json()) in told(
+        "ask", "\t".join(words_of(row))
+    )
     found = json.loads(told("evaluate", "--data", data.dev, "--json"))
     assert found[kind.metric] == pytest.approx(result.metrics[kind.metric], abs=0.02)
     line = f"{kind.metric} {found[kind.metric]:.4f}"

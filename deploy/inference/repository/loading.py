@@ -95,7 +95,7 @@ class Loader:
             aliases=tuple(sorted(a for a, n in policy.aliases.items() if n == number)),
             task=bundle.task.name,
             labels=tuple(bundle.labels),
-            outputs=tuple(task.tensors(bundle.labels)),
+            outputs=tuple(task.answer.tensors(bundle.labels, task.outputs(bundle.labels))),
             pair=bundle.task.pair,
             max_length=bundle.max_length,
             vocab_size=tokenizer.vocab_size,

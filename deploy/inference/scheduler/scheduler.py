@@ -25,7 +25,7 @@ from fleetbert.deploy.inference.workers.pool import Lost, Plan, Pool, Worker
 from fleetbert.engines import golden as goldens
 from fleetbert.engines.engine import EARLY_EXIT, LITE_EARLY_EXIT
 from fleetbert.engines.golden import Golden
-from fleetbert.tasks.task import are_finite
+from fleetbert.tasks.answer import are_finite
 
 log = logging.getLogger(__name__)
 
@@ -64,9 +64,10 @@ class Scheduler:
         if golden is None:  # the workers have only each other to be compared with
             golden = Golden(golden_texts(tokenizer, bundle.max_length), None, math.inf)
         self._task = tasks.of(bundle.task)
-        self._outputs = [tensor.name for tensor in self._task.tensors(bundle.labels)]
         outputs = self._task.outputs(bundle.labels)
-        self.pool = Pool(plan, golden, outputs, self._freed, self._task.per_token)
+        tensors = self._task.answer.tensors(bundle.labels, outputs)
+        self._outputs = [tensor.name for tensor in tensors]
+        self.pool = Pool(plan, golden, outputs, self._freed, self._task.shape.per_token)
         self.queue = Queue(
             batching.batch_tokens,
             batching.queue_tokens,
@@ -171,19 +172,19 @@ class Scheduler:
             [one for part in parts for one in part.ids],
             np.concatenate([part.first_lengths for part in parts]),
             sum(part.truncated for part in parts),
-            words=words if self._task.per_token else None,
+            words=words if self._task.shape.per_token else None,
         )
 
     def _encode(self, request: Request) -> Encodings:
         """Failure BAD_REQUEST if a text cannot be tokenized. Safe to call in several threads."""
         if request.texts is None:
-            if self._task.per_token:
+            if self._task.shape.per_token:
                 words = f"model {self.model} answers with characters of texts: send input 'text'"
                 raise Failure(Reason.BAD_REQUEST, words)
             return Encodings(request.ids, np.asarray(request.first_lengths), 0)
         texts = (request.texts, request.texts_b)
         try:
-            return self._task.encode(self._tokenizer, *texts, self._max_length)
+            return self._task.answer.encode(self._tokenizer, *texts, self._max_length)
         except UserError as error:
             raise Failure(Reason.BAD_REQUEST, str(error)) from None
 
@@ -265,12 +266,12 @@ class Scheduler:
         outputs = answers.logits
         # All at once: NumPy takes as long for one text.
         answerable = np.where(np.isfinite(outputs), outputs, np.float32(0))
-        if self._task.per_token:
+        if self._task.shape.per_token:
             outputs, answerable = (_by_text(one, texts) for one in (outputs, answerable))
         finite = are_finite(outputs).tolist()
         words = [text.words for text in texts if text.words is not None]
-        answerable = self._task.of_texts(answerable, words, [text.text for text in texts])
-        told = [*self._task.tell(self._labels, answerable), answers.layers]
+        answerable = self._task.answer.of_texts(answerable, words, [text.text for text in texts])
+        told = [*self._task.answer.tell(self._labels, answerable), answers.layers]
         for pending in {text.request for text in texts}:
             pending.last_begin = max(pending.last_begin, begin)
             pending.compute_seconds += answers.seconds

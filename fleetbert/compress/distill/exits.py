@@ -49,14 +49,14 @@ def add_variants(job: schema.SelfDistill) -> list[Result]:
     ranks = _join()
     bundle = bundles.read(job.bundle)
     task = tasks.get(bundle.task.name)
-    if task.answers and not task.doubt():
-        what = "spans" if task.per_token else "vectors"
+    if task.shape.answers and not task.answer.doubt:
+        what = "spans" if task.shape.per_token else "vectors"
         raise UserError(
             f"distill.kind: self: {bundle.root} answers the task {task.name}: {what} are the last "
             "layer's, and inner layers have none to be certain of; make it fast with fleetbert "
             "quantize, method static"
         )
-    if job.distill.labels_weight and task.doubt() != "entropy":
+    if job.distill.labels_weight and task.answer.doubt != "entropy":
         raise UserError(
             f"distill.labels_weight: {bundle.root} answers the task {task.name}, whose heads learn "
             "from the model's own answers; set it to 0"
@@ -125,7 +125,7 @@ def train_heads(
     most = len(found) - held_out(len(found), job.selection)
     chosen = draw(len(found), min(job.distill.texts, most), job.seed)
     labels = None if labels is None else labels[chosen]
-    texts = model.task.texts([found[number] for number in chosen])
+    texts = model.task.labels.texts([found[number] for number in chosen])
     encodings = model.tokenizer.encode(*texts, model.max_length)
     run = early_exit.open_teacher(teacher, job.threads or engine.default_threads())
     log.info(f"computing the hidden states of {len(chosen)} texts")
@@ -141,7 +141,7 @@ def train_heads(
             bar.update(len(numbers))
     if ranks.world_size > 1:  # gloo waits 30 s at most
         training.wait_for_ranks("fleetbert-hidden-states", ranks.number, ranks.world_size)
-    how = (job.seed, ranks.number, ranks.add_up, model.task.doubt())
+    how = (job.seed, ranks.number, ranks.add_up, model.task.answer.doubt)
     trained = heads.train(job.distill, examples, labels, *how)
     return dict(enumerate(tqdm(trained, "heads", len(teacher.layers) - 1, disable=None), 1))
 
@@ -175,14 +175,15 @@ def _add(
     with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as temporary:
         folder = Path(temporary)
         spread = 1.0
-        if model.task.doubt() == "change":  # in units of what float32's answers differ by
+        if model.task.answer.doubt == "change":  # in units of what float32's answers differ by
             spread = max(float(sample.float32.std()), 1e-6)
-        settings = Settings([], job.distill.head, 0.0, pad_id, model.task.doubt(), spread)
+        settings = Settings([], job.distill.head, 0.0, pad_id, model.task.answer.doubt, spread)
         opened = early_exit.open_layers(source, folder, settings, THREADS)
         kind = bundle.variant(source.name).kind
         whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS)
         observed = early_exit.observe(opened, whole, batches, sample, trained, source)
-        observed = observed._replace(reference=gate.model.task.right(sample.truth, sample.float32))
+        right = gate.model.task.metrics.right(sample.truth, sample.float32)
+        observed = observed._replace(reference=right)
         layers = job.distill.layers if isinstance(job.distill.layers, list) else None
         choice = early_exit.choose(observed, least, layers, job.distill.speed)
         log.info(

@@ -7,7 +7,7 @@ from paddle import nn
 
 from fleetbert.tasks.classification.loss import CrossEntropy
 from fleetbert.tasks.collect import Arrays
-from fleetbert.tasks.task import Part
+from fleetbert.tasks.evaluator import Part
 
 
 class MaskedWords(CrossEntropy):

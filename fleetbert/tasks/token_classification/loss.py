@@ -7,9 +7,9 @@ import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert.tasks.collect import Arrays
+from fleetbert.tasks.evaluator import Part
 from fleetbert.tasks.loss import Loss
-from fleetbert.tasks.task import Part
-from fleetbert.tasks.token_classification import tagged
+from fleetbert.tasks.token_classification.scheme import tagged
 
 
 class TokenCrossEntropy(Loss):

@@ -8,7 +8,7 @@ import time
 from tqdm import tqdm
 
 from fleetbert.core.quantities import duration
-from fleetbert.tasks.metrics import FIGURES
+from fleetbert.tasks import FIGURES
 from fleetbert.training.loop import Callback, Metrics, Row, Run
 
 TIMED = 5  # steps after which it says how long all will take; the first is slower than the others

@@ -37,17 +37,17 @@ def expected(bundle, name: str, texts, vocab=None, max_length=16):
     labels = TOLD[name]["labels"]
     task = tasks.of(bundles.read(bundle).task)
     tokenizer = WordPiece(of_vocab(vocab or bundle / "vocab.txt", True))
-    pairs = list(texts[::-1]) if task.pair else None
-    encoded = task.encode(tokenizer, list(texts), pairs, max_length)
+    pairs = list(texts[::-1]) if task.shape.pair else None
+    encoded = task.answer.encode(tokenizer, list(texts), pairs, max_length)
     rows = np.empty(len(texts), object)
     for number, (ids, first) in enumerate(zip(encoded.ids, encoded.first_lengths.tolist())):
-        if task.per_token:
+        if task.shape.per_token:
             rows[number] = fake_tokens(ids.tolist(), len(labels))
         else:
             types = [0] * first + [1] * (len(ids) - first)
             rows[number] = fake_logits(ids.tolist(), types, task.outputs(labels))
-    outputs = rows if task.per_token else np.stack(rows)
-    return task, labels, task.of_texts(outputs, encoded.words, texts)
+    outputs = rows if task.shape.per_token else np.stack(rows)
+    return task, labels, task.answer.of_texts(outputs, encoded.words, texts)
 
 
 @pytest.mark.parametrize("name", TOLD)
@@ -55,16 +55,18 @@ def test_predict_and_the_server_tell_what_fleetbert_tells(lite, predict, program
     bundle = make(task=name, **TOLD[name])
     task, labels, outputs = expected(bundle, name, TEXTS)
     pairs = zip(TEXTS, TEXTS[::-1])
-    lines = ("\t".join(pair) if task.pair else pair[0] for pair in pairs)
+    lines = ("\t".join(pair) if task.shape.pair else pair[0] for pair in pairs)
     done = predict(bundle, text="\n".join(lines))
     assert done.returncode == 0, done.stderr
-    wanted = [answer.as_json() for answer in task.to_answers(labels, outputs, None)]
+    wanted = [answer.as_json() for answer in task.answer.to_answers(labels, outputs, None)]
     nearly(answers_of(done), wanted, 2e-6)
     assert name.encode() in lite("info", "--bundle", bundle).stdout
 
-    *tensors, _ = task.tensors(labels)
+    *tensors, _ = task.answer.tensors(labels, task.outputs(labels))
     text = {"name": "text", "datatype": "BYTES", "shape": [len(TEXTS)], "data": TEXTS}
-    inputs = [text, {**text, "name": "text_pair", "data": TEXTS[::-1]}] if task.pair else [text]
+    inputs = (
+        [text, {**text, "name": "text_pair", "data": TEXTS[::-1]}] if task.shape.pair else [text]
+    )
     with serving(programs, bundle) as (url, _):
         described = requests.get(f"{url}/v2/models/model").json()
         found = post(url, body_of(*inputs)).json()["outputs"]
@@ -73,8 +75,8 @@ def test_predict_and_the_server_tell_what_fleetbert_tells(lite, predict, program
     assert [
         (one["name"], one["datatype"], tuple(one["shape"])) for one in described["outputs"]
     ] == [tuple(one) for one in tensors]
-    assert ids.status_code == (400 if task.per_token else 200)
-    for one, tensor, values in zip(found, tensors, task.tell(labels, outputs)):
+    assert ids.status_code == (400 if task.shape.per_token else 200)
+    for one, tensor, values in zip(found, tensors, task.answer.tell(labels, outputs)):
         assert one["shape"] == [len(TEXTS), *tensor.shape[1:]]
         if tensor.datatype == "BYTES":
             nearly(list(map(json.loads, one["data"])), list(map(json.loads, values)), 2e-6)
@@ -95,7 +97,7 @@ def test_words_are_those_of_fleetbert(predict, make, tmp_path):
     bundle = make(task=name, vocab=vocab, max_length=32, **told)
     task, labels, outputs = expected(bundle, name, texts, vocab, 32)
     found = answers_of(predict(bundle, text="\n".join(texts)))
-    wanted = [answer.as_json() for answer in task.to_answers(labels, outputs, None)]
+    wanted = [answer.as_json() for answer in task.answer.to_answers(labels, outputs, None)]
     wrong = [(ascii(text), a, b) for text, a, b in zip(texts, found, wanted)
              if [list(one.values())[:3] for one in a.get("spans", [])]
              != [list(one.values())[:3] for one in b["spans"]]]  # fmt: skip

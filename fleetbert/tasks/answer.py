@@ -1,0 +1,102 @@
+"""Answers, the tensors that a server tells, and words for a reader: of every task on texts."""
+
+from __future__ import annotations
+
+import json
+from types import MappingProxyType
+from typing import Any, List, Mapping, NamedTuple, Protocol, Sequence, Union
+
+import numpy as np
+
+from fleetbert.core.task_names import Shape
+from fleetbert.data.tokenizers import Encodings, Tokenizer
+
+# A tensor's values, one for each text: strings, or an array [texts, ...].
+Values = Union[List[str], np.ndarray]
+
+
+class Answer(Protocol):
+    """What a user is told of one text or pair."""
+
+    @property
+    def exit_layer(self) -> int | None:
+        """The layer after which the text left; None where all go through."""
+
+    def as_json(self) -> dict[str, object]:
+        """As `fleetbert predict` and the command line of a board print it."""
+
+
+class Tensor(NamedTuple):
+    """A tensor that a server takes or tells. -1 in its shape: one for each text."""
+
+    name: str
+    datatype: str  # of the Open Inference Protocol
+    shape: tuple[int, ...]
+
+
+class Answers:
+    """thresholds: of a bundle's labels, by name; most tasks have none."""
+
+    thresholds: Mapping[str, float] = MappingProxyType({})
+
+    def __init__(self, shape: Shape):
+        self.shape = shape
+
+    @property
+    def doubt(self) -> str:
+        """How unsure an inner layer's answer is, of `engines.exits.DOUBTS`; "": texts leave after
+        the last layer only."""
+        return "entropy" if self.shape.picks_label else ""
+
+    def encode(
+        self, tokenizer: Tokenizer, texts_a: list[str], texts_b: list[str] | None, max_length: int
+    ) -> Encodings:
+        """The tokens of texts, and what the answers need to know of them."""
+        return tokenizer.encode(texts_a, texts_b, max_length)
+
+    def of_texts(
+        self, outputs: np.ndarray, words: Sequence[np.ndarray] | None, texts: Sequence[str]
+    ) -> np.ndarray:
+        """What `Evaluator.evaluate`, `to_answers` and `tell` take, of an engine's outputs: here
+        these. words: `Encodings.words` of the texts."""
+        return outputs
+
+    def to_answers(
+        self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
+    ) -> Sequence[Answer]:
+        """An engine's outputs float32 [texts, outputs], and int64 [texts] the layers after which
+        texts left if they can → the answers."""
+        raise NotImplementedError(f"task {self.shape.name} answers nothing")
+
+    def tensors(self, labels: Sequence[str], outputs: int) -> list[Tensor]:
+        """What a server tells of each text, `exit_layer` last; outputs: see `Task.outputs`."""
+        return []
+
+    def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
+        """The values of `tensors` but `exit_layer`, of an engine's finite outputs."""
+        raise NotImplementedError(f"task {self.shape.name} cannot be served: it has no `tell`")
+
+    def in_words(self, told: Mapping[str, Any]) -> str:
+        """An answer's `as_json` as one line for a reader."""
+        return json.dumps(told, ensure_ascii=False)
+
+    def together_in_words(self, told: Sequence[Mapping[str, Any]]) -> list[str]:
+        """What several answers say beside each other, as lines for a reader."""
+        return []
+
+
+def own_tokens(outputs: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Outputs [texts, length, outputs] → an array of objects [texts], each [own tokens, outputs];
+    lengths: int [texts]."""
+    rows = np.empty(len(outputs), object)
+    for number, length in enumerate(lengths.tolist()):
+        rows[number] = outputs[number, :length]
+    return rows
+
+
+def are_finite(outputs: np.ndarray) -> np.ndarray:
+    """bool [texts]: whether all outputs of each are numbers."""
+    if outputs.dtype == object:
+        return np.array([np.isfinite(one).all() for one in outputs], bool)
+    finite: np.ndarray = np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim)))
+    return finite

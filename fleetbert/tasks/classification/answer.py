@@ -1,0 +1,51 @@
+"""The likeliest label."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert.tasks.answer import Answers, Tensor, Values
+from fleetbert.tasks.metrics import softmax
+
+
+class LabelAnswer(NamedTuple):
+    """The likeliest label, the probability of each label (they sum to 1), logits [labels], and the
+    layer after which the text left, where it could leave early."""
+
+    label: str
+    scores: dict[str, float]
+    logits: np.ndarray
+    exit_layer: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        rounded = {name: round(score, 6) for name, score in self.scores.items()}
+        layer = {} if self.exit_layer is None else {"exit_layer": self.exit_layer}
+        return {"label": self.label, "scores": rounded, **layer}
+
+
+class LabelAnswers(Answers):
+    def to_answers(
+        self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
+    ) -> list[LabelAnswer]:
+        layers = [None] * len(outputs) if exit_layers is None else exit_layers.tolist()
+        return [
+            LabelAnswer(labels[int(row.argmax())], dict(zip(labels, row.tolist())), logits, layer)
+            for logits, row, layer in zip(outputs, softmax(outputs), layers)
+        ]
+
+    def in_words(self, told: Mapping[str, Any]) -> str:
+        return f"{told['label']} ({told['scores'][told['label']]:.1%})"
+
+    def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
+        best = [labels[number] for number in outputs.argmax(axis=1).tolist()]
+        return [best, softmax(outputs).astype(np.float32), outputs]
+
+    def tensors(self, labels: Sequence[str], outputs: int) -> list[Tensor]:
+        return [
+            Tensor("label", "BYTES", (-1,)),
+            Tensor("scores", "FP32", (-1, len(labels))),
+            Tensor("logits", "FP32", (-1, len(labels))),
+            Tensor("exit_layer", "INT32", (-1,)),
+        ]

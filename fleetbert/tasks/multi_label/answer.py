@@ -1,0 +1,78 @@
+"""The labels above their thresholds."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert.tasks.answer import Answers, Tensor, Values
+from fleetbert.tasks.metrics import sigmoid
+
+# A text has the labels whose probability is above it, where a bundle has no other for them.
+THRESHOLD = 0.5
+
+
+class LabelsAnswer(NamedTuple):
+    """The labels whose probability is above their threshold, the likeliest first; the probability
+    of each label (each is 0 to 1 by itself), logits [labels], and the layer after which the text
+    left."""
+
+    labels: list[str]
+    scores: dict[str, float]
+    logits: np.ndarray
+    exit_layer: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        rounded = {name: round(score, 6) for name, score in self.scores.items()}
+        left = {} if self.exit_layer is None else {"exit_layer": self.exit_layer}
+        return {"labels": self.labels, "scores": rounded, **left}
+
+
+class LabelsAnswers(Answers):
+    doubt = "labels"
+
+    def to_answers(
+        self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
+    ) -> list[LabelsAnswer]:
+        layers = [None] * len(outputs) if exit_layers is None else exit_layers.tolist()
+        scores = sigmoid(outputs)
+        return [
+            LabelsAnswer(chosen, dict(zip(labels, row.tolist())), logits, layer)
+            for chosen, logits, row, layer in zip(
+                self._chosen(labels, scores), outputs, scores, layers
+            )
+        ]
+
+    def in_words(self, told: Mapping[str, Any]) -> str:
+        scores = told["scores"]
+        if told["labels"]:
+            return ", ".join(f"{label} ({scores[label]:.1%})" for label in told["labels"])
+        likeliest = max(scores, key=scores.__getitem__)
+        return f"no label (the likeliest: {likeliest}, {scores[likeliest]:.1%})"
+
+    def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
+        scores = sigmoid(outputs)
+        chosen = [json.dumps(one, ensure_ascii=False) for one in self._chosen(labels, scores)]
+        return [chosen, scores.astype(np.float32), outputs]
+
+    def tensors(self, labels: Sequence[str], outputs: int) -> list[Tensor]:
+        return [
+            Tensor("labels", "BYTES", (-1,)),
+            Tensor("scores", "FP32", (-1, len(labels))),
+            Tensor("logits", "FP32", (-1, len(labels))),
+            Tensor("exit_layer", "INT32", (-1,)),
+        ]
+
+    def _chosen(self, labels: Sequence[str], scores: np.ndarray) -> list[list[str]]:
+        """The labels of each text, the likeliest first; scores [texts, labels]."""
+        return [
+            [labels[n] for n in np.argsort(-row, kind="stable").tolist() if has[n]]
+            for row, has in zip(scores, scores > limits(labels, self.thresholds))
+        ]
+
+
+def limits(labels: Sequence[str], thresholds: Mapping[str, float]) -> np.ndarray:
+    """The labels' thresholds, float64 [labels]."""
+    return np.array([thresholds.get(label, THRESHOLD) for label in labels])

@@ -1,0 +1,82 @@
+"""The spans of a text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import numpy as np
+
+from fleetbert.data import conll, words
+from fleetbert.data.tokenizers import Encodings, Tokenizer
+from fleetbert.tasks.answer import Answers, Tensor, Values
+from fleetbert.tasks.metrics import softmax
+from fleetbert.tasks.token_classification.scheme import Tagged, tagged
+
+MOST_IN_WORDS = 20  # spans that a line for a reader names
+
+
+class Span(NamedTuple):
+    """Characters of a text, `text[start:end]`, which are of a kind. score: the mean probability of
+    its words' tags."""
+
+    start: int
+    end: int
+    kind: str
+    score: float
+    text: str
+
+    def as_json(self) -> dict[str, object]:
+        return {**self._asdict(), "score": round(self.score, 6)}
+
+
+class SpansAnswer(NamedTuple):
+    """The spans of a text, in its order."""
+
+    spans: list[Span]
+    exit_layer: int | None = None
+
+    def as_json(self) -> dict[str, object]:
+        return {"spans": [span.as_json() for span in self.spans]}
+
+
+class SpansAnswers(Answers):
+    def encode(
+        self, tokenizer: Tokenizer, texts_a: list[str], texts_b: list[str] | None, max_length: int
+    ) -> Encodings:
+        return words.encode(tokenizer, texts_a, max_length)
+
+    def of_texts(
+        self, outputs: np.ndarray, found: Sequence[np.ndarray] | None, texts: Sequence[str]
+    ) -> np.ndarray:
+        """An object array [texts] of `Tagged`."""
+        assert found is not None
+        return tagged(outputs, found, texts)
+
+    def to_answers(
+        self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
+    ) -> list[SpansAnswer]:
+        return [SpansAnswer(answer(one, labels)) for one in outputs]
+
+    def in_words(self, told: Mapping[str, Any]) -> str:
+        spans = told["spans"]
+        shown = [f"{one['text']} ({one['kind']}, {one['score']:.1%})" for one in spans]
+        more = f", and {len(spans) - MOST_IN_WORDS} more" if len(spans) > MOST_IN_WORDS else ""
+        return ", ".join(shown[:MOST_IN_WORDS]) + more if spans else "no span"
+
+    def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
+        answers = (SpansAnswer(answer(one, labels)).as_json()["spans"] for one in outputs)
+        return [[json.dumps(spans, ensure_ascii=False) for spans in answers]]
+
+    def tensors(self, labels: Sequence[str], outputs: int) -> list[Tensor]:
+        return [Tensor("spans", "BYTES", (-1,)), Tensor("exit_layer", "INT32", (-1,))]
+
+
+def answer(one: Tagged, labels: Sequence[str]) -> list[Span]:
+    """The spans of a text."""
+    chances = softmax(one.logits).max(1)
+    found = []
+    for first, last, kind in conll.spans_of(labels[tag] for tag in one.logits.argmax(1).tolist()):
+        start, end = int(one.words[first, 1]), int(one.words[last - 1, 2])
+        found.append(Span(start, end, kind, float(chances[first:last].mean()), one.text[start:end]))
+    return found

@@ -1,0 +1,79 @@
+"""F1 of spans."""
+
+from __future__ import annotations
+
+from typing import Sequence
+
+import numpy as np
+
+from fleetbert.tasks.evaluator import Evaluator
+from fleetbert.tasks.metrics import Metrics, cross_entropy, table
+from fleetbert.tasks.token_classification.scheme import scheme_of, spans_of, tags_of
+
+# In a confusion matrix of spans: no span there.
+NOTHING = "none"
+
+
+class SpanMetrics(Evaluator):
+    gate_metric = "entity_f1"
+    figures = (
+        ("entity_f1", "entity F1"),
+        ("entity_precision", "precision of spans"),
+        ("entity_recall", "recall of spans"),
+    )
+    takes_metrics = False
+
+    def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
+        """Entity F1, precision and recall, the loss of words, the table by kind, and which kinds
+        were taken for which."""
+        scheme = scheme_of(labels)
+        found = [spans_of(one, scheme) for one in outputs]
+        asked = [scheme.own[tags_of(one.words, spans)] for one, spans in zip(outputs, truth)]
+        tags = np.concatenate([*asked, np.zeros(0, np.int64)])
+        logits = np.concatenate([one.logits for one in outputs]) if len(tags) else np.zeros((0, 1))
+        loss = cross_entropy(tags, logits) if len(tags) else 0.0
+        return {**entities(list(truth), found, scheme.kinds), "loss": loss}
+
+    def sums(
+        self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]
+    ) -> np.ndarray | None:
+        """int64 [texts, 3]: spans that are right, that are there, and that were answered."""
+        scheme = scheme_of(labels)
+        pairs = [(spans, spans_of(one, scheme)) for spans, one in zip(truth, outputs)]
+        rows = [((own[:, None] == one).all(2).sum(), len(own), len(one)) for own, one in pairs]
+        return np.array(rows, np.int64).reshape(-1, 3)
+
+    def of_sums(self, sums: np.ndarray) -> float:
+        right, there, answered = sums.tolist()
+        return float(2 * right / max(there + answered, 1))
+
+
+def entities(
+    truth: Sequence[np.ndarray], answered: Sequence[np.ndarray], kinds: Sequence[str]
+) -> Metrics:
+    """n, entity_f1, entity_precision, entity_recall, classes, labels, confusion, counted.
+
+    truth, answered: of each text int64 [spans, 3], where each begins, ends, and its kind. A span is
+    right where all three are: seqeval's f1_score, precision_score and recall_score. confusion: the
+    kinds of spans at the same place, with NOTHING where the other side has none there.
+    """
+    size = len(kinds)
+    counts = np.zeros((size + 1, size + 1), np.int64)
+    for true, given in zip(truth, answered):
+        there, told = (
+            {(begin, end): kind for begin, end, kind in spans.tolist()} for spans in (true, given)
+        )
+        for place in {**there, **told}:
+            counts[there.get(place, size), told.get(place, size)] += 1
+    right = counts.diagonal()[:size]
+    support, found = counts[:size].sum(1), counts[:, :size].sum(0)
+    return {
+        "n": len(truth),
+        "entity_f1": float(2 * right.sum() / max(support.sum() + found.sum(), 1)),
+        "entity_precision": float(right.sum() / max(found.sum(), 1)),
+        "entity_recall": float(right.sum() / max(support.sum(), 1)),
+        "classes": table(right, support, found, kinds),
+        "labels": [*kinds, NOTHING],
+        "confusion": counts.tolist(),
+        "counted": "spans",
+    }
