@@ -16,18 +16,19 @@ Train a smaller model to do what a trained one does; one process, or many as in 
       distill.teacher=output/sst2/model [key=value ...]
   python -m paddle.distributed.launch --nproc_per_node 2 launch/distill.py --config ...
 
-student: learns the teacher's logits and hidden states, and the labels. theseus: each of its layers
-takes the place of a group of the teacher's, by chance and ever more often, and then they learn on
-alone (OUTPUT_DIR/replacing has the first part). The result is a run like any other, whose bundle
-`fleetbert quantize --config configs/quantize/static.yaml bundle=OUTPUT_DIR/bundle` makes smaller.
+distill.kind=student: the student learns the teacher's logits and hidden states, and the labels.
+distill.kind=theseus: each student layer replaces a group of the teacher's layers, at random and
+ever more often (OUTPUT_DIR/replacing), and then the student trains alone. Either result is a run
+like any other. `fleetbert quantize --config configs/quantize/static.yaml bundle=OUTPUT_DIR/bundle`
+makes its bundle smaller.
 
-self: the model teaches itself to answer after fewer layers. Heads after its inner layers learn from
-the last one, on texts without labels, and a bundle gets variants whose texts leave as soon as a
-head is certain of them:
+distill.kind=self: exit heads after the model's inner layers learn from its last layer, on texts
+without labels. The bundle gets early-exit variants, where a text skips the remaining layers once a
+head is certain of its answer:
 
   fleetbert distill --config configs/distill/self.yaml bundle=output/sst2/bundle
 
-Several ranks share the texts that the heads learn from; the first one measures and adds.
+Several ranks share the texts that the heads learn from; rank 0 evaluates and adds the variants.
 """
 
 

@@ -20,14 +20,14 @@ Add a smaller and faster variant to a bundle, if it keeps the accuracy that you 
   python -m paddle.distributed.launch --nproc_per_node 2 launch/quantize.py \\
       --config configs/quantize/qat.yaml bundle=output/sst2/bundle
 
-method: prune makes a float32 variant, pruned-float32, that any method takes as its source:
+method: prune makes the variant pruned-float32, which other methods take as their source:
 
   fleetbert quantize --config configs/quantize/prune.yaml bundle=output/sst2/bundle
   fleetbert quantize --config configs/quantize/static.yaml bundle=output/sst2/bundle \\
       source=pruned-float32
 
-Every variant is measured on gate.data beside float32, with the engine that serves it. One that
-loses more than gate.max_accuracy_drop is not added, and the exit status is 3.
+Every variant is evaluated on gate.data and compared with float32, by the engine that serves it. If
+it loses more than gate.max_accuracy_drop, it is rejected, and the exit status is 3.
 """
 
 

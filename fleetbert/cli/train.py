@@ -14,9 +14,9 @@ Train BERT as a YAML file says: one process, or many under paddle.distributed.la
   python -m paddle.distributed.launch --nproc_per_node 2 --max_restart 3 \\
       launch/train.py --config configs/sst2.yaml [key=value ...]
 
-With trainer.resume: auto, a rank that is killed or hangs has all ranks started again from the
-newest whole checkpoint, up to --max_restart times. launch/train.py is the same command, as a script
-for launchers.
+If a rank is killed or hangs, all ranks restart from the newest complete checkpoint, up to
+--max_restart times (with trainer.resume: auto, the default). launch/train.py is the same command as
+a script, for launchers.
 """
 
 
