@@ -11,9 +11,7 @@ import asyncio
 import logging
 import math
 import time
-from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Iterable, NamedTuple
 
 from fleetbert.core import limits
 from fleetbert.core.errors import UserError, of_system
@@ -22,17 +20,16 @@ from fleetbert.deploy.inference.messages import (
     Reason,
     Request,
     Response,
-    State,
     Statistics,
     Version,
     list_names,
-    printable,
     show,
 )
 from fleetbert.deploy.inference.ops import metrics, observe
 from fleetbert.deploy.inference.repository import index
 from fleetbert.deploy.inference.repository.loading import LoadedVersion, Loader
-from fleetbert.deploy.inference.settings import VERSION_NAME, Policy, Serve
+from fleetbert.deploy.inference.repository.models import Model, Refusal, versions_of
+from fleetbert.deploy.inference.settings import VERSION_NAME, Serve
 from fleetbert.deploy.inference.workers import process
 from fleetbert.deploy.inference.workers.pool import Lost, Refused
 
@@ -43,57 +40,6 @@ REPLACING_SECONDS = 30.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds between two tries of what the machine refused
 TOLD_SECONDS = 600.0  # for so long the metrics tell of a version that is gone: scrapes are seldom
 LOAD_TRIES = 3  # at once, of a version whose workers end while they open it
-
-
-class Refusal(NamedTuple):
-    """Why a version is not served, as it was found; `due`: when it is tried again."""
-
-    found: index.VersionFolder
-    reason: str
-    due: float = math.inf
-    pause: float = 0.0
-
-
-@dataclass
-class Model:
-    name: str
-    policy: Policy
-    required: bool  # its absence makes the server not ready
-    unloaded: bool = False  # by request, until it is loaded by request
-    missed: bool = False  # nothing on disk can take the place of what is served
-    found: dict[int, index.VersionFolder] = field(default_factory=dict)
-    held: dict[int, LoadedVersion] = field(default_factory=dict)
-    loading: set[int] = field(default_factory=set)
-    refused: dict[int, Refusal] = field(default_factory=dict)
-    draining: list[LoadedVersion] = field(default_factory=list)
-
-    def wanted(self) -> list[int]:
-        """The versions that are to answer, newest first: by policy, of those that are whole and
-        were not refused, and those that have an alias."""
-        usable = [
-            number
-            for number, found in self.found.items()
-            if number in self.held or (found.bundle is not None and not self.is_refused(number))
-        ]
-        return select(self.policy, usable)
-
-    def is_refused(self, number: int) -> bool:
-        """Whether these very files were refused, and are not to be tried again yet."""
-        refusal = self.refused.get(number)
-        return (
-            refusal is not None
-            and refusal.found == self.found[number]
-            and time.monotonic() < refusal.due
-        )
-
-    def reason(self, number: int) -> str:
-        """Why a version does not answer."""
-        found = self.found.get(number)
-        if found is not None and found.bundle is None:
-            return printable(found.reason)
-        if found is not None and self.is_refused(number):
-            return printable(self.refused[number].reason)
-        return "it is being loaded" if number in self.loading else "it is not loaded"
 
 
 class Repository:
@@ -163,7 +109,7 @@ class Repository:
 
     def versions(self, model: str | None = None) -> list[Version]:
         found = [self._model(model)] if model is not None else self._models.values()
-        return [version for one in found for version in _versions(one)]
+        return [version for one in found for version in versions_of(one)]
 
     def statistics(self, model: str | None = None, version: str | None = None) -> list[Statistics]:
         if model is None:
@@ -401,37 +347,3 @@ class Repository:
                 observe.forget(name, str(number))
 
         asyncio.get_running_loop().call_later(TOLD_SECONDS, forget)
-
-
-def select(policy: Policy, numbers: Iterable[int]) -> list[int]:
-    """Which of these versions a policy wants, newest first; those with an alias always."""
-    usable = sorted(numbers, reverse=True)
-    rule = policy.versions
-    if rule == "all":
-        chosen = set(usable)
-    elif isinstance(rule, dict):
-        chosen = set(usable[: rule["latest"]])
-    else:
-        chosen = set(rule)
-    chosen |= set(policy.aliases.values())
-    return [number for number in usable if number in chosen]
-
-
-def _versions(model: Model) -> list[Version]:
-    """All of a model's versions, in the order of their numbers."""
-    known = {number: held.version for number, held in model.held.items()}
-    for held in model.draining:
-        draining = replace(held.version, state=State.DRAINING)
-        known.setdefault(int(draining.version), draining)
-    versions = list(known.values())
-    for number in set(model.found) - set(known):
-        loading = number in model.loading
-        versions.append(
-            Version(
-                model.name,
-                str(number),
-                State.LOADING if loading else State.UNAVAILABLE,
-                reason="" if loading else model.reason(number),
-            )
-        )
-    return sorted(versions, key=lambda version: int(version.version))

@@ -39,7 +39,7 @@ from fleetbert.data.tokenizers import of_vocab
 from fleetbert.deploy.inference.messages import Failure, Reason, Request, State
 from fleetbert.deploy.inference.ops import metrics, observe
 from fleetbert.deploy.inference.repository import index, loading, repository
-from fleetbert.deploy.inference.repository.repository import select
+from fleetbert.deploy.inference.repository.models import select
 from fleetbert.deploy.inference.settings import Policy
 from fleetbert.deploy.inference.workers import pool, priority, process
 
