@@ -90,6 +90,7 @@ void read_task(const Reader& task, Bundle& bundle) {
     bool pair;
     size_t least_labels;
   };
+  // What fleetbert/core/task_names.py declares; tests/tasks/test_tasks.py compares the two.
   static const std::map<std::string, Known> tasks = {
       {"classification", {Kind::kLabel, false, 2}},
       {"pair_classification", {Kind::kLabel, true, 2}},
