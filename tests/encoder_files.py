@@ -12,7 +12,7 @@ import paddle
 from safetensors.numpy import load_file, save_file
 
 from fleetbert import config
-from fleetbert.models import heads, weights
+from fleetbert.models import heads, sources, weights
 
 FAMILIES = ("bert", "roberta", "camembert", "xlm-roberta", "ernie", "distilbert", "electra")
 MADE = np.load(Path(__file__).with_name("models") / "families" / "families.npz")
@@ -62,8 +62,8 @@ def change_fields(folder: Path, **fields: Any) -> None:
     path.write_text(json.dumps({n: value for n, value in changed.items() if value is not None}))
 
 
-def source_of(init: object, **settings: Any) -> weights.Source:
-    return weights.open_source(config.Model(init=str(init), **settings))
+def source_of(init: object, **settings: Any) -> sources.Source:
+    return sources.open_source(config.Model(init=str(init), **settings))
 
 
 def loaded(init: object, task: str = "classification", labels: int = 3, seed: int = 3):

@@ -14,7 +14,7 @@ from fleetbert.data import tokenizers
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
 from fleetbert.models.encoders import Shape
-from fleetbert.models.weights import Source
+from fleetbert.models.sources import Source
 
 # Of one layer, in the order in which its forward uses them.
 LAYER_LINEAR = (

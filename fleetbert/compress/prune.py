@@ -28,7 +28,7 @@ from fleetbert.data.batching import plan_inference
 from fleetbert.export.program import versions
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
-from fleetbert.models import encoders, heads, weights
+from fleetbert.models import encoders, heads, sources, weights
 from fleetbert.models.encoders import Shape
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import Arrays
@@ -84,7 +84,7 @@ def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> padd
     shape["pooler_act"] = whole.pooler_act
     tensors = {name: tensor.numpy() for name, tensor in network.network.state_dict().items()}
     width = network.network.bert.encoder.layers[0].self_attn.head_dim
-    source = weights.Source(
+    source = sources.Source(
         str(bundle.root),
         shape,
         bundle.tokenizer,

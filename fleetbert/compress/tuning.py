@@ -22,7 +22,7 @@ from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
-from fleetbert.models import heads, weights
+from fleetbert.models import heads, sources, weights
 from fleetbert.training import job as training
 from fleetbert.training.loop import Run
 from fleetbert.training.strategies import connect
@@ -42,7 +42,7 @@ class Tuned(TextTask):
     def __init__(
         self,
         job: config.Tuning,
-        source: weights.Source,
+        source: sources.Source,
         tokenizer: Tokenizer,
         labels: list[str],
         train: Split,

@@ -14,7 +14,7 @@ from fleetbert.data import labels as labels_of
 from fleetbert.data import tokenizers
 from fleetbert.export import from_paddle
 from fleetbert.export.program import export_bundle
-from fleetbert.models import heads, weights
+from fleetbert.models import encoders, heads, sources, weights
 
 
 def import_model(
@@ -51,17 +51,17 @@ def import_model(
                 "task out, or name a folder with weights"
             )
 
-        def answers(fields: weights.Fields, count: int) -> tuple[str, list[str]]:
-            known = weights.head_labels(fields, count)
+        def answers(fields: encoders.Fields, count: int) -> tuple[str, list[str]]:
+            known = sources.head_labels(fields, count)
             kind = _task(str(program), fields.get("problem_type"), count, pair)
             return kind, _labels(str(program), kind, fields, known, count, names)
 
         with files.writing(path):
             return from_paddle.import_program(program, model, path, answers, max_length)
-    source = weights.open_source(model)
+    source = sources.open_source(model)
     tensors = source.tensors or {}
     has_classifier = "classifier.weight" in tensors
-    if task is None and not has_classifier and weights.is_of_vectors(source):
+    if task is None and not has_classifier and sources.is_of_vectors(source):
         task = tasks.EMBEDDING.name
     if task is not None and (names or pair):
         raise UserError(f"{'labels' if names else 'pair'}: task: {task} needs none; leave it out")
@@ -142,7 +142,7 @@ def _task(name: str, problem_type: str | None, logits: int, pair: bool) -> str:
 def _labels(
     name: str,
     task: str,
-    fields: weights.Fields,
+    fields: encoders.Fields,
     known: Sequence[str],
     count: int,
     given: Sequence[str] | None,

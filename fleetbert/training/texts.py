@@ -18,7 +18,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.data import api_docs, batching, cache, read, tokenizers
 from fleetbert.data.split import Split, fingerprint, hold_out, tokenize
 from fleetbert.data.tokenizers import Tokenizer
-from fleetbert.models import heads, weights
+from fleetbert.models import heads, sources, weights
 from fleetbert.tasks import Arrays, Criterion, Metrics, Part
 from fleetbert.tasks import loss as losses
 from fleetbert.tasks.collect import Labelled
@@ -39,14 +39,14 @@ Metric = Callable[[np.ndarray, np.ndarray], float]
 def open_task(
     job: schema.Config,
     connected: Single | None = None,
-    source: weights.Source | None = None,
+    source: sources.Source | None = None,
     kind: Callable[..., TextTask] | None = None,
     labels: list[str] | None = None,
 ) -> TextTask:
     """Read and tokenize the texts, build the network, load its weights. Where there are ranks
     (`connected`) they share what is cached of the texts. `source`, `kind` and `labels` take the
     places of what `job.model`, `TextTask` and the training texts say."""
-    source = weights.open_source(job.model) if source is None else source
+    source = sources.open_source(job.model) if source is None else source
     tokenizer = tokenizers.open(source.tokenizer)
     longest = source.shape.get("max_position_embeddings", 512)
     if job.data.max_length > longest:
@@ -136,7 +136,7 @@ class TextTask(Trainable):
     def __init__(
         self,
         job: schema.Config,
-        source: weights.Source,
+        source: sources.Source,
         tokenizer: Tokenizer,
         labels: list[str],
         train: Split,

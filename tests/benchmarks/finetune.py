@@ -144,9 +144,9 @@ def score(data: Data, answers: list) -> float:
 
 
 def peer(data: Data, arguments: argparse.Namespace, seed: int, folder: Path) -> tuple[float, float]:
-    from fleetbert.models import weights  # loads Paddle
+    from fleetbert.models import sources  # loads Paddle
 
-    source = weights.open_source(config.Model(init=arguments.init))
+    source = sources.open_source(config.Model(init=arguments.init))
     # As `fleetbert.data.split.hold_out` draws them.
     held = round(arguments.calibrate * len(data.train))
     kept = np.random.default_rng(seed).permutation(len(data.train))[held:]

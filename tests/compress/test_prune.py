@@ -22,7 +22,7 @@ from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.graph import program as programs
-from fleetbert.models import heads, weights
+from fleetbert.models import heads, sources, weights
 from fleetbert.training.strategies.single import Single
 
 DRAWN = True  # see conftest.py
@@ -51,7 +51,7 @@ def build(tensors: dict[str, np.ndarray], **shape: Any) -> paddle.nn.Layer:
         "type_vocab_size": len(tensors["bert.embeddings.token_type_embeddings.weight"]),
         **shape,
     }
-    source = weights.Source("tiny", wanted, tokenizers.of_vocab(Path("vocab.txt"), True), tensors)
+    source = sources.Source("tiny", wanted, tokenizers.of_vocab(Path("vocab.txt"), True), tensors)
     network = heads.build("classification", weights.bert_config(source, 3, 1))
     weights.load(network, source)
     network.eval()

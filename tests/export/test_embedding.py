@@ -18,7 +18,7 @@ from fleetbert import bundle as bundles
 from fleetbert.compat import processor
 from fleetbert.data import tokenizers
 from fleetbert.engines import answer
-from fleetbert.models import encoders, heads, weights
+from fleetbert.models import encoders, heads, sources, weights
 from fleetbert.models.bert import BertConfig
 
 RANDOM = np.random.default_rng(0)
@@ -43,7 +43,7 @@ def made(tmp_path_factory):
     network = heads.build("mlm", BertConfig(initializer_range=0.3, **shape))
     network.eval()
     spec = tokenizers.of_vocab(vocab, True)
-    weights.save_folder(network, weights.Source("made", shape, spec, None, encoders.BERT), folder)
+    weights.save_folder(network, sources.Source("made", shape, spec, None, encoders.BERT), folder)
     ids = tokenizers.open(spec).encode(TEXTS, None, 64).ids
     bert = network.network.bert
     tensors = [paddle.to_tensor([one], "int64") for one in ids]
@@ -154,10 +154,10 @@ class TestFolders:
         ],
     )
     def test_its_pooling_is_taken(self, folder, tmp_path, said, pooling, made):
-        source = weights.open_source(
+        source = sources.open_source(
             fleetbert.config.Model(init=str(folder(said, "Transformer", "Pooling", "Normalize")))
         )
-        assert weights.is_of_vectors(source)
+        assert sources.is_of_vectors(source)
         assert source.with_pooling(None, "pooling").shape["pooling"] == pooling
         assert source.with_pooling("cls", "pooling").shape["pooling"] == "cls"
 

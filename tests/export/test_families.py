@@ -13,7 +13,7 @@ from halves import needs_bfloat16
 
 import fleetbert
 from fleetbert.data import tokenizers
-from fleetbert.models import encoders, heads, weights
+from fleetbert.models import encoders, heads, sources, weights
 from fleetbert.models.bert import BertConfig
 
 SHAPE: encoders.Shape = {
@@ -41,7 +41,7 @@ def write(family: str, folder: Path) -> Path:
         "classification", BertConfig(num_labels=3, initializer_range=0.15, **shape)
     )
     network.eval()
-    source = weights.Source("made", shape, tokenizers.of_vocab(vocab, True), None, known)
+    source = sources.Source("made", shape, tokenizers.of_vocab(vocab, True), None, known)
     weights.save_folder(network, source, folder, tiny_bert.LABELS)
     return folder
 

@@ -18,7 +18,7 @@ from fleetbert import bundle as bundles
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.engines import engine, golden
-from fleetbert.models import encoders, heads, weights
+from fleetbert.models import encoders, heads, sources, weights
 from fleetbert.models.bert import BertConfig
 
 FILES = Path(__file__).parents[1] / "data" / "tokenizers" / "files"
@@ -61,7 +61,7 @@ def made(cache, tmp_path_factory) -> tuple[Path, np.ndarray]:
     )
     network.eval()
     spec = tokenizers.find(folder)
-    source = weights.Source("made", shape, spec, None, encoders.ROBERTA)
+    source = sources.Source("made", shape, spec, None, encoders.ROBERTA)
     weights.save_folder(network, source, folder, LABELS)
     (folder / "tokenizer.json").unlink()
     logits = [network(paddle.to_tensor([ids]), paddle.zeros([1, len(ids)], "int64")) for ids in IDS]

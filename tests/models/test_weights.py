@@ -22,7 +22,7 @@ from encoder_files import (
 from safetensors import safe_open
 
 from fleetbert.core.errors import UserError
-from fleetbert.models import heads, weights
+from fleetbert.models import heads, sources, weights
 
 HEAD = ["classifier.bias", "classifier.weight"]
 
@@ -236,7 +236,7 @@ class TestHeadsOfTrainedClassifiers:
         assert "in the order neg, pos" in note
 
 
-def lowercase(source: weights.Source) -> object:
+def lowercase(source: sources.Source) -> object:
     return source.tokenizer.settings["lowercase"]
 
 

@@ -15,7 +15,7 @@ from fleetbert import config, tasks
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import answer, evaluate
-from fleetbert.models import weights
+from fleetbert.models import sources
 from fleetbert.training import job as training
 
 WORDS = [f"word{number}" for number in range(40)]
@@ -118,7 +118,7 @@ def test_the_model_is_written_as_the_family_has_it(source, trained):
     }
     fields = json.loads((trained.output_dir / "model" / "config.json").read_text())
     assert (fields["model_type"], fields["width"], fields["depth"]) == ("toy", WIDTH, DEPTH)
-    again = weights.open_source(config.Model(init=str(trained.output_dir / "model")))
+    again = sources.open_source(config.Model(init=str(trained.output_dir / "model")))
     assert tokenizers.open(again.tokenizer).kind == "spaces"
     assert again.shape["max_position_embeddings"] == POSITIONS
 

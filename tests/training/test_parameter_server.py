@@ -114,7 +114,7 @@ class TestAsync:
 def lively(tiny_data, tmp_path_factory) -> dict[str, str]:
     """Keys of a job on spans, from a folder with larger weights than BERT starts with."""
     from fleetbert.data import tokenizers
-    from fleetbert.models import heads, weights
+    from fleetbert.models import heads, sources, weights
     from fleetbert.models.bert import BertConfig
 
     folder = tmp_path_factory.mktemp("lively")
@@ -123,7 +123,7 @@ def lively(tiny_data, tmp_path_factory) -> dict[str, str]:
     paddle.seed(3)
     network = heads.build("token_classification", BertConfig(num_labels=len(labels), **shape))
     tokenizer = tokenizers.of_vocab(tiny_data / "vocab.txt", True)
-    source = weights.Source("lively", shape, tokenizer, None)
+    source = sources.Source("lively", shape, tokenizer, None)
     weights.save_folder(network, source, folder / "model", labels)
     for name, texts, seed in (("train", 160, 1), ("dev", 60, 2)):
         tiny_job.write_tags(folder / f"{name}.conll", texts, seed)

@@ -18,7 +18,7 @@ from fleetbert.data.batching import collate_padded, plan_inference
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
 from fleetbert.engines import answer, engine
-from fleetbert.models import heads, weights
+from fleetbert.models import heads, sources, weights
 from fleetbert.models.encoders import Shape
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import TextTask
@@ -31,7 +31,7 @@ class Teacher(NamedTuple):
     path: Path
     labels: list[str]
     tokenizer: Spec
-    source: weights.Source | None
+    source: sources.Source | None
     digest: str
 
 
@@ -46,7 +46,7 @@ def open_teacher(job: schema.Distill) -> Teacher:
             "of a run) nor a bundle (one with manifest.json)"
         )
     try:
-        source = weights.open_source(schema.Model(init=f"{path}/"))
+        source = sources.open_source(schema.Model(init=f"{path}/"))
     except UserError as error:
         raise UserError(str(error).replace("model.init", "distill.teacher")) from error
     if not source.head_labels:
@@ -86,11 +86,11 @@ def evenly(layers: int, teacher_layers: int) -> list[int]:
     return [number * teacher_layers // layers for number in range(1, layers + 1)]
 
 
-def student_source(job: schema.Distill, teacher: Teacher) -> weights.Source:
+def student_source(job: schema.Distill, teacher: Teacher) -> sources.Source:
     """What the student starts from; UserError if it reads texts in another way than the teacher."""
     if job.model.init == "teacher":
         return _some_layers(job, teacher)
-    source = weights.open_source(job.model)
+    source = sources.open_source(job.model)
     vocab, known = (next(iter(s.tokenizer.files.values())) for s in (source, teacher))
     words = [charset.read_text(path, "vocabulary").split("\n") for path in (vocab, known)]
     if words[0] != words[1]:
@@ -114,7 +114,7 @@ def student_source(job: schema.Distill, teacher: Teacher) -> weights.Source:
     return source
 
 
-def _some_layers(job: schema.Distill, teacher: Teacher) -> weights.Source:
+def _some_layers(job: schema.Distill, teacher: Teacher) -> sources.Source:
     """The teacher's weights without some of its layers."""
     layers = job.model.num_hidden_layers
     total = _check_layers(layers, teacher)
@@ -125,7 +125,7 @@ def _some_layers(job: schema.Distill, teacher: Teacher) -> weights.Source:
             f"to {total}"
         )
     model = schema.Model(init=f"{teacher.path}/", dropout=job.model.dropout)
-    source = weights.open_source(model)
+    source = sources.open_source(model)
     tensors = {}
     for name, tensor in (source.tensors or {}).items():
         head, sign, rest = name.partition("encoder.layers.")
