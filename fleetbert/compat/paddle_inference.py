@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Callable, Protocol
 
 import numpy as np
@@ -42,7 +43,7 @@ class PredictorConfig(Protocol):
     def switch_ir_optim(self, on: bool) -> None: ...
     def enable_memory_optim(self) -> None: ...
     def enable_save_optim_model(self, on: bool) -> None: ...
-    def set_optim_cache_dir(self, folder: str) -> None: ...
+    def set_optim_cache_dir(self, folder: bytes) -> None: ...
     def enable_mkldnn(self) -> None: ...
     def set_mkldnn_cache_capacity(self, shapes: int) -> None: ...
     def enable_use_gpu(self, megabytes: int, device: int) -> None: ...
@@ -61,6 +62,15 @@ def import_inference() -> Inference:
     """The module paddle.inference, imported when it is needed: Paddle takes seconds."""
     inference: Inference = environment.import_paddle().inference
     return inference
+
+
+def config_of(program: Path, parameters: Path) -> PredictorConfig:
+    """The config of a predictor for files.
+
+    Their names are given as bytes: Paddle refuses texts with other than ASCII letters where the
+    locale has none (`LC_ALL=C PYTHONUTF8=0`).
+    """
+    return import_inference().Config(os.fsencode(program), os.fsencode(parameters))
 
 
 def has_cuda() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from fleetbert.core.errors import UserError
@@ -23,6 +24,9 @@ def open_variant(folder: Path, options: Options) -> ProgramEngine:
             "device is gpu, but the installed ONNX Runtime has no CUDA: install "
             "onnxruntime-gpu or use --device cpu"
         )
-    model = str(folder / "model.onnx")
+    path = folder / "model.onnx"
+    # ONNX Runtime opens no file whose name the locale has no letters for (`paddle_inference`).
+    is_text = str(path).encode("utf-8", "ignore") == os.fsencode(path)
+    model = str(path) if is_text else path.read_bytes()
     session = onnxruntime.InferenceSession(model, settings, providers=[provider])
     return ProgramEngine(lambda *arrays: session.run(["logits"], dict(zip(INPUTS, arrays)))[0])

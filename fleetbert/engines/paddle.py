@@ -11,8 +11,8 @@ from fleetbert.engines.engine import INPUTS, Options, ProgramEngine
 
 def open_variant(folder: Path, options: Options) -> ProgramEngine:
     """Open model.pdmodel and model.pdiparams in `folder`."""
-    inference = paddle_inference.import_inference()
-    config = inference.Config(str(folder / "model.pdmodel"), str(folder / "model.pdiparams"))
+    program, parameters = folder / "model.pdmodel", folder / "model.pdiparams"
+    config = paddle_inference.config_of(program, parameters)
     config.switch_ir_optim(True)
     config.enable_memory_optim()
     return _engine(predictor.create(config, options.device, options.threads))

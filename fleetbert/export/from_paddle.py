@@ -234,8 +234,7 @@ def _inputs(program: ProgramDesc, path: Path) -> list[str]:
 def _answers(given: Given, batches: Sequence[Batch]) -> list[np.ndarray]:
     """The program's logits as it stands, by Paddle Inference without passes."""
     try:
-        files = (given.path, given.path.with_suffix(".pdiparams"))
-        options = paddle_inference.import_inference().Config(*map(str, files))
+        options = paddle_inference.config_of(given.path, given.path.with_suffix(".pdiparams"))
         options.switch_ir_optim(False)
         run = predictor.bind(predictor.create(options, "cpu", 1), given.inputs)
         found = [run(*batch)[0] for batch in batches]

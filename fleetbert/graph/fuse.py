@@ -3,6 +3,7 @@ runs Paddle."""
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
@@ -24,15 +25,14 @@ def fuse(folder: Path) -> Fused:
 
     Afterwards a Linear is one `fc` with its bias and GELU, and attention is two `fused_matmul`.
     """
-    inference = paddle_inference.import_inference()
     with tempfile.TemporaryDirectory() as temporary:
-        config = inference.Config(str(folder / "model.pdmodel"), str(folder / "model.pdiparams"))
+        config = paddle_inference.config_of(folder / "model.pdmodel", folder / "model.pdiparams")
         config.disable_gpu()
         config.disable_glog_info()
         paddle_inference.use_onednn(config)
-        config.set_optim_cache_dir(temporary)
+        config.set_optim_cache_dir(os.fsencode(temporary))
         config.enable_save_optim_model(True)
-        inference.create_predictor(config)
+        paddle_inference.import_inference().create_predictor(config)
         saved = Path(temporary) / "_optimized.pdmodel"
         program = programs.read(saved)
         parameters = programs.read_parameters(program, saved.with_suffix(".pdiparams"))

@@ -6,12 +6,14 @@ import io
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
 import pytest
 from tiny_bert import LABELS
 
+from fleetbert import bundle as bundles
 from fleetbert.cli import main as cli
 
 
@@ -216,6 +218,24 @@ def test_ask_takes_lines_as_predict_does_and_shows_what_it_cannot(fleetbert, tin
     assert out.count("→") == 2
     assert out.count("caf\\xe9\n  error: line ") == 2
     assert "`iconv -f latin1 -t utf-8`" in out
+
+
+def test_a_bundle_below_a_name_that_the_locale_has_no_letters_for_is_opened(tiny_bundle, tmp_path):
+    """Each kind of engine gets the name as the system has it."""
+    names = [name for name in ("float32", "onnx") if name in bundles.read(tiny_bundle).names]
+    path = shutil.copytree(tiny_bundle, tmp_path / "möchte字")
+    code = (
+        "import fleetbert, sys\n"
+        "for name in sys.argv[2:]:\n"
+        "    print(name, len(fleetbert.load(sys.argv[1], name)(['word1'])))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, os.fsencode(path), *names],
+        capture_output=True,
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"},
+        timeout=300,
+    )
+    assert done.stdout.decode().splitlines() == [f"{name} 1" for name in names], done.stderr
 
 
 def test_no_answer_is_lost_to_the_encoding_of_a_pipe(tiny_bundle, table):
