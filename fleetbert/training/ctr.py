@@ -31,6 +31,8 @@ from fleetbert.training.trainable import Described, Trainable
 class Ctr(Trainable):
     """Strategies have the rows of its table taken before a step, learned after it, and pushed."""
 
+    float32 = "task.name: ctr"
+
     def __init__(self, job: schema.Config, train: criteo.Clicks, dev: criteo.Clicks | None):
         self.job, self.train, self.dev = job, train, dev
         self.collector = clicks.Collector(train, job)

@@ -17,7 +17,6 @@ import paddle
 
 import fleetbert
 from fleetbert import config as schema
-from fleetbert.core import task_names
 from fleetbert.core.errors import UserError
 from fleetbert.launch import heartbeat
 from fleetbert.models import bfloat16, cpu
@@ -94,7 +93,7 @@ class Run:
         self.folder = Path(job.output_dir)
         self.state = State()
         self.total_steps = self._count_steps()
-        self.precision = precision.choose(job.precision, connected.device, _float32(job))
+        self.precision = precision.choose(job.precision, connected.device, _float32(job, task))
         self.random = cpu.Random()
         if job.trainer.compile:  # needs Paddle's own layers: NumPy's cannot be traced
             compiled.compile_training(task.network, connected.device)
@@ -320,16 +319,13 @@ def _check_alike(chosen: list[str]) -> None:
         )
 
 
-def _float32(job: schema.Config) -> str | None:
+def _float32(job: schema.Config, task: Trainable) -> str | None:
     """What of a job keeps a CPU from other precisions, for `precision.choose`."""
     if job.trainer.compile:
         return "trainer.compile"
     if job.strategy.name == "parameter_server":
         return "strategy.name: parameter_server"
-    if isinstance(job, schema.Distill) and job.distill.kind == "theseus":
-        return "distill.kind: theseus"
-    of_texts = task_names.SHAPES[job.task.name].of_texts
-    return None if of_texts else f"task.name: {job.task.name}"
+    return task.float32
 
 
 def versions() -> dict[str, str]:

@@ -32,6 +32,9 @@ class Trainable(ABC):
     passes: 2 where `again` has something to learn.
     teachers: networks that the loss asks and that learn nothing.
     labels: in the order of the logits, where there are some.
+    float32: the key and value of the job that want float32 on a CPU, None where none does.
+
+    What is never evaluated needs no `dev_batches` and what follows from them.
     """
 
     network: nn.Layer
@@ -40,6 +43,7 @@ class Trainable(ABC):
     passes = 1
     teachers: Sequence[nn.Layer] = ()
     labels: Sequence[str] = ()
+    float32: str | None = None
 
     @property
     @abstractmethod
@@ -77,25 +81,25 @@ class Trainable(ABC):
         """As `loss`, of the same arrays, when its gradients are there; theirs are added."""
         raise NotImplementedError
 
-    @abstractmethod
     def dev_batches(self) -> Sequence[np.ndarray]:
         """The examples to evaluate on in batches, which ranks share out; may be empty."""
+        return ()
 
-    @abstractmethod
     def dev_arrays(self, part: np.ndarray) -> Arrays:
         """One of these batches for `predict`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
         """What one batch gives, to be sent between ranks."""
+        raise NotImplementedError
 
-    @abstractmethod
     def evaluate(self, parts: Sequence[Part]) -> Metrics:
         """Metrics from what all batches gave, in any order; with `loss`."""
+        raise NotImplementedError
 
-    @abstractmethod
     def criterion(self, metrics: Metrics) -> Criterion:
         """What tells the best step."""
+        raise NotImplementedError
 
     @abstractmethod
     def locate(self, indices: Sequence[int]) -> list[Described]:

@@ -9,6 +9,7 @@ from halves import needs_bfloat16
 
 from fleetbert import config
 from fleetbert.compat import processor
+from fleetbert.compress.distill.theseus import Theseus
 from fleetbert.core.errors import UserError
 from fleetbert.training import loop, precision
 
@@ -67,9 +68,7 @@ class TestChoice:
         has(True)
         with pytest.raises(UserError, match=r"O1 does not go together with trainer\.compile"):
             trainer(tmp_path, {**MIXED, "trainer.compile": True})
-        theseus = {"distill": {"kind": "theseus", "teacher": "model"}, "model": {"init": "teacher"}}
-        job = config.Distill.model_validate({**trainer.job(tmp_path).model_dump(), **theseus})
-        assert loop._float32(job) == "distill.kind: theseus"
+        assert loop._float32(trainer.job(tmp_path), Theseus) == "distill.kind: theseus"
         settings = config.Precision(level="auto", dtype="bfloat16")
         assert precision.choose(settings, "cpu", "task.name: ctr").settings.level == "O0"
 

@@ -22,6 +22,8 @@ from fleetbert.training.texts import Arrays
 class Theseus(teachers.Taught):
     """The first training, of replacing; in evaluation the student's layers are alone."""
 
+    float32 = "distill.kind: theseus"
+
     def __init__(self, teacher: teachers.Teacher, strategy: Single, *arguments: Any):
         super().__init__(teacher, strategy, *arguments)
         bert = self.network.network.bert
