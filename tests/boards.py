@@ -10,7 +10,7 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert.compress import lite_unigram
 from fleetbert.data.tokenizers import of_vocab
-from fleetbert.engines import early_exit, exits, heads
+from fleetbert.engines import early_exit, exit_heads, exits
 from fleetbert.tasks.metrics import softmax
 
 TARGETS = {"x86_64": "x86", "aarch64": "armv8", "armv7l": "armv7"}
@@ -97,7 +97,7 @@ def add_early_exit(path: Path, target: str, kind: str = "pooled", change=None) -
     def fill(folder: Path) -> bundles.Variant:
         for end in ENDS:
             (folder / exits.program_name(end, "nb")).write_bytes(MODEL)
-        heads.save(folder, make_heads(kind))
+        exit_heads.save(folder, make_heads(kind))
         exits.save_settings(folder, exits.Settings(ENDS, kind, SPEED, 0))
         if change is not None:
             change(folder)

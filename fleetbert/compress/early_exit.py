@@ -19,7 +19,7 @@ from fleetbert.compress.gate import Sample, in_turns
 from fleetbert.core.errors import UserError
 from fleetbert.data.batching import Batch
 from fleetbert.data.packing import packed_layout
-from fleetbert.engines import engine, exits, golden, heads, predictor
+from fleetbert.engines import engine, exit_heads, exits, golden, predictor
 from fleetbert.engines.early_exit import EarlyExitEngine, open_variant
 from fleetbert.engines.exits import Settings
 from fleetbert.export.program import versions
@@ -126,13 +126,13 @@ def open_source(bundle: bundles.Bundle, name: str) -> Source:
 
 
 def write(
-    source: Source, folder: Path, settings: Settings, trained: dict[int, heads.Tensors]
+    source: Source, folder: Path, settings: Settings, trained: dict[int, exit_heads.Tensors]
 ) -> bundles.Variant:
     """Write the variant's files; see `engines.exits`."""
     for end, program in groups.cut_groups(source.program, settings.ends):
         programs.write(folder / exits.program_name(end), program)
     weights.save(folder, source.quantized, source.others)
-    heads.save(folder, {end: trained[end] for end in settings.ends[:-1]})
+    exit_heads.save(folder, {end: trained[end] for end in settings.ends[:-1]})
     exits.save_settings(folder, settings)
     return bundles.EarlyExitVariant(
         name=variant_name(source.name),
@@ -169,7 +169,7 @@ def observe(
     whole: engine.Engine,
     batches: Sequence[tuple[np.ndarray, Batch]],
     sample: Sample,
-    trained: dict[int, heads.Tensors],
+    trained: dict[int, exit_heads.Tensors],
     source: Source,
     timed: int = TIMED,
 ) -> Observed:
@@ -201,7 +201,9 @@ def observe(
             for layer, group in enumerate(opened.groups, 1):
                 state, other = group(state, other, at), batch.input_ids
                 last = layer == count
-                found = state if last else heads.KINDS[settings.head](trained[layer], state, at)
+                found = (
+                    state if last else exit_heads.KINDS[settings.head](trained[layer], state, at)
+                )
                 doubt[layer - 1, numbers] = exits.doubt(settings, found, found)
                 predicted[layer - 1, numbers] = found.argmax(1)
                 if one_label:

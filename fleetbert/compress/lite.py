@@ -24,7 +24,7 @@ from fleetbert.compress.pipeline import Result
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers.whole import Whole
-from fleetbert.engines import alike, engine, exits, heads
+from fleetbert.engines import alike, engine, exit_heads, exits
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batches
 from fleetbert.graph import gelu, groups, lite_program, weights
 from fleetbert.graph import program as programs
@@ -225,7 +225,7 @@ def _convert(
         )
     if early is not None:
         for folder in {converted.folder, twin.folder}:
-            for name in (exits.NAME, heads.NAME):
+            for name in (exits.NAME, exit_heads.NAME):
                 shutil.copyfile(early / name, folder / name)
     extra.update({"checked_on": "x86", "max_difference_to_paddle": difference})
     if bits is not None:

@@ -76,6 +76,17 @@ REMOVED = {
 QUANTIZE, GATED = ("quantize",), ("quantize", "distill self")
 
 
+def refuse_removed(values: Mapping[str, object], removed: Mapping[str, Removed]) -> None:
+    """ValueError for the first of these keys that a job has."""
+    for dotted, key_or_values in removed.items():
+        section, _, name = dotted.rpartition(".")
+        holder = values.get(section) if section else values
+        if not isinstance(holder, Mapping) or name not in holder:
+            continue
+        if key_or_values.values is None or holder[name] in key_or_values.values:
+            raise ValueError(f"{dotted}: {key_or_values.instead}")
+
+
 class Calibration(Section):
     data: Optional[str] = key(
         None,
@@ -249,7 +260,7 @@ class Quantize(Section):
     def _take_the_recipe(cls, values: object) -> object:
         if not isinstance(values, dict):
             return values
-        _refuse_removed(values)
+        refuse_removed(values, REMOVED)
         return _below(RECIPES.get(str(values.get("method")), {}), values)
 
     @model_validator(mode="after")
@@ -290,17 +301,6 @@ class Quantize(Section):
                 f"bits: method: {self.method} computes in {arithmetic}; 16 is for method: dynamic"
             )
         return self
-
-
-def _refuse_removed(values: Mapping[str, object]) -> None:
-    """ValueError for the first key of REMOVED that a job has."""
-    for dotted, removed in REMOVED.items():
-        section, _, name = dotted.rpartition(".")
-        holder = values.get(section) if section else values
-        if not isinstance(holder, Mapping) or name not in holder:
-            continue
-        if removed.values is None or holder[name] in removed.values:
-            raise ValueError(f"{dotted}: {removed.instead}")
 
 
 def _below(defaults: Mapping[str, object], values: Dict[str, object]) -> Dict[str, object]:

@@ -6,10 +6,18 @@ from typing import List, Literal, Optional, Union
 
 from pydantic import model_validator
 
-from fleetbert.config.compression import Gate, Selection
+from fleetbert.config.compression import Gate, Removed, Selection, refuse_removed
 from fleetbert.config.section import Section, key
 from fleetbert.config.training import Config, Loss, Model
 from fleetbert.core.task_names import SHAPES
+
+REMOVED = {
+    "distill.weighting": Removed(
+        None,
+        "was removed, because uncertainty gained nothing on SST-2 (three seeds); all texts weigh "
+        "the same: leave it out",
+    ),
+}
 
 
 class Student(Model):
@@ -137,11 +145,6 @@ class Exits(Section):
         ge=0,
         le=1,
     )
-    weighting: Literal["none", "uncertainty"] = key(
-        "none",
-        "uncertainty: a text that an earlier head is certain of weighs less for the later heads, "
-        "which it would not reach; a random fifth of the texts in each epoch keeps its full weight",
-    )
     epochs: int = key(10, "passes over the hidden states", common_for=SELF, ge=1)
     learning_rate: float = key(1e-3, "peak learning rate of AdamW", gt=0)
     weight_decay: float = key(0.1, "weight decay of AdamW", ge=0)
@@ -193,6 +196,13 @@ class SelfDistill(Section):
         ge=1,
     )
     seed: int = key(0, "seed of the heads' weights and of the random sample of texts", ge=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_of_today(cls, values: object) -> object:
+        if isinstance(values, dict):
+            refuse_removed(values, REMOVED)
+        return values
 
     @model_validator(mode="after")
     def _keys_agree(self) -> SelfDistill:

@@ -15,7 +15,7 @@ from fleetbert.compat import paddle_inference
 from fleetbert.core.errors import UserError
 from fleetbert.data.batching import SAFE_LENGTHS, needed_length, round_up
 from fleetbert.data.packing import PackedLayout, pack, packed_layout
-from fleetbert.engines import exits, heads
+from fleetbert.engines import exit_heads, exits
 from fleetbert.engines.engine import Batches, Engine, Inputs, Options, Result
 from fleetbert.engines.exits import Settings, Text, Texts, Work
 from fleetbert.engines.packed import Group, open_group
@@ -50,8 +50,8 @@ class EarlyExitEngine(Engine):
         self.early_exit = settings
         self.groups = streams[0]
         self._any_length = any_length
-        self._heads = heads.load(folder)
-        self._head = heads.KINDS[settings.head]
+        self._heads = exit_heads.load(folder)
+        self._head = exit_heads.KINDS[settings.head]
         self._streams = Streams(streams, self._first_runs)
 
     def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:

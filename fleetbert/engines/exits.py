@@ -5,7 +5,7 @@ Texts go through the groups of layers in batches; after each group those whose u
 for the next group. Without that, the batches would shrink as texts leave, and with them what
 leaving gains.
 
-Files in the variant's folder: exits.json (`Settings`), heads.safetensors (`engines.heads`),
+Files in the variant's folder: exits.json (`Settings`), heads.safetensors (`engines.exit_heads`),
 group-N.pdmodel (N is the group's last layer), weights.safetensors (`graph.weights`). For Paddle
 Lite group-N.nb takes the place of these two.
 

@@ -19,11 +19,11 @@ from tiny_bert import telling_places
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import early_exit, pipeline
+from fleetbert.compress.distill import exit_training
 from fleetbert.compress.distill import exits as job_of_exits
-from fleetbert.compress.distill import heads as learning
 from fleetbert.compress.early_exit import Observed
 from fleetbert.core.errors import GateFailed, UserError
-from fleetbert.engines import answer, evaluate, golden, heads
+from fleetbert.engines import answer, evaluate, exit_heads, golden
 
 
 def values(bundle, data, **distill):
@@ -246,17 +246,17 @@ def test_where_it_pays_the_manifest_says_how_much(bundle, tiny_data, timed):
 def test_it_is_chosen_on_texts_that_no_head_learned_from(bundle, tiny_data, monkeypatch):
     """As they come, here alone."""
     learned, rows = [], []
-    train, observe = job_of_exits.heads.train, early_exit.observe
+    train, observe = exit_training.train, early_exit.observe
 
-    def trained(settings, examples, *others):
+    def trained(training, strategy, settings, examples, *others):
         learned.append(sum(len(example.numbers) for example in examples))
-        return train(settings, examples, *others)
+        return train(training, strategy, settings, examples, *others)
 
     def observed_in(opened, whole, batches, *others):
         rows.append([len(batch.input_ids) for _, batch in batches])
         return observe(opened, whole, batches, *others)
 
-    monkeypatch.setattr(job_of_exits.heads, "train", trained)
+    monkeypatch.setattr(exit_training, "train", trained)
     monkeypatch.setattr(early_exit, "observe", observed_in)
     wanted = values(bundle, tiny_data, epochs=1, speed=0.5, batch_tokens=1)
     wanted["selection"] = {"texts": 20}
@@ -304,6 +304,11 @@ def test_layers_that_are_not_there(bundle, tiny_data, changes, message):
         job_of_exits.add_variants(job(bundle, tiny_data, **changes))
 
 
+def test_a_weighting_that_gained_nothing_is_refused(bundle, tiny_data):
+    with pytest.raises(ValueError, match=r"distill.weighting: was removed, .* leave it out"):
+        job(bundle, tiny_data, weighting="none")
+
+
 def test_a_source_that_cannot_be_cut(bundle, tiny_data):
     pipeline.quantize(quantizing(bundle, tiny_data, "dynamic"))
     settings = job(bundle, tiny_data).model_copy(update={"sources": ["int8-dynamic"]})
@@ -315,21 +320,21 @@ def test_a_source_that_cannot_be_cut(bundle, tiny_data):
 def test_two_ranks_learn_what_one_learns(bundle, tiny_data, tmp_path):
     """Without dropout: the same gradients but for rounding, so the same heads."""
     alone = Path(shutil.copytree(bundle, tmp_path / "alone"))
-    weighted = values(bundle, tiny_data, dropout=0.0, weighting="uncertainty", epochs=1)
+    weighted = values(bundle, tiny_data, dropout=0.0, epochs=1)
     wanted = {**weighted, "sources": ["float32"]}
     said = in_two_ranks(tmp_path, processes.ROOT / "launch" / "distill.py", wanted)
     assert "added early-exit-float32" in said
-    found = heads.load(bundle / "early-exit-float32")[1]
+    found = exit_heads.load(bundle / "early-exit-float32")[1]
     wanted["bundle"] = str(alone)
     job_of_exits.add_variants(config.SelfDistill.model_validate(wanted))
-    for name, array in heads.load(alone / "early-exit-float32")[1].items():
+    for name, array in exit_heads.load(alone / "early-exit-float32")[1].items():
         np.testing.assert_allclose(found[name], array, atol=1e-4, err_msg=name)
 
 
 def test_ranks_share_a_batch():
     numbers = np.array([7, 3, 9, 1, 4])
-    parts = [learning.part_of(numbers, rank, 2) for rank in range(2)]
+    parts = [exit_training.part_of(numbers, rank, 2) for rank in range(2)]
     assert sorted(np.concatenate([rows for rows, _ in parts]).tolist()) == [0, 1, 2, 3, 4]
     assert [share for _, share in parts] == [0.2, 0.2]
-    rows, share = learning.part_of(numbers[:1], 1, 2)
+    rows, share = exit_training.part_of(numbers[:1], 1, 2)
     assert (rows.tolist(), share) == ([0], 0.0)

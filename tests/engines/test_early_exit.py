@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up
 from fleetbert.data.packing import pack, packed_layout
-from fleetbert.engines import exits, heads
+from fleetbert.engines import exit_heads, exits
 from fleetbert.engines.early_exit import EarlyExitEngine
 from fleetbert.engines.exits import Settings
 
@@ -72,7 +72,7 @@ class Groups:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("exits")
-    heads.save(path, HEADS)
+    exit_heads.save(path, HEADS)
     return path
 
 
@@ -141,7 +141,7 @@ def alone(text, speed, doubt="entropy"):
             state = groups.group(number)(state, ids, at)
         if end == ENDS[-1]:
             return state[0], end
-        logits = heads.pooled(HEADS[end], state, at)[0]
+        logits = exit_heads.pooled(HEADS[end], state, at)[0]
         if doubt_of(doubt, logits, former) < speed:
             return logits, end
         former = logits

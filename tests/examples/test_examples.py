@@ -90,17 +90,6 @@ def test_formats(tiny_bundle, tiny_data, tmp_path):
     assert "sorted by length" in (tmp_path / "formats.svg").read_text(encoding="utf-8")
 
 
-def test_exits(classified, tiny_data, folder):
-    said = run(
-        folder, "exits.py", "output/classify/bundle", tiny_data / "train.tsv",
-        tiny_data / "dev.tsv", "--layers", 1, 2, "--seeds", 1, "--set", "distill.epochs=2",
-    )  # fmt: skip
-    header, *rows = said.splitlines()
-    assert header.split()[1:] == ["50%", "of", "FLOPs", "30%", "of", "FLOPs"]
-    assert [row.split()[0] for row in rows] == ["none", "uncertainty"]
-    assert all(0.4 < float(row.split()[place]) <= 1 for row in rows for place in (1, 4))
-
-
 def test_bert_in_two_ranks_as_a_static_graph_has_the_losses_of_one_compiled(
     start, tiny_data, tmp_path
 ):

@@ -1,4 +1,4 @@
-// The classifiers after inner layers of a variant with early exit, as fleetbert/engines/heads.py
+// The classifiers after inner layers of a variant with early exit, as fleetbert/engines/exit_heads.py
 // computes them.
 #pragma once
 

@@ -5,30 +5,26 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import tempfile
 from pathlib import Path
-from typing import Callable, NamedTuple
 
 import numpy as np
-import paddle
-import paddle.distributed as dist
-from tqdm import tqdm
 
 from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert import tasks
-from fleetbert.compat import training
 from fleetbert.compress import early_exit, selection
-from fleetbert.compress.distill import heads, report
+from fleetbert.compress.distill import exit_training, report
 from fleetbert.compress.early_exit import Choice, Observed
 from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.pipeline import Result
 from fleetbert.compress.texts import draw, held_out, read_unlabelled
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.engines import answer, engine, evaluate
+from fleetbert.engines.exit_heads import Tensors
 from fleetbert.engines.exits import Settings
-from fleetbert.engines.heads import Tensors
+from fleetbert.training.strategies import connect
+from fleetbert.training.strategies.single import Single
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +42,8 @@ def add_variants(job: schema.SelfDistill) -> list[Result]:
     Ranks share the texts that heads learn from; the first one measures and adds, the others return
     nothing.
     """
-    ranks = _join()
+    training = exit_training.training_job(job)
+    strategy = connect(training)
     bundle = bundles.read(job.bundle)
     task = tasks.get(bundle.task.name)
     if task.shape.answers and not task.answer.doubt:
@@ -69,19 +66,28 @@ def add_variants(job: schema.SelfDistill) -> list[Result]:
         if name != "float32":  # which the gate opens and verifies
             bundles.verify(bundle, name)
     with contextlib.ExitStack() as stack:
-        for name in names if ranks.number == 0 else ():
+        for name in names if strategy.rank == 0 else ():
             stack.enter_context(bundles.writing(bundle.root, early_exit.variant_name(name)))
-        return _add_variants(job, bundle, names, ranks)
+        return _add_variants(job, bundle, names, training, strategy)
 
 
 def _add_variants(
-    job: schema.SelfDistill, bundle: bundles.Bundle, names: list[str], ranks: Ranks
+    job: schema.SelfDistill,
+    bundle: bundles.Bundle,
+    names: list[str],
+    training: schema.Config,
+    strategy: Single,
 ) -> list[Result]:
     gate = Gate(bundle, job.gate, job.threads)
     teacher = early_exit.open_source(bundle, "float32")
     _check_layers(job.distill.layers, len(teacher.layers))
-    trained = train_heads(job, gate.model._replace(batch_tokens=BATCH_TOKENS), teacher, ranks)
-    if ranks.number:
+    model = gate.model._replace(batch_tokens=BATCH_TOKENS)
+    examples, labels = read_examples(job, model, teacher, strategy)
+    learned = exit_training.train(
+        training, strategy, job.distill, examples, labels, model.task.answer.doubt
+    )
+    trained = dict(enumerate(learned, 1))
+    if strategy.rank:
         return []
     table, seed = job.data.train, job.seed
     sample = selection.open_sample(gate, job.selection, table, seed, "data.train")
@@ -92,30 +98,11 @@ def _add_variants(
     return results
 
 
-class Ranks(NamedTuple):
-    """This one's number, how many there are, and what puts the sum over all into a tensor."""
-
-    number: int = 0
-    world_size: int = 1
-    add_up: Callable[[paddle.Tensor], object] | None = None
-
-
-def _join() -> Ranks:
-    """Meet the other ranks of paddle.distributed.launch, if there are any."""
-    if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) < 2:
-        return Ranks()
-    paddle.set_device("cpu")
-    training.join_ranks()
-    return Ranks(dist.get_rank(), dist.get_world_size(), dist.all_reduce)
-
-
-def train_heads(
-    job: schema.SelfDistill,
-    model: answer.Model,
-    teacher: early_exit.Source,
-    ranks: Ranks,
-) -> dict[int, Tensors]:
-    """The heads after all inner layers of the teacher, by layer."""
+def read_examples(
+    job: schema.SelfDistill, model: answer.Model, teacher: early_exit.Source, strategy: Single
+) -> tuple[list[exit_training.Example], np.ndarray | None]:
+    """This rank's part of each batch of texts that heads learn from, and the labels of the texts
+    where the job needs them (int64 [texts])."""
     path = str(job.data.train)
     labels: np.ndarray | None = None
     if job.distill.labels_weight:
@@ -132,18 +119,17 @@ def train_heads(
     examples = []
     with answer.progress(len(chosen)) as bar:
         for numbers, batch in answer.in_batches(model, encodings):
-            rows, share = heads.part_of(numbers, ranks.number, ranks.world_size)
+            rows, share = exit_training.part_of(numbers, strategy.rank, strategy.world_size)
             input_ids = batch.input_ids[rows]
             real = input_ids != model.tokenizer.pad_id
             *states, logits = run(input_ids, batch.token_type_ids[rows])
-            inputs = [heads.read_by(job.distill.head, state, real) for state in states]
-            examples.append(heads.Example(numbers[rows], real, inputs, logits, share))
+            read = [exit_training.read_by(job.distill.head, state, real) for state in states]
+            examples.append(
+                exit_training.Example(numbers[rows], real, np.stack(read), logits, share)
+            )
             bar.update(len(numbers))
-    if ranks.world_size > 1:  # gloo waits 30 s at most
-        training.wait_for_ranks("fleetbert-hidden-states", ranks.number, ranks.world_size)
-    how = (job.seed, ranks.number, ranks.add_up, model.task.answer.doubt)
-    trained = heads.train(job.distill, examples, labels, *how)
-    return dict(enumerate(tqdm(trained, "heads", len(teacher.layers) - 1, disable=None), 1))
+    strategy.barrier()  # gradients wait 30 s at most
+    return examples, labels
 
 
 def _check_layers(layers: object, count: int) -> None:

@@ -18,14 +18,14 @@ from oip_cases import TEXT, body_of
 from fleetbert import bundle as bundles
 from fleetbert.data.batching import Batch
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
-from fleetbert.engines import heads
+from fleetbert.engines import exit_heads
 from fleetbert.tasks.metrics import softmax
 
 CHANCE = random.Random(5)
 TEXTS = [" ".join(CHANCE.choices(VOCAB[5:], k=CHANCE.randint(1, 20))) for _ in range(300)]
 
 
-@pytest.fixture(scope="module", params=sorted(heads.KINDS))
+@pytest.fixture(scope="module", params=sorted(exit_heads.KINDS))
 def kind(request):
     return request.param
 

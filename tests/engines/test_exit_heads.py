@@ -7,25 +7,26 @@ import paddle
 import pytest
 
 from fleetbert import config as configs
-from fleetbert.compress.distill import heads as learning
+from fleetbert.compress.distill import exit_training
 from fleetbert.data.packing import pack, packed_layout
-from fleetbert.engines import heads
+from fleetbert.engines import exit_heads
 
 
-@pytest.mark.parametrize("kind", sorted(heads.KINDS))
+@pytest.mark.parametrize("kind", sorted(exit_heads.KINDS))
 def test_numpy_answers_as_paddle_does(kind):
     random = np.random.default_rng(0)
     hidden = random.normal(size=(7, 16, 64)).astype(np.float32)
     real = np.arange(16) < random.integers(1, 17, (7, 1))
     paddle.seed(3)
-    layer = learning.KINDS[kind](64, 32, 3)
+    layer = exit_training.KINDS[kind](2, 64, 32, 3)
     layer.eval()
-    read = learning.read_by(kind, hidden, real).astype(np.float32)
-    expected = layer(paddle.to_tensor(read), paddle.to_tensor(real)).numpy()
-    tensors = {name: value.numpy() for name, value in layer.state_dict().items()}
+    read = exit_training.read_by(kind, hidden, real).astype(np.float32)
+    inputs = paddle.to_tensor(np.stack([0 * read, read]))
+    expected = layer(inputs, paddle.to_tensor(real)).numpy()[1]
+    tensors = exit_training.by_head(layer)[1]
     at = packed_layout(real)
     # What fastbert reads is kept in half for training.
-    found = heads.KINDS[kind](tensors, pack(hidden, at), at)
+    found = exit_heads.KINDS[kind](tensors, pack(hidden, at), at)
     np.testing.assert_allclose(found, expected, atol=2e-3 if kind == "fastbert" else 1e-5)
     assert found.dtype == np.float32
     assert np.ptp(expected, axis=0).max() > 0.05
@@ -40,7 +41,7 @@ def test_pool_is_the_first_token_and_the_mean_of_all(shape):
     real[:, 0] = True
     at = packed_layout(real)
     assert at.single_row == (shape[0] == 1)
-    found = heads.pool(pack(hidden, at), at)
+    found = exit_heads.pool(pack(hidden, at), at)
     means = [row[chosen].mean(0) for row, chosen in zip(hidden, real)]
     np.testing.assert_allclose(found, np.concatenate([hidden[:, 0], means], 1), atol=1e-6)
     assert found.dtype == np.float32
@@ -50,10 +51,11 @@ def test_pool_is_the_first_token_and_the_mean_of_all(shape):
 def test_heads_are_as_wide_as_asked_or_a_sixth_of_the_model(asked, expected):
     random = np.random.default_rng(7)
     read, logits = random.normal(size=(2, 2 * 384)), random.normal(size=(2, 3))
-    example = learning.Example(
-        np.arange(2), np.ones((2, 4), bool), [read.astype(np.float32)], logits.astype(np.float32), 1
+    example = exit_training.Example(
+        np.arange(2), np.ones((2, 4), bool), read[None].astype(np.float32), logits, 1
     )
     settings = configs.Exits(epochs=1, width=asked)
-    [tensors] = learning.train(settings, [example], None, seed=0)
+    network = exit_training.Exits(settings, [example], 0, "entropy", None).network
+    [tensors] = exit_training.by_head(network)
     assert tensors["inner.weight"].shape == (2 * 384, expected)
     assert tensors["out.weight"].shape == (expected, 3)
