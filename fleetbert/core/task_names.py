@@ -53,74 +53,33 @@ class Shape(NamedTuple):
     imports: str = ""
 
 
-NUMBER = Shape(
-    "regression",
-    label="number",
-    least_labels=0,
-    outputs=1,
-    picks_label=False,
-    tells="a number",
-    problem_type="regression",
-)
-SHAPES: dict[str, Shape] = {
-    shape.name: shape
-    for shape in (
-        Shape("classification"),
-        Shape("pair_classification", pair=True),
-        NUMBER,
-        NUMBER._replace(name="pair_regression", pair=True),
-        NUMBER._replace(
-            name="ranking",
-            what="score of a query and a document",
-            pair=True,
-            label="relevance",
-            imports="a number for a query and a document, of a head with one output",
-        ),
-        Shape(
-            "embedding",
-            head="embedding",
-            label="number",
-            least_labels=0,
-            pooled=True,
-            picks_label=False,
-            tells="a vector",
-            imports="a vector for each text, of any encoder",
-        ),
-        Shape(
-            "multi_label_classification",
-            label="names",
-            least_labels=1,
-            picks_label=False,
-            problem_type="multi_label_classification",
-        ),
-        Shape(
-            "token_classification",
-            "named entities",
-            head="tokens",
-            label="spans",
-            per_token=True,
-            picks_label=False,
-        ),
-        Shape(
-            "mlm",
-            "masked-language modelling",
-            head="masked_words",
-            labelled=False,
-            least_labels=0,
-            outputs=2,  # PaddleNLP's config knows no fewer labels
-            answers=False,
-            picks_label=False,
-            counts="masked words",
-        ),
-        Shape(
-            "ctr",
-            "clicks, from rows in Criteo's format: docs/wide_deep.md",
-            of_texts=False,
-            answers=False,
-            picks_label=False,
-        ),
-    )
-}
+# What rows have in common.
+NUMBER = Shape("", label="number", least_labels=0, picks_label=False)
+SCORE = NUMBER._replace(outputs=1, tells="a number", problem_type="regression")
+TAGS = Shape("", head="tokens", label="spans", per_token=True, picks_label=False)
+UNASKED = Shape("", answers=False, picks_label=False)
+SHAPES: dict[str, Shape] = {shape.name: shape for shape in (
+    Shape("classification"),
+    Shape("pair_classification", pair=True),
+    SCORE._replace(name="regression"),
+    SCORE._replace(name="pair_regression", pair=True),
+    SCORE._replace(
+        name="ranking", what="score of a query and a document", pair=True, label="relevance",
+        imports="a number for a query and a document, of a head with one output"),
+    NUMBER._replace(
+        name="embedding", head="embedding", pooled=True, tells="a vector",
+        imports="a vector for each text, of any encoder"),
+    Shape(
+        "multi_label_classification", label="names", least_labels=1, picks_label=False,
+        problem_type="multi_label_classification"),
+    TAGS._replace(name="token_classification", what="named entities"),
+    UNASKED._replace(
+        name="mlm", what="masked-language modelling", head="masked_words", labelled=False,
+        least_labels=0, outputs=2,  # PaddleNLP's config knows no fewer labels
+        counts="masked words"),
+    UNASKED._replace(
+        name="ctr", what="clicks, from rows in Criteo's format: docs/wide_deep.md", of_texts=False),
+)}  # fmt: skip
 
 
 def check(name: str) -> str:

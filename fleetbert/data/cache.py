@@ -34,7 +34,7 @@ from fleetbert.core import files, limits, locks
 from fleetbert.core.errors import UserError
 from fleetbert.data import read, tokenizers, workers
 from fleetbert.data.rows import Rows
-from fleetbert.data.split import Fingerprint, Split, tokenize
+from fleetbert.data.split import Encode, Fingerprint, Split, encode, tokenize
 from fleetbert.data.tokenizers import Encodings, Spec, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -49,13 +49,15 @@ KNOWN = b"fleetbert"  # the Arrow file's own entry for what is known of a piece
 
 
 class Recipe(NamedTuple):
-    """What decides the tokens of a table, besides its bytes."""
+    """What decides the tokens of a table, besides its bytes. encode: the task's, see `tokenize`;
+    tasks that differ in it differ in `form` or `pair` too."""
 
     form: read.Format
     on_bad_line: str
     tokenizer: Spec
     pair: bool
     max_length: int
+    encode: Encode = encode
 
 
 class Piece(NamedTuple):
@@ -191,7 +193,7 @@ def _key(pieces: Sequence[Piece], recipe: Recipe) -> str:
     digest = hashlib.sha256()
     spec = recipe.tokenizer
     hashes = {name: files.sha256(path) for name, path in spec.files.items()}
-    words = [FORMAT, library_version, spec._replace(files={}), hashes, *recipe[:2], *recipe[3:]]
+    words = [FORMAT, library_version, spec._replace(files={}), hashes, *recipe[:2], *recipe[3:5]]
     digest.update(json.dumps(words).encode())
     for piece in pieces:
         digest.update(piece.sha256.encode())
@@ -265,10 +267,8 @@ def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
         raise UserError(f"{name}: was changed while it was read; start again when it is complete")
     numbered = enumerate(io.BytesIO(content), piece.line)
     table = read.parse_lines(name, numbered, recipe.form, recipe.on_bad_line)
-    form = recipe.form
-    split, labels = tokenize(
-        *(name, table, tokenizer, recipe.pair, form.labelled, recipe.max_length, form.label)
-    )
+    how = (recipe.pair, recipe.form.labelled, recipe.max_length, recipe.encode)
+    split, labels = tokenize(name, table, tokenizer, *how)
     encodings = split.encodings
     columns = {
         "ids": _lists(encodings.ids),

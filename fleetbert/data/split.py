@@ -5,12 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Callable, List, NamedTuple, Optional, Sequence
 
 import numpy as np
 
 from fleetbert.core.errors import UserError
-from fleetbert.data import words
 from fleetbert.data.labels import alike
 from fleetbert.data.read import Table
 from fleetbert.data.rows import Rows
@@ -35,6 +34,17 @@ class Split(NamedTuple):
         return {"texts": len(self.labels), "cut": truncated, "skipped_lines": self.skipped}
 
 
+def encode(
+    tokenizer: Tokenizer, texts: list[str], texts_b: list[str] | None, max_length: int
+) -> Encodings:
+    """The texts' tokens and nothing else."""
+    return tokenizer.encode(texts, texts_b, max_length)
+
+
+# Of a tokenizer, texts, second texts and max_length.
+Encode = Callable[[Tokenizer, List[str], Optional[List[str]], int], Encodings]
+
+
 def tokenize(
     name: str,
     table: Table,
@@ -42,19 +52,15 @@ def tokenize(
     pair: bool,
     labelled: bool,
     max_length: int,
-    kind: str = "name",
+    encode: Encode = encode,
 ) -> tuple[Split, list[str]]:
     """The split of a table, and the names of its labels in order (not `labelled`: none).
 
-    With `pair` every text has a second one. kind: of labels, see `written`; where these are spans
-    the texts' words are found.
+    With `pair` every text has a second one. encode: as the task has it, which may need words too.
     """
     texts_b = [example.text_b or "" for example in table.examples] if pair else None
     texts = [example.text_a for example in table.examples]
-    if kind == "spans":
-        encodings = words.encode(tokenizer, texts, max_length)
-    else:
-        encodings = tokenizer.encode(texts, texts_b, max_length)
+    encodings = encode(tokenizer, texts, texts_b, max_length)
     labels = np.zeros(len(texts), np.int64)
     names: list[str] = []
     if labelled:

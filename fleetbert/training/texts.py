@@ -91,8 +91,8 @@ def open_splits(
     data, task = job.data, tasks.get(job.task.name)
 
     def tokenized(name: str, table: read.Table) -> tuple[Split, list[str]]:
-        how = (tokenizer, task.shape.pair, task.shape.labelled, data.max_length, task.shape.label)
-        return tokenize(name, table, *how)
+        how = (task.shape.pair, task.shape.labelled, data.max_length, task.answer.encode)
+        return tokenize(name, table, tokenizer, *how)
 
     if data.builtin:
         tables = [read.Table(examples, []) for examples in api_docs.load()]
@@ -107,7 +107,7 @@ def open_splits(
         if folder is None:
             splits.append(tokenized(path, read.read_as(path, form, data.on_bad_line)))
             continue
-        how = (tokenizer.spec, task.shape.pair, data.max_length)
+        how = (tokenizer.spec, task.shape.pair, data.max_length, task.answer.encode)
         recipe = cache.Recipe(form, data.on_bad_line, *how)
         make = partial(cache.prepare, path, folder, recipe)
         splits.append(cache.load(path, make() if connected is None else connected.from_first(make)))

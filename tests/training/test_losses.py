@@ -63,7 +63,7 @@ def opened(tiny_vocab, tmp_path):
         task, path = tasks.get(name), tiny_job.write_rows(tmp_path / "rows.jsonl", rows)
         table = read.read_as(path, task.labels.table_format(path))
         split, own = tokenize(
-            "rows", table, tokenizer(tmp_path), task.shape.pair, True, 24, task.shape.label
+            "rows", table, tokenizer(tmp_path), task.shape.pair, True, 24, task.answer.encode
         )
         return Opened(name, tmp_path, table.examples, task.labels.with_targets(split, own, []))
 
