@@ -92,8 +92,8 @@ class Ids(Rows):
         piece = bisect.bisect_right(self._ends, number)
         offsets = self._offsets[piece]
         row = number - (self._ends[piece] - len(offsets) + 1)
-        found = self._ids[piece][offsets[row] : offsets[row + 1]]
-        return found.reshape(-1, 3) if self._words else found
+        ids = self._ids[piece][offsets[row] : offsets[row + 1]]
+        return ids.reshape(-1, 3) if self._words else ids
 
 
 def prepare(name: str, folder: Path, recipe: Recipe) -> Path:
@@ -104,45 +104,45 @@ def prepare(name: str, folder: Path, recipe: Recipe) -> Path:
     """
     try:
         pieces = list(_pieces(name, recipe.form))
-        own = folder / _key(pieces, recipe)
-        own.mkdir(parents=True, exist_ok=True)
-        lock = own / "lock"
+        cached = folder / _key(pieces, recipe)
+        cached.mkdir(parents=True, exist_ok=True)
+        lock = cached / "lock"
         with contextlib.ExitStack() as stack:
             try:  # another job that wants the same tokens waits, and then has them
-                stack.enter_context(locks.only_writer(lock, f"data.cache: {own}", "", wait=True))
+                stack.enter_context(locks.only_writer(lock, f"data.cache: {cached}", "", wait=True))
             except OSError:  # a folder that is only read is enough where all is there
-                if not (own / "manifest.json").is_file():
+                if not (cached / "manifest.json").is_file():
                     raise
-            done = _whole_pieces(own, len(pieces))
+            done = _whole_pieces(cached, len(pieces))
             missing = [number for number in range(len(pieces)) if number not in done]
             if missing:
-                done.update(_make(name, own, recipe, pieces, missing))
+                done.update(_make(name, cached, recipe, pieces, missing))
             paths = [done[number] for number in range(len(pieces))]
-            if not _is_finished(own, paths):
-                _finish(name, own, paths)
+            if not _is_finished(cached, paths):
+                _finish(name, cached, paths)
     except OSError as error:
         raise UserError(
             f"data.cache: the tokens of {name} cannot be kept in {folder}: "
             f"{error.strerror or error}; choose another folder, or none to hold them in memory"
         ) from error
-    return own
+    return cached
 
 
-def load(name: str, own: Path) -> tuple[Split, list[str]]:
+def load(name: str, cached: Path) -> tuple[Split, list[str]]:
     """What `prepare` has made: the split as `split.tokenize` gives it, mapped, and its labels."""
     try:
-        manifest = json.loads((own / "manifest.json").read_text(encoding="utf-8"))
-        pieces = [own / path for path in manifest["pieces"]]
+        manifest = json.loads((cached / "manifest.json").read_text(encoding="utf-8"))
+        pieces = [cached / path for path in manifest["pieces"]]
         has_words = any("words" in _open(path).schema.names for path in pieces[:1])
         ids, words = Ids(pieces), Ids(pieces, True) if has_words else None
         # Views: plain arrays, where np.memmap would be asked at each access what it is.
         columns = {
-            column: np.load(own / f"{column}.npy", mmap_mode="r").view(np.ndarray)
+            column: np.load(cached / f"{column}.npy", mmap_mode="r").view(np.ndarray)
             for column in COLUMNS
         }
     except (OSError, ValueError, KeyError) as error:  # Arrow's own errors are ValueErrors too
         raise UserError(
-            f"data.cache: {own} cannot be read ({error}); all ranks have to see it, and nothing "
+            f"data.cache: {cached} cannot be read ({error}); all ranks have to see it, and nothing "
             "may change it while they run"
         ) from error
     encodings = Encodings(
@@ -155,7 +155,7 @@ def load(name: str, own: Path) -> tuple[Split, list[str]]:
         manifest["skipped"],
         columns["lines"],
         manifest["fingerprint"],
-        own,
+        cached,
     )
     return split, manifest["labels"]
 
@@ -200,10 +200,10 @@ def _key(pieces: Sequence[Piece], recipe: Recipe) -> str:
     return digest.hexdigest()[:32]
 
 
-def _whole_pieces(own: Path, count: int) -> dict[int, Path]:
+def _whole_pieces(cached: Path, count: int) -> dict[int, Path]:
     """The finished pieces whose bytes are as they were written; others are removed and named."""
     whole: dict[int, Path] = {}
-    paths = sorted(own.glob("*.arrow"))
+    paths = sorted(cached.glob("*.arrow"))
     with ThreadPoolExecutor(limits.read().processors) as pool:  # hashing lets other threads run
         for path, sha256 in zip(paths, pool.map(files.sha256, paths)):
             number, _, written = path.stem.partition("-")
@@ -218,13 +218,13 @@ def _whole_pieces(own: Path, count: int) -> dict[int, Path]:
 
 
 def _make(
-    name: str, own: Path, recipe: Recipe, pieces: list[Piece], missing: list[int]
+    name: str, cached: Path, recipe: Recipe, pieces: list[Piece], missing: list[int]
 ) -> dict[int, Path]:
     """Tokenize the missing pieces on all processors."""
     processors = limits.read().processors
     total = sum(piece.size for piece in pieces)
     there = total - sum(pieces[number].size for number in missing)
-    for leftover in own.glob(".*"):  # of killed writers; the lock keeps others out
+    for leftover in cached.glob(".*"):  # of killed writers; the lock keeps others out
         leftover.unlink()
     made: dict[int, Path] = {}
     futures: list[Future[Path]] = []
@@ -234,7 +234,7 @@ def _make(
     )  # fmt: skip
     with bar, workers.start(min(processors, len(missing)), _open_tokenizer, recipe) as pool:
         try:
-            futures = [pool.submit(_write_piece, name, own, pieces[n], n) for n in missing]
+            futures = [pool.submit(_write_piece, name, cached, pieces[n], n) for n in missing]
             for number, future in zip(missing, futures):  # in order: the first bad line is told
                 made[number] = future.result()
                 bar.update(pieces[number].size)
@@ -258,7 +258,7 @@ def _open_tokenizer(recipe: Recipe) -> None:
     _recipe = recipe, tokenizers.open(recipe.tokenizer)
 
 
-def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
+def _write_piece(name: str, cached: Path, piece: Piece, number: int) -> Path:
     recipe, tokenizer = _recipe
     with read.opened(name) as file:
         file.seek(piece.start)
@@ -289,7 +289,7 @@ def _write_piece(name: str, own: Path, piece: Piece, number: int) -> Path:
     with pa.ipc.new_file(content, batch.schema) as writer:
         writer.write_batch(batch)
     written = content.getvalue()
-    path = own / f"{number:05d}-{hashlib.sha256(written).hexdigest()}.arrow"
+    path = cached / f"{number:05d}-{hashlib.sha256(written).hexdigest()}.arrow"
     with files.replacing(path) as stream:
         stream.write(written)
     return path
@@ -303,50 +303,50 @@ def _lists(rows: Sequence[np.ndarray]) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(values))
 
 
-def _finish(name: str, own: Path, paths: Sequence[Path]) -> None:
+def _finish(name: str, cached: Path, paths: Sequence[Path]) -> None:
     """Lay what is known of each text end to end, and write the manifest."""
-    (own / "manifest.json").unlink(missing_ok=True)
-    known = [json.loads(_open(path).schema.metadata[KNOWN]) for path in paths]
-    texts, skipped = sum(_open(path).num_rows for path in paths), sum(k["skipped"] for k in known)
+    (cached / "manifest.json").unlink(missing_ok=True)
+    batches = [_open(path) for path in paths]
+    known = [json.loads(batch.schema.metadata[KNOWN]) for batch in batches]
+    texts, skipped = sum(batch.num_rows for batch in batches), sum(k["skipped"] for k in known)
     bad = [line for piece in known for line in piece["first_skipped"]]
     read.check_not_empty(name, texts, skipped, bad)
     labels = sorted({label for piece in known for label in piece["labels"]})
     places = {label: number for number, label in enumerate(labels)}
+
+    def values_of(number: int, column: str) -> np.ndarray:
+        values = batches[number].column(column).to_numpy()
+        if column == "labels" and labels:
+            values = np.array([places[label] for label in known[number]["labels"]], "i8")[values]
+        return values.astype(COLUMNS[column])
+
     for column, kind in COLUMNS.items():
-        with files.replacing(own / f"{column}.npy") as file:
+        with files.replacing(cached / f"{column}.npy") as file:
             header = {"descr": kind, "fortran_order": False, "shape": (texts,)}
             np.lib.format.write_array_header_1_0(file, header)
-            for path, piece in zip(paths, known):
-                values = _open(path).column(column).to_numpy()
-                if column == "labels" and labels:
-                    values = np.array([places[label] for label in piece["labels"]], "i8")[values]
-                file.write(values.astype(kind).tobytes())
+            for number in range(len(batches)):
+                file.write(values_of(number, column).tobytes())
     fingerprint = Fingerprint()
-    all_labels = np.load(own / "labels.npy", mmap_mode="r")
-    start = 0
-    for path in paths:
-        batch = _open(path)
-        end = start + batch.num_rows
-        lengths = batch.column("lengths").to_numpy()
-        fingerprint.add(batch.column("ids").values.to_numpy(), lengths, all_labels[start:end])
-        start = end
+    for number, batch in enumerate(batches):
+        lengths, numbers = (values_of(number, column) for column in ("lengths", "labels"))
+        fingerprint.add(batch.column("ids").values.to_numpy(), lengths, numbers)
     manifest: Manifest = {
         "format": FORMAT,
         "pieces": [path.name for path in paths],
-        "columns": {column: files.sha256(own / f"{column}.npy") for column in COLUMNS},
+        "columns": {column: files.sha256(cached / f"{column}.npy") for column in COLUMNS},
         "labels": labels,
         "cut": sum(piece["cut"] for piece in known),
         "skipped": skipped,
         "fingerprint": fingerprint.hexdigest(),
     }
     manifest["sha256"] = _sha256(manifest)
-    with files.replacing(own / "manifest.json") as file:
+    with files.replacing(cached / "manifest.json") as file:
         file.write(json.dumps(manifest, indent=1).encode())
 
 
-def _is_finished(own: Path, paths: Sequence[Path]) -> bool:
+def _is_finished(cached: Path, paths: Sequence[Path]) -> bool:
     """Whether manifest and columns are as they were written, and of these pieces."""
-    path = own / "manifest.json"
+    path = cached / "manifest.json"
     if not path.is_file():
         return False
     wrong = [path]
@@ -355,10 +355,12 @@ def _is_finished(own: Path, paths: Sequence[Path]) -> bool:
         if manifest.pop("sha256") == _sha256(manifest):
             if manifest["pieces"] != [piece.name for piece in paths]:
                 return False
-            columns = {own / f"{name}.npy": sha256 for name, sha256 in manifest["columns"].items()}
+            columns = {
+                cached / f"{name}.npy": sha256 for name, sha256 in manifest["columns"].items()
+            }
             wrong = [p for p, sha in columns.items() if not p.is_file() or files.sha256(p) != sha]
-    for one in wrong:
-        log.warning(f"{one}: is not what was written (its sha256 differs); it is made again")
+    for path in wrong:
+        log.warning(f"{path}: is not what was written (its sha256 differs); it is made again")
     return not wrong
 
 

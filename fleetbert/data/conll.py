@@ -116,19 +116,19 @@ def join(tokens: list[str]) -> Joined:
 def spans_of(tags: Iterable[str]) -> list[Span]:
     """The spans of tokens, (first, end, kind), that tags of any of the schemes say. As seqeval's
     `get_entities` has it, a tag that goes on where nothing of its kind is open begins one."""
-    found: list[Span] = []
+    spans: list[Span] = []
     begin, kind = 0, ""
     for number, tag in enumerate(chain(tags, ["O"])):
-        prefix, _, own = tag.partition("-")
-        goes_on = prefix in INSIDE and own == kind
+        prefix, _, entity = tag.partition("-")
+        goes_on = prefix in INSIDE and entity == kind
         if kind and not goes_on:
-            found.append((begin, number, kind))
+            spans.append((begin, number, kind))
         if not goes_on:
-            begin, kind = number, own
+            begin, kind = number, entity
         if kind and prefix in END:
-            found.append((begin, number + 1, kind))
+            spans.append((begin, number + 1, kind))
             kind = ""
-    return found
+    return spans
 
 
 def dumps(spans: Iterable[Span]) -> str:

@@ -122,8 +122,8 @@ def _column(name: str, column: str, values: object) -> list[object]:
 def _of_columns(name: str, columns: Mapping[str, list[object]]) -> Iterator[Row]:
     lengths = {column: len(values) for column, values in columns.items()}
     if len(set(lengths.values())) > 1:
-        told = ", ".join(f"{column!r} has {length}" for column, length in lengths.items())
-        raise UserError(f"{name}: its columns have unequal lengths: {told}; give a value per row")
+        shown = ", ".join(f"{column!r} has {length}" for column, length in lengths.items())
+        raise UserError(f"{name}: its columns have unequal lengths: {shown}; give a value per row")
     return (dict(zip(columns, values)) for values in zip(*columns.values()))
 
 

@@ -20,9 +20,9 @@ _FRACTION = re.compile(r"[+-]?(\d*[.,]\d+|\d+[.,]|\d+(\.\d*)?[eE][+-]?\d+)")
 
 def in_order(labels: Iterable[str]) -> list[str]:
     """Each label once: as numbers where all are (2 before 10), else as text."""
-    found = sorted(set(labels))
-    numbers = all(_NUMBER.fullmatch(label) for label in found)
-    return sorted(found, key=float) if numbers else found
+    names = sorted(set(labels))
+    numbers = all(_NUMBER.fullmatch(label) for label in names)
+    return sorted(names, key=float) if numbers else names
 
 
 def given(labels: Iterable[object]) -> list[str]:
@@ -32,7 +32,7 @@ def given(labels: Iterable[object]) -> list[str]:
         raise UserError(
             f"labels: is a {type(labels).__name__}; give a list of names, in the logits' order"
         )
-    found = []
+    names = []
     for number, label in enumerate(labels):
         try:
             name = written.name(in_memory.unboxed(label))
@@ -40,10 +40,10 @@ def given(labels: Iterable[object]) -> list[str]:
             raise UserError(f"labels[{number}]: {error}") from None
         if not name:
             raise UserError(f"labels[{number}]: is empty; give each label a name")
-        if name in found:
+        if name in names:
             raise UserError(f"labels: {name!r} is there twice; name each label once")
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def describe(labels: Sequence[str], counts: np.ndarray) -> str:
@@ -56,29 +56,29 @@ def describe(labels: Sequence[str], counts: np.ndarray) -> str:
 
 def warnings(labels: Sequence[str], counts: np.ndarray) -> list[str]:
     """What looks like a mistake; arguments as in `describe`."""
-    found = []
+    lines = []
     spellings: dict[str, list[str]] = {}
     for label, count in zip(labels, counts.tolist()):
         spellings.setdefault(plain(label), []).append(f"{_quoted(label)} {count}")
     alike = [" and ".join(group) for group in spellings.values() if len(group) > 1]
     if alike:
-        found.append(
+        lines.append(
             f"labels that differ by case or blanks only: {_few(alike)}; each is a class of its "
             "own: write them alike if they mean the same"
         )
     fractions = [_quoted(label) for label in labels if _FRACTION.fullmatch(label)]
     if fractions:
-        found.append(
+        lines.append(
             f"labels that are numbers with fractions: {_few(fractions)}; each is a class of its "
             "own: name task.name: regression to learn numbers, or write names for classes"
         )
     texts = int(counts.sum())
     if len(labels) * LEAST_TEXTS > texts:
-        found.append(
+        lines.append(
             f"{len(labels)} labels for {texts} texts are more than one for {LEAST_TEXTS} texts: "
             "does the column label hold classes?"
         )
-    return found
+    return lines
 
 
 def plain(label: str) -> str:

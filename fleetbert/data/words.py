@@ -54,8 +54,8 @@ def of_tokens(text: str, offsets: np.ndarray) -> np.ndarray:
     new[1:] = first[1:] > reached[:-1]
     places = np.flatnonzero(new)
     stops = np.append(places[1:], len(held)) - 1
-    found = np.stack([held[places], words[first[places], 0], words[reached[stops], 1]], 1)
-    return found.astype(np.int32)
+    columns = [held[places], words[first[places], 0], words[reached[stops], 1]]
+    return np.stack(columns, 1).astype(np.int32)
 
 
 @functools.lru_cache(maxsize=1)

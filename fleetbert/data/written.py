@@ -54,19 +54,19 @@ LARGEST = 1e30  # float32 holds it
 def names(label: object, _: str = "") -> str:
     """Names with commas between, or a list of JSON, as a JSON list: sorted, each once."""
     given = label if isinstance(label, list) else str(name(label)).split(",")
-    found = sorted({name(one) for one in given})
-    if len(found) < len(given) and all(type(one) in (bool, int) and one in (0, 1) for one in given):
+    names = sorted({name(one) for one in given})
+    if len(names) < len(given) and all(type(one) in (bool, int) and one in (0, 1) for one in given):
         raise LineError(
             f"'label' is {json.dumps(given)[:40]}, a 0 or 1 for each label; give the names of the "
             "labels that the text has"
         )
-    if not found or not found[0]:
+    if not names or not names[0]:
         raise LineError(
             "'label' is an empty list; name the text's labels, or one for texts that have none"
-            if not found
+            if not names
             else "'label' has an empty name; put one comma between two labels"
         )
-    return json.dumps(found, ensure_ascii=False)
+    return json.dumps(names, ensure_ascii=False)
 
 
 def spans(label: object, text: str = "") -> str:
@@ -74,13 +74,13 @@ def spans(label: object, text: str = "") -> str:
     kind (or label), as a JSON list of [start, end, kind], sorted."""
     if not isinstance(label, list):
         raise LineError(f"'spans' is not a list but {type(label).__name__}")
-    found = sorted(_span(number, one, text) for number, one in enumerate(label))
-    for former, later in zip(found, found[1:]):
+    spans = sorted(_span(number, one, text) for number, one in enumerate(label))
+    for former, later in zip(spans, spans[1:]):
         if later[0] < former[1]:
             raise LineError(
                 f"'spans' overlap: {_shown(former, text)} and {_shown(later, text)}; keep one"
             )
-    return json.dumps(found, ensure_ascii=False)
+    return json.dumps(spans, ensure_ascii=False)
 
 
 def _span(number: int, given: object, text: str) -> tuple[int, int, str]:
