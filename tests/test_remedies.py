@@ -66,7 +66,7 @@ NO_KEYS = {
         *("name", "version"),
     )
 } | {"optimizer.pdopt", "data.pkl"}
-NO_KEYS |= set(compression.REMOVED)  # which messages say are removed
+NO_KEYS |= {*compression.REMOVED, *distillation.REMOVED}  # messages say that they are removed
 
 
 def options_of(command: str) -> set[str]:
