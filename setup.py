@@ -19,52 +19,78 @@ def read_version() -> str:
     return match.group(1)
 
 
-# What fleetbert itself imports.
+# What loading a bundle, answering and the client need.
 REQUIRES = [
     # 2.6.2 is the last line that has the parameter server; Python 3.13 has wheels of 3.3.1 only.
     # What is between was not tried. fleetbert.compat.versions says the same at run time.
     "paddlepaddle>=2.6.2,<3.4,!=2.7.*,!=3.0.*,!=3.1.*,!=3.2.*,!=3.3.0",
-    "paddlenlp==2.8.1",
-    "visualdl==2.5.3",
-    'paddle2onnx>=1.2.11,<2; python_version < "3.13"',  # 2.x wants Paddle 3; none has a wheel there
-    'onnx<1.18; python_version < "3.13"',
-    'onnx>=1.18; python_version >= "3.13"',
-    'onnxruntime<1.24; python_version < "3.13"',
-    'onnxruntime; python_version >= "3.13"',
+    "setuptools",  # Paddle imports it, and requires it with 3.3.1 and Python 3.12 only
     # Paddle 2.6.2 crashes on import with NumPy 2; none below 2.1 has a wheel for 3.13.
     'numpy>=1.22,<2; python_version < "3.13"',
     'numpy>=2.1,<3; python_version >= "3.13"',
     # 3.20 lacks what DistributedStrategy.a_sync needs (2.6.2), and 5 and later break it.
     'protobuf>=4.21,<5; python_version < "3.13"',
     'protobuf>=5,<7; python_version >= "3.13"',
-    'pyarrow>=8,<18; python_version < "3.13"',  # 18 may want NumPy 2
-    'pyarrow>=18; python_version >= "3.13"',
     "tokenizers>=0.15",
+    'tokenizers<0.21; python_version < "3.9"',  # later ones have no wheel for 3.8
     "safetensors>=0.4",
     "pydantic>=2.5",
+    "typing-extensions",
     "PyYAML>=6",
     "tqdm",
-    "matplotlib>=3.5",
-    "jinja2>=3",
     "packaging",  # `fleetbert doctor` reads bounds of versions
     "psutil",
     "threadpoolctl>=3",
     "requests",
-    "six",
 ]
 
-# What those import without a bound that holds: newer ones want NumPy 2 or lose names
-# that PaddleNLP 2.8.1 imports.
-CAPS = [
+# What each extra adds. fleetbert.core.extras lists the modules by which it is missed.
+TRAIN = [  # also imports, exports, quantizes and distills
+    "pyarrow>=8",  # the cache of tokens
+    "matplotlib>=3.5",  # report.html
+    "jinja2>=3",  # report.html, the bundle's card
+]
+SERVE = [
+    "starlette>=0.40",
+    "uvicorn>=0.30,<0.55",  # connections.py limits its private HttpToolsProtocol
+    "httptools",
+    "uvloop",
+    "orjson>=3.10",
+    "grpcio>=1.60",
+    "grpcio-health-checking>=1.60",
+    "grpcio-reflection>=1.60",
+    "prometheus-client>=0.20",
+    "swagger-ui-bundle>=1.1",  # the page at /docs, without a network
+]
+TRACING = ["opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"]
+ONNX = [
+    'paddle2onnx>=1.2.11,<2; python_version < "3.13"',  # 2.x wants Paddle 3; none has a wheel there
+    'onnx<1.18; python_version < "3.13"',
+    'onnx>=1.18; python_version >= "3.13"',
+    'onnxruntime<1.24; python_version < "3.13"',
+    'onnxruntime; python_version >= "3.13"',
+]
+# Converts models to Paddle Lite; its wheels stop at Python 3.10.
+LITE = ['paddlelite==2.13rc0; python_version < "3.11" and platform_machine == "x86_64"']
+TRACKING = [
+    "visualdl==2.5.3",
+    'crc32c<2.9; python_version < "3.9"',  # of visualdl's; later ones have no wheel for 3.8
+]
+# Tests import models that it quantized and compare its calls with the Paddle classes that
+# compress/ takes. Nothing in fleetbert/ imports it.
+COMPRESS = [*TRAIN, "paddleslim==2.6.0"]
+PADDLENLP = [
+    *TRAIN,
+    "paddlenlp==2.8.1",
+    # What it imports without a bound that holds: newer ones want NumPy 2 or lose names that it
+    # imports.
     'scipy<1.12; python_version < "3.13"',
     'pandas<2.3; python_version < "3.13"',
+    'pyarrow<18; python_version < "3.13"',
     "datasets<3",
     "huggingface_hub<0.25",
     "aistudio-sdk<0.3",
     "setuptools<70",
-    # Later ones have no wheel for 3.8.
-    'crc32c<2.9; python_version < "3.9"',
-    'tokenizers<0.21; python_version < "3.9"',
 ]
 
 DATA = [f"**/*.{kind}" for kind in ("html", "j2", "css", "js", "proto", "yaml")]
@@ -85,31 +111,23 @@ setup(
         "fleetbert": [*DATA, "py.typed"],
         "fleetbert.deploy": DATA,
     },
-    install_requires=REQUIRES + CAPS,
+    install_requires=REQUIRES,
     extras_require={
+        "train": TRAIN,
+        "serve": SERVE,
+        "tracing": TRACING,
+        "onnx": ONNX,
+        "lite": LITE,
+        "tracking": TRACKING,
+        "compress": COMPRESS,
+        "paddlenlp": PADDLENLP,
+        # What `make venv` has, but for `dev`.
+        "all": [*SERVE, *TRACING, *ONNX, *LITE, *TRACKING, *COMPRESS, *PADDLENLP],
         # Both Paddle packages fill the folder `paddle`, and pip always installs paddlepaddle too,
         # and last: a marker `extra != "gpu"` on it changes nothing (pip 23.0, 24.3 and 26.3). So
         # the GPU build must be put on top once more; it takes both commands:
         #   pip install '.[gpu]' && pip install --force-reinstall --no-deps paddlepaddle-gpu==2.6.2
         "gpu": ["paddlepaddle-gpu>=2.6.2,<2.7"],
-        "serve": [
-            "starlette>=0.40",
-            "uvicorn>=0.30,<0.55",  # connections.py limits its private HttpToolsProtocol
-            "httptools",
-            "uvloop",
-            "orjson>=3.10",
-            "grpcio>=1.60",
-            "grpcio-health-checking>=1.60",
-            "grpcio-reflection>=1.60",
-            "prometheus-client>=0.20",
-            "swagger-ui-bundle>=1.1",  # the page at /docs, without a network
-        ],
-        "tracing": ["opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"],
-        # Converts models to Paddle Lite; its wheels stop at Python 3.10.
-        "lite": ['paddlelite==2.13rc0; python_version < "3.11" and platform_machine == "x86_64"'],
-        # Tests import models that it quantized and compare its calls with the Paddle classes that
-        # compress/ takes. Nothing in fleetbert/ imports it.
-        "compress": ["paddleslim==2.6.0"],
         "dev": [
             "cmake",  # builds deploy/lite for its tests
             "coverage",  # tests/mutants.py

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from fleetbert import config
 from fleetbert.config.command_line import add_keys
+from fleetbert.core import extras
 from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference import settings
 from fleetbert.deploy.inference.ops import output
@@ -39,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Serve until a signal comes."""
+    extras.need("serve", "the server")
     given = {
         "repository.path": arguments.repository,
         "listen.http_port": arguments.http_port,
@@ -52,14 +54,9 @@ def run(arguments: argparse.Namespace) -> None:
     _check_repository(Path(section.repository.path))
     output.start()  # before the workers, which inherit it
     process.start_early(section.engine)
-    try:
-        import uvloop
+    import uvloop
 
-        from fleetbert.deploy.inference import server
-    except ImportError as error:
-        raise UserError(
-            f"{error.name} is not installed; the server needs: pip install 'fleetbert[serve]'"
-        ) from None
+    from fleetbert.deploy.inference import server
     from fleetbert.deploy.inference.repository.repository import Repository
 
     # The processors are the workers': threads that tokenize beside them cost more than they save.

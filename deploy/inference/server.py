@@ -23,6 +23,7 @@ import psutil
 import uvicorn
 from starlette.types import ASGIApp
 
+from fleetbert.core import extras
 from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference import settings
 from fleetbert.deploy.inference.budget import Budget
@@ -117,7 +118,7 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
     async with contextlib.AsyncExitStack() as stack:
         tracer = None
         if section.logs.otlp_endpoint is not None:
-            # Its packages are installed only where they are asked for.
+            extras.need("tracing", "logs.otlp_endpoint")
             from fleetbert.deploy.inference.ops.tracing import Tracer
 
             tracer = Tracer(section.logs.otlp_endpoint)

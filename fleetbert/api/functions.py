@@ -20,7 +20,7 @@ from fleetbert.api.arguments import PathLike, job_of, keys_of, numbered
 from fleetbert.api.results import Model, Run, Variant
 from fleetbert.compat import environment
 from fleetbert.config.section import below_home
-from fleetbert.core import task_names
+from fleetbert.core import extras, task_names
 from fleetbert.core.errors import UserError
 from fleetbert.data import in_memory
 from fleetbert.data import labels as labels_of
@@ -108,6 +108,7 @@ def train(
             "strategy.name: servers are for `fleetbert launch`, the task ctr for `fleetbert train`"
         )
     job = _of_pairs(job, _written(job, tables))
+    extras.need("train", "training")
     environment.import_paddle()
     from fleetbert import tasks
     from fleetbert.training import job as training  # loads Paddle
@@ -147,6 +148,7 @@ def import_model(
 
     Raises UserError if the model cannot be imported.
     """
+    extras.need("train", "the import of a model")
     environment.import_paddle()
     from fleetbert.export import imported  # loads Paddle
 
@@ -199,6 +201,7 @@ def quantize(
     if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError("quantize: is for one process; ranks are for launch/quantize.py")
     _refuse_pairs_of_bundle(job, tables)
+    extras.need("train", "quantization")
     environment.import_paddle()
     from fleetbert.compress import pipeline  # loads Paddle
 
@@ -233,6 +236,7 @@ def distill(
     tables = {"data.train": train, "data.dev": dev}
     job = job_of(configs.Distill, given, tables, config, output_dir, "distill")
     job = _of_pairs(job, _written(job, tables))
+    extras.need("train", "distillation")
     environment.import_paddle()
     from fleetbert.compress.distill import job as distillation  # loads Paddle
 
@@ -264,6 +268,7 @@ def early_exit(
     folder = _beside(bundle, "early-exit")
     job = job_of(configs.SelfDistill, given, tables, config, folder, unlabelled="data.train")
     _refuse_pairs_of_bundle(job, tables)
+    extras.need("train", "training early exits")
     environment.import_paddle()
     from fleetbert.compress.distill import exits  # loads Paddle
 

@@ -7,6 +7,7 @@ import argparse
 from fleetbert import config
 from fleetbert.cli import job_options
 from fleetbert.compat import environment
+from fleetbert.core import extras
 from fleetbert.launch import ranks
 
 DESCRIPTION = """\
@@ -40,6 +41,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Read the job and distill."""
     if config.distills_itself(arguments.config, arguments.overrides):
         job = config.load_as(config.SelfDistill, arguments.config, arguments.overrides)
+        extras.need("train", "training early exits")
         ranks.supervised(config.Strategy().hang_timeout, resumes=False)
         environment.import_paddle()
         from fleetbert.compress.distill import exits  # with Paddle, as below

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fleetbert import config
 from fleetbert.compat import environment
-from fleetbert.core import task_names
+from fleetbert.core import extras, task_names
 
 DESCRIPTION = """\
 Make a bundle of a finished classifier, or of an encoder for vectors, without training.
@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
+    extras.need("train", "the import of a model")
     environment.import_paddle()
     from fleetbert.api.arguments import numbered  # with NumPy, which --help has no need of
     from fleetbert.export import imported  # loads Paddle

@@ -8,6 +8,7 @@ from typing import Callable, Mapping, TypeVar
 from fleetbert import config
 from fleetbert.compat import environment
 from fleetbert.config.command_line import Parser, add_keys
+from fleetbert.core import extras
 from fleetbert.launch import ranks
 from fleetbert.training import stopping
 
@@ -23,6 +24,7 @@ def add_job(parser: argparse.ArgumentParser, schemas: Mapping[str, type[config.S
 def read(arguments: argparse.Namespace, schema: type[Job]) -> Job:
     """The job, with Paddle imported; of ranks, only under a supervisor."""
     stopping.expect()
+    extras.need("train", "training")
     job = config.load_as(schema, arguments.config, arguments.overrides)
     supervise(job)
     environment.import_paddle()

@@ -8,6 +8,7 @@ import os
 from fleetbert import config
 from fleetbert.cli import job_options
 from fleetbert.compat import environment
+from fleetbert.core import extras
 from fleetbert.core.errors import UserError
 from fleetbert.training import stopping
 
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Read the job, quantize, measure, and add the variant."""
+    extras.need("train", "quantization")
     job = config.load_as(config.Quantize, arguments.config, arguments.overrides)
     trains = job.method in config.TRAINED
     if trains:

@@ -25,6 +25,7 @@ from fleetbert.compress.gate import too_few
 from fleetbert.compress.static import split_pieces
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Ready, Work, open_work
+from fleetbert.core import extras
 from fleetbert.core.errors import GateFailed
 from fleetbert.graph import int8, weights
 
@@ -101,7 +102,9 @@ def _quantize(job: config.Quantize, name: str) -> Result:
 
 
 def load(method: str) -> Prepare:
-    """What prepares a variant by this method."""
+    """What prepares a variant by this method. UserError where its packages are not installed."""
+    if method == "onnx":
+        extras.need("onnx", "method: onnx")
     prepare: Prepare = importlib.import_module(METHODS[method]).prepare
     return prepare
 

@@ -23,9 +23,13 @@ SHM = Path("/dev/shm")
 SMALL_SHM = 64 << 20  # bytes; Docker's default, in which two ranks and a reader do not fit
 DESCRIPTORS = 1024
 EXTRAS = {
+    "train": "training, import, quantization",
     "serve": "answers over HTTP and gRPC",
     "tracing": "OpenTelemetry",
     "lite": "models for ARM boards",
+    "onnx": "models for ONNX Runtime",
+    "tracking": "VisualDL logs",
+    "paddlenlp": "models by PaddleNLP's names",
 }
 FLAGS = {
     "avx2": "fast float32",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fleetbert.core import extras
 from fleetbert.core.errors import UserError
 from fleetbert.engines.engine import INPUTS, Options, ProgramEngine
 
@@ -14,7 +15,7 @@ def open_variant(folder: Path, options: Options) -> ProgramEngine:
     try:
         import onnxruntime  # optional, and most processes open none of its variants
     except ImportError:
-        raise UserError("ONNX Runtime is not installed: pip install onnxruntime") from None
+        raise UserError(f"ONNX Runtime is not installed: {extras.command('onnx')}") from None
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = options.threads
     settings.log_severity_level = 3

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fleetbert import config as schema
-from fleetbert.core import charset
+from fleetbert.core import charset, extras
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import Spec
@@ -206,6 +206,7 @@ def _read_json(path: Path, name: str) -> Fields:
 
 def _paddlenlp(name: str) -> Source:
     """A name that PaddleNLP knows, downloaded (or taken from its cache) by PaddleNLP."""
+    extras.need("paddlenlp", f"model.init: {name} is no folder here, and a name of PaddleNLP's")
     folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
     try:
         from fleetbert.compat.paddlenlp import auto_classes  # it takes seconds

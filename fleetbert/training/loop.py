@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import logging
 import math
 import platform
@@ -332,7 +331,6 @@ def versions() -> dict[str, str]:
     return {
         "fleetbert": fleetbert.__version__,
         "paddlepaddle": paddle.__version__,
-        "paddlenlp": importlib.metadata.version("paddlenlp"),
         "python": platform.python_version(),
     }
 

@@ -1,9 +1,8 @@
 """Other people's books of experiments: VisualDL, TensorBoard, MLflow, Weights & Biases.
 
-Each library is imported only when a job asks for it; only VisualDL's is a dependency. Where a
-tracker sends to is said as its users do: MLFLOW_TRACKING_URI, WANDB_MODE, WANDB_API_KEY, ...
-Without the first MLflow's files go into the run's folder, as the others' do. Nothing here needs
-Paddle.
+Each library is imported only when a job asks for it; VisualDL's is an extra. Where a tracker
+sends to is said as its users do: MLFLOW_TRACKING_URI, WANDB_MODE, WANDB_API_KEY, ... Without the
+first MLflow's files go into the run's folder, as the others' do. Nothing here needs Paddle.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """OpenTelemetry traces: a span for each request, with its waiting and its computing below it.
 
-Imported only where `logs.otlp_endpoint` is set (`pip install fleetbert[tracing]`). A client's
+Imported only where `logs.otlp_endpoint` is set: its packages are an extra. A client's
 `traceparent` (W3C Trace Context) makes its span the parent.
 """
 
@@ -11,22 +11,15 @@ import time
 from contextlib import contextmanager
 from typing import Iterator, Mapping
 
-from fleetbert import __version__
-from fleetbert.core.errors import UserError
-from fleetbert.deploy.inference.ops.observe import Done
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-try:
-    from opentelemetry import trace
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-except ImportError as error:
-    raise UserError(
-        f"logs.otlp_endpoint is set, but {error.name} is not installed: pip install "
-        "'fleetbert[tracing]', or leave the key out"
-    ) from None
+from fleetbert import __version__
+from fleetbert.deploy.inference.ops.observe import Done
 
 FLUSH_SECONDS = 3.0  # at the end; a collector that is away must not keep the server
 

@@ -7,6 +7,9 @@ any, and add it to `build`.
 
 from __future__ import annotations
 
+import logging
+
+from fleetbert.core import extras
 from fleetbert.training import trackers
 from fleetbert.training.callbacks.checkpoint import Checkpoints
 from fleetbert.training.callbacks.early_stopping import EarlyStopping
@@ -16,6 +19,8 @@ from fleetbert.training.callbacks.profiler import Profiler
 from fleetbert.training.callbacks.progress import Progress
 from fleetbert.training.callbacks.tracking import Tracking
 from fleetbert.training.loop import Callback, Run
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Callback", "build"]
 
@@ -30,6 +35,10 @@ def build(run: Run) -> list[Callback]:
     if first:
         chosen.append(MetricsFile())
     targets = {kind: getattr(wanted, kind) for kind in trackers.KINDS}
+    if first and targets["visualdl"] and extras.missing("tracking"):
+        # On by default, so it is no reason to refuse the run.
+        log.info(f"VisualDL logs are not written: they need {extras.command('tracking')}")
+        targets["visualdl"] = False
     if first and any(targets.values()):
         chosen.append(Tracking({kind: target for kind, target in targets.items() if target}))
     if first and wanted.progress:
