@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import lite_unigram
 from fleetbert.data.tokenizers import of_vocab
 from fleetbert.engines import early_exit, exit_heads, exits
+from fleetbert.export import lite_unigram
 from fleetbert.tasks.metrics import softmax
 
 TARGETS = {"x86_64": "x86", "aarch64": "armv8", "armv7l": "armv7"}

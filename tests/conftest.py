@@ -59,7 +59,7 @@ PROCESS_HELPERS = frozenset(
 # those that compile something spares it the others.
 LONG = (
     "deploy/inference/repository/test_repository.py", "deploy/lite/test_lite_server.py",
-    "deploy/inference/test_server.py", "compress/test_lite.py", "doctor/test_doctor.py",
+    "deploy/inference/test_server.py", "export/test_lite.py", "doctor/test_doctor.py",
     "training/test_tasks.py", "examples/test_examples.py", "training/test_parameter_server.py",
     "training/test_two_ranks.py", "training/test_precision.py", "launch/test_ranks.py",
     "launch/test_launcher.py", "launch/test_train.py", "deploy/inference/workers/test_starts.py",
@@ -74,7 +74,7 @@ LONG = (
 
 # What Paddle 3 has not, by the beginning of tests' names; they are skipped there.
 PADDLE_2 = {
-    "tests/compress/test_lite": "Paddle Lite",
+    "tests/export/test_lite": "Paddle Lite",
     "tests/deploy/lite/": "Paddle Lite",
     "tests/engines/test_lite": "Paddle Lite",
     "tests/examples/test_examples.py::test_bert_in_two_ranks_as_a_static_graph": "Fleet's programs",
@@ -91,6 +91,7 @@ ONNX = (
     "tests/bench/test_infer.py::test_all_variants_answer_alike",
     "tests/compress/test_activations.py::test_onnx_computes_the_formulas",
     "tests/compress/test_onnx",
+    "tests/export/test_onnx",
     "tests/deploy/inference/repository/test_repository.py::test_auto_takes_the_fastest_that_can",
     "tests/deploy/inference/repository/test_variants.py::test_early_exit_is_served_where_its",
     "tests/deploy/inference/workers/test_batches.py::test_a_file_that_goes_away_while_it_is"
@@ -255,8 +256,8 @@ def tiny_data(tmp_path_factory) -> Path:
 def tiny_bundle(tmp_path_factory, tiny_vocab) -> Path:
     """A bundle of a tiny random classifier with the variants float32 and, where paddle2onnx is
     installed, onnx. Do not change it."""
-    from fleetbert.compress.onnx import export_onnx
     from fleetbert.data.tokenizers import of_vocab
+    from fleetbert.export.onnx import export_onnx
     from fleetbert.export.program import export_bundle
 
     path = tmp_path_factory.mktemp("tiny") / "bundle"

@@ -11,10 +11,10 @@ from pathlib import Path
 import tokenizers as library
 
 from fleetbert.bundle import create
-from fleetbert.compress import lite_unigram
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import of_vocab, sentencepiece
 from fleetbert.data.tokenizers.wordpiece import SPECIAL_TOKENS, WordPiece
+from fleetbert.export import lite_unigram
 
 PIECES = Path(__file__).with_name("data") / "tokenizers" / "files" / "sentencepiece.bpe.model"
 ALPHABETS = [

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import functools
 
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compat import environment, versions
+from fleetbert.core import extras
 from fleetbert.core.errors import UserError
 
 DESCRIPTION = """\
@@ -66,15 +68,16 @@ def run(arguments: argparse.Namespace) -> None:
             raise UserError(f"--{option} is for --format {other}; leave it out")
     if arguments.format == "lite":
         versions.need_paddle_2("--format lite")
+    extras.need("train", "fleetbert export")
     environment.import_paddle()
     (_export_onnx if arguments.format == "onnx" else _export_lite)(arguments)
 
 
 def _export_onnx(arguments: argparse.Namespace) -> None:
-    from fleetbert.compress import onnx  # loads Paddle
+    from fleetbert.export import onnx  # loads Paddle
 
     opset = onnx.OPSET if arguments.opset is None else arguments.opset
-    variant = onnx.export_onnx(arguments.bundle, opset).bundle.variant("onnx")
+    variant = onnx.export_onnx(arguments.bundle, opset).variant("onnx")
     assert isinstance(variant, bundles.OnnxVariant)
     megabytes = variant.bytes / 1e6
     print(
@@ -85,7 +88,9 @@ def _export_onnx(arguments: argparse.Namespace) -> None:
 
 
 def _export_lite(arguments: argparse.Namespace) -> None:
-    from fleetbert.compress import lite  # loads Paddle
+    # They load Paddle.
+    from fleetbert.compress import lite_gate
+    from fleetbert.export import lite
 
     if arguments.target is None:
         raise UserError("--format lite needs --target: armv8, armv7 or x86")
@@ -93,11 +98,15 @@ def _export_lite(arguments: argparse.Namespace) -> None:
         raise UserError("--max-accuracy-drop needs --data, a labelled table to measure on")
     drop = 0.01 if arguments.max_accuracy_drop is None else arguments.max_accuracy_drop
     data = arguments.data
-    gate = None if data is None else config.Gate(data=data, max_accuracy_drop=drop)
+    measure = None
+    if data is not None:
+        gate = config.Gate(data=data, max_accuracy_drop=drop)
+        measure = functools.partial(lite_gate.measure, gate)
     precision = arguments.precision or "float32"
     early_exit = bool(arguments.early_exit)
-    result = lite.export_lite(arguments.bundle, arguments.target, precision, gate, early_exit)
-    variant = result.bundle.variant(result.variant)
+    choice = arguments.target, precision, early_exit
+    bundle = lite.export_lite(arguments.bundle, *choice, measure)
+    variant = bundle.variant(lite.variant_name(*choice))
     assert isinstance(variant, (bundles.LiteVariant, bundles.LiteEarlyExitVariant))
     megabytes = variant.bytes / 1e6
     told = [f"added variant {variant.name} to {arguments.bundle}: {megabytes:.1f} MB"]

@@ -1,6 +1,6 @@
 """The variant `onnx-int8`: whole Linear layers in int8 for ONNX Runtime, by its own tool.
 
-The float32 source, smoothed where the job says so, becomes ONNX (`compress.onnx`), and
+The float32 source, smoothed where the job says so, becomes ONNX (`export.onnx`), and
 `onnxruntime.quantization` makes integers of it, in one of two forms:
 
 dynamic  the scale of a layer's input is that of the batch at hand
@@ -27,12 +27,12 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import onnx
 from fleetbert.compress.gate import ROUNDS, Sample, in_turns
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Ready, Work
 from fleetbert.core.errors import UserError
 from fleetbert.engines import engine
+from fleetbert.export import onnx
 from fleetbert.export.program import versions
 
 log = logging.getLogger(__name__)

@@ -15,6 +15,7 @@ from typing import Callable, Iterator
 
 import fleetbert
 from fleetbert.compat import environment, processor
+from fleetbert.core import extras
 from fleetbert.doctor.findings import Finding, broken, not_here, ok
 
 SHAPE = {
@@ -123,7 +124,7 @@ def variants(folder: Path) -> Iterator[Finding]:
         return "; ".join(agree(variant.name) for variant in made) or "texts leave no earlier"
 
     def onnx() -> str:
-        from fleetbert.compress.onnx import export_onnx  # loads Paddle
+        from fleetbert.export.onnx import export_onnx  # loads Paddle
 
         export_onnx(bundle)
         return agree("onnx")
@@ -150,6 +151,10 @@ def run(folder: Path) -> Iterator[Finding]:
     paddle = step("Paddle", paddle_runs)
     yield paddle
     if paddle.state == "broken":
+        return
+    lacking = ", ".join(extras.missing("train"))
+    if lacking:
+        yield not_here("train float32", f"no {lacking}", extras.command("train"))
         return
     write_data(folder)
     float32 = step("train float32", partial(trained, folder, "run"))

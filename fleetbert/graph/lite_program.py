@@ -1,6 +1,6 @@
 """What a float32 program needs before Paddle Lite's converter `opt` (2.13) takes it.
 
-Each rewrite leaves Paddle's own answers as they are, to the bit; `compress.lite` checks it.
+Each rewrite leaves Paddle's own answers as they are, to the bit; `export.lite` checks it.
 
 - fill_constant of shape [] becomes one of shape [1]: `opt` refuses the former.
 - matmul_v2 with a stored matrix becomes `mul`: `opt` makes integers of both, and the engine widens

@@ -8,10 +8,10 @@ import numpy as np
 
 from fleetbert import bundle as bundles
 from fleetbert.bench import infer, measure
-from fleetbert.compress.onnx import export_onnx
 from fleetbert.data.batching import SAFE_LENGTHS
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
+from fleetbert.export.onnx import export_onnx
 
 
 def test_all_variants_answer_alike(tiny_bundle, texts, tmp_path, measured, monkeypatch):

@@ -24,12 +24,12 @@ def with_onnx(bundle: bundles.Bundle, copy: Path) -> bundles.Bundle:
     if any(variant.name == "onnx" for variant in bundle.manifest.variants):
         bundles.verify(bundle, "onnx")
         return bundle
-    from fleetbert.compress.onnx import export_onnx  # loads Paddle
+    from fleetbert.export.onnx import export_onnx  # loads Paddle
 
     measure.say("exporting to ONNX")
     if bundle.root != copy:
         shutil.copytree(bundle.root, copy)
-    return export_onnx(copy).bundle
+    return export_onnx(copy)
 
 
 def add_variant(bundle: bundles.Bundle, method: str, calibration: str, data: str) -> bundles.Bundle:

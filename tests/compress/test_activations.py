@@ -7,12 +7,13 @@ import pytest
 from activation import FORMULAS, SAME, bert, make_network
 from tiny_bert import WORDS, export
 
-from fleetbert.compress import onnx, static
+from fleetbert.compress import static
 from fleetbert.compress.texts import feeds
 from fleetbert.compress.work import Source
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
+from fleetbert.export import onnx
 from fleetbert.export.program import save_program
 from fleetbert.graph import gelu
 from fleetbert.graph import program as programs
@@ -50,7 +51,7 @@ def every(tiny_vocab, tmp_path_factory):
 
 @pytest.mark.slow
 def test_onnx_computes_the_formulas(every, expected):
-    bundle = onnx.export_onnx(every[1]).bundle
+    bundle = onnx.export_onnx(every[1])
     assert bundle.variant("onnx").max_difference_to_float32 < 1e-4
     found = answers(bundle.folder("onnx"), engine.ONNX)
     np.testing.assert_allclose(found, expected, atol=5e-5)
@@ -59,12 +60,12 @@ def test_onnx_computes_the_formulas(every, expected):
 @pytest.mark.slow
 def test_paddle_lite_computes_the_formulas(every, expected):
     pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64, Python 3.8 to 3.10")
-    from fleetbert.compress import lite
+    from fleetbert.export import lite
 
-    bundle = lite.export_lite(every[1], "x86", "float32").bundle
+    bundle = lite.export_lite(every[1], "x86", "float32")
     found = answers(bundle.folder("lite-x86-float32"), engine.LITE)
     np.testing.assert_allclose(found, expected, atol=5e-5)
-    made = lite.export_lite(every[1], "armv8", "float32").bundle.variant("lite-armv8-float32")
+    made = lite.export_lite(every[1], "armv8", "float32").variant("lite-armv8-float32")
     assert made.max_difference_to_float32 < 1e-4
 
 

@@ -22,7 +22,7 @@ from fleetbert.engines import answer, engine
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
 
-from fleetbert.compress.lite import export_lite
+from fleetbert.export.lite import export_lite
 
 TEXTS = ["word1 word2 word3", "word4", " ".join(f"word{number}" for number in range(60)), "字3"] * 5
 

@@ -1,5 +1,5 @@
 // The normalizer of a tokenizer.json, step after step, as fleetbert's exporter writes it down
-// (fleetbert/compress/lite_unigram.py).
+// (fleetbert/export/lite_unigram.py).
 #pragma once
 
 #include <functional>

@@ -17,7 +17,7 @@ namespace fleetbert {
 
 class Unigram : public Tokenizer {
  public:
-  // unigram.safetensors of a variant, which fleetbert/compress/lite_unigram.py writes. Throws
+  // unigram.safetensors of a variant, which fleetbert/export/lite_unigram.py writes. Throws
   // UserError.
   explicit Unigram(const std::filesystem::path& path);
 

@@ -234,7 +234,7 @@ def _standard(examples: Sequence[Example], strategy: Single) -> tuple[float, flo
     for example in examples:
         values = example.logits if example.share else np.zeros(0)
         sums += [values.size, values.sum(), np.square(values).sum()]
-    count, total, squares = sum(strategy.gather(sums)).tolist()
+    count, total, squares = np.sum(strategy.gather(sums), axis=0).tolist()
     center = total / count
     return center, max(squares / count - center**2, 1e-12) ** 0.5
 

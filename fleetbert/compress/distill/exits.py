@@ -86,7 +86,7 @@ def _add_variants(
     learned = exit_training.train(
         training, strategy, job.distill, examples, labels, model.task.answer.doubt
     )
-    trained = dict(enumerate(learned, 1))
+    trained: dict[int, Tensors] = dict(enumerate(learned, 1))
     if strategy.rank:
         return []
     table, seed = job.data.train, job.seed

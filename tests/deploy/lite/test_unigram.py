@@ -23,9 +23,9 @@ from same_answers import nearly
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import lite_unigram
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import sentencepiece
+from fleetbert.export import lite_unigram
 
 LINES = json.loads(PIECES.with_name("expected.json").read_text())["texts"]
 METASPACE = pre_tokenizers.Metaspace()

@@ -6,8 +6,8 @@ import pytest
 import tiny_job
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import onnx
 from fleetbert.core.errors import UserError
+from fleetbert.export import onnx
 
 
 def test_the_variant_says_how_it_was_made(tiny_bundle):
@@ -23,7 +23,7 @@ def test_the_variant_says_how_it_was_made(tiny_bundle):
 def test_the_operator_set_is_the_one_asked_for(copied_bundle):
     import onnx as onnx_format
 
-    bundle = onnx.export_onnx(copied_bundle, 11).bundle
+    bundle = onnx.export_onnx(copied_bundle, 11)
     model = onnx_format.load(str(bundle.folder("onnx") / "model.onnx"))
     assert [found.version for found in model.opset_import] == [11]
     assert [found.name for found in model.graph.input] == ["input_ids", "token_type_ids"]

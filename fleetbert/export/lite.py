@@ -11,21 +11,19 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import numpy as np
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert import config, tasks
-from fleetbert.compress import lite_opt, lite_unigram
-from fleetbert.compress.gate import Gate
-from fleetbert.compress.pipeline import Result
-from fleetbert.core.errors import GateFailed, UserError
+from fleetbert import tasks
+from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers.whole import Whole
 from fleetbert.engines import alike, engine, exit_heads, exits
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batches
+from fleetbert.export import lite_opt, lite_unigram
 from fleetbert.graph import gelu, groups, lite_program, weights
 from fleetbert.graph import program as programs
 
@@ -39,15 +37,22 @@ MODEL = "model.nb"
 BITS = {"int16": 16, "int8": 8}
 # Of logits, between the converted model and Paddle with the same integers.
 LARGEST_DIFFERENCES = {"float32": LARGEST_DIFFERENCE, "int16": LARGEST_DIFFERENCE, "int8": 3e-2}
+# Of the bundle, the variant's name, the folder with its files for x86, and its kind; GateFailed
+# where too much is lost.
+Measure = Callable[[bundles.Bundle, str, Path, str], bundles.Accuracy]
+
+
+def variant_name(target: str, precision: str, early_exit: bool = False) -> str:
+    return f"lite-{target}-{precision}" + ("-early-exit" if early_exit else "")
 
 
 def export_lite(
     path: str | Path,
     target: str,
     precision: str,
-    gate: config.Gate | None = None,
     early_exit: bool = False,
-) -> Result:
+    measure: Measure | None = None,
+) -> bundles.Bundle:
     """Add the variant `lite-<target>-<precision>` (model.nb) to the bundle at `path`.
 
     early_exit: `lite-<target>-<precision>-early-exit` instead, see `engines.exits` for its files.
@@ -56,16 +61,16 @@ def export_lite(
     answers as they are, to the bit. What x86 processors can run is run: the logits must be those
     of Paddle with the same rounded weights (`LARGEST_DIFFERENCES`). For an ARM target that is
     done with the model's twin for x86, but for float16 and static-int8, which have none.
-    UserError, and nothing is added, where that fails or the combination cannot work; GateFailed
-    where more accuracy is lost than `gate` allows.
+    UserError, and nothing is added, where that fails or the combination cannot work; or whatever
+    `measure` raises, which gives the accuracy of what runs here.
     """
-    _check_choice(target, precision, gate, early_exit)
+    _check_choice(target, precision, early_exit, measure)
     bundle = bundles.read(path)
     _check_task(bundle, early_exit)
     tokenizer = _compiled(bundle)
     made_from = STATIC if precision == "static-int8" else "float32"
     source = _source(bundle, made_from)
-    name = f"lite-{target}-{precision}" + ("-early-exit" if early_exit else "")
+    name = variant_name(target, precision, early_exit)
     early = _source(bundle, EARLY_EXIT) if early_exit else None
     # On the bundle's disk: it holds the model up to five times.
     with bundles.adding(path, name) as new, tempfile.TemporaryDirectory(
@@ -75,7 +80,11 @@ def export_lite(
             made = _convert_static(source, Path(temporary))
         else:
             made = _convert(bundle, source, Path(temporary), target, precision, early)
-        accuracy = [] if gate is None else [_measure(bundle, name, made, gate)]
+        accuracy = []
+        if measure is not None:
+            assert made.twin is not None, "_check_choice refuses to measure where there is none"
+            kind = engine.LITE_EARLY_EXIT if early_exit else engine.LITE
+            accuracy.append(measure(bundle, name, made.twin, kind))
         if tokenizer is not None:
             lite_unigram.write(tokenizer, made.converted.folder)
         for file in made.converted.folder.iterdir():
@@ -90,7 +99,7 @@ def export_lite(
             kernels=made.converted.kernels,
             **made.fields,
         )
-        return Result(new.add(variant), name)
+        return new.add(variant)
 
 
 class _Made(NamedTuple):
@@ -101,7 +110,7 @@ class _Made(NamedTuple):
     fields: dict[str, Any]
 
 
-def _check_choice(target: str, precision: str, gate: config.Gate | None, early_exit: bool) -> None:
+def _check_choice(target: str, precision: str, early_exit: bool, measure: Measure | None) -> None:
     if target not in TARGETS:
         raise UserError(f"target is {target!r}; choose one of {', '.join(TARGETS)}")
     if precision not in PRECISIONS:
@@ -121,7 +130,7 @@ def _check_choice(target: str, precision: str, gate: config.Gate | None, early_e
             f"early exit cannot be had in {precision}, whose answers cannot be checked here: use "
             "--precision float32, int16 or int8"
         )
-    if gate is not None and precision in ("float16", "static-int8"):
+    if measure is not None and precision in ("float16", "static-int8"):
         raise UserError(
             f"the accuracy of {precision} cannot be measured here, for it runs on ARM processors "
             "only: leave --data out, and measure it on the board"
@@ -268,21 +277,6 @@ def _convert_static(source: Path, temporary: Path) -> _Made:
             )
     folder = programs.write_model(temporary / "static", program, arrays)
     return _Made(lite_opt.convert({MODEL: folder}, temporary / "arm", "arm"), None, {})
-
-
-def _measure(
-    bundle: bundles.Bundle, name: str, made: _Made, settings: config.Gate
-) -> bundles.Accuracy:
-    """The accuracy of what runs here beside float32's; GateFailed if too much is lost."""
-    assert made.twin is not None, "_check_choice refuses a gate where there is none"
-    gate = Gate(bundle, settings, key="--max-accuracy-drop")
-    kind = engine.LITE_EARLY_EXIT if "ends" in made.fields else engine.LITE
-    opened = engine.open_folder(kind, made.twin, "cpu", gate.threads)
-    accuracy = gate.accuracy(gate.logits(opened))
-    refused = gate.refusal(name, accuracy, "try another --precision")
-    if refused is not None:
-        raise GateFailed(refused)
-    return accuracy
 
 
 def _answers(folder: Path, batches: Sequence[lite_opt.Batch]) -> list[np.ndarray]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import fleetbert
 from fleetbert import bundle as bundles
-from fleetbert.compress.pipeline import Result
+from fleetbert.core import extras
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
@@ -24,7 +24,7 @@ OPSET = 17
 OPSETS = range(11, 20)
 
 
-def export_onnx(path: str | Path, opset: int = OPSET) -> Result:
+def export_onnx(path: str | Path, opset: int = OPSET) -> bundles.Bundle:
     """Add the variant `onnx` (model.onnx, batch and length free) to the bundle at `path`.
 
     Nothing is added (UserError) if ONNX Runtime's logits differ from Paddle Inference's by more
@@ -53,7 +53,7 @@ def export_onnx(path: str | Path, opset: int = OPSET) -> Result:
             opset=opset,
             max_difference_to_float32=largest,
         )
-        return Result(new.add(variant), "onnx")
+        return new.add(variant)
 
 
 def packages() -> dict[str, str]:
@@ -79,7 +79,7 @@ def convert(source: Path, target: Path, opset: int = OPSET) -> None:
     except PackageNotFoundError:
         raise UserError(
             "paddle2onnx, which writes ONNX files, is not installed; it has wheels for Python 3.8 "
-            "to 3.12 only: pip install 'paddle2onnx<2' for one of these, and run this command there"
+            f"to 3.12 only: {extras.command('onnx')} for one of these, and run this command there"
         ) from None
     with tempfile.TemporaryDirectory() as temporary:
         program = Path(temporary) / "model.pdmodel"

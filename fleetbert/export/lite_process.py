@@ -1,4 +1,4 @@
-"""Runs Paddle Lite's converter and its engine; started by `compress.lite_opt`.
+"""Runs Paddle Lite's converter and its engine; started by `export.lite_opt`.
 
 It may run in another Python than fleetbert does, so it imports nothing of fleetbert. Its argument
 is a JSON object: model, params, out (without .nb), target (arm or x86), float16, integers

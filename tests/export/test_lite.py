@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -23,6 +24,7 @@ from fleetbert.data import tokenizers
 from fleetbert.data.tokenizers import sentencepiece
 from fleetbert.engines import answer, engine, evaluate, exits
 from fleetbert.engines.alike import random_batch
+from fleetbert.export import lite, lite_opt, lite_unigram
 from fleetbert.export.program import export_bundle
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
@@ -31,7 +33,7 @@ from fleetbert.models.bert import BertConfig
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
 
-from fleetbert.compress import lite, lite_opt, lite_unigram, static
+from fleetbert.compress import lite_gate, static
 from fleetbert.compress.texts import feeds
 from fleetbert.compress.work import Source
 from fleetbert.graph import lite_program
@@ -59,6 +61,11 @@ def board_bundle(tiny_bundle, tmp_path_factory) -> Path:
     for target, precision in ON_BOARDS:
         lite.export_lite(path, target, precision)
     return path
+
+
+def measure(table: Path, max_drop: float) -> lite.Measure:
+    gate = config.Gate(data=str(table), max_accuracy_drop=max_drop)
+    return functools.partial(lite_gate.measure, gate)
 
 
 def add_static(path: Path) -> None:
@@ -184,7 +191,7 @@ def test_the_static_program_for_converters_answers_like_the_one_that_is_served(b
     assert np.corrcoef(found.ravel(), exact.ravel())[0, 1] > 0.95
 
 
-MEASURED = {"gate": config.Gate(data="dev.tsv", max_accuracy_drop=0.01)}
+MEASURED = {"measure": lambda *_: None}
 EARLY = {"early_exit": True}
 
 
@@ -238,8 +245,7 @@ def test_early_exit_brings_a_file_for_each_group_and_the_heads(
     copied_bundle, table, target, precision
 ):
     add_early_exit(copied_bundle)
-    gate = config.Gate(data=str(table), max_accuracy_drop=1.0)
-    bundle = lite.export_lite(copied_bundle, target, precision, gate, True).bundle
+    bundle = lite.export_lite(copied_bundle, target, precision, True, measure(table, 1.0))
     name = f"lite-{target}-{precision}-early-exit"
     variant = bundle.variant(name)
     bundles.verify(bundle, name)
@@ -367,12 +373,10 @@ def test_the_gate_measures_what_the_engine_answers(lite_bundle, table, tmp_path)
     path = Path(shutil.copytree(lite_bundle, tmp_path / "bundle"))
     before = bundles.read(path).manifest
     with pytest.raises(GateFailed, match="--max-accuracy-drop allows -1"):
-        gate = config.Gate(data=str(table), max_accuracy_drop=-1.0)
-        lite.export_lite(path, "armv8", "int8", gate)
+        lite.export_lite(path, "armv8", "int8", measure=measure(table, -1.0))
     assert bundles.read(path).manifest == before
-    gate = config.Gate(data=str(table), max_accuracy_drop=1.0)
-    result = lite.export_lite(path, "armv8", "int8", gate)
-    found = result.bundle.variant("lite-armv8-int8").accuracy[0]
+    bundle = lite.export_lite(path, "armv8", "int8", measure=measure(table, 1.0))
+    found = bundle.variant("lite-armv8-int8").accuracy[0]
     assert found.n == 40
     assert found.data == str(table)
     for variant, measured in (
@@ -486,8 +490,9 @@ def test_a_family_with_unigram_answers_as_float32_does(tmp_path):
     wanted = np.array([one.logits for one in fleetbert.load(path, variant="float32")(texts)])
     assert np.std(wanted) > 0.1
     for early, how in ((False, {}), (True, {"speed": 0.0})):
-        done = lite.export_lite(path, "x86", "float32", early_exit=early)
-        files = {Path(file.path).name for file in done.bundle.variant(done.variant).files}
+        name = lite.variant_name("x86", "float32", early)
+        bundle = lite.export_lite(path, "x86", "float32", early)
+        files = {Path(file.path).name for file in bundle.variant(name).files}
         assert lite_unigram.NAME in files
-        found = [one.logits for one in fleetbert.load(path, variant=done.variant)(texts, **how)]
+        found = [one.logits for one in fleetbert.load(path, variant=name)(texts, **how)]
         np.testing.assert_allclose(found, wanted, atol=1e-4)
