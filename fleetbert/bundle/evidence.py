@@ -50,7 +50,7 @@ class Drop(Strict):
 
 class Accuracy(Brief):
     """A variant on `n` examples of named data, beside float32: its accuracy (0 to 1), or the figure
-    of its task that `metric` names (`tasks.Task.gate_metric`)."""
+    of its task that `metric` names (`tasks.Evaluator.gate_metric`)."""
 
     younger = ("metric",)
 

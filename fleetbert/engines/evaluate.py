@@ -25,7 +25,7 @@ NOT_IN_THE_HEADLINE = ("macro_f1", "macro_f1_all", "texts_per_s", "mean_layers")
 
 class Known(NamedTuple):
     """A labelled table for a model: its examples, their targets [examples, ...]
-    (`tasks.Task.targets`), and how many bad lines were left out."""
+    (`tasks.Labels.targets`), and how many bad lines were left out."""
 
     examples: list[Example]
     truth: np.ndarray

@@ -1,4 +1,4 @@
-"""The networks: BERT under a head. A task names its head (`tasks.Task.head`).
+"""The networks: BERT under a head. A task names its head (`tasks.Shape.head`).
 
 All take the arrays of a `fleetbert.data.batching.Batch`. Shapes: rows x length token arrays; a
 packed row holds several texts, told apart by `segments`.

@@ -31,7 +31,7 @@ from fleetbert.training.trainable import Described, Trainable
 # `data.cache: auto` caches tables of more bytes; 32 MiB are about 300,000 sentences.
 LARGE = 32 << 20
 
-# Of the texts' targets, as `Task.targets` gives them, and the network's outputs, float32 [texts,
+# Of the texts' targets, as `Labels.targets` gives them, and the network's outputs, float32 [texts,
 # outputs].
 Metric = Callable[[np.ndarray, np.ndarray], float]
 

@@ -39,7 +39,7 @@ def read(path: Path) -> Rows:
 
 
 def targets(rows: Rows) -> np.ndarray:
-    """[pairs, 2], as `Ranking.targets` gives them: whether it is right, the number of its query."""
+    """[pairs, 2], as `Relevance.targets` gives them: if it is right, the number of its query."""
     numbers = {query: number for number, query in enumerate(dict.fromkeys(row[0] for row in rows))}
     return np.array([(label, numbers[query]) for query, _, label in rows])
 

@@ -29,7 +29,7 @@ from fleetbert.core.errors import UserError
     ],
 )
 def test_what_all_texts_have_in_common(task, written, labels, alike):
-    kind = tasks.get(task)
+    kind = tasks.get(task).labels
     assert alike in kind.alike(kind.targets(written, labels))
     assert bool(kind.alike(kind.targets(written, labels))) == bool(alike)
 
