@@ -69,7 +69,7 @@ def make_network(*names, scale=0.3):
     random weights."""
     import paddle
 
-    from fleetbert.models import activations, heads
+    from fleetbert.models import activations, task_heads
     from fleetbert.models.bert import BertConfig
 
     paddle.seed(1)
@@ -78,7 +78,7 @@ def make_network(*names, scale=0.3):
         num_attention_heads=4, intermediate_size=128, initializer_range=scale,
         num_labels=len(LABELS), hidden_act=names[0],
     )  # fmt: skip
-    network = heads.build("classification", shape)
+    network = task_heads.build("classification", shape)
     for name, layer in zip(names, network.network.bert.encoder.layers):
         layer.activation = activations.get(name)
     network.eval()

@@ -12,7 +12,7 @@ import paddle
 from safetensors.numpy import load_file, save_file
 
 from fleetbert import config
-from fleetbert.models import heads, sources, weights
+from fleetbert.models import sources, task_heads, weights
 
 FAMILIES = ("bert", "roberta", "camembert", "xlm-roberta", "ernie", "distilbert", "electra")
 MADE = np.load(Path(__file__).with_name("models") / "families" / "families.npz")
@@ -70,7 +70,7 @@ def loaded(init: object, task: str = "classification", labels: int = 3, seed: in
     """(network, report) of weights that were loaded into a network with other weights."""
     source = source_of(init)
     paddle.seed(seed)
-    network = heads.build(task, weights.bert_config(source, labels, WORDS))
+    network = task_heads.build(task, weights.bert_config(source, labels, WORDS))
     report = weights.load(network, source)
     network.eval()
     return network, report

@@ -18,7 +18,7 @@ def make_network(
     import paddle
 
     from fleetbert.models.bert import BertConfig
-    from fleetbert.models.heads import TextClassifier, TokenClassifier
+    from fleetbert.models.task_heads import TextClassifier, TokenClassifier
 
     paddle.seed(seed)
     config = BertConfig(
@@ -38,7 +38,7 @@ def make_embedder(seed: int = 1, task: str = "embedding", **fields: object):
     """The network of vectors (mean), or of another task, of the same shape."""
     import paddle
 
-    from fleetbert.models import heads
+    from fleetbert.models import task_heads
     from fleetbert.models.bert import BertConfig
 
     paddle.seed(seed)
@@ -46,7 +46,7 @@ def make_embedder(seed: int = 1, task: str = "embedding", **fields: object):
     config = BertConfig(
         num_attention_heads=4, intermediate_size=128, initializer_range=0.3, **shape, **fields
     )
-    return heads.build(task, config)
+    return task_heads.build(task, config)
 
 
 LABELS_OF = {

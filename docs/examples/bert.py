@@ -17,7 +17,7 @@ import paddle  # isort: skip
 
 from fleetbert import config
 from fleetbert.core import errors
-from fleetbert.models import heads
+from fleetbert.models import task_heads
 from fleetbert.training.job import train
 from fleetbert.training.texts import open_task
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
         losses, seconds = static_graph.train(
             task,
             job,
-            lambda: heads.build(job.task.name, shape),
+            lambda: task_heads.build(job.task.name, shape),
             lambda: paddle.optimizer.AdamW(
                 settings.learning_rate, weight_decay=settings.weight_decay
             ),

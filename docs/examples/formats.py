@@ -21,7 +21,7 @@ from fleetbert.compress import from_program
 from fleetbert.core import errors
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import collate_padded
-from fleetbert.models import heads, weights
+from fleetbert.models import task_heads, weights
 
 ORDERS = {"arrival": "as texts come", "length": "sorted by length"}
 
@@ -33,7 +33,7 @@ class Eager:
         self.texts, self.pad_id = texts, tokenizers.open(bundle).pad_id
         source = from_program.open_bundle(bundle, dropout=0.0)
         shape = weights.bert_config(source, len(bundle.labels), 0, self.pad_id)
-        self.network = heads.build(bundle.task.name, shape)
+        self.network = task_heads.build(bundle.task.name, shape)
         weights.load(self.network, source, bundle.labels)
         self.network.eval()
 

@@ -28,7 +28,7 @@ from fleetbert.data.batching import plan_inference
 from fleetbert.export.program import versions
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
-from fleetbert.models import encoders, heads, sources, weights
+from fleetbert.models import encoders, sources, task_heads, weights
 from fleetbert.models.encoders import Shape
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import Arrays
@@ -90,7 +90,7 @@ def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> padd
         bundle.tokenizer,
         narrow_tensors(tensors, kept, width),
     )
-    pruned = heads.build(
+    pruned = task_heads.build(
         bundle.task.name, weights.bert_config(source, len(bundle.task.labels), whole.vocab_size)
     )
     weights.load(pruned, source)

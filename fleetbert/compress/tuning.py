@@ -22,7 +22,7 @@ from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
-from fleetbert.models import heads, sources, weights
+from fleetbert.models import sources, task_heads, weights
 from fleetbert.training import job as training
 from fleetbert.training.loop import Run
 from fleetbert.training.strategies import connect
@@ -147,7 +147,7 @@ def open_tuned(
     task = open_task(job, connected, source, Tuned, list(bundle.task.labels))
     assert isinstance(task, Tuned)
     check(task.network, bundle, variant)
-    teacher = heads.build(job.task.name, task.network.network.config)
+    teacher = task_heads.build(job.task.name, task.network.network.config)
     weights.load(teacher, source)
     teacher.eval()
     change(task, teacher, connected)

@@ -17,7 +17,7 @@ class Shape(NamedTuple):
     what: more of it than its name says, for `--help`.
     of_texts: False: its rows are no texts, and `fleetbert.tasks` has no task of it.
     pair: a question is two texts.
-    head: of the network, see `models.heads`.
+    head: of the network, see `models.task_heads`.
     label: how a table writes what is learned, of `data.written.KINDS`.
     labelled: training texts have labels.
     least_labels: that a bundle has.

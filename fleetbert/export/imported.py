@@ -14,7 +14,7 @@ from fleetbert.data import labels as labels_of
 from fleetbert.data import tokenizers
 from fleetbert.export import from_paddle
 from fleetbert.export.program import export_bundle
-from fleetbert.models import encoders, heads, sources, weights
+from fleetbert.models import encoders, sources, task_heads, weights
 
 
 def import_model(
@@ -105,7 +105,7 @@ def import_model(
     tokenizer = tokenizers.open(source.tokenizer)
     outputs = tasks.get(task).of_width(source.shape["hidden_size"]).outputs(names)
     shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
-    network = heads.build(task, shape)
+    network = task_heads.build(task, shape)
     report = weights.load(network, source)
     fresh = [name for name in report.fresh if not name.startswith(network.unread)]
     if fresh and tasks.get(task).shape.answers:

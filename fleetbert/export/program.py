@@ -21,7 +21,7 @@ from fleetbert.engines import alike, engine, golden
 from fleetbert.engines.alike import LARGEST_DIFFERENCE
 from fleetbert.graph import program as programs
 from fleetbert.graph import tidy
-from fleetbert.models.heads import Headed
+from fleetbert.models.task_heads import Headed
 
 
 def export_bundle(

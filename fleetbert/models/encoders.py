@@ -63,7 +63,7 @@ TASKS = "bert.embeddings.task_type_embeddings.weight"  # ERNIE's
 # Begin the names of the encoder and of heads, in the network.
 ENCODER = "bert."
 POOLER = "bert.pooler."
-TOKENS = "tokens"  # the head that has none, see `models.heads`
+TOKENS = "tokens"  # the head that has none, see `models.task_heads`
 HEADS = ("bert.pooler.", "classifier.", "cls.", "qa_outputs.")
 
 
@@ -113,7 +113,7 @@ class Family(NamedTuple):
         Shape that it says once more, by the other name.
     defaults: of a field that config.json does not name.
     pooler_act: after its pooler, or its classifier's first layer.
-    architectures: the class in transformers for each head (`models.heads`).
+    architectures: the class in transformers for each head (`models.task_heads`).
     cannot: why a config.json is of no network that folds into ours, besides ONLY; "" if it does.
     fold: from the family's tensors and shape, under the network's names, to the network's.
     unfold: back, for saving.

@@ -30,7 +30,7 @@ class Loss(ABC):
     passes = 1
 
     def prepare(self, network: nn.Layer) -> None:
-        """Change a network (`models.heads.Headed`) before its weights are given to an optimizer."""
+        """Change a network (`task_heads.Headed`) before its weights are given to an optimizer."""
         if not self.pooled:  # data parallel must not wait for its gradients
             for weight in network.network.bert.pooler.parameters():
                 weight.stop_gradient = True

@@ -8,7 +8,7 @@ import numpy as np
 import paddle
 
 from fleetbert.data.split import Split
-from fleetbert.models import heads
+from fleetbert.models import task_heads
 from fleetbert.tasks import Metrics, Task
 from fleetbert.tasks.calibration import Fitted, calibration_error, reliability
 from fleetbert.training.texts import TextTask
@@ -16,7 +16,7 @@ from fleetbert.training.texts import TextTask
 log = logging.getLogger(__name__)
 
 
-def calibrate(task: TextTask, network: heads.Headed, held: Split) -> tuple[Fitted, Metrics]:
+def calibrate(task: TextTask, network: task_heads.Headed, held: Split) -> tuple[Fitted, Metrics]:
     """Fit to the texts `held`, and divide the network's outputs by the temperature from now on.
 
     Returns what was fitted, and a summary of it, ready for JSON: n (texts), temperature,
@@ -31,7 +31,7 @@ def calibrate(task: TextTask, network: heads.Headed, held: Split) -> tuple[Fitte
             f"trainer.calibrate: no temperature was fitted, as all {len(held.labels)} texts held "
             "out are answered right; hold out more"
         )
-    heads.scale_outputs(network, 1 / fitted.temperature)
+    task_heads.scale_outputs(network, 1 / fitted.temperature)
     said: Metrics = {
         "n": len(held.labels),
         "temperature": fitted.temperature,

@@ -16,7 +16,7 @@ from fleetbert.compat import environment, versions
 from fleetbert.core import files, limits, locks, task_names
 from fleetbert.core.errors import Stopped, UserError
 from fleetbert.export.program import export_bundle
-from fleetbert.models import heads, weights
+from fleetbert.models import task_heads, weights
 from fleetbert.training import checkpoint, ctr
 from fleetbert.training.calibration import calibrate
 from fleetbert.training.callbacks import Callback, build
@@ -240,7 +240,7 @@ def _write_results(run: Run, summary: Summary) -> None:
     task, folder = run.task, run.folder
     assert isinstance(task, TextTask)
     # A network without the training's changes: fast CPU layers, half weights.
-    network = heads.build(run.job.task.name, task.network.network.config)
+    network = task_heads.build(run.job.task.name, task.network.network.config)
     network.set_state_dict(best_weights(run))
     best = run.state.best
     summary["dev"] = dict(best)

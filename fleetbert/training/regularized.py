@@ -15,7 +15,7 @@ from paddle import nn
 
 from fleetbert import config as schema
 from fleetbert.core.errors import UserError
-from fleetbert.models.heads import Headed
+from fleetbert.models.task_heads import Headed
 from fleetbert.tasks import Arrays, Part
 from fleetbert.tasks.loss import Loss
 

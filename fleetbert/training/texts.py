@@ -18,7 +18,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.data import api_docs, batching, cache, read, tokenizers
 from fleetbert.data.split import Split, fingerprint, hold_out, tokenize
 from fleetbert.data.tokenizers import Tokenizer
-from fleetbert.models import heads, sources, weights
+from fleetbert.models import sources, task_heads, weights
 from fleetbert.tasks import Arrays, Criterion, Metrics, Part
 from fleetbert.tasks import loss as losses
 from fleetbert.tasks.collect import Labelled
@@ -159,7 +159,7 @@ class TextTask(Trainable):
         paddle.seed(job.trainer.seed)
         outputs = self.task.outputs(labels)
         shape = weights.bert_config(source, outputs, tokenizer.vocab_size, tokenizer.pad_id)
-        self.network = heads.build(job.task.name, shape)
+        self.network = task_heads.build(job.task.name, shape)
         self.loaded = weights.load(self.network, source, labels)
         self.objective.prepare(self.network)
 

@@ -186,7 +186,7 @@ def test_every_module_is_prepared_before_it_imports_paddle():
         for path in sorted(ROOT.rglob("*.py"))
         if IMPORTS_PADDLE.search(path.read_text(encoding="utf-8"))
     ]
-    assert "fleetbert.models.heads" in modules
+    assert "fleetbert.models.task_heads" in modules
     done = python(TELL, *modules, **dict.fromkeys(environment.LOST))
     assert (done.stdout, done.returncode) == ("", 0), done.stderr
 
@@ -257,7 +257,7 @@ def test_networks_need_no_paddlenlp_and_names_of_its_models_little_of_it():
     """Signals are left to Python, as by PaddleNLP itself."""
     code = (
         "import re, signal, sys\n"
-        "from fleetbert.models import heads, weights\n"
+        "from fleetbert.models import task_heads, weights\n"
         "from fleetbert.training import job\n"
         "print([name for name in sys.modules if name.startswith('paddlenlp')])\n"
         "from fleetbert.compat import paddlenlp as compat\n"

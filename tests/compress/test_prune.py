@@ -22,7 +22,7 @@ from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.graph import program as programs
-from fleetbert.models import heads, sources, weights
+from fleetbert.models import sources, task_heads, weights
 from fleetbert.training.strategies.single import Single
 
 DRAWN = True  # see conftest.py
@@ -52,7 +52,7 @@ def build(tensors: dict[str, np.ndarray], **shape: Any) -> paddle.nn.Layer:
         **shape,
     }
     source = sources.Source("tiny", wanted, tokenizers.of_vocab(Path("vocab.txt"), True), tensors)
-    network = heads.build("classification", weights.bert_config(source, 3, 1))
+    network = task_heads.build("classification", weights.bert_config(source, 3, 1))
     weights.load(network, source)
     network.eval()
     return network

@@ -18,7 +18,7 @@ from fleetbert import bundle as bundles
 from fleetbert.compat import processor
 from fleetbert.data import tokenizers
 from fleetbert.engines import answer
-from fleetbert.models import encoders, heads, sources, weights
+from fleetbert.models import encoders, sources, task_heads, weights
 from fleetbert.models.bert import BertConfig
 
 RANDOM = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def made(tmp_path_factory):
         "type_vocab_size": 2, "layer_norm_eps": 1e-5,
     }  # fmt: skip
     paddle.seed(5)
-    network = heads.build("mlm", BertConfig(initializer_range=0.3, **shape))
+    network = task_heads.build("mlm", BertConfig(initializer_range=0.3, **shape))
     network.eval()
     spec = tokenizers.of_vocab(vocab, True)
     weights.save_folder(network, sources.Source("made", shape, spec, None, encoders.BERT), folder)

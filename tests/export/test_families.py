@@ -13,7 +13,7 @@ from halves import needs_bfloat16
 
 import fleetbert
 from fleetbert.data import tokenizers
-from fleetbert.models import encoders, heads, sources, weights
+from fleetbert.models import encoders, sources, task_heads, weights
 from fleetbert.models.bert import BertConfig
 
 SHAPE: encoders.Shape = {
@@ -37,7 +37,7 @@ def write(family: str, folder: Path) -> Path:
     if family in ONE_TYPE:
         shape["one_type"] = True
     paddle.seed(2)
-    network = heads.build(
+    network = task_heads.build(
         "classification", BertConfig(num_labels=3, initializer_range=0.15, **shape)
     )
     network.eval()

@@ -18,7 +18,7 @@ from fleetbert import bundle as bundles
 from fleetbert.data import tokenizers
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.engines import engine, golden
-from fleetbert.models import encoders, heads, sources, weights
+from fleetbert.models import encoders, sources, task_heads, weights
 from fleetbert.models.bert import BertConfig
 
 FILES = Path(__file__).parents[1] / "data" / "tokenizers" / "files"
@@ -56,7 +56,7 @@ def made(cache, tmp_path_factory) -> tuple[Path, np.ndarray]:
         "layer_norm_eps": 1e-5, "pad_token_id": 1, "one_type": True,
     }  # fmt: skip
     paddle.seed(5)
-    network = heads.build(
+    network = task_heads.build(
         "classification", BertConfig(num_labels=3, initializer_range=0.3, **shape)
     )
     network.eval()

@@ -28,7 +28,7 @@ from fleetbert.export import lite, lite_opt, lite_unigram
 from fleetbert.export.program import export_bundle
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
-from fleetbert.models import heads
+from fleetbert.models import task_heads
 from fleetbert.models.bert import BertConfig
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
@@ -482,7 +482,7 @@ def test_a_family_with_unigram_answers_as_float32_does(tmp_path):
     )  # fmt: skip
     path = tmp_path / "bundle"
     export_bundle(
-        path, heads.build("classification", shape), task="classification", labels=LABELS,
+        path, task_heads.build("classification", shape), task="classification", labels=LABELS,
         max_length=48, tokenizer=spec,
     )  # fmt: skip
     add_early_exit(path, pad_id=1)

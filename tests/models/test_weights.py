@@ -22,7 +22,7 @@ from encoder_files import (
 from safetensors import safe_open
 
 from fleetbert.core.errors import UserError
-from fleetbert.models import heads, sources, weights
+from fleetbert.models import sources, task_heads, weights
 
 HEAD = ["classifier.bias", "classifier.weight"]
 
@@ -151,7 +151,9 @@ class TestHeadsOfTrainedClassifiers:
         """(weight [labels, hidden], bias [labels], report, note) of a network with the labels."""
         source = source_of(init)
         paddle.seed(7)
-        network = heads.build("classification", weights.bert_config(source, len(labels), WORDS))
+        network = task_heads.build(
+            "classification", weights.bert_config(source, len(labels), WORDS)
+        )
         report = weights.load(network, source, labels)
         tensors = state(network)
         return (

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from fleetbert import config
 from fleetbert.core.errors import UserError
-from fleetbert.models import heads
+from fleetbert.models import task_heads
 from fleetbert.models.bert import BertConfig
 from fleetbert.tasks.classification.loss import CrossEntropy
 from fleetbert.training import checkpoint, precision
@@ -340,9 +340,9 @@ class TestOverflow:
 
     def test_that_no_scale_answers_says_what_to_set(self, train, monkeypatch):
         """Activations overflow in the forward pass."""
-        forward = heads.TextClassifier.forward
+        forward = task_heads.TextClassifier.forward
         monkeypatch.setattr(
-            heads.TextClassifier, "forward", lambda *a, **k: forward(*a, **k) * 1e4 * 1e4
+            task_heads.TextClassifier, "forward", lambda *a, **k: forward(*a, **k) * 1e4 * 1e4
         )
         changes = {
             "precision.level": "O2", "precision.init_loss_scaling": 4.0, "trainer.max_steps": 10,
@@ -494,7 +494,7 @@ class Classifier:
             vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
             intermediate_size=64, num_labels=2, initializer_range=0.2,
         )  # fmt: skip
-        self.exact, self.network = (heads.build("classification", shape) for _ in range(2))
+        self.exact, self.network = (task_heads.build("classification", shape) for _ in range(2))
         self.network.set_state_dict(self.exact.state_dict())
         for network in (self.exact, self.network):
             network.eval()

@@ -8,7 +8,7 @@ import pytest
 import tiny_job
 
 from fleetbert import config
-from fleetbert.models import heads
+from fleetbert.models import task_heads
 from fleetbert.models.bert import BertConfig
 from fleetbert.training import optimizer
 
@@ -61,7 +61,7 @@ def linear_rate(step, peak, total, warmup):
 
 def network():
     paddle.seed(0)
-    return heads.build(
+    return task_heads.build(
         "classification",
         BertConfig(
             vocab_size=len(tiny_job.VOCAB), hidden_size=8, num_hidden_layers=2,

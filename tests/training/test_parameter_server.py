@@ -114,14 +114,14 @@ class TestAsync:
 def lively(tiny_data, tmp_path_factory) -> dict[str, str]:
     """Keys of a job on spans, from a folder with larger weights than BERT starts with."""
     from fleetbert.data import tokenizers
-    from fleetbert.models import heads, sources, weights
+    from fleetbert.models import sources, task_heads, weights
     from fleetbert.models.bert import BertConfig
 
     folder = tmp_path_factory.mktemp("lively")
     labels = ["O", "B-loc", "I-loc", "B-per", "I-per"]
     shape = {**tiny_job.SHAPE, "vocab_size": len(tiny_job.VOCAB), "initializer_range": 0.2}
     paddle.seed(3)
-    network = heads.build("token_classification", BertConfig(num_labels=len(labels), **shape))
+    network = task_heads.build("token_classification", BertConfig(num_labels=len(labels), **shape))
     tokenizer = tokenizers.of_vocab(tiny_data / "vocab.txt", True)
     source = sources.Source("lively", shape, tokenizer, None)
     weights.save_folder(network, source, folder / "model", labels)

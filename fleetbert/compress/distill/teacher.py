@@ -18,7 +18,7 @@ from fleetbert.data.batching import collate_padded, plan_inference
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
 from fleetbert.engines import answer, engine
-from fleetbert.models import heads, sources, weights
+from fleetbert.models import sources, task_heads, weights
 from fleetbert.models.encoders import Shape
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import TextTask
@@ -188,7 +188,7 @@ def build(teacher: Teacher, labels: Sequence[str]) -> nn.Layer:
     assert source is not None
     pad_id = tokenizers.open(source.tokenizer).pad_id
     config = weights.bert_config(source, len(labels), 0, pad_id)
-    network = heads.build("classification", config)
+    network = task_heads.build("classification", config)
     weights.load(network, source, labels)
     for parameter in network.parameters():
         parameter.stop_gradient = True
