@@ -129,7 +129,7 @@ def open_early_exit(folder: Path) -> early_exit.EarlyExitEngine:
         weights = (np.arange(1, ids.shape[1] + 1) / 16 * (ids != 0)).astype(np.float32)
         return (state * weights[..., None]).sum(1)[:, np.arange(len(LABELS)) % WIDTH]
 
-    groups = list(map(early_exit.of_rows, (first, inner, last)))
+    groups = [early_exit.of_rows(run, pad_id=0) for run in (first, inner, last)]
     return early_exit.EarlyExitEngine(exits.load_settings(folder), [groups], folder)
 
 

@@ -8,8 +8,9 @@ from typing import Callable, Mapping, NamedTuple, Sequence
 import numpy as np
 from activation import FORMULAS
 
-from fleetbert.data.batching import Batch
-from fleetbert.data.packing import packed_layout
+from fleetbert.data import ragged
+from fleetbert.data.packing import PackedLayout, packed_layout
+from fleetbert.data.ragged import Texts
 from fleetbert.engines import predictor
 from fleetbert.engines.alike import random_batch
 from fleetbert.engines.packed import open_group
@@ -47,11 +48,15 @@ def make_batch(lengths: Sequence[int], length: int = 0) -> tuple[np.ndarray, np.
     return ids, types
 
 
-def batch_of(ids: np.ndarray) -> Batch:
-    """The same for an engine: one text a row."""
-    order = np.arange(len(ids))
-    first, tokens = order * ids.shape[1], int((ids != 0).sum())
-    return Batch(ids, np.zeros_like(ids), None, None, first, order, tokens)
+def texts_of(ids: np.ndarray, types: np.ndarray | None = None) -> Texts:
+    """The same for an engine: of a text in each row, 0 after its end."""
+    types = np.zeros_like(ids) if types is None else types
+    return ragged.unpad(ids, types, ragged.mask_of(ids, 0))
+
+
+def layout_of(ids: np.ndarray, any_length: bool = True) -> PackedLayout:
+    """Of the rows that these share."""
+    return packed_layout(texts_of(ids).lengths, any_length)
 
 
 def ask(
@@ -72,4 +77,4 @@ def ask_rows(
 ) -> np.ndarray:
     """The same as engines run it: texts share rows, a text alone has its own program."""
     (run,) = open_group(program, parameters, 1, apart=apart)
-    return run(ids, types, packed_layout(ids != 0))
+    return run(None, texts_of(ids, types), layout_of(ids))

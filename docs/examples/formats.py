@@ -19,8 +19,7 @@ from fleetbert import bundle as bundles
 from fleetbert.bench import infer, worker
 from fleetbert.compress import from_program
 from fleetbert.core import errors
-from fleetbert.data import tokenizers
-from fleetbert.data.batching import collate_padded
+from fleetbert.data import ragged, tokenizers
 from fleetbert.models import task_heads, weights
 
 ORDERS = {"arrival": "as texts come", "length": "sorted by length"}
@@ -42,9 +41,9 @@ class Eager:
         clock.start()
         parts = []
         with paddle.no_grad():
-            for indices, _ in self.texts.plans[plan]:
-                batch = collate_padded(self.texts.encodings, np.asarray(indices), self.pad_id)
-                ids, types = map(paddle.to_tensor, (batch.input_ids, batch.token_type_ids))
+            batches = (np.asarray(indices) for indices, _ in self.texts.plans[plan])
+            for indices, batch in ragged.of(self.texts.encodings).parts(batches):
+                ids, types, _ = map(paddle.to_tensor, ragged.pad(batch, self.pad_id))
                 parts.append((indices, self.network(ids, types).numpy()))
         clock.stop()
         if save:

@@ -12,15 +12,13 @@ import numpy as np
 
 from fleetbert.bench import measure, worker
 from fleetbert.bench.worker import Json
-from fleetbert.data.batching import collate_padded
-from fleetbert.data.tokenizers import Encodings
+from fleetbert.data.ragged import Texts
 from fleetbert.engines import answer
 
 
 def main(channel: worker.Channel, job: Json) -> None:
     with np.load(job["texts"]) as file:
-        ids = np.split(file["ids"], np.cumsum(file["lengths"])[:-1])
-        encodings = Encodings(ids, file["first_lengths"], 0)
+        texts = Texts(file["ids"], file["lengths"], file["first_lengths"])
     where, threads = (job["bundle"], job["variant"]), job["threads"]
     models = {  # by whether it is for many batches
         many: answer.load(*where, threads=threads, streams=many)
@@ -36,10 +34,9 @@ def main(channel: worker.Channel, job: Json) -> None:
         times: list[float] = []
         clock.start()
         if streams:  # as `fleetbert predict` and `evaluate` do
-            batches = answer.in_batches(model, encodings)
-            logits, _ = answer.run_batches(model, batches, len(ids))
+            logits, _ = answer.run_all(model, texts)
         else:
-            logits, times = answer_each(model, encodings, job["plans"][plan])
+            logits, times = answer_each(model, texts, job["plans"][plan])
         clock.stop()
         if command["save"]:
             per_token = model.task.shape.per_token
@@ -49,14 +46,13 @@ def main(channel: worker.Channel, job: Json) -> None:
 
 
 def answer_each(
-    model: answer.Model, encodings: Encodings, batches: list[tuple[list[int], int]]
+    model: answer.Model, texts: Texts, batches: list[tuple[list[int], int]]
 ) -> tuple[np.ndarray, list[float]]:
     """Logits [texts, labels] of these batches, and the seconds of each."""
-    logits = model.task.room(len(encodings.ids), model.labels)
+    logits = model.task.room(len(texts.lengths), model.labels)
     times = []
-    for indices, _ in batches:
+    for indices, batch in texts.parts(np.asarray(part) for part, _ in batches):
         started = time.perf_counter()
-        batch = collate_padded(encodings, np.asarray(indices), model.tokenizer.pad_id)
         logits[indices] = model.engine.run(batch, model.speed)
         times.append(time.perf_counter() - started)
     return logits, times

@@ -16,6 +16,7 @@ from paddle.static.quantization import PostTrainingQuantization
 
 from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress.texts import Feeds
+from fleetbert.engines.engine import INPUTS
 from fleetbert.graph import program as programs
 from fleetbert.graph import quantizers
 from fleetbert.graph.quantizers import LINEAR
@@ -47,7 +48,8 @@ def calibrate(
     """
     logging.getLogger("paddle.static.quantization.post_training_quantization").setLevel("WARNING")
     place = paddle.CPUPlace()
-    loader = paddle.io.DataLoader(list(batches), batch_size=None, places=[place])
+    fed = [{name: batch[name] for name in INPUTS} for batch in batches]
+    loader = paddle.io.DataLoader(fed, batch_size=None, places=[place])
     scope = paddle.static.Scope()
     with static_graph(), paddle.static.scope_guard(scope):
         quantization = PostTrainingQuantization(

@@ -17,9 +17,9 @@ from fleetbert import bundle as bundles
 from fleetbert.compress import paired
 from fleetbert.compress.gate import Sample, in_turns
 from fleetbert.core.errors import UserError
-from fleetbert.data.batching import Batch
 from fleetbert.data.packing import packed_layout
-from fleetbert.engines import engine, exit_heads, exits, golden, predictor
+from fleetbert.data.ragged import Texts
+from fleetbert.engines import engine, exit_heads, exits, predictor
 from fleetbert.engines.early_exit import EarlyExitEngine, open_variant
 from fleetbert.engines.exits import Settings
 from fleetbert.export.program import versions
@@ -167,7 +167,7 @@ def open_layers(source: Source, folder: Path, settings: Settings, threads: int) 
 def observe(
     opened: EarlyExitEngine,
     whole: engine.Engine,
-    batches: Sequence[tuple[np.ndarray, Batch]],
+    batches: Sequence[tuple[np.ndarray, Texts]],
     sample: Sample,
     trained: dict[int, exit_heads.Tensors],
     source: Source,
@@ -184,7 +184,7 @@ def observe(
     count = len(opened.groups)
     tokens = np.zeros(len(truth), np.int64)
     for numbers, batch in batches:
-        tokens[numbers] = (batch.input_ids != settings.pad_id).sum(1)
+        tokens[numbers] = batch.lengths
     predicted = np.zeros((count, len(truth)), np.int64)
     doubt = np.zeros((count, len(truth)))
     outputs: np.ndarray | None = None
@@ -193,13 +193,13 @@ def observe(
         split = alone = 0.0
         for numbers, batch in batches:
             started = time.perf_counter()
-            whole(batch.input_ids, batch.token_type_ids)
+            whole.run(batch)
             alone += time.perf_counter() - started
             started = time.perf_counter()
-            at = packed_layout(batch.input_ids != settings.pad_id)
-            state, other = batch.input_ids, batch.token_type_ids
+            at = packed_layout(batch.lengths)
+            state = None
             for layer, group in enumerate(opened.groups, 1):
-                state, other = group(state, other, at), batch.input_ids
+                state = group(state, batch, at)
                 last = layer == count
                 found = (
                     state if last else exit_heads.KINDS[settings.head](trained[layer], state, at)
@@ -287,19 +287,19 @@ def saves(found: Observed, choice: Choice) -> bool:
 
 def times_faster(
     opened: engine.Engine,
-    other: golden.Run,
-    batches: Sequence[tuple[np.ndarray, Batch]],
+    other: Callable[[Texts], object],
+    texts: Texts,
     batch_tokens: int,
 ) -> float:
-    """Texts a second of the opened variant at its own speed over those of `other`, the median of
-    passes over the texts by turns. batch_tokens: of the batches."""
+    """Texts a second of the opened variant at its own speed over those of `other`, which answers a
+    batch, the median of passes over the texts by turns. batch_tokens: of the batches."""
 
     def alone() -> None:
-        for _, batch in batches:
-            other(batch.input_ids, batch.token_type_ids)
+        for _, batch in engine.in_batches(texts, batch_tokens):
+            other(batch)
 
     def together() -> None:
-        for _ in opened.run_all(batches, None, batch_tokens):
+        for _ in opened.run_all(texts, None, batch_tokens):
             pass
 
     _, times = in_turns([alone, together], TIMED)

@@ -21,6 +21,7 @@ from fleetbert.compress import paired
 from fleetbert.compress.texts import Feeds, draw, feeds
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
+from fleetbert.data import ragged
 from fleetbert.engines import answer, engine, evaluate, golden
 from fleetbert.tasks.evaluator import largest_difference
 
@@ -48,8 +49,8 @@ def in_turns(
 class Sample:
     """Texts whose answers are known, tokenized once, beside the float32 variant.
 
-    name: what a user calls them; truth: [examples, ...]; batches: their texts as the engines take
-    them, with their numbers.
+    name: what a user calls them; truth: [examples, ...]; ragged: their texts as the engines take
+    them.
     """
 
     def __init__(self, model: answer.Model, name: str, known: evaluate.Known):
@@ -58,7 +59,7 @@ class Sample:
         given = model.task.labels.texts(known.examples)
         self.texts = given[0]
         self.encodings = model.task.answer.encode(model.tokenizer, *given, model.max_length)
-        self.batches = list(answer.in_batches(model, self.encodings))
+        self.ragged = ragged.of(self.encodings)
 
     @functools.cached_property
     def float32(self) -> np.ndarray:
@@ -81,7 +82,7 @@ class Sample:
     def run(self, opened: engine.Engine) -> np.ndarray:
         """The outputs of an opened variant themselves."""
         model = self.model._replace(engine=opened)
-        return answer.run_batches(model, self.batches, len(self.encodings.ids))[0]
+        return answer.run_all(model, self.ragged)[0]
 
     def of_texts(self, outputs: np.ndarray) -> np.ndarray:
         return self.model.task.answer.of_texts(outputs, self.encodings.words, self.texts)
@@ -155,7 +156,8 @@ class Gate(Sample):
     def measure(self, variant: bundles.Variant, folder: Path) -> bundles.Variant:
         """The variant, whose files are in `folder` and not in the bundle yet, with what was
         measured. Its `comparison` is of batches of token ids, without the time of tokenization."""
-        opened = engine.open_folder(variant.kind, folder, "cpu", self.threads)
+        pad_id = self.model.tokenizer.pad_id
+        opened = engine.open_folder(variant.kind, folder, "cpu", self.threads, pad_id=pad_id)
         engines = (self.model.engine, opened)
         outputs, times = in_turns([functools.partial(self.run, one) for one in engines], ROUNDS)
         slow, fast = (len(self.encodings.ids) / statistics.median(found) for found in times)
@@ -168,8 +170,8 @@ class Gate(Sample):
         )
         # All layers: which texts near the limit leave is a matter of rounding, which differs
         # between processors.
-        whole = functools.partial(opened, speed=0.0)
         tokenizer, longest = self.model.tokenizer, self.bundle.max_length
+        whole = functools.partial(opened, pad_id=tokenizer.pad_id, speed=0.0)
         answers = golden.record(
             whole, longest, tokenizer.vocab_size, golden.INTEGER_SHARE, tokenizer.pad_id
         )

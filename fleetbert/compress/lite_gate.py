@@ -17,7 +17,8 @@ def measure(
     """The accuracy of the files in `folder`, of this kind of variant; GateFailed if too much is
     lost. name: of the variant that they will be."""
     gate = Gate(bundle, settings, key="--max-accuracy-drop")
-    opened = engine.open_folder(kind, folder, "cpu", gate.threads)
+    pad_id = gate.model.tokenizer.pad_id
+    opened = engine.open_folder(kind, folder, "cpu", gate.threads, pad_id=pad_id)
     accuracy = gate.accuracy(gate.logits(opened))
     refused = gate.refusal(name, accuracy, "try another --precision")
     if refused is not None:

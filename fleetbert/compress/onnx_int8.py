@@ -113,7 +113,8 @@ def quantize(
     if batches is None:
         quantization.quantize_dynamic(*files, **settings)
     else:
-        quantization.quantize_static(*files, _Reader(batches), **STATIC_SETTINGS, **settings)
+        reader = _Reader(batches, [one.name for one in model.graph().input])
+        quantization.quantize_static(*files, reader, **STATIC_SETTINGS, **settings)
     folded.unlink()
     made = onnx_format.load(str(target)).graph.initializer
     if all(one.data_type != onnx_format.TensorProto.INT8 for one in made):
@@ -121,8 +122,8 @@ def quantize(
 
 
 class _Reader(quantization.CalibrationDataReader):
-    def __init__(self, batches: Sequence[Feeds]):
-        self._left = iter(batches)
+    def __init__(self, batches: Sequence[Feeds], inputs: Sequence[str]):
+        self._left = ({name: batch[name] for name in inputs} for batch in batches)
 
     def get_next(self) -> Feeds | None:
         return next(self._left, None)
@@ -132,8 +133,10 @@ def compare(
     made: dict[str, Path], sample: Sample, threads: int | None = None
 ) -> dict[str, bundles.OnnxTried]:
     """The forms in these folders on the sample's texts, in turns."""
+    pad_id = sample.model.tokenizer.pad_id
     opened = [
-        engine.open_folder(engine.ONNX_INT8, folder, "cpu", threads) for folder in made.values()
+        engine.open_folder(engine.ONNX_INT8, folder, "cpu", threads, pad_id=pad_id)
+        for folder in made.values()
     ]
     runs = [functools.partial(sample.logits, one) for one in opened]
     found = {}

@@ -10,8 +10,8 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
 from fleetbert.core.errors import UserError
-from fleetbert.data import read, tokenizers
-from fleetbert.data.batching import collate_padded, plan_inference
+from fleetbert.data import ragged, read, tokenizers
+from fleetbert.data.batching import plan_inference
 from fleetbert.data.records import Example
 from fleetbert.data.tokenizers import Encodings
 from fleetbert.tasks import Task
@@ -20,7 +20,7 @@ from fleetbert.tasks import Task
 SHARE = 5
 # Padded tokens of a batch of calibration texts.
 BATCH_TOKENS = 1024
-# What a program is fed: input_ids and token_type_ids, int64 [texts, length].
+# What a program is fed: input_ids, token_type_ids and attention_mask, int64 [texts, length].
 Feeds = Dict[str, np.ndarray]
 
 
@@ -29,8 +29,9 @@ def feeds(encodings: Encodings, chosen: Sequence[int] | np.ndarray, pad_id: int)
     numbers of the texts to take."""
     numbers = np.asarray(chosen, np.int64)
     plan = plan_inference(encodings.lengths[numbers], BATCH_TOKENS)
-    batches = (collate_padded(encodings, numbers[some], pad_id) for some in plan)
-    return [{"input_ids": one.input_ids, "token_type_ids": one.token_type_ids} for one in batches]
+    batches = ragged.of(encodings).parts(numbers[some] for some in plan)
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    return [dict(zip(names, ragged.pad(batch, pad_id))) for _, batch in batches]
 
 
 def draw(count: int, texts: int, seed: int = 0) -> np.ndarray:

@@ -38,7 +38,6 @@ class Batch(NamedTuple):
     first: int64 [texts], where each text's [CLS] is: row * length + offset.
     order: int64 [texts], which entry of collate's `indices` each text is.
     n_tokens: tokens without padding.
-    lengths: int64 [texts], tokens of each; None where nobody asked.
     """
 
     input_ids: np.ndarray
@@ -48,7 +47,6 @@ class Batch(NamedTuple):
     first: np.ndarray
     order: np.ndarray
     n_tokens: int
-    lengths: np.ndarray | None = None
 
 
 class Plan(Rows):
@@ -198,10 +196,7 @@ def collate(
             row_ids[:end] = text
             row_types[first_end:end] = 1
         order = np.arange(len(ids))
-        return Batch(
-            *(input_ids, token_type_ids, None, None, order * length, order, sum(lengths)),
-            np.array(lengths, np.int64),
-        )
+        return Batch(input_ids, token_type_ids, None, None, order * length, order, sum(lengths))
 
     position_ids = np.zeros_like(input_ids)
     segments = np.zeros_like(input_ids)
@@ -227,25 +222,6 @@ def collate(
     )
 
 
-def collate_padded(encodings: Encodings, indices: np.ndarray, pad_id: int) -> Batch:
-    """The texts as engines take them: each a row, padded to one of SAFE_LENGTHS."""
-    longest = SAFE_LENGTHS[-1]
-    return collate(
-        encodings, indices, packed=False, max_length=longest, pad_id=pad_id, round_to=SAFE_LENGTHS
-    )
-
-
-def needed_length(real: np.ndarray) -> int:
-    """How many columns of a batch, whose tokens `real` (bool [texts, length]) are no padding, have
-    to be kept: of a row alone those of its tokens; all where there are more rows, or padding
-    between tokens."""
-    texts, length = real.shape
-    if texts > 1:
-        return length
-    count = np.count_nonzero(real)
-    return count if real[0, :count].all() else length
-
-
 def plan_inference(
     lengths: Sequence[int] | np.ndarray,
     batch_tokens: int,
@@ -253,10 +229,10 @@ def plan_inference(
 ) -> list[np.ndarray]:
     """Batches (int64 indices into `lengths`) for inference, texts of like length together.
 
-    Each batch is to be padded to one of `safe_lengths` (`collate(..., round_to=safe_lengths)`) and
-    then has at most `batch_tokens` tokens with padding, unless one text alone has more. A batch
-    goes on into longer safe lengths only while this pads the texts before by a sixteenth of the
-    budget at most: a call of its own costs about as much.
+    Each batch is to be padded to one of `safe_lengths` (`ragged.pad`) and then has at most
+    `batch_tokens` tokens with padding, unless one text alone has more. A batch goes on into longer
+    safe lengths only while this pads the texts before by a sixteenth of the budget at most: a call
+    of its own costs about as much.
     """
     lengths = np.asarray(lengths, np.int64)
     order = np.argsort(lengths, kind="stable")
@@ -330,10 +306,9 @@ def pack_rows(lengths: Sequence[int]) -> tuple[int, list[list[int]]]:
     return packed
 
 
-def row_lengths(real: np.ndarray) -> np.ndarray:
-    """Tokens [rows] up to the last that is no padding, of `real` (bool [rows, length]), where every
-    row has one."""
-    return real.shape[1] - real[:, ::-1].argmax(1)
+def padded_size(lengths: np.ndarray) -> int:
+    """Tokens of texts of these lengths, padded to one of SAFE_LENGTHS."""
+    return len(lengths) * round_up(int(lengths.max()), SAFE_LENGTHS)
 
 
 def round_up(length: int, allowed: Sequence[int]) -> int:

@@ -16,10 +16,10 @@ from tqdm import tqdm
 from fleetbert import bundle as bundles
 from fleetbert import tasks
 from fleetbert.core.errors import UserError
-from fleetbert.data import tokenizers
-from fleetbert.data.batching import Batch, collate_padded, plan_inference
+from fleetbert.data import ragged, tokenizers
+from fleetbert.data.ragged import Texts
 from fleetbert.data.read import Example, Format, Quoting, check_texts, iter_lines
-from fleetbert.data.tokenizers import Encodings, Tokenizer
+from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.tasks import Answer
 from fleetbert.tasks.answer import are_finite
@@ -85,7 +85,9 @@ def load(
     task.check_answers(str(path))
     if batch_tokens is not None and batch_tokens < 1:
         raise UserError(f"batch_tokens is {batch_tokens}; it has to be at least 1")
-    opened = engine.open(bundle, variant, device, threads, streams=streams)
+    tokenizer = tokenizers.open(bundle)
+    pad_id = tokenizer.pad_id
+    opened = engine.open(bundle, variant, device, threads, streams=streams, pad_id=pad_id)
     if speed is not None:
         if opened.early_exit is None:
             raise UserError(
@@ -96,7 +98,7 @@ def load(
             raise UserError(f"speed is {speed}; it has to be from 0 (none leaves early) to 1")
     return Model(
         opened,
-        tokenizers.open(bundle),
+        tokenizer,
         task,
         bundle.labels,
         bundle.max_length,
@@ -113,22 +115,19 @@ def compute_logits(
 ) -> Logits:
     """Outputs of texts (or pairs) in their order; `on_done(n)` is called after n more texts."""
     encodings = model.task.answer.encode(model.tokenizer, texts_a, texts_b, model.max_length)
-    values, layers = run_batches(model, in_batches(model, encodings), len(texts_a), on_done)
+    values, layers = run_all(model, ragged.of(encodings), on_done)
     values = model.task.answer.of_texts(values, encodings.words, texts_a)
     return Logits(values, encodings.truncated, layers if model.engine.early_exit else None)
 
 
-def run_batches(
-    model: Model,
-    batches: Iterable[tuple[np.ndarray, Batch]],
-    texts: int,
-    on_done: Callable[[int], object] | None = None,
+def run_all(
+    model: Model, texts: Texts, on_done: Callable[[int], object] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Outputs in the task's `room` and the layers [texts] after which texts left, of what
-    `in_batches` gives; UserError where they are not finite."""
-    values = model.task.room(texts, model.labels)
-    layers = np.zeros(texts, np.int64)
-    for part in model.engine.run_all(batches, model.speed, model.batch_tokens):
+    """Outputs in the task's `room` and the layers [texts] after which texts left; UserError where
+    they are not finite."""
+    values = model.task.room(len(texts.lengths), model.labels)
+    layers = np.zeros(len(texts.lengths), np.int64)
+    for part in model.engine.run_all(texts, model.speed, model.batch_tokens):
         values[part.numbers], layers[part.numbers] = part.outputs, part.layer
         if on_done is not None:
             on_done(len(part.numbers))
@@ -138,14 +137,6 @@ def run_batches(
             "compression; export an earlier checkpoint"
         )
     return values, layers
-
-
-def in_batches(model: Model, encodings: Encodings) -> Iterator[tuple[np.ndarray, Batch]]:
-    """Texts of like length together, as the engine takes them, with their numbers [texts]. The
-    longest come first: streams are done at about the same time when what comes last is short."""
-    for indices in reversed(plan_inference(encodings.lengths, model.batch_tokens)):
-        batch = collate_padded(encodings, indices, model.tokenizer.pad_id)
-        yield indices[batch.order], batch
 
 
 def answer(model: Model, texts_a: list[str], texts_b: list[str] | None = None) -> Sequence[Answer]:

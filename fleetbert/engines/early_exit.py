@@ -13,12 +13,15 @@ import numpy as np
 
 from fleetbert.compat import paddle_inference
 from fleetbert.core.errors import UserError
-from fleetbert.data.batching import SAFE_LENGTHS, needed_length, round_up
+from fleetbert.data import ragged
+from fleetbert.data.batching import padded_size
 from fleetbert.data.packing import PackedLayout, pack, packed_layout
+from fleetbert.data.ragged import Texts
 from fleetbert.engines import exit_heads, exits
-from fleetbert.engines.engine import Batches, Engine, Inputs, Options, Result
-from fleetbert.engines.exits import Settings, Text, Texts, Work
+from fleetbert.engines.engine import Engine, Options, Result, Shapes
+from fleetbert.engines.exits import Batch, Settings, Text, Work
 from fleetbert.engines.packed import Group, open_group
+from fleetbert.engines.rows import in_parts
 from fleetbert.engines.streams import Streams, first_batches
 from fleetbert.graph import embeddings, single_row, weights
 from fleetbert.graph import program as programs
@@ -54,20 +57,23 @@ class EarlyExitEngine(Engine):
         self._head = exit_heads.KINDS[settings.head]
         self._streams = Streams(streams, self._first_runs)
 
-    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
+    def compute(self, texts: Texts, speed: float | None = None) -> np.ndarray:
         speed = self.early_exit.speed if speed is None else speed
-        input_ids = inputs["input_ids"]
-        batch = self._batch(np.arange(len(input_ids)), input_ids, inputs["token_type_ids"])
-        if len(input_ids) == 1:
+        batch = self._batch(np.arange(len(texts.lengths)), texts)
+        if len(texts.lengths) == 1:
             return self._streams.start(self._through, batch, speed)()
-        results = list(self._schedule(iter([batch]), speed, input_ids.size))
-        outputs = np.empty((len(input_ids), results[0].outputs.shape[1]), np.float32)
+        results = list(self._schedule(iter([batch]), speed, padded_size(texts.lengths)))
+        outputs = np.empty((len(texts.lengths), results[0].outputs.shape[1]), np.float32)
         for result in results:
             outputs[result.numbers] = result.outputs
         return outputs
 
     def run_all(
-        self, batches: Batches, speed: float | None = None, batch_tokens: int = 0
+        self,
+        texts: Texts,
+        speed: float | None = None,
+        batch_tokens: int = 0,
+        shapes: Shapes | None = None,
     ) -> Iterator[Result]:
         """Results of batches, in the order of leaving.
 
@@ -75,12 +81,19 @@ class EarlyExitEngine(Engine):
         and the number of streams only.
         """
         speed = self.early_exit.speed if speed is None else speed
-        fresh = (self._batch(n, batch.input_ids, batch.token_type_ids) for n, batch in batches)
+        batch_tokens = batch_tokens or padded_size(texts.lengths)
         with self._lock:
-            yield from self._schedule(fresh, speed, batch_tokens)
+            yield from self._schedule(self._fresh(texts, batch_tokens, shapes), speed, batch_tokens)
+
+    def _fresh(self, texts: Texts, batch_tokens: int, shapes: Shapes | None) -> Iterator[Batch]:
+        for numbers, part in in_parts(texts, batch_tokens):
+            batch = self._batch(numbers, part)
+            if shapes is not None:
+                shapes.append(batch.layout.shape)
+            yield batch
 
     def _schedule(
-        self, fresh: Iterator[Texts], speed: float, batch_tokens: int
+        self, fresh: Iterator[Batch], speed: float, batch_tokens: int
     ) -> Iterator[Result]:
         queue = exits.Queue(fresh, len(self.early_exit.ends), batch_tokens)
         under_way: deque[tuple[int, Callable[[], Done]]] = deque()
@@ -97,60 +110,52 @@ class EarlyExitEngine(Engine):
                 yield done.left
             queue.add(number + 1, done.stays)
 
-    def _batch(self, numbers: np.ndarray, input_ids: np.ndarray, types: np.ndarray) -> Texts:
-        real = input_ids != self.early_exit.pad_id
-        length = needed_length(real) if self._any_length else real.shape[1]
-        ids, types = input_ids[:, :length], types[:, :length]
-        return Texts(numbers, ids, packed_layout(real[:, :length]), types)
+    def _batch(self, numbers: np.ndarray, texts: Texts) -> Batch:
+        return Batch(numbers, texts, packed_layout(texts.lengths, self._any_length))
 
     def _first_runs(self, groups: Sequence[Group]) -> None:
-        for ids, types in first_batches(self.early_exit.pad_id):
-            self._through(groups, self._batch(np.arange(len(ids)), ids, types), 0.0)
+        for texts in first_batches():
+            self._through(groups, self._batch(np.arange(len(texts.lengths)), texts), 0.0)
 
-    def _through(self, groups: Sequence[Group], batch: Texts, speed: float) -> np.ndarray:
+    def _through(self, groups: Sequence[Group], batch: Batch, speed: float) -> np.ndarray:
         """Outputs [texts, labels] of a batch whose texts stay together: one text, or speed 0."""
         ends = self.early_exit.ends
-        state, other = batch.input_ids, batch.state
-        former = None
+        states = former = None
         for group, end in zip(groups, ends):
-            state, other = group(state, other, batch.layout), batch.input_ids
+            states = group(states, batch.texts, batch.layout)
             if speed and end != ends[-1]:
-                logits = self._head(self._heads[end], state, batch.layout)
+                logits = self._head(self._heads[end], states, batch.layout)
                 if exits.doubt(self.early_exit, logits, former)[0] < speed:
                     return logits
                 former = logits
-        return state
+        assert states is not None
+        return states
 
     def _step(self, groups: Sequence[Group], number: int, work: Work, speed: float) -> Done:
         """Take texts through the group of that number."""
-        batch = work if isinstance(work, Texts) else self._together(work)
-        pair = (batch.input_ids, batch.state)
-        state = groups[number](*(pair if number == 0 else pair[::-1]), batch.layout)
+        batch = work if isinstance(work, Batch) else self._together(work)
+        states = groups[number](batch.states, batch.texts, batch.layout)
         end = self.early_exit.ends[number]
         if end == self.early_exit.ends[-1]:
-            return Done(Result(batch.numbers, state, end), [])
-        batch = batch._replace(state=state)
+            return Done(Result(batch.numbers, states, end), [])
+        batch = batch._replace(states=states)
         if not speed:
             return Done(None, batch)
-        logits = self._head(self._heads[end], state, batch.layout)
+        logits = self._head(self._heads[end], states, batch.layout)
         leave = exits.doubt(self.early_exit, logits, batch.former) < speed
         batch = batch._replace(former=logits)
         if not leave.any():
             return Done(None, batch)
         return Done(Result(batch.numbers[leave], logits[leave], end), exits.split(batch, ~leave))
 
-    def _together(self, texts: list[Text]) -> Texts:
+    def _together(self, texts: list[Text]) -> Batch:
         """A batch of texts, the longest first."""
-        length = round_up(texts[0].length, SAFE_LENGTHS)
-        input_ids = np.full((len(texts), length), self.early_exit.pad_id, np.int64)
-        for row, text in zip(input_ids, texts):
-            row[: text.length] = text.input_ids[: text.length]
+        lengths = np.array([len(text.ids) for text in texts])
+        ids = np.concatenate([text.ids for text in texts])
         numbers = np.array([text.number for text in texts])
-        batch = self._batch(numbers, input_ids, input_ids)
-        state = np.zeros((len(batch.layout.pack_index), texts[0].states.shape[1]), np.float32)
-        for text, (begin,) in zip(texts, batch.layout.first.tolist()):
-            state[begin : begin + len(text.states)] = text.states
-        return batch._replace(state=state, former=np.stack([text.former for text in texts]))
+        batch = self._batch(numbers, Texts(ids, lengths, lengths))  # segments: before group 0 only
+        states = pack(np.concatenate([text.states for text in texts]), batch.layout)
+        return batch._replace(states=states, former=np.stack([text.former for text in texts]))
 
 
 def open_variant(folder: Path, options: Options) -> EarlyExitEngine:
@@ -176,11 +181,18 @@ def open_variant(folder: Path, options: Options) -> EarlyExitEngine:
     return EarlyExitEngine(settings, list(zip(*groups)), folder, any_length)
 
 
-def of_rows(run: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Group:
-    """A group, of one that takes and gives states with padding, float32 [texts, length, width]."""
+def of_rows(run: Callable[[np.ndarray, np.ndarray], np.ndarray], pad_id: int) -> Group:
+    """A group, of one that computes of rows with padding: from token ids and types, or from states
+    [texts, length, width] and token ids; it gives such states, or outputs."""
 
-    def group(first: np.ndarray, second: np.ndarray, layout: PackedLayout) -> np.ndarray:
-        states = run(first[layout.unpack_index] if first.dtype.kind == "f" else first, second)
-        return pack(states, layout) if states.ndim == 3 else states
+    def group(states: np.ndarray | None, texts: Texts, layout: PackedLayout) -> np.ndarray:
+        input_ids, types, mask = ragged.pad(texts, pad_id)
+        if states is None:
+            outputs = run(input_ids, types)
+        else:
+            rows = np.zeros((*mask.shape, states.shape[-1]), np.float32)
+            rows[mask > 0] = states[layout.places]
+            outputs = run(rows, input_ids)
+        return pack(outputs[mask > 0], layout) if outputs.ndim == 3 else outputs
 
     return group

@@ -1,4 +1,4 @@
-"""What an engine is, and which kinds there are: batches of token ids in, arrays out.
+"""What an engine is, and which kinds there are: token ids of texts in, arrays out.
 
 A kind of variant is a row in OPENERS: its name in the manifest and what opens its folder. Rows of
 this package are in `engines/__init__.py`; `register` adds one from outside.
@@ -11,16 +11,18 @@ import os
 import platform
 import threading
 from pathlib import Path
-from typing import Callable, Iterable, Iterator, Mapping, NamedTuple, Tuple
+from typing import Callable, Iterable, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 
 from fleetbert import bundle as bundles
-from fleetbert.compat import paddle_inference, processor
+from fleetbert.compat import processor
 from fleetbert.core.errors import UserError
-from fleetbert.data.batching import Batch
+from fleetbert.data import ragged, tokenizers
+from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
+from fleetbert.data.ragged import Texts
 from fleetbert.engines.exits import Settings
-from fleetbert.tasks.answer import own_tokens
+from fleetbert.tasks.answer import by_text
 
 # Kinds of variants, as manifests name them.
 FLOAT32 = "paddle-inference"
@@ -33,16 +35,12 @@ ONNX_INT8 = "onnx-int8"
 LITE = "paddle-lite"
 LITE_EARLY_EXIT = "paddle-lite-early-exit"
 
-# Kinds whose texts share rows (`engines.packed`).
-PACKED = (INT8, BFLOAT16, EARLY_EXIT)
-
 # For batches whose answers nobody needs: every vocabulary has it, and no family pads with it.
 ANY_TOKEN = 2
 
 INPUTS = ("input_ids", "token_type_ids")
-# Arrays [texts, length] by name; an encoder's are INPUTS.
-Inputs = Mapping[str, np.ndarray]
-Batches = Iterable[Tuple[np.ndarray, Batch]]
+# Rows and their length, of each call of a program.
+Shapes = List[Tuple[int, int]]
 
 
 class Result(NamedTuple):
@@ -56,21 +54,22 @@ class Result(NamedTuple):
 
 class Options(NamedTuple):
     """How to open a variant. device: cpu or gpu; threads: of a CPU; streams: for many batches,
-    where the time of one does not matter (`engines.streams`); kinds without streams ignore it."""
+    where the time of one does not matter (`engines.streams`); kinds without streams ignore it.
+    pad_id: the token that rows are padded with, for programs that tell padding by it."""
 
     device: str = "cpu"
     threads: int = 1
     streams: bool = False
+    pad_id: int = 0
 
 
 class Engine(abc.ABC):
-    """An opened variant, which answers batches one at a time.
+    """An opened variant, which answers texts, a batch of them at a time.
 
     Outputs are float32 and their first axis counts texts; of classifiers they are logits
-    [texts, labels]. Of networks that answer each token `compute` gives [texts, length, outputs],
-    with anything for padding, and `run` and `run_all` an array of objects [texts], of each text
-    [own tokens, outputs]. `run` and `run_all` are safe to call from several threads, which then
-    wait.
+    [texts, labels]. Of networks that answer each token they are an array of objects [texts], of
+    each text [own tokens, outputs]. `run` and `run_all` are safe to call from several threads,
+    which then wait.
 
     early_exit: how texts may leave early; None where all go through all layers.
     """
@@ -81,68 +80,93 @@ class Engine(abc.ABC):
         self._lock = threading.Lock()
 
     @abc.abstractmethod
-    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
-        """Outputs of one batch, whose lengths nobody has checked.
+    def compute(self, texts: Texts, speed: float | None = None) -> np.ndarray:
+        """Outputs of one batch, in the order of its texts.
 
-        inputs: int64 [texts, length] by the names INPUTS. speed: of early exit, 0 (no text leaves
-        early) to 1; None is the variant's own. Without meaning for other kinds.
+        speed: of early exit, 0 (no text leaves early) to 1; None is the variant's own. Without
+        meaning for other kinds.
         """
 
     def __call__(
-        self, input_ids: np.ndarray, token_type_ids: np.ndarray, *, speed: float | None = None
+        self,
+        input_ids: np.ndarray,
+        token_type_ids: np.ndarray,
+        attention_mask: np.ndarray | None = None,
+        *,
+        pad_id: int = 0,
+        speed: float | None = None,
     ) -> np.ndarray:
-        """The same of arrays."""
-        return self.compute({"input_ids": input_ids, "token_type_ids": token_type_ids}, speed)
+        """The same of arrays int64 [texts, length] that a network or a program answers too, to
+        compare both. attention_mask: as `ragged.pad` gives it; None: a row ends with its last token
+        that is not `pad_id`. Outputs of tokens are [texts, length, outputs], 0 at padding."""
+        if attention_mask is None:
+            attention_mask = ragged.mask_of(input_ids, pad_id)
+        texts = ragged.unpad(input_ids, token_type_ids, attention_mask)
+        outputs = self.compute(texts, speed)
+        if outputs.dtype != object:
+            return outputs
+        together = np.zeros((*input_ids.shape, outputs[0].shape[1]), np.float32)
+        for row, tokens in zip(together, outputs):
+            row[: len(tokens)] = tokens
+        return together
 
-    def run(self, batch: Batch, speed: float | None = None) -> np.ndarray:
-        """Outputs of an unpacked batch, in the batch's order; speed: see `compute`.
-
-        Rows must have one of SAFE_LENGTHS tokens (ValueError otherwise).
-        """
-        if batch.segments is not None:
-            raise ValueError("this engine takes unpacked batches: collate(..., packed=False)")
-        if not batch.input_ids.size:
+    def run(self, texts: Texts, speed: float | None = None) -> np.ndarray:
+        """Outputs of one batch, in the order of its texts; speed: see `compute`."""
+        if not len(texts.lengths):
             raise ValueError("an empty batch")
-        paddle_inference.check_length(batch.input_ids.shape[1])
         with self._lock:
-            return of_own(self(batch.input_ids, batch.token_type_ids, speed=speed), batch)
+            return self.compute(texts, speed)
 
     def run_all(
-        self, batches: Batches, speed: float | None = None, batch_tokens: int = 0
+        self,
+        texts: Texts,
+        speed: float | None = None,
+        batch_tokens: int = 0,
+        shapes: Shapes | None = None,
     ) -> Iterator[Result]:
-        """Results of many batches, each with the numbers of its texts, as they are ready.
+        """Results of texts in batches (`in_batches`), each with the numbers of its texts, as they
+        are ready.
 
-        speed: see `compute`. batch_tokens: of the batches that early exit puts together.
+        speed: see `compute`. batch_tokens: of a batch, padding included; 0: all are one. shapes:
+        the rows that texts are laid out in are added to it.
         """
-        for numbers, batch in batches:
+        for numbers, batch in in_batches(texts, batch_tokens):
+            if shapes is not None:
+                shapes.append((len(numbers), round_up(int(batch.lengths.max()), SAFE_LENGTHS)))
             yield Result(numbers, self.run(batch, speed), 0)
 
     def warm_up(self, shapes: Iterable[tuple[int, int]]) -> None:
         """Run a batch of each shape (texts, length) once through all layers."""
         for texts, length in shapes:
-            ids = np.full((texts, length), ANY_TOKEN, np.int64)
-            with self._lock:
-                self(ids, np.zeros_like(ids), speed=0.0)
+            self.run(ragged.uniform(texts, length, ANY_TOKEN), speed=0.0)
+
+
+# input_ids, token_type_ids, attention_mask → outputs.
+Run = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 class ProgramEngine(Engine):
-    """A whole program, opened: a function of the arrays INPUTS."""
+    """A whole program, opened, whose texts are a row each."""
 
-    def __init__(self, run: Callable[[np.ndarray, np.ndarray], np.ndarray]):
+    def __init__(self, run: Run, pad_id: int = 0):
+        """run: a function of the arrays that `ragged.pad` makes; of each token it may give
+        [texts, length, outputs], with anything for padding."""
         super().__init__()
-        self._run = run
+        self._run, self._pad_id = run, pad_id
 
-    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
-        return self._run(*(inputs[name] for name in INPUTS))
+    def compute(self, texts: Texts, speed: float | None = None) -> np.ndarray:
+        input_ids, types, mask = ragged.pad(texts, self._pad_id)
+        outputs = self._run(input_ids, types, mask)
+        return outputs if outputs.ndim == 2 else by_text(outputs[mask > 0], texts.lengths)
 
 
-def of_own(outputs: np.ndarray, batch: Batch) -> np.ndarray:
-    """Outputs of an unpacked batch as `Engine.run` gives them."""
-    if outputs.ndim == 2:
-        return outputs
-    if batch.lengths is None:
-        raise ValueError("outputs of tokens need a batch with lengths: collate makes them")
-    return own_tokens(outputs, batch.lengths)
+def in_batches(texts: Texts, batch_tokens: int) -> Iterator[tuple[np.ndarray, Texts]]:
+    """Texts of like length together (`plan_inference`), with their numbers [texts]; all of them
+    where batch_tokens is 0. The longest come first: streams are done at about the same time when
+    what comes last is short."""
+    if not batch_tokens:
+        return iter([(np.arange(len(texts.lengths)), texts)])
+    return texts.parts(reversed(plan_inference(texts.lengths, batch_tokens)))
 
 
 # Opens the files in a variant's folder.
@@ -162,10 +186,12 @@ def open(  # noqa: A001  always written engines.open or engine.open
     threads: int | None = None,
     verify: bool = True,
     streams: bool = False,
+    pad_id: int | None = None,
 ) -> Engine:
     """Open a variant; UserError if its files are not those that were exported.
 
-    device, streams: see `Options`. threads: by default OMP_NUM_THREADS, which is the number of
+    device, streams: see `Options`. pad_id: by default the tokenizer's, which is opened for it.
+    threads: by default OMP_NUM_THREADS, which is the number of
     processors that this process may use unless the user has set it.
     """
     described = bundle.variant(variant)
@@ -179,7 +205,9 @@ def open(  # noqa: A001  always written engines.open or engine.open
     _check_processor(described)
     if verify:
         bundles.verify(bundle, variant)
-    return open_folder(described.kind, bundle.folder(variant), device, threads, streams)
+    if pad_id is None:
+        pad_id = tokenizers.open(bundle).pad_id
+    return open_folder(described.kind, bundle.folder(variant), device, threads, streams, pad_id)
 
 
 def open_folder(
@@ -188,10 +216,11 @@ def open_folder(
     device: str = "cpu",
     threads: int | None = None,
     streams: bool = False,
+    pad_id: int = 0,
 ) -> Engine:
     """Open the files of a variant that may be in no bundle yet; see `open`."""
     threads = default_threads() if threads is None else threads
-    return OPENERS[kind](folder, Options(device, threads, streams and threads > 1))
+    return OPENERS[kind](folder, Options(device, threads, streams and threads > 1, pad_id))
 
 
 # What `runs_on` calls a processor, by its names in Python's `platform`.

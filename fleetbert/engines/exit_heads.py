@@ -14,7 +14,7 @@ from typing import Callable, Mapping
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from fleetbert.data.packing import PackedLayout
+from fleetbert.data.packing import PackedLayout, padded_index
 
 NAME = "heads.safetensors"
 Tensors = Mapping[str, np.ndarray]
@@ -23,23 +23,23 @@ Tensors = Mapping[str, np.ndarray]
 def pool(states: np.ndarray, layout: PackedLayout) -> np.ndarray:
     """[CLS] and the mean over a text's tokens side by side: float32 [texts, 2 * width]."""
     if layout.single_row:  # one product instead of eight small operations
-        return (_first_and_mean(len(states), layout.real.shape[1]) @ states).reshape(1, -1)
+        return (_first_and_mean(len(states)) @ states).reshape(1, -1)
     width = states.shape[1]
-    both = np.empty((len(layout.counts), 2 * width), np.float32)
+    both = np.empty((len(layout.lengths), 2 * width), np.float32)
     # np.add.reduceat goes down each column by itself and takes four times as long
-    for row, (begin,), count in zip(both, layout.first.tolist(), layout.counts.tolist()):
+    for row, begin, count in zip(both, layout.first.tolist(), layout.lengths.tolist()):
         row[:width] = states[begin]
         np.add.reduce(states[begin : begin + count], 0, out=row[width:])
-    both[:, width:] /= layout.counts[:, None]
+    both[:, width:] /= layout.lengths[:, None]
     return both
 
 
 @functools.lru_cache(maxsize=512)  # as many tokens as BERT takes
-def _first_and_mean(length: int, count: int) -> np.ndarray:
-    """What to multiply a row by that has a text of `count` tokens: float32 [2, length]."""
-    factors = np.zeros((2, length), np.float32)
+def _first_and_mean(length: int) -> np.ndarray:
+    """What to multiply a text of `length` tokens by: float32 [2, length]."""
+    factors = np.full((2, length), 1 / length, np.float32)
+    factors[0] = 0
     factors[0, 0] = 1
-    factors[1, :count] = 1 / count
     return factors
 
 
@@ -53,11 +53,12 @@ def fastbert(tensors: Tensors, states: np.ndarray, layout: PackedLayout) -> np.n
     """Logits [texts, labels] of FastBERT's student classifier (Liu et al. 2020, section 3.1):
     narrow, attend, and classify [CLS], whose answer alone is computed."""
     x = np.tanh(states @ tensors["narrow.weight"] + tensors["narrow.bias"])
-    keys = _split((x @ tensors["key.weight"] + tensors["key.bias"])[layout.unpack_index])
-    values = _split((x @ tensors["value.weight"] + tensors["value.bias"])[layout.unpack_index])
-    query = _split(x[layout.first] @ tensors["query.weight"] + tensors["query.bias"])
+    index, real = padded_index(layout)
+    keys = _split((x @ tensors["key.weight"] + tensors["key.bias"])[index])
+    values = _split((x @ tensors["value.weight"] + tensors["value.bias"])[index])
+    query = _split(x[layout.first[:, None]] @ tensors["query.weight"] + tensors["query.bias"])
     scores = np.matmul(query, keys.transpose(0, 1, 3, 2)) / np.sqrt(query.shape[-1])
-    scores = np.where(layout.real[:, None, None], scores, -np.inf)
+    scores = np.where(real[:, None, None], scores, -np.inf)
     scores = np.exp(scores - scores.max(-1, keepdims=True))
     mixed = np.matmul(scores / scores.sum(-1, keepdims=True), values)[:, :, 0]
     inner = mixed.reshape(len(mixed), -1) @ tensors["mix.weight"] + tensors["mix.bias"]

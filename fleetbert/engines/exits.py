@@ -24,8 +24,9 @@ from typing import Callable, Iterator, List, NamedTuple, Optional, Union
 
 import numpy as np
 
-from fleetbert.data.batching import SAFE_LENGTHS, round_up, row_lengths
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
 from fleetbert.data.packing import PackedLayout
+from fleetbert.data.ragged import Texts
 
 NAME = "exits.json"
 # Batches that go through the groups together, one group after the other: more of them fill deep
@@ -48,49 +49,50 @@ class Settings(NamedTuple):
     spread: float = 1.0
 
 
-class Texts(NamedTuple):
-    """A batch before a group: numbers [texts], input_ids [texts, length], their layout, and what
-    the group computes from: token_type_ids before the first, else states [tokens, width]; former:
-    what the head before answered, [texts, outputs]."""
+class Batch(NamedTuple):
+    """A batch before a group: numbers [texts], the texts and their layout, and what the group
+    computes from: None before the first, else states [tokens of the rows, width]; former: what the
+    head before answered, [texts, outputs]."""
 
     numbers: np.ndarray
-    input_ids: np.ndarray
+    texts: Texts
     layout: PackedLayout
-    state: np.ndarray
+    states: np.ndarray | None = None
     former: np.ndarray | None = None
 
 
 class Text(NamedTuple):
-    """One that waits for others: its number, input_ids [at least length], states [tokens, width],
-    and what the head before answered, [outputs]."""
+    """One that waits for others: its number, ids [tokens], states [tokens, width], and what the
+    head before answered, [outputs]."""
 
-    length: int
     number: int
-    input_ids: np.ndarray
+    ids: np.ndarray
     states: np.ndarray
     former: np.ndarray
 
 
 # What is to go through a group: a batch, or texts to make one of.
-Work = Union[Texts, List[Text]]
+Work = Union[Batch, List[Text]]
 
 
 class Queue:
     """What is to be done next: new batches, and what waits between groups."""
 
-    def __init__(self, fresh: Iterator[Texts], groups: int, batch_tokens: int):
+    def __init__(self, fresh: Iterator[Batch], groups: int, batch_tokens: int):
         self._fresh = fresh
         self._taken = 0  # of this window
         self._batch_tokens = batch_tokens
-        self._whole: list[tuple[int, Texts]] = []
+        self._whole: list[tuple[int, Batch]] = []
         self._texts: list[list[Text]] = [[] for _ in range(groups)]  # before each group
 
     def add(self, number: int, work: Work) -> None:
         """What is to go through the group of that number."""
-        if isinstance(work, Texts):
+        if isinstance(work, Batch):
             self._whole.append((number, work))
         elif work:
-            self._texts[number] = sorted(self._texts[number] + work, key=lambda text: -text.length)
+            self._texts[number] = sorted(
+                self._texts[number] + work, key=lambda text: -len(text.ids)
+            )
 
     def take(self, idle: int) -> tuple[int, Work] | None:
         """The number of the next group, and what is to go through it; idle: streams that have
@@ -118,7 +120,7 @@ class Queue:
 
     def _rows(self, texts: list[Text]) -> int:
         """How many a full batch has."""
-        return max(1, self._batch_tokens // round_up(texts[0].length, SAFE_LENGTHS))
+        return max(1, self._batch_tokens // round_up(len(texts[0].ids), SAFE_LENGTHS))
 
     def _cut(self, number: int, count: int) -> list[Text]:
         texts = self._texts[number]
@@ -126,23 +128,17 @@ class Queue:
         return texts[:count]
 
 
-def split(batch: Texts, chosen: np.ndarray) -> list[Text]:
-    """Those of a batch that are chosen (bool [texts]), one by one; its `former` is there."""
-    assert batch.former is not None
-    fields = zip(
-        row_lengths(batch.layout.real[chosen]).tolist(),
-        batch.numbers[chosen].tolist(),
-        batch.input_ids[chosen],
-        batch.layout.first[chosen, 0].tolist(),
-        batch.layout.counts[chosen].tolist(),
-        batch.former[chosen],
-    )
-    texts = [
-        Text(length, number, ids, batch.state[first : first + count], former)
-        for length, number, ids, first, count, former in fields
-    ]
-    if np.count_nonzero(chosen) < LARGE_SHARE * len(chosen):
-        return [text._replace(states=text.states.copy()) for text in texts]
+def split(batch: Batch, chosen: np.ndarray) -> list[Text]:
+    """Those of a batch that are chosen (bool [texts]), one by one; it has states and `former`."""
+    assert batch.states is not None and batch.former is not None
+    numbers, first = batch.numbers.tolist(), batch.layout.first.tolist()
+    ids = batch.texts.split()
+    few = np.count_nonzero(chosen) < LARGE_SHARE * len(chosen)
+    texts = []
+    for place in np.flatnonzero(chosen).tolist():
+        states = batch.states[first[place] : first[place] + len(ids[place])]
+        states = states.copy() if few else states
+        texts.append(Text(numbers[place], ids[place], states, batch.former[place]))
     return texts
 
 

@@ -1,4 +1,7 @@
-"""Paddle Lite's own engine, as its Python package has it for x86 processors."""
+"""Paddle Lite's own engine, as its Python package has it for x86 processors.
+
+Its programs tell padding by the pad id alone: they do not look at such a token inside a text.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,8 @@ def open_variant(folder: Path, options: Options) -> ProgramEngine:
     manifest before it comes here.
     """
     lite = _import_lite(options)
-    return ProgramEngine(_open(lite, folder / "model.nb", INPUTS, options.threads))
+    run = _open(lite, folder / "model.nb", INPUTS, options.threads)
+    return ProgramEngine(lambda ids, types, _: run(ids, types), options.pad_id)
 
 
 def open_early_exit(folder: Path, options: Options) -> EarlyExitEngine:
@@ -37,7 +41,8 @@ def open_early_exit(folder: Path, options: Options) -> EarlyExitEngine:
     for number, end in enumerate(settings.ends):
         inputs = INPUTS[:1] if number else INPUTS
         path = folder / exits.program_name(end, "nb")
-        groups.append(of_rows(_open(lite, path, inputs, options.threads)))
+        run = _open(lite, path, inputs, options.threads)
+        groups.append(of_rows(run, settings.pad_id))
     return EarlyExitEngine(settings, [groups], folder)
 
 

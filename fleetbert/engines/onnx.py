@@ -1,13 +1,19 @@
-"""ONNX Runtime."""
+"""ONNX Runtime.
+
+Variants from before 0.2 have no input attention_mask: they tell padding by the pad id.
+"""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import numpy as np
+
 from fleetbert.core import extras
 from fleetbert.core.errors import UserError
 from fleetbert.engines.engine import INPUTS, Options, ProgramEngine
+from fleetbert.graph.padding import MASK
 
 
 def open_variant(folder: Path, options: Options) -> ProgramEngine:
@@ -30,4 +36,10 @@ def open_variant(folder: Path, options: Options) -> ProgramEngine:
     is_text = str(path).encode("utf-8", "ignore") == os.fsencode(path)
     model = str(path) if is_text else path.read_bytes()
     session = onnxruntime.InferenceSession(model, settings, providers=[provider])
-    return ProgramEngine(lambda *arrays: session.run(["logits"], dict(zip(INPUTS, arrays)))[0])
+    names = [one.name for one in session.get_inputs()]
+    asked = [(*INPUTS, MASK).index(name) for name in names]
+
+    def run(*arrays: np.ndarray) -> np.ndarray:
+        return session.run(["logits"], {name: arrays[at] for name, at in zip(names, asked)})[0]
+
+    return ProgramEngine(run, options.pad_id)

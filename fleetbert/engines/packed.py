@@ -6,11 +6,13 @@ single row without padding (`graph.single_row`). Embeddings are added up in NumP
 
 from __future__ import annotations
 
-from typing import Callable, Mapping, Sequence
+from typing import Callable, Mapping, Optional, Sequence
 
 import numpy as np
 
+from fleetbert.data import ragged
 from fleetbert.data.packing import PackedLayout, pack
+from fleetbert.data.ragged import Texts
 from fleetbert.engines import predictor
 from fleetbert.engines.predictor import Predict
 from fleetbert.graph import bfloat16, embeddings, layouts, packed, single_row
@@ -18,10 +20,10 @@ from fleetbert.graph.embeddings import Table
 from fleetbert.graph.program import Parameters, ProgramDesc
 from fleetbert.graph.reuse import add_in_place, share_variables
 
-# (input_ids, token_type_ids, layout) of a batch → states of a group of layers that begins with the
-# embeddings, (states, input_ids, layout) → states of any other; the last group gives the outputs
-# [texts, ...]. States are float32 [tokens, width], those of the layout's rows.
-Group = Callable[[np.ndarray, np.ndarray, PackedLayout], np.ndarray]
+# (states, texts, layout) → states of a group of layers; the last group gives the outputs
+# [texts, ...]. States are float32 [tokens, width], those of the layout's rows. A group that begins
+# with the embeddings takes None instead.
+Group = Callable[[Optional[np.ndarray], Texts, PackedLayout], np.ndarray]
 
 
 def open_group(
@@ -55,20 +57,17 @@ def _group(
     """single: for a single row; rows: for rows that texts share, with the fields of the layout
     `needed`."""
 
-    def run(first: np.ndarray, second: np.ndarray, layout: PackedLayout) -> np.ndarray:
-        length = layout.real.shape[1]
-        if single is not None and layout.single_row:
-            if tables:
-                positions = layout.pack_index[:length]
-                first = embeddings.add_up(tables, first[0], second[0], positions)
-            (states,) = single(first[None, :length])
-            return states.reshape(-1, states.shape[-1])
+    def run(states: np.ndarray | None, texts: Texts, layout: PackedLayout) -> np.ndarray:
         if tables:
-            ids, types = pack(first, layout), pack(second, layout)
-            first = embeddings.add_up(tables, ids, types, layout.pack_index % length)
-        fields = (getattr(layout, name) for name in needed)
-        (states,) = rows(first.reshape(*layout.shape, -1), *fields)
-        return states.reshape(-1, states.shape[-1])
+            ids, types = pack(texts.ids, layout), pack(ragged.token_types(texts), layout)
+            states = embeddings.add_up(tables, ids, types, layout.positions)
+        assert states is not None
+        if single is not None and layout.single_row:
+            (outputs,) = single(states[None])
+        else:
+            fields = (getattr(layout, name) for name in needed)
+            (outputs,) = rows(states.reshape(*layout.shape, -1), *fields)
+        return outputs.reshape(-1, outputs.shape[-1])
 
     return run
 

@@ -53,7 +53,7 @@ def create_from_memory(
         config.enable_memory_optim()
     program = int8.limit_weights(program, int8.weight_steps(environment.cpuinfo()))
     # Files in memory: a buffer is copied six times (BERT-base: 0.4 s instead of 3.8).
-    with _memory_file([program.SerializeToString()]) as text, _memory_file(
+    with memory_file([program.SerializeToString()]) as text, memory_file(
         programs.parameter_parts(parameters)
     ) as data:
         config.set_model(text, data)
@@ -100,7 +100,7 @@ def read_integers(folder: Path) -> tuple[ProgramDesc, Parameters]:
 
 
 @contextlib.contextmanager
-def _memory_file(parts: Iterable[bytes | memoryview]) -> Iterator[str]:
+def memory_file(parts: Iterable[bytes | memoryview]) -> Iterator[str]:
     """The path of a file that is in memory only, as long as it is needed."""
     descriptor = os.memfd_create("model")
     with os.fdopen(descriptor, "wb") as file:

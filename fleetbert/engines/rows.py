@@ -10,99 +10,78 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
-from typing import Callable, Iterator, Mapping, NamedTuple, Sequence
+from typing import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from fleetbert.compat import paddle_inference, processor
+from fleetbert.compat import processor
 from fleetbert.core.errors import UserError
-from fleetbert.data.batching import (
-    CALL_TOKENS,
-    SAFE_LENGTHS,
-    Batch,
-    cut_by_length,
-    needed_length,
-    round_up,
-    row_lengths,
-)
+from fleetbert.data.batching import CALL_TOKENS, cut_by_length, plan_inference
 from fleetbert.data.packing import packed_layout
-from fleetbert.engines.engine import Batches, Engine, Inputs, Options, Result, of_own
+from fleetbert.data.ragged import Texts
+from fleetbert.engines.engine import Engine, Options, Result, Shapes
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.streams import Streams, first_batches
 from fleetbert.graph import bfloat16, embeddings, first_token, single_row, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.embeddings import Table
 from fleetbert.graph.program import Parameters, ProgramDesc
-
-
-class Pending(NamedTuple):
-    """A batch under way: its shape, which rows its parts have, and what waits for the outputs of
-    each."""
-
-    shape: tuple[int, ...]
-    rows: list[np.ndarray]
-    outputs: list[Callable[[], np.ndarray]]
+from fleetbert.tasks.answer import by_text
 
 
 class RowsEngine(Engine):
     """An opened program."""
 
-    def __init__(
-        self, groups: Sequence[Group], pad_id: int, any_length: bool, per_token: bool = False
-    ):
+    def __init__(self, groups: Sequence[Group], any_length: bool, per_token: bool = False):
         """groups: the whole program, once or a stream for each thread (`packed.open_group`).
         any_length: a single row needs no padding. per_token: the program's outputs are of tokens.
         """
         super().__init__()
         self._per_token = per_token
-        self._pad_id = pad_id
         self._any_length = any_length
         self._streams = Streams(groups, self._first_runs)
 
-    def compute(self, inputs: Inputs, speed: float | None = None) -> np.ndarray:
-        return _end(self._begin(inputs["input_ids"], inputs["token_type_ids"]))
+    def compute(self, texts: Texts, speed: float | None = None) -> np.ndarray:
+        numbers, outputs, _ = zip(*self._answer_all(texts, 0, None))
+        return np.concatenate(outputs)[np.argsort(np.concatenate(numbers))]
 
     def run_all(
-        self, batches: Batches, speed: float | None = None, batch_tokens: int = 0
+        self,
+        texts: Texts,
+        speed: float | None = None,
+        batch_tokens: int = 0,
+        shapes: Shapes | None = None,
     ) -> Iterator[Result]:
-        """Results of batches, in their order."""
-        pending: deque[tuple[np.ndarray, Batch, Pending]] = deque()
+        """Results of parts (`in_parts`), in their order."""
+        with self._lock:
+            yield from self._answer_all(texts, batch_tokens, shapes)
+
+    def _answer_all(
+        self, texts: Texts, batch_tokens: int, shapes: Shapes | None
+    ) -> Iterator[Result]:
+        pending: deque[tuple[np.ndarray, Callable[[], np.ndarray]]] = deque()
 
         def end() -> Result:
-            numbers, batch, begun = pending.popleft()
-            return Result(numbers, of_own(_end(begun), batch), 0)
+            numbers, wait = pending.popleft()
+            return Result(numbers, wait(), 0)
 
-        with self._lock:
-            for numbers, batch in batches:
-                begun = self._begin(batch.input_ids, batch.token_type_ids)
-                pending.append((numbers, batch, begun))
-                if len(pending) > self._streams.count:
-                    yield end()
-            while pending:
+        for numbers, part in in_parts(texts, batch_tokens):
+            pending.append((numbers, self._streams.start(self._answer, part, shapes)))
+            if len(pending) > self._streams.count:
                 yield end()
+        while pending:
+            yield end()
 
-    def _begin(self, input_ids: np.ndarray, token_type_ids: np.ndarray) -> Pending:
-        paddle_inference.check_length(input_ids.shape[1])
-        real = input_ids != self._pad_id
-        lengths = row_lengths(real)
-        rows = cut_by_length(lengths, CALL_TOKENS)
-        parts = []
-        for part in rows:
-            length = round_up(int(lengths[part].max()), SAFE_LENGTHS)
-            if self._any_length:
-                length = needed_length(real[part, :length])
-            parts.append((input_ids[part, :length], token_type_ids[part, :length]))
-        waiting = [self._streams.start(self._answer, *part) for part in parts]
-        return Pending(input_ids.shape, rows, waiting)
-
-    def _answer(self, group: Group, ids: np.ndarray, types: np.ndarray) -> np.ndarray:
-        layout = packed_layout(ids != self._pad_id)
-        outputs = group(ids, types, layout)
-        return outputs[layout.unpack_index] if self._per_token else outputs
+    def _answer(self, group: Group, texts: Texts, shapes: Shapes | None = None) -> np.ndarray:
+        layout = packed_layout(texts.lengths, self._any_length)
+        if shapes is not None:
+            shapes.append(layout.shape)
+        outputs = group(None, texts, layout)
+        return by_text(outputs[layout.places], texts.lengths) if self._per_token else outputs
 
     def _first_runs(self, group: Group) -> None:
-        for ids, types in first_batches(self._pad_id):
-            self._answer(group, ids, types)
+        for texts in first_batches():
+            self._answer(group, texts)
 
 
 def open_int8(folder: Path, options: Options) -> RowsEngine:
@@ -138,18 +117,17 @@ def _open(
     program: ProgramDesc, parameters: Parameters, options: Options, apart: Mapping[str, Table]
 ) -> RowsEngine:
     """Open a program whose passes have been run. apart: tables that `parameters` need not have."""
-    pad_id = embeddings.pad_id(program, parameters)
     groups = open_group(program, parameters, options.threads, options.streams, apart)
-    any_length = single_row.fits(program)
-    return RowsEngine(groups, pad_id, any_length, first_token.is_per_token(program))
+    return RowsEngine(groups, single_row.fits(program), first_token.is_per_token(program))
 
 
-def _end(pending: Pending) -> np.ndarray:
-    """The outputs in the order of the batch's rows."""
-    parts = [wait() for wait in pending.outputs]
-    if parts[0].ndim == 3:  # each of its own length
-        outputs = np.zeros((*pending.shape, parts[0].shape[-1]), np.float32)
-        for rows, part in zip(pending.rows, parts):
-            outputs[rows, : part.shape[1]] = part
-        return outputs
-    return np.concatenate(parts)[np.argsort(np.concatenate(pending.rows))]
+def in_parts(texts: Texts, batch_tokens: int) -> Iterator[tuple[np.ndarray, Texts]]:
+    """Texts in parts that share rows, with their numbers: first in batches of like length
+    (`plan_inference`), the longest first, unless all have no more than `batch_tokens` together or
+    it is 0; then those are cut by length."""
+    if not batch_tokens or 0 < texts.lengths.sum() <= batch_tokens:
+        plan = [np.arange(len(texts.lengths))]
+    else:
+        plan = plan_inference(texts.lengths, batch_tokens)[::-1]
+    parts = (n[part] for n in plan for part in cut_by_length(texts.lengths[n], CALL_TOKENS))
+    return texts.parts(parts)

@@ -14,9 +14,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, Generic, Iterator, Sequence, TypeVar
 
-import numpy as np
-
+from fleetbert.data import ragged
 from fleetbert.data.batching import SAFE_LENGTHS
+from fleetbert.data.ragged import Texts
 
 Own = TypeVar("Own")
 Result = TypeVar("Result")
@@ -54,9 +54,7 @@ class Streams(Generic[Own]):
         return work(self._own.taken, *arguments)
 
 
-def first_batches(pad_id: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Token ids and types to warm up with: small batches of one row and of several, for which there
-    are different programs."""
+def first_batches() -> Iterator[Texts]:
+    """Texts to warm up with: one row and several, for which there are different programs."""
     for count in (1, 2):
-        ids = np.full((count, SAFE_LENGTHS[0]), int(pad_id == 0))
-        yield ids, np.zeros_like(ids)
+        yield ragged.uniform(count, SAFE_LENGTHS[0], 1)

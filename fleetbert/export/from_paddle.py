@@ -9,6 +9,7 @@ run by Paddle Inference without any pass.
 
 from __future__ import annotations
 
+import functools
 import logging
 import shutil
 import struct
@@ -125,15 +126,18 @@ def import_program(
             f"{path}: looks up {words} words, and its tokenizer has {tokenizer.vocab_size}; put "
             "the tokenizer that it was trained with beside it"
         )
-    batches = alike.random_batches(max_length, tokenizer.vocab_size)
+    pad_id = tokenizer.pad_id
+    batches = alike.random_batches(max_length, tokenizer.vocab_size, pad_id)
     expected = _answers(given, batches)
+    _check_padding(given, tokenizer)
     file = path.with_name("config.json")
     fields = charset.read_json(file, "configuration") if file.is_file() else {}
     task, labels = answers(fields, expected[0].shape[1])
 
     def fill(folder: Path) -> list[bundles.Variant]:
         written = programs.write_model(folder / "float32", widened.program, widened.arrays)
-        float32 = engine.open_folder(engine.FLOAT32, written)
+        opened = engine.open_folder(engine.FLOAT32, written, pad_id=pad_id)
+        float32 = functools.partial(opened, pad_id=pad_id)
         found = [float32(*batch) for batch in batches]
         difference = alike.difference(found, expected)
         error = _error(found, expected)
@@ -143,27 +147,26 @@ def import_program(
                 f"{path}: as a float32 variant its logits differ by {difference:.3g} from what "
                 "Paddle Inference answers without passes; export it again in float32"
             )
-        _check_padding(float32, tokenizer, path)
         told = told_of(float32, found, golden.FLOAT_SHARE)
         float32_variant = bundles.ProgramVariant(
             name="float32", runs_on=["x86", "gpu", "armv8"], **told
         )
         if not widened.quantized:
             return [float32_variant]
-        made = _int8(widened, folder, batches, expected, path)
+        made = _int8(widened, folder, batches, expected, path, pad_id)
         if made is None:
             return [float32_variant]
-        variant, opened, answered = made
-        told = told_of(opened, answered, golden.INTEGER_SHARE)
+        variant, int8_run, answered = made
+        told = told_of(int8_run, answered, golden.INTEGER_SHARE)
         return [float32_variant, variant.model_copy(update=told)]
 
-    def told_of(run: engine.Engine, found: list[np.ndarray], share: float) -> dict[str, object]:
+    def told_of(run: golden.Run, found: list[np.ndarray], share: float) -> dict[str, object]:
         """Of a variant that gave `found`, for the manifest."""
         return {
             "made_from": str(path),
             "versions": versions(),
             "max_difference_to_network": alike.difference(found, expected),
-            "golden": golden.record(run, max_length, tokenizer.vocab_size, share),
+            "golden": golden.record(run, max_length, tokenizer.vocab_size, share, pad_id),
         }
 
     return bundles.create(
@@ -262,16 +265,17 @@ def _widened(program: ProgramDesc, arrays: Parameters) -> Widened:
     return Widened(program, arrays, thresholds, quantized)
 
 
-def _check_padding(run: golden.Run, tokenizer: tokenizers.Tokenizer, path: Path) -> None:
+def _check_padding(given: Given, tokenizer: tokenizers.Tokenizer) -> None:
     """UserError unless a text's answer is the same with padding after it."""
     text = np.random.default_rng(0).choice(tokenizer.ordinary_ids, (1, PADDED // 2))
     ids = np.full((1, PADDED), tokenizer.pad_id, np.int64)
     ids[:, : PADDED // 2] = text
-    padded, alone = (run(one, np.zeros_like(one)) for one in (ids, text))
+    padded, alone = _answers(given, [(one, np.zeros_like(one)) for one in (ids, text)])
     if not np.abs(padded - alone).max() <= alike.LARGEST_DIFFERENCE:
         raise UserError(
-            f"{path}: answers otherwise when padding follows a text, and the tokenizer's padding "
-            f"is token {tokenizer.pad_id}; export it so that it makes its mask of input_ids itself"
+            f"{given.path}: answers otherwise when padding follows a text, and the tokenizer's "
+            f"padding is token {tokenizer.pad_id}; export it so that it makes its mask of "
+            "input_ids itself"
         )
 
 
@@ -281,15 +285,16 @@ def _int8(
     batches: Sequence[Batch],
     expected: list[np.ndarray],
     path: Path,
-) -> tuple[bundles.Variant, engine.Engine, list[np.ndarray]] | None:
+    pad_id: int,
+) -> tuple[bundles.Variant, golden.Run, list[np.ndarray]] | None:
     """The variant with the program's own integers and thresholds, opened, and its answers, if the
     int8 engine takes it; else None, and the log says why."""
     made = folder / NAME
     made.mkdir()
     try:
         variant = _write_int8(widened, folder / "float32", made)
-        opened = engine.open_folder(engine.INT8, made)
-        found = [opened(*batch) for batch in batches]
+        run = functools.partial(engine.open_folder(engine.INT8, made), pad_id=pad_id)
+        found = [run(*batch) for batch in batches]
         error = _error(found, expected)
         if not error <= LARGEST_ERROR:  # also catches NaN
             raise UserError(f"there its logits differ by {error:.1%} from its own")
@@ -299,7 +304,7 @@ def _int8(
         log.warning(f"{path}: float32 alone, for the int8 engine cannot run it: {said}")
         return None
     log.info(f"{path}: in int8 its logits differ by {error:.1%} from its own, on random ids")
-    return variant, opened, found
+    return variant, run, found
 
 
 def _write_int8(widened: Widened, float32: Path, made: Path) -> bundles.Int8Variant:

@@ -8,6 +8,7 @@ program is cut into the layer groups of the variant early-exit-float32, whose he
 
 from __future__ import annotations
 
+import functools
 import shutil
 import tempfile
 from pathlib import Path
@@ -197,16 +198,18 @@ def _convert(
 ) -> _Made:
     """early: the folder with settings and heads, where texts may leave early."""
     bits = BITS.get(precision)
-    batches = random_batches(bundle.max_length, tokenizers.open(bundle).vocab_size)
+    tokenizer = tokenizers.open(bundle)
+    batches = random_batches(bundle.max_length, tokenizer.vocab_size, tokenizer.pad_id)
+    answers_of = functools.partial(_answers, batches=batches, pad_id=tokenizer.pad_id)
     program, arrays = programs.read_model(source)
-    expected = _answers(source, batches)
+    expected = answers_of(source)
     spelled, answers = gelu.spell_out(program), expected
     if spelled != program:
-        answers = _answers(programs.write_model(temporary / "spelled", spelled, arrays), batches)
+        answers = answers_of(programs.write_model(temporary / "spelled", spelled, arrays))
         _check_same(expected, answers, LARGEST_DIFFERENCE)
     program = lite_program.for_lite(spelled, arrays)
     rewritten = programs.write_model(temporary / "rewritten", program, arrays)
-    _check_same(answers, _answers(rewritten, batches), 0.0)
+    _check_same(answers, answers_of(rewritten), 0.0)
     extra: dict[str, Any] = {"rewrites_change_answers": False}
     parts = {MODEL: rewritten}
     if early is not None:
@@ -224,7 +227,7 @@ def _convert(
     if bits is not None:
         names = lite_program.quantized_weights(program, arrays)
         rounded = lite_program.as_integers(arrays, names, bits)
-        same = _answers(programs.write_model(temporary / "rounded", program, rounded), batches)
+        same = answers_of(programs.write_model(temporary / "rounded", program, rounded))
     difference = alike.difference(twin.answers, same)
     if not difference <= LARGEST_DIFFERENCES[precision]:  # also catches NaN
         raise UserError(
@@ -279,9 +282,9 @@ def _convert_static(source: Path, temporary: Path) -> _Made:
     return _Made(lite_opt.convert({MODEL: folder}, temporary / "arm", "arm"), None, {})
 
 
-def _answers(folder: Path, batches: Sequence[lite_opt.Batch]) -> list[np.ndarray]:
-    run = engine.open_folder(engine.FLOAT32, folder)
-    return [run(*batch) for batch in batches]
+def _answers(folder: Path, batches: Sequence[lite_opt.Batch], pad_id: int) -> list[np.ndarray]:
+    run = engine.open_folder(engine.FLOAT32, folder, pad_id=pad_id)
+    return [run(*batch, pad_id=pad_id) for batch in batches]
 
 
 def _check_same(expected: list[np.ndarray], found: list[np.ndarray], most: float) -> None:

@@ -15,7 +15,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.data import tokenizers
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, difference, random_batches
-from fleetbert.graph import gelu
+from fleetbert.graph import gelu, padding
 from fleetbert.graph import program as programs
 
 # The first with LayerNormalization as one operator: a quarter fewer nodes.
@@ -83,7 +83,8 @@ def convert(source: Path, target: Path, opset: int = OPSET) -> None:
         ) from None
     with tempfile.TemporaryDirectory() as temporary:
         program = Path(temporary) / "model.pdmodel"
-        programs.write(program, gelu.spell_out(programs.read(source / program.name)))
+        masked = padding.mask_as_input(programs.read(source / program.name))
+        programs.write(program, gelu.spell_out(masked))
         files = [program, source / "model.pdiparams", target]
         done = subprocess.run(
             [sys.executable, "-c", _CONVERT, *(str(file.resolve()) for file in files), str(opset)],
@@ -103,8 +104,14 @@ def convert(source: Path, target: Path, opset: int = OPSET) -> None:
 
 def _compare(bundle: bundles.Bundle, source: Path, folder: Path) -> float:
     threads = engine.default_threads()
-    expected = engine.open_folder(engine.FLOAT32, source, "cpu", threads)
-    found = engine.open_folder(engine.ONNX, folder, "cpu", threads)
     tokenizer = tokenizers.open(bundle)
-    batches = random_batches(bundle.max_length, tokenizer.vocab_size, tokenizer.pad_id)
-    return difference([expected(*batch) for batch in batches], [found(*batch) for batch in batches])
+    pad_id = tokenizer.pad_id
+    batches = random_batches(bundle.max_length, tokenizer.vocab_size, pad_id)
+    expected, found = (
+        [run(*batch, pad_id=pad_id) for batch in batches]
+        for run in (
+            engine.open_folder(engine.FLOAT32, source, "cpu", threads, pad_id=pad_id),
+            engine.open_folder(engine.ONNX, folder, "cpu", threads, pad_id=pad_id),
+        )
+    )
+    return difference(expected, found)

@@ -99,11 +99,11 @@ def export_program(
     difference in logits above LARGEST_DIFFERENCE is a UserError.
     """
     save_program(network, folder)
-    run = engine.open_folder(engine.FLOAT32, folder)
+    run = engine.open_folder(engine.FLOAT32, folder, pad_id=pad_id)
     batches = alike.random_batches(max_length, vocab_size, pad_id)
     with _answering(network, max_length) as exact:
         expected = [exact(*batch) for batch in batches]
-    difference = alike.difference([run(*batch) for batch in batches], expected)
+    difference = alike.difference([run(*batch, pad_id=pad_id) for batch in batches], expected)
     if not difference <= LARGEST_DIFFERENCE:  # also catches NaN
         raise UserError(
             f"the exported program's logits differ from the network's by {difference:.3g} (at "

@@ -85,12 +85,13 @@ class Answers:
         return []
 
 
-def own_tokens(outputs: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Outputs [texts, length, outputs] → an array of objects [texts], each [own tokens, outputs];
-    lengths: int [texts]."""
-    rows = np.empty(len(outputs), object)
-    for number, length in enumerate(lengths.tolist()):
-        rows[number] = outputs[number, :length]
+def by_text(outputs: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Outputs [tokens, outputs] of texts one after the other → an array of objects [texts], each
+    [own tokens, outputs]; lengths: int [texts]."""
+    rows = np.empty(len(lengths), object)
+    ends = np.cumsum(lengths).tolist()
+    for number, (begin, end) in enumerate(zip([0, *ends], ends)):
+        rows[number] = outputs[begin:end]
     return rows
 
 

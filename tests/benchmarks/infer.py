@@ -180,7 +180,8 @@ def calibration(texts: Texts) -> list[dict[str, np.ndarray]]:
         ids = np.asarray(encodings.ids[number], np.int64)[None]
         types = np.zeros_like(ids)
         types[0, encodings.first_lengths[number] :] = 1
-        batches.append({"input_ids": ids, "token_type_ids": types})
+        mask = np.ones_like(ids)
+        batches.append({"input_ids": ids, "token_type_ids": types, "attention_mask": mask})
     return batches
 
 

@@ -6,7 +6,6 @@ import functools
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import commands
 import numpy as np
@@ -23,6 +22,7 @@ from fleetbert.compress.distill import exit_training
 from fleetbert.compress.distill import exits as job_of_exits
 from fleetbert.compress.early_exit import Observed
 from fleetbert.core.errors import GateFailed, UserError
+from fleetbert.data import ragged
 from fleetbert.engines import answer, evaluate, exit_heads, golden
 
 
@@ -253,7 +253,7 @@ def test_it_is_chosen_on_texts_that_no_head_learned_from(bundle, tiny_data, monk
         return train(training, strategy, settings, examples, *others)
 
     def observed_in(opened, whole, batches, *others):
-        rows.append([len(batch.input_ids) for _, batch in batches])
+        rows.append([len(batch.lengths) for _, batch in batches])
         return observe(opened, whole, batches, *others)
 
     monkeypatch.setattr(exit_training, "train", trained)
@@ -281,14 +281,13 @@ def test_how_much_faster_counts_at_the_own_speed_of_the_variant(monkeypatch):
         return run
 
     class Opened:
-        def run_all(self, batches, speed, batch_tokens):
-            assert (speed, batch_tokens) == (None, 1)
-            for _ in batches:
+        def run_all(self, texts, speed, batch_tokens):
+            assert (speed, batch_tokens) == (None, 8)
+            for _ in texts.lengths:
                 yield takes(1.0)()
 
-    batch = SimpleNamespace(input_ids=None, token_type_ids=None)
     monkeypatch.setattr(early_exit.time, "perf_counter", lambda: now[0])
-    assert early_exit.times_faster(Opened(), takes(6.0), [(None, batch)] * 3, 1) == 6.0
+    assert early_exit.times_faster(Opened(), takes(6.0), ragged.uniform(3, 7, 1), 8) == 6.0
 
 
 @pytest.mark.parametrize(

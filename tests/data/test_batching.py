@@ -249,27 +249,8 @@ def test_texts_of_one_length_have_rows_of_their_own():
     assert batching.pack_rows([300]) == (312, [[0]])
 
 
-def test_a_row_reaches_to_its_last_token():
-    real = np.array([[1, 0, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]], bool)
-    assert batching.row_lengths(real).tolist() == [3, 4, 1]
-
-
 def test_safe_lengths_cannot_meet_in_a_key():
     """No number of rows joined with one length may read like another number with another."""
     for one in SAFE_LENGTHS:
         for other in SAFE_LENGTHS:
             assert one == other or not str(one).endswith(str(other))
-
-
-@pytest.mark.parametrize(
-    ("ids", "length"),
-    [
-        ([[7, 8, 9, 0, 0]], 3),
-        ([[7, 0, 9, 0]], 4),
-        ([[0, 7, 0, 0]], 4),
-        ([[7, 0], [8, 0]], 2),
-        ([[7, 8]], 2),
-    ],
-)
-def test_a_row_alone_without_padding_inside_needs_its_tokens_only(ids, length):
-    assert batching.needed_length(np.array(ids) != 0) == length

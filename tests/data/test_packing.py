@@ -7,62 +7,55 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetbert.data.batching import SAFE_LENGTHS
-from fleetbert.data.packing import AWAY, pack, packed_layout
+from fleetbert.data.packing import AWAY, pack, packed_layout, padded_index
+
+LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=60)
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=40))
-def test_every_token_is_found_again(given_rows):
-    given_real = np.array(given_rows)
-    at = packed_layout(given_real)
-    texts, length = given_real.shape
+@given(LENGTHS, st.booleans())
+def test_every_token_is_found_again(lengths, any_length):
+    at = packed_layout(np.array(lengths), any_length)
     rows, row_length = at.shape
-    assert at.single_row is (texts == 1 and all(given_rows[0]))
+    assert at.single_row is (len(lengths) == 1 and (any_length or lengths[0] in SAFE_LENGTHS))
     assert row_length in SAFE_LENGTHS or at.single_row
-    place = np.arange(texts * length).reshape(texts, length)
-    real = given_real.copy()
-    real[:, 0] = True
-    np.testing.assert_array_equal(at.real, real)
-    assert at.counts.tolist() == [np.count_nonzero(row) for row in real]
-    assert len(at.pack_index) == rows * row_length
-    np.testing.assert_array_equal(
-        at.pack_index[at.unpack_index], np.where(real, place, place[:, :1])
-    )
-    np.testing.assert_array_equal(at.pack_index[at.first], place[:, :1])
-    np.testing.assert_array_equal(pack(place, at), at.pack_index)
-    for (begin,), count, row in zip(at.first, at.counts, at.unpack_index):
-        text = np.arange(begin, begin + count)  # one after the other, and in one row
-        assert sorted({*row}) == text.tolist()
+    tokens = np.arange(1, sum(lengths) + 1)
+    packed = pack(tokens, at)
+    assert len(packed) == len(at.positions) == rows * row_length
+    np.testing.assert_array_equal(packed[at.places], tokens)
+    assert np.count_nonzero(packed) == len(tokens)
+    ends = np.cumsum(lengths)
+    for begin, count, end in zip(at.first, lengths, ends):
+        text = slice(begin, begin + count)  # one after the other, and in one row
+        np.testing.assert_array_equal(packed[text], tokens[end - count : end])
+        assert at.positions[text].tolist() == list(range(count))
         assert begin // row_length == (begin + count - 1) // row_length
+    index, real = padded_index(at)
+    assert real.sum(1).tolist() == lengths
+    np.testing.assert_array_equal(packed[index][real], tokens)
 
 
-@given(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=40))
-def test_a_token_looks_at_those_of_its_text(given_rows):
-    given_real = np.array(given_rows)
-    at = packed_layout(given_real)
+@given(LENGTHS)
+def test_a_token_looks_at_those_of_its_text(lengths):
+    at = packed_layout(np.array(lengths))
     rows, row_length = at.shape
     seen = np.zeros((rows, row_length, row_length), bool)
-    for row, count, first_is_real in zip(at.unpack_index, at.counts, given_real[:, 0]):
-        own = np.unique(row)
-        keys = own[1:] if not first_is_real and count > 1 else own
-        seen[own[0] // row_length, (own % row_length)[:, None], keys % row_length] = True
+    tokens = np.zeros((rows, row_length), bool)
+    for begin, count in zip(at.first, lengths):
+        row, place = divmod(int(begin), row_length)
+        own = slice(place, place + count)
+        seen[row, own, own] = tokens[row, own] = True
     mask = np.where(seen, 0, AWAY)
-    real = np.zeros(rows * row_length, bool)
-    real[at.unpack_index] = True
-    tokens = real.reshape(rows, row_length)
     np.testing.assert_array_equal(at.mask[:, 0][tokens], mask[tokens])
     assert (at.mask.max(-1) == 0).all()  # padding, too, looks at something
     assert at.mask.dtype == np.float32
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=60))
+@given(LENGTHS)
 def test_every_text_is_asked_for_once(lengths):
-    real = np.arange(max(lengths)) < np.array(lengths)[:, None]
-    at = packed_layout(real)
+    at = packed_layout(np.array(lengths))
     rows, row_length = at.shape
     first_tokens, answers = at.first_tokens[:, 0], at.answers[:, 0]
-    np.testing.assert_array_equal(
-        first_tokens[:, 0] * row_length + first_tokens[:, 1], at.first[:, 0]
-    )
+    np.testing.assert_array_equal(first_tokens[:, 0] * row_length + first_tokens[:, 1], at.first)
     assert len({*map(tuple, answers.tolist())}) == len(lengths)
     for number, (row, place) in enumerate(answers.tolist()):
         assert row == first_tokens[number, 0]

@@ -145,8 +145,8 @@ def test_what_cannot_answer_is_refused(edit_manifest):
 
 def test_a_model_that_answers_nan_says_so(model):
     class Broken(engine.Engine):
-        def compute(self, inputs, speed=None):
-            return np.full((len(inputs["input_ids"]), 3), np.nan, np.float32)
+        def compute(self, texts, speed=None):
+            return np.full((len(texts.lengths), 3), np.nan, np.float32)
 
     with pytest.raises(UserError, match="NaN or infinity"):
         answer.answer(model._replace(engine=Broken()), ["word1"])

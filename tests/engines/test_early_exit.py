@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleetbert.data.batching import SAFE_LENGTHS, Batch, plan_inference, round_up
-from fleetbert.data.packing import pack, packed_layout
+from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.data.packing import pack, packed_layout, padded_index
+from fleetbert.data.ragged import Texts
 from fleetbert.engines import exit_heads, exits
 from fleetbert.engines.early_exit import EarlyExitEngine
 from fleetbert.engines.exits import Settings
@@ -43,25 +44,23 @@ class Groups:
         self.threads: set[int] = set()
 
     def group(self, number):
-        def run(first, ids_or_types, at):
-            ids = first if number == 0 else ids_or_types
-            if self.any_length and len(ids) == 1:
-                assert ids.all()
-            else:
-                assert ids.shape[1] in SAFE_LENGTHS
-            self.calls[number].append(ids.shape)
+        def run(states, texts, at):
+            count, longest = len(texts.lengths), int(texts.lengths.max())
+            alone = self.any_length and count == 1
+            assert at.shape[1] == longest if alone else at.shape[1] in SAFE_LENGTHS
+            shape = (count, longest if alone else round_up(longest, SAFE_LENGTHS))
+            self.calls[number].append(shape)
             self.threads.add(threading.get_ident())
-            np.testing.assert_array_equal(at.real[:, 1:], ids[:, 1:] != 0)
-            states = first
             if number == 0:
-                words = pack(ids, at)[:, None] * np.arange(1, WIDTH + 1)
+                assert states is None
+                words = pack(texts.ids, at)[:, None] * np.arange(1, WIDTH + 1)
                 states = np.cos(words).astype(np.float32)
-            assert states.shape == (len(at.pack_index), WIDTH)
-            rows = states[at.unpack_index]
-            real = at.real[..., None]
+            assert states.shape == (len(at.positions), WIDTH)
+            index, real = padded_index(at)
+            rows, real = states[index], real[..., None]
             mean = (rows * real).sum(1, keepdims=True) / real.sum(1, keepdims=True)
             rows = np.tanh((rows + mean) @ MIX[number])
-            return rows[:, 0, :LABELS] if number == len(ENDS) - 1 else pack(rows, at)
+            return rows[:, 0, :LABELS] if number == len(ENDS) - 1 else pack(rows[real[..., 0]], at)
 
         return run
 
@@ -87,18 +86,16 @@ def make_texts(lengths, seed=1):
     return [random.integers(1, 99, length) for length in lengths]
 
 
-def in_batches(texts, budget):
-    for numbers in plan_inference([len(text) for text in texts], budget):
-        ids, types = padded([texts[number] for number in numbers])
-        none = np.zeros(0, np.int64)
-        yield numbers, Batch(ids, types, None, None, none, none, 0)
+def together(texts):
+    lengths = np.array([len(text) for text in texts])
+    return Texts(np.concatenate([np.zeros(0, int), *texts]), lengths.astype(int), lengths)
 
 
 def answer(texts, speed, folder, budget=64, any_length=False, doubt="entropy"):
     groups, opened = open_fake(folder, any_length=any_length, doubt=doubt)
     logits = np.full((len(texts), LABELS), np.nan, np.float32)
     layers = np.zeros(len(texts), int)
-    for part in opened.run_all(in_batches(texts, budget), speed, budget):
+    for part in opened.run_all(together(texts), speed, budget):
         assert np.isnan(logits[part.numbers]).all()  # each text leaves once
         logits[part.numbers], layers[part.numbers] = part.outputs, part.layer
     return logits, layers, groups
@@ -120,25 +117,15 @@ def doubt_of(doubt, logits, former):
     return entropy(chances) / np.log(LABELS)
 
 
-def padded(texts):
-    """Their ids with as much padding as the longest needs, and types."""
-    length = round_up(max(len(text) for text in texts), SAFE_LENGTHS)
-    ids = np.zeros((len(texts), length), np.int64)
-    for row, text in zip(ids, texts):
-        row[: len(text)] = text
-    return ids, np.zeros_like(ids)
-
-
 def alone(text, speed, doubt="entropy"):
     """A text's answer, layer by layer and by itself."""
     former = None
     groups = Groups()
-    ids, types = padded([text])
-    at = packed_layout(ids != 0)
-    state = groups.group(0)(ids, types, at)
+    texts = together([text])
+    at = packed_layout(texts.lengths)
+    state = None
     for number, end in enumerate(ENDS):
-        if number:
-            state = groups.group(number)(state, ids, at)
+        state = groups.group(number)(state, texts, at)
         if end == ENDS[-1]:
             return state[0], end
         logits = exit_heads.pooled(HEADS[end], state, at)[0]
@@ -176,7 +163,7 @@ def test_several_labels_and_numbers_leave_by_their_own_doubt(folder, doubt, spee
     assert {*check_as_alone(texts, speed, folder, 128, doubt=doubt)} == left
     for text in texts[:20]:
         _, opened = open_fake(folder, doubt=doubt)
-        found = opened(*padded([text]), speed=speed)
+        found = opened.run(together([text]), speed)
         np.testing.assert_allclose(found[0], alone(text, speed, doubt)[0], atol=1e-4)
 
 
@@ -196,21 +183,19 @@ def test_one_text_that_is_asked_by_itself_leaves_where_its_head_is_certain(folde
     left = set()
     for text in make_texts([3, 11, 25, 47] * 10):
         groups, opened = open_fake(folder, any_length=any_length)
-        ids, types = padded([text])
-        found = opened(ids, types, speed=0.6)
+        found = opened.run(together([text]), 0.6)
         expected, layer = alone(text, 0.6)
         np.testing.assert_allclose(found, expected[None], atol=1e-4)
         left.add(layer)
-        shape = (1, len(text)) if any_length else ids.shape
+        shape = (1, len(text) if any_length else round_up(len(text), SAFE_LENGTHS))
         assert groups.calls == [[shape] * int(end <= layer) for end in ENDS]
     assert left == {*ENDS}
 
 
-def test_tokens_behind_padding_between_others_are_not_lost(folder):
-    """Whoever sends ids may send such."""
+def test_a_text_may_hold_the_id_that_pads(folder):
     texts = make_texts([60] * 40)
     for text in texts[::2]:
-        text[5:40] = 0
+        text[5:40] = text[55:] = 0
     check_as_alone(texts, 0.6, folder, 256)
 
 
@@ -220,7 +205,7 @@ def test_batches_are_filled_up_again(folder, streams):
     _, layers, _ = answer(texts, 0.6, folder, budget=16 * 16)
     groups = Groups()
     opened = EarlyExitEngine(Settings(ENDS, "pooled", 0.6, 0), [groups.chain()] * streams, folder)
-    list(opened.run_all(in_batches(texts, 256), None, 256))
+    list(opened.run_all(together(texts), None, 256))
     windows = -(-len(texts) // 25 // exits.WINDOW_BATCHES)
     for number, end in enumerate(ENDS[:-1], 1):
         came = int((layers > end).sum())
@@ -234,20 +219,12 @@ def test_batches_are_filled_up_again(folder, streams):
 @pytest.mark.parametrize("speed", [0.0, 0.6])
 def test_a_window_of_batches_goes_through_all_groups_before_the_next_is_taken(folder, speed):
     texts = make_texts([10] * 25 * 100)
-    _, opened = open_fake(folder)
-    taken = 0
-
-    def batches():
-        nonlocal taken
-        for numbers, batch in in_batches(texts, 25 * 10):
-            taken += 1
-            yield numbers, batch
-
+    groups, opened = open_fake(folder)
     left, most = 0, 0
-    for part in opened.run_all(batches(), speed, 25 * 10):
-        most = max(most, taken - left // 25)
+    for part in opened.run_all(together(texts), speed, 25 * 10):
+        most = max(most, len(groups.calls[0]) - left // 25)
         left += len(part.numbers)
-    assert taken == 100 and left == len(texts)
+    assert len(groups.calls[0]) == 100 and left == len(texts)
     assert most <= exits.WINDOW_BATCHES + 1
 
 
@@ -263,7 +240,7 @@ def test_streams_answer_the_same_side_by_side(folder, speed):
     for opened in twice:
         order = []
         logits = np.full_like(expected, np.nan)
-        for part in opened.run_all(in_batches(texts, 256), speed, 256):
+        for part in opened.run_all(together(texts), speed, 256):
             assert np.isnan(logits[part.numbers]).all()
             logits[part.numbers] = part.outputs
             assert (layers[part.numbers] == part.layer).all()
@@ -280,14 +257,14 @@ def test_streams_answer_the_same_side_by_side(folder, speed):
 
 @pytest.mark.parametrize("streams", [1, 2])
 def test_what_a_group_raises_is_raised(folder, streams):
-    def fail(input_ids, types, at):
-        if len(input_ids) > 2:  # more than a stream begins with
+    def fail(states, texts, at):
+        if len(texts.lengths) > 2:  # more than a stream begins with
             raise IndexError("a token id or type is negative")
-        return np.zeros((len(input_ids), LABELS), np.float32)
+        return np.zeros((len(texts.lengths), LABELS), np.float32)
 
     opened = EarlyExitEngine(Settings([1], "pooled", 0.5, 0), [[fail]] * streams, folder)
     with pytest.raises(IndexError, match="negative"):
-        list(opened.run_all(in_batches(make_texts([5] * 99), 64), 0.0, 64))
+        list(opened.run_all(together(make_texts([5] * 99)), 0.0, 64))
 
 
 def test_one_batch_is_answered_at_the_variants_own_speed(folder):
@@ -295,15 +272,13 @@ def test_one_batch_is_answered_at_the_variants_own_speed(folder):
     expected, layers, _ = answer(texts, 0.6, folder, budget=16 * 30)
     assert {*layers} == {*ENDS}
     _, opened = open_fake(folder, speed=0.6)
-    (_, batch), *rest = in_batches(texts, 16 * 30)
-    assert not rest
-    np.testing.assert_allclose(opened(batch.input_ids, batch.token_type_ids), expected, atol=1e-5)
+    np.testing.assert_allclose(opened.run(together(texts)), expected, atol=1e-5)
 
 
 def test_a_batch_that_none_leaves_goes_on_as_it_is(folder):
     groups, opened = open_fake(folder)
     texts = make_texts([9, 20, 60])  # of so different lengths that they would not be put together
-    found = opened(*padded(texts), speed=1e-9)
+    found = opened.run(together(texts), 1e-9)
     assert groups.calls == [[(3, 64)]] * len(ENDS)
     for logits, text in zip(found, texts):
         np.testing.assert_allclose(logits, alone(text, 0.0)[0], atol=1e-5)

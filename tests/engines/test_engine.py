@@ -13,12 +13,12 @@ import pytest
 import shapes
 import threadpoolctl
 import tiny_job
-from passes import batch_of
+from passes import texts_of
 from tiny_bert import make_network
 
 from fleetbert import bundle as bundles
 from fleetbert.core.errors import UserError
-from fleetbert.data.batching import Batch
+from fleetbert.data.ragged import Texts
 from fleetbert.engines import engine
 
 no_cuda = pytest.mark.skipif(
@@ -26,10 +26,10 @@ no_cuda = pytest.mark.skipif(
 )
 
 
-def make_batch(texts: int, length: int) -> Batch:
+def make_texts(texts: int, length: int) -> Texts:
     """Random texts of random lengths; the first fills its row."""
     lengths = np.random.default_rng([texts, length]).integers(3, length + 1, texts - 1)
-    return batch_of(passes.make_batch([length, *lengths], length)[0])
+    return texts_of(passes.make_batch([length, *lengths], length)[0])
 
 
 @pytest.mark.parametrize("variant", ["float32", "int8-static", "early-exit-int8"])
@@ -53,10 +53,10 @@ def test_numpy_takes_one_thread_beside_early_exit(int8_bundle):
 def test_the_bug_that_safe_lengths_avoid_is_still_there(tiny_bundle):
     """When this fails the workaround may go: Paddle's keys no longer meet."""
     run = engine.open_folder(engine.FLOAT32, bundles.read(tiny_bundle).folder("float32"), "cpu", 2)
-    one, other = make_batch(11, 39), make_batch(1, 139)
-    run(one.input_ids, one.token_type_ids)
+    one, other = passes.make_batch([39] * 11), passes.make_batch([139])
+    run._run(*one, np.ones_like(one[0]))
     with pytest.raises(RuntimeError, match="could not reshape a memory descriptor"):
-        run(other.input_ids, other.token_type_ids)
+        run._run(*other, np.ones_like(other[0]))
 
 
 def test_models_in_one_process_do_not_share_weights(tiny_bundle, tmp_path):
@@ -67,10 +67,10 @@ def test_models_in_one_process_do_not_share_weights(tiny_bundle, tmp_path):
         engine.open_folder(engine.FLOAT32, folder, "cpu", 2)
         for folder in (bundles.read(tiny_bundle).folder("float32"), tmp_path)
     ]
-    batches = [make_batch(texts, length) for texts in (1, 5) for length in (16, 64)]
-    first, second = ([run(b.input_ids, b.token_type_ids) for b in batches] for run in runs)
+    batches = [make_texts(texts, length) for texts in (1, 5) for length in (16, 64)]
+    first, second = ([run.run(batch) for batch in batches] for run in runs)
     for number, batch in enumerate(batches):
-        again = [run(batch.input_ids, batch.token_type_ids) for run in runs]
+        again = [run.run(batch) for run in runs]
         np.testing.assert_array_equal(again[0], first[number])
         np.testing.assert_array_equal(again[1], second[number])
         assert np.abs(again[0] - again[1]).max() > 0.01
@@ -80,7 +80,7 @@ def test_onnx_answers_like_paddle(tiny_bundle):
     bundle = bundles.read(tiny_bundle)
     paddle, onnx = engine.open(bundle, "float32"), engine.open(bundle, "onnx")
     for shape in [(1, 16), (5, 32), (17, 64), (2, 128), (1, 512)]:
-        batch = make_batch(*shape)
+        batch = make_texts(*shape)
         np.testing.assert_allclose(paddle.run(batch), onnx.run(batch), atol=1e-5)
 
 

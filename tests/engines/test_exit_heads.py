@@ -16,7 +16,8 @@ from fleetbert.engines import exit_heads
 def test_numpy_answers_as_paddle_does(kind):
     random = np.random.default_rng(0)
     hidden = random.normal(size=(7, 16, 64)).astype(np.float32)
-    real = np.arange(16) < random.integers(1, 17, (7, 1))
+    lengths = random.integers(1, 17, 7)
+    real = np.arange(16) < lengths[:, None]
     paddle.seed(3)
     layer = exit_training.KINDS[kind](2, 64, 32, 3)
     layer.eval()
@@ -24,24 +25,23 @@ def test_numpy_answers_as_paddle_does(kind):
     inputs = paddle.to_tensor(np.stack([0 * read, read]))
     expected = layer(inputs, paddle.to_tensor(real)).numpy()[1]
     tensors = exit_training.by_head(layer)[1]
-    at = packed_layout(real)
+    at = packed_layout(lengths)
     # What fastbert reads is kept in half for training.
-    found = exit_heads.KINDS[kind](tensors, pack(hidden, at), at)
+    found = exit_heads.KINDS[kind](tensors, pack(hidden[real], at), at)
     np.testing.assert_allclose(found, expected, atol=2e-3 if kind == "fastbert" else 1e-5)
     assert found.dtype == np.float32
     assert np.ptp(expected, axis=0).max() > 0.05
 
 
-# Texts with padding between tokens, and texts alone; the line of the last has one token more.
 @pytest.mark.parametrize("shape", [(9, 12), (1, 1), (1, 12), (1, 131)])
 def test_pool_is_the_first_token_and_the_mean_of_all(shape):
     random = np.random.default_rng(5)
     hidden = random.normal(size=(*shape, 8)).astype(np.float32)
-    real = (random.random(shape) < 0.6) | (shape[0] == 1)
-    real[:, 0] = True
-    at = packed_layout(real)
+    lengths = random.integers(1, shape[1], shape[0]) if shape[0] > 1 else np.array([shape[1]])
+    real = np.arange(shape[1]) < lengths[:, None]
+    at = packed_layout(lengths, any_length=True)
     assert at.single_row == (shape[0] == 1)
-    found = exit_heads.pool(pack(hidden, at), at)
+    found = exit_heads.pool(pack(hidden[real], at), at)
     means = [row[chosen].mean(0) for row, chosen in zip(hidden, real)]
     np.testing.assert_allclose(found, np.concatenate([hidden[:, 0], means], 1), atol=1e-6)
     assert found.dtype == np.float32

@@ -21,8 +21,8 @@ class Toy(engines.Engine):
         self.weights = np.array(json.loads((folder / "toy.json").read_text()), np.float32)
         self.threads = options.threads
 
-    def compute(self, inputs, speed=None):
-        return (inputs["input_ids"] != 0).sum(1, keepdims=True) * self.weights
+    def compute(self, texts, speed=None):
+        return texts.lengths[:, None] * self.weights
 
 
 @pytest.fixture

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from passes import ask, ask_rows, make_batch
+from passes import ask, ask_rows, layout_of, make_batch, texts_of
 
-from fleetbert.data.packing import pack, packed_layout
 from fleetbert.engines.packed import open_group
 from fleetbert.graph import embeddings, groups, weights
 
@@ -15,17 +14,16 @@ from fleetbert.graph import embeddings, groups, weights
 def test_every_group_of_layers_gives_the_same(fused, lengths):
     # With AVX-512 the same bits; kernels for AVX2 add in another order where there are more rows.
     input_ids, types = make_batch(lengths)
-    at = packed_layout(input_ids != 0)
-    rows, state, rest = input_ids, input_ids, types
+    texts, at = texts_of(input_ids, types), layout_of(input_ids)
+    rows, state, rest = input_ids, None, types
     for _, group in groups.cut_groups(fused.program, [1, 2]):
         (rows,) = ask(group, fused.parameters, rows, rest)
-        state = open_group(group, fused.parameters, 1)[0](state, rest, at)
+        state = open_group(group, fused.parameters, 1)[0](state, texts, at)
         rest = input_ids
         assert state.std() > 0.01
         if rows.ndim == 3:  # of all tokens; what lies beside them in the line is padding
-            np.testing.assert_allclose(
-                state[at.unpack_index], pack(rows, at)[at.unpack_index], rtol=1e-6, atol=5e-6
-            )
+            tokens = rows[input_ids != 0]
+            np.testing.assert_allclose(state[at.places], tokens, rtol=1e-6, atol=5e-6)
         else:
             np.testing.assert_allclose(state, rows, rtol=1e-6, atol=5e-6)
 
@@ -38,12 +36,12 @@ def test_states_are_read_where_they_are_and_left_as_they_were(fused):
     given = []
     for shape in ((40, 32), (2, 16), (1, 20), (40, 32), (3, 16)):
         input_ids, _ = make_batch(random.integers(2, shape[1], shape[0]), shape[1])
-        at = packed_layout(input_ids != 0)
-        state = random.normal(size=(len(at.pack_index), 64)).astype(np.float32)
-        given.append((input_ids, at, state, state.copy(), run(state, input_ids, at)))
-    for input_ids, at, state, before, found in given:
+        texts, at = texts_of(input_ids), layout_of(input_ids)
+        state = random.normal(size=(len(at.positions), 64)).astype(np.float32)
+        given.append((texts, at, state, state.copy(), run(state, texts, at)))
+    for texts, at, state, before, found in given:
         np.testing.assert_array_equal(state, before)
-        again = open_group(group, fused.parameters, 1)[0](before, input_ids, at)
+        again = open_group(group, fused.parameters, 1)[0](before, texts, at)
         np.testing.assert_array_equal(found, again)
 
 
@@ -55,10 +53,10 @@ def test_the_rest_has_no_tables(fused):
     assert max(len(array) for array in start.parameters.values()) < 195
 
 
-@pytest.mark.parametrize(("token", "kind"), [(195, 0), (-1, 0), (5, 99), (5, -1)])
-def test_ids_that_no_table_has_are_refused(fused, token, kind):
+@pytest.mark.parametrize("token", [195, -1])
+def test_ids_that_no_table_has_are_refused(fused, token):
     input_ids, types = make_batch([16])
-    input_ids[0, 3], types[0, 3] = token, kind
+    input_ids[0, 3] = token
     with pytest.raises(IndexError):
         ask_rows(fused.program, fused.parameters, input_ids, types)
 

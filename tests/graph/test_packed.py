@@ -9,8 +9,6 @@ from passes import ask, ask_rows, make_batch
 from tiny_bert import make_embedder
 
 from fleetbert.compat import environment, processor
-from fleetbert.data.packing import packed_layout
-from fleetbert.engines.packed import open_group
 from fleetbert.export import program as export
 from fleetbert.graph import embeddings, groups, packed, single_row, weights
 from fleetbert.graph import int8 as to_int8
@@ -71,19 +69,6 @@ def test_layers_of_one_input_may_be_in_float32_and_int8(fused, left, lengths):
     np.testing.assert_allclose(ask_rows(*partly, *batch), ask(*partly, *batch)[0], atol=1e-5)
 
 
-def test_padding_between_tokens_and_in_the_first_place(fused, int8):
-    ids, types = make_batch([16, 7, 12])
-    ids[0, 4], ids[2, 0] = 0, 0
-    (whole,) = ask(*int8, ids, types)
-    np.testing.assert_array_equal(ask_rows(*int8, ids, types), whole)
-    for padding in (slice(0, 1), slice(5, 9)):  # in a row alone
-        ids, types = make_batch([32])
-        ids[0, padding] = 0
-        (whole,) = ask(fused.program, fused.parameters, ids, types)
-        found = ask_rows(fused.program, fused.parameters, ids, types)
-        np.testing.assert_allclose(found, whole, atol=1e-5)
-
-
 def test_a_text_does_not_see_those_beside_it(int8):
     ids, types = make_batch([10, 12, 9], 16)  # one row of 32
     before = ask_rows(*int8, ids, types)
@@ -91,14 +76,6 @@ def test_a_text_does_not_see_those_beside_it(int8):
     after = ask_rows(*int8, ids, types)
     np.testing.assert_array_equal(after[[0, 2]], before[[0, 2]])
     assert np.abs(after[1] - before[1]).max() > 1e-3
-    # Nor does a row of padding.
-    (run,) = open_group(*int8, 1)
-    found = []
-    for others in ([16, 5], [3, 11]):
-        ids, types = make_batch([*others, 1], 16)
-        ids[2], types[2] = 0, 0
-        found.append(run(ids, types, packed_layout(ids != 0))[2])
-    np.testing.assert_array_equal(*found)
 
 
 def test_a_program_has_the_inputs_that_it_needs(fused, int8):

@@ -25,7 +25,7 @@ from fleetbert.deploy.inference.workers.pool import Lost, Plan, Pool, Worker
 from fleetbert.engines import golden as goldens
 from fleetbert.engines.engine import EARLY_EXIT, LITE_EARLY_EXIT
 from fleetbert.engines.golden import Golden
-from fleetbert.tasks.answer import are_finite
+from fleetbert.tasks.answer import are_finite, by_text
 
 log = logging.getLogger(__name__)
 
@@ -267,7 +267,8 @@ class Scheduler:
         # All at once: NumPy takes as long for one text.
         answerable = np.where(np.isfinite(outputs), outputs, np.float32(0))
         if self._task.shape.per_token:
-            outputs, answerable = (_by_text(one, texts) for one in (outputs, answerable))
+            lengths = np.array([len(text.ids) for text in texts])
+            outputs, answerable = (by_text(one, lengths) for one in (outputs, answerable))
         finite = are_finite(outputs).tolist()
         words = [text.words for text in texts if text.words is not None]
         answerable = self._task.answer.of_texts(answerable, words, [text.text for text in texts])
@@ -342,16 +343,6 @@ def _together(values: Sequence[Values]) -> Values:
     if isinstance(values[0], np.ndarray):
         return np.concatenate(values)
     return list(itertools.chain.from_iterable(values))
-
-
-def _by_text(outputs: np.ndarray, texts: Sequence[Text]) -> np.ndarray:
-    """Of the tokens of all texts → an array of objects [texts]."""
-    rows = np.empty(len(texts), object)
-    start = 0
-    for number, text in enumerate(texts):
-        rows[number] = outputs[start : start + text.ids.size]
-        start += text.ids.size
-    return rows
 
 
 def golden_texts(tokenizer: Tokenizer, max_length: int) -> list[np.ndarray]:

@@ -11,20 +11,12 @@ import numpy as np
 from fleetbert import bundle as bundles
 from fleetbert.compat import messages
 from fleetbert.core.errors import UserError, of_system
-from fleetbert.data.batching import (
-    CALL_TOKENS,
-    SAFE_LENGTHS,
-    Batch,
-    collate_padded,
-    cut_by_length,
-    pack_rows,
-    plan_inference,
-    round_up,
-)
+from fleetbert.data import ragged
+from fleetbert.data.ragged import Texts
 from fleetbert.deploy.inference.workers import frames, priority
 from fleetbert.deploy.inference.workers.frames import Head
 from fleetbert.engines import engine as engines
-from fleetbert.engines.engine import Engine
+from fleetbert.engines.engine import ANY_TOKEN, Engine, Shapes
 from fleetbert.graph import groups
 from fleetbert.graph import program as programs
 
@@ -34,11 +26,10 @@ MEASURED_SHAPE = (8, 64)  # texts, length
 
 
 class Opened(NamedTuple):
-    """A variant. packed: its engine puts several texts into a row."""
+    """A variant."""
 
     engine: Engine
     layers: int
-    packed: bool
 
 
 class Worker:
@@ -72,7 +63,8 @@ class Worker:
     def measure(self, head: Head) -> Head:
         """Texts a second of each variant through all layers, run in turns, so that a busy moment
         hurts all alike."""
-        batch = _uniform_batch(MEASURED_SHAPE[0], min(MEASURED_SHAPE[1], head["longest"]))
+        texts, length = MEASURED_SHAPE
+        batch = ragged.uniform(texts, min(length, head["longest"]), ANY_TOKEN)
         best = {name: float("inf") for name in self.opened}
         begin = time.monotonic()
         for number in range(ROUNDS + 1):
@@ -89,28 +81,22 @@ class Worker:
         """Logits float32 [texts, labels] in the order of the texts (of networks that answer each
         token, [tokens, labels] of all texts), and int32 [texts] the layers that they left after.
         In the head: seconds in the engine, and the rows and lengths of what it was given."""
-        encodings = frames.unpack_texts(head, body)
-        lengths = encodings.lengths
-        engine, all_layers, packed = self.opened[head["variant"]]
-        logits: list[np.ndarray] = [np.empty(0)] * len(lengths)
-        layers = np.empty(len(lengths), frames.INT)
-        shapes = []
+        texts = frames.unpack_texts(head, body)
+        engine, all_layers = self.opened[head["variant"]]
+        logits: list[np.ndarray] = [np.empty(0)] * len(texts.lengths)
+        layers = np.empty(len(texts.lengths), frames.INT)
+        shapes: Shapes = []
         seconds = 0.0
-        for speed, chosen in _by_speed(head["speeds"], len(lengths)):
-            batches = []
-            for part in _parts(lengths[chosen], packed, head["batch_tokens"]):
-                numbers = chosen[part]
-                batches.append((numbers, collate_padded(encodings, numbers, head["pad_id"])))
-                shapes.append(_shape(lengths[numbers].tolist(), packed))
+        for speed, chosen, part in _by_speed(head["speeds"], texts):
             begin = time.monotonic()
-            size = sum(batch.input_ids.size for _, batch in batches)
-            answers = list(engine.run_all(batches, speed, size))
+            answers = list(engine.run_all(part, speed, head["batch_tokens"], shapes))
             seconds += time.monotonic() - begin
             for answer in answers:
-                for number, row in zip(answer.numbers.tolist(), answer.outputs):
+                numbers = chosen[answer.numbers]
+                for number, row in zip(numbers.tolist(), answer.outputs):
                     logits[number] = row
                 # 0: this engine's texts go through all layers
-                layers[answer.numbers] = answer.layer or all_layers
+                layers[numbers] = answer.layer or all_layers
         return frames.pack({"seconds": seconds, "shapes": shapes}, *logits, layers)
 
 
@@ -148,11 +134,9 @@ def _open(head: Head) -> Opened:
     except UserError as error:
         raise error from OSError()
     variant = head["variant"]
-    packed = bundle.variant(variant).kind in engines.PACKED
+    options = {name: head[name] for name in ("device", "threads", "pad_id")}
     try:
-        engine = engines.open(
-            bundle, variant, device=head["device"], threads=head["threads"], verify=False
-        )
+        engine = engines.open(bundle, variant, verify=False, **options)
     except Exception as error:
         # A file that the manifest does not list was never there.
         listed = [file.path for one in bundle.manifest.variants for file in one.files]
@@ -160,44 +144,20 @@ def _open(head: Head) -> Opened:
             raise error from OSError()
         raise
     if engine.early_exit is not None:
-        return Opened(engine, engine.early_exit.ends[-1], packed)
+        return Opened(engine, engine.early_exit.ends[-1])
     folder = bundle.folder(variant)
     program = next(iter(folder.glob("*.pdmodel")), bundle.folder("float32") / "model.pdmodel")
-    return Opened(engine, groups.count_layers(programs.read(program)), packed)
-
-
-def _parts(lengths: np.ndarray, packed: bool, batch_tokens: int) -> list[np.ndarray]:
-    """The texts of a batch in parts of like length, each for a call of its own where that costs
-    less than the padding, or the long rows, of one call."""
-    if len(lengths) == 1:
-        return [np.zeros(1, np.int64)]
-    if packed:
-        return cut_by_length(lengths, CALL_TOKENS)
-    return plan_inference(lengths, batch_tokens)
-
-
-def _shape(lengths: list[int], packed: bool) -> tuple[int, int]:
-    """Rows and length of a part, as its engine lays it out."""
-    if packed and len(lengths) > 1:
-        length, rows = pack_rows(lengths)
-        return len(rows), length
-    return len(lengths), round_up(max(lengths), SAFE_LENGTHS)
+    return Opened(engine, groups.count_layers(programs.read(program)))
 
 
 def _by_speed(
-    speeds: Sequence[float | None] | None, texts: int
-) -> Iterator[tuple[float | None, np.ndarray]]:
-    """Each speed that texts of a batch ask for, and which of them do; None: the variant's own."""
+    speeds: Sequence[float | None] | None, texts: Texts
+) -> Iterator[tuple[float | None, np.ndarray, Texts]]:
+    """Each speed that texts of a batch ask for, and which of them do, with their numbers; None: the
+    variant's own."""
     if speeds is None:
-        yield None, np.arange(texts)
+        yield None, np.arange(len(texts.lengths)), texts
         return
     for speed in dict.fromkeys(speeds):
-        yield speed, np.array([number for number, one in enumerate(speeds) if one == speed])
-
-
-def _uniform_batch(texts: int, length: int) -> Batch:
-    """A batch of one token id."""
-    ids = np.full((texts, length), engines.ANY_TOKEN, np.int64)
-    order = np.arange(texts)
-    lengths = np.full(texts, length)
-    return Batch(ids, np.zeros_like(ids), None, None, order * length, order, ids.size, lengths)
+        chosen = np.array([number for number, one in enumerate(speeds) if one == speed])
+        yield speed, *next(texts.parts([chosen]))

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, Sequence
 import numpy as np
 import orjson
 
-from fleetbert.data.tokenizers import Encodings
+from fleetbert.data.ragged import Texts
 
 PREFIX = struct.Struct("<II")
 INT = np.dtype("<i4")
@@ -58,8 +58,8 @@ def unpack_answers(
     return logits, np.frombuffer(body, INT, texts, 4 * rows * labels)
 
 
-def unpack_texts(head: Head, body: bytes) -> Encodings:
+def unpack_texts(head: Head, body: bytes) -> Texts:
     values = np.frombuffer(body, INT)
     count = head["texts"]
     lengths, first_lengths, ids = np.split(values, [count, 2 * count])
-    return Encodings(np.split(ids, np.cumsum(lengths)[:-1]), first_lengths, 0, lengths)
+    return Texts(ids, lengths, first_lengths)

@@ -384,7 +384,6 @@ class Pool:
         head = {
             "do": "run",
             "variant": self.plan.variant,
-            "pad_id": self.plan.pad_id,
             "batch_tokens": self.plan.batch_tokens,
             "speeds": speeds,
         }
@@ -419,6 +418,7 @@ def _open_frame(plan: Plan, variant: str, gently: bool, aside: bool) -> bytes:
             "variant": variant,
             "device": plan.device,
             "threads": plan.threads,
+            "pad_id": plan.pad_id,
             "batches": [*((1, length) for length in lengths), *usual],
             "aside": aside,
         }

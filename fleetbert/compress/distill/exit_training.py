@@ -96,8 +96,8 @@ def read_by(kind: str, hidden: np.ndarray, real: np.ndarray) -> np.ndarray:
     """What a head of that kind reads of hidden states [texts, length, width]; kept small."""
     if kind != "pooled":
         return hidden.astype(np.float16)
-    at = packed_layout(real)
-    return exit_heads.pool(pack(hidden, at), at)
+    at = packed_layout(real.sum(1))
+    return exit_heads.pool(pack(hidden[real], at), at)
 
 
 def part_of(numbers: np.ndarray, rank: int, ranks: int) -> tuple[np.ndarray, float]:

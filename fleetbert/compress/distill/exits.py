@@ -20,6 +20,7 @@ from fleetbert.compress.gate import Gate, Sample
 from fleetbert.compress.pipeline import Result
 from fleetbert.compress.texts import draw, held_out, read_unlabelled
 from fleetbert.core.errors import GateFailed, UserError
+from fleetbert.data import ragged
 from fleetbert.engines import answer, engine, evaluate
 from fleetbert.engines.exit_heads import Tensors
 from fleetbert.engines.exits import Settings
@@ -114,15 +115,17 @@ def read_examples(
     labels = None if labels is None else labels[chosen]
     texts = model.task.labels.texts([found[number] for number in chosen])
     encodings = model.tokenizer.encode(*texts, model.max_length)
+    batches = engine.in_batches(ragged.of(encodings), model.batch_tokens)
     run = early_exit.open_teacher(teacher, job.threads or engine.default_threads())
     log.info(f"computing the hidden states of {len(chosen)} texts")
     examples = []
     with answer.progress(len(chosen)) as bar:
-        for numbers, batch in answer.in_batches(model, encodings):
+        for numbers, batch in batches:
             rows, share = exit_training.part_of(numbers, strategy.rank, strategy.world_size)
-            input_ids = batch.input_ids[rows]
-            real = input_ids != model.tokenizer.pad_id
-            *states, logits = run(input_ids, batch.token_type_ids[rows])
+            padded = ragged.pad(batch, model.tokenizer.pad_id)
+            input_ids, types, mask = (array[rows] for array in padded)
+            real = mask > 0
+            *states, logits = run(input_ids, types)
             read = [exit_training.read_by(job.distill.head, state, real) for state in states]
             examples.append(
                 exit_training.Example(numbers[rows], real, np.stack(read), logits, share)
@@ -155,18 +158,18 @@ def _add(
     target = early_exit.variant_name(source.name)
     bundle, pad_id = gate.bundle, gate.model.tokenizer.pad_id
     least = sample.float32_accuracy - gate.max_drop
-    model = gate.model._replace(batch_tokens=job.distill.batch_tokens)
-    batches = list(answer.in_batches(model, sample.encodings))
+    batch_tokens = job.distill.batch_tokens
+    batches = list(engine.in_batches(sample.ragged, batch_tokens))
     log.info(f"{target}: measuring layers and heads on {sample.name}")
     with tempfile.TemporaryDirectory(prefix="fleetbert-exits-") as temporary:
         folder = Path(temporary)
         spread = 1.0
-        if model.task.answer.doubt == "change":  # in units of what float32's answers differ by
+        if gate.model.task.answer.doubt == "change":  # in units of what float32's answers differ by
             spread = max(float(sample.float32.std()), 1e-6)
-        settings = Settings([], job.distill.head, 0.0, pad_id, model.task.answer.doubt, spread)
+        settings = Settings([], job.distill.head, 0.0, pad_id, gate.model.task.answer.doubt, spread)
         opened = early_exit.open_layers(source, folder, settings, THREADS)
         kind = bundle.variant(source.name).kind
-        whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS)
+        whole = engine.open_folder(kind, bundle.folder(source.name), "cpu", THREADS, pad_id=pad_id)
         observed = early_exit.observe(opened, whole, batches, sample, trained, source)
         right = gate.model.task.metrics.right(sample.truth, sample.float32)
         observed = observed._replace(reference=right)
@@ -179,12 +182,13 @@ def _add(
         settings = settings._replace(ends=choice.ends, speed=choice.speed)
         early_exit.write(source, folder, settings, trained)
         chosen = engine.open_folder(engine.EARLY_EXIT, folder, "cpu", THREADS)
-        of_batches = (batches, job.distill.batch_tokens)
-        faster = early_exit.times_faster(chosen, whole, *of_batches)
-        at_speed_0 = functools.partial(chosen, speed=0.0)
-        early = early_exit.times_faster(chosen, at_speed_0, *of_batches)
+        of_texts = (sample.ragged, batch_tokens)
+        faster = early_exit.times_faster(chosen, whole.run, *of_texts)
+        at_speed_0 = functools.partial(chosen.run, speed=0.0)
+        early = early_exit.times_faster(chosen, at_speed_0, *of_texts)
         # What is told of each speed comes from texts that chose nothing.
-        accepting = early_exit.observe(opened, whole, gate.batches, gate, trained, source, 0)
+        accepting_batches = list(engine.in_batches(gate.ragged, gate.model.batch_tokens))
+        accepting = early_exit.observe(opened, whole, accepting_batches, gate, trained, source, 0)
     log.info(f"{target}: {faster:.2f} times the texts/s of {source.name}")
     pays = faster > 1 and early_exit.saves(observed, choice)
     page = bundle.root / report.name(target)

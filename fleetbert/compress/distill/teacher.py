@@ -13,8 +13,8 @@ from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert.core import charset
 from fleetbert.core.errors import UserError
-from fleetbert.data import tokenizers
-from fleetbert.data.batching import collate_padded, plan_inference
+from fleetbert.data import ragged, tokenizers
+from fleetbert.data.batching import plan_inference
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Spec, Tokenizer
 from fleetbert.engines import answer, engine
@@ -206,12 +206,14 @@ def bundle_logits(
     """
     bundle = bundles.read(teacher.path)
     columns = places(teacher, labels)
-    opened = engine.open(bundle, "float32", "gpu" if strategy.device == "gpu" else "cpu")
+    device = "gpu" if strategy.device == "gpu" else "cpu"
+    opened = engine.open(bundle, "float32", device, pad_id=tokenizer.pad_id)
     batches = plan_inference(split.encodings.lengths, answer.BATCH_TOKENS)
-    mine = []
-    for indices in batches[strategy.rank :: strategy.world_size]:
-        batch = collate_padded(split.encodings, indices, tokenizer.pad_id)
-        mine.append((indices[batch.order], opened.run(batch)[:, columns]))
+    texts = ragged.of(split.encodings)
+    mine = [
+        (indices, opened.run(batch)[:, columns])
+        for indices, batch in texts.parts(batches[strategy.rank :: strategy.world_size])
+    ]
     strategy.barrier()  # `gather` does not wait for long
     logits = np.zeros((len(split.labels), len(labels)), np.float32)
     for rank in strategy.gather(mine):

@@ -30,6 +30,12 @@ def collate(ids, first_lengths, indices, length, pad_id):
     return input_ids, token_type_ids
 
 
+def inputs_of(input_ids, token_type_ids, pad_id):
+    """What an ONNX model of fleetbert's takes, by name."""
+    mask = (input_ids != pad_id).astype(np.int64)
+    return {"input_ids": input_ids, "token_type_ids": token_type_ids, "attention_mask": mask}
+
+
 def open_onnxruntime(job):
     """All optimizations; the model may be quantized."""
     import onnxruntime
@@ -43,8 +49,7 @@ def open_onnxruntime(job):
     )
 
     def run(input_ids, token_type_ids):
-        inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids}
-        return session.run(["logits"], inputs)[0]
+        return session.run(["logits"], inputs_of(input_ids, token_type_ids, job["pad_id"]))[0]
 
     return run, f"ONNX Runtime {onnxruntime.__version__}", onnxruntime.__version__
 
@@ -66,7 +71,7 @@ def open_openvino(job):
     def run(input_ids, token_type_ids):
         if not hasattr(own, "request"):
             own.request = compiled.create_infer_request()
-        inputs = {"input_ids": input_ids, "token_type_ids": token_type_ids}
+        inputs = inputs_of(input_ids, token_type_ids, job["pad_id"])
         return own.request.infer(inputs)[compiled.output(0)].copy()
 
     version = openvino.__version__.split("-")[0]

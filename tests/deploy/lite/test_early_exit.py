@@ -16,7 +16,7 @@ from lite_serving import LENGTH, post, serving
 from oip_cases import TEXT, body_of
 
 from fleetbert import bundle as bundles
-from fleetbert.data.batching import Batch
+from fleetbert.data import ragged
 from fleetbert.data.tokenizers.wordpiece import WordPiece, of_vocab
 from fleetbert.engines import exit_heads
 from fleetbert.tasks.metrics import softmax
@@ -54,15 +54,10 @@ def expect(bundle, name, texts, speed):
     """Logits and layers of texts, as fleetbert has them."""
     tokenizer = WordPiece(of_vocab(bundle / "vocab.txt", True))
     encoded = tokenizer.encode(texts, None, 16)
-    ids = np.zeros((len(texts), 16), np.int64)
-    for row, found in zip(ids, encoded.ids):
-        row[: len(found)] = found
-    none = np.zeros(0, np.int64)
-    batch = Batch(ids, np.zeros_like(ids), None, None, none, none, 0)
     opened = open_early_exit(bundles.read(bundle).folder(name))
     logits = np.zeros((len(texts), len(LABELS)), np.float32)
     layers = np.zeros(len(texts), np.int64)
-    for part in opened.run_all([(np.arange(len(texts)), batch)], speed, 4096):
+    for part in opened.run_all(ragged.of(encoded), speed, 4096):
         logits[part.numbers], layers[part.numbers] = part.outputs, part.layer
     return logits, layers
 

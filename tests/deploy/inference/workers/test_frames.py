@@ -30,6 +30,6 @@ def test_texts_are_what_was_packed():
     [(head, body)] = frames.take(bytearray(frames.pack_texts({"do": "run"}, texts, [3, 4])))
     found = frames.unpack_texts(head, body)
     assert head == {"do": "run", "texts": 2}
-    assert [ids.tolist() for ids in found.ids] == [[2, 7, 3], [2, 9, 8, 3, 5, 3]]
+    assert [ids.tolist() for ids in found.split()] == [[2, 7, 3], [2, 9, 8, 3, 5, 3]]
     assert found.lengths.tolist() == [3, 6]
     assert found.first_lengths.tolist() == [3, 4]
