@@ -64,8 +64,7 @@ def packages() -> dict[str, str]:
 # In a process of its own: paddle2onnx writes to stdout from C++, and some errors abort.
 _CONVERT = """
 import sys
-import zlib  # before Paddle, which paddle2onnx imports: see fleetbert.compat.environment
-import paddle2onnx
+import zlib, paddle2onnx  # zlib before Paddle: see fleetbert.compat.environment
 program, weights, target, opset = sys.argv[1:]
 paddle2onnx.export(program, weights, target, opset_version=int(opset), auto_upgrade_opset=False)
 """

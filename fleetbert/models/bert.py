@@ -1,7 +1,7 @@
 """BERT (Devlin et al. 2019, section 3), of Paddle's own layers, under the names that PaddleNLP's
 files have: a checkpoint of either opens in the other.
 
-The pooler and the heads stand beside it as `models.task_heads` uses them. Shapes: rows x length token
+The pooler and the heads stand beside it as `task_heads` uses them. Shapes: rows x length token
 arrays of a batch; hidden states (rows, length, hidden).
 """
 
