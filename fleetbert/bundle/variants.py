@@ -48,16 +48,6 @@ class File(Strict):
         return path
 
 
-# By a variant's kind, where it is the same for all.
-COMPRESSED_BY = {
-    "onnx-int8": "onnx",
-    "paddle-inference-weight-only": "dynamic",
-    "paddle-inference-bfloat16": "bfloat16",
-    "paddle-inference-early-exit": "early exit",
-    "paddle-lite-early-exit": "early exit",
-}
-
-
 class _Variant(Strict):
     """The model in one form. `files` is filled in by the writer.
 
@@ -74,11 +64,6 @@ class _Variant(Strict):
     versions: Dict[str, str] = Field(default_factory=dict)
     comparison: Optional[Comparison] = None
     golden: Optional[Golden] = None
-
-    @property
-    def compressed_by(self) -> str:
-        """The method of compression; "" if the model is as it was trained."""
-        return COMPRESSED_BY.get(self.kind, "")
 
     @property
     def compared(self) -> bool:
@@ -100,10 +85,6 @@ class ProgramVariant(_Variant):
     kind: Literal["paddle-inference"] = "paddle-inference"
     max_difference_to_network: Optional[float] = None
     pruning: Optional[Pruning] = None
-
-    @property
-    def compressed_by(self) -> str:
-        return "prune" if self.pruning else ""
 
 
 class OnnxVariant(_Variant):
@@ -168,10 +149,6 @@ class Int8Variant(_Variant):
     output_errors: Dict[str, float] = Field(default_factory=dict)
     search: Optional[Dict[str, object]] = None
     max_difference_to_network: Optional[float] = None
-
-    @property
-    def compressed_by(self) -> str:
-        return self.method
 
 
 class BFloat16Variant(_Variant):

@@ -243,6 +243,10 @@ def hits(truth, predictions):
     return (truth == predictions).sum()
 
 
+def second_labels(truth, predictions):
+    return truth.sum()
+
+
 def test_callbacks_metrics_and_labels_of_ones_own(tiny, tiny_data, tmp_path):
     counting = Counting()
     run = fleetbert.train(
@@ -250,13 +254,19 @@ def test_callbacks_metrics_and_labels_of_ones_own(tiny, tiny_data, tmp_path):
         tiny_data / "dev.tsv",
         output_dir=tmp_path / "run",
         labels=["good", "bad"],
-        metrics={"spread": lambda truth, logits: float(np.ptp(logits)), "hits": hits},
+        metrics={
+            "spread": lambda truth, logits: float(np.ptp(logits)),
+            "hits": hits,
+            "second": second_labels,
+        },
         **{**tiny, "callbacks": [counting], "epochs": 1},
     )
     assert counting.steps == run.summary["steps"] == 10
     assert counting.evaluations == 1
     assert run.metrics["hits"] == round(run.metrics["accuracy"] * 60)
     assert run.metrics["spread"] > 0
+    lines = (tiny_data / "dev.tsv").read_text(encoding="utf-8").splitlines()
+    assert run.metrics["second"] == sum(line.startswith("bad\t") for line in lines)
     assert fleetbert.load(run.bundle).labels == ["good", "bad"]
 
 

@@ -70,8 +70,6 @@ def test_what_it_says_is_where_format_2_has_it(old):
     lite = bundle.variant("lite-armv8-static-int8")
     assert isinstance(lite, bundles.LiteVariant)
     assert lite.kernels == extra["lite-armv8-static-int8"]["kernels"]
-    methods = {variant.name: variant.compressed_by for variant in bundle.manifest.variants}
-    assert methods["int8-dynamic"] == "dynamic" and methods["early-exit-float32"] == "early exit"
     # What a server takes by itself: all but what was never compared with float32.
     compared = [variant.name for variant in bundle.manifest.variants if variant.compared]
     assert compared == bundle.names[:6]
@@ -111,6 +109,6 @@ def test_methods_that_are_gone_are_still_read():
         "search": {"float32_accuracy": 0.9, "alone": {"head": mix}, "mixes": [mix], "chosen": mix},
     }
     variant = bundles.Int8Variant.model_validate(raw)
-    assert variant.compressed_by == "search"
+    assert variant.method == "search"
     written = variant.model_dump()
     assert {name: written[name] for name in raw} == raw

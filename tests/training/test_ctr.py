@@ -101,7 +101,7 @@ def test_a_resumed_run_takes_the_steps_of_an_undisturbed_one(clicks, tmp_path):
         ({"wide_deep.entry": "probability:0"}, "entry"),
         ({"wide_deep.entry": "probability:1.5"}, "entry"),
         ({"wide_deep.entry": "often"}, "entry"),
-        ({"wide_deep.deep_layers": [8, 0]}, "deep_layers"),
+        ({"wide_deep.deep_layers": [8, 0]}, "Input should hold widths of at least 1"),
     ],
 )
 def test_keys_that_cannot_be(clicks, tmp_path, changes, message):

@@ -265,6 +265,18 @@ def test_openapi_tells_names_of_models_only_where_no_key_is_needed(get):
     assert document["paths"]["/v2/health/live"]["get"]["security"] == []
 
 
+def test_openapi_has_each_protocols_own_errors(get):
+    kinds = {"/rerank": "RerankError", "/v1/": "OpenaiError"}
+    for path, calls in get("/openapi.json").json()["paths"].items():
+        wanted = next((kind for part, kind in kinds.items() if part in path), "Error")
+        for call in calls.values():
+            answers = call.get("responses", {}) if isinstance(call, dict) else {}
+            for code, answer in answers.items():
+                schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
+                kind = schema.get("$ref", "").rpartition("/")[2]
+                assert kind == wanted or kind not in {"Error", *kinds.values()}, (path, code)
+
+
 def test_statistics(get):
     everything = get("/v2/models/stats").json()["model_stats"]
     assert len(everything) == len({(found["name"], found["version"]) for found in everything}) > 9
