@@ -46,7 +46,9 @@ REQUIRES = [
 
 # What each extra adds. fleetbert.core.extras lists the modules by which it is missed.
 TRAIN = [  # also imports, exports, quantizes and distills
-    "pyarrow>=8",  # the cache of tokens
+    # The cache of tokens. 26 wants NumPy 2.
+    'pyarrow>=8,<26; python_version < "3.13"',
+    'pyarrow>=18; python_version >= "3.13"',
     "matplotlib>=3.5",  # report.html
     "jinja2>=3",  # report.html, the bundle's card
 ]

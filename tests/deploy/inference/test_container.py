@@ -9,10 +9,12 @@ import re
 import shlex
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 from served import DEADLINE
 
 from fleetbert import config
@@ -75,11 +77,23 @@ def test_its_command_is_one_of_the_servers(steps):
     assert found.repository == "/models"
 
 
+def test_it_installs_the_project_elsewhere_than_it_runs(steps):
+    """`python -m` puts the working folder first: sources there would hide the installed package."""
+    folders = [(name, words) for name, words in steps if name in ("WORKDIR", "COPY")]
+    before, after = [words for name, words in folders if name == "WORKDIR"]
+    assert before != after
+    last = folders[folders.index(("WORKDIR", after)) :]
+    assert [words.split()[0] for name, words in last if name == "COPY"] == ["configs/serve"]
+
+
 def test_what_the_server_imports_is_installed(steps):
     """What fleetbert's modules in both kinds of processes import, wherever in the file."""
-    installs = [words for name, words in steps if name == "RUN" and "pip install" in words]
-    words = shlex.split(installs[0])
-    named = {word.lower() for word in words[words.index("requirements.lock") + 1 :]}
+    (install,) = [words for name, words in steps if name == "RUN" and "pip install" in words]
+    words = shlex.split(install)
+    project, *others = words[words.index("-c") + 2 :]
+    extras = set(re.fullmatch(r"\.\[(.*)\]", project)[1].split(","))
+    needs = map(Requirement, metadata.requires("fleetbert"))
+    named = {need.name.lower() for need in needs if wanted(need, extras)} | set(others)
     code = (
         "import sys, zlib\nimport fleetbert.deploy.inference.ops.tracing, fleetbert.graph.weights\n"
         "import fleetbert.deploy.inference.server\n"
@@ -98,6 +112,11 @@ def test_what_the_server_imports_is_installed(steps):
     for file in files:
         for name in imported(Path(file)) - standard - {"fleetbert"} - OPTIONAL:
             assert PACKAGES.get(name, name.replace("_", "-")).lower() in named, (file, name)
+
+
+def wanted(need, extras):
+    """Whether `pip install fleetbert[EXTRAS]` takes a requirement of fleetbert's."""
+    return need.marker is None or any(need.marker.evaluate({"extra": name}) for name in extras)
 
 
 # Imported where such a variant is opened, with a sentence where it is missing; and where a bundle
