@@ -13,7 +13,7 @@ namespace fleetbert {
 namespace {
 
 constexpr uint64_t kMaxSize = 1u << 20;  // of a dimension
-constexpr size_t kAttentionHeads = 2;  // of fastbert, as in heads.py
+constexpr size_t kAttentionHeads = 2;  // of fastbert, as in exit_heads.py
 
 struct Tensor {
   std::vector<size_t> shape;
