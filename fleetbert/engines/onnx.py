@@ -1,6 +1,6 @@
 """ONNX Runtime.
 
-Variants from before 0.2 have no input attention_mask: they tell padding by the pad id.
+Variants of older versions have no input attention_mask: they tell padding by the pad id.
 """
 
 from __future__ import annotations
