@@ -65,7 +65,7 @@ class _Http(uvicorn.Server):
         servers: list[Any] = []  # which uvicorn only closes
         for opened in sockets or ():
             opened.listen(self.config.backlog)
-            servers.append(connections.TlsServer(opened, self._tls.context, make))
+            servers.append(connections.TlsServer(opened, self._tls, make))
         self.servers = servers
         self.started = True
 
@@ -114,7 +114,8 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
     signals = _Signals()
     output.start()
     logs.start(section.logs)
-    keys, tls = auth.read_keys(section.safety), auth.read_tls(section.safety)
+    secrets = auth.Secrets(section.safety)
+    tls = secrets.tls
     async with contextlib.AsyncExitStack() as stack:
         tracer = None
         if section.logs.otlp_endpoint is not None:
@@ -130,7 +131,7 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
         if tracer is not None:
             observers.append(tracer.note)
         middleware = Middleware(
-            keys, section.logs.requests, tracer, Budget(section.safety.max_waiting_bytes)
+            secrets.keys, section.logs.requests, tracer, Budget(section.safety.max_waiting_bytes)
         )
         listen = section.listen
         ports = (listen.http_port, listen.grpc_port, listen.admin_port)
@@ -167,8 +168,8 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
             raise UserError("listen.http_port and listen.grpc_port are both null: name a port")
         gc.freeze()  # what was imported stays: collections need not look at it
         core.start()
-        trimming = asyncio.create_task(memory.trim())
-        stack.callback(trimming.cancel)
+        for work in (memory.trim(), secrets.watch()):
+            stack.callback(asyncio.create_task(work).cancel)
         try:
             await _first(_ready(core), signals.first)
             if core.ready():

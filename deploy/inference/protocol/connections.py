@@ -16,6 +16,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from fleetbert.deploy.inference.ops import metrics
+from fleetbert.deploy.inference.protocol.auth import Tls
 from fleetbert.deploy.inference.settings import Safety
 
 # ASGI's extension by which an application asks to be called when the client goes: with a function,
@@ -231,13 +232,11 @@ class Handshake:
 class TlsServer:
     """Accepts TLS connections, as an asyncio.Server that tells of each from its first packet on.
 
-    make: a new Connection.
+    make: a new Connection. tls: its context is that of the moment.
     """
 
-    def __init__(
-        self, opened: socket.socket, context: ssl.SSLContext, make: Callable[[], Connection]
-    ):
-        self._opened, self._context, self._make = opened, context, make
+    def __init__(self, opened: socket.socket, tls: Tls, make: Callable[[], Connection]):
+        self._opened, self._tls, self._make = opened, tls, make
         self._accepting = asyncio.ensure_future(self._accept())
 
     def close(self) -> None:
@@ -257,7 +256,7 @@ class TlsServer:
             connection = self._make()
             if len(connection.connections) < connection.safety.max_connections:
                 accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                Handshake(connection, accepted, self._context)
+                Handshake(connection, accepted, self._tls.context)
             else:
                 accepted.close()
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hmac
+import shutil
+import ssl
+import subprocess
 
 import grpc
 import pytest
@@ -147,6 +150,65 @@ def test_files_of_keys_that_cannot_be(tmp_path, text, part):
         auth.read_keys(Safety(api_key_file=str(tmp_path / "keys")))
     with pytest.raises(UserError, match="cannot be read"):
         auth.read_keys(Safety(api_key_file=str(tmp_path / "none")))
+
+
+def test_a_file_of_keys_as_windows_writes_it(tmp_path):
+    (tmp_path / "keys").write_bytes(
+        b"\xef\xbb\xbf" + f"{KEYS[0]}\r\n\r\n  # clients\r\n{KEYS[1]} \r\n".encode()
+    )
+    keys = auth.read_keys(Safety(api_key_file=str(tmp_path / "keys")))
+    assert [keys.known(f"Bearer {key}") for key in (*KEYS, "# clients", "")] == [True, True, 0, 0]
+
+
+def common_name(port: str, folder) -> str:
+    """Of the certificate that host:port shows."""
+    host, number = port.rpartition("://")[2].split(":")
+    pem = ssl.get_server_certificate((host, int(number)))
+    (folder / "shown.pem").write_text(pem)
+    shown = ssl._ssl._test_decode_cert(str(folder / "shown.pem"))["subject"]
+    return dict(entry for (entry,) in shown)["commonName"]
+
+
+@pytest.mark.filterwarnings("ignore:Unverified HTTPS")
+def test_keys_and_certificates_are_taken_anew(certificate, tmp_path):
+    keys, cert, key = tmp_path / "keys", tmp_path / "cert.pem", tmp_path / "key.pem"
+    keys.write_text(f"{KEYS[0]}\n")
+    shutil.copy(certificate[0], cert)
+    shutil.copy(certificate[1], key)
+    words = [f"safety.api_key_file={keys}"]
+    words += [f"safety.tls_certificate={cert}", f"safety.tls_key={key}"]
+    with serving(tmp_path, *words) as served, requests.Session() as session:
+        session.verify = session.trust_env = False  # it changes
+
+        def statuses() -> list[int]:
+            return [session.get(f"{served.http}/v2", headers=bearer(k)).status_code for k in KEYS]
+
+        assert statuses() == [200, 401]
+        keys.write_text(f"{KEYS[1]}\n")
+        served.wait_for(lambda: statuses() == [401, 200])
+        stub_key = tuple(bearer(KEYS[0]).items())
+        credentials = grpc.ssl_channel_credentials(certificate[0].read_bytes())
+        with grpc.secure_channel(served.grpc, credentials) as channel:
+            call = make_stub(channel).ServerMetadata.future(
+                pb.ServerMetadataRequest(), metadata=stub_key, timeout=DEADLINE
+            )
+            assert call.code() is grpc.StatusCode.UNAUTHENTICATED
+        keys.write_text("short\n")
+        served.wait_for(lambda: "stays in use" in served.log)
+        subprocess.run(
+            ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2",
+             "-subj", "/CN=renewed", "-keyout", key, "-out", cert],
+            check=True, capture_output=True,
+        )  # fmt: skip
+        for port in (served.http, served.grpc):
+            served.wait_for(lambda port=port: common_name(port, tmp_path) == "renewed")
+        key.write_text("no key")
+        served.wait_for(lambda: served.log.count("stays in use") == 2)
+        for port in (served.http, served.grpc):
+            assert common_name(port, tmp_path) == "renewed"
+        assert statuses() == [401, 200]
+        warnings = [line for line in served.lines() if line["level"] == "warning"]
+        assert len(warnings) == 2
 
 
 def test_certificates_that_cannot_be(certificate, tmp_path):
