@@ -1,14 +1,28 @@
-"""What an installation contains: deploy/ as fleetbert.deploy, pages and schemas too."""
+"""What an installation contains: deploy/ as fleetbert.deploy, pages and schemas too; and what the
+packages of each extra can do."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
+import fresh
+import layers
+import light
 import pytest
+import requests
+import served
+import tiny_job
+from packaging.requirements import Requirement
+
+from fleetbert.client import Client
+from fleetbert.core import extras
 
 ROOT = Path(__file__).resolve().parents[1]
 DATA = ("html", "j2", "css", "js", "proto", "typed")
@@ -85,3 +99,100 @@ def test_the_tree_has_no_symbolic_links():
     for name in ("fleetbert", "deploy", "tests", "launch", "configs", "docs"):
         links = [path for path in (ROOT / name).rglob("*") if path.is_symlink()]
         assert not links, links
+
+
+def refusal(purpose: str, extra: str) -> str:
+    """What a message says of a missing extra; the packages that it names are left out."""
+    return f"{purpose} needs what is not installed: pip install 'fleetbert[{extra}]'"
+
+
+def named_alone(message: str) -> str:
+    """The message without the packages in brackets."""
+    before, _, after = message.strip().partition(" (")
+    return before + after.partition(")")[2]
+
+
+COMMAND = "from fleetbert.cli.main import main; main()"
+# Answers; then prints what each refused call says.
+ANSWER = """
+import sys
+import fleetbert
+bundle = sys.argv[1]
+print(fleetbert.load(bundle)(["word1 word2"])[0].label)
+assert fleetbert.Client
+for refused in (
+    lambda: fleetbert.train([("a", "b")], init="random"),
+    lambda: fleetbert.quantize(bundle),
+    lambda: fleetbert.import_model(bundle),
+):
+    try:
+        refused()
+    except fleetbert.UserError as error:
+        print(error)
+"""
+
+
+def test_fleetbert_alone_answers_and_names_the_extra_of_the_rest(tmp_path, tiny_bundle):
+    environ = layers.environ(tmp_path / "site")
+    done = fresh.python(ANSWER, str(tiny_bundle), **environ)
+    assert done.returncode == 0, done.stderr
+    label, *refused = done.stdout.splitlines()
+    assert label
+    assert [named_alone(message) for message in refused] == [
+        refusal("training", "train"),
+        refusal("quantization", "train"),
+        refusal("the import of a model", "train"),
+    ]
+    done = fresh.python(COMMAND, "serve", "--repository", str(tmp_path), **environ)
+    assert done.returncode == 2
+    assert named_alone(done.stderr) == f"error: {refusal('the server', 'serve')}"
+
+
+def test_serve_has_what_a_server_needs(tmp_path):
+    light.make_bundle(tmp_path / "models" / "tiny" / "1")
+    environ = layers.environ(tmp_path / "site", "serve")
+    words = served.settings_of(tmp_path / "models")
+    with served.serving(tmp_path, *words, command=served.LIGHT, environ=environ) as server:
+        with Client(server.http) as client:
+            assert client.infer("tiny", ["word1 word2"])[0].label
+        assert requests.get(f"{server.http}/docs", timeout=60).ok
+    with pytest.raises(AssertionError, match=re.escape(extras.command("tracing"))):
+        key = "logs.otlp_endpoint=http://127.0.0.1:1"
+        with served.serving(tmp_path, *words, key, command=served.LIGHT, environ=environ):
+            pass
+
+
+def test_train_has_what_training_needs(tmp_path, tiny_data):
+    keys = {
+        "trainer.max_steps": 2,
+        "data.cache": "always",
+        "callbacks.report": True,
+        "callbacks.visualdl": True,
+    }
+    config = tmp_path / "job.json"
+    config.write_text(json.dumps(tiny_job.values(tiny_data, tmp_path / "run", keys)))
+    environ = layers.environ(tmp_path / "site", "train")
+    done = fresh.python(COMMAND, "train", "--config", str(config), **environ)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert (tmp_path / "run" / "bundle" / "manifest.json").is_file()
+    assert (done.stdout + done.stderr).count("pip install 'fleetbert[tracking]'") == 1
+
+
+def test_modules_by_which_an_extra_is_missed_are_of_its_packages():
+    for extra, modules in extras.MODULES.items():
+        mine = layers.modules(layers.packages(extra) - layers.packages())
+        assert set(modules) <= mine, extra
+
+
+def test_the_lock_has_every_package_of_all():
+    """`all` is what `make venv` has."""
+    lock = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    locked = {line.partition("==")[0] for line in lock.splitlines() if "==" in line}
+    needs = map(Requirement, metadata.requires("fleetbert"))
+    wanted = {
+        need.name.lower().replace("_", "-")
+        for need in needs
+        if need.marker is None or need.marker.evaluate({"extra": "all"})
+    }
+    assert wanted <= locked

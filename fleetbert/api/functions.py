@@ -87,6 +87,7 @@ def train(
 
     Raises UserError if an argument or the data is invalid.
     """
+    extras.need("train", "training")
     named = {
         "init": init,
         "task": task,
@@ -108,7 +109,6 @@ def train(
             "strategy.name: servers are for `fleetbert launch`, the task ctr for `fleetbert train`"
         )
     job = _of_pairs(job, _written(job, tables))
-    extras.need("train", "training")
     environment.import_paddle()
     from fleetbert import tasks
     from fleetbert.training import job as training  # loads Paddle
@@ -188,6 +188,7 @@ def quantize(
     Raises GateFailed if the variant loses more than `max_drop`. The bundle then stays unchanged,
     but the report is written. Raises UserError if an argument or the data is invalid.
     """
+    extras.need("train", "quantization")
     named = {"method": method, "gate.max_accuracy_drop": max_drop, "name": name, "bundle": bundle}
     given = keys_of(keys, named)
     tables = {
@@ -201,7 +202,6 @@ def quantize(
     if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError("quantize: is for one process; ranks are for launch/quantize.py")
     _refuse_pairs_of_bundle(job, tables)
-    extras.need("train", "quantization")
     environment.import_paddle()
     from fleetbert.compress import pipeline  # loads Paddle
 
@@ -231,12 +231,12 @@ def distill(
 
     Raises UserError if an argument or the data is invalid.
     """
+    extras.need("train", "distillation")
     named = {"distill.kind": kind, "model.num_hidden_layers": layers, "distill.teacher": teacher}
     given = keys_of(keys, named)
     tables = {"data.train": train, "data.dev": dev}
     job = job_of(configs.Distill, given, tables, config, output_dir, "distill")
     job = _of_pairs(job, _written(job, tables))
-    extras.need("train", "distillation")
     environment.import_paddle()
     from fleetbert.compress.distill import job as distillation  # loads Paddle
 
@@ -262,13 +262,13 @@ def early_exit(
     Returns the added variants. The list is empty if no exit would make the model faster.
     Raises GateFailed and UserError as `quantize` does.
     """
+    extras.need("train", "training early exits")
     named = {"bundle": bundle, "gate.max_accuracy_drop": max_drop}
     given = keys_of(keys, named, short={})  # its seed is a key by that name
     tables = {"data.train": texts, "gate.data": gate}
     folder = _beside(bundle, "early-exit")
     job = job_of(configs.SelfDistill, given, tables, config, folder, unlabelled="data.train")
     _refuse_pairs_of_bundle(job, tables)
-    extras.need("train", "training early exits")
     environment.import_paddle()
     from fleetbert.compress.distill import exits  # loads Paddle
 
