@@ -19,7 +19,8 @@ def apply(network: nn.Layer, random: Random) -> None:
     """
     for layer in network.sublayers():
         if isinstance(layer, EncoderLayer):
-            layer.forward = _recomputed(layer, layer.forward, random)
+            forward = _recomputed(layer, layer.forward, random)
+            layer.forward = forward  # type: ignore[method-assign]
 
 
 def _recomputed(layer, forward, random):
