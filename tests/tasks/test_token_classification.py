@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from fleetbert.tasks.token_classification import TOKEN_CLASSIFICATION as TASK
 from fleetbert.tasks.token_classification import scheme as tagging
+from fleetbert.tasks.token_classification.labels import Collector
 
 KINDS = ("LOC", "MISC", "PER")
 BIO = ["O", *(f"{p}-{k}" for k in KINDS for p in "BI")]
@@ -124,6 +126,22 @@ def test_what_is_asked_of_words_decodes_to_the_spans(texts):
         logits = np.eye(len(BIO), dtype=np.float32)[tags]
         found = tagging.spans_of(one._replace(logits=logits), scheme)
         np.testing.assert_array_equal(found, spans)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "places", "tags"),
+    [("first", [1, 3, 4], [1, 2, 0]), ("all", [1, 2, 3, 4, 5], [1, 2, 2, 0, 0])],
+)
+def test_which_tokens_learn_the_tag_of_their_word(pieces, places, tags):
+    """Of [CLS] a ##a b c ##c [SEP], whose first two words are a span."""
+    words = np.array([[1, 0, 2], [3, 3, 4], [4, 5, 7]])
+    encodings = SimpleNamespace(words=[words], lengths=np.array([7]))
+    split = SimpleNamespace(encodings=encodings, labels=[np.array([[0, 4, 0]])])
+    job = SimpleNamespace(task=SimpleNamespace(pieces=pieces))
+    collector = Collector(split, job, None)
+    found = collector.targets(0)
+    assert (found[0].tolist(), found[1].tolist()) == (places, tags)
+    assert collector.asked(0) == len(places)
 
 
 def test_an_answer_names_characters_kind_and_text():
