@@ -107,11 +107,13 @@ setup(
     packages=[
         *find_packages(include=["fleetbert", "fleetbert.*"]),
         *(f"fleetbert.{name}" for name in find_packages(include=["deploy", "deploy.*"])),
+        "fleetbert.recipes",  # data only: fleetbert.config.recipes finds it
     ],
-    package_dir={"fleetbert.deploy": "deploy"},
+    package_dir={"fleetbert.deploy": "deploy", "fleetbert.recipes": "configs"},
     package_data={
         "fleetbert": [*DATA, "py.typed"],
         "fleetbert.deploy": DATA,
+        "fleetbert.recipes": ["**/*.yaml"],
     },
     install_requires=REQUIRES,
     extras_require={

@@ -25,7 +25,7 @@ from fleetbert.client import Client
 from fleetbert.core import extras
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ("html", "j2", "css", "js", "proto", "typed")
+DATA = ("html", "j2", "css", "js", "proto", "typed", "yaml")
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def installed(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("packaging")
     tree = folder / "tree"
     ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("fleetbert", "deploy"):
+    for name in ("fleetbert", "deploy", "configs"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
     for name in ("setup.py", "pyproject.toml"):
         shutil.copy(ROOT / name, tree)
@@ -70,7 +70,9 @@ def test_a_wheel_has_all_modules_and_data(installed):
         Path("inference/ops/page/page.html"),
         Path("inference/protocol/inference.proto"),
     } <= deploy
-    expected = listed(ROOT / "fleetbert") | {"deploy" / path for path in deploy}
+    recipes = {Path("recipes") / path for path in listed(ROOT / "configs")}
+    assert Path("recipes/quantize/static.yaml") in recipes
+    expected = listed(ROOT / "fleetbert") | {"deploy" / path for path in deploy} | recipes
     assert listed(installed / "fleetbert") == expected
 
 
@@ -79,6 +81,8 @@ def test_an_installation_runs_from_another_folder(installed):
     assert Path(found.strip()) == installed / "fleetbert" / "deploy" / "__init__.py"
     assert "--repository" in python(installed, "-m", "fleetbert.cli", "serve", "--help")
     assert "--repository" in python(installed, "-m", "fleetbert.deploy.inference", "--help")
+    recipe = (ROOT / "configs" / "sst2.yaml").read_text(encoding="utf-8")
+    assert python(installed, "-m", "fleetbert.cli", "recipes", "sst2") == recipe
 
 
 def test_an_editable_installation_finds_deploy_in_the_checkout(tmp_path):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Callable, Mapping, TypeVar
 
 from fleetbert import config
 from fleetbert.compat import environment
+from fleetbert.config import recipes
 from fleetbert.config.command_line import Parser, add_keys
 from fleetbert.core import extras
 from fleetbert.launch import ranks
@@ -17,8 +19,22 @@ Job = TypeVar("Job", bound=config.Config)
 
 def add_job(parser: argparse.ArgumentParser, schemas: Mapping[str, type[config.Section]]) -> None:
     """schemas: see `add_keys`."""
-    parser.add_argument("--config", required=True, metavar="FILE", help="YAML file of the job")
+    add_config(parser)
     add_keys(parser, schemas)
+
+
+def add_config(parser: argparse.ArgumentParser) -> None:
+    """--config FILE and --recipe NAME, either of them as `config`. Without one every key has its
+    default."""
+    of_job = parser.add_mutually_exclusive_group()
+    of_job.add_argument("--config", metavar="FILE", default=os.devnull, help="YAML file of the job")
+    of_job.add_argument(
+        "--recipe",
+        dest="config",
+        type=lambda name: str(recipes.path(name)),
+        metavar="NAME",
+        help="in place of a file: a job that `fleetbert recipes` lists",
+    )
 
 
 def read(arguments: argparse.Namespace, schema: type[Job]) -> Job:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from fleetbert.cli import job_options
 from fleetbert.compat import environment, versions
 from fleetbert.config import loading
 from fleetbert.core.errors import UserError
@@ -103,9 +104,9 @@ def _log_dir(words: list[str]) -> str:
     """Where the logs of a script with these arguments go: into the output_dir of its job, or, where
     the script is not one of fleetbert's, into a temporary folder that a line names."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
+    job_options.add_config(parser)
     known, others = parser.parse_known_args(words)
-    if known.config is not None:
+    if known.config != os.devnull:
         overrides = [word for word in others if "=" in word and not word.startswith("-")]
         with contextlib.suppress(UserError):  # which the job itself says
             return str(Path(loading.output_dir(known.config, overrides)) / "log")

