@@ -89,7 +89,7 @@ def _export_onnx(arguments: argparse.Namespace) -> None:
 
 def _export_lite(arguments: argparse.Namespace) -> None:
     # They load Paddle.
-    from fleetbert.compress import lite_gate
+    from fleetbert.compress.gate import lite_accuracy
     from fleetbert.export import lite
 
     if arguments.target is None:
@@ -101,7 +101,7 @@ def _export_lite(arguments: argparse.Namespace) -> None:
     measure = None
     if data is not None:
         gate = config.Gate(data=data, max_accuracy_drop=drop)
-        measure = functools.partial(lite_gate.measure, gate)
+        measure = functools.partial(lite_accuracy, gate)
     precision = arguments.precision or "float32"
     early_exit = bool(arguments.early_exit)
     choice = arguments.target, precision, early_exit

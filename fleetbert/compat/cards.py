@@ -34,8 +34,8 @@ def architectures() -> tuple[Capability, ...]:
         return ()
     if version.startswith("2.6."):
         return OF_2_6
-    found = importlib.util.find_spec("paddle")  # imports nothing
-    for folder in (found and found.submodule_search_locations) or ():
+    spec = importlib.util.find_spec("paddle")  # imports nothing
+    for folder in (spec and spec.submodule_search_locations) or ():
         text = Path(folder, "version", "__init__.py").read_text(encoding="utf-8")
         for line in re.findall(r"^compiled_cuda_archs\s*=\s*(.*)$", text, re.M):
             return tuple(divmod(int(number), 10) for number in re.findall(r"\d+", line))
@@ -55,8 +55,8 @@ def problem(card: Capability) -> str:
     if runs(card, built_for):
         return ""
     return (
-        f"compute capability {_said(card)}, and paddlepaddle-gpu {gpu_version()} has kernels for "
-        f"{', '.join(map(_said, built_for))} only"
+        f"compute capability {_text(card)}, and paddlepaddle-gpu {gpu_version()} has kernels for "
+        f"{', '.join(map(_text, built_for))} only"
     )
 
 
@@ -77,5 +77,5 @@ def wheel(card: Capability) -> str:
     return "no wheel of Paddle is built for it"
 
 
-def _said(capability: Capability) -> str:
+def _text(capability: Capability) -> str:
     return ".".join(map(str, capability))

@@ -61,10 +61,10 @@ def local_ranks(environ: MutableMapping[str, str]) -> int:
         return int(environ["PADDLE_LOCAL_SIZE"])
     # With --backend gloo another launcher runs, which does not say.
     endpoints = environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")
-    own = environ.get("PADDLE_CURRENT_ENDPOINT", "")
-    if environ.get("TRAINING_ROLE") == "TRAINER" and not own:  # with servers
-        own = endpoints[int(environ.get("PADDLE_TRAINER_ID", "0"))]
-    host = own.rpartition(":")[0]
+    endpoint_here = environ.get("PADDLE_CURRENT_ENDPOINT", "")
+    if environ.get("TRAINING_ROLE") == "TRAINER" and not endpoint_here:  # with servers
+        endpoint_here = endpoints[int(environ.get("PADDLE_TRAINER_ID", "0"))]
+    host = endpoint_here.rpartition(":")[0]
     return max(1, sum(endpoint.rpartition(":")[0] == host for endpoint in endpoints))
 
 
@@ -171,16 +171,16 @@ def prepare() -> None:
     if _is_prepared:
         return
     _is_prepared = True
-    wanted = {**mkl_settings(cpuinfo()), **thread_settings(os.environ, processors()), **CONTIGUOUS}
+    values = {**mkl_settings(cpuinfo()), **thread_settings(os.environ, processors()), **CONTIGUOUS}
     if "paddle" in sys.modules:
-        _tell_lost(wanted)
+        _tell_lost(values)
         return
     os.environ.update(home_settings())
     # Paddle imports distutils, and PaddleNLP 2.8.1 then pip, which brings setuptools' own.
     warnings.filterwarnings("ignore", "Setuptools is replacing distutils")
     if "GLOG_v" not in os.environ:  # of who wants to see them
-        wanted.update(WITHOUT_CHATTER)
-    for name, value in wanted.items():
+        values.update(WITHOUT_CHATTER)
+    for name, value in values.items():
         if name not in os.environ or set_by_launcher(name):
             os.environ[name] = value
 
@@ -195,18 +195,18 @@ LOST = {
 }
 
 
-def _tell_lost(wanted: dict[str, str]) -> None:
-    own = os.getpid()
+def _tell_lost(values: dict[str, str]) -> None:
+    process = os.getpid()
     late = [
         name
-        for name in wanted
+        for name in values
         if name in LOST
-        and not (name in os.environ and started_with(name, own))
+        and not (name in os.environ and started_with(name, process))
         # Paddle itself sets this one to 1.
-        and (name != "OMP_NUM_THREADS" or os.environ.get(name, wanted[name]) != wanted[name])
+        and (name != "OMP_NUM_THREADS" or os.environ.get(name, values[name]) != values[name])
     ]
     if late:
-        words = "; ".join(f"{name}={wanted[name]} ({LOST[name]})" for name in late)
+        words = "; ".join(f"{name}={values[name]} ({LOST[name]})" for name in late)
         warnings.warn(
             f"paddle was imported before fleetbert could prepare the process, too late for {words}."
             " Set them before Python starts, or call fleetbert.compat.environment.prepare() before"
@@ -225,12 +225,12 @@ def import_paddle() -> ModuleType:
     """
     versions.check()
     prepare()
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said), warnings.catch_warnings():
+    output = io.StringIO()
+    with contextlib.redirect_stderr(output), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a missing ccache
         import paddle  # here alone, after `prepare`
     restore_sigterm()
-    for line in said.getvalue().splitlines():
+    for line in output.getvalue().splitlines():
         if "OMP_NUM_THREADS" not in line:
             print(line, file=sys.stderr)
     module: ModuleType = paddle

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Callable, Protocol
+from typing import Any
 
 import numpy as np
 import threadpoolctl
 
 from fleetbert.compat import cards, environment
-from fleetbert.compat.lengths import SAFE_LENGTHS
 from fleetbert.core.errors import UserError
 
 # A shape has about 10, of some 5 KB each.
@@ -18,50 +17,15 @@ PRIMITIVES = 16384
 
 # 3.3.1's passes write attributes by the first names. 2.6.2 knows only the second; both read those.
 ATTRIBUTES = {"use_onednn": "use_mkldnn", "onednn_data_type": "mkldnn_data_type"}
+# paddle.inference has no types.
+PredictorConfig = Any
+Predictor = Any
+Tensor = Any  # an input or output of a predictor
 
 
-class Tensor(Protocol):
-    """An input or output of a predictor."""
-
-    def copy_from_cpu(self, array: np.ndarray) -> None: ...
-    def copy_to_cpu(self) -> np.ndarray: ...
-    def share_external_data(self, tensor: object) -> None: ...
-
-
-class Predictor(Protocol):
-    def get_input_handle(self, name: str) -> Tensor: ...
-    def get_output_handle(self, name: str) -> Tensor: ...
-    def get_output_names(self) -> list[str]: ...
-    def run(self) -> None: ...
-    def clone(self) -> Predictor: ...
-
-
-class PredictorConfig(Protocol):
-    """What fleetbert uses of paddle.inference.Config, which has no types."""
-
-    def set_model(self, program: str, parameters: str) -> None: ...
-    def switch_ir_optim(self, on: bool) -> None: ...
-    def enable_memory_optim(self) -> None: ...
-    def enable_save_optim_model(self, on: bool) -> None: ...
-    def set_optim_cache_dir(self, folder: bytes) -> None: ...
-    def enable_mkldnn(self) -> None: ...
-    def set_mkldnn_cache_capacity(self, shapes: int) -> None: ...
-    def enable_use_gpu(self, megabytes: int, device: int) -> None: ...
-    def disable_gpu(self) -> None: ...
-    def disable_glog_info(self) -> None: ...
-    def set_cpu_math_library_num_threads(self, threads: int) -> None: ...
-
-
-class Inference(Protocol):
-    @property
-    def Config(self) -> Callable[..., PredictorConfig]: ...  # noqa: N802
-    def create_predictor(self, config: PredictorConfig) -> Predictor: ...
-
-
-def import_inference() -> Inference:
+def import_inference() -> Any:
     """The module paddle.inference, imported when it is needed: Paddle takes seconds."""
-    inference: Inference = environment.import_paddle().inference
-    return inference
+    return environment.import_paddle().inference
 
 
 def config_of(program: Path, parameters: Path) -> PredictorConfig:
@@ -91,7 +55,7 @@ def use_onednn(config: PredictorConfig) -> None:
     With the default (the last 10 input shapes have a cache each) every new shape reorders and
     keeps all weights again: BERT-base takes 150 to 800 ms and 350 MB more for it. With 0 there is
     one cache, and a new shape costs 5 to 20 ms; later calls are equally fast. The price is the
-    bug that `check_length` guards against, which needs that one cache. Paddle's build for aarch64
+    bug that `compat.lengths` describes, which needs that one cache. Paddle's build for aarch64
     has no oneDNN, and runs without it.
 
     Paddle asks oneDNN for a primitive anew in every call of attention, softmax and additions, and
@@ -129,17 +93,3 @@ def lend(handle: Tensor, array: np.ndarray) -> None:
     tensor = core.LoDTensor()
     tensor.set(array, core.CPUPlace(), True)  # zero_copy
     handle.share_external_data(tensor)
-
-
-def check_length(length: int) -> None:
-    """Refuse lengths whose keys in oneDNN's primitive cache can meet (Paddle 2.6.2 and 3.1.1).
-
-    The keys join a shape's digits with nothing between: after (11, 39), (1, 139) fails or is
-    answered wrong. No two shapes with a length of SAFE_LENGTHS have the same key, and no two of one
-    row, which `graph.single_row` runs with any length in a program of its own.
-    """
-    if length not in SAFE_LENGTHS:
-        raise ValueError(
-            f"rows of {length} tokens must not reach oneDNN; pad them to one of {SAFE_LENGTHS}, "
-            "as collate(..., round_to=SAFE_LENGTHS) does"
-        )

@@ -59,13 +59,13 @@ _ATTRIBUTES = {  # of the operators that are kept; all else is of the compiler
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keep back what Fleet prints of its insides, unless it fails."""
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), warnings.catch_warnings():
+        with contextlib.redirect_stdout(output), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except BaseException:
-        print(said.getvalue(), file=sys.stderr)
+        print(output.getvalue(), file=sys.stderr)
         raise
 
 
@@ -222,8 +222,8 @@ class Fleet:
             os.dup2(kept, 1)
             os.close(kept)
             os.close(read)
-        told = re.search(rb"feasign size: (\d+)", text)
-        return int(told[1]) if told else None
+        match = re.search(rb"feasign size: (\d+)", text)
+        return int(match[1]) if match else None
 
     def stop_servers(self) -> None:
         self.worker.stop_server()

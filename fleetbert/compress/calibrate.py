@@ -79,18 +79,18 @@ def calibrate(
 
 
 def with_thresholds(
-    found: Calibration, source: programs.ProgramDesc, thresholds: dict[str, float]
+    calibration: Calibration, source: programs.ProgramDesc, thresholds: dict[str, float]
 ) -> Calibration:
     """The calibration of the program `source` with other thresholds for inputs of layers, given
     by the weight that each is multiplied with."""
-    changed, parameters = dict(found.thresholds), dict(found.parameters)
+    changed, parameters = dict(calibration.thresholds), dict(calibration.parameters)
     for op in source.blocks[0].ops:
         if op.type == LINEAR and programs.argument(op.inputs, "Y") in thresholds:
             threshold = thresholds[programs.argument(op.inputs, "Y")]
             changed[programs.argument(op.inputs, "X")] = threshold
-    for op in found.program.blocks[0].ops:
+    for op in calibration.program.blocks[0].ops:
         if op.type == "quantize_linear" and programs.argument(op.inputs, "X") in changed:
             scale = programs.argument(op.inputs, "Scale")
             value = changed[programs.argument(op.inputs, "X")]
             parameters[scale] = np.full_like(parameters[scale], value)
-    return found._replace(thresholds=changed, parameters=parameters)
+    return calibration._replace(thresholds=changed, parameters=parameters)

@@ -26,7 +26,7 @@ FACTORS = (1.0, 0.9, 0.8, 0.65, 0.5, 0.35, 0.2)
 
 
 def choose(
-    found: Calibration,
+    calibration: Calibration,
     layers: Layers,
     batches: Sequence[dict[str, np.ndarray]],
     thresholds: dict[str, float],
@@ -43,7 +43,7 @@ def choose(
             counts[source] += len(x) * len(names)
             tried = [int8.round_input(x, thresholds[names[0]] * factor) for factor in FACTORS]
             for name in names:
-                exact, weight = x @ layers.parameters[name], widen(found.weights[name])
+                exact, weight = x @ layers.parameters[name], widen(calibration.weights[name])
                 sums[source] += [relative_errors(x8 @ weight, exact).sum() for x8 in tried]
     clipped = {}
     for source, names in readers.items():

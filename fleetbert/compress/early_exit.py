@@ -201,19 +201,19 @@ def observe(
             for layer, group in enumerate(opened.groups, 1):
                 state = group(state, batch, at)
                 last = layer == count
-                found = (
+                answers = (
                     state if last else exit_heads.KINDS[settings.head](trained[layer], state, at)
                 )
-                doubt[layer - 1, numbers] = exits.doubt(settings, found, found)
-                predicted[layer - 1, numbers] = found.argmax(1)
+                doubt[layer - 1, numbers] = exits.doubt(settings, answers, answers)
+                predicted[layer - 1, numbers] = answers.argmax(1)
                 if one_label:
                     continue
                 if outputs is None:
-                    outputs = np.zeros((count, len(truth), found.shape[1]), np.float32)
-                outputs[layer - 1, numbers] = found
+                    outputs = np.zeros((count, len(truth), answers.shape[1]), np.float32)
+                outputs[layer - 1, numbers] = answers
             split += time.perf_counter() - started
         times.append((alone, split))
-    alone, split = (min(found) for found in zip(*times[min(1, timed) :]))
+    alone, split = (min(seconds) for seconds in zip(*times[min(1, timed) :]))
     return Observed(
         truth,
         predicted,
@@ -237,8 +237,8 @@ def count_flops(source: Source, tokens: np.ndarray) -> np.ndarray:
     """
     count = len(source.layers)
     spent = np.zeros((count, len(tokens)))
-    shape_of = {name: one.shape for name, one in source.others.items()}
-    shape_of.update((name, one.integers.shape) for name, one in source.quantized.items())
+    shape_of = {name: stored.shape for name, stored in source.others.items()}
+    shape_of.update((name, stored.integers.shape) for name, stored in source.quantized.items())
     for number, program in groups.cut_groups(source.program, range(1, count + 1)):
         last = number == count
         linear = int8.linear_layers(program)
@@ -252,37 +252,37 @@ def count_flops(source: Source, tokens: np.ndarray) -> np.ndarray:
     return spent.cumsum(0)
 
 
-def _leave(found: Observed, ends: Sequence[int], speed: float) -> tuple[np.ndarray, float]:
+def _leave(observed: Observed, ends: Sequence[int], speed: float) -> tuple[np.ndarray, float]:
     """The layer after which each text leaves, int64 [texts], and what all cost (`Choice`)."""
-    exit_at = np.full(len(found.truth), len(ends) - 1)
+    exit_at = np.full(len(observed.truth), len(ends) - 1)
     for number in reversed(range(len(ends) - 1)):
-        exit_at[found.doubt_after(ends, number) < speed] = number
+        exit_at[observed.doubt_after(ends, number) < speed] = number
     cost, starts = 0.0, 0
     for number, end in enumerate(ends):
         share = float((exit_at >= number).mean())
-        beside = 0.0 if end == ends[-1] else found.group_seconds  # the last has no head
-        cost += share * ((end - starts) * found.layer_seconds + beside)
+        beside = 0.0 if end == ends[-1] else observed.group_seconds  # the last has no head
+        cost += share * ((end - starts) * observed.layer_seconds + beside)
         starts = end
     return np.asarray(ends)[exit_at], cost
 
 
-def judge(found: Observed, ends: Sequence[int], speed: float) -> Choice:
+def evaluate(observed: Observed, ends: Sequence[int], speed: float) -> Choice:
     """What leaving after the layers `ends` (from 1) at that speed gives, without running it."""
-    texts = len(found.truth)
-    layer, cost = _leave(found, ends, speed)
-    flops = found.flops[layer - 1, np.arange(texts)]
+    texts = len(observed.truth)
+    layer, cost = _leave(observed, ends, speed)
+    flops = observed.flops[layer - 1, np.arange(texts)]
     margin = 0.0
-    if found.reference is not None:
-        right = found.predicted[layer - 1, np.arange(texts)] == found.truth
-        lost, gained = (found.reference & ~right).sum(), (~found.reference & right).sum()
+    if observed.reference is not None:
+        right = observed.predicted[layer - 1, np.arange(texts)] == observed.truth
+        lost, gained = (observed.reference & ~right).sum(), (~observed.reference & right).sum()
         margin = paired.standard_error(int(lost), int(gained), texts)
     means = float(layer.mean()), float(flops.mean())
-    return Choice(list(ends), speed, found.accuracy_at(layer), cost, *means, margin)
+    return Choice(list(ends), speed, observed.accuracy_at(layer), cost, *means, margin)
 
 
-def saves(found: Observed, choice: Choice) -> bool:
+def saves(observed: Observed, choice: Choice) -> bool:
     """Whether the choice costs less than the whole program, by the times that were observed."""
-    return choice.cost < judge(found, [len(found.predicted)], 0.0).cost * (1 - 1e-9)
+    return choice.cost < evaluate(observed, [len(observed.predicted)], 0.0).cost * (1 - 1e-9)
 
 
 def times_faster(
@@ -307,7 +307,7 @@ def times_faster(
 
 
 def choose(
-    found: Observed, least: float, layers: Sequence[int] | None, speed: float | None
+    observed: Observed, least: float, layers: Sequence[int] | None, speed: float | None
 ) -> Choice:
     """Of the choices whose accuracy is `least` or more, by a margin, and that cost hardly more than
     the cheapest, the one with the fewest groups; the most accurate of all where none is so.
@@ -317,7 +317,7 @@ def choose(
 
     layers, speed: fixed where they are given.
     """
-    count = len(found.predicted)
+    count = len(observed.predicted)
     inner = range(1, count) if count <= ALL_CUTS else range(2, count, 2)
     cuts = [
         [*chosen, count]
@@ -327,14 +327,14 @@ def choose(
     if layers is not None:
         cuts = [list(layers)]
     speeds = SPEEDS if speed is None else (speed,)
-    ways = [(_leave(found, ends, one)[1], ends, one) for ends in cuts for one in speeds]
+    ways = [(_leave(observed, ends, limit)[1], ends, limit) for ends in cuts for limit in speeds]
     every: list[Choice] = []
     good: list[Choice] = []
     # The cheapest first: of those beyond what is looked for no figure is computed.
-    for cost, ends, one in sorted(ways, key=lambda way: way[0]):
+    for cost, ends, limit in sorted(ways, key=lambda way: way[0]):
         if good and cost > NEARLY * good[0].cost:
             break
-        every.append(judge(found, ends, one))
+        every.append(evaluate(observed, ends, limit))
         if every[-1].accuracy - every[-1].margin >= least - 1e-9:
             good.append(every[-1])
     if good:

@@ -81,8 +81,8 @@ def names(program: ProgramDesc, where: str) -> Names:
     """What each parameter of a float32 program is called in the network."""
     ops = program.blocks[0].ops
     stored = set(programs.parameter_names(program))
-    found: tuple[list[str], ...] = ([], [], [], [], [])
-    tables, weights, biases, scales, shifts = found
+    used: tuple[list[str], ...] = ([], [], [], [], [])
+    tables, weights, biases, scales, shifts = used
     for op in ops:
         slots = {slot.parameter: slot.arguments[0] for slot in op.inputs if slot.arguments}
         if op.type == "lookup_table_v2":
@@ -99,17 +99,17 @@ def names(program: ProgramDesc, where: str) -> Names:
     linear += HEADS[min(max(len(weights) - len(linear), 0), len(HEADS) - 1)]
     norm = ["bert.embeddings.layer_norm"]
     norm += [f"{layer}.{name}" for layer in layers for name in LAYER_NORM]
-    wanted = [[f"bert.embeddings.{name}.weight" for name in EMBEDDINGS]]
-    wanted += [[f"{name}.{kind}" for name in linear] for kind in ("weight", "bias")]
-    wanted += [[f"{name}.{kind}" for name in norm] for kind in ("weight", "bias")]
-    pairs = (pair for some, known in zip(found, wanted) for pair in zip(some, known))
+    expected = [[f"bert.embeddings.{name}.weight" for name in EMBEDDINGS]]
+    expected += [[f"{name}.{kind}" for name in linear] for kind in ("weight", "bias")]
+    expected += [[f"{name}.{kind}" for name in norm] for kind in ("weight", "bias")]
+    pairs = (pair for some, known in zip(used, expected) for pair in zip(some, known))
     parameters = dict(pairs)
-    fits = list(map(len, found)) == list(map(len, wanted)) and set(parameters) == stored
-    own = {name: parameter for parameter, name in parameters.items()}
+    fits = list(map(len, used)) == list(map(len, expected)) and set(parameters) == stored
+    by_name = {name: parameter for parameter, name in parameters.items()}
     activation, pooler_act = (
-        _activation(program, own[bias]) if bias in own else None for bias in ACTIVATED
+        _activation(program, by_name[bias]) if bias in by_name else None for bias in ACTIVATED
     )
-    if not fits or activation is None or (ACTIVATED[1] in own and pooler_act is None):
+    if not fits or activation is None or (ACTIVATED[1] in by_name and pooler_act is None):
         raise UserError(
             f"{where} is not the program of a BERT as training exports it, so it cannot be trained "
             "further; choose method: static or dynamic"

@@ -20,7 +20,7 @@ from fleetbert import config
 from fleetbert.compress import paired
 from fleetbert.compress.texts import Feeds, draw, feeds
 from fleetbert.core import files
-from fleetbert.core.errors import UserError
+from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import ragged
 from fleetbert.engines import answer, engine, evaluate, golden
 from fleetbert.tasks.evaluator import largest_difference
@@ -98,13 +98,13 @@ class Sample:
     def drop(self, logits: np.ndarray) -> bundles.Drop:
         """What these logits lose against float32's, text by text."""
         metrics, truth = self.model.task.metrics, self.truth
-        one, other = (metrics.per_example(outputs) for outputs in (self.float32, logits))
-        before, after = (metrics.right(truth, outputs) for outputs in (one, other))
+        pair = [metrics.per_example(outputs) for outputs in (self.float32, logits)]
+        before, after = (metrics.right(truth, outputs) for outputs in pair)
         if before is not None and after is not None:
             return paired.of_answers(before, after)
-        sums, others = (metrics.sums(truth, outputs, self.model.labels) for outputs in (one, other))
+        sums, others = (metrics.sums(truth, outputs, self.model.labels) for outputs in pair)
         if sums is None or others is None:
-            return paired.bootstrap(lambda rows, some: self._metric(rows, truth[some]), one, other)
+            return paired.bootstrap(lambda rows, some: self._metric(rows, truth[some]), *pair)
         return paired.bootstrap(lambda rows, _: metrics.of_sums(rows.sum(0)), sums, others)
 
 
@@ -160,7 +160,7 @@ class Gate(Sample):
         opened = engine.open_folder(variant.kind, folder, "cpu", self.threads, pad_id=pad_id)
         engines = (self.model.engine, opened)
         outputs, times = in_turns([functools.partial(self.run, one) for one in engines], ROUNDS)
-        slow, fast = (len(self.encodings.ids) / statistics.median(found) for found in times)
+        slow, fast = (len(self.encodings.ids) / statistics.median(seconds) for seconds in times)
         comparison = bundles.Comparison(
             texts_per_s=round(fast, 1),
             float32_texts_per_s=round(slow, 1),
@@ -176,27 +176,42 @@ class Gate(Sample):
             whole, longest, tokenizer.vocab_size, golden.INTEGER_SHARE, tokenizer.pad_id
         )
         accuracy = self.accuracy(self.of_texts(outputs[1]))
-        told = {"accuracy": [accuracy], "comparison": comparison, "golden": answers}
+        measured = {"accuracy": [accuracy], "comparison": comparison, "golden": answers}
         log.info(_describe(variant.name, accuracy, comparison, _bytes(folder)))
-        return variant.model_copy(update=told)
+        return variant.model_copy(update=measured)
 
     def refusal(self, name: str, accuracy: bundles.Accuracy, hint: str) -> str | None:
         """Why the variant may not enter, with the hint what to do; None if it may."""
         if keeps(accuracy, self.max_drop, self.decide):
             return None
         lost = (accuracy.float32_accuracy or 0.0) - accuracy.accuracy
-        told = f"by {lost:.4f}"
+        amount = f"by {lost:.4f}"
         if accuracy.drop is not None:
-            told += f" (95 %: {accuracy.drop.low:.4f} to {accuracy.drop.high:.4f})"
+            amount += f" (95 %: {accuracy.drop.low:.4f} to {accuracy.drop.high:.4f})"
         few = too_few(accuracy, self.max_drop)
         confident = ", and gate.decide: confident asks it of the upper end"
         return (
             f"{name}: {accuracy.metric} on {accuracy.data} falls from "
-            f"{accuracy.float32_accuracy:.4f} to {accuracy.accuracy:.4f}, {told}; "
+            f"{accuracy.float32_accuracy:.4f} to {accuracy.accuracy:.4f}, {amount}; "
             f"{self.key} allows {self.max_drop}"
             f"{confident if self.decide == 'confident' else ''}: the bundle stays as it was; "
             f"{f'{few}; ' if few else ''}{hint}"
         )
+
+
+def lite_accuracy(
+    settings: config.Gate, bundle: bundles.Bundle, name: str, folder: Path, kind: str
+) -> bundles.Accuracy:
+    """The accuracy of a variant for Paddle Lite, by what of it runs here, the files in `folder`;
+    GateFailed if too much is lost. name: of the variant that they will be."""
+    gate = Gate(bundle, settings, key="--max-accuracy-drop")
+    pad_id = gate.model.tokenizer.pad_id
+    opened = engine.open_folder(kind, folder, "cpu", gate.threads, pad_id=pad_id)
+    accuracy = gate.accuracy(gate.logits(opened))
+    refused = gate.refusal(name, accuracy, "try another --precision")
+    if refused is not None:
+        raise GateFailed(refused)
+    return accuracy
 
 
 def keeps(accuracy: bundles.Accuracy, max_drop: float, decide: str = "point") -> bool:

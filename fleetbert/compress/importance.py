@@ -74,11 +74,11 @@ def measure(network: paddle.nn.Layer, batches: Iterable[Arrays]) -> Importance:
     finally:
         for hook in hooks:
             hook.remove()
-    found = [np.asarray(total, np.float32) / np.float32(texts) for total in totals]
-    return Importance(np.stack(found[0::2]), np.stack(found[1::2]))
+    means = [np.asarray(total, np.float32) / np.float32(texts) for total in totals]
+    return Importance(np.stack(means[0::2]), np.stack(means[1::2]))
 
 
-def choose(found: Importance, heads: float, feed_forward: float) -> Kept:
+def choose(measured: Importance, heads: float, feed_forward: float) -> Kept:
     """Remove these shares (0 to 1) of each layer's heads and units, the least important ones.
 
     Every layer keeps as many, so that the network stays a BERT with one number of heads and one
@@ -86,7 +86,7 @@ def choose(found: Importance, heads: float, feed_forward: float) -> Kept:
     of the units gone and nothing trained, 0.8635 is left; 0.5092 where the least important of all
     layers go. UserError if nothing would be removed.
     """
-    all_heads, all_units = found.heads.shape[1], found.feed_forward.shape[1]
+    all_heads, all_units = measured.heads.shape[1], measured.feed_forward.shape[1]
     kept_heads = max(1, round(all_heads * (1 - heads)))
     kept_units = min(all_units, max(1, round(all_units * (1 - feed_forward) / UNITS)) * UNITS)
     if (kept_heads, kept_units) == (all_heads, all_units):
@@ -94,16 +94,16 @@ def choose(found: Importance, heads: float, feed_forward: float) -> Kept:
             f"prune.heads: {heads} of {all_heads} heads and prune.feed_forward: {feed_forward} of "
             f"{all_units} units in steps of {UNITS} remove nothing; raise one of them"
         )
-    return Kept(_largest(found.heads, kept_heads), _largest(found.feed_forward, kept_units))
+    return Kept(_largest(measured.heads, kept_heads), _largest(measured.feed_forward, kept_units))
 
 
-def lost(found: Importance, kept: Kept) -> dict[str, float]:
+def lost(importance: Importance, kept: Kept) -> dict[str, float]:
     """The importance that was removed, by part, as `sensitivity.groups` names them."""
     parts = {}
-    for layer in range(len(found.heads)):
+    for layer in range(len(importance.heads)):
         for name, values, stays in (
-            ("attention", found.heads, kept.heads),
-            ("feed-forward", found.feed_forward, kept.units),
+            ("attention", importance.heads, kept.heads),
+            ("feed-forward", importance.feed_forward, kept.units),
         ):
             gone = np.delete(values[layer], stays[layer])
             parts[f"layer {layer} {name}"] = float(gone.sum())

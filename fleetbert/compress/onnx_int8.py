@@ -56,20 +56,20 @@ STATIC_SETTINGS = {
 def prepare(work: Work) -> Ready:
     """Quantize the source in the form that `onnx.activations` names, or in the better one."""
     left = work.source.float32_layers(work.job.skip)
-    wanted = work.job.onnx.activations
+    activations = work.job.onnx.activations
     with tempfile.TemporaryDirectory(prefix="fleetbert-onnx-") as temporary:
         float32 = Path(temporary) / MODEL
         onnx.convert(work.source.folder, float32)
         made = {}
-        for form in (DYNAMIC, STATIC) if wanted == "auto" else (wanted,):
+        for form in (DYNAMIC, STATIC) if activations == "auto" else (activations,):
             made[form] = Path(temporary) / form
             made[form].mkdir()
             batches = work.calibration_batches if form == STATIC else None
             quantize(float32, made[form] / MODEL, left, batches)
-        chosen: str = wanted
+        chosen: str = activations
         tried: dict[str, bundles.OnnxTried] = {}
         tried_on = None
-        if wanted == "auto":
+        if activations == "auto":
             tried = compare(made, work.selection, work.gate.threads)
             tried_on, chosen = work.selection.name, choose(tried, work.gate.max_drop)
         model = (made[chosen] / MODEL).read_bytes()
@@ -102,7 +102,7 @@ def quantize(
     model = ONNXModel(onnx_format.load(str(folded)))
     model.replace_gemm_with_matmul()  # the dynamic form does, under other names; static takes none
     model.save_model_to_file(str(folded))
-    stored = {one.name for one in model.graph().initializer}
+    stored = {tensor.name for tensor in model.graph().initializer}
     # Products of two activations, as attention's, stay float32.
     skipped = [
         node.name
@@ -113,11 +113,11 @@ def quantize(
     if batches is None:
         quantization.quantize_dynamic(*files, **settings)
     else:
-        reader = _Reader(batches, [one.name for one in model.graph().input])
+        reader = _Reader(batches, [tensor.name for tensor in model.graph().input])
         quantization.quantize_static(*files, reader, **STATIC_SETTINGS, **settings)
     folded.unlink()
     made = onnx_format.load(str(target)).graph.initializer
-    if all(one.data_type != onnx_format.TensorProto.INT8 for one in made):
+    if all(tensor.data_type != onnx_format.TensorProto.INT8 for tensor in made):
         raise UserError(f"onnxruntime {version('onnxruntime')} found no layer to quantize")
 
 
@@ -138,19 +138,19 @@ def compare(
         engine.open_folder(engine.ONNX_INT8, folder, "cpu", threads, pad_id=pad_id)
         for folder in made.values()
     ]
-    runs = [functools.partial(sample.logits, one) for one in opened]
-    found = {}
+    runs = [functools.partial(sample.logits, form_engine) for form_engine in opened]
+    tried = {}
     for form, logits, times in zip(made, *in_turns(runs, ROUNDS)):
         speed = len(sample.truth) / statistics.median(times)
         drop = sample.float32_accuracy - sample.metric(logits)
-        found[form] = bundles.OnnxTried(drop=drop, texts_per_s=round(speed, 1))
+        tried[form] = bundles.OnnxTried(drop=drop, texts_per_s=round(speed, 1))
         log.info(f"{form} scales: {speed:.0f} texts/s, drop {drop:.4f} on {sample.name}")
-    return found
+    return tried
 
 
 def choose(tried: dict[str, bundles.OnnxTried], max_drop: float) -> str:
     """The fastest form that keeps the drop, else the one that loses least."""
-    keeping = {form: one for form, one in tried.items() if one.drop <= max_drop}
+    keeping = {form: figures for form, figures in tried.items() if figures.drop <= max_drop}
     if keeping:
         return max(keeping, key=lambda form: keeping[form].texts_per_s)
     return min(tried, key=lambda form: tried[form].drop)

@@ -115,8 +115,8 @@ def texts_needed(drop: Drop, texts: int, allowed: float) -> int | None:
 
 def describe(drop: Drop) -> str:
     """The drop as words, in points of a hundred."""
-    said = f"drop {100 * drop.value:.2f} points (95 %: {100 * drop.low:.2f} to "
-    said += f"{100 * drop.high:.2f}"
+    text = f"drop {100 * drop.value:.2f} points (95 %: {100 * drop.low:.2f} to "
+    text += f"{100 * drop.high:.2f}"
     if drop.p_value is None:
-        return said + ")"
-    return said + f"; {drop.lost} answers lost, {drop.gained} gained, p = {drop.p_value:.2g})"
+        return text + ")"
+    return text + f"; {drop.lost} answers lost, {drop.gained} gained, p = {drop.p_value:.2g})"

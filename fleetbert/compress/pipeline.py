@@ -80,8 +80,8 @@ def _quantize(job: config.Quantize, name: str) -> Result:
         return Result(work.bundle, name)
     work, bundle = replace(work, source=ready.source), work.bundle
     with bundles.adding(bundle.root, name) as new:
-        own = {"name": name, "made_from": job.source}
-        variant = ready.write(new.folder).model_copy(update=own)
+        origin = {"name": name, "made_from": job.source}
+        variant = ready.write(new.folder).model_copy(update=origin)
         log.info(f"{name}: measuring on {job.gate.data} beside float32")
         variant = work.gate.measure(variant, new.folder)
         (accuracy,) = variant.accuracy
@@ -111,8 +111,8 @@ def load(method: str) -> Prepare:
 
 def variant_name(job: config.Quantize) -> str:
     """`name`, or what the method makes; `pruned-` before it if it was made from pruned-float32."""
-    own = {"prune": "pruned-float32", "onnx": "onnx-int8", "bfloat16": "bfloat16"}
-    made = own.get(job.method, f"int{job.bits}-{job.method}")
+    names = {"prune": "pruned-float32", "onnx": "onnx-int8", "bfloat16": "bfloat16"}
+    made = names.get(job.method, f"int{job.bits}-{job.method}")
     former = job.source[: -len("float32")] if job.source.endswith("float32") else f"{job.source}-"
     return job.name or former + made
 

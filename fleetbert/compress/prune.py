@@ -99,17 +99,17 @@ def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> padd
 
 def narrow_tensors(tensors: dict[str, np.ndarray], kept: Kept, width: int) -> dict[str, np.ndarray]:
     """The tensors (PaddleNLP's names) without what is not kept; width: columns of a head."""
-    found = dict(tensors)
+    narrowed = dict(tensors)
     for layer, (some_heads, units) in enumerate(zip(*kept)):
         columns = (some_heads[:, None] * width + np.arange(width)).ravel()
         prefix = f"bert.encoder.layers.{layer}."
         for name in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "linear1"):
             chosen = units if name == "linear1" else columns
             for kind in ("weight", "bias"):
-                found[f"{prefix}{name}.{kind}"] = tensors[f"{prefix}{name}.{kind}"][..., chosen]
+                narrowed[f"{prefix}{name}.{kind}"] = tensors[f"{prefix}{name}.{kind}"][..., chosen]
         for name, chosen in (("self_attn.out_proj", columns), ("linear2", units)):
-            found[f"{prefix}{name}.weight"] = tensors[f"{prefix}{name}.weight"][chosen]
-    return found
+            narrowed[f"{prefix}{name}.weight"] = tensors[f"{prefix}{name}.weight"][chosen]
+    return narrowed
 
 
 def write(work: Work, pruned: Pruned, folder: Path) -> bundles.Variant:
@@ -140,9 +140,9 @@ def narrow_program(program: ProgramDesc, arrays: dict[str, np.ndarray], heads: i
     Names stay the same, so that `skip` and a report mean the same layers in both.
     """
     block = program.blocks[0]
-    for found in block.vars:
-        if found.name in arrays:
-            found.type.lod_tensor.tensor.dims[:] = arrays[found.name].shape
+    for variable in block.vars:
+        if variable.name in arrays:
+            variable.type.lod_tensor.tensor.dims[:] = arrays[variable.name].shape
     width = 0
     for op in block.ops:
         if op.type != "reshape2":
@@ -166,12 +166,12 @@ def _infer_shapes(program: ProgramDesc) -> None:
         if op.type not in ("feed", "fetch"):
             op.desc.infer_shape(block.desc)
     shapes = {
-        found.name: found.type.lod_tensor.tensor.dims
-        for found in ProgramDesc.FromString(known.desc.serialize_to_string()).blocks[0].vars
+        variable.name: variable.type.lod_tensor.tensor.dims
+        for variable in ProgramDesc.FromString(known.desc.serialize_to_string()).blocks[0].vars
     }
-    for found in program.blocks[0].vars:
-        if found.type.HasField("lod_tensor"):
-            found.type.lod_tensor.tensor.dims[:] = shapes[found.name]
+    for variable in program.blocks[0].vars:
+        if variable.type.HasField("lod_tensor"):
+            variable.type.lod_tensor.tensor.dims[:] = shapes[variable.name]
 
 
 def _batches(task: tuning.Tuned) -> Sequence[Arrays]:

@@ -69,12 +69,12 @@ class InPieces(NamedTuple):
 
 class Input(NamedTuple):
     """Where training begins for an input of Linear layers: its threshold once it is divided `by`
-    numbers for each channel, float32 [K]; told: how these were chosen, None where they are 1;
+    numbers for each channel, float32 [K]; smoothed: how these were chosen, None where they are 1;
     pieces: where it is the output of a feed-forward's activation that is split."""
 
     threshold: float
     by: np.ndarray
-    told: bundles.Smoothed | None = None
+    smoothed: bundles.Smoothed | None = None
     pieces: InPieces | None = None
 
 
@@ -88,7 +88,7 @@ class Rounded(paddle.nn.Layer):
 
     def __init__(self, start: Input):
         super().__init__()
-        self.told, self.pieces = start.told, start.pieces
+        self.smoothed, self.pieces = start.smoothed, start.pieces
         # What the activation is given, [..., K]; in a list, as Paddle takes tensors for state.
         self.before: list[paddle.Tensor] = []
         if start.pieces is not None:
@@ -125,8 +125,8 @@ class Rounded(paddle.nn.Layer):
             columns = self.columns.astype("float32")
             given = paddle.matmul(self.before.pop().astype("float32"), columns, transpose_y=True)
             lower = self.times.astype("float32") * (step * LEVELS)
-            found = _rounded(ACTIVATIONS[self.pieces.activation](given - lower) / step)
-            return paddle.matmul(found, columns)
+            rounded = _rounded(ACTIVATIONS[self.pieces.activation](given - lower) / step)
+            return paddle.matmul(rounded, columns)
 
 
 def _rounded(x: paddle.Tensor) -> paddle.Tensor:
@@ -149,8 +149,8 @@ def prepare(work: Work) -> Ready | None:
         encodings = task.train.encodings
         chosen = draw(len(encodings.ids), settings.texts, settings.seed)
         texts = feeds(encodings, chosen, task.tokenizer.pad_id)
-        found = begin(source, texts, left, settings)
-        quantize_network(task.network, {names.linear[name]: one for name, one in found.items()})
+        inputs = begin(source, texts, left, settings)
+        quantize_network(task.network, {names.linear[n]: start for n, start in inputs.items()})
         connect(task.network, names.linear)
 
     network = tuning.train(work, change)
@@ -168,7 +168,7 @@ def begin(
     scales, program = smooth.Scales({}, {}), source.program
     if settings.smooth == "auto":
         scales = smooth.choose(program, source.layers, texts, left)
-        source = Source.of(*smooth.apply(program, source.arrays, scales.by_input))
+        source = Source.of(*graph.smooth(program, source.arrays, scales.by_input))
     layers = source.layers
     by = {
         name: scales.by_input[variable]
@@ -182,17 +182,17 @@ def begin(
             maxima.setdefault(name, []).append(float(np.abs(x).max()))
     thresholds = {name: float(np.mean(maxima[name])) for name in layers.inputs if name not in left}
     pieces = in_pieces(source, texts, thresholds) if settings.split == "auto" else {}
-    found: dict[str, Input] = {}  # by variable
+    starts: dict[str, Input] = {}  # by variable
     for name, threshold in thresholds.items():
         variable = layers.inputs[name]
-        if variable not in found:
+        if variable not in starts:
             ones = np.ones(len(layers.parameters[name]), np.float32)
             if name in pieces:
                 threshold = pieces[name].split.threshold
-            found[variable] = Input(
+            starts[variable] = Input(
                 threshold, by.get(name, ones), scales.smoothed.get(name), pieces.get(name)
             )
-    return {name: found[layers.inputs[name]] for name in thresholds}
+    return {name: starts[layers.inputs[name]] for name in thresholds}
 
 
 def in_pieces(
@@ -203,8 +203,8 @@ def in_pieces(
     rounded = {name: quantize(source.arrays[name], 1) for name in pairs if name in thresholds}
     chosen = split.choose(rounded, source.layers, texts, thresholds)
     return {
-        name: InPieces(one, pairs[name].first, pairs[name].activation)
-        for name, one in chosen.items()
+        name: InPieces(units_split, pairs[name].first, pairs[name].activation)
+        for name, units_split in chosen.items()
     }
 
 
@@ -213,12 +213,12 @@ def write(work: Work, trained: Trained, folder: Path) -> bundles.Variant:
     source = trained.source
     left = source.float32_layers(work.job.skip)
     # Paddle's calibration makes the program for converters around the trained thresholds.
-    found = calibrate.calibrate(source.folder, work.gate.few(16), "abs_max", left)
-    found = calibrate.with_thresholds(found, source.program, trained.thresholds)
+    calibration = calibrate.calibrate(source.folder, work.gate.few(16), "abs_max", left)
+    calibration = calibrate.with_thresholds(calibration, source.program, trained.thresholds)
     int8 = bundles.Int8Variant(
         name="int8-qat", method="qat", smoothed=trained.smoothed, split=trained.split
     )
-    variant = static.write(static.of_calibration(source, left, found, int8), folder)
+    variant = static.write(static.of_calibration(source, left, calibration, int8), folder)
     return tuning.beside_network(variant, folder, trained.network, work)
 
 
@@ -238,7 +238,7 @@ def quantize_network(network: paddle.nn.Layer, inputs: Mapping[str, Input]) -> N
         weight_quantize_type="channel_wise_abs_max",
         activation_quantize_type="moving_average_abs_max",
     ).apply(network)
-    rounded = {id(one): Rounded(one) for one in inputs.values()}
+    rounded = {id(entry): Rounded(entry) for entry in inputs.values()}
     for name, layer in quantized_layers(network).items():
         layer._fake_quant_input = rounded[id(inputs[f"{name}.weight"])]
         layer._fake_quant_weight.register_forward_pre_hook(_multiply(layer._fake_quant_input))
@@ -283,23 +283,25 @@ def _trained(source: Source, network: paddle.nn.Layer, names: from_program.Names
     network.eval()
     layers = quantized_layers(network)
     inputs = {
-        name: layers[own[: -len(".weight")]]._fake_quant_input
-        for name, own in names.linear.items()
-        if own[: -len(".weight")] in layers
+        name: layers[network_name[: -len(".weight")]]._fake_quant_input
+        for name, network_name in names.linear.items()
+        if network_name[: -len(".weight")] in layers
     }
-    smoothed = {name: one.told for name, one in inputs.items() if one.told is not None}
+    smoothed = {
+        name: rounded.smoothed for name, rounded in inputs.items() if rounded.smoothed is not None
+    }
     by_input = {
         variable: inputs[name].by.numpy()
         for variable, readers in graph.inputs(source.program).items()
         for name in readers
         if name in smoothed
     }
-    thresholds = {name: one.threshold().item() for name, one in inputs.items()}
+    thresholds = {name: rounded.threshold().item() for name, rounded in inputs.items()}
     pieces = {
-        name: one.pieces.split.model_copy(update={"threshold": thresholds[name]})
-        for name, one in inputs.items()
-        if one.pieces is not None
+        name: rounded.pieces.split.model_copy(update={"threshold": thresholds[name]})
+        for name, rounded in inputs.items()
+        if rounded.pieces is not None
     }
     arrays = tuning.parameters(network, names)
-    trained = Source.of(*smooth.apply(source.program, arrays, by_input))
+    trained = Source.of(*graph.smooth(source.program, arrays, by_input))
     return Trained(trained, thresholds, smoothed, pieces, network)

@@ -47,28 +47,28 @@ def points(bundle: bundles.Bundle, made: bundles.Variant, sha256: str) -> list[P
     of this run, which need not be in the bundle."""
     megabytes = bundle.variant("float32").bytes / 1e6
     others = [v for v in bundle.manifest.variants if v.name != made.name]
-    found: list[Point] = []
+    measured: list[Point] = []
     for variant in [*others, made]:
         accuracy = next((a for a in variant.accuracy if a.data_sha256 == sha256), None)
         its = variant.comparison
         if accuracy is None or accuracy.float32_accuracy is None or its is None:
             continue
-        if not found:
+        if not measured:
             same = {"texts_per_s": its.float32_texts_per_s, "max_logit_difference": 0.0}
             ones = {"speed_ratio": 1.0, "size_ratio": 1.0}
             whole = {"accuracy": accuracy.float32_accuracy, "drop": None}
             float32 = accuracy.model_copy(update=whole), its.model_copy(update={**same, **ones})
-            found.append(Point("float32", *float32, megabytes))
+            measured.append(Point("float32", *float32, megabytes))
         added = variant is not made or made in bundle.manifest.variants
-        found.append(Point(variant.name, accuracy, its, its.size_ratio * megabytes, added))
-    return found
+        measured.append(Point(variant.name, accuracy, its, its.size_ratio * megabytes, added))
+    return measured
 
 
 def of_layers(variant: bundles.Variant, what: str) -> dict[str, float]:
     """What the manifest tells of quantized layers by their weights: `output_errors` (token errors),
     `weight_errors` or `thresholds` of inputs; nothing, where the variant has no such field."""
-    told: dict[str, float] = getattr(variant, what, {})
-    return told
+    values: dict[str, float] = getattr(variant, what, {})
+    return values
 
 
 def most_changed(variant: bundles.Variant, most: int) -> list[str]:
@@ -122,7 +122,7 @@ def write(
     return path
 
 
-def _variants(found: Sequence[Point], max_drop: float, metric: str) -> Section:
+def _variants(points: Sequence[Point], max_drop: float, metric: str) -> Section:
     shown = FIGURES.get(metric, metric)
     name = shown[0].upper() + shown[1:]
     ratios = {"speed": "texts/s, times float32's", "size": "bytes, of float32's"}
@@ -146,11 +146,12 @@ def _variants(found: Sequence[Point], max_drop: float, metric: str) -> Section:
         [
             *(
                 Figure(
-                    f"{name} and {what}", _scatter(found, f"{what}_ratio", label, max_drop, metric)
+                    f"{name} and {what}",
+                    _scatter(points, f"{what}_ratio", label, max_drop, metric),
                 )
                 for what, label in ratios.items()
             ),
-            Table(columns, [_row(point) for point in found], note),
+            Table(columns, [_row(point) for point in points], note),
         ],
     )
 
@@ -271,15 +272,17 @@ def _worst(
     return Section(title, [Table(columns, rows, note), *drawn])
 
 
-def _scatter(found: Sequence[Point], key: str, label: str, max_drop: float, metric: str) -> Drawing:
+def _scatter(
+    points: Sequence[Point], key: str, label: str, max_drop: float, metric: str
+) -> Drawing:
     """The metric in per cent over a ratio, each point named."""
     figure, axes = figures.axes_of()
-    if found:
-        figures.draw_gate(axes, 100 * (found[0].accuracy.accuracy - max_drop))
-    values = [100 * point.accuracy.accuracy for point in found]
+    if points:
+        figures.draw_gate(axes, 100 * (points[0].accuracy.accuracy - max_drop))
+    values = [100 * point.accuracy.accuracy for point in points]
     gap = 0.1 * max([max(values) - min(values), 100 * max_drop, 0.1] if values else [1.0])
     lowest = float("-inf")
-    for point in sorted(found, key=lambda point: point.accuracy.accuracy):
+    for point in sorted(points, key=lambda point: point.accuracy.accuracy):
         x, y = getattr(point.comparison, key), 100 * point.accuracy.accuracy
         axes.plot(
             x,

@@ -49,7 +49,7 @@ def open_sample(
     chosen = [examples[number] for number in draw(len(examples), len(examples), seed)[-count:]]
     labels = frozenset(model.labels)
     written = [example.label or "" for example in chosen]
-    labelled = all(one and model.task.labels.unknown(one, labels) is None for one in written)
+    labelled = all(label and model.task.labels.unknown(label, labels) is None for label in written)
     if not labelled and not model.task.shape.picks_label:
         raise UserError(f"{key}: {path} has no labels; name a labelled table as selection.data")
     truth = np.zeros(count, np.int64)

@@ -29,13 +29,13 @@ def groups(program: programs.ProgramDesc) -> dict[str, list[str]]:
     layer, and what comes after the encoder."""
     linear = linear_weights(program)
     layers = layer_groups.count_layers(program)
-    found = {}
+    parts = {}
     for layer in range(layers):
         six = linear[6 * layer : 6 * layer + 6]
-        found[f"layer {layer} attention"] = six[:4]
-        found[f"layer {layer} feed-forward"] = six[4:]
-    found["head"] = linear[6 * layers :]
-    return found
+        parts[f"layer {layer} attention"] = six[:4]
+        parts[f"layer {layer} feed-forward"] = six[4:]
+    parts["head"] = linear[6 * layers :]
+    return parts
 
 
 def linear_weights(program: programs.ProgramDesc) -> list[str]:
@@ -119,5 +119,5 @@ def output_errors(
 
 def relative_errors(y: np.ndarray, exact: np.ndarray) -> np.ndarray:
     """Of each token's outputs [tokens, N]: squared change over squared size, [tokens]."""
-    found: np.ndarray = np.square(y - exact).sum(1) / np.maximum(np.square(exact).sum(1), 1e-12)
-    return found
+    errors: np.ndarray = np.square(y - exact).sum(1) / np.maximum(np.square(exact).sum(1), 1e-12)
+    return errors

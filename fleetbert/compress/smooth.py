@@ -55,7 +55,7 @@ def choose(
         for source, names in readers.items():
             largest[source].append(np.abs(inputs[names[0]]).max(0))
     few = spread(batches)
-    others = np.array([not any(batch is one for one in few) for batch in batches])
+    others = np.array([not any(batch is chosen for chosen in few) for batch in batches])
     others |= not others.any()
     few_inputs = list(layers.run(few))
     scales, smoothed = {}, {}
@@ -85,12 +85,9 @@ def scales_of(largest: np.ndarray, weights: Sequence[np.ndarray], exponent: floa
     """
     inputs = np.maximum(largest, 1e-5)
     rows = np.maximum(np.max([np.abs(weight).max(1) for weight in weights], 0), 1e-5)
-    found = inputs**exponent / rows ** (1 - exponent)
-    scales: np.ndarray = (found / np.exp(np.log(found).mean())).astype(np.float32)
+    unscaled = inputs**exponent / rows ** (1 - exponent)
+    scales: np.ndarray = (unscaled / np.exp(np.log(unscaled).mean())).astype(np.float32)
     return scales
-
-
-apply = graph.smooth
 
 
 def _error(

@@ -73,7 +73,7 @@ def choose(
             if units is None:
                 break
             tried[former * factor] = error(former * factor, units), units
-        least = min(one for one, _ in tried.values())
+        least = min(token_error for token_error, _ in tried.values())
         near = [value for value in tried if tried[value][0] <= NEARLY * least]
         threshold = min(near, key=lambda value: (len(tried[value][1]), tried[value][0]))
         if tried[threshold][0] < (1 - WORTH) * tried[former][0]:
@@ -93,11 +93,11 @@ def needed(largest: np.ndarray, threshold: float, most: int) -> np.ndarray | Non
 
     largest: output of each unit, float32 [units].
     """
-    wanted = largest / threshold - 1
-    times = np.maximum(np.ceil(wanted), 0).astype(np.int64)
+    excess = largest / threshold - 1
+    times = np.maximum(np.ceil(excess), 0).astype(np.int64)
     count = -(-int(times.sum()) // BLOCK) * BLOCK
     if not 0 < count <= most:
         return None if count else np.zeros(0, np.int64)
-    nearest = np.argsort(wanted - times, kind="stable")[::-1]
+    nearest = np.argsort(excess - times, kind="stable")[::-1]
     times[nearest[: count - int(times.sum())]] += 1
     return np.repeat(np.arange(len(times)), times)

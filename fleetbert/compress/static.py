@@ -124,31 +124,31 @@ def in_pieces(prepared: Prepared, source: Source, batches: Sequence[Feeds]) -> P
     """With units in pieces where texts want it; see `split`."""
     thresholds = input_thresholds(prepared)
     weights = prepared.calibration.weights
-    found = split.choose(weights, source.layers, batches, thresholds)
-    return _lowered(prepared, source, "split", found).telling(split=found)
+    chosen = split.choose(weights, source.layers, batches, thresholds)
+    return _lowered(prepared, source, "split", chosen).telling(split=chosen)
 
 
 def _lowered(
     prepared: Prepared,
     source: Source,
     why: str,
-    found: Mapping[str, bundles.Clipped | bundles.Split],
+    changes: Mapping[str, bundles.Clipped | bundles.Split],
 ) -> Prepared:
     """With the thresholds that were found, by weight."""
-    for name, one in found.items():
-        pieces = f" with {len(one.units)} pieces" if isinstance(one, bundles.Split) else ""
+    for name, cut in changes.items():
+        pieces = f" with {len(cut.units)} pieces" if isinstance(cut, bundles.Split) else ""
         log.info(
-            f"{why}: {name}: inputs cut at {one.threshold:.3g} instead of {one.former:.3g}{pieces}"
-            f", token error {one.error:.2%} instead of {one.former_error:.2%}"
+            f"{why}: {name}: inputs cut at {cut.threshold:.3g} instead of {cut.former:.3g}{pieces}"
+            f", token error {cut.error:.2%} instead of {cut.former_error:.2%}"
         )
-    lower = {name: one.threshold for name, one in found.items()}
+    lower = {name: cut.threshold for name, cut in changes.items()}
     calibration = calibrate.with_thresholds(prepared.calibration, source.program, lower)
     return prepared._replace(calibration=calibration)
 
 
-def split_pieces(found: Mapping[str, bundles.Split]) -> dict[str, graph.Pieces]:
+def split_pieces(splits: Mapping[str, bundles.Split]) -> dict[str, graph.Pieces]:
     """By the weight of the layer that reads them."""
-    return {name: graph.pieces(one.units, one.threshold) for name, one in found.items()}
+    return {name: graph.pieces(entry.units, entry.threshold) for name, entry in splits.items()}
 
 
 def write(prepared: Prepared, folder: Path) -> bundles.Int8Variant:
@@ -171,7 +171,7 @@ def write(prepared: Prepared, folder: Path) -> bundles.Int8Variant:
         quantized[name] = graph.widen_second(quantized[name], some)
         others[bias] = np.concatenate([others[bias], others[bias][some.units] - some.lower])
         widened[name] = first
-    arrays = {**others, **{name: one.integers for name, one in quantized.items()}}
+    arrays = {**others, **{name: weight.integers for name, weight in quantized.items()}}
     program = int8.to_int8(first_token_only(fused.program), calibration.thresholds, quantized)
     programs.write(folder / "x86.pdmodel", graph.fit(program, arrays, widened))
     for first in widened.values():

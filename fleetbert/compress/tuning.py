@@ -84,24 +84,24 @@ def training_job(job: config.Quantize, bundle: bundles.Bundle) -> config.Tuning:
     data = job.data.model_copy(
         update={
             "max_length": min(job.data.max_length, longest),
-            "dev": None if _judges_for_the_gate(job) else job.data.dev,
+            "dev": None if _is_gate_data(job) else job.data.dev,
         }
     )
     init = f"{bundle.root}/{job.source} ({sha256[:16]})"
     soft = job.distill.weight
     if soft is None:
         soft = config.SOFT[job.method] if tasks.get(bundle.task.name).shape.picks_label else 0.0
-    own = {
+    fields = {
         "distill": job.distill.model_copy(update={"weight": soft}),
         "task": config.Task(name=bundle.task.name, pooling=bundle.task.pooling),
         "data": data,
         "model": config.Model(init=init, vocab=str(bundle.vocab_path), dropout=job.dropout),
     }
     shared = set(config.Tuning.model_fields) & set(config.Quantize.model_fields)
-    return config.Tuning(**{**{name: getattr(job, name) for name in shared}, **own})
+    return config.Tuning(**{**{name: getattr(job, name) for name in shared}, **fields})
 
 
-def _judges_for_the_gate(job: config.Quantize) -> bool:
+def _is_gate_data(job: config.Quantize) -> bool:
     """Whether data.dev has the very texts of gate.data."""
     if job.data.dev is None:
         return False
@@ -162,8 +162,8 @@ def check(network: paddle.nn.Layer, bundle: bundles.Bundle, variant: str) -> Non
     vocab_size = min(100, network.network.config.vocab_size)
     pad_id = network.network.config.pad_token_id
     ids, types = random_batch(np.random.default_rng(0), (4, 16), vocab_size, pad_id)
-    found = answers(network, {"input_ids": ids, "token_type_ids": types})
-    difference = float(np.abs(found - program(ids, types, pad_id=pad_id)).max())
+    logits = answers(network, {"input_ids": ids, "token_type_ids": types})
+    difference = float(np.abs(logits - program(ids, types, pad_id=pad_id)).max())
     if not difference <= LARGEST_DIFFERENCE:
         raise UserError(
             f"{bundle.root}: {variant} is not a BERT as training exports it: a network with its "
@@ -182,7 +182,7 @@ def answers(network: paddle.nn.Layer, batch: dict[str, np.ndarray]) -> np.ndarra
 def parameters(network: paddle.nn.Layer, names: from_program.Names) -> dict[str, np.ndarray]:
     """The network's parameters under the program's names."""
     state = network.network.state_dict()
-    return {name: state[own].numpy() for name, own in names.parameters.items()}
+    return {name: state[network_name].numpy() for name, network_name in names.parameters.items()}
 
 
 def beside_network(
@@ -192,8 +192,8 @@ def beside_network(
     served = engine.open_folder(variant.kind, folder, "cpu", work.gate.threads)
     differences = []
     for feeds in work.gate.few(16):
-        found = abs(served(*feeds.values()) - answers(network, feeds))
+        difference = abs(served(*feeds.values()) - answers(network, feeds))
         if work.gate.model.task.shape.per_token:  # of padding they say nothing
-            found = found[feeds["attention_mask"] > 0]
-        differences.append(found.max())
+            difference = difference[feeds["attention_mask"] > 0]
+        differences.append(difference.max())
     return variant.model_copy(update={"max_difference_to_network": float(max(differences))})

@@ -22,6 +22,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.graph import program as programs
 from fleetbert.graph import weights
 from fleetbert.graph.fuse import Fused, fuse
+from fleetbert.graph.smooth import smooth as smooth_inputs
 from fleetbert.graph.weights import Quantized
 
 log = logging.getLogger(__name__)
@@ -143,17 +144,17 @@ def smoothed(work: Work, batches: Sequence[Feeds]) -> Work:
     """The work with its source smoothed, as these texts advise."""
     source = work.source
     left = source.float32_layers(work.job.skip)
-    found = smooth.choose(source.program, source.layers, batches, left)
-    for name, one in found.smoothed.items():
+    scales = smooth.choose(source.program, source.layers, batches, left)
+    for name, entry in scales.smoothed.items():
         log.info(
-            f"smooth: {name}: exponent {one.exponent}, token error {one.error:.2%} instead of "
-            f"{one.former_error:.2%}"
+            f"smooth: {name}: exponent {entry.exponent}, token error {entry.error:.2%} instead of "
+            f"{entry.former_error:.2%}"
         )
-    log.info(f"smooth: the inputs of {len(found.smoothed)} layers")
-    if not found.smoothed:
+    log.info(f"smooth: the inputs of {len(scales.smoothed)} layers")
+    if not scales.smoothed:
         return work
-    program, arrays = smooth.apply(source.program, source.arrays, found.by_input)
-    return replace(work, source=Source.of(program, arrays), smoothed=found.smoothed)
+    program, arrays = smooth_inputs(source.program, source.arrays, scales.by_input)
+    return replace(work, source=Source.of(program, arrays), smoothed=scales.smoothed)
 
 
 def matching(patterns: Sequence[str], names: Iterable[str]) -> list[str]:

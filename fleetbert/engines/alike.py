@@ -40,4 +40,4 @@ def random_batches(
 
 def difference(some: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> float:
     """The largest between two engines' answers to the same batches; NaN where one answers that."""
-    return float(np.max([np.abs(one - other).max() for one, other in zip(some, others)]))
+    return float(np.max([np.abs(a - b).max() for a, b in zip(some, others)]))

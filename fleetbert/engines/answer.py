@@ -229,8 +229,9 @@ def _answer_window(
     texts_b = [example.text_b or "" for example in examples] if model.pair else None
     logits = compute_logits(model, [example.text_a for example in examples], texts_b)
     answers = iter(model.task.answer.to_answers(model.labels, logits.values, logits.exit_layers))
-    objects = [
-        {**own, **(next(answers).as_json() if isinstance(line, Example) else {"error": str(line)})}
-        for own, line in taken
-    ]
+    results = (
+        next(answers).as_json() if isinstance(line, Example) else {"error": str(line)}
+        for _, line in taken
+    )
+    objects = [{**line_id, **result} for (line_id, _), result in zip(taken, results)]
     return objects, Counts(len(taken), len(taken) - len(examples), logits.truncated)

@@ -153,7 +153,7 @@ def of_labels(logits: np.ndarray) -> np.ndarray:
     """Of several labels, each with a probability by itself: the largest entropy of one, over the
     largest possible: 0 to 1, [texts]."""
     below = -np.logaddexp(0, -logits), -np.logaddexp(0, logits)  # of having it, of not
-    entropy = -sum(np.exp(one) * one for one in below)
+    entropy = -sum(np.exp(log_chance) * log_chance for log_chance in below)
     largest: np.ndarray = np.max(entropy, axis=1) / math.log(2)
     return largest
 

@@ -36,10 +36,10 @@ def open_variant(folder: Path, options: Options) -> ProgramEngine:
     is_text = str(path).encode("utf-8", "ignore") == os.fsencode(path)
     model = str(path) if is_text else path.read_bytes()
     session = onnxruntime.InferenceSession(model, settings, providers=[provider])
-    names = [one.name for one in session.get_inputs()]
-    asked = [(*INPUTS, MASK).index(name) for name in names]
+    names = [entry.name for entry in session.get_inputs()]
+    places = [(*INPUTS, MASK).index(name) for name in names]
 
     def run(*arrays: np.ndarray) -> np.ndarray:
-        return session.run(["logits"], {name: arrays[at] for name, at in zip(names, asked)})[0]
+        return session.run(["logits"], {name: arrays[at] for name, at in zip(names, places)})[0]
 
     return ProgramEngine(run, options.pad_id)

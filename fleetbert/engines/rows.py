@@ -109,7 +109,7 @@ def open_bfloat16(folder: Path, options: Options) -> RowsEngine:
     program = programs.read(folder / "x86.pdmodel")
     halves, others = weights.load_halves(folder)
     tables = {name: halves.pop(name) for name in embeddings.words(program) if name in halves}
-    parameters = {**others, **{name: bfloat16.widened(one) for name, one in halves.items()}}
+    parameters = {**others, **{name: bfloat16.widened(half) for name, half in halves.items()}}
     return _open(program, parameters, options, tables)
 
 

@@ -87,13 +87,13 @@ class Widened(NamedTuple):
 
 def find(folder: Path) -> Path | None:
     """The program in a folder; None where it has none, or has a model's weights to take instead."""
-    found = sorted(folder.glob(f"*{PROGRAM}")) if folder.is_dir() else []
-    if not found or any(True for pattern in WEIGHTS for _ in folder.glob(pattern)):
+    paths = sorted(folder.glob(f"*{PROGRAM}")) if folder.is_dir() else []
+    if not paths or any(True for pattern in WEIGHTS for _ in folder.glob(pattern)):
         return None
-    if len(found) > 1:
-        names = ", ".join(path.name for path in found)
+    if len(paths) > 1:
+        names = ", ".join(path.name for path in paths)
         raise UserError(f"{folder} has several programs ({names}): leave one of them in it")
-    return found[0]
+    return paths[0]
 
 
 def import_program(
@@ -138,18 +138,18 @@ def import_program(
         written = programs.write_model(folder / "float32", widened.program, widened.arrays)
         opened = engine.open_folder(engine.FLOAT32, written, pad_id=pad_id)
         float32 = functools.partial(opened, pad_id=pad_id)
-        found = [float32(*batch) for batch in batches]
-        difference = alike.difference(found, expected)
-        error = _error(found, expected)
+        logits = [float32(*batch) for batch in batches]
+        difference = alike.difference(logits, expected)
+        error = _error(logits, expected)
         rounded = widened.quantized and error <= LARGEST_ERROR
         if not (rounded or difference <= alike.LARGEST_DIFFERENCE):  # also catches NaN
             raise UserError(
                 f"{path}: as a float32 variant its logits differ by {difference:.3g} from what "
                 "Paddle Inference answers without passes; export it again in float32"
             )
-        told = told_of(float32, found, golden.FLOAT_SHARE)
+        described = describe(float32, logits, golden.FLOAT_SHARE)
         float32_variant = bundles.ProgramVariant(
-            name="float32", runs_on=["x86", "gpu", "armv8"], **told
+            name="float32", runs_on=["x86", "gpu", "armv8"], **described
         )
         if not widened.quantized:
             return [float32_variant]
@@ -157,15 +157,15 @@ def import_program(
         if made is None:
             return [float32_variant]
         variant, int8_run, answered = made
-        told = told_of(int8_run, answered, golden.INTEGER_SHARE)
-        return [float32_variant, variant.model_copy(update=told)]
+        described = describe(int8_run, answered, golden.INTEGER_SHARE)
+        return [float32_variant, variant.model_copy(update=described)]
 
-    def told_of(run: golden.Run, found: list[np.ndarray], share: float) -> dict[str, object]:
+    def describe(run: golden.Run, logits: list[np.ndarray], share: float) -> dict[str, object]:
         """Of a variant that gave `found`, for the manifest."""
         return {
             "made_from": str(path),
             "versions": versions(),
-            "max_difference_to_network": alike.difference(found, expected),
+            "max_difference_to_network": alike.difference(logits, expected),
             "golden": golden.record(run, max_length, tokenizer.vocab_size, share, pad_id),
         }
 
@@ -201,10 +201,10 @@ def _read(path: Path) -> Given:
     outputs = programs.output_names(program)
     if len(outputs) != 1:
         raise UserError(f"{path}: has {len(outputs)} outputs; export it with its logits alone")
-    own = _inputs(program, path)
-    for old, new in zip(own, engine.INPUTS):
+    inputs = _inputs(program, path)
+    for old, new in zip(inputs, engine.INPUTS):
         tidy.rename(block, old, new)
-    return Given(path, own, tidy.tidy(program), arrays)
+    return Given(path, inputs, tidy.tidy(program), arrays)
 
 
 def _inputs(program: ProgramDesc, path: Path) -> list[str]:
@@ -240,7 +240,7 @@ def _answers(given: Given, batches: Sequence[Batch]) -> list[np.ndarray]:
         options = paddle_inference.config_of(given.path, given.path.with_suffix(".pdiparams"))
         options.switch_ir_optim(False)
         run = predictor.bind(predictor.create(options, "cpu", 1), given.inputs)
-        found = [run(*batch)[0] for batch in batches]
+        logits = [run(*batch)[0] for batch in batches]
     except UserError:
         raise
     except Exception as error:  # Paddle raises RuntimeError, ValueError, OSError, ...
@@ -248,19 +248,19 @@ def _answers(given: Given, batches: Sequence[Batch]) -> list[np.ndarray]:
             f"{given.path}: Paddle {paddle.__version__} cannot run it on texts of up to "
             f"{max(ids.shape[1] for ids, _ in batches)} tokens ({messages.last_error(error)})"
         ) from error
-    if any(one.ndim != 2 for one in found):
+    if any(array.ndim != 2 for array in logits):
         raise UserError(
-            f"{given.path}: answers with shape {list(found[0].shape)}; a classifier's logits are "
+            f"{given.path}: answers with shape {list(logits[0].shape)}; a classifier's logits are "
             "[texts, labels]"
         )
-    return found
+    return logits
 
 
 def _widened(program: ProgramDesc, arrays: Parameters) -> Widened:
     """The program without quantize and dequantize operators."""
     thresholds, quantized = quantizers.read(program, arrays)
     program = quantizers.in_float32(program)
-    arrays = {**arrays, **{name: weights.widen(one) for name, one in quantized.items()}}
+    arrays = {**arrays, **{name: weights.widen(weight) for name, weight in quantized.items()}}
     arrays = {name: arrays[name] for name in programs.parameter_names(program)}
     return Widened(program, arrays, thresholds, quantized)
 
@@ -270,7 +270,7 @@ def _check_padding(given: Given, tokenizer: tokenizers.Tokenizer) -> None:
     text = np.random.default_rng(0).choice(tokenizer.ordinary_ids, (1, PADDED // 2))
     ids = np.full((1, PADDED), tokenizer.pad_id, np.int64)
     ids[:, : PADDED // 2] = text
-    padded, alone = _answers(given, [(one, np.zeros_like(one)) for one in (ids, text)])
+    padded, alone = _answers(given, [(rows, np.zeros_like(rows)) for rows in (ids, text)])
     if not np.abs(padded - alone).max() <= alike.LARGEST_DIFFERENCE:
         raise UserError(
             f"{given.path}: answers otherwise when padding follows a text, and the tokenizer's "
@@ -294,17 +294,17 @@ def _int8(
     try:
         variant = _write_int8(widened, folder / "float32", made)
         run = functools.partial(engine.open_folder(engine.INT8, made), pad_id=pad_id)
-        found = [run(*batch) for batch in batches]
-        error = _error(found, expected)
+        logits = [run(*batch) for batch in batches]
+        error = _error(logits, expected)
         if not error <= LARGEST_ERROR:  # also catches NaN
             raise UserError(f"there its logits differ by {error:.1%} from its own")
     except Exception as reason:  # a program of another shape than BERT's fails anywhere
         shutil.rmtree(made)
-        said = str(reason).strip() or type(reason).__name__
-        log.warning(f"{path}: float32 alone, for the int8 engine cannot run it: {said}")
+        text = str(reason).strip() or type(reason).__name__
+        log.warning(f"{path}: float32 alone, for the int8 engine cannot run it: {text}")
         return None
     log.info(f"{path}: in int8 its logits differ by {error:.1%} from its own, on random ids")
-    return variant, run, found
+    return variant, run, logits
 
 
 def _write_int8(widened: Widened, float32: Path, made: Path) -> bundles.Int8Variant:
@@ -312,15 +312,15 @@ def _write_int8(widened: Widened, float32: Path, made: Path) -> bundles.Int8Vari
     fused = fuse(float32)
     program = merge_transposes(fused.program)
     layers = int8.inputs(program)
-    own = {
+    taken = {
         name: quantized
         for name, quantized in widened.quantized.items()
         if quantized.axis == 1 and layers.get(name) in widened.thresholds
     }
-    if not own:
+    if not taken:
         raise UserError("none of its Linear layers has integers and a threshold")
-    program = int8.to_int8(first_token_only(program), widened.thresholds, own)
-    stored = dict(own)
+    program = int8.to_int8(first_token_only(program), widened.thresholds, taken)
+    stored = dict(taken)
     for name in programs.embedding_tables(program):
         stored[name] = weights.quantize(widened.arrays[name], 0)
     programs.write(made / "x86.pdmodel", program)
@@ -329,12 +329,12 @@ def _write_int8(widened: Widened, float32: Path, made: Path) -> bundles.Int8Vari
     return bundles.Int8Variant(
         name=NAME,
         runs_on=["x86"],
-        float32_layers=[name for name in layers if name not in own],
-        thresholds={name: widened.thresholds[layers[name]] for name in own},
+        float32_layers=[name for name in layers if name not in taken],
+        thresholds={name: widened.thresholds[layers[name]] for name in taken},
     )
 
 
-def _error(found: list[np.ndarray], expected: list[np.ndarray]) -> float:
+def _error(logits: list[np.ndarray], expected: list[np.ndarray]) -> float:
     """Relative, of all logits together (Frobenius norm)."""
-    ours, theirs = (np.concatenate(list(some)) for some in (found, expected))
+    ours, theirs = (np.concatenate(list(some)) for some in (logits, expected))
     return float(np.linalg.norm(ours - theirs) / np.linalg.norm(theirs))

@@ -178,10 +178,10 @@ def _check_task(bundle: bundles.Bundle, early_exit: bool) -> None:
 
 
 def _source(bundle: bundles.Bundle, name: str) -> Path:
-    if all(found.name != name for found in bundle.manifest.variants) and name in _MADE_WITH:
-        wanted, command = _MADE_WITH[name]
+    if all(variant.name != name for variant in bundle.manifest.variants) and name in _MADE_WITH:
+        product, command = _MADE_WITH[name]
         raise UserError(
-            f"{wanted} is made from the variant {name}, which {bundle.root} has not: add it with "
+            f"{product} is made from the variant {name}, which {bundle.root} has not: add it with "
             f"`fleetbert {command}`"
         )
     bundles.verify(bundle, name)
@@ -261,9 +261,9 @@ def _cut(
         )
     parts = {}
     for end, part in groups.cut_groups(program, settings.ends):
-        own = {name: arrays[name] for name in programs.parameter_names(part)}
+        stored = {name: arrays[name] for name in programs.parameter_names(part)}
         parts[exits.program_name(end, "nb")] = programs.write_model(
-            temporary / f"group-{end}", part, own
+            temporary / f"group-{end}", part, stored
         )
     return parts
 
@@ -287,10 +287,10 @@ def _answers(folder: Path, batches: Sequence[lite_opt.Batch], pad_id: int) -> li
     return [run(*batch, pad_id=pad_id) for batch in batches]
 
 
-def _check_same(expected: list[np.ndarray], found: list[np.ndarray], most: float) -> None:
-    if not alike.difference(expected, found) <= most:  # also catches NaN
+def _check_same(expected: list[np.ndarray], answers: list[np.ndarray], most: float) -> None:
+    if not alike.difference(expected, answers) <= most:  # also catches NaN
         raise UserError(
             "what Paddle Lite's converter needs changed in the program changes its answers by "
-            f"{alike.difference(expected, found):.3g}, so nothing was converted; export the "
+            f"{alike.difference(expected, answers):.3g}, so nothing was converted; export the "
             "float32 variant again"
         )

@@ -56,14 +56,14 @@ def convert(
     """
     folder.mkdir()
     kernels: set[str] = set()
-    asked = batches
+    inputs = batches
     for name, source in parts.items():
         work = folder.with_name(f"{folder.name}-{name}")
         work.mkdir()
-        done = _convert(source, work, target, float16, bits, asked)
+        done = _convert(source, work, target, float16, bits, inputs)
         (work / "model.nb").rename(folder / name)
         kernels.update(done.kernels)
-        asked = [(state, ids) for state, (ids, _) in zip(done.answers, batches)]
+        inputs = [(state, ids) for state, (ids, _) in zip(done.answers, batches)]
     return done._replace(folder=folder, kernels=sorted(kernels))
 
 
@@ -108,13 +108,13 @@ def _convert(
             f"Paddle Lite's converter could not convert {source} for {target}: "
             f"{_reason(done.stdout) or f'exit code {done.returncode}'}; try another --precision"
         )
-    found = json.loads(about.read_text())
+    info = json.loads(about.read_text())
     answers = []
     if batches:
         with np.load(job["answers"]) as arrays:
             answers = [arrays[f"a{number}"] for number in range(len(batches))]
-    versions = {name: found[name] for name in ("opt", "paddlelite", "python")}
-    return Converted(folder, versions, found["kernels"], answers)
+    versions = {name: info[name] for name in ("opt", "paddlelite", "python")}
+    return Converted(folder, versions, info["kernels"], answers)
 
 
 def find_python() -> tuple[str, dict[str, str]]:
@@ -156,17 +156,17 @@ def _pythons() -> Iterator[str]:
         Path(os.environ.get("PYENV_ROOT", (files.home() or files.NOWHERE) / ".pyenv")) / "versions"
     )
     for version in PYTHONS:
-        found = shutil.which(f"python{version}")
-        if found:
-            yield found
+        path = shutil.which(f"python{version}")
+        if path:
+            yield path
         yield from map(str, sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True))
-    found = shutil.which("python3")
-    if found:
-        yield found
+    path = shutil.which("python3")
+    if path:
+        yield path
 
 
-def _reason(said: str) -> str:
+def _reason(output: str) -> str:
     """The line of the converter's output that says most."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
     failed = [line for line in lines if "Check failed" in line or "Error" in line]
     return (failed or lines or [""])[-1]

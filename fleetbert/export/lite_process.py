@@ -50,14 +50,14 @@ def answer(model: str, batches: str, answers: str) -> None:
     config = lite.MobileConfig()
     config.set_model_from_file(model)
     predictor = lite.create_paddle_predictor(config)
-    found = {}
+    logits = {}
     with np.load(batches) as arrays:
         for number in range(len(arrays.files) // 2):
             predictor.get_input(0).from_numpy(arrays[f"a{number}"])
             predictor.get_input(1).from_numpy(arrays[f"b{number}"])
             predictor.run()
-            found[f"a{number}"] = np.array(predictor.get_output(0).numpy())
-    np.savez(answers, **found)
+            logits[f"a{number}"] = np.array(predictor.get_output(0).numpy())
+    np.savez(answers, **logits)
 
 
 if __name__ == "__main__":

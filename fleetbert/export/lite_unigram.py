@@ -104,7 +104,7 @@ def _steps(part: Step | None, inner: str) -> list[Step]:
         return []
     if part["type"] != "Sequence":
         return [part]
-    return [one for step in part[inner] for one in _steps(step, inner)]
+    return [single for step in part[inner] for single in _steps(step, inner)]
 
 
 def _normalizer(step: Step, tensors: dict[str, np.ndarray]) -> Step:
@@ -131,16 +131,16 @@ def _pattern(pattern: dict[str, str]) -> Step:
     """Which texts are replaced: one, each of some characters, or runs of a character."""
     if "String" in pattern:
         return {"kind": "string", "of": pattern["String"]}
-    wanted = pattern["Regex"]
-    run = re.fullmatch(r"([^\\.^$|?*+()\[\]{}])(?:\{(\d+),\}|(\+))", wanted)
+    regex = pattern["Regex"]
+    run = re.fullmatch(r"([^\\.^$|?*+()\[\]{}])(?:\{(\d+),\}|(\+))", regex)
     if run is not None:
         return {"kind": "characters", "of": run[1], "least": int(run[2] or 1)}
     # Characters in brackets, with a backslash before those that mean something there.
-    listed = re.fullmatch(r"\[((?:\\[^A-Za-z0-9]|[^\\\[\]^&-])+)\]", wanted, re.DOTALL)
+    listed = re.fullmatch(r"\[((?:\\[^A-Za-z0-9]|[^\\\[\]^&-])+)\]", regex, re.DOTALL)
     if listed is not None:
         characters = re.sub(r"\\(.)", r"\1", listed[1], flags=re.DOTALL)
         return {"kind": "characters", "of": characters, "least": 0}
-    raise _Unknown(f"its normalizer replaces what the regular expression {wanted!r} finds")
+    raise _Unknown(f"its normalizer replaces what the regular expression {regex!r} finds")
 
 
 def _pre_tokenizer(step: Step) -> Step:

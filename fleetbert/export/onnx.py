@@ -93,10 +93,10 @@ def convert(source: Path, target: Path, opset: int = OPSET) -> None:
             errors="replace",
         )
     if done.returncode or not target.is_file():
-        said = [line for line in done.stdout.splitlines() if line.strip()]
+        lines = [line for line in done.stdout.splitlines() if line.strip()]
         raise UserError(
             f"paddle2onnx {installed} could not convert {source} (opset {opset}): "
-            f"{said[-1] if said else f'exit code {done.returncode}'}; "
+            f"{lines[-1] if lines else f'exit code {done.returncode}'}; "
             "`fleetbert export --format onnx --opset` tries others"
         )
 
@@ -106,11 +106,11 @@ def _compare(bundle: bundles.Bundle, source: Path, folder: Path) -> float:
     tokenizer = tokenizers.open(bundle)
     pad_id = tokenizer.pad_id
     batches = random_batches(bundle.max_length, tokenizer.vocab_size, pad_id)
-    expected, found = (
+    expected, answers = (
         [run(*batch, pad_id=pad_id) for batch in batches]
         for run in (
             engine.open_folder(engine.FLOAT32, source, "cpu", threads, pad_id=pad_id),
             engine.open_folder(engine.ONNX, folder, "cpu", threads, pad_id=pad_id),
         )
     )
-    return difference(expected, found)
+    return difference(expected, answers)

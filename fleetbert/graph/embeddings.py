@@ -39,8 +39,8 @@ def integer_tables(
     program: ProgramDesc, quantized: Mapping[str, weights.Quantized]
 ) -> dict[str, weights.Quantized]:
     """The table of words, if a program looks it up and it is of integers."""
-    found = (name for name in words(program) if name in quantized)
-    return {name: quantized[name] for name in found if quantized[name].axis == 0}
+    names = (name for name in words(program) if name in quantized)
+    return {name: quantized[name] for name in names if quantized[name].axis == 0}
 
 
 def words(program: ProgramDesc) -> list[str]:

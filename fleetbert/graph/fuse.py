@@ -44,10 +44,10 @@ def _rename_attributes(program: ProgramDesc) -> None:
     """See `paddle_inference.ATTRIBUTES`. An operator that has both names is set by either."""
     for op in program.blocks[0].ops:
         for new, old in paddle_inference.ATTRIBUTES.items():
-            named = [programs.copy(one) for one in op.attrs if one.name in (new, old)]
+            named = [programs.copy(attr) for attr in op.attrs if attr.name in (new, old)]
             if named:
-                others = [programs.copy(one) for one in op.attrs if one.name not in (new, old)]
-                chosen = next((one for one in named if one.b or one.s), named[0])
+                others = [programs.copy(attr) for attr in op.attrs if attr.name not in (new, old)]
+                chosen = next((attr for attr in named if attr.b or attr.s), named[0])
                 chosen.name = old
                 del op.attrs[:]
                 op.attrs.extend([*others, chosen])
@@ -73,5 +73,5 @@ def merge_transposes(program: ProgramDesc) -> ProgramDesc:
         result = programs.argument(readers[0].outputs, "Out")
         programs.set_argument(product.outputs, "Out", result)
         gone += [transpose, readers[0]]
-    programs.replace_ops(block, [op for op in block.ops if not any(op is one for one in gone)])
+    programs.replace_ops(block, [op for op in block.ops if not any(op is old for old in gone)])
     return program

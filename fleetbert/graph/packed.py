@@ -7,7 +7,7 @@ questions together by rows, and collects what they give. A mean over a text's to
 the row with the mask of the text's first token, and is collected in the same way.
 
 `fc` is the only operator with keys in the cache that confuses shapes (see
-`paddle_inference.check_length`): rows have SAFE_LENGTHS.
+`compat.lengths`): rows have SAFE_LENGTHS.
 """
 
 from __future__ import annotations

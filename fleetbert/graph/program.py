@@ -174,8 +174,8 @@ def new_variable(block: BlockDesc, name: str, data_type: VarType.Type, dims: Seq
 
 def keep_variables(block: BlockDesc, names: Iterable[str]) -> None:
     """Leave these variables in the block and no other."""
-    wanted = set(names)
-    kept = [copy(described) for described in block.vars if described.name in wanted]
+    chosen = set(names)
+    kept = [copy(described) for described in block.vars if described.name in chosen]
     del block.vars[:]
     block.vars.extend(kept)
 
@@ -200,11 +200,11 @@ def consumers(block: BlockDesc, name: str) -> list[OpDesc]:
 
 def attribute(op: OpDesc, name: str) -> OpDesc.Attr:
     """The attribute of that name."""
-    return next(one for one in op.attrs if one.name == name)
+    return next(entry for entry in op.attrs if entry.name == name)
 
 
 def has_attribute(op: OpDesc, name: str) -> bool:
-    return any(one.name == name for one in op.attrs)
+    return any(entry.name == name for entry in op.attrs)
 
 
 def data_type(op: OpDesc) -> str:
@@ -265,19 +265,19 @@ class Mean(NamedTuple):
 
 def means(block: BlockDesc, mask: str) -> list[Mean]:
     """Those that read the variable `mask` (`models.task_heads.Embedder`)."""
-    found = []
+    averages = []
     for reader in consumers(block, mask):
         if reader.type == "exp":
             op = reader
             while op.type not in ("matmul", "matmul_v2"):
                 (op,) = consumers(block, argument(op.outputs, "Out"))
-            found.append(Mean(reader, op))
-    return found
+            averages.append(Mean(reader, op))
+    return averages
 
 
 def drop_attribute(op: OpDesc, name: str) -> None:
     """Take an attribute from an operator, where it has it."""
-    for former in [one for one in op.attrs if one.name == name]:
+    for former in [entry for entry in op.attrs if entry.name == name]:
         op.attrs.remove(former)
 
 
@@ -305,13 +305,13 @@ def set_attributes(op: OpDesc, **values: Value) -> None:
 def cut(program: ProgramDesc, inputs: Sequence[str], outputs: Sequence[str]) -> ProgramDesc:
     """The part of a program that computes the variables `outputs` from the variables `inputs`."""
     block = program.blocks[0]
-    wanted = set(outputs)
+    required = set(outputs)
     ops: list[OpDesc] = []
     for op in reversed(block.ops):
-        needed = wanted.intersection(written_by(op)) - set(inputs)
+        needed = required.intersection(written_by(op)) - set(inputs)
         if needed and op.type not in ("feed", "fetch"):
             ops.append(op)
-            wanted.update(read_by(op))
+            required.update(read_by(op))
     part = copy(program)
     feeds = [port("feed", "feed", name, number) for number, name in enumerate(inputs)]
     fetches = [port("fetch", name, "fetch", number) for number, name in enumerate(outputs)]

@@ -98,7 +98,7 @@ def _kind(op: OpDesc, parameter: str, tensor: VarType.TensorDesc) -> Kind:
     """What an output has in common with those whose variable it may take."""
     if LAID_OUT.get(op.type) != parameter or tensor.data_type not in ITEM_BYTES:
         given = (slot.parameter for slot in op.inputs if slot.arguments)
-        attributes = sorted(one.name for one in op.attrs)
+        attributes = sorted(attribute.name for attribute in op.attrs)
         return (tensor.data_type, *tensor.dims, op.type, *given, *attributes, parameter)
     known = [size for size in tensor.dims if size > 0]
     return len(tensor.dims) - len(known), math.prod(known) * ITEM_BYTES[tensor.data_type]
@@ -107,8 +107,8 @@ def _kind(op: OpDesc, parameter: str, tensor: VarType.TensorDesc) -> Kind:
 def _lives(block: BlockDesc) -> tuple[dict[str, VarDesc], dict[str, int], set[str]]:
     """The VarDesc of each variable, the number of the last operator that uses it, and those whose
     memory is not free to use: feeds, fetches and parameters."""
-    described = {one.name: one for one in block.vars}
+    described = {variable.name: variable for variable in block.vars}
     last = {name: number for number, op in enumerate(block.ops) for name in programs.arguments(op)}
     ports = [op for op in block.ops if op.type in ("feed", "fetch")]
     fixed = {name for op in ports for name in programs.arguments(op)}
-    return described, last, fixed | {n for n, one in described.items() if one.persistable}
+    return described, last, fixed | {n for n, variable in described.items() if variable.persistable}

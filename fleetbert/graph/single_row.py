@@ -6,7 +6,7 @@ instead of 16. For one text most of the time is what an operator costs beside it
 int8 takes 3.0 ms for 24 tokens instead of 3.4 (2 threads).
 
 Rows may have any length here. With one row keys in oneDNN's cache cannot meet (see
-`paddle_inference.check_length`), and a new length takes 2 ms once.
+`compat.lengths`), and a new length takes 2 ms once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def rewrite(
     block = program.blocks[0]
     parameters = dict(parameters)
     means = [mean.product for mean in programs.means(block, mask)]
-    ops = [_mean(op) if any(op is one for one in means) else op for op in block.ops]
+    ops = [_mean(op) if any(op is product for product in means) else op for op in block.ops]
     for layer in programs.attentions(block):
         scores, mixed = layer.scores, layer.mixed
         if not layer.one_input:
@@ -60,7 +60,7 @@ def rewrite(
         scaled = {"head_number": heads, "alpha": programs.attribute(scores, "matmul_alpha").f}
         attention = programs.operator("self_dp_attention", {"X": source}, {"Out": target}, **scaled)
         gone = [*three[1:], scores, layer.softmax]
-        ops = [op for op in ops if not any(op is one for one in gone)]
+        ops = [op for op in ops if not any(op is product for product in gone)]
         ops = [joined if op is three[0] else attention if op is mixed else op for op in ops]
     programs.replace_ops(block, ops)
     program = programs.cut(program, [state], programs.output_names(program))
@@ -93,7 +93,7 @@ def _join(block: programs.BlockDesc, three: list[OpDesc], parameters: Parameters
     joined.outputs[0].arguments[:] = [output + JOINED]
     if programs.has_attribute(joined, "Scale_weights"):  # in int8
         scales = [programs.attribute(op, "Scale_weights").floats for op in three]
-        programs.set_attributes(joined, Scale_weights=[one for each in scales for one in each])
+        programs.set_attributes(joined, Scale_weights=[scale for each in scales for scale in each])
     return joined
 
 

@@ -28,13 +28,13 @@ def inputs(program: ProgramDesc) -> dict[str, list[str]]:
     """The variables of an unfused BERT that can be smoothed, and the weights of the layers that
     read each: outputs of norms and of attention."""
     block = program.blocks[0]
-    found: dict[str, list[str]] = {}
+    readers: dict[str, list[str]] = {}
     for op in _linear(program):
         source = programs.argument(op.inputs, "X")
         kind = programs.producer(block, source).type
         if kind == "layer_norm" or (kind == "reshape2" and _value(block, source) is not None):
-            found.setdefault(source, []).append(programs.argument(op.inputs, "Y"))
-    return found
+            readers.setdefault(source, []).append(programs.argument(op.inputs, "Y"))
+    return readers
 
 
 def is_free(program: ProgramDesc, source: str) -> bool:
@@ -107,11 +107,11 @@ def _value(block: BlockDesc, source: str) -> tuple[str, str] | None:
 def _back(block: BlockDesc, name: str, *kinds: str) -> OpDesc | None:
     """The last of operators of these kinds, each of which gives the one before its X, the first
     `name`; None where they are others."""
-    found = None
+    op = None
     for kind in kinds:
         makers = [op for op in block.ops if name in programs.written_by(op)]
         if not makers or makers[0].type != kind:
             return None
-        found = makers[0]
-        name = programs.argument(found.inputs, "X")
-    return found
+        op = makers[0]
+        name = programs.argument(op.inputs, "X")
+    return op

@@ -44,17 +44,17 @@ class Pieces(NamedTuple):
 def pairs(program: ProgramDesc) -> dict[str, Pair]:
     """Of a fused program, by the weight of the second Linear."""
     block = program.blocks[0]
-    found = {}
+    second_layers = {}
     for op in block.ops:
         if op.type != "fc" or not programs.has_attribute(op, "fuse_activation"):
             continue
         activation = programs.attribute(op, "fuse_activation").s
         biases = [slot.arguments[0] for slot in op.inputs if slot.parameter == "Bias"]
         readers = programs.consumers(block, programs.argument(op.outputs, "Out"))
-        if activation in ACTIVATIONS and biases and [one.type for one in readers] == ["fc"]:
+        if activation in ACTIVATIONS and biases and [reader.type for reader in readers] == ["fc"]:
             second = programs.argument(readers[0].inputs, "W")
-            found[second] = Pair(programs.argument(op.inputs, "W"), biases[0], activation)
-    return found
+            second_layers[second] = Pair(programs.argument(op.inputs, "W"), biases[0], activation)
+    return second_layers
 
 
 def pieces(units: Sequence[int] | np.ndarray, threshold: float) -> Pieces:
@@ -73,8 +73,8 @@ def outputs(
         return np.maximum(y, 0)
     # Of erf within 0.0005, a hundredth of the steps that this is for.
     inner = np.maximum(2 * y * (gelu.SLOPE + gelu.CUBIC * y * y), -60)
-    found: np.ndarray = y / (1 + np.exp(-inner))
-    return found
+    values: np.ndarray = y / (1 + np.exp(-inner))
+    return values
 
 
 def widen_first(weight: Quantized, some: Pieces) -> Quantized:
@@ -107,11 +107,11 @@ def fit(program: ProgramDesc, arrays: Parameters, widened: Mapping[str, str]) ->
 
 def _between(block: BlockDesc, first: str, second: str) -> list[str]:
     """What is computed of the weight `first` before the product with `second`."""
-    weights, found = {second}, [first]
+    weights, computed = {second}, [first]
     for op in block.ops:
         read, written = set(programs.read_by(op)), programs.written_by(op)
         if read & weights:
-            weights.update(() if read & set(found) else written)
-        elif read & set(found):
-            found += written
-    return found[1:]
+            weights.update(() if read & set(computed) else written)
+        elif read & set(computed):
+            computed += written
+    return computed[1:]

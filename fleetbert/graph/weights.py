@@ -59,7 +59,7 @@ def save(folder: Path, quantized: dict[str, Quantized], others: Parameters) -> N
     for name, (integers, scales, _) in quantized.items():
         tensors[name] = np.ascontiguousarray(integers)
         tensors[name + SCALE] = scales
-    axes = {name: one.axis for name, one in quantized.items()}
+    axes = {name: weight.axis for name, weight in quantized.items()}
     save_file(tensors, folder / NAME, metadata={"axes": json.dumps(axes)})
 
 
@@ -85,13 +85,13 @@ def load(folder: Path) -> tuple[dict[str, Quantized], Parameters]:
 def _map(path: Path, names: Collection[str]) -> Parameters:
     """These tensors, of integers or bfloat16, mapped."""
     length, header = _read_header(path)
-    found = {}
+    arrays = {}
     for name in names:
         entry = header[name]
         dtype = {"I8": np.int8, "I16": np.int16, "BF16": np.uint16}[entry["dtype"]]
         start = 8 + length + entry["data_offsets"][0]
-        found[name] = np.asarray(np.memmap(path, dtype, "r", start, tuple(entry["shape"])))
-    return found
+        arrays[name] = np.asarray(np.memmap(path, dtype, "r", start, tuple(entry["shape"])))
+    return arrays
 
 
 def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
@@ -107,7 +107,7 @@ def save_halves(folder: Path, halves: Parameters, others: Parameters) -> None:
     safetensors writes only NumPy's types from NumPy, so this puts bfloat16's name over uint16's.
     """
     data = safetensors_of(
-        {name: np.ascontiguousarray(one) for name, one in {**others, **halves}.items()}
+        {name: np.ascontiguousarray(array) for name, array in {**others, **halves}.items()}
     )
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])

@@ -378,9 +378,9 @@ def refusal(family: Family, fields: Fields) -> str:
         if value is None and field == "pad_token_id" and "pad_token_id" not in family.defaults:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, kind) if kind is float else kind):
-            wanted = "a text" if kind is str else "a number"
+            expected = "a text" if kind is str else "a number"
             return (
-                f"config.json says {key}: {_short(value)}; it has to be {wanted}, the model's own"
+                f"config.json says {key}: {_short(value)}; it has to be {expected}, the model's own"
             )
     return family.cannot(fields)
 
@@ -392,12 +392,12 @@ def _short(value: object) -> str:
 
 def _named(family: Family, fields: Fields) -> dict[str, str]:
     """The fields of Shape that a config.json names, and its keys; PaddleNLP's are BERT's."""
-    found = {}
+    keys = {}
     for field in FIELDS:
         for key in (field, family.keys.get(field, field)):
             if key in fields:
-                found[field] = key
-    return found
+                keys[field] = key
+    return keys
 
 
 def is_paddlenlps(files: Tensors) -> bool:
@@ -442,8 +442,8 @@ def write(
         if head == TOKENS and name.startswith(POOLER):
             continue
         new = name
-        for theirs, own in pieces:
-            new = new.replace(own, theirs)
+        for theirs, ours in pieces:
+            new = new.replace(ours, theirs)
         if new.startswith(ENCODER):
             new = family.prefix + new[len(ENCODER) :]
         files[new] = array if paddlenlp else _turn(name, array)
@@ -485,8 +485,8 @@ def _unwrapped(files: Tensors) -> Tensors:
 def _replaced(name: str, family: Family, pieces: Pieces) -> str:
     if name.startswith(family.prefix):
         name = ENCODER + name[len(family.prefix) :]
-    for theirs, own in pieces:
-        name = name.replace(theirs, own)
+    for theirs, ours in pieces:
+        name = name.replace(theirs, ours)
     return name if name.startswith((ENCODER, *HEADS)) else ENCODER + name
 
 

@@ -56,7 +56,7 @@ def _convert(reader: _Reader, into: Path) -> None:
     reader.take("i")
     tokenizer = _tokenizer(reader)
     reader.directory()
-    found = {
+    tensors = {
         "embeddings.word_embeddings.weight": reader.four_bits("emb.word", words, width),
         "embeddings.position_embeddings.weight": reader.floats("emb.pos", positions, width),
         "embeddings.token_type_embeddings.weight": reader.floats("emb.type", types, width),
@@ -66,12 +66,12 @@ def _convert(reader: _Reader, into: Path) -> None:
         for short, name in LINEAR.items():
             rows, columns = {"fi": (inner, width), "fo": (width, inner)}.get(short, (width, width))
             at = f"encoder.layer.{layer}.{name}"
-            found[f"{at}.weight"] = reader.four_bits(f"l{layer}.{short}.w", rows, columns)
-            found[f"{at}.bias"] = reader.floats(f"l{layer}.{short}.b", rows)
+            tensors[f"{at}.weight"] = reader.four_bits(f"l{layer}.{short}.w", rows, columns)
+            tensors[f"{at}.bias"] = reader.floats(f"l{layer}.{short}.b", rows)
         for short, name in (("aln", "attention.output.LayerNorm"), ("oln", "output.LayerNorm")):
             at = f"encoder.layer.{layer}.{name}"
-            found.update(_norm(at, reader, f"l{layer}.{short}", width))
-    save_file(found, into / "model.safetensors", metadata={"format": "pt"})
+            tensors.update(_norm(at, reader, f"l{layer}.{short}", width))
+    save_file(tensors, into / "model.safetensors", metadata={"format": "pt"})
     config = {
         "model_type": "bert", "architectures": ["BertModel"], "vocab_size": words,
         "hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": heads,
@@ -103,18 +103,18 @@ def _tokenizer(reader: _Reader) -> tokenizers.Tokenizer:
         (blob[start:end].decode(), float(score))
         for start, end, score in zip(offsets[:-1], offsets[1:], scores)
     ]
-    found = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=unknown))
-    found.normalizer = _normalizer(reader)
-    found.pre_tokenizer = pre_tokenizers.Sequence(
+    tokenizer = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=unknown))
+    tokenizer.normalizer = _normalizer(reader)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]
     )
-    found.add_special_tokens(list(SPECIAL.values()))
-    found.post_processor = processors.TemplateProcessing(
+    tokenizer.add_special_tokens(list(SPECIAL.values()))
+    tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>",
         pair="<s> $A </s> </s> $B </s>",
         special_tokens=[("<s>", first), ("</s>", last)],
     )
-    return found
+    return tokenizer
 
 
 def _normalizer(reader: _Reader) -> normalizers.Normalizer:

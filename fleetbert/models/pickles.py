@@ -134,14 +134,14 @@ class Reader(pickle.Unpickler):
         self._load_storage = load_storage
 
     def find_class(self, module: str, name: str) -> Any:
-        found = ALLOWED.get((module, name))
-        if found is None:
+        known = ALLOWED.get((module, name))
+        if known is None:
             raise pickle.UnpicklingError(
                 f"it names {module}.{name}, which is no part of weights and was not run; "
                 "where it can be loaded, save its state_dict alone: "
                 "torch.save(weights, 'pytorch_model.bin')"
             )
-        return found
+        return known
 
     def persistent_load(self, identity: Any) -> Any:
         return self._load_storage(identity)
@@ -153,11 +153,11 @@ def read(path: Path) -> Tensors:
     try:
         with path.open("rb") as file:
             if zipfile.is_zipfile(file):
-                found = _read_zip(file)
+                loaded = _read_zip(file)
             else:
                 file.seek(0)
-                found = _read_pickle(file)
-        tensors = _named(found)
+                loaded = _read_pickle(file)
+        tensors = _named(loaded)
     except Exception as error:  # a pickle can raise anything
         raise UserError(
             f"its weights cannot be read: {path}: {error or type(error).__name__}"
@@ -203,8 +203,8 @@ def _read_pickle(file: IO[bytes]) -> object:
 
     class Noting(Reader):
         def find_class(self, module: str, name: str) -> Any:
-            found = super().find_class(module, name)
-            return (lambda *_: None) if found is _tensor else found
+            known = super().find_class(module, name)
+            return (lambda *_: None) if known is _tensor else known
 
     Noting(file, note).load()
     storages: dict[str, np.ndarray] = {}
@@ -221,14 +221,14 @@ def _no_storage(identity: object) -> object:  # noqa: ARG001
     raise pickle.UnpicklingError("a storage where none belongs")
 
 
-def _named(found: object) -> Tensors:
-    if not isinstance(found, dict):
+def _named(loaded: object) -> Tensors:
+    if not isinstance(loaded, dict):
         return {}
-    if isinstance(found.get(STATE), dict):
-        return _named(found[STATE])
-    parts = found.get(PARTS) or {}
+    if isinstance(loaded.get(STATE), dict):
+        return _named(loaded[STATE])
+    parts = loaded.get(PARTS) or {}
     arrays: dict[str, np.ndarray] = {}
-    for name, value in found.items():
+    for name, value in loaded.items():
         if isinstance(value, tuple) and len(value) == 2:  # Paddle: its own name, and the array
             value = value[1]
         array = value.array if isinstance(value, NumpyArray) else value

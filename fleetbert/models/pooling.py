@@ -35,14 +35,14 @@ def read(folder: Path) -> str | None:
     return ", ".join(FLAGS.get(name, _short(name)) for name in chosen) or DEFAULT
 
 
-def check(wanted: str | None, found: str | None, where: str, key: str) -> str:
+def check(chosen: str | None, of_folder: str | None, where: str, key: str) -> str:
     """What is wanted, or else what was found at `where`; UserError if it is none of POOLINGS."""
-    pooling = wanted or found or DEFAULT
+    pooling = chosen or of_folder or DEFAULT
     if pooling not in POOLINGS:
         choose = " or ".join(POOLINGS)
-        if wanted:
-            raise UserError(f"{key} is {wanted!r}; choose {choose}")
-        raise UserError(f"{where}: its vectors are pooled by {found}; name {key} {choose}")
+        if chosen:
+            raise UserError(f"{key} is {chosen!r}; choose {choose}")
+        raise UserError(f"{where}: its vectors are pooled by {of_folder}; name {key} {choose}")
     return pooling
 
 
@@ -67,7 +67,7 @@ def check_modules(folder: Path) -> None:
 def write(folder: Path, pooling: str, width: int) -> None:
     """What `read` reads, and sentence-transformers opens."""
     flags = {"mean": "pooling_mode_mean_tokens", "cls": "pooling_mode_cls_token"}
-    fields = {"word_embedding_dimension": width, **{flags[one]: one == pooling for one in POOLINGS}}
+    fields = {"word_embedding_dimension": width, **{flags[p]: p == pooling for p in POOLINGS}}
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields, indent=2) + "\n")
     modules = [

@@ -37,13 +37,13 @@ class Source(NamedTuple):
     folder: Path | None = None  # where its files are
     architecture: str = ""  # the first that config.json names
 
-    def with_pooling(self, wanted: str | None, key: str) -> Source:
+    def with_pooling(self, chosen: str | None, key: str) -> Source:
         """The source of an encoder of vectors, pooled as `wanted`, else as its folder says; key:
         what a user calls the choice. UserError where it cannot be had."""
-        found = None if self.folder is None else pooling.read(self.folder)
+        of_folder = None if self.folder is None else pooling.read(self.folder)
         if self.folder is not None:
             pooling.check_modules(self.folder)
-        shape: Shape = {**self.shape, "pooling": pooling.check(wanted, found, self.name, key)}
+        shape: Shape = {**self.shape, "pooling": pooling.check(chosen, of_folder, self.name, key)}
         return self._replace(shape=shape)
 
 
@@ -82,10 +82,10 @@ def open_source(model: schema.Model) -> Source:
     return source._replace(tokenizer=tokenizer, shape=shape)
 
 
-def _tell_other_words(own: Path, given: Path) -> None:
+def _tell_other_words(former: Path, given: Path) -> None:
     """Warn of a vocabulary that gives embeddings to other words than the weights' own does."""
     try:
-        texts = [charset.read_text(path, "vocabulary").rstrip("\r\n") for path in (own, given)]
+        texts = [charset.read_text(path, "vocabulary").rstrip("\r\n") for path in (former, given)]
     except UserError:  # of `given`: whoever needs it says so
         return
     words = [[word.rstrip("\r") for word in text.split("\n")] for text in texts]
@@ -93,7 +93,7 @@ def _tell_other_words(own: Path, given: Path) -> None:
     if other:
         before, after = (lines[other[0]] for lines in words)
         log.warning(
-            f"model.vocab: {given} has other words than {own} for {len(other)} embeddings: line "
+            f"model.vocab: {given} has other words than {former} for {len(other)} embeddings: line "
             f"{other[0] + 1} is {after!r} instead of {before!r}; is it the vocabulary of these "
             "weights?"
         )

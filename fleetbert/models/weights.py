@@ -69,9 +69,9 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
     """
     if source.tensors is None:
         return LoadReport([], [])
-    wanted = network.network.state_dict()
-    missing = [n for n in wanted if n not in source.tensors]
-    unexpected = [n for n in source.tensors if n not in wanted]
+    state = network.network.state_dict()
+    missing = [n for n in state if n not in source.tensors]
+    unexpected = [n for n in source.tensors if n not in state]
     lost = [n for n in missing if not n.startswith(HEADS)]
     strange = [n for n in unexpected if not n.startswith(HEADS)]
     if lost or strange:
@@ -85,26 +85,26 @@ def load(network: nn.Layer, source: Source, labels: Sequence[str] = ()) -> LoadR
         )
     rows = match_labels(source.head_labels, labels)
     for name, array in source.tensors.items():
-        if name not in wanted:
+        if name not in state:
             continue
-        own, values = wanted[name], None
+        tensor, values = state[name], None
         if name.startswith("classifier.") and rows is not None:
             known = rows >= 0
             if known.any():
-                values = own.numpy()  # (hidden, labels) or (labels)
+                values = tensor.numpy()  # (hidden, labels) or (labels)
                 values[..., known] = array[..., rows[known]]
-        elif list(array.shape) == list(own.shape):
+        elif list(array.shape) == list(tensor.shape):
             values = array.astype("float32")
         elif not name.startswith(HEADS):
             raise UserError(
                 f"model.init {source.name}: {name} has the shape {list(array.shape)}, "
-                f"the network needs {list(own.shape)}"
+                f"the network needs {list(tensor.shape)}"
             )
         if values is None:  # a head of other labels, or of another number
             missing.append(name)
             unexpected.append(name)
         else:
-            own.set_value(values)
+            tensor.set_value(values)
     # The bias of the masked-word head stands under two names, tied.
     fresh = [n for n in missing if not _tied(n, source.tensors)]
     return LoadReport(sorted(fresh), sorted(unexpected))

@@ -73,7 +73,7 @@ def test_uneven_inputs_are_smoothed_and_other_texts_gain(uneven):
     assert first in found.by_input
     scales = found.by_input[first]
     assert set(np.argsort(scales)[-2:]) == {3, 40}
-    after = Source.of(*smooth.apply(uneven.program, uneven.arrays, found.by_input))
+    after = Source.of(*graph.smooth(uneven.program, uneven.arrays, found.by_input))
     unseen = feeds(7)
     before, errors = errors_of(uneven, unseen), errors_of(after, unseen)
     for name in inputs[first]:

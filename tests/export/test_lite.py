@@ -33,7 +33,8 @@ from fleetbert.models.bert import BertConfig
 
 pytest.importorskip("paddlelite", reason="paddlelite has wheels for x86-64 and Python 3.8 to 3.10")
 
-from fleetbert.compress import lite_gate, static
+from fleetbert.compress import static
+from fleetbert.compress.gate import lite_accuracy
 from fleetbert.compress.texts import feeds
 from fleetbert.compress.work import Source
 from fleetbert.graph import lite_program
@@ -65,7 +66,7 @@ def board_bundle(tiny_bundle, tmp_path_factory) -> Path:
 
 def measure(table: Path, max_drop: float) -> lite.Measure:
     gate = config.Gate(data=str(table), max_accuracy_drop=max_drop)
-    return functools.partial(lite_gate.measure, gate)
+    return functools.partial(lite_accuracy, gate)
 
 
 def add_static(path: Path) -> None:

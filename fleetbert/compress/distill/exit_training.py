@@ -206,7 +206,7 @@ def train(
     """
     center, spread = _standard(examples, strategy) if kind == "change" else (0.0, 1.0)
     if kind == "change":
-        examples = [one._replace(logits=(one.logits - center) / spread) for one in examples]
+        examples = [part._replace(logits=(part.logits - center) / spread) for part in examples]
     task = Exits(settings, examples, job.trainer.seed, kind, labels)
     run = Run(job, strategy, task)
     run.callbacks = [Progress()] if strategy.rank == 0 else []
@@ -241,11 +241,11 @@ def _standard(examples: Sequence[Example], strategy: Single) -> tuple[float, flo
 
 # Of heads' outputs and the model's, both [heads, texts, outputs]: [heads, texts].
 LOSSES: dict[str, Callable[[paddle.Tensor, paddle.Tensor], paddle.Tensor]] = {
-    "entropy": lambda outputs, wanted: F.kl_div(
-        F.log_softmax(outputs), F.softmax(wanted), reduction="none"
+    "entropy": lambda outputs, teacher: F.kl_div(
+        F.log_softmax(outputs), F.softmax(teacher), reduction="none"
     ).sum(-1),
-    "labels": lambda outputs, wanted: F.binary_cross_entropy_with_logits(
-        outputs, F.sigmoid(wanted), reduction="none"
+    "labels": lambda outputs, teacher: F.binary_cross_entropy_with_logits(
+        outputs, F.sigmoid(teacher), reduction="none"
     ).sum(-1),
-    "change": lambda outputs, wanted: (outputs - wanted).square().sum(-1),
+    "change": lambda outputs, teacher: (outputs - teacher).square().sum(-1),
 }

@@ -107,13 +107,13 @@ def read_examples(
     path = str(job.data.train)
     labels: np.ndarray | None = None
     if job.distill.labels_weight:
-        found, labels, _ = evaluate.read_known(model, path)
+        table, labels, _ = evaluate.read_known(model, path)
     else:
-        found = read_unlabelled(path, model.task, "data.train")
-    most = len(found) - held_out(len(found), job.selection)
-    chosen = draw(len(found), min(job.distill.texts, most), job.seed)
+        table = read_unlabelled(path, model.task, "data.train")
+    most = len(table) - held_out(len(table), job.selection)
+    chosen = draw(len(table), min(job.distill.texts, most), job.seed)
     labels = None if labels is None else labels[chosen]
-    texts = model.task.labels.texts([found[number] for number in chosen])
+    texts = model.task.labels.texts([table[number] for number in chosen])
     encodings = model.tokenizer.encode(*texts, model.max_length)
     batches = engine.in_batches(ragged.of(encodings), model.batch_tokens)
     run = early_exit.open_teacher(teacher, job.threads or engine.default_threads())
@@ -192,14 +192,14 @@ def _add(
     log.info(f"{target}: {faster:.2f} times the texts/s of {source.name}")
     pays = faster > 1 and early_exit.saves(observed, choice)
     page = bundle.root / report.name(target)
-    told = functools.partial(report.write, page, accepting, choice, target, gate, job)
+    write_report = functools.partial(report.write, page, accepting, choice, target, gate, job)
     if layers is None and choice.accuracy - choice.margin >= least - 1e-9 and not pays:
         why = (
             f"{target} is not added: at the accuracy {least:.4f} that the gate asks for, no "
             f"exit makes {source.name} faster, which answers best as it is"
         )
         log.info(why)
-        told(why)
+        write_report(why)
         return []
     with bundles.adding(bundle.root, target) as new:
         variant = early_exit.write(source, new.folder, settings, trained)
@@ -211,17 +211,17 @@ def _add(
             known = {**evidence(accepting, choice), "times_faster": round(early, 3)}
             bundle = new.add(variant.model_copy(update=known))
             log.info(f"added {target} to {bundle.root}")
-    told(None, accuracy.drop)
+    write_report(None, accuracy.drop)
     if refused is not None:
         raise GateFailed(refused)
     return [Result(bundle, target, page)]
 
 
-def evidence(found: Observed, choice: Choice) -> dict[str, object]:
+def evidence(observed: Observed, choice: Choice) -> dict[str, object]:
     """For the manifest: accuracy after each layer if all texts left there, and what other values
     of speed give with the same groups."""
     return {
-        "accuracy_by_layer": [round(value, 4) for value in report.by_layer(found)],
+        "accuracy_by_layer": [round(value, 4) for value in report.by_layer(observed)],
         "by_speed": [
             bundles.SpeedPoint(
                 speed=point.speed,
@@ -229,6 +229,6 @@ def evidence(found: Observed, choice: Choice) -> dict[str, object]:
                 mean_layers=round(point.mean_layers, 3),
                 mean_flops=round(point.mean_flops),
             )
-            for point in report.curve(found, choice)
+            for point in report.curve(observed, choice)
         ],
     }

@@ -32,21 +32,21 @@ def name(target: str) -> str:
     return f"report-{target}.html"
 
 
-def by_layer(found: Observed) -> list[float]:
+def by_layer(observed: Observed) -> list[float]:
     """Accuracy, 0 to 1, if all texts left after that layer."""
-    layers, texts = range(1, len(found.predicted) + 1), len(found.truth)
-    return [found.accuracy_at(np.full(texts, layer)) for layer in layers]
+    layers, texts = range(1, len(observed.predicted) + 1), len(observed.truth)
+    return [observed.accuracy_at(np.full(texts, layer)) for layer in layers]
 
 
-def curve(found: Observed, choice: Choice) -> list[Choice]:
+def curve(observed: Observed, choice: Choice) -> list[Choice]:
     """What all values of speed give with the groups that were chosen; the first lets none leave."""
     speeds = sorted({0.0, choice.speed, *early_exit.SPEEDS})
-    return [early_exit.judge(found, choice.ends, speed) for speed in speeds]
+    return [early_exit.evaluate(observed, choice.ends, speed) for speed in speeds]
 
 
 def write(
     path: Path,
-    found: Observed,
+    observed: Observed,
     choice: Choice,
     target: str,
     gate: Gate,
@@ -56,17 +56,17 @@ def write(
 ) -> None:
     """Write the page. why_not: said first of a variant `target` that was not added, for leaving
     early does not pay; drop: that the gate found."""
-    choice = early_exit.judge(found, choice.ends, choice.speed)
-    points, root = curve(found, choice), gate.bundle.root.resolve()
+    choice = early_exit.evaluate(observed, choice.ends, choice.speed)
+    points, root = curve(observed, choice), gate.bundle.root.resolve()
     whole, least = points[0].mean_flops, gate.float32_accuracy - gate.max_drop
     with matplotlib.rc_context(STYLE):
         drawn = [
-            Figure("Accuracy after each layer, if all texts left there", _layers(found, least)),
+            Figure("Accuracy after each layer, if all texts left there", _layers(observed, least)),
             Figure("Accuracy and layers", _over("mean_layers", 1.0, points, choice, least)),
             Figure("Accuracy and operations", _over("mean_flops", whole, points, choice, least)),
         ]
     title = f"{root.parent.name}/{root.name}: {target}"
-    texts = f"{gate.data} ({number(len(found.truth))} texts)"
+    texts = f"{gate.data} ({number(len(observed.truth))} texts)"
     summary = (
         f"Groups of layers end after {', '.join(map(str, choice.ends))}. A text leaves after the "
         f"first whose head's uncertainty is under speed {choice.speed}: {choice.mean_layers:.2f} "
@@ -117,9 +117,9 @@ def _axes(least: float) -> tuple[Drawing, Axes]:
     return figure, axes
 
 
-def _layers(found: Observed, least: float) -> Drawing:
+def _layers(observed: Observed, least: float) -> Drawing:
     figure, axes = _axes(least)
-    values = by_layer(found)
+    values = by_layer(observed)
     axes.plot(range(1, len(values) + 1), [100 * value for value in values], "o-", color=TRAIN)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("layer")

@@ -36,28 +36,28 @@ class Student(teachers.Taught):
     def _map_layers(self, teacher: nn.Layer) -> None:
         """Have the student's network give its layers' outputs too, and note the teacher's."""
         network = self.network
-        own = network.network.bert.encoder.layers
+        layers = network.network.bert.encoder.layers
         known = teacher.network.bert.encoder.layers
-        outputs = outputs_of(own)
-        self.wanted = outputs_of([known[n - 1] for n in teachers.evenly(len(own), len(known))])
+        outputs = outputs_of(layers)
+        self.known = outputs_of([known[n - 1] for n in teachers.evenly(len(layers), len(known))])
         widths = (network.network.config.hidden_size, teacher.network.config.hidden_size)
         if widths[0] != widths[1]:
-            network.projections = nn.LayerList([nn.Linear(*widths) for _ in own])
+            network.projections = nn.LayerList([nn.Linear(*widths) for _ in layers])
         logits = network.forward
 
         def forward(self, *arguments, **inputs):
-            found = logits(*arguments, **inputs)
+            answer = logits(*arguments, **inputs)
             if widths[0] == widths[1]:
-                return found, list(outputs)
+                return answer, list(outputs)
             # In here, because data parallel looks for its weights behind what a forward gives.
-            return found, [project(value) for project, value in zip(self.projections, outputs)]
+            return answer, [project(value) for project, value in zip(self.projections, outputs)]
 
         network.forward = types.MethodType(forward, network)
 
     def _answer(self, model: nn.Layer, arrays: Arrays) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
         """The student's float32 logits, and its layers' outputs as wide as the teacher's."""
-        found = model(**arrays["inputs"])
-        logits, outputs = found if isinstance(found, tuple) else (found, [])
+        answer = model(**arrays["inputs"])
+        logits, outputs = answer if isinstance(answer, tuple) else (answer, [])
         return logits.astype("float32"), outputs
 
     def predict(self, network: nn.Layer, arrays: Arrays) -> dict[str, np.ndarray]:
@@ -79,8 +79,8 @@ class Student(teachers.Taught):
         if settings.hidden_weight:
             tokens = paddle.to_tensor(token_weights(arrays, self.tokenizer.pad_id))
             errors = [
-                (squared_error(own, wanted) * tokens).sum()
-                for own, wanted in zip(outputs, self.wanted)
+                (squared_error(student, teacher) * tokens).sum()
+                for student, teacher in zip(outputs, self.known)
             ]
             loss = loss + settings.hidden_weight * sum(errors) / len(errors)
         return loss
@@ -111,13 +111,13 @@ def soft_cross_entropy(
     Both [texts, labels] are divided by the temperature, and the result [texts] is multiplied by
     its square, so that gradients keep their size.
     """
-    wanted = F.softmax(teacher_logits / temperature)
-    return -(wanted * F.log_softmax(logits / temperature)).sum(-1) * temperature**2
+    soft = F.softmax(teacher_logits / temperature)
+    return -(soft * F.log_softmax(logits / temperature)).sum(-1) * temperature**2
 
 
-def squared_error(own: paddle.Tensor, wanted: paddle.Tensor) -> paddle.Tensor:
+def squared_error(student: paddle.Tensor, teacher: paddle.Tensor) -> paddle.Tensor:
     """Mean over the width; [rows, length] from two [rows, length, width]."""
-    return (own.astype("float32") - wanted.astype("float32")).square().mean(-1)
+    return (student.astype("float32") - teacher.astype("float32")).square().mean(-1)
 
 
 def token_weights(arrays: Arrays, pad_id: int) -> np.ndarray:

@@ -91,22 +91,22 @@ def student_source(job: schema.Distill, teacher: Teacher) -> sources.Source:
     if job.model.init == "teacher":
         return _some_layers(job, teacher)
     source = sources.open_source(job.model)
-    vocab, known = (next(iter(s.tokenizer.files.values())) for s in (source, teacher))
-    words = [charset.read_text(path, "vocabulary").split("\n") for path in (vocab, known)]
+    vocab, teacher_vocab = (next(iter(s.tokenizer.files.values())) for s in (source, teacher))
+    words = [charset.read_text(path, "vocabulary").split("\n") for path in (vocab, teacher_vocab)]
     if words[0] != words[1]:
         raise UserError(
             f"distill.teacher: {teacher.path} has another vocabulary than the student, "
-            f"{vocab}; take {known} as model.vocab, or another teacher"
+            f"{vocab}; take {teacher_vocab} as model.vocab, or another teacher"
         )
     for name, values in tokenizers.differing(source.tokenizer, teacher.tokenizer).items():
-        own, theirs = map(schema.yaml_word, values)
+        value, theirs = map(schema.yaml_word, values)
         if name == "lowercase":
             raise UserError(
-                f"model.lowercase: {own}, but the teacher {teacher.path} has {theirs}; set it to "
+                f"model.lowercase: {value}, but the teacher {teacher.path} has {theirs}; set it to "
                 "that"
             )
         raise UserError(
-            f"model.init: the tokenizer of {source.name} has {name}: {own}, but the teacher "
+            f"model.init: the tokenizer of {source.name} has {name}: {value}, but the teacher "
             f"{teacher.path} has {theirs}; a student has to read texts as its teacher does"
         )
     if teacher.source is not None and job.distill.hidden_weight:

@@ -60,11 +60,11 @@ class Theseus(teachers.Taught):
 
 def _put_in_place(layer: nn.Layer, group: list[nn.Layer], drawn: list[bool], number: int) -> None:
     """Have `layer` ask, in training, whether it or the teacher's `group` computes."""
-    own = layer.forward
+    student = layer.forward
 
     def forward(self, hidden, mask=None):
         if not self.training or drawn[number]:
-            return own(hidden, mask)
+            return student(hidden, mask)
         for known in group:
             hidden = known(hidden, mask)
         # Data parallel waits for a gradient of every weight: here they are zeros.
