@@ -8,6 +8,7 @@ What Paddle does where another room goes its own way instead, and the version th
 | 2.6.2 | rewrites parameters into oneDNN's layout in every run | graph.layouts |
 | 2.6.2 | bfloat16 passes take norms and sums too, and know no packed rows | graph.bfloat16 |
 | 2.6.2 | ends saved programs with no-op scales; constants of shape [] | graph.tidy |
+| 2.6.2 | passes crash at a constant that nothing reads | graph.padding |
 | 2.6.2 | CPU kernels of LayerNorm, dropout and a Linear's bias are slow | models.cpu |
 | 2.6.2 | its AdaRound computes its loss from outputs that are fed as data | compress.calibrate |
 | 2.6.2 | clipping computes the gradients' norm and keeps it to itself | training.optimizer |

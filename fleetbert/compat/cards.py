@@ -20,7 +20,7 @@ OF_3: tuple[tuple[Capability, str], ...] = (((10, 0), "12.9"), ((9, 0), "12.6"),
 
 
 def gpu_version() -> str:
-    """Of the installed paddlepaddle-gpu; "" where Paddle is the build for CPUs."""
+    """The version of the installed paddlepaddle-gpu; "" where Paddle is the build for CPUs."""
     try:
         return importlib.metadata.version("paddlepaddle-gpu")
     except importlib.metadata.PackageNotFoundError:
@@ -28,7 +28,7 @@ def gpu_version() -> str:
 
 
 def architectures() -> tuple[Capability, ...]:
-    """What the installed wheel was built for; () where nobody tells."""
+    """The cards that the installed wheel has kernels for; () where they are not known."""
     version = gpu_version()
     if not version:
         return ()

@@ -37,7 +37,7 @@ Array = Union[np.ndarray, paddle.Tensor]
 
 
 def view(array: Array, *dims: int) -> View:
-    """Of an array whose elements lie one after the other, as it is or in other dimensions.
+    """The view of a contiguous array, as it is or in other dimensions.
 
     The array has to outlive the view. KeyError for a data type that is not in DTYPES, ValueError
     for elements that lie otherwise.
@@ -90,7 +90,7 @@ def multiply_add(a: View, b: View, out: View, factor: float = 1.0, add: bool = F
 
 
 def matmul(a: View, b: View, out: View, then: tuple[PostOp, ...] = ()) -> None:
-    """out (..., m, n) = a (..., m, k) b (..., k, n), and what is to follow."""
+    """out (..., m, n) = a (..., m, k) b (..., k, n), then what `then` says."""
     primitives.matmul(a.layout, b.layout, out.layout, _steps(then))(a, b, out, *_others(then))
 
 
@@ -103,18 +103,18 @@ def _others(then: tuple[PostOp, ...]) -> list[View]:
 
 
 def copy(source: View, out: View) -> None:
-    """Into another layout or data type."""
+    """Copy an array into another layout or data type."""
     primitives.reorder(source.layout, out.layout)(source, out)
 
 
 def multiply(a: View, b: View, out: View, then: tuple[PostOp, ...] = ()) -> None:
-    """Element by element, and what is to follow."""
+    """Multiply element by element, then apply `then`."""
     steps = _steps(then)
     primitives.elements(MULTIPLY, a.layout, b.layout, out.layout, steps)(a, b, out, *_others(then))
 
 
 def add(a: View, b: View, out: View) -> None:
-    """Element by element."""
+    """Add element by element."""
     primitives.elements(ADD, a.layout, b.layout, out.layout, ())(a, b, out)
 
 
@@ -129,7 +129,7 @@ def activate_backward(function: Function, x: View, grad: View, out: View) -> Non
 
 
 def softmax(x: View, out: View) -> None:
-    """Over the last axis."""
+    """Compute the softmax over the last axis."""
     primitives.softmax(x.layout, out.layout)(x, out)
 
 
@@ -139,8 +139,8 @@ def softmax_backward(y: View, grad: View, out: View) -> None:
 
 
 class Norm(NamedTuple):
-    """Of a layer normalization of x (rows, width): mean and variance (rows) of the forward are
-    what the backward needs besides x and the weight (width)."""
+    """What the backward of a layer normalization needs besides x (rows, width) and the weight
+    (width): mean and variance (rows) of the forward."""
 
     mean: np.ndarray
     variance: np.ndarray
@@ -148,7 +148,7 @@ class Norm(NamedTuple):
 
 
 def layer_norm(x: View, weight: View, bias: View, epsilon: float, out: View) -> Norm:
-    """Over the last axis of x (rows, width), in float32."""
+    """Normalize the last axis of x (rows, width), in float32."""
     rows = x.dims[0]
     norm = Norm(np.empty(rows, np.float32), np.empty(rows, np.float32), epsilon)
     primitives.layer_norm(x.layout, epsilon)(

@@ -53,7 +53,7 @@ class View(NamedTuple):
 
     @property
     def turned(self) -> View:
-        """With the last two axes exchanged."""
+        """The view with its last two axes exchanged."""
         dims, strides = self.dims, self.strides
         return self._replace(
             dims=(*dims[:-2], dims[-1], dims[-2]), strides=(*strides[:-2], strides[-1], strides[-2])
@@ -65,7 +65,7 @@ class _Argument(ctypes.Structure):
 
 
 class _Owned:
-    """A thing of oneDNN's, destroyed with this."""
+    """An object of oneDNN's, destroyed with this one."""
 
     def __init__(self, name: str, *arguments: object, creator: str | None = None):
         self._as_parameter_ = c_void_p()
@@ -113,7 +113,7 @@ def _kept(make: Callable[..., _Call]) -> Callable[..., _Call]:
 
 
 def _attributes(then: tuple[Applied, ...]) -> tuple[_Owned | None, list[tuple[int, Layout]]]:
-    """Of a primitive, and the arguments that it has besides."""
+    """The attributes of a primitive, and the arguments that it then has besides."""
     if not then:
         return None, []
     attributes, steps, others = _Owned("primitive_attr"), _Owned("post_ops"), []
@@ -141,23 +141,13 @@ def _of_any_rows(
 ) -> _Owned:
     rows = [((RUNTIME_DIM, n), (n, 1), kind) for n, kind in ((inside, x), (outside, out))]
     attributes, _ = _attributes(() if factor == 1 else ((LINEAR, None, factor),))
-    descriptor = _descriptor(
-        "matmul",
-        _described(rows[0]),
-        _described(weight),
-        bias and _described(bias),
-        _described(rows[1]),
-        attributes,
-    )
-    return _primitive(descriptor)
+    return _primitive(_descriptor("matmul", rows[0], weight, bias, rows[1], attributes))
 
 
 @_kept
 def matmul(a: Layout, b: Layout, out: Layout, then: tuple[Applied, ...]) -> _Call:
     attributes, others = _attributes(then)
-    descriptor = _descriptor(
-        "matmul", _described(a), _described(b), None, _described(out), attributes
-    )
+    descriptor = _descriptor("matmul", a, b, None, out, attributes)
     return _Call(_primitive(descriptor), [(SRC, a), (WEIGHTS, b), (DST, out), *others])
 
 
@@ -172,17 +162,13 @@ def reorder(source: Layout, out: Layout) -> _Call:
 @_kept
 def elements(algorithm: int, a: Layout, b: Layout, out: Layout, then: tuple[Applied, ...]) -> _Call:
     attributes, others = _attributes(then)
-    descriptor = _descriptor(
-        "binary", algorithm, _described(a), _described(b), _described(out), attributes
-    )
+    descriptor = _descriptor("binary", algorithm, a, b, out, attributes)
     return _Call(_primitive(descriptor), [(SRC, a), (SRC_1, b), (DST, out), *others])
 
 
 def _activation_descriptor(function: Function, x: Layout) -> _Owned:
     algorithm, alpha = function
-    return _descriptor(
-        "eltwise_forward", FORWARD, algorithm, _described(x), _described(x), alpha, 0.0, None
-    )
+    return _descriptor("eltwise_forward", FORWARD, algorithm, x, x, alpha, 0.0, None)
 
 
 @_kept
@@ -193,18 +179,13 @@ def activation(function: Function, x: Layout) -> _Call:
 @_kept
 def activation_backward(function: Function, x: Layout) -> _Call:
     algorithm, alpha = function
-    same = (_described(x),) * 3
-    descriptor = _descriptor(
-        "eltwise_backward", algorithm, *same, alpha, 0.0, _activation_descriptor(function, x), None
-    )
+    forward = _activation_descriptor(function, x)
+    descriptor = _descriptor("eltwise_backward", algorithm, x, x, x, alpha, 0.0, forward, None)
     return _Call(_primitive(descriptor), [(SRC, x), (DIFF_DST, x), (DIFF_SRC, x)])
 
 
 def _softmax_descriptor(x: Layout, out: Layout) -> _Owned:
-    last = len(x[0]) - 1
-    return _descriptor(
-        "softmax_forward", FORWARD, SOFTMAX, _described(x), _described(out), last, None
-    )
+    return _descriptor("softmax_forward", FORWARD, SOFTMAX, x, out, len(x[0]) - 1, None)
 
 
 @_kept
@@ -214,10 +195,8 @@ def softmax(x: Layout, out: Layout) -> _Call:
 
 @_kept
 def softmax_backward(y: Layout) -> _Call:
-    same = (_described(y),) * 3
-    descriptor = _descriptor(
-        "softmax_backward", SOFTMAX, *same, len(y[0]) - 1, _softmax_descriptor(y, y), None
-    )
+    forward = _softmax_descriptor(y, y)
+    descriptor = _descriptor("softmax_backward", SOFTMAX, y, y, y, len(y[0]) - 1, forward, None)
     return _Call(_primitive(descriptor), [(DST, y), (DIFF_DST, y), (DIFF_SRC, y)])
 
 
@@ -228,16 +207,8 @@ def _norm_layouts(x: Layout) -> tuple[Layout, Layout]:
 
 def _norm_descriptor(x: Layout, epsilon: float) -> _Owned:
     of_rows, _ = _norm_layouts(x)
-    return _descriptor(
-        "layer_normalization_forward",
-        FORWARD,
-        _described(x),
-        _described(x),
-        _described(of_rows),
-        epsilon,
-        SCALED_AND_SHIFTED,
-        None,
-    )
+    name, how = "layer_normalization_forward", (epsilon, SCALED_AND_SHIFTED)
+    return _descriptor(name, FORWARD, x, x, of_rows, *how, None)
 
 
 @_kept
@@ -250,16 +221,9 @@ def layer_norm(x: Layout, epsilon: float) -> _Call:
 @_kept
 def layer_norm_backward(x: Layout, epsilon: float) -> _Call:
     rows, width = _norm_layouts(x)
-    descriptor = _descriptor(
-        "layer_normalization_backward",
-        BACKWARD,
-        *(_described(x),) * 3,
-        _described(rows),
-        epsilon,
-        SCALED_AND_SHIFTED,
-        _norm_descriptor(x, epsilon),
-        None,
-    )
+    name, how = "layer_normalization_backward", (epsilon, SCALED_AND_SHIFTED)
+    forward = _norm_descriptor(x, epsilon)
+    descriptor = _descriptor(name, BACKWARD, x, x, x, rows, *how, forward, None)
     arguments = [(SRC, x), (DIFF_DST, x), (MEAN, rows), (VARIANCE, rows), (SCALE, width)]
     arguments += [(SHIFT, width), (DIFF_SRC, x), (DIFF_SCALE, width), (DIFF_SHIFT, width)]
     return _Call(_primitive(descriptor), arguments)
@@ -310,7 +274,9 @@ def check(name: str, *arguments: object) -> None:
 
 
 def _descriptor(name: str, *arguments: object) -> _Owned:
-    return _Owned("primitive_desc", _engine(), *arguments, creator=f"{name}_primitive_desc_create")
+    """A descriptor of a primitive; layouts among the arguments are described to oneDNN."""
+    given = [_described(each) if isinstance(each, tuple) else each for each in arguments]
+    return _Owned("primitive_desc", _engine(), *given, creator=f"{name}_primitive_desc_create")
 
 
 @functools.lru_cache(None)

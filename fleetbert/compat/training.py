@@ -60,7 +60,7 @@ def widen_gradients(parameters: list[Tensor]) -> None:
 
 @contextlib.contextmanager
 def interrupt_waits() -> Iterator[None]:
-    """Who hears Ctrl-C hears it at the end of this block; a second one at once.
+    """Delay Ctrl-C to the end of this block; a second one interrupts at once.
 
     For a backward pass: out of a PyLayer, a KeyboardInterrupt comes as an OSError with its name in
     the message (2.6.2, eager/pylayer/py_layer_node.cc). Only the main thread hears signals.
@@ -86,9 +86,9 @@ def interrupt_waits() -> Iterator[None]:
 
 @contextlib.contextmanager
 def gradients_kept(weights: Sequence[Tensor]) -> Iterator[None]:
-    """For the first run of a program of `to_static`: tracing gives each weight the type of its
-    gradient (`_set_grad_type`), and in 2.6.2 it is then without the gradient of the micro-batches
-    before."""
+    """Keep gradients through the first run of a program of `to_static`: tracing gives each weight
+    the type of its gradient (`_set_grad_type`), and in 2.6.2 it is then without the gradient of the
+    micro-batches before."""
     kept = [(weight, weight.grad) for weight in weights if weight.grad is not None]
     yield
     for weight, gradient in kept:

@@ -18,7 +18,7 @@ SUPPORTED = (((2, 6, 2), (2, 7, 0)), ((3, 3, 1), (3, 4, 0)))
 
 @functools.lru_cache(maxsize=None)
 def paddle_version() -> str:
-    """As its package tells, like "2.6.2"; "" where none is installed as a package."""
+    """The version of the installed package, like "2.6.2"; "" where there is none."""
     for name in DISTRIBUTIONS:
         try:
             return importlib.metadata.version(name)

@@ -51,11 +51,11 @@ class Source(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """Of texts with known labels: truth int64 [texts]; predicted int64 and doubt (uncertainty, 0
-    to 1) [layers, texts], of each layer's head and at last of the program itself; flops float64
-    [layers, texts], spent until then (`count_flops`); seconds that a layer takes for all texts,
-    and a group beside its layers, if its head may let texts leave. reference: bool [texts], which
-    of them float32 answers right; None: choices are taken at their word.
+    """Answers to texts with known labels: truth int64 [texts]; predicted int64 and doubt
+    (uncertainty, 0 to 1) [layers, texts], of each layer's head and at last of the program itself;
+    flops float64 [layers, texts], spent until then (`count_flops`); seconds that a layer takes for
+    all texts, and a group beside its layers, if its head may let texts leave. reference: bool
+    [texts], which of them float32 answers right; None: choices are taken at their word.
 
     Of other tasks than of one label: outputs float32 [layers, texts, outputs]; accuracy: the task's
     figure of outputs [texts, outputs]; settings: how doubt is told, where it is of two heads, as of
@@ -80,7 +80,7 @@ class Observed(NamedTuple):
         return float((self.predicted[layer - 1, texts] == self.truth).mean())
 
     def doubt_after(self, ends: Sequence[int], number: int) -> np.ndarray:
-        """Of texts after the group of that number, [texts]."""
+        """The doubt of each text after the group of that number, [texts]."""
         if self.settings is None or self.outputs is None:
             return self.doubt[ends[number] - 1]
         former = self.outputs[ends[number - 1] - 1] if number else None
@@ -267,7 +267,8 @@ def _leave(observed: Observed, ends: Sequence[int], speed: float) -> tuple[np.nd
 
 
 def evaluate(observed: Observed, ends: Sequence[int], speed: float) -> Choice:
-    """What leaving after the layers `ends` (from 1) at that speed gives, without running it."""
+    """Accuracy and cost of leaving after the layers `ends` (from 1) at that speed, by what was
+    observed."""
     texts = len(observed.truth)
     layer, cost = _leave(observed, ends, speed)
     flops = observed.flops[layer - 1, np.arange(texts)]
@@ -309,8 +310,8 @@ def times_faster(
 def choose(
     observed: Observed, least: float, layers: Sequence[int] | None, speed: float | None
 ) -> Choice:
-    """Of the choices whose accuracy is `least` or more, by a margin, and that cost hardly more than
-    the cheapest, the one with the fewest groups; the most accurate of all where none is so.
+    """The choice with the fewest groups among those whose accuracy is `least` or more, by a margin,
+    and that cost hardly more than the cheapest; the most accurate of all where none is so.
 
     The margin is a standard error: of the many choices that are compared, the ones that seem to
     lose little are those that were lucky on these texts.

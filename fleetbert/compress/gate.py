@@ -63,7 +63,7 @@ class Sample:
 
     @functools.cached_property
     def float32(self) -> np.ndarray:
-        """Its logits, float32 [texts, labels]."""
+        """The logits of float32, float32 [texts, labels]."""
         return self.logits(self.model.engine)
 
     @functools.cached_property
@@ -71,16 +71,16 @@ class Sample:
         return self.metric(self.float32)
 
     def few(self, texts: int) -> list[Feeds]:
-        """Some of the texts, drawn by chance, in batches for `sensitivity` and `clip`."""
+        """A random sample of the texts, in batches for `sensitivity` and `clip`."""
         chosen = draw(len(self.encodings.ids), texts)
         return feeds(self.encodings, chosen, self.model.tokenizer.pad_id)
 
     def logits(self, opened: engine.Engine) -> np.ndarray:
-        """Of an opened variant, as the task takes them; UserError where they are not finite."""
+        """The logits of an opened variant, as the task takes them; UserError if not finite."""
         return self.of_texts(self.run(opened))
 
     def run(self, opened: engine.Engine) -> np.ndarray:
-        """The outputs of an opened variant themselves."""
+        """The raw outputs of an opened variant."""
         model = self.model._replace(engine=opened)
         return answer.run_all(model, self.ragged)[0]
 
@@ -88,7 +88,7 @@ class Sample:
         return self.model.task.answer.of_texts(outputs, self.encodings.words, self.texts)
 
     def metric(self, logits: np.ndarray) -> float:
-        """What the task counts, of logits [texts, labels]."""
+        """The task's main metric, of logits [texts, labels]."""
         return self._metric(self.model.task.metrics.per_example(logits), self.truth)
 
     def _metric(self, outputs: np.ndarray, truth: np.ndarray) -> float:
@@ -142,7 +142,7 @@ class Gate(Sample):
             log.warning(f"{self.data}: {alike}: a variant that always answers so passes the gate")
 
     def accuracy(self, logits: np.ndarray) -> bundles.Accuracy:
-        """Of logits [texts, labels], beside float32's."""
+        """The accuracy of logits [texts, labels], beside float32's."""
         return bundles.Accuracy(
             data=self.data,
             data_sha256=self.sha256,
@@ -224,7 +224,7 @@ def keeps(accuracy: bundles.Accuracy, max_drop: float, decide: str = "point") ->
 
 
 def too_few(accuracy: bundles.Accuracy, max_drop: float) -> str:
-    """That the texts cannot tell such a drop, as words; "" where they can."""
+    """A sentence that the texts cannot tell such a drop; "" where they can."""
     drop = accuracy.drop
     needed = None if drop is None else paired.texts_needed(drop, accuracy.n, max_drop)
     if needed is None:

@@ -37,7 +37,8 @@ class Kept(NamedTuple):
 
 
 def measure(network: paddle.nn.Layer, batches: Iterable[Arrays]) -> Importance:
-    """Of a `TextClassifier` over labelled texts; batches are arrays of `task.dev_arrays`' kind.
+    """The importance for a `TextClassifier` of labelled texts; batches are arrays of
+    `task.dev_arrays`' kind.
 
     The network is left in evaluation mode, as it was otherwise.
     """

@@ -80,8 +80,8 @@ def _score(drop: float, lost: float, gained: float, texts: int) -> float:
 
 
 def standard_error(lost: int, gained: int, texts: int) -> float:
-    """Of the drop, with half an answer more in each of the four cells, so that none that changed is
-    not taken for certainty (Agresti and Min 2005, Statistics in Medicine 24)."""
+    """The standard error of the drop, with half an answer more in each of the four cells, so that
+    no change is not taken for certainty (Agresti and Min 2005, Statistics in Medicine 24)."""
     changed, difference, n = lost + gained + 1, lost - gained, texts + 2
     return math.sqrt(changed - difference**2 / n) / n
 

@@ -163,7 +163,7 @@ def prepare(work: Work) -> Ready | None:
 def begin(
     source: Source, texts: Sequence[Feeds], left: Sequence[str], settings: config.Calibration
 ) -> dict[str, Input]:
-    """For the weight of each Linear but those in `left` its input; layers that read the same one
+    """The input of each Linear but those in `left`, by its weight; layers that read the same input
     share it. A threshold is the mean of the largest values of these batches."""
     scales, program = smooth.Scales({}, {}), source.program
     if settings.smooth == "auto":

@@ -1,4 +1,4 @@
-"""What quantization does to each layer, measured on texts with the arithmetic that is served.
+"""The error that quantization makes in each layer, measured on texts as it is served.
 
 There is one error of a layer, the *token error*, which `clip` and `smooth` lower and manifest and
 report tell: a token's outputs change by so much of their own size, given float32's inputs, the root
@@ -61,7 +61,7 @@ class Layers:
         self.inputs = int8.inputs(self.program)
 
     def run(self, batches: Sequence[dict[str, np.ndarray]]) -> Iterator[dict[str, np.ndarray]]:
-        """For each batch the input of each layer, float32 [tokens, K] of all tokens but padding
+        """The input of each layer, batch by batch: float32 [tokens, K] of all tokens but padding
         (of [CLS] alone in layers that read no other), by the weight's name."""
         names = sorted(set(self.inputs.values()))
         program = programs.cut(self.program, engine.INPUTS, names)
@@ -78,7 +78,7 @@ class Layers:
     def with_pieces(
         self, inputs: Mapping[str, np.ndarray], name: str, some: split.Pieces
     ) -> np.ndarray:
-        """Of what `run` gives, the input of the layer `name` with these pieces of units."""
+        """The input of the layer `name` with these pieces of units; inputs: as `run` gives them."""
         first, bias, activation = split.pairs(self.program)[name]
         of_first = self.parameters[first], self.parameters[bias], activation
         pieces = split.outputs(inputs[first], *of_first, some)
@@ -118,6 +118,6 @@ def output_errors(
 
 
 def relative_errors(y: np.ndarray, exact: np.ndarray) -> np.ndarray:
-    """Of each token's outputs [tokens, N]: squared change over squared size, [tokens]."""
+    """Squared change over squared size of each token's outputs [tokens, N]: [tokens]."""
     errors: np.ndarray = np.square(y - exact).sum(1) / np.maximum(np.square(exact).sum(1), 1e-12)
     return errors

@@ -46,12 +46,12 @@ class Prepared(NamedTuple):
     corrections: Mapping[str, np.ndarray] = {}
 
     def telling(self, **fields: object) -> Prepared:
-        """With these fields of the variant."""
+        """A copy with these fields of the variant."""
         return self._replace(variant=self.variant.model_copy(update=fields))
 
 
 def prepare(work: Work) -> Ready:
-    """All layers in int8 but those that `skip` names."""
+    """Calibrate all layers for int8 but those that `skip` names."""
     return Ready(work.source, functools.partial(write, calibrated(work)))
 
 
@@ -91,7 +91,7 @@ def of_calibration(
 
 
 def clipped(prepared: Prepared, source: Source, batches: Sequence[Feeds]) -> Prepared:
-    """With lower thresholds where texts want them; see `clip`."""
+    """Lower the thresholds where that lessens the error; see `clip`."""
     thresholds = input_thresholds(prepared)
     cut = clip.choose(prepared.calibration, source.layers, batches, thresholds)
     lowered = _lowered(prepared, source, "clip", cut)
@@ -100,7 +100,7 @@ def clipped(prepared: Prepared, source: Source, batches: Sequence[Feeds]) -> Pre
 
 
 def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> Prepared:
-    """With the mean change of each int8 layer's outputs taken off its bias (Nagel et al. 2019,
+    """Subtract the mean change of each int8 layer's outputs from its bias (Nagel et al. 2019,
     "Data-Free Quantization", section 4.2, by texts instead of statistics of norms)."""
     thresholds = input_thresholds(prepared)
     pieces = split_pieces(prepared.variant.split)
@@ -121,7 +121,7 @@ def corrected(prepared: Prepared, layers: Layers, batches: Sequence[Feeds]) -> P
 
 
 def in_pieces(prepared: Prepared, source: Source, batches: Sequence[Feeds]) -> Prepared:
-    """With units in pieces where texts want it; see `split`."""
+    """Split units into pieces where that lessens the error; see `split`."""
     thresholds = input_thresholds(prepared)
     weights = prepared.calibration.weights
     chosen = split.choose(weights, source.layers, batches, thresholds)
@@ -134,7 +134,7 @@ def _lowered(
     why: str,
     changes: Mapping[str, bundles.Clipped | bundles.Split],
 ) -> Prepared:
-    """With the thresholds that were found, by weight."""
+    """Take the lower thresholds in `changes`, by weight."""
     for name, cut in changes.items():
         pieces = f" with {len(cut.units)} pieces" if isinstance(cut, bundles.Split) else ""
         log.info(
@@ -147,7 +147,7 @@ def _lowered(
 
 
 def split_pieces(splits: Mapping[str, bundles.Split]) -> dict[str, graph.Pieces]:
-    """By the weight of the layer that reads them."""
+    """The pieces by the weight of the layer that reads them."""
     return {name: graph.pieces(entry.units, entry.threshold) for name, entry in splits.items()}
 
 

@@ -129,7 +129,7 @@ class Queue:
 
 
 def split(batch: Batch, chosen: np.ndarray) -> list[Text]:
-    """Those of a batch that are chosen (bool [texts]), one by one; it has states and `former`."""
+    """The chosen texts (bool [texts]) of a batch that has states and `former`, one by one."""
     assert batch.states is not None and batch.former is not None
     numbers, first = batch.numbers.tolist(), batch.layout.first.tolist()
     ids = batch.texts.split()
@@ -150,8 +150,8 @@ def uncertainty(logits: np.ndarray) -> np.ndarray:
 
 
 def of_labels(logits: np.ndarray) -> np.ndarray:
-    """Of several labels, each with a probability by itself: the largest entropy of one, over the
-    largest possible: 0 to 1, [texts]."""
+    """The largest entropy of one label (multi-label classification) over the largest possible:
+    0 to 1, [texts]."""
     below = -np.logaddexp(0, -logits), -np.logaddexp(0, logits)  # of having it, of not
     entropy = -sum(np.exp(log_chance) * log_chance for log_chance in below)
     largest: np.ndarray = np.max(entropy, axis=1) / math.log(2)

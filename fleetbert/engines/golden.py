@@ -51,7 +51,7 @@ def record(
 
 
 def read(bundle: bundles.Bundle, variant: str) -> Golden | None:
-    """Of a variant; None if it was made by a fleetbert that kept none."""
+    """The golden texts of a variant; None if an older fleetbert made it, without any."""
     kept = bundle.variant(variant).golden
     if kept is None:
         return None

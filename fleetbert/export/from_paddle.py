@@ -161,7 +161,7 @@ def import_program(
         return [float32_variant, variant.model_copy(update=described)]
 
     def describe(run: golden.Run, logits: list[np.ndarray], share: float) -> dict[str, object]:
-        """Of a variant that gave `found`, for the manifest."""
+        """Fields of the manifest for a variant that gave `logits`."""
         return {
             "made_from": str(path),
             "versions": versions(),

@@ -147,8 +147,9 @@ def _labels(
     count: int,
     given: Sequence[str] | None,
 ) -> list[str]:
-    """Of a classifier with `count` logits. known: of its config.json, which has `fields`; LABEL_0,
-    ... where it names none, as in transformers. UserError where it names some and not all."""
+    """The labels of a classifier with `count` logits. known: those that its config.json (`fields`)
+    names; where it names none, LABEL_0, ..., as in transformers. UserError where it names some and
+    not all."""
     named = fields.get("id2label") or fields.get("label2id")
     if given is None and named and not known and tasks.get(task).shape.least_labels:
         raise UserError(

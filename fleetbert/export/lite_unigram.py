@@ -128,7 +128,7 @@ def _normalizer(step: Step, tensors: dict[str, np.ndarray]) -> Step:
 
 
 def _pattern(pattern: dict[str, str]) -> Step:
-    """Which texts are replaced: one, each of some characters, or runs of a character."""
+    """The texts to replace: one string, each of some characters, or runs of a character."""
     if "String" in pattern:
         return {"kind": "string", "of": pattern["String"]}
     regex = pattern["Regex"]

@@ -85,7 +85,7 @@ def export_bundle(
 
 
 def versions() -> dict[str, str]:
-    """Of what makes a program."""
+    """The versions of the packages that make a program."""
     return {"fleetbert": fleetbert.__version__, "paddlepaddle": paddle.__version__}
 
 

@@ -117,7 +117,7 @@ def _compare(program: ProgramDesc) -> OpDesc:
 
 
 def _tables(program: ProgramDesc) -> list[str]:
-    """Those of words, positions and types: Paddle computes the positions in between."""
+    """The tables of words, positions and types: Paddle computes the positions in between."""
     tables = {
         programs.argument(op.inputs, "Ids"): programs.argument(op.inputs, "W")
         for op in program.blocks[0].ops

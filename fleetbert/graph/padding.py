@@ -40,7 +40,7 @@ def mask_as_input(program: ProgramDesc) -> ProgramDesc:
         else:
             ops.append(op)
     read = {name for op in ops for name in programs.read_by(op)}
-    # Paddle 2.6.2's passes crash at a constant that nothing reads.
+    # Paddle's passes crash at a constant that nothing reads (`compat`).
     kept = [op for op in ops if op.type != "fill_constant" or read & set(programs.written_by(op))]
     programs.replace_ops(block, kept)
     return program

@@ -264,7 +264,7 @@ class Mean(NamedTuple):
 
 
 def means(block: BlockDesc, mask: str) -> list[Mean]:
-    """Those that read the variable `mask` (`models.task_heads.Embedder`)."""
+    """The means that read the variable `mask` (`models.task_heads.Embedder`)."""
     averages = []
     for reader in consumers(block, mask):
         if reader.type == "exp":

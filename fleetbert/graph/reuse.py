@@ -67,7 +67,7 @@ def share_variables(program: ProgramDesc) -> ProgramDesc:
     shared: dict[str, tuple[Kind, str]] = {}
 
     def give_back(slots: Iterable[OpDesc.Var], number: int) -> None:
-        """Of these slots, what operator `number` is the last to use."""
+        """Free the variables of these slots that operator `number` is the last to use."""
         for name in dict.fromkeys(name for slot in slots for name in slot.arguments):
             if name in shared and last[name] == number:
                 kind, memory = shared[name]

@@ -28,7 +28,7 @@ def fits(program: ProgramDesc) -> bool:
 
 
 def width(program: ProgramDesc) -> int:
-    """Of the hidden states: 768 in BERT-base."""
+    """The width of the hidden states: 768 in BERT-base."""
     block = program.blocks[0]
     norm = next(op for op in block.ops if op.type == "layer_norm")
     return programs.tensor(block, programs.argument(norm.inputs, "Scale")).dims[0]

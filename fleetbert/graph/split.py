@@ -27,7 +27,7 @@ ACTIVATIONS = (RELU, "gelu_erf", "gelu_tanh")
 
 
 class Pair(NamedTuple):
-    """Of a feed-forward: weight and bias of its first Linear, and the activation after it."""
+    """Weight and bias of a feed-forward's first Linear, and the activation after it."""
 
     first: str
     bias: str
@@ -42,7 +42,7 @@ class Pieces(NamedTuple):
 
 
 def pairs(program: ProgramDesc) -> dict[str, Pair]:
-    """Of a fused program, by the weight of the second Linear."""
+    """The feed-forwards of a fused program, by the weight of the second Linear."""
     block = program.blocks[0]
     second_layers = {}
     for op in block.ops:
@@ -58,7 +58,7 @@ def pairs(program: ProgramDesc) -> dict[str, Pair]:
 
 
 def pieces(units: Sequence[int] | np.ndarray, threshold: float) -> Pieces:
-    """Of units that are named once for each piece more."""
+    """The pieces of units that are named once for each piece more."""
     numbers = np.asarray(units, np.int64)
     times = [int((numbers[:place] == unit).sum()) + 1 for place, unit in enumerate(numbers)]
     return Pieces(numbers, np.float32(threshold) * np.asarray(times, np.float32))

@@ -95,7 +95,7 @@ def _map(path: Path, names: Collection[str]) -> Parameters:
 
 
 def _read_header(path: Path) -> tuple[int, dict[str, Any]]:
-    """Its bytes, and what it says: https://huggingface.co/docs/safetensors/index#format."""
+    """The header's length and content: https://huggingface.co/docs/safetensors/index#format."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         return length, json.loads(file.read(length))

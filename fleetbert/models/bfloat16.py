@@ -252,7 +252,7 @@ class Dropout(NamedTuple):
         return cls(draw_kept(shape, rate, rng), 1 / (1 - rate))
 
     def of(self, x: np.ndarray) -> np.ndarray:
-        """Those that are kept, without the scale."""
+        """Zero what is dropped, without scaling the rest."""
         if self.kept is None:
             return x
         kept = np.empty_like(x)
@@ -265,7 +265,7 @@ class Dropout(NamedTuple):
 
     @property
     def then(self) -> tuple[PostOp, ...]:
-        """All of it, of a product's outcome."""
+        """Drop and scale the outcome of a product."""
         return () if self.kept is None else (PostOp(MULTIPLY, view(self.kept)), *self.scaling)
 
 
@@ -348,7 +348,7 @@ def _needs_grad(*tensors: paddle.Tensor) -> tuple[bool, ...]:
 
 
 def _needed(ctx: PyLayerContext, *gradients: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:
-    """None for tensors that learn nothing: a PyLayer must not give their gradient."""
+    """The gradients, None for tensors that learn nothing, as a PyLayer must give them."""
     return tuple(g if needed else None for g, needed in zip(gradients, ctx.needs_grad))
 
 
@@ -356,7 +356,7 @@ ONE = np.uint16(0x3F80)  # in bfloat16
 
 
 def _rounded(x: paddle.Tensor, *shape: int) -> np.ndarray:
-    """In bfloat16, to the nearest."""
+    """Round to the nearest bfloat16."""
     out = np.empty(shape, np.uint16)
     onednn.copy(view(x, *shape), view(out))
     return out

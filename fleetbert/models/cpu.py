@@ -58,7 +58,7 @@ def dropout(x: paddle.Tensor, rate: float, rng: np.random.Generator) -> paddle.T
 
 
 def draw_kept(shape: Sequence[int], rate: float, rng: np.random.Generator) -> np.ndarray:
-    """Which elements dropout keeps, bool, with 16 random bits an element."""
+    """The elements that dropout keeps, bool, by 16 random bits each."""
     size = math.prod(shape)
     drawn = rng.integers(0, 2**64, (size + 3) // 4, dtype=np.uint64).view(np.uint16)[:size]
     return (drawn >= round(rate * 65536)).reshape(shape)

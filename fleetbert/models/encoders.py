@@ -224,7 +224,7 @@ def _unfold_distilbert(loaded: Loaded) -> Loaded:
 
 
 def _classes(stem: str) -> dict[str, str]:
-    """In transformers, where they are called as BERT's are."""
+    """The classes in transformers, where they are called as BERT's are."""
     return {"classifier": f"{stem}ForSequenceClassification", "masked_words": f"{stem}ForMaskedLM"}
 
 

@@ -170,7 +170,7 @@ class _Reader:
         return np.frombuffer(self.bytes(count * np.dtype(dtype).itemsize), dtype)
 
     def directory(self) -> None:
-        """Where each tensor is."""
+        """Read where each tensor is."""
         for _ in range(self.take("i")):
             name = self.bytes(self.take("H")).decode()
             self.bytes(1 + 4)  # its type and size, which its name says
@@ -182,7 +182,7 @@ class _Reader:
         return np.frombuffer(self.data, "<f4", count, self._places[name]).reshape(shape).copy()
 
     def four_bits(self, name: str, rows: int, columns: int) -> np.ndarray:
-        """Of each block: a scale in float16, then 16 bytes; the lower halves come first."""
+        """A matrix of blocks: a scale in float16, then 16 bytes; the lower halves come first."""
         blocks = rows * columns // BLOCK
         width = 2 + BLOCK // 2
         raw = np.frombuffer(self.data, np.uint8, blocks * width, self._places[name])

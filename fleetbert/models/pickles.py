@@ -70,7 +70,7 @@ class NumpyArray:
 
 
 def numbers(data: bytes, kind: str) -> np.ndarray:
-    """Of a NumPy type that holds numbers, or of BFLOAT16."""
+    """The numbers in `data`, of a numeric NumPy type or BFLOAT16."""
     if kind == BFLOAT16:  # the upper half of a float32
         return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
     dtype = np.dtype(kind)

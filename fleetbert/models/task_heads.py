@@ -165,7 +165,7 @@ class Embedder(Headed):
 
 
 def tokens_of_texts(segments: paddle.Tensor, first: paddle.Tensor) -> paddle.Tensor:
-    """Which tokens of packed rows are of which text: bool (texts, rows * length).
+    """The tokens of each text in packed rows: bool (texts, rows * length).
 
     segments (rows, length) as in `block_diagonal_mask`; first (texts): flat indices of the texts'
     first tokens.

@@ -23,7 +23,7 @@ from fleetbert.models.sources import Source
 
 
 def digest(tokenizer: Spec, tensors: Tensors | None = None) -> str:
-    """Of a tokenizer's files and perhaps of weights, wherever they were read."""
+    """A hash of a tokenizer's files and perhaps of weights, wherever they were read."""
     whole = hashlib.sha256()
     for name, path in sorted(tokenizer.files.items()):
         whole.update(f"{name} {files.sha256(path)}\n".encode())

@@ -11,6 +11,8 @@ import importlib
 from abc import ABC, abstractmethod
 
 import numpy as np
+
+import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 from paddle import nn
 

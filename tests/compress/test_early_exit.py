@@ -121,12 +121,12 @@ def observed():
     return Observed(truth, predicted, doubt, flops, layer_seconds=1.0, group_seconds=0.1)
 
 
-def test_judge_counts_by_hand():
-    found = early_exit.judge(observed(), [1, 3], 0.3)
+def test_a_choice_is_evaluated_by_hand():
+    found = early_exit.evaluate(observed(), [1, 3], 0.3)
     assert (found.accuracy, found.mean_layers) == (1.0, 2.0)
     assert found.cost == pytest.approx(1.1 + 0.5 * 2.0)  # the last group has no head
     assert found.mean_flops == (10 + 20 + 3 * 30 + 3 * 40) / 4
-    assert early_exit.judge(observed(), [1, 3], 0.5).accuracy == 0.75
+    assert early_exit.evaluate(observed(), [1, 3], 0.5).accuracy == 0.75
 
 
 def test_operations_are_counted_by_hand(made):

@@ -218,8 +218,8 @@ def _add(
 
 
 def evidence(observed: Observed, choice: Choice) -> dict[str, object]:
-    """For the manifest: accuracy after each layer if all texts left there, and what other values
-    of speed give with the same groups."""
+    """Entries of the manifest: accuracy after each layer if all texts left there, and what other
+    values of speed give with the same groups."""
     return {
         "accuracy_by_layer": [round(value, 4) for value in report.by_layer(observed)],
         "by_speed": [

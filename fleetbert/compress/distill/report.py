@@ -1,4 +1,4 @@
-"""report-early-exit-....html: how right each layer's head is; what each `speed` gives and costs."""
+"""report-early-exit-....html: the accuracy of each layer's head; accuracy and cost by `speed`."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _open_bundle(job: schema.Distill, path: Path) -> Teacher:
 
 
 def evenly(layers: int, teacher_layers: int) -> list[int]:
-    """For each of a student's layers the teacher's, from 1, at the same share of the depth."""
+    """The teacher's layer (from 1) at the same share of the depth, for each of a student's."""
     return [number * teacher_layers // layers for number in range(1, layers + 1)]
 
 

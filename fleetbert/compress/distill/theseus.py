@@ -50,7 +50,7 @@ class Theseus(teachers.Taught):
         return super().loss(model, arrays)
 
     def chance(self, step: int) -> float:
-        """That a layer of the student computes, after so many steps of replacing."""
+        """The chance that a layer of the student computes, after so many steps of replacing."""
         settings = self.job.distill  # type: ignore[attr-defined]
         rise = settings.replacing_rise * self.steps
         if step >= rise:
@@ -59,7 +59,7 @@ class Theseus(teachers.Taught):
 
 
 def _put_in_place(layer: nn.Layer, group: list[nn.Layer], drawn: list[bool], number: int) -> None:
-    """Have `layer` ask, in training, whether it or the teacher's `group` computes."""
+    """Have `layer` decide by `drawn`, in training, whether it or the teacher's `group` computes."""
     student = layer.forward
 
     def forward(self, hidden, mask=None):

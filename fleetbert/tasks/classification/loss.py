@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 import paddle.nn.functional as F
 from paddle import nn

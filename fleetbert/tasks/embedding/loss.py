@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+
+import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
