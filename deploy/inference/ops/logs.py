@@ -8,6 +8,7 @@ given as `extra={"fields": {...}}`.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
 import re
@@ -29,6 +30,7 @@ LONGEST_ID = 128  # of a client's: a log line is not a place to store things in
 _PROCESS = os.urandom(4).hex()
 _NUMBERS = itertools.count(1)
 _PRINTABLE = re.compile(r"[\x21-\x7e]+")
+_AMBIGUOUS = re.compile(r'[\s"=]')  # in a field of a text line
 
 
 class Call:
@@ -97,7 +99,16 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _dump(line: dict[str, object]) -> str:
-    return orjson.dumps(line, default=str, option=orjson.OPT_SERIALIZE_NUMPY).decode()
+    return _escape(orjson.dumps(line, default=str, option=orjson.OPT_SERIALIZE_NUMPY).decode())
+
+
+def _escape(text: str) -> str:
+    """The text with \\n, \\u001b and the like in place of what is not printable: clients choose
+    paths and names, and would write lines of their own, or command a terminal. In JSON it is the
+    same value."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text)
 
 
 class _Json(logging.Formatter):
@@ -121,8 +132,17 @@ class _Json(logging.Formatter):
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        words = [f"{name}={value}" for name, value in _fields(record).items()]
-        line = " ".join([clock, f"{record.levelname.lower():<7}", record.getMessage(), *words])
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+        words = [f"{_escape(name)}={_quote(str(value))}" for name, value in _fields(record).items()]
+        message = _escape(record.getMessage())
+        line = " ".join([clock, f"{record.levelname.lower():<7}", message, *words])
+        if record.exc_info:  # indented: none of its lines looks like another one of the log
+            lines = self.formatException(record.exc_info).split("\n")
+            line = "\n    ".join([line, *map(_escape, lines)])
         return line
+
+
+def _quote(value: str) -> str:
+    """In quotes where it could be read as several fields."""
+    if _AMBIGUOUS.search(value):
+        value = json.dumps(value, ensure_ascii=False)
+    return _escape(value)

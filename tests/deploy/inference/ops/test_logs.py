@@ -10,12 +10,15 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import quote
 
+import grpc
 import pytest
 import requests
 from grpc_stub import ask as ask_grpc
+from grpc_stub import make_stub, request_of
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from served import DEADLINE, ask, serving
+from served import DEADLINE, ask, connect, read_all, serving
 
 from fleetbert.deploy.inference.ops import logs
 from fleetbert.deploy.inference.settings import Logs
@@ -96,8 +99,28 @@ def test_text_for_terminals(capsys):
     except ValueError:
         logs.log.warning("something", extra={"fields": {"model": "sst"}}, exc_info=True)
     said = capsys.readouterr().err
-    assert re.match(r"\d\d:\d\d:\d\d warning something model=sst\nTraceback", said)
+    assert re.match(r"\d\d:\d\d:\d\d warning something model=sst\n    Traceback", said)
     assert "not shown" not in said and "ValueError: an inside" in said
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_clients_write_no_line_and_command_no_terminal(tmp_path, form):
+    forged = "\n12:00:00 error forged code=200 \x1b[2J\x9b2J\u202e\u2028"
+    with serving(tmp_path, "logs.requests=true", f"logs.format={form}") as served:
+        requests.get(f"{served.http}/v2/models/{quote(forged)}")
+        ask(served.http, "good", model=quote(forged))
+        ask(served.http, "good", headers={"x-request-id": "\x9b2J", "content-encoding": "\x9b2J"})
+        with connect(served.http) as client:
+            client.sendall(b"PURGE /%0a%1b HTTP/1.1\r\nhost: \x9b\r\nconnection: close\r\n\r\n")
+            read_all(client)
+        with grpc.insecure_channel(served.grpc) as channel, pytest.raises(grpc.RpcError):
+            make_stub(channel).ModelInfer(request_of(["good"], forged), timeout=DEADLINE)
+        served.wait_for(lambda: served.log.count('"ms":' if form == "json" else " ms=") >= 5)
+        log = served.log
+    assert all(line.isprintable() for line in log.split("\n"))
+    assert "forged" in log and not re.search(r"^12:00", log, re.MULTILINE)
+    if form == "text":
+        assert 'method="GET /v2/models/\\n12:00:00 error forged code=200 \\u001b[2J' in log
 
 
 def test_traces_are_sent_with_the_clients_as_parent(tmp_path, collector):
