@@ -68,12 +68,14 @@ def read_request(request: pb.ModelInferRequest, seconds_left: float | None) -> R
         timeout = parameters.setdefault("timeout", microseconds)
         if type(timeout) is int and (timeout == 0 or timeout > microseconds):
             parameters["timeout"] = microseconds
-    names = []
-    for number, output in enumerate(request.outputs):
-        if output.parameters:
-            check_tensor_parameters(output.parameters, f"outputs[{number}]")
-        names.append(output.name)
-    return RawRequest(request.id, parameters, read_inputs(request), names)
+    tensors = read_inputs(request)
+    unknown: list[str] = []
+    for where, entries in (("inputs", request.inputs), ("outputs", request.outputs)):
+        for number, entry in enumerate(entries):
+            if entry.parameters:
+                unknown.extend(check_tensor_parameters(entry.parameters, f"{where}[{number}]"))
+    names = [output.name for output in request.outputs]
+    return RawRequest(request.id, parameters, tensors, names, unknown)
 
 
 def read_inputs(request: pb.ModelInferRequest) -> list[Tensor]:
@@ -84,8 +86,6 @@ def read_inputs(request: pb.ModelInferRequest) -> list[Tensor]:
         )
     tensors = []
     for number, entry in enumerate(request.inputs):
-        if entry.parameters:
-            check_tensor_parameters(entry.parameters, f"inputs[{number}]")
         name, datatype, shape = entry.name, entry.datatype, list(entry.shape)
         if raw:
             if entry.HasField("contents"):

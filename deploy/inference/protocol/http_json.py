@@ -6,7 +6,7 @@ Binary tensors are Triton's extension `binary_tensor_data`: the header
 
 from __future__ import annotations
 
-from typing import Any, Dict, Mapping, NamedTuple
+from typing import Any, Container, Dict, Mapping, NamedTuple
 
 import numpy as np
 import orjson
@@ -19,6 +19,7 @@ Json = Dict[str, Any]  # an object
 
 MAX_DEPTH = 100
 SCALARS = (str, int, float, bool)
+OF_INPUT, OF_OUTPUT = ("binary_data_size",), ("binary_data",)  # the parameters that are read
 
 
 class Body(NamedTuple):
@@ -43,8 +44,9 @@ def parse(body: bytes, header_length: str | None = None) -> Body:
         raise refuse(f"id is {show(request_id)}; it has to be a string")
     parameters = _read_parameters(message, "the request")
     inputs, position = [], 0
+    unknown: list[str] = []
     for number, entry in enumerate(_read_list(message, "inputs")):
-        tensor, position = _read_input(number, entry, rest, position)
+        tensor, position = _read_input(number, entry, rest, position, unknown)
         inputs.append(tensor)
     if not inputs:
         raise refuse("inputs is empty or missing; it has to be a list of tensors")
@@ -52,14 +54,14 @@ def parse(body: bytes, header_length: str | None = None) -> Body:
         raise refuse(f"the body has {len(rest) - position} bytes after the last binary tensor")
     names, binary = [], {}
     for number, entry in enumerate(_read_list(message, "outputs")):
-        name, parameters_of = _read_entry(f"outputs[{number}]", entry)
+        name, parameters_of = _read_entry(f"outputs[{number}]", entry, OF_OUTPUT, unknown)
         names.append(name)
         if "binary_data" in parameters_of:
             binary[name] = _read_flag(parameters_of, "binary_data", f"output {show(name)}")
     all_binary = "binary_data_output" in parameters and _read_flag(
         parameters, "binary_data_output", "the request"
     )
-    return Body(RawRequest(request_id, parameters, inputs, names), binary, all_binary)
+    return Body(RawRequest(request_id, parameters, inputs, names, unknown), binary, all_binary)
 
 
 def render(response: Response, body: Body) -> tuple[bytes, int | None]:
@@ -159,24 +161,27 @@ def _read_list(message: Json, key: str) -> list[Any]:
     return entries
 
 
-def _read_entry(where: str, entry: Any) -> tuple[str, Json]:
-    """Name and parameters of an input or output."""
+def _read_entry(
+    where: str, entry: Any, known: Container[str], unknown: list[str]
+) -> tuple[str, Json]:
+    """Name and parameters of an input or output; those that are not `known` are added to
+    `unknown`."""
     if type(entry) is not dict:
         raise refuse(f"{where} is {show(entry)}; it has to be an object")
     name = entry.get("name")
     if type(name) is not str:
         raise refuse(f"{where}.name is {show(name)}; it has to be a string")
     parameters = _read_parameters(entry, where)
-    check_tensor_parameters(parameters, where)
+    unknown.extend(check_tensor_parameters(parameters, where, known))
     return name, parameters
 
 
 def _read_input(
-    number: int, entry: Any, rest: memoryview | None, position: int
+    number: int, entry: Any, rest: memoryview | None, position: int, unknown: list[str]
 ) -> tuple[Tensor, int]:
     """A tensor, and where in `rest` the next one begins."""
     where = f"inputs[{number}]"
-    name, parameters = _read_entry(where, entry)
+    name, parameters = _read_entry(where, entry, OF_INPUT, unknown)
     datatype, shape, values = entry.get("datatype"), entry.get("shape"), entry.get("data")
     if "binary_data_size" not in parameters:
         if values is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Iterable, Mapping, NamedTuple, Sequence
+from typing import Container, Iterable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -35,13 +35,18 @@ class RawRequest(NamedTuple):
     parameters: Mapping[str, object]
     inputs: Sequence[Tensor]
     outputs: Sequence[str]  # none: all
+    unknown: Sequence[str] = ()  # parameters of inputs and outputs that change nothing
 
 
-def check_tensor_parameters(parameters: Mapping[str, object], where: str) -> None:
-    """Of an input or output, called `where`. Failure BAD_REQUEST for what this server has not."""
+def check_tensor_parameters(
+    parameters: Mapping[str, object], where: str, known: Container[str] = ()
+) -> list[str]:
+    """Of an input or output, called `where`: those that are not `known`, as a message names them.
+    Failure BAD_REQUEST for what this server has not."""
     for key in NOT_OFFERED:
         if key in parameters:
             raise refuse(f"parameter '{key}' of {where} is not offered by this server")
+    return [f"{show(key)} of {where}" for key in parameters if key not in known]
 
 
 def validate(
@@ -161,8 +166,10 @@ def _check_shape(name: str, found: np.ndarray, ids: np.ndarray) -> None:
 
 
 def unknown_parameters(raw: RawRequest) -> str:
-    """The names of a request's parameters that change nothing, in ASCII; "" if there are none."""
+    """The names of a request's parameters that change nothing, those of its inputs and outputs too,
+    in ASCII; "" if there are none."""
     names = [show(key) for key in raw.parameters if key not in PARAMETERS]
+    names.extend(raw.unknown)
     return list_names(names).encode("ascii", "backslashreplace").decode() if names else ""
 
 

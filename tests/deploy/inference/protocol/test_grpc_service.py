@@ -186,6 +186,11 @@ def test_unknown_parameters_are_named(stub):
     request.parameters["sp\u00e9d"].double_param = 0.5
     _, call = stub.ModelInfer.with_call(request, timeout=60)
     assert dict(call.trailing_metadata())["x-unknown-parameters"] == r"'sp\xe9d'"
+    request = request_of(["good"])
+    request.inputs[0].parameters["content_type"].string_param = "base64"
+    _, call = stub.ModelInfer.with_call(request, timeout=60)
+    named = dict(call.trailing_metadata())["x-unknown-parameters"]
+    assert named == "'content_type' of inputs[0]"
 
 
 def test_parameters_reach_the_core(server, stub):

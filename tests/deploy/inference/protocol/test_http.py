@@ -127,6 +127,11 @@ def test_unknown_parameters_are_named(post):
     named = found.headers["x-unknown-parameters"]
     assert named.startswith(r"'sped', '\u4e2d\r\nx: y', 'zzz") and len(named) < 100
     assert "x-unknown-parameters" not in post("/v2/models/sst/infer", request_of(["good"])).headers
+    message = request_of(["good"], outputs=[{"name": "label", "parameters": {"binary_date": True}}])
+    message["inputs"][0]["parameters"] = {"content_type": "base64"}
+    found = post("/v2/models/sst/infer", message)
+    named = "'content_type' of inputs[0], 'binary_date' of outputs[0]"
+    assert found.headers["x-unknown-parameters"] == named
     many = {str(number): 1 for number in range(5000)}
     found = post("/v2/models/sst/infer", request_of(["good"], parameters=many))
     assert len(found.headers["x-unknown-parameters"]) < 100
