@@ -37,10 +37,6 @@ def config_of(program: Path, parameters: Path) -> PredictorConfig:
     return import_inference().Config(os.fsencode(program), os.fsencode(parameters))
 
 
-def has_cuda() -> bool:
-    return bool(environment.import_paddle().is_compiled_with_cuda())
-
-
 def check_card() -> None:
     """UserError where Paddle finds no card, or has no kernels for the first."""
     cuda = environment.import_paddle().device.cuda

@@ -16,11 +16,7 @@ from fleetbert.compat import versions
 # Operators of the functions that a network here calls, among those that 3.3.1 moved into C++, where
 # they take no variable of a ProgramDesc.
 UNARY = ("abs", "exp", "log", "rsqrt", "sigmoid", "sqrt", "tanh")
-BINARY = {
-    "maximum": "elementwise_max",
-    "minimum": "elementwise_min",
-    "multiply": "elementwise_mul",
-}
+BINARY = {"maximum": "elementwise_max", "minimum": "elementwise_min", "multiply": "elementwise_mul"}
 
 
 def save(network: paddle.nn.Layer, path: Path, inputs: Sequence[paddle.static.InputSpec]) -> None:

@@ -34,10 +34,7 @@ class Calibration(NamedTuple):
 
 
 def calibrate(
-    folder: Path,
-    batches: Sequence[Feeds],
-    algorithm: str = "avg",
-    skip: Sequence[str] = (),
+    folder: Path, batches: Sequence[Feeds], algorithm: str = "avg", skip: Sequence[str] = ()
 ) -> Calibration:
     """Run `batches` through the float32 program in `folder` and quantize it.
 

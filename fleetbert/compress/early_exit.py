@@ -287,10 +287,7 @@ def saves(observed: Observed, choice: Choice) -> bool:
 
 
 def times_faster(
-    opened: engine.Engine,
-    other: Callable[[Texts], object],
-    texts: Texts,
-    batch_tokens: int,
+    opened: engine.Engine, other: Callable[[Texts], object], texts: Texts, batch_tokens: int
 ) -> float:
     """Texts a second of the opened variant at its own speed over those of `other`, which answers a
     batch, the median of passes over the texts by turns. batch_tokens: of the batches."""

@@ -214,7 +214,7 @@ def lite_accuracy(
     return accuracy
 
 
-def keeps(accuracy: bundles.Accuracy, max_drop: float, decide: str = "point") -> bool:
+def keeps(accuracy: bundles.Accuracy, max_drop: float, decide: str) -> bool:
     """Whether no more than `max_drop` is lost: by the drop that was seen, or, `confident`, by all
     that its interval holds."""
     drop = (accuracy.float32_accuracy or 0.0) - accuracy.accuracy

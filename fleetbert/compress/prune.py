@@ -85,10 +85,7 @@ def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> padd
     tensors = {name: tensor.numpy() for name, tensor in network.network.state_dict().items()}
     width = network.network.bert.encoder.layers[0].self_attn.head_dim
     source = sources.Source(
-        str(bundle.root),
-        shape,
-        bundle.tokenizer,
-        narrow_tensors(tensors, kept, width),
+        str(bundle.root), shape, bundle.tokenizer, narrow_tensors(tensors, kept, width)
     )
     pruned = task_heads.build(
         bundle.task.name, weights.bert_config(source, len(bundle.task.labels), whole.vocab_size)

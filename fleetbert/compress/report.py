@@ -146,8 +146,7 @@ def _variants(points: Sequence[Point], max_drop: float, metric: str) -> Section:
         [
             *(
                 Figure(
-                    f"{name} and {what}",
-                    _scatter(points, f"{what}_ratio", label, max_drop, metric),
+                    f"{name} and {what}", _scatter(points, f"{what}_ratio", label, max_drop, metric)
                 )
                 for what, label in ratios.items()
             ),

@@ -29,7 +29,7 @@ def create(
         raise UserError(f"threads is {threads}; it has to be at least 1")
     config.disable_glog_info()
     if device == "gpu":
-        if not paddle_inference.has_cuda():
+        if not environment.import_paddle().is_compiled_with_cuda():
             raise UserError(
                 "device is gpu, but the installed PaddlePaddle is the CPU build: install "
                 "paddlepaddle-gpu (docs/paddle3.md says which) or use --device cpu"

@@ -49,9 +49,7 @@ def words(program: ProgramDesc) -> list[str]:
 
 
 def take_out(
-    program: ProgramDesc,
-    parameters: Parameters,
-    apart: Mapping[str, Table] | None = None,
+    program: ProgramDesc, parameters: Parameters, apart: Mapping[str, Table] | None = None
 ) -> Start:
     """Take the first operators out of a BERT, or of a group of its layers (`cut_groups`).
 

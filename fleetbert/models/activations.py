@@ -11,7 +11,6 @@ from typing import Callable
 
 import paddle
 import paddle.nn.functional as F
-from paddle import nn
 
 from fleetbert.core.errors import UserError
 
@@ -48,14 +47,3 @@ def get(name: object) -> Activation:
     if activation is None:
         raise UserError(f"hidden_act is {name}; supported are {', '.join(ACTIVATIONS)}")
     return activation
-
-
-class Function(nn.Layer):
-    """An activation as a layer."""
-
-    def __init__(self, name: str):
-        super().__init__()
-        self._function = get(name)
-
-    def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        return self._function(x)

@@ -76,7 +76,7 @@ class Pooler(nn.Layer):
     def __init__(self, config: BertConfig):
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-        self.activation = activations.Function(config.pooler_act)
+        self.activation = activations.get(config.pooler_act)
 
     def forward(self, first: paddle.Tensor) -> paddle.Tensor:
         """first, and what it gives: (texts, hidden)."""

@@ -352,14 +352,10 @@ for _family in (
     BERT,
     ROBERTA,
     ROBERTA._replace(
-        model_type="xlm-roberta",
-        title="XLM-RoBERTa",
-        architectures=_classes("XLMRoberta"),
+        model_type="xlm-roberta", title="XLM-RoBERTa", architectures=_classes("XLMRoberta")
     ),
     ROBERTA._replace(
-        model_type="camembert",
-        title="CamemBERT",
-        architectures=_classes("Camembert"),
+        model_type="camembert", title="CamemBERT", architectures=_classes("Camembert")
     ),
     ERNIE,
     DISTILBERT,

@@ -82,11 +82,6 @@ def test_processors_without_it_make_none(bundle, tiny_data, monkeypatch):
     assert bundles.read(bundle).names == ["float32"]
 
 
-def test_other_bits_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="method: bfloat16 computes in bfloat16; 16 is for"):
-        job(tmp_path, tmp_path, "bfloat16", {"bits": 16})
-
-
 @pytest.mark.slow
 @needs_bfloat16
 def test_a_server_measures_it_and_answers_with_it(added, tmp_path):

@@ -258,6 +258,7 @@ TRAIN = "data: {train: a}\n"
             "line 3: calibration.rounding: was removed, .*set skip or calibration.clip: auto",
         ),
         ("static", GATE + "calibration: {algorithm: KL}", "algorithm: .*choose avg or abs_max"),
+        ("bfloat16", GATE + "bits: 16", "method: bfloat16 computes in bfloat16; 16 is for"),
         ("prune", GATE + TRAIN + "bits: 16", "line 4: bits: method: prune computes in float32"),
         ("prune", GATE + TRAIN + "skip: [a]", "line 4: skip: method: prune takes as much from"),
         ("prune", GATE + TRAIN + "prune: {heads: 0, feed_forward: 0}", "prune.heads: is 0, and so"),
@@ -313,8 +314,8 @@ def test_methods_that_do_not_train_refuse_ranks(monkeypatch):
 
 def test_gate_counts_exactly():
     accuracy = bundles.Accuracy(data="d", n=200, accuracy=0.895, float32_accuracy=0.9)
-    assert gate.keeps(accuracy, 0.005)
-    assert not gate.keeps(accuracy, 0.004)
+    assert gate.keeps(accuracy, 0.005, "point")
+    assert not gate.keeps(accuracy, 0.004, "point")
     drop = bundles.Drop(value=0.005, low=-0.01, high=0.02, test="mcnemar")
     accuracy = accuracy.model_copy(update={"drop": drop})
     assert gate.keeps(accuracy, 0.005, "point")

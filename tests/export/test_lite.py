@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 import pytest
 import same_answers
+import tiny_job
 from tiny_bert import EARLY_SPEED, LABELS, OTHER_TASKS, WORDS, add_early_exit, make_bundle
 
 import fleetbert
@@ -357,10 +358,7 @@ def test_a_converter_that_fails_is_quoted(copied_bundle, monkeypatch, tmp_path):
 
 
 def test_a_changed_program_is_not_converted(copied_bundle):
-    path = copied_bundle / "float32" / "model.pdiparams"
-    data = bytearray(path.read_bytes())
-    data[100] ^= 1
-    path.write_bytes(data)
+    tiny_job.flip(copied_bundle / "float32" / "model.pdiparams")
     refused(copied_bundle, r"model\.pdiparams is not the file")
 
 

@@ -191,7 +191,7 @@ def _add(
         accepting = early_exit.observe(opened, whole, accepting_batches, gate, trained, source, 0)
     log.info(f"{target}: {faster:.2f} times the texts/s of {source.name}")
     pays = faster > 1 and early_exit.saves(observed, choice)
-    page = bundle.root / report.name(target)
+    page = bundle.root / f"report-{target}.html"
     write_report = functools.partial(report.write, page, accepting, choice, target, gate, job)
     if layers is None and choice.accuracy - choice.margin >= least - 1e-9 and not pays:
         why = (

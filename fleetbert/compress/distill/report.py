@@ -27,11 +27,6 @@ log = logging.getLogger(__name__)
 LISTED = 5  # every so many of the points of the curve are in the table, and the chosen one
 
 
-def name(target: str) -> str:
-    """The page's file name in the bundle."""
-    return f"report-{target}.html"
-
-
 def by_layer(observed: Observed) -> list[float]:
     """Accuracy, 0 to 1, if all texts left after that layer."""
     layers, texts = range(1, len(observed.predicted) + 1), len(observed.truth)
