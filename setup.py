@@ -80,10 +80,10 @@ TRACKING = [
 ]
 # Tests import models that it quantized and compare its calls with the Paddle classes that
 # compress/ takes. Nothing in fleetbert/ imports it.
-COMPRESS = [*TRAIN, "paddleslim==2.6.0"]
+COMPRESS = ["paddleslim==2.6.0", *TRAIN]
 PADDLENLP = [
-    *TRAIN,
     "paddlenlp==2.8.1",
+    *TRAIN,
     # What it imports without a bound that holds: newer ones want NumPy 2 or lose names that it
     # imports.
     'scipy<1.12; python_version < "3.13"',
