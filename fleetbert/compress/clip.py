@@ -1,4 +1,4 @@
-"""Outliers: the input of an int8 layer may be cut below the largest value that calibration found.
+"""Clipping: the input of an int8 layer may be cut below the largest value that calibration found.
 
 A few values far above all others make the steps of the others coarse. So smaller thresholds are
 tried for each input, on texts without looking at labels, and the one stays with which the layers

@@ -57,9 +57,9 @@ class Observed(NamedTuple):
     all texts, and a group beside its layers, if its head may let texts leave. reference: bool
     [texts], which of them float32 answers right; None: choices are taken at their word.
 
-    Of other tasks than of one label: outputs float32 [layers, texts, outputs]; accuracy: the task's
-    figure of outputs [texts, outputs]; settings: how doubt is told, where it is of two heads, as of
-    numbers, so that `doubt` does not say it."""
+    Of other tasks than of one label: outputs float32 [layers, texts, outputs]; accuracy: the
+    task's figure of outputs [texts, outputs]; settings: where the doubt compares two heads
+    (regression), how it is computed; `doubt` is not used then."""
 
     truth: np.ndarray
     predicted: np.ndarray

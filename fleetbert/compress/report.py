@@ -253,9 +253,9 @@ def _worst(
     ]
     columns = ["part", "weight", "token error", "weight error", "input's threshold"]
     note = (
-        "Token error: by how much of its size a token's output changes, given float32's inputs; "
-        "root of the mean square over tokens of a few of the texts, without padding. A larger "
-        "input than the threshold is cut."
+        "Token error: relative output error per token, given float32's inputs; root of the mean "
+        "square over the tokens of a few of the texts, without padding. Inputs are cut at the "
+        "threshold."
     )
     title = f"Layers of {made.name} with the largest token error"
     if not rows:

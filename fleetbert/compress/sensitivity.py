@@ -1,9 +1,9 @@
 """The error that quantization makes in each layer, measured on texts as it is served.
 
-There is one error of a layer, the *token error*, which `clip` and `smooth` lower and manifest and
-report tell: a token's outputs change by so much of their own size, given float32's inputs, the root
-of the mean square over all real tokens. Every token counts as one, one whose values are a hundred
-times as large too, and padding counts nothing. The bias is left out: it would hide the error.
+A layer has one error, the *token error*, which `clip` and `smooth` lower and manifest and report
+show: the relative error of a token's outputs, given float32's inputs, as the root of the mean
+square over all tokens but padding. Every token has the same weight, whatever the size of its
+values. The bias is left out: it would hide the error.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ input is the one with the least token error (see `sensitivity`) of the layers th
 of those texts whose largest values are left out for that: else a high one, which fits just these
 values, would seem too good.
 
-PaddleSlim's `quant.advanced.Smooth` has one exponent for all layers and folds the numbers
+PaddleSlim's `quant.advanced.Smooth` has one exponent for all layers and folds the scales
 into the norm, of a network in dygraph: right only where no residual reads the norm's output, as it
 does in BERT.
 """

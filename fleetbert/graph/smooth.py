@@ -1,14 +1,15 @@
-"""A float32 program → one that computes the same, whose Linear layers get inputs of like size.
+"""Smoothing (SmoothQuant): a float32 program → one that computes the same, whose Linear layers get
+inputs with channels of like size.
 
 Channels of an activation differ in size, and one threshold for all makes the steps of the small
-ones coarse. So each is divided by a number of its own, and its row of the weight is multiplied with
+ones coarse. So each is divided by a smoothing scale, and its row of the weight is multiplied with
 it (Xiao et al. 2023, "SmoothQuant", equation 3): x @ w = (x / s) @ (s * w).
 
 Attention mixes tokens, not channels, so what its output is divided by goes into the value's weight
-and bias, for nothing. The output of a norm is read by the residual too, so it stays as it is, and a
-product with a vector stands before the layers that read it: two a layer of the encoder. (Folding it
-into the norm takes the same product on the residual's side, and the hidden states that heads of
-early exits read would be others.)
+and bias, at no cost at run time. The output of a norm is read by the residual too, so it stays as
+it is, and a product with a vector stands before the layers that read it: two a layer of the
+encoder. (Folding it into the norm takes the same product on the residual's side, and the hidden
+states that heads of early exits read would be others.)
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def inputs(program: ProgramDesc) -> dict[str, list[str]]:
 
 
 def is_free(program: ProgramDesc, source: str) -> bool:
-    """Whether the numbers go into other weights, without a product."""
+    """Whether the scales go into other weights, without a product at run time."""
     return programs.producer(program.blocks[0], source).type != "layer_norm"
 
 

@@ -1,4 +1,4 @@
-"""Units of feed-forwards in pieces, so that one large unit does not make int8 coarse for all.
+"""Outlier units of feed-forwards, split so that one large unit does not make int8 coarse for all.
 
 A unit whose output g(x) goes far beyond a threshold t stands k times more in the program, with
 biases lower by t, 2 t, ..., k t, and the same weights. int8 cuts each piece at t, and their sum,
@@ -7,7 +7,7 @@ biases lower by t, 2 t, ..., k t, and the same weights. int8 cuts each piece at 
 
 is g(x) up to (k + 1) t for RELU; GELU is off by 0.17 at most near multiples of t, as it is no
 straight line around 0. The idea is outlier channel splitting (Zhao et al. 2019, ICML), which halves
-a channel; here the integers' own limit takes it apart. In float32 such a program computes something
+a channel; here the limit of the integers splits it. In float32 such a program computes something
 else, as nothing is cut there.
 """
 

@@ -323,7 +323,14 @@ ELECTRA = Family(
     unfold=_unfold_types,
 )
 
-families: Registry[Family] = Registry("model_type", {})
+XLM_ROBERTA = ROBERTA._replace(
+    model_type="xlm-roberta", title="XLM-RoBERTa", architectures=_classes("XLMRoberta")
+)
+CAMEMBERT = ROBERTA._replace(
+    model_type="camembert", title="CamemBERT", architectures=_classes("Camembert")
+)
+BUILT_IN = (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ERNIE, DISTILBERT, ELECTRA)
+families: Registry[Family] = Registry("model_type", {f.model_type: f for f in BUILT_IN})
 
 # Why others do not fold into the network.
 REFUSED: dict[str, str] = {
@@ -346,22 +353,6 @@ REFUSED: dict[str, str] = {
 
 def register(family: Family) -> None:
     families[family.model_type] = family
-
-
-for _family in (
-    BERT,
-    ROBERTA,
-    ROBERTA._replace(
-        model_type="xlm-roberta", title="XLM-RoBERTa", architectures=_classes("XLMRoberta")
-    ),
-    ROBERTA._replace(
-        model_type="camembert", title="CamemBERT", architectures=_classes("Camembert")
-    ),
-    ERNIE,
-    DISTILBERT,
-    ELECTRA,
-):
-    register(_family)
 
 
 def refusal(family: Family, fields: Fields) -> str:
