@@ -48,7 +48,7 @@ def main(argv: list[str]) -> None:
         if "distill" in yaml.safe_load(Path(path).read_text(encoding="utf-8")):
             distilling.distill(config.load_as(config.Distill, path, []))
         else:
-            training.train(config.load(path, []))
+            training.train(config.load_as(config.Config, path, []))
 
 
 if __name__ == "__main__":

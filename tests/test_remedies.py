@@ -71,7 +71,7 @@ NO_KEYS |= {*compression.REMOVED, *distillation.REMOVED}  # messages say that th
 
 def options_of(command: str) -> set[str]:
     parser = argparse.ArgumentParser(command)
-    cli.COMMANDS[command].add_arguments(parser)
+    cli.COMMANDS[command][1].add_arguments(parser)
     if command == "bench":
         for module in (infer, serve, train):
             part = argparse.ArgumentParser(command)

@@ -1,4 +1,4 @@
-"""A caller's arguments → a job: names for keys of the config, tables, and where all goes."""
+"""Turns a caller's arguments into a job: keys of the config, tables, the output folder."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ def keys_of(
     named: Mapping[str, object | None] | None = None,
     short: Mapping[str, str] = SHORT,
 ) -> dict[str, object]:
-    """Arguments as keys of the config. `task={...}` is the section of that name. named: those that
-    a function names; None is not given. short: names for keys, of jobs that train."""
-    own = {name: value for name, value in (named or {}).items() if value is not None}
+    """Return arguments as keys of the config. `task={...}` is the section of that name.
+
+    named: the arguments that the function names; None means that one was left out. short: the
+    short names of keys, which jobs that train have.
+    """
+    present = {name: value for name, value in (named or {}).items() if value is not None}
     keys: dict[str, object] = {}
-    for name, value in {**given, **own}.items():
+    for name, value in {**given, **present}.items():
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         keys[name if isinstance(value, Mapping) else short.get(name, name)] = value
     return keys
@@ -42,7 +45,7 @@ def job_of(
     kind: str = "",
     unlabelled: str = "",
 ) -> Job:
-    """The job of keys and tables; what is not a file is written when all else is known to fit.
+    """Return the job; in-memory tables are saved after all keys have been checked.
 
     output_dir: None: the config's, or output/`kind`-N. unlabelled: the table without labels.
     """
@@ -69,7 +72,7 @@ def job_of(
 
 
 def numbered(kind: str) -> Path:
-    """A new folder output/`kind`-N."""
+    """Make a new folder output/`kind`-N."""
     if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
         raise UserError("output_dir: name one, which all ranks share")
     for number in itertools.count(1):

@@ -1,4 +1,4 @@
-"""`fleetbert.Callback`, for a program that may not have imported Paddle yet."""
+"""Imports `fleetbert.Callback` in a program that may not have imported Paddle yet."""
 
 from fleetbert.compat import environment
 

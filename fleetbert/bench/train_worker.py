@@ -96,7 +96,7 @@ def main(pacer: type[Pacer] = Pacer) -> None:
     """pacer: which one paces; others measure more."""
 
     def train(channel: worker.Channel, said: Json) -> None:
-        job = schema.load(said["config"], said["overrides"])
+        job = schema.load_as(schema.Config, said["config"], said["overrides"])
         if not task_names.SHAPES[job.task.name].of_texts:
             raise UserError(f"bench measures trainings of texts; task.name is {job.task.name}")
         channel.send(versions=versions())

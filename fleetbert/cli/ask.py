@@ -41,6 +41,6 @@ def run(arguments: argparse.Namespace) -> None:
                 print(f"  error: {reply['error']}")
             else:
                 print(f"  → {model.task.answer.in_words(reply)}")
-        if not any("error" in one for one in objects):
+        if not any("error" in reply for reply in objects):
             for line in model.task.answer.together_in_words(objects):
                 print(line)

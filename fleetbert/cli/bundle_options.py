@@ -1,4 +1,4 @@
-"""What the commands that ask a bundle share: its options, and the opening of texts."""
+"""The options of the commands that open a bundle, and the opening of texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """What every command needs that opens a bundle; `load` reads it."""
+    """Add the options that `load` reads."""
     parser.add_argument("--bundle", required=True, metavar="DIR", help="the bundle to open")
     parser.add_argument(
         "--variant", default="float32", metavar="NAME", help="which of its variants (float32)"

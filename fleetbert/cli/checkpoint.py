@@ -1,7 +1,4 @@
-"""`fleetbert checkpoint`: what a run has saved, whether it is whole, and removing some of it.
-
-Imports no Paddle: it is to answer at once.
-"""
+"""The command line of `fleetbert checkpoint`. It imports no Paddle, so that it starts fast."""
 
 from __future__ import annotations
 
@@ -70,7 +67,7 @@ def _list(folder: Path) -> int:
     problems = {path: checkpoint.broken(path, quick=True) for path in checkpoint.listed(folder)}
     newest, best = _marked(problems)
     evaluated = _evaluations(folder.parent / "metrics.jsonl")
-    figure = _state(best).get("best", {}).get("metric", "accuracy")
+    figure = _best(best).get("metric", "accuracy")
     rows = [["step", "epoch", "saved", "size", f"dev {figure}", "dev loss", ""]]
     for path, problem in problems.items():
         step = checkpoint.step_of(path)
@@ -80,7 +77,7 @@ def _list(folder: Path) -> int:
         rows.append(
             [
                 str(step),
-                str(_state(path).get("epoch", "")),
+                str((checkpoint.read_state(path) or {}).get("epoch", "")),
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime)),
                 _megabytes(path),
                 *("" if value is None else f"{value:.4f}" for value in figures),
@@ -147,21 +144,20 @@ def _remove(folder: Path, steps: list[int], keep: int | None, force: bool) -> in
 
 
 def _marked(problems: dict[Path, str | None]) -> tuple[Path | None, Path | None]:
-    """The newest checkpoint that looks whole, and the one of the best step that it knows of."""
+    """Return the newest checkpoint that looks whole, and that of the best step it knows of."""
     newest = next((path for path in reversed(list(problems)) if problems[path] is None), None)
-    best = _state(newest).get("best", {}).get("step")
+    best = _best(newest).get("step")
     return newest, next((path for path in problems if checkpoint.step_of(path) == best), None)
 
 
-def _state(path: Path | None) -> checkpoint.State:
-    with contextlib.suppress(OSError, ValueError, TypeError):
-        if path is not None:
-            return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))
-    return {}
+def _best(path: Path | None) -> checkpoint.State:
+    """Return the metrics of the best step that the checkpoint knows of."""
+    state = None if path is None else checkpoint.read_state(path)
+    return {} if state is None else dict(state.get("best", {}))
 
 
 def _evaluations(path: Path) -> dict[int, Row]:
-    """The rows of evaluations, by step."""
+    """Return the rows of evaluations, by step."""
     rows = {}
     with contextlib.suppress(OSError, ValueError):  # the last row may be half written
         for line in path.read_text(encoding="utf-8").split("\n"):

@@ -1,4 +1,4 @@
-"""The command line of `fleetbert doctor`: looks, tries, prints a table."""
+"""The command line of `fleetbert doctor`."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """2 where something is broken."""
+    """Return the exit code: 2 if something is broken."""
     from fleetbert.doctor import trial  # `fleetbert --help` needs none of it
 
-    found = []
+    findings = []
     for finding in trial.examine(not arguments.no_run):
-        found.append(finding)
+        findings.append(finding)
         if not arguments.json:
-            tell(finding)
+            _print(finding)
     if arguments.json:
-        print(json.dumps([finding._asdict() for finding in found], indent=1, ensure_ascii=False))
-    wrong = [finding.check for finding in found if finding.state == "broken"]
+        print(json.dumps([item._asdict() for item in findings], indent=1, ensure_ascii=False))
+    broken = [finding.check for finding in findings if finding.state == "broken"]
     if not arguments.json:
-        print(f"\nbroken: {', '.join(wrong)}" if wrong else "\nnothing is broken")
-    return 2 if wrong else 0
+        print(f"\nbroken: {', '.join(broken)}" if broken else "\nnothing is broken")
+    return 2 if broken else 0
 
 
-def tell(finding: Finding) -> None:
+def _print(finding: Finding) -> None:
     print(f"{finding.state:<9} {finding.check:<17} {finding.found}", flush=True)
     if finding.remedy:
         print(f"{'':<27} → {finding.remedy}", flush=True)

@@ -79,11 +79,9 @@ def _export_onnx(arguments: argparse.Namespace) -> None:
     opset = onnx.OPSET if arguments.opset is None else arguments.opset
     variant = onnx.export_onnx(arguments.bundle, opset).variant("onnx")
     assert isinstance(variant, bundles.OnnxVariant)
-    megabytes = variant.bytes / 1e6
     print(
-        f"added variant onnx to {arguments.bundle}: {megabytes:.1f} MB, opset "
-        f"{variant.opset}, logits within "
-        f"{variant.max_difference_to_float32:.1e} of float32's"
+        f"added variant onnx to {arguments.bundle}: {variant.bytes / 1e6:.1f} MB, opset "
+        f"{variant.opset}, logits within {variant.max_difference_to_float32:.1e} of float32's"
     )
 
 
@@ -97,26 +95,25 @@ def _export_lite(arguments: argparse.Namespace) -> None:
     if arguments.max_accuracy_drop is not None and arguments.data is None:
         raise UserError("--max-accuracy-drop needs --data, a labelled table to measure on")
     drop = 0.01 if arguments.max_accuracy_drop is None else arguments.max_accuracy_drop
-    data = arguments.data
     measure = None
-    if data is not None:
-        gate = config.Gate(data=data, max_accuracy_drop=drop)
+    if arguments.data is not None:
+        gate = config.Gate(data=arguments.data, max_accuracy_drop=drop)
         measure = functools.partial(lite_accuracy, gate)
     precision = arguments.precision or "float32"
-    early_exit = bool(arguments.early_exit)
-    choice = arguments.target, precision, early_exit
+    choice = arguments.target, precision, bool(arguments.early_exit)
     bundle = lite.export_lite(arguments.bundle, *choice, measure)
     variant = bundle.variant(lite.variant_name(*choice))
     assert isinstance(variant, (bundles.LiteVariant, bundles.LiteEarlyExitVariant))
     megabytes = variant.bytes / 1e6
-    told = [f"added variant {variant.name} to {arguments.bundle}: {megabytes:.1f} MB"]
+    parts = [f"added variant {variant.name} to {arguments.bundle}: {megabytes:.1f} MB"]
     if variant.checked_on:
         difference = variant.max_difference_to_paddle
         same = "" if precision == "float32" else f" with the same {precision} weights"
-        told.append(f"on x86 its logits are within {difference:.1e} of Paddle's{same}")
+        parts.append(f"on x86 its logits are within {difference:.1e} of Paddle's{same}")
     else:
-        told.append("which was not run: it runs on ARM only")
+        parts.append("which was not run: it runs on ARM only")
     if variant.accuracy:
-        found = variant.accuracy[0]
-        told.append(f"{found.metric} {found.accuracy:.4f} (float32 {found.float32_accuracy:.4f})")
-    print(", ".join(told))
+        measured = variant.accuracy[0]
+        figures = f"{measured.accuracy:.4f} (float32 {measured.float32_accuracy:.4f})"
+        parts.append(f"{measured.metric} {figures}")
+    print(", ".join(parts))

@@ -1,4 +1,4 @@
-"""What the commands that train share: a config with changes, the job, its supervision."""
+"""The options and the start of the commands that train."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add_config(parser: argparse.ArgumentParser) -> None:
 
 
 def read(arguments: argparse.Namespace, schema: type[Job]) -> Job:
-    """The job, with Paddle imported; of ranks, only under a supervisor."""
+    """Read the job, supervise it where there are ranks, and import Paddle."""
     stopping.expect()
     extras.need("train", "training")
     job = config.load_as(schema, arguments.config, arguments.overrides)

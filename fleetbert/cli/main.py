@@ -1,14 +1,13 @@
-"""The `fleetbert` command: parses, calls the room that does the work, prints what it says.
+"""The `fleetbert` command.
 
-Rooms are imported by the commands that need them, so that `fleetbert --help` takes no time.
+Each command imports the package that does its work, so that `fleetbert --help` starts fast.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from types import ModuleType
-from typing import Callable, NamedTuple
+from typing import Any
 
 from fleetbert import __version__
 from fleetbert.cli import (
@@ -37,15 +36,6 @@ of it (float32, onnx, ...). `fleetbert <command> --help` says more, with an exam
 """
 
 
-class Command(NamedTuple):
-    """A subcommand: one line for the list, its --help text, its arguments, what it runs."""
-
-    summary: str
-    description: str
-    add_arguments: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int | None]
-
-
 def main(argv: list[str] | None = None) -> None:
     """Entry point; exits with 0, 2 (user error), 130 (Ctrl-C) or 141 (the reader went away)."""
     errors.run(_dispatch, argv)
@@ -60,11 +50,11 @@ def _dispatch(argv: list[str]) -> int | None:
     )
     parser.add_argument("--version", action="version", version=f"fleetbert {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="command", required=True)
-    for name, command in COMMANDS.items():
+    for name, (summary, command) in COMMANDS.items():
         subparser = subparsers.add_parser(
             name,
-            help=command.summary,
-            description=command.description,
+            help=summary,
+            description=command.DESCRIPTION,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add_arguments(subparser)
@@ -74,29 +64,26 @@ def _dispatch(argv: list[str]) -> int | None:
 
 
 def _below_home(word: str) -> str:
-    """`--option=~/path` as a shell would give `--option ~/path`."""
+    """Expand `~` in `--option=~/path`, as a shell does in `--option ~/path`."""
     option, sign, value = word.partition("=")
     path = os.path.expanduser(value)  # noqa: PTH111  leaves alone what is no path of a user
     return f"{option}{sign}{path}" if option.startswith("--") else word
 
 
-def _of(summary: str, room: ModuleType) -> Command:
-    return Command(summary, room.DESCRIPTION, room.add_arguments, room.run)
-
-
-COMMANDS = {
-    "train": _of("train BERT", train),
-    "launch": _of("start and watch the processes of a job on this machine", launch),
-    "ask": _of("answer a few texts for reading", ask),
-    "evaluate": _of("measure a bundle on a labelled table", evaluate),
-    "predict": _of("answer texts with a bundle", predict),
-    "export": _of("add another form of the model to a bundle", export),
-    "import": _of("make a bundle of a finished classifier", import_model),
-    "quantize": _of("add a smaller, faster variant to a bundle", quantize),
-    "checkpoint": _of("list, check and remove the checkpoints of a run", checkpoint),
-    "distill": _of("teach a smaller model what a trained one knows", distill),
-    "serve": _of("answer over HTTP and gRPC", serve),
-    "recipes": _of("list the jobs that come with fleetbert, or print one", recipes),
-    "doctor": _of("look at this machine and try everything on it", doctor),
-    "bench": _of("measure your own bundle, server or training", bench),
+# The line of `fleetbert --help`, and the module: its DESCRIPTION, add_arguments and run.
+COMMANDS: dict[str, tuple[str, Any]] = {
+    "train": ("train BERT", train),
+    "launch": ("start and watch the processes of a job on this machine", launch),
+    "ask": ("answer a few texts for reading", ask),
+    "evaluate": ("measure a bundle on a labelled table", evaluate),
+    "predict": ("answer texts with a bundle", predict),
+    "export": ("add another form of the model to a bundle", export),
+    "import": ("make a bundle of a finished classifier", import_model),
+    "quantize": ("add a smaller, faster variant to a bundle", quantize),
+    "checkpoint": ("list, check and remove the checkpoints of a run", checkpoint),
+    "distill": ("teach a smaller model what a trained one knows", distill),
+    "serve": ("answer over HTTP and gRPC", serve),
+    "recipes": ("list the jobs that come with fleetbert, or print one", recipes),
+    "doctor": ("look at this machine and try everything on it", doctor),
+    "bench": ("measure your own bundle, server or training", bench),
 }

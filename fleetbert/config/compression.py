@@ -145,6 +145,13 @@ class Gate(Section):
     )
 
 
+def check_gate(gate: Gate) -> None:
+    if gate.data is None:
+        raise ValueError(
+            "gate.data: name a labelled table; a variant is added only after it was measured"
+        )
+
+
 class Selection(Section):
     data: Optional[str] = key(
         None,
@@ -281,10 +288,7 @@ class Quantize(Section):
                 f"name: {self.name} is the variant that the new one is measured against or made "
                 "from; choose another"
             )
-        if self.gate.data is None:
-            raise ValueError(
-                "gate.data: name a labelled table; a variant is added only after it was measured"
-            )
+        check_gate(self.gate)
         if self.method in CALIBRATED and self.calibration.data is None:
             raise ValueError(
                 f"calibration.data: method: {self.method} needs texts to see how large activations "

@@ -6,7 +6,7 @@ from typing import List, Literal, Optional, Union
 
 from pydantic import model_validator
 
-from fleetbert.config.compression import Gate, Removed, Selection, refuse_removed
+from fleetbert.config.compression import Gate, Removed, Selection, check_gate, refuse_removed
 from fleetbert.config.section import Section, key
 from fleetbert.config.training import Config, Loss, Model
 from fleetbert.core.task_names import SHAPES
@@ -208,8 +208,5 @@ class SelfDistill(Section):
     def _keys_agree(self) -> SelfDistill:
         if self.data.train is None:
             raise ValueError("data.train: name a file of texts; labels are not needed")
-        if self.gate.data is None:
-            raise ValueError(
-                "gate.data: name a labelled table; a variant is added only after it was measured"
-            )
+        check_gate(self.gate)
         return self

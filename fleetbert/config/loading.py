@@ -54,10 +54,6 @@ class Document(NamedTuple):
     places: Dict[Names, str]
 
 
-def load(path: str, overrides: Sequence[str]) -> Config:
-    return load_as(Config, path, overrides)
-
-
 def load_as(schema: type[Job], path: str, overrides: Sequence[str]) -> Job:
     """The job in the YAML file `path`, changed by words `section.key=value`.
 
@@ -139,7 +135,7 @@ def _is_text(word: str, kind: object) -> bool:
     """Whether what stands behind key= is meant as it stands, for a key of this kind; else YAML
     reads it, to which `run #3` is "run", 0755 a number and `off` false. Quotes are YAML's."""
     choices = get_args(kind) if get_origin(kind) is Union else (kind,)
-    if any(get_origin(one) is Literal and word in get_args(one) for one in choices):
+    if any(get_origin(choice) is Literal and word in get_args(choice) for choice in choices):
         return True
     empty = ("", "null", "Null", "NULL", "~") if type(None) in choices else ("",)
     return str in choices and word.strip() not in empty and not re.fullmatch("(['\"]).*\\1", word)

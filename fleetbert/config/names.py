@@ -201,15 +201,15 @@ def hint(
     value: as it was given, if on a command line. is_argument: the name is that of an argument in
     Python; then the key's argument is shown too.
     """
-    found = meant(name, schemas)
-    if found is None:
+    target = meant(name, schemas)
+    if target is None:
         return ""
-    if not found.key:
-        return f"; {found.note}"
-    shown = found.value or (None if is_argument else value)
-    word = found.key if shown is None else f"{found.key}={shown}"
-    if is_argument and "." in found.key:
+    if not target.key:
+        return f"; {target.note}"
+    shown = target.value or (None if is_argument else value)
+    word = target.key if shown is None else f"{target.key}={shown}"
+    if is_argument and "." in target.key:
         by_key = {dotted: argument for argument, dotted in ARGUMENTS.items()}
-        argument = by_key.get(found.key, f'**{{"{found.key}": ...}}')
+        argument = by_key.get(target.key, f'**{{"{target.key}": ...}}')
         word += f" (as an argument: {argument})"
     return f"; did you mean {word}?"

@@ -1,4 +1,4 @@
-"""What the supervisors of ranks and their hub say to each other: lines of JSON."""
+"""The messages between the supervisors of ranks and their hub: lines of JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOST = "its machine or its launcher ended"
 
 
 def job() -> str:
-    """What tells this job from others."""
+    """Return what identifies this job."""
     return os.environ["PADDLE_TRAINER_ENDPOINTS"]
 
 
@@ -51,7 +51,7 @@ class Connection:
         self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def hello(self) -> Message:
-        """The other side's first line, and nothing after it; OSError if it is a stranger."""
+        """Return the peer's first line, and read no more; OSError if it is of another job."""
         line = byte = b""
         while byte != b"\n" and len(line) < 1 << 16:
             byte = self.socket.recv(1) or b"\n"
@@ -63,7 +63,7 @@ class Connection:
         raise ConnectionError("something else answers there")
 
     def receive(self) -> list[Message]:
-        """What has arrived; OSError when the other side is gone."""
+        """Return the messages that have arrived; OSError if the peer is gone."""
         data = self.socket.recv(1 << 16)
         if not data:
             raise ConnectionError("closed")

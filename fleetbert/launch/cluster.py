@@ -1,4 +1,4 @@
-"""Where the servers and trainers of a job are, and the variables that tell each of them."""
+"""The addresses of a job's servers and trainers, and the environment of each process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fleetbert.launch.process import Process
 
 HOST = "127.0.0.1"
 
-# Of an enclosing launcher; its ranks have nothing to do with these.
+# Variables of an enclosing launcher, which are for its own ranks.
 _FOREIGN = (
     "PADDLE_TRAINER_ID",
     "PADDLE_CURRENT_ENDPOINT",
@@ -56,7 +56,7 @@ class Cluster:
         return self.ports[process.number + (process.role == "trainer") * len(self.servers)]
 
     def environ(self, process: Process, run: Path, logs: Path) -> dict[str, str]:
-        """The environment of a server or trainer.
+        """Return the environment of a server or trainer.
 
         Names and values are those of `python -m paddle.distributed.launch --run_mode ps
         --with_gloo 0` (launch/controllers/ps.py), but for PADDLE_BACKUP_ENV_PATH, a file

@@ -1,6 +1,6 @@
 """A rank's heartbeat: a small file that its supervisor opens for it, and reads.
 
-Its process writes there twice a second, from a thread: a long evaluation or export is no silence.
+The rank writes it twice a second in a thread, so also during a long evaluation or export.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ JOINING, JOINED = 1, 2  # the other ranks; before it 0
 
 
 class _Heart:
-    """In the rank."""
+    """Writes the heartbeat, in the rank."""
 
     def __init__(self, file: int):
         self.file = file
@@ -42,7 +42,8 @@ _heart: _Heart | None = None
 
 
 def start() -> bool:
-    """In a rank that has a supervisor: beat from now on, and die with it. Whether this is one."""
+    """Start the heartbeat in a rank that has a supervisor, and die with the supervisor. Return
+    whether this process is such a rank."""
     global _heart
     if VARIABLE not in os.environ:
         return False
@@ -54,21 +55,21 @@ def start() -> bool:
 
 
 def note_step(step: int, done: int) -> None:
-    """In a rank: tell the job's step, and how many steps this process did."""
+    """Write the job's step, and how many steps this process did, in a rank."""
     if _heart is not None:
         _heart.step, _heart.done = step, done
         _heart.write()
 
 
 def note_phase(phase: int) -> None:
-    """In a rank: tell that it begins to join the others, or has joined them."""
+    """Write that the rank begins to join the others, or has joined them."""
     if _heart is not None:
         _heart.phase = phase
         _heart.write()
 
 
 class Monitor:
-    """In the supervisor: hears the heartbeat of one process."""
+    """Reads the heartbeat of one process, in the supervisor."""
 
     def __init__(self) -> None:
         self.file = tempfile.TemporaryFile()  # noqa: SIM115
@@ -79,11 +80,11 @@ class Monitor:
 
     @property
     def descriptor(self) -> int:
-        """For the process to inherit."""
+        """The descriptor that the process inherits."""
         return self.file.fileno()
 
     def look(self, passed: float) -> None:
-        """Read it; `passed`: seconds since the look before."""
+        """Read the heartbeat; `passed`: seconds since the last call."""
         record = os.pread(self.descriptor, _RECORD.size, 0)
         count, self.step, self.done, self.phase = _RECORD.unpack(record)
         self.quiet = 0.0 if count != self.count else self.quiet + passed
@@ -91,8 +92,8 @@ class Monitor:
 
 
 def notice_end_of_machine(connection: socket.socket, seconds: float) -> None:
-    """Have the connection fail where nothing was heard of the machine at its other end for so long:
-    one that vanishes says no word. On Linux."""
+    """Make the connection fail once the machine at its other end is silent for so long. A machine
+    that vanishes closes no connection. Linux only."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = (
         ("TCP_KEEPIDLE", 3),

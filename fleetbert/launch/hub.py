@@ -1,4 +1,4 @@
-"""The hub of a job's ranks: hears from every supervisor, and decides for all."""
+"""The hub of a job's ranks: every supervisor reports to it, and it decides for all."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SUSPECT = 15.0  # seconds without a heartbeat that are a hang when another rank 
 
 @dataclass
 class Rank:
-    """What the hub knows of a rank; most is what its supervisor said last, see `Message`."""
+    """The state of a rank, mostly from its supervisor's last `Message`."""
 
     name: str
     supervisor: Connection | None = None
@@ -63,8 +63,8 @@ class Rank:
             self.supervisor = None
 
     def cause(self, limit: float) -> Cause | None:
-        """Why the job cannot go on, if this rank is to blame: for `limit` seconds without a
-        heartbeat, too."""
+        """Return why the job cannot go on, if it is because of this rank. A rank without a
+        heartbeat for `limit` seconds hangs."""
         at = f" (at step {self.step})" if self.step else " (before its first step)"
         if self.supervisor is None:
             return Cause(Kind.LOST, f"lost the supervisor of {self.name}: {LOST}", 1, False)
@@ -77,15 +77,15 @@ class Rank:
 
 
 class Joining:
-    """Of the ranks of one start: watches that they join each other."""
+    """Watches that the ranks of one start join each other."""
 
     def __init__(self, ranks: list[Rank]):
         self.ranks = ranks
         self.since: float | None = None  # the first began to join; once all have, the last
-        self.told = self.all_joining = False
+        self.warned = self.all_joining = False
 
     def cause(self) -> Cause | None:
-        """That they do not find each other. Those who are waited for are named in a line."""
+        """Return a cause if the ranks do not find each other. Log the ranks that are late."""
         absent = [rank.name for rank in self.ranks if rank.phase < JOINING]
         late = [rank.name for rank in self.ranks if rank.phase < JOINED]
         now = time.monotonic()
@@ -93,8 +93,8 @@ class Joining:
             return None
         if self.since is None or (not absent and not self.all_joining):
             self.since, self.all_joining = now, not absent
-        if now - self.since > MEET_NOTE and not self.told:
-            self.told = True
+        if now - self.since > MEET_NOTE and not self.warned:
+            self.warned = True
             log.warning(f"waiting for {', '.join(absent or late)} to join the other ranks")
         if self.all_joining and now - self.since > MEET_LIMIT:
             text = f"{', '.join(late)} did not find the other ranks in {MEET_LIMIT:.0f} s"
@@ -112,7 +112,7 @@ class Hub:
         self.looked = time.monotonic()
 
     def run(self) -> None:
-        """To the job's end; then every supervisor is told the exit code."""
+        """Run until the job ends; then send every supervisor the exit code."""
         try:
             code = self._supervise()
             for rank in reversed(self.ranks):  # ours last: this process ends with it
@@ -153,7 +153,7 @@ class Hub:
             master = self._free_address()
 
     def _join(self) -> list[str]:
-        """Wait for all supervisors; returns the ranks of those that did not come."""
+        """Wait for all supervisors; return the names of the ranks whose supervisor is absent."""
         until = time.monotonic() + JOIN_LIMIT
         while time.monotonic() < until:
             absent = [rank.name for rank in self.ranks if rank.supervisor is None]
@@ -171,10 +171,10 @@ class Hub:
         return absent
 
     def _watch(self) -> Cause | None:
-        """Until all ranks ended well (None), or one did not, or hangs."""
+        """Wait until all ranks have ended well (None), or one has failed or hangs."""
         patience, joining = Patience(stopping=STOP_LIMIT), Joining(self.ranks)
         while True:
-            self._hear()
+            self._receive()
             if all(rank.code == 0 for rank in self.ranks):
                 return None
             failed = any(rank.code and rank.code not in STOPPED for rank in self.ranks)
@@ -186,18 +186,18 @@ class Hub:
                 return cause
 
     def _stop(self) -> bool:
-        """Have all ranks killed; whether they are gone."""
+        """Kill all ranks; return whether they are gone."""
         for rank in self.ranks:
             rank.send({"stop": True})
         until = time.monotonic() + JOIN_LIMIT
         while not all(rank.stopped for rank in self.ranks):
-            self._hear()
+            self._receive()
             if time.monotonic() > until or any(rank.supervisor is None for rank in self.ranks):
                 return False
         return True
 
-    def _hear(self) -> None:
-        """What supervisors have to say, for a moment."""
+    def _receive(self) -> None:
+        """Receive messages of supervisors for a moment."""
         sockets = {rank.supervisor.socket: rank for rank in self.ranks if rank.supervisor}
         ready = wait(list(sockets), 0.1)
         now = time.monotonic()
@@ -209,7 +209,7 @@ class Hub:
                 rank.receive()
 
     def _first_address(self) -> str:
-        """The one that Paddle's launcher chose, if its port is still free."""
+        """Return the address that Paddle's launcher chose, if its port is still free."""
         master = os.environ.get("PADDLE_MASTER", "")
         try:
             socket.create_server(("", int(master.rpartition(":")[2]))).close()
@@ -218,7 +218,7 @@ class Hub:
         return master
 
     def _free_address(self) -> str:
-        """For rank 0's TCP store. A new one each time: the former's port may not be free yet."""
+        """Return a new address for rank 0's TCP store. The former port may not be free yet."""
         with socket.create_server(("", 0)) as server:
             return f"{self.host}:{server.getsockname()[1]}"
 

@@ -1,4 +1,4 @@
-"""Variables of a cluster or of another launcher, around a process that they are not for."""
+"""Checks for environment variables that are left over from a cluster or another launcher."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _OTHERS = (
 
 
 def check(environ: Mapping[str, str]) -> None:
-    """UserError where Paddle's variables do not tell of a whole job; a line in the log where
-    another launcher says that there are several processes, which do not know of each other."""
+    """Raise UserError if Paddle's variables do not describe a whole job. Log a warning if another
+    launcher started several processes, because they do not know of each other."""
     given = [name for name in (_ID, _COUNT, _ENDPOINTS) if environ.get(name)]
     wrong = _wrong(environ)
     if wrong:
@@ -42,7 +42,7 @@ def check(environ: Mapping[str, str]) -> None:
 
 
 def _wrong(environ: Mapping[str, str]) -> str:
-    """Why Paddle's variables do not tell of a whole job; "" if they do, or are of no matter."""
+    """Return why Paddle's variables do not describe a whole job; "" if they do."""
     endpoints = [word for word in environ.get(_ENDPOINTS, "").split(",") if word]
     number, count = environ.get(_ID, ""), environ.get(_COUNT, "")
     for name, value in ((_ID, number), (_COUNT, count)):

@@ -1,5 +1,5 @@
-"""What the processes of a job write: each into a log of its own, all into one merged log, line by
-line, and trainer 0 to the terminal, byte by byte, so that its progress bar stays one."""
+"""The output of a job's processes. Each has its log, and all lines go to one merged log. Trainer 0
+is shown on the terminal byte by byte, so that its progress bar works."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ OUT, ERR = 1, 2
 
 
 class Lines:
-    """Cuts a stream of bytes into lines as they look in the end: of a progress bar, which writes
-    over itself after each carriage return, what was written last."""
+    """Splits a stream of bytes into lines as a terminal shows them in the end: of a progress bar,
+    which overwrites itself after each carriage return, the last state."""
 
     def __init__(self) -> None:
         self.rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The lines that `data` completes."""
+        """Return the lines that `data` completes."""
         *lines, rest = (self.rest + data).split(b"\n")
         self.rest = rest[max(0, rest.rstrip(b"\r").rfind(b"\r")) :]
         if len(self.rest) > LINE_LIMIT:
@@ -42,7 +42,7 @@ class Lines:
         return [line.rstrip(b"\r").rpartition(b"\r")[2] for line in lines]
 
     def close(self) -> list[bytes]:
-        """The last line, if nothing ended it."""
+        """Return the last line, if it has no end."""
         return self.feed(b"\n") if self.rest else []
 
 
@@ -82,20 +82,20 @@ class Output:
             ) from None
 
     def say(self, text: str) -> None:
-        """A line of the launcher's own, to stderr and into the merged log."""
+        """Write a line of the launcher to stderr and to the merged log."""
         start = b"launch: " if self.fresh else b"\nlaunch: "  # in the middle of a progress bar
         self._show(ERR, start + text.encode(errors="backslashreplace") + b"\n")
         self.note(text)
 
     def note(self, text: str) -> None:
-        """A line of the launcher's own in the merged log."""
+        """Write a line of the launcher to the merged log."""
         self._append(self.merged, b"[launch] " + text.encode(errors="backslashreplace") + b"\n")
 
     def _log(self, path: Path) -> FileIO:
         return self.closing.enter_context(path.open("ab", buffering=0))
 
     def _append(self, log: FileIO, data: bytes) -> None:
-        """To a log; a full disk is reported once and does not end the job."""
+        """Append to a log. A full disk is reported once and does not end the job."""
         try:
             while data:
                 data = data[log.write(data) or 0 :]
@@ -105,7 +105,7 @@ class Output:
                 self.say(f"{log.name}: {error.strerror}; lines are missing in it from here on")
 
     def path(self, name: str) -> Path:
-        """Where the process `name` is logged."""
+        """Return the log file of the process `name`."""
         return self.folder / f"{name.replace(' ', '.')}.log"
 
     def open(self, name: str, shown: bool) -> tuple[int, int]:
@@ -120,7 +120,7 @@ class Output:
         return os.dup(err), err
 
     def _open(self, name: str, shown: int | None) -> int:
-        """A pseudo terminal where the launcher has a terminal, for bars and colours; or a pipe."""
+        """Open a pipe, or for bars and colours a pseudo terminal if the launcher has one."""
         is_pty = shown is not None and os.isatty(shown)
         ours, theirs = os.openpty() if is_pty else os.pipe()
         if is_pty and shown is not None:
@@ -140,7 +140,7 @@ class Output:
             self._read(descriptor)
 
     def _read(self, descriptor: int) -> bool:
-        """Pass on some of what is there; False, and it is closed, where nothing is or will be."""
+        """Pass some output on. Return False, and close the stream, if none is left."""
         source = self.sources[descriptor]
         try:
             data = os.read(descriptor, 1 << 16)
@@ -177,13 +177,13 @@ class Output:
         os.close(descriptor)
 
     def drain(self, name: str) -> None:
-        """Read what the process `name`, which has ended, left."""
+        """Read the rest of the output of the process `name`, which has ended."""
         for descriptor in [d for d, source in self.sources.items() if source.name == name]:
             while self._read(descriptor):
                 pass
 
     def show_tail(self, name: str) -> None:
-        """The last lines of a process on the terminal, if they have not been there already."""
+        """Show the last lines of a process on the terminal."""
         for line in self.tails[name]:
             cut = line if len(line) <= TAIL_WIDTH else line[:TAIL_WIDTH] + b" ..."
             self._show(ERR, f"[{name}] ".encode() + cut + b"\n")

@@ -1,4 +1,4 @@
-"""What follows from the end of a process: one policy for ranks, servers and trainers."""
+"""The policy after the end of a process, for ranks, servers and trainers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETRIES = 5  # in a row, of starts whose processes did not find each other
 
 
 class Kind(enum.IntEnum):
-    """Of several causes the lowest is the real one; the others follow from it."""
+    """The kind of a cause. Of several, the lowest is the real one, and leads to the others."""
 
     LOST = 0  # a supervisor, with its machine or its launcher
     ERROR = 1  # the user's
@@ -45,8 +45,8 @@ class Cause(NamedTuple):
 
 
 def cause_of(name: str, code: int, at: str = "", is_server: bool = False) -> Cause:
-    """What the end of a process with `code` means, which is not 0; negative: a signal. `at` says
-    how far it was."""
+    """Return what the end of a process with `code` means: not 0, and negative for a signal. `at`
+    describes how far the process was."""
     status = code if code >= 0 else 128 - code
     if code in STOPPED:
         kind = Kind.ASKED
@@ -75,14 +75,14 @@ def _signal(code: int) -> str:
 
 
 class Patience:
-    """Waits until the failures heard of are enough to tell the real one from its echoes."""
+    """Waits until the real failure can be told from those that follow from it."""
 
     def __init__(self, stopping: float = GRACE):
         self.stopping = stopping  # seconds for the others to end after one was asked to stop
         self.since: float | None = None
 
     def real(self, causes: Sequence[Cause], all_ended: bool) -> Cause | None:
-        """The real one of `causes`, or None: there is none, or others may still follow."""
+        """Return the real one of `causes`; None if there is none, or others may still follow."""
         if not causes:
             self.since = None
             return None
@@ -94,9 +94,9 @@ class Patience:
 
 
 class Restarts:
-    """Counts the restarts of a job, and says what follows from the end of a start and why.
+    """Counts the restarts of a job, decides whether it restarts, and logs why.
 
-    most: restarts in all. limit: what to say when there are no more, and why.
+    most: the limit of restarts. limit: the reason that is logged when none is left.
     """
 
     def __init__(self, most: int, limit: str, say: Callable[[str], None]):
@@ -108,13 +108,13 @@ class Restarts:
         return self.used + number <= self.most
 
     def take(self, text: str, what: str) -> None:
-        """Use one, because of `text`, to start `what` again."""
+        """Use a restart for `what`, because of `text`."""
         self.used += 1
         self.retries = 0
         self.say(f"{text}; starting {what} again, restart {self.used} of {self.most}")
 
     def start_again(self, cause: Cause) -> bool:
-        """Whether all is to be started again. Failed connections are tried again besides."""
+        """Return whether the whole job restarts. Failed connections are retried in addition."""
         why = ""
         if cause.mendable and cause.code == NOT_CONNECTED:
             if self.retries < RETRIES:

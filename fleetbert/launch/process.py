@@ -15,7 +15,7 @@ from fleetbert.launch.policy import Cause, cause_of
 
 
 class Process:
-    """Leader of a group of its own that ends with it."""
+    """A process that leads its own process group, which ends with it."""
 
     def __init__(self, role: str, number: int):
         self.role, self.number, self.name = role, number, f"{role} {number}"
@@ -34,9 +34,10 @@ class Process:
         output: tuple[int, int] | None = None,
         descriptors: Sequence[int] = (),
     ) -> None:
-        """With `output` (stdout, stderr) it reads nothing, and dies with us; without, it has our
-        streams, and sees to its end itself (`heartbeat.start`): a process with threads must not
-        run Python between fork and exec. OSError when the system has no room for it."""
+        """Start the process. With `output` (stdout, stderr) it reads nothing, and dies with this
+        process. Without, it shares this process's streams, and has to end itself
+        (`heartbeat.start`), because a process with threads must not run Python between fork and
+        exec. OSError if the system has no room for it."""
         self.code, parent = None, os.getpid()
         out, err = output or (None, None)
         self.popen = subprocess.Popen(
@@ -58,14 +59,14 @@ class Process:
         return os.waitid(os.P_PID, self.popen.pid, flags) is not None
 
     def is_stopped(self) -> bool:
-        """Whether a signal has stopped it until another lets it go on."""
+        """Whether a signal such as SIGSTOP has stopped it."""
         with contextlib.suppress(psutil.NoSuchProcess):
             if self.running and self.popen is not None:
                 return bool(psutil.Process(self.popen.pid).status() == psutil.STATUS_STOPPED)
         return False
 
     def ask(self, signum: int) -> None:
-        """Send it, and nothing that it started, a signal."""
+        """Send a signal to the process, but not to its children."""
         self._send(os.kill, signum)
 
     def kill(self) -> None:
@@ -77,11 +78,11 @@ class Process:
                 send(self.popen.pid, signum)
 
     def finish(self) -> None:
-        """Kill what is left of its group and note how it ended."""
+        """Kill the rest of its group, and note the exit code."""
         if self.running and self.popen is not None:
             self.kill()
             self.code = self.popen.wait()
 
     def cause(self) -> Cause:
-        """What its end means, which was not a good one."""
+        """Return what the end of the process means, after a failure."""
         return cause_of(self.name, self.code or 0, is_server=self.role == "server")

@@ -48,10 +48,10 @@ PORTS, APART = 8, 101  # that the hub may listen at, and how far apart
 
 
 def supervised(hang_timeout: float, resumes: bool) -> None:
-    """Under paddle.distributed.launch: become the supervisor of a rank, and exit with the job. In
-    the rank, which runs the same command, beat; elsewhere do nothing.
+    """Become the supervisor of a rank, and exit with the job, under paddle.distributed.launch. In
+    the rank, which runs the same command, start the heartbeat. Elsewhere do nothing.
 
-    resumes: whether a job that is started again goes on from where it was.
+    resumes: whether a restarted job resumes from a checkpoint.
     """
     # `servers` supervises those of a parameter server.
     if not heartbeat.start() and not os.environ.get("PADDLE_PSERVERS_IP_PORT_LIST"):
@@ -82,7 +82,7 @@ def _supervise(hang_timeout: float, resumes: bool) -> int:
 
 
 def max_restart() -> int:
-    """The launcher's `--max_restart`, read off its command line, for it does not hand it on."""
+    """Return the launcher's `--max_restart`, from its command line, as it does not pass it on."""
     if "PADDLE_MAX_RESTART" in os.environ:
         return int(os.environ["PADDLE_MAX_RESTART"])
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -100,16 +100,16 @@ class _Supervisor:
 
     def __init__(self, number: int, hang_timeout: float):
         self.rank, self.hang_timeout = Process("rank", number), hang_timeout
-        self.asked = False  # to stop
+        self.stopping = False  # a signal asked the rank to stop
         signal.signal(signal.SIGTERM, self._forward)
         signal.signal(signal.SIGINT, self._forward)
 
     def _forward(self, signum: int, _: object) -> None:
-        self.asked = True
+        self.stopping = True
         self.rank.ask(signum)
 
     def run(self, hub: Connection) -> int:
-        """Until the hub says with which code to exit."""
+        """Run until the hub sends the exit code."""
         monitor, looked, reported = heartbeat.Monitor(), time.monotonic(), 0.0
         while True:
             ready = wait([hub.socket], 0.1)
@@ -124,7 +124,7 @@ class _Supervisor:
                         self.rank.finish()
                         hub.send({"stopped": True})
                     if "start" in message:
-                        if self.asked:  # while the ranks were down
+                        if self.stopping:  # while the ranks were down
                             hub.send({"code": STOPPED[0], "step": 0, "done": 0})
                         else:
                             monitor = self._start(message["start"])
@@ -151,14 +151,14 @@ class _Supervisor:
                 hub.hello()
                 return hub
             except OSError as error:
-                if time.monotonic() > until or self.asked:
+                if time.monotonic() > until or self.stopping:
                     sys.exit(self._give_up(f"cannot reach rank 0 at {host}:{port}: {error}"))
             time.sleep(0.1 / len(ports))
         raise AssertionError  # the ports have no end
 
     def _give_up(self, why: str) -> int:
         log.error(why)
-        return STOPPED[0] if self.asked else 1
+        return STOPPED[0] if self.stopping else 1
 
     def _start(self, master: str) -> heartbeat.Monitor:
         monitor = heartbeat.Monitor()

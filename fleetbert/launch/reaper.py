@@ -24,8 +24,8 @@ LIMIT = 10.0  # seconds for killed processes to be gone
 
 @contextlib.contextmanager
 def reaping() -> Iterator[Path]:
-    """A temporary folder for the job. At the end, also by SIGKILL, it is removed, and so is every
-    process whose FLEETBERT_RUN is in it."""
+    """Make a temporary folder for the job. At the end, even by SIGKILL, it is removed, and every
+    process whose FLEETBERT_RUN is in it is killed."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="fleetbert-"))
     except OSError as error:
@@ -47,8 +47,8 @@ def reaping() -> Iterator[Path]:
 
 
 def _reap(folder: Path, read: int, write: int) -> None:
-    """In the fork: all signals that can be are blocked, and the launcher's files closed, of which
-    the merged log stays locked until this ends."""
+    """Wait in the fork for the launcher's end, with all signals blocked, and then clean up. The
+    merged log stays locked until this process ends."""
     try:
         os.setsid()
         os.close(write)
@@ -63,7 +63,7 @@ def _reap(folder: Path, read: int, write: int) -> None:
 
 
 def kill(folder: Path, *more: str) -> None:
-    """SIGKILL to every process that `find` finds, until none is left."""
+    """Send SIGKILL to every process that `find` returns, until none is left."""
     until = time.monotonic() + LIMIT
     while time.monotonic() < until:
         processes = find(folder, *more)
@@ -76,8 +76,8 @@ def kill(folder: Path, *more: str) -> None:
 
 
 def find(folder: Path, *more: str) -> list[int]:
-    """The processes whose FLEETBERT_RUN is `folder` or in it, and whose environment has the
-    entries `more` ("name=value"). On Linux; elsewhere none."""
+    """Return the processes whose FLEETBERT_RUN is `folder` or in it, and whose environment has the
+    entries `more` ("name=value"). Linux only; elsewhere none."""
     run = b"\0" + VARIABLE.encode() + b"=" + os.fsencode(folder)
     entries = [b"\0" + entry.encode() + b"\0" for entry in more]
     processes = []

@@ -46,7 +46,7 @@ class Job:
         self.restarts = Restarts(restarts, limit, output.say)
         self.hang_timeout = hang_timeout  # seconds without progress, or 0: no limit
         self.counts = (("server", servers), ("trainer", trainers))
-        self.asked: list[int] = []  # signals that want an end
+        self.signals: list[int] = []  # that ask the job to stop
 
     def run(self) -> int:
         with self._hearing():
@@ -61,20 +61,20 @@ class Job:
 
     @contextlib.contextmanager
     def _hearing(self) -> Iterator[None]:
-        """Signals are noted. Once the job has ended, they are ignored: its exit code is known."""
-        wanted = [signal.SIGINT, signal.SIGTERM]
+        """Note signals. Once the job has ended, ignore them, because its exit code is known."""
+        numbers = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup has it
-            wanted.append(signal.SIGHUP)
-        for number in wanted:
-            signal.signal(number, lambda number, _: self.asked.append(number))
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
+            signal.signal(number, lambda number, _: self.signals.append(number))
         try:
             yield
         finally:
-            for number in wanted:
+            for number in numbers:
                 signal.signal(number, signal.SIG_IGN)
 
     def _start_once(self, run: Path) -> Cause | None:
-        """All processes, from their start to the end of the last one; None: it was a good one."""
+        """Run all processes until the last has ended; None if the job ended well."""
         run.mkdir()
         self.run_folder = run
         self.servers, self.trainers = (
@@ -117,7 +117,7 @@ class Job:
         self.output.drain(process.name)
 
     def _look(self) -> None:
-        """Pass output on, for a moment, and note who has ended."""
+        """Pass output on for a moment, and note which processes have ended."""
         self.output.pump(0.05)
         for process in self.processes:
             if process.has_ended():
@@ -125,11 +125,11 @@ class Job:
 
     def _watch(self) -> Cause | None:
         patience = Patience()
-        seen, since = self._signs(), time.monotonic()
+        seen, since = self._progress(), time.monotonic()
         while True:
             self._look()
-            if self.asked:
-                return self._stop(self.asked[0])
+            if self.signals:
+                return self._stop(self.signals[0])
             failed = [process for process in self.processes if process.code]
             if failed:
                 all_ended = not any(process.running for process in self.processes)
@@ -141,15 +141,15 @@ class Job:
                 patience = Patience()
             elif all(trainer.code == 0 for trainer in self.trainers):
                 return self._leave()
-            now = self._signs()
+            now = self._progress()
             if now != seen:
                 seen, since = now, time.monotonic()
             elif self.hang_timeout and time.monotonic() - since > self.hang_timeout:
                 return self._hung()
 
-    def _signs(self) -> tuple[int, set[tuple[str, int]]]:
-        """What changes where a process does something that is seen from outside: it writes a line,
-        or a file in FLEETBERT_RUN, as trainers do at each step, evaluation batch and barrier. (A
+    def _progress(self) -> tuple[int, set[tuple[str, int]]]:
+        """Return what changes while any process makes progress: the number of its writes, and the
+        files in FLEETBERT_RUN, which trainers write at each step, evaluation batch and barrier. (A
         process that waits looks like one that hangs.)"""
         files = set()
         with contextlib.suppress(FileNotFoundError):  # one was renamed just now, or all removed
@@ -166,7 +166,7 @@ class Job:
         return Cause(Kind.HUNG, text, HUNG)
 
     def _restart_alone(self, failed: list[Process], cause: Cause) -> bool:
-        """Start trainers that failed again, where the others can go on meanwhile."""
+        """Restart the trainers that failed, if the others can go on meanwhile."""
         if not (
             cause.kind in (Kind.KILLED, Kind.CRASHED, Kind.FAILED)
             and self.restarts.are_left(len(failed))
@@ -203,7 +203,7 @@ class Job:
             self.output.show_tail(name)
 
     def _leave(self) -> Cause | None:
-        """All trainers have ended well: the servers' work is done."""
+        """End the servers after all trainers have ended well."""
         self._wait(self.servers, LEAVE_LIMIT)
         crashed = [server.cause() for server in self.servers if server.code]
         if crashed:
@@ -217,7 +217,7 @@ class Job:
         self._wait(self.servers, TERM_LIMIT)
 
     def _stop(self, signum: int) -> Cause | None:
-        """Have the trainers end, which may take a while: they save what they have."""
+        """Ask the trainers to stop, and wait while they save a checkpoint."""
         name = signal.Signals(signum).name
         again = "; Ctrl-C again ends them now" if signum == signal.SIGINT else ""
         self.output.say(f"{name}: waiting {STOP_LIMIT:.0f} s at most for the trainers{again}")
@@ -228,8 +228,8 @@ class Job:
             self._look()
             now = time.monotonic()
             if now - heard < 1.0:  # a key pressed twice, a signal to the group and to us
-                self.asked = []
-            if now - heard > STOP_LIMIT or signal.SIGINT in self.asked:
+                self.signals = []
+            if now - heard > STOP_LIMIT or signal.SIGINT in self.signals:
                 break
         late = [trainer.name for trainer in self.trainers if trainer.running]
         stopped = Cause(Kind.ASKED, f"stopped by {name}", 128 + signum, False)
@@ -248,9 +248,9 @@ class Job:
         return cause._replace(text=f"stopped by {name}, when {cause.text}", mendable=False)
 
     def _wait(self, processes: list[Process], limit: float) -> None:
-        """For processes to end, unless a signal comes."""
+        """Wait for the processes to end, unless a signal comes."""
         until = time.monotonic() + limit
         while any(process.running for process in processes) and time.monotonic() < until:
             self._look()
-            if self.asked:
+            if self.signals:
                 return

@@ -1,4 +1,4 @@
-"""Bad steps: their loss is not finite on some rank, or their gradients are not.
+"""Bad steps, whose loss is not finite on some rank, or whose gradients are not.
 
 A bad step changes neither weights nor optimizer nor schedule, on no rank (`strategy.step`). It is
 counted, its texts are added to bad_steps.jsonl, and `trainer.max_bad_steps` of them in a row stop
@@ -28,25 +28,25 @@ Row = Dict[str, float]
 def keep_texts(
     path: Path, strategy: Single, task: Trainable, indices: np.ndarray, epoch: int, step: int
 ) -> None:
-    """Add the step's texts to `path`, bad_steps.jsonl: a row for each, those to blame first.
+    """Add a row for each of the step's texts to `path`, bad_steps.jsonl, non-finite losses first.
 
-    A row has step, epoch, loss and what `task.locate` says (file, line, text). The loss is that
+    A row has step, epoch, loss and what `task.locate` gives (file, line, text). The loss is that
     of the text alone, without dropout: a number, "nan" or "inf".
     """
-    own = []
+    losses = []
     for text in indices[strategy.rank :: strategy.world_size]:
         (arrays,) = task.micro_batches(np.array([text]), epoch, 1, slice(0, 1))
-        own.append((int(text), strategy.loss(arrays)))
+        losses.append((int(text), strategy.loss(arrays)))
     strategy.barrier()  # has no time limit, unlike gather
-    losses = dict(pair for rank in strategy.gather(own) for pair in rank)
+    loss_of = dict(pair for rank in strategy.gather(losses) for pair in rank)
     if strategy.rank:
         return
-    texts = sorted(losses, key=lambda text: (math.isfinite(losses[text]), text))
+    texts = sorted(loss_of, key=lambda text: (math.isfinite(loss_of[text]), text))
     rows = [
         {
             "step": step,
             "epoch": epoch,
-            "loss": losses[text] if math.isfinite(losses[text]) else str(losses[text]),
+            "loss": loss_of[text] if math.isfinite(loss_of[text]) else str(loss_of[text]),
             **described,
         }
         for text, described in zip(texts, task.locate(texts))
@@ -56,7 +56,7 @@ def keep_texts(
 
 
 def too_many(row: Row, in_a_row: int, remedy: str, path: Path) -> UserError:
-    """The error, on all ranks, at `trainer.max_bad_steps` in a row; `row` is the last one's."""
+    """Return the error for `trainer.max_bad_steps` in a row; `row` is that of the last step."""
     reason = "the gradients are not finite"
     if not math.isfinite(row["loss"]):
         reason = f"the loss is {row['loss']}"
@@ -71,7 +71,7 @@ def too_many(row: Row, in_a_row: int, remedy: str, path: Path) -> UserError:
 
 
 def check_weights(step: int, tensors: Tensors) -> None:
-    """UserError where a tensor of a checkpoint is not finite: it would end every run from it."""
+    """Raise UserError if a tensor is not finite: a run that resumes from it would fail."""
     for name, tensor in _named(tensors):
         if tensor.is_floating_point() and not bool(paddle.isfinite(tensor).all()):
             raise UserError(

@@ -1,4 +1,4 @@
-"""What makes a trained network's probabilities true (`tasks.calibration`), fitted and put in."""
+"""Calibrates the probabilities of a trained network (see `tasks.calibration`)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 def calibrate(task: TextTask, network: task_heads.Headed, held: Split) -> tuple[Fitted, Metrics]:
-    """Fit to the texts `held`, and divide the network's outputs by the temperature from now on.
+    """Fit a temperature to the texts `held`, and make the network divide its outputs by it.
 
     Returns what was fitted, and a summary of it, ready for JSON: n (texts), temperature,
     thresholds, and on the dev texts, if there are any, `before` and `after`: ece (expected
@@ -32,23 +32,25 @@ def calibrate(task: TextTask, network: task_heads.Headed, held: Split) -> tuple[
             "out are answered right; hold out more"
         )
     task_heads.scale_outputs(network, 1 / fitted.temperature)
-    said: Metrics = {
+    summary: Metrics = {
         "n": len(held.labels),
         "temperature": fitted.temperature,
         "thresholds": fitted.thresholds,
     }
-    line = f"probabilities: temperature {fitted.temperature:.3f}, from {said['n']} texts held out"
+    line = (
+        f"probabilities: temperature {fitted.temperature:.3f}, from {summary['n']} texts held out"
+    )
     if task.dev is not None and dev is not None:
         after = task.task.with_thresholds(fitted.thresholds)
         truth, labels = task.dev.labels, task.labels
-        said["before"] = _measure(task.task, truth, dev, labels)
+        summary["before"] = _measure(task.task, truth, dev, labels)
         dev = dev / np.float32(fitted.temperature)
-        said["after"] = _measure(after, truth, dev, labels)
-        said["after"].update({name: float(of(truth, dev)) for name, of in task.metrics.items()})
-        errors = [said[when]["ece"] for when in ("before", "after")]
+        summary["after"] = _measure(after, truth, dev, labels)
+        summary["after"].update({name: float(of(truth, dev)) for name, of in task.metrics.items()})
+        errors = [summary[when]["ece"] for when in ("before", "after")]
         line += "; calibration error on {}: {:.4f} -> {:.4f}".format(task.dev.name, *errors)
     log.info(line)
-    return fitted, said
+    return fitted, summary
 
 
 def _measure(task: Task, truth: np.ndarray, outputs: np.ndarray, labels: list[str]) -> Metrics:

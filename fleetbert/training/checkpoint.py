@@ -76,14 +76,22 @@ def save(
 
 
 def state_to_resume(folder: Path, resume: str) -> State | None:
-    """What is known of the run that `trainer.resume` goes on with: `folder` is …/checkpoints.
+    """Return the state of the run that `trainer.resume` resumes; `folder` is …/checkpoints.
 
-    Of the newest checkpoint whose state can be read; whether it is whole is not looked at."""
+    It is that of the newest checkpoint whose state can be read, even if its tensors are broken.
+    """
+    if resume == "none":
+        return None
     paths = listed(folder)[::-1] if resume == "auto" else [Path(resume)]
-    for path in paths if resume != "none" else []:
-        with contextlib.suppress(OSError, ValueError):
-            return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))
-    return None
+    return next((state for state in map(read_state, paths) if state is not None), None)
+
+
+def read_state(path: Path) -> State | None:
+    """Return the state of a checkpoint that may be broken; None if it cannot be read."""
+    try:
+        return dict(json.loads((path / "state.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def prune(folder: Path, keep: int, best_step: int | None) -> None:

@@ -44,10 +44,10 @@ def compile_training(network: nn.Layer, device: str) -> None:
         values = [given.get(name, p.default) for name, p in signature.parameters.items()]
         key = tuple(_kind(value) for value in values)
         former, program = known.get(key, (None, None))
-        wanted = [_specify(*pair) for pair in zip(values, former or values)]
-        if program is None or _shapes(wanted) != _shapes(former):
-            program = _to_static(python, wanted)
-            known[key] = wanted, program
+        specification = [_specify(*pair) for pair in zip(values, former or values)]
+        if program is None or _shapes(specification) != _shapes(former):
+            program = _to_static(python, specification)
+            known[key] = specification, program
             with training.gradients_kept(network.parameters()):
                 return program(*values)
         return program(*values)
@@ -59,9 +59,9 @@ def _to_static(function: Program, specification: Values) -> Program:
     """The program of `function` for arguments like those specified."""
     build = BuildStrategy()
     build.build_cinn_pass = paddle.is_compiled_with_cinn()
-    wanted = None if build.build_cinn_pass else specification
+    specs = None if build.build_cinn_pass else specification
     # full_graph: the whole forward or an error; the other way, SOT, needs Python below 3.12.
-    program: Program = paddle.jit.to_static(function, wanted, build, full_graph=True)
+    program: Program = paddle.jit.to_static(function, specs, build, full_graph=True)
     return program
 
 

@@ -1,4 +1,4 @@
-"""What report.html draws: curves over the steps, and the best step's answers."""
+"""The figures of report.html: curves over the steps, and the answers of the best step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Curve = Tuple[np.ndarray, np.ndarray]
 
 
 def draw_curves(rows: list[Row], best: Row, scaled: bool) -> list[page.Figure]:
-    """Each curve that the rows have figures for; `best` gives its step."""
+    """Draw each curve that the rows have values for. `best`: the metrics of the best step."""
     last = max((row["step"] for row in rows if "step" in row), default=0)
     drawn = []
     with matplotlib.rc_context(STYLE):
@@ -76,8 +76,7 @@ def draw_curves(rows: list[Row], best: Row, scaled: bool) -> list[page.Figure]:
 
 
 def draw_answers(best: Row, calibration: Row) -> list[page.Figure]:
-    """Of the best step's answers to the dev texts: what `tasks.Task.plots` gave, and how often they
-    are right over their probability."""
+    """Draw the best step's answers to the dev texts (`tasks.Task.plots`), and their calibration."""
     with matplotlib.rc_context(STYLE):
         drawn = []
         if best.get("scatter"):
@@ -89,16 +88,15 @@ def draw_answers(best: Row, calibration: Row) -> list[page.Figure]:
         if best.get("similarities"):
             pairs = best["similarities"]
             drawn.append(_of_two_kinds("Similarities", "cosine of two texts", pairs, "own"))
-        for label, found in best.get("precision_recall", {}).items():
-            drawn.append(_precision_recall(label, found))
+        for label, curve in best.get("precision_recall", {}).items():
+            drawn.append(_precision_recall(label, curve))
         if "after" in calibration:
             drawn.append(_reliability(calibration))
         return drawn
 
 
 def _reliability(calibration: Row) -> page.Figure:
-    """Before a temperature was fitted and after; on the line probability and share are equal (Guo
-    et al. 2017, figure 1)."""
+    """Draw the reliability diagram before and after calibration (Guo et al. 2017, figure 1)."""
     axes = _plain_axes("probability", "share that is right")
     axes.plot([0, 1], [0, 1], color=TRAIN, linewidth=1)
     for when, style in (("before", "--"), ("after", "-")):
@@ -108,17 +106,17 @@ def _reliability(calibration: Row) -> page.Figure:
     return _figure("Probabilities", axes, note)
 
 
-def _precision_recall(label: str, found: Row) -> page.Figure:
+def _precision_recall(label: str, curve: Row) -> page.Figure:
     """Precision over recall of one label, as its threshold falls."""
     axes = _plain_axes("recall", "precision")
-    axes.plot(*np.array(found["points"]).T, color=DEV)
+    axes.plot(*np.array(curve["points"]).T, color=DEV)
     axes.set_xlim(0, 1.02)
     axes.set_ylim(0, 1.05)
-    return _figure(label, axes, f"average precision {found['average']:.4f}")
+    return _figure(label, axes, f"average precision {curve['average']:.4f}")
 
 
 def _scatter(points: np.ndarray, best: Row) -> page.Figure:
-    """Answers over what is true; on the line both are equal."""
+    """Draw answers over true values; on the line both are equal."""
     axes = _plain_axes("true", "answer")
     ends = [points.min(), points.max()]
     axes.plot(ends, ends, color=TRAIN, linewidth=1)
@@ -128,28 +126,28 @@ def _scatter(points: np.ndarray, best: Row) -> page.Figure:
 
 
 def _first_places(queries: list[int]) -> page.Figure:
-    """How many queries have their first relevant document at each place."""
+    """Draw how many queries have their first relevant document at each place."""
     axes = _plain_axes("place of the first relevant document", "queries")
     axes.bar([*map(str, range(1, len(queries))), "later"], queries, color=DEV, width=0.8)
     note = f"{queries[0] / sum(queries):.1%} of {sum(queries):,} queries have it first"
     return _figure("First relevant documents", axes, note)
 
 
-def _of_two_kinds(title: str, axis: str, found: Row, right: str) -> page.Figure:
-    """How numbers of both kinds lie, the right ones and `others`, each as shares of its kind."""
+def _of_two_kinds(title: str, axis: str, counts: Row, right: str) -> page.Figure:
+    """Draw the distributions of `right` and of `others`, each as shares of its kind."""
     axes = _plain_axes(axis, "share")
     for kind, colour in (("others", TRAIN), (right, DEV)):
-        shares = np.array(found[kind]) / max(sum(found[kind]), 1)
-        axes.stairs(shares, found["bounds"], color=colour, fill=True, alpha=0.5, label=kind)
-    note = " and ".join(f"{sum(found[kind]):,} {kind}" for kind in (right, "others"))
+        shares = np.array(counts[kind]) / max(sum(counts[kind]), 1)
+        axes.stairs(shares, counts["bounds"], color=colour, fill=True, alpha=0.5, label=kind)
+    note = " and ".join(f"{sum(counts[kind]):,} {kind}" for kind in (right, "others"))
     return _figure(title, axes, note)
 
 
 def draw_server_curves(rows: list[Row]) -> list[page.Figure]:
-    """What parameter servers tell of themselves, over the steps."""
+    """Draw the figures of parameter servers over the steps."""
     each = "largest of all servers"
     together = "sum of all servers"
-    wanted = [
+    charts = [
         ("Requests", together, "1/s", [("pulls_per_s", "pulls"), ("pushes_per_s", "pushes")]),
         ("Latency", each, "ms", [("latency_ms", "mean"), ("latency_99_ms", "99th percentile")]),
         ("Memory", each, "MB", [("memory_mb", "")]),
@@ -158,7 +156,7 @@ def draw_server_curves(rows: list[Row]) -> list[page.Figure]:
     last = max((row["step"] for row in rows if "step" in row), default=0)
     drawn = []
     with matplotlib.rc_context(STYLE):
-        for title, note, unit, lines in wanted:
+        for title, note, unit, lines in charts:
             curves = [(_curve(rows, f"servers.{key}"), label) for key, label in lines]
             if any(len(steps) for (steps, _), _ in curves):
                 axes = _axes(last, unit)
@@ -170,15 +168,14 @@ def draw_server_curves(rows: list[Row]) -> list[page.Figure]:
 
 
 def _curve(rows: list[Row], key: str) -> Curve:
-    """Steps and values of the rows that have the key; infinite values become NaN, a gap."""
+    """Return steps and values of the rows that have the key; infinite values become NaN, a gap."""
     pairs = [(row["step"], row[key]) for row in rows if key in row and "step" in row]
     steps, values = np.array(pairs, np.float64).reshape(-1, 2).T
     return steps, np.where(np.isfinite(values), values, np.nan)
 
 
 def smooth(values: np.ndarray, half: int) -> np.ndarray:
-    """The mean of up to `half` values before, one, and `half` after, NaN left out; of no fewer than
-    2 * half + 1 values."""
+    """Return the moving mean over 2 * half + 1 values, NaN left out."""
     known, window = np.isfinite(values), np.ones(2 * half + 1)
     sums = np.convolve(np.where(known, values, 0.0), window, "same")
     counts = np.convolve(known, window, "same")
@@ -193,7 +190,7 @@ def _plain_axes(x: str, y: str) -> Axes:
 
 
 def _axes(last: int, unit: str = "") -> Axes:
-    """Axes over the steps up to `last`."""
+    """Make axes over the steps up to `last`."""
     axes = _plain_axes("step", unit)
     axes.set_xlim(0, max(last, 1) * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=NICE))
@@ -213,7 +210,7 @@ def _line(axes: Axes, curve: Curve, colour: str, **style: Any) -> None:
 
 
 def _smoothed_line(axes: Axes, curve: Curve, **style: Any) -> str:
-    """The rows faint, their moving mean above; returns a note that says so."""
+    """Draw the rows faintly, and their moving mean above; return a note about it."""
     steps, values = curve
     half = min(max(2, len(steps) // 100), len(steps) // 10)
     if half:
@@ -223,7 +220,7 @@ def _smoothed_line(axes: Axes, curve: Curve, **style: Any) -> str:
 
 
 def _dev_line(axes: Axes, curve: Curve, best: Row, label: str) -> None:
-    """A line of evaluations, the best one marked."""
+    """Draw a line of evaluations, and mark the best one."""
     steps, values = curve
     few: Row = {"marker": "o", "markersize": 3} if len(steps) <= 40 else {}
     if len(steps):
@@ -233,7 +230,7 @@ def _dev_line(axes: Axes, curve: Curve, best: Row, label: str) -> None:
 
 
 def _figure(title: str, axes: Axes, note: str = "") -> page.Figure:
-    """With a legend if it needs one."""
+    """Make a figure, with a legend if it has several lines."""
     names = axes.get_legend_handles_labels()[1]
     if len(names) > 1:
         axes.legend(

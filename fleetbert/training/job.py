@@ -33,17 +33,16 @@ Job = TypeVar("Job", bound=schema.Config)
 
 
 class Result(NamedTuple):
-    """What a training job leaves, as files and in numbers.
+    """The files and metrics of a training job.
 
-    bundle: None of clicks. report: report.html, if the job asks for it. metrics: of the best step,
-    on the texts of `data.dev`; empty without these. summary: what summary.json holds.
+    bundle: None for the task ctr. report: report.html, if the job writes it. metrics: those of the
+    best step on `data.dev`; empty without it. summary: the content of summary.json.
     """
 
     output_dir: Path
     bundle: Path | None
     report: Path | None
     metrics: Metrics
-    best_step: int | None
     summary: Summary
 
 
@@ -84,19 +83,18 @@ def train(
 
 
 def result(job: schema.Config, summary: Summary) -> Result:
-    folder, best = Path(job.output_dir), dict(summary["dev"])
+    folder = Path(job.output_dir)
     return Result(
         folder,
         folder / "bundle" if task_names.SHAPES[job.task.name].of_texts else None,
         folder / "report.html" if job.callbacks.report else None,
-        {name: value for name, value in best.items() if name not in ("step", "metric")},
-        best.get("step"),
+        {name: value for name, value in summary["dev"].items() if name not in ("step", "metric")},
         summary,
     )
 
 
 def run(job: schema.Config) -> None:
-    """What a process of `launch/train.py` does: a parameter server serves, all others train."""
+    """Run a process of `launch/train.py`: a parameter server serves, all others train."""
     if job.strategy.name == "parameter_server" and server.is_server():
         _check_version(job)
         server.serve(job)
@@ -119,9 +117,11 @@ def train_with(
     first: Sequence[Callback] = (),
     last: Sequence[Callback] = (),
 ) -> Summary:
-    """`train` with a strategy that is connected, and perhaps something else to train; other
-    results, written on rank 0 when all steps are done; and callbacks that come before and after
-    all others. Returns the summary."""
+    """Train with a connected strategy; return the summary.
+
+    open_trainable: opens what is trained. write_results: writes the results on rank 0 when all
+    steps are done. first, last: callbacks before and after all others.
+    """
     environment.keep_large_blocks()
     allowed = limits.read()
     if strategy.rank == 0 and allowed.processors < allowed.affinity:
@@ -144,7 +144,7 @@ def train_with(
         except Stopped:  # all ranks, after the same step
             strategy.close()
             raise
-        strategy.settle()
+        strategy.synchronize()
         strategy.on_first(lambda: (write_results or _write_results)(run, summary))
         strategy.close()
         return summary
@@ -152,8 +152,8 @@ def train_with(
 
 @contextlib.contextmanager
 def only_writer(strategy: Single, folder: Path) -> Iterator[None]:
-    """Make the output folder, and be the only job that writes it and its bundle: the first rank has
-    the lock. UserError for all ranks where another job does, or nothing can be written."""
+    """Make the output folder, and lock it and its bundle, on the first rank. UserError on all ranks
+    if another job has the lock, or the folder cannot be written."""
     with contextlib.ExitStack() as stack:
 
         def enter() -> None:
@@ -180,12 +180,12 @@ def _make_folder(folder: Path) -> None:
 
 def _resume(run: Run) -> None:
     folder = run.folder / "checkpoints"
-    wanted = run.job.trainer.resume
-    if wanted == "none":
+    resume = run.job.trainer.resume
+    if resume == "none":
         if run.strategy.rank == 0 and checkpoint.listed(folder):
             former = checkpoint.set_aside(folder)
             log.info(f"starting anew; the former run's checkpoints are in {former}")
-    elif wanted == "auto":
+    elif resume == "auto":
         newest, passed_over = checkpoint.newest_whole(folder)
         if run.strategy.rank == 0:
             for problem in passed_over:
@@ -200,7 +200,7 @@ def _resume(run: Run) -> None:
                 "them in checkpoints.former"
             )
     else:
-        run.restore(checkpoint.load(Path(wanted)))
+        run.restore(checkpoint.load(Path(resume)))
     done, total = run.state.step, run.total_steps
     if done >= total and run.strategy.rank == 0:
         what = f"step {done} is done" + (f", more than this job's {total}" if done > total else "")
@@ -212,7 +212,7 @@ def _resume(run: Run) -> None:
 
 
 def _rejoin(run: Run) -> None:
-    """Go on where this rank was killed, with the optimizer of the newest checkpoint."""
+    """Resume where this rank was killed, with the optimizer of the newest checkpoint."""
     newest, _ = checkpoint.newest_whole(run.folder / "checkpoints")
     if newest is not None:
         run.restore(checkpoint.load(newest))
@@ -222,7 +222,7 @@ def _rejoin(run: Run) -> None:
 
 
 def _check_same_step(run: Run, newest: Path | None) -> None:
-    """UserError unless all ranks see the same newest checkpoint."""
+    """Raise UserError unless all ranks see the same newest checkpoint."""
     run.strategy.barrier()  # hashing checkpoints may take longer than `gather` waits
     steps = run.strategy.gather(None if newest is None else checkpoint.step_of(newest))
     if len(set(steps)) > 1:
@@ -279,17 +279,15 @@ def _write_results(run: Run, summary: Summary) -> None:
 
 
 def _write_ctr(run: Run, summary: Summary) -> None:
-    """A bundle is of texts and has no table, so there is none: `model/` holds both parts."""
+    """Write `model/`, with the network and its table. A bundle cannot hold a table."""
     ctr.write_model(run, best_weights(run))
     write_summary(run, summary)
     log.info(f"done: {run.folder}/summary.json, {run.folder}/report.html, {run.folder}/model")
 
 
 def best_weights(run: Run) -> Tensors:
-    """The network's tensors in float32, of the best step if texts were evaluated.
-
-    Those of the last step where the best ones have been lost since `Run.check_best`.
-    """
+    """Return the network's tensors in float32, of the best step if texts were evaluated, or of the
+    last step if the best ones have been lost since `Run.check_best`."""
     tensors, best = run.strategy.state(), run.state.best
     if best and best["step"] != run.state.step:
         try:

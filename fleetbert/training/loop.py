@@ -1,4 +1,4 @@
-"""The training loop: texts in, steps, metrics out. All else hangs on it as callbacks."""
+"""The training loop. All else is a callback."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import platform
+import random
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -26,7 +27,6 @@ from fleetbert.training import (
     compiled,
     optimizer,
     precision,
-    random,
     reader,
     recompute,
     sparse_table,
@@ -42,7 +42,7 @@ Summary = Described
 
 @dataclass
 class State:
-    """Where a run stands; all of it goes into every checkpoint."""
+    """The state of a run, which every checkpoint keeps."""
 
     step: int = 0  # optimizer steps done, skipped ones too
     epoch: int = 0
@@ -84,7 +84,7 @@ class Callback:
 
 
 class Run:
-    """A training job in motion: what callbacks see. `callbacks` are called in their order."""
+    """A running training job, which callbacks receive. `callbacks` are called in their order."""
 
     def __init__(self, job: schema.Config, connected: Single, task: Trainable):
         self.job, self.strategy, self.task = job, connected, task
@@ -131,7 +131,7 @@ class Run:
             call(callback)
 
     def is_due(self, every: int | None) -> bool:
-        """Whether it is time for something done every so many steps (None: each epoch)."""
+        """Whether something that is done every so many steps (None: each epoch) is due."""
         at_end = self.state.step == self.total_steps
         if every is None:
             return at_end or self.state.position == 0
@@ -150,7 +150,7 @@ class Run:
         }
 
     def restore(self, saved: checkpoint.Checkpoint) -> None:
-        """Go on from a checkpoint; UserError when it belongs to another job."""
+        """Resume from a checkpoint; UserError if it belongs to another job."""
         _check_same_job(self, saved)
         self.strategy.set_state(saved.tensors)
         if self.task.table is not None:
@@ -163,10 +163,10 @@ class Run:
         self.resumed_at = self.state.step
 
     def check_best(self, quick: bool = False) -> bool:
-        """Whether the best step's weights can still be had; on all ranks.
+        """Return whether the best step's weights can still be read; called on all ranks.
 
-        Where its checkpoint is gone or broken, a warning says so and the best step is forgotten;
-        an evaluation of this very step takes its place. `quick` as in `checkpoint.broken`.
+        If its checkpoint is gone or broken, a warning is logged and the best step is forgotten. An
+        evaluation of the current step takes its place. `quick`: as in `checkpoint.broken`.
         """
         best = self.state.best
         if not best or best["step"] == self.state.step:
@@ -185,7 +185,7 @@ class Run:
         return False
 
     def train(self) -> Summary:
-        """Run the steps that are left; returns the summary."""
+        """Run the remaining steps; return the summary."""
         began = time.perf_counter()
         try:
             heartbeat.note_step(self.resumed_at, 0)
@@ -203,8 +203,8 @@ class Run:
 
     def _steps(self) -> None:
         state, settings = self.state, self.job.trainer
-        parts = self.strategy.world_size * self.job.optimizer.accumulate_steps
-        each = parts // self.strategy.world_size
+        each = self.job.optimizer.accumulate_steps
+        parts = self.strategy.world_size * each
         shard = slice(self.strategy.rank * each, (self.strategy.rank + 1) * each)
         since = np.zeros(4)  # of the steps since the last row: their number, texts, and seconds
         steps = reader.read(
@@ -220,9 +220,7 @@ class Run:
                 self.each(lambda callback: callback.before_reading(self))
                 reading = time.perf_counter()
                 read = next(steps)
-                self.random.generator = random.start_step(
-                    settings.seed, self.strategy.rank, state.step
-                )
+                self.random.generator = seed_step(settings.seed, self.strategy.rank, state.step)
                 computing = time.perf_counter()
                 self.each(lambda callback: callback.after_reading(self))
                 rate = self.strategy.schedule.last_lr
@@ -269,8 +267,8 @@ class Run:
     def _row(
         self, step: Step, rate: float, steps: float, texts: float, reading: float, seconds: float
     ) -> Row:
-        """A row of metrics.jsonl. Loss and rate are this step's, the loss the
-        mean over the texts of all ranks. The others are of the steps since the row before."""
+        """Return a row of metrics.jsonl. Loss (the mean over all ranks' texts) and rate are of this
+        step; the other figures are of all steps since the last row."""
         return {
             "step": self.state.step,
             "epoch": self.state.epoch,
@@ -309,8 +307,22 @@ class Run:
         }
 
 
+def seed_step(seed: int, rank: int, step: int) -> np.random.Generator:
+    """Seed Paddle's, NumPy's and Python's generators for a step; return one for its dropout.
+
+    The numbers depend on the seed, the rank and the step only. So a resumed run draws the numbers
+    of the undisturbed run on any device, and no checkpoint needs the state of a generator.
+    """
+    sequence = np.random.SeedSequence([seed, rank, step])
+    paddle_seed, numpy_seed, python_seed = (int(n) for n in sequence.generate_state(3, np.uint32))
+    paddle.seed(paddle_seed)
+    np.random.seed(numpy_seed)
+    random.seed(python_seed)
+    return np.random.Generator(np.random.SFC64(sequence.spawn(1)[0]))
+
+
 def _check_alike(chosen: list[str]) -> None:
-    """UserError where ranks on unlike machines have chosen unlike precisions."""
+    """Raise UserError if ranks on different machines have chosen different precisions."""
     if len(set(chosen)) > 1:
         raise UserError(
             f"precision.level: auto is {chosen[0]} on rank 0 and not on all others ("
@@ -319,7 +331,7 @@ def _check_alike(chosen: list[str]) -> None:
 
 
 def _float32(job: schema.Config, task: Trainable) -> str | None:
-    """What of a job keeps a CPU from other precisions, for `precision.choose`."""
+    """Return what makes a job compute in float32 on a CPU, for `precision.choose`."""
     if job.trainer.compile:
         return "trainer.compile"
     if job.strategy.name == "parameter_server":
@@ -341,9 +353,9 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
     now, defaults = (schema.flat(job.model_dump(mode="json"), kind) for job in jobs)
     before = schema.flat(saved.state["config"], kind)
     # What a path names counts, not the path.
-    own = {**run.task.origins, "data.train": run.task.fingerprint}
+    digests = {**run.task.origins, "data.train": run.task.fingerprint}
     former = {**saved.state.get("origins", {}), "data.train": saved.state["data"]}
-    free = {path for path, digest in former.items() if own.get(path) == digest}
+    free = {path for path, digest in former.items() if digests.get(path) == digest}
     for key in {**now, **before}:
         # Keys may have come after the checkpoint.
         old, new = before.get(key, defaults.get(key)), now.get(key)
@@ -353,18 +365,18 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
                 f"job has {schema.yaml_word(new)}; set it back, or start anew with "
                 "trainer.resume=none or another output_dir"
             )
-    # An old one says no more than what was asked for.
-    asked = (str({**defaults, **before}[f"precision.{key}"]) for key in ("level", "dtype"))
-    before_it = saved.state.get("precision") or precision.named(*asked)
-    if before_it != run.precision.name:
+    # An old checkpoint has only the job's settings.
+    settings = (str({**defaults, **before}[f"precision.{key}"]) for key in ("level", "dtype"))
+    former_precision = saved.state.get("precision") or precision.named(*settings)
+    if former_precision != run.precision.name:
         raise UserError(
-            f"checkpoint {saved.folder}: was trained in {before_it}, this job computes in "
+            f"checkpoint {saved.folder}: was trained in {former_precision}, this job computes in "
             f"{run.precision.name} (precision.level, precision.dtype, and what the device has); go "
             "on as before, or start anew with trainer.resume=none or another output_dir"
         )
     labels = list(run.task.labels)
     old_labels = saved.state.get("labels", labels)  # a checkpoint may be older than the key
-    is_same_data = former["data.train"] == own["data.train"]
+    is_same_data = former["data.train"] == digests["data.train"]
     if old_labels != labels and (is_same_data or sorted(old_labels) == sorted(labels)):
         raise UserError(
             f"checkpoint {saved.folder}: was trained with the labels {', '.join(old_labels[:12])}, "
@@ -373,7 +385,7 @@ def _check_same_job(run: Run, saved: checkpoint.Checkpoint) -> None:
         )
     whole = {"data.train": "training texts have", "distill.teacher": "teacher has"}
     for path, changed in whole.items():
-        if path in former and former[path] != own.get(path):
+        if path in former and former[path] != digests.get(path):
             raise UserError(
                 f"checkpoint {saved.folder}: the {changed} changed since; start anew with "
                 "trainer.resume=none or another output_dir"

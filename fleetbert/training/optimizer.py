@@ -1,5 +1,5 @@
-"""What changes the weights: AdamW with warm-up and decay, sparing biases and LayerNorm (Devlin et
-al. 2019, appendix A.2); LAMB; the plain gradient; and a lower rate for lower layers."""
+"""Optimizers: AdamW with warm-up and decay, but no weight decay of biases and LayerNorm (Devlin et
+al. 2019, appendix A.2); LAMB; SGD; and layer-wise learning rate decay."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Gradients = List[Tuple[paddle.Tensor, paddle.Tensor]]
 
 
 def rate(settings: schema.Optimizer, total_steps: int) -> Callable[[int], float]:
-    """Learning rate as a function of the optimizer steps done so far.
+    """Return the learning rate as a function of the optimizer steps done so far.
 
     Rises linearly over `warmup_ratio` of the steps, then falls to zero at the end, linearly or as
     half a cosine (Loshchilov and Hutter 2017), or stays.
@@ -38,7 +38,7 @@ def rate(settings: schema.Optimizer, total_steps: int) -> Callable[[int], float]
 
 
 class Clip(nn.ClipGradByGlobalNorm):
-    """Clips the gradients' global norm; where that is not finite the optimizer does nothing.
+    """Clips the gradients' global norm. If that is not finite, the optimizer does nothing.
 
     `finite` says whether the last norm was. It is one of float32, so gradients above 1e19 are
     not finite either: their squares, which AdamW keeps, are not. Paddle computes the norm in
@@ -65,7 +65,7 @@ class Clip(nn.ClipGradByGlobalNorm):
 def build(
     settings: schema.Optimizer, network: nn.Layer, total_steps: int
 ) -> tuple[paddle.optimizer.Optimizer, paddle.optimizer.lr.LRScheduler]:
-    """The optimizer over the network's trainable parameters, and its learning-rate schedule."""
+    """Return the optimizer of the network's trainable parameters, and its schedule."""
     at = rate(settings, total_steps)
     schedule = paddle.optimizer.lr.LambdaDecay(1.0, at)
     spared = {p.name for n, p in network.named_parameters() if n.endswith("bias") or "norm" in n}
@@ -93,8 +93,8 @@ def build(
 
 
 def _slow_lower_layers(network: nn.Layer, decay: float) -> None:
-    """Each layer learns at `decay` times the rate of the one above (Howard and Ruder 2018, section
-    3.2; for encoders Clark et al. 2020, appendix B). Pooler and head have the whole rate."""
+    """Give each layer `decay` times the learning rate of the layer above (Howard and Ruder 2018,
+    section 3.2; for encoders Clark et al. 2020, appendix B). Pooler and head have the full rate."""
     depths = [(_depth(name), parameter) for name, parameter in network.named_parameters()]
     top = max((depth for depth, _ in depths if depth is not None), default=0) + 1
     for depth, parameter in depths:
@@ -103,8 +103,8 @@ def _slow_lower_layers(network: nn.Layer, decay: float) -> None:
 
 
 def _depth(name: str) -> int | None:
-    """0 of the embeddings, 1 of the first layer, ...; None above the encoder."""
+    """Return 0 for the embeddings, 1 for the first layer, ...; None above the encoder."""
     if ".embeddings." in name:
         return 0
-    found = re.search(r"\.encoder\.layers\.(\d+)\.", name)
-    return None if found is None else int(found[1]) + 1
+    layer = re.search(r"\.encoder\.layers\.(\d+)\.", name)
+    return None if layer is None else int(layer[1]) + 1

@@ -1,6 +1,6 @@
-"""What the steps are computed from, read in the training process or ahead of it in others.
+"""Reads the arrays of steps, in the training process or ahead of it in worker processes.
 
-`paddle.io.DataLoader` cannot carry it. It forks the training process, with the locks of
+`paddle.io.DataLoader` cannot do this. It forks the training process, with the locks of
 Paddle's threads as they are; its workers import and seed Paddle; and they outlive a killed rank
 for ever: `indices_queue.get(MP_STATUS_CHECK_INTERVAL)` in `dataloader/worker.py` gives the
 interval as `block`, so a worker never looks whether its parent still lives.
@@ -39,29 +39,29 @@ class Read(NamedTuple):
 def read(
     task: Trainable, num_workers: int, start: tuple[int, int], steps: int, parts: int, shard: slice
 ) -> Generator[Read, None, None]:
-    """`steps` steps of `task`, from the epoch and the position in it that `start` says.
+    """Yield `steps` steps of `task`; `start`: the epoch and the position in it.
 
-    The same for any `num_workers`. Each step is cut into `parts`; those in `shard` are this rank's.
-    To be closed: the worker processes end with it.
+    They are the same for any `num_workers`. Each step is divided into `parts`; those in `shard` are
+    this rank's. Close the generator to end the worker processes.
     """
 
-    def collected_here(wanted: Read) -> Read:
-        arrays = task.micro_batches(wanted.indices, wanted.epoch, parts, shard)
-        return wanted._replace(arrays=arrays)
+    def collected_here(step: Read) -> Read:
+        arrays = task.micro_batches(step.indices, step.epoch, parts, shard)
+        return step._replace(arrays=arrays)
 
     if num_workers == 0:
-        yield from map(collected_here, _wanted(task, *start, steps))
+        yield from map(collected_here, _planned(task, *start, steps))
         return
     futures: deque[tuple[Read, Future[list[Arrays]]]] = deque()
     with workers.start(num_workers, _take, task.collector) as pool:
         try:
             started = pool.submit(_collects)
-            for wanted in _wanted(task, *start, steps):
+            for step in _planned(task, *start, steps):
                 if not started.done():  # it takes a second, in which training need not wait
-                    yield collected_here(wanted)
+                    yield collected_here(step)
                     continue
-                future = pool.submit(_collect, wanted.indices, wanted.epoch, parts, shard)
-                futures.append((wanted, future))
+                future = pool.submit(_collect, step.indices, step.epoch, parts, shard)
+                futures.append((step, future))
                 if len(futures) > AHEAD * num_workers:
                     yield _received(task, *futures.popleft())
             while futures:
@@ -76,7 +76,7 @@ def read(
                 future.cancel()
 
 
-def _wanted(task: Trainable, epoch: int, position: int, steps: int) -> Iterator[Read]:
+def _planned(task: Trainable, epoch: int, position: int, steps: int) -> Iterator[Read]:
     while steps:
         plan = task.plan(epoch)
         for number in range(position, min(len(plan), position + steps)):
@@ -86,8 +86,8 @@ def _wanted(task: Trainable, epoch: int, position: int, steps: int) -> Iterator[
         del plan  # before the next one is made
 
 
-def _received(task: Trainable, wanted: Read, future: Future[list[Arrays]]) -> Read:
-    return wanted._replace(arrays=[task.tensors(part) for part in future.result()])
+def _received(task: Trainable, step: Read, future: Future[list[Arrays]]) -> Read:
+    return step._replace(arrays=[task.tensors(part) for part in future.result()])
 
 
 # The task's collector in a worker process.

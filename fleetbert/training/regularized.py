@@ -1,7 +1,7 @@
-"""A loss that spares rare classes, doubts its labels, or holds against other dropout and words.
+"""The section `loss` of a job: class weights, label smoothing, R-Drop and adversarial training.
 
-What `loss` of a job asks for, around any objective. Ranks, accumulation and mixed precision go on
-as they were. Evaluation has the plain loss.
+They work around any objective, with ranks, accumulation and mixed precision. Evaluation uses the
+plain loss.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def regularize(
     counts: np.ndarray | None,
     texts: int,
 ) -> Loss:
-    """`objective` with what `settings` ask for; itself where they ask for nothing.
+    """Return `objective` with the loss of `settings`; itself for the default settings.
 
     counts: training texts of each label, int64 [labels]; None: the task has no labels. texts: all.
-    UserError where the task has not what is asked for.
+    UserError if the task does not support a setting.
     """
     if settings == schema.Loss():
         return objective
@@ -43,60 +43,60 @@ def regularize(
             raise UserError(
                 f"loss.positive_weights: task.name: {task} has not several labels; set it to none"
             )
-        wanted = settings.positive_weights
-        objective = objective.with_positive_weights(positive_weights(wanted, labels, counts, texts))
+        weights = positive_weights(settings.positive_weights, labels, counts, texts)
+        objective = objective.with_positive_weights(weights)
         settings = settings.model_copy(update={"positive_weights": "none"})
         if settings == schema.Loss():
             return objective
-    weights = None
+    of_classes = None
     if settings.class_weights != "none":
         if counts is None or not objective.has_classes:
             raise UserError(f"loss.class_weights: task.name: {task} has no labels; set it to none")
-        weights = class_weights(settings.class_weights, labels, counts)
-    return Regularized(objective, settings, weights)
+        of_classes = class_weights(settings.class_weights, labels, counts)
+    return Regularized(objective, settings, of_classes)
 
 
 def class_weights(
-    wanted: str | dict[str, float], labels: Sequence[str], counts: np.ndarray
+    setting: str | dict[str, float], labels: Sequence[str], counts: np.ndarray
 ) -> np.ndarray:
-    """What a text of each label counts in the loss, float32 [labels].
+    """Return the weight of each class in the loss, float32 [labels].
 
     balanced: texts / (labels x texts of the label), as scikit-learn's (King and Zeng 2001), so that
-    all labels count alike. A table: as it says, 1 for labels that it leaves out.
+    all labels count alike. A table: its weights, and 1 for labels that it leaves out.
     """
-    if isinstance(wanted, dict):
-        return _by_label("loss.class_weights", wanted, labels)
+    if isinstance(setting, dict):
+        return _by_label("loss.class_weights", setting, labels)
     return (counts.sum() / (len(labels) * np.maximum(counts, 1))).astype(np.float32)
 
 
 def positive_weights(
-    wanted: str | float | dict[str, float], labels: Sequence[str], counts: np.ndarray, texts: int
+    setting: str | float | dict[str, float], labels: Sequence[str], counts: np.ndarray, texts: int
 ) -> np.ndarray:
-    """What a text that has a label counts beside one that has it not, float32 [labels].
+    """Return the weight of texts with a label, relative to those without, float32 [labels].
 
     balanced: texts without the label / texts with it, as PyTorch's BCEWithLogitsLoss advises; 1 for
     a label that none or all have.
     """
-    if isinstance(wanted, dict):
-        return _by_label("loss.positive_weights", wanted, labels)
-    if isinstance(wanted, str):
+    if isinstance(setting, dict):
+        return _by_label("loss.positive_weights", setting, labels)
+    if isinstance(setting, str):
         able = (counts > 0) & (counts < texts)
         return np.where(able, (texts - counts) / np.maximum(counts, 1), 1.0).astype(np.float32)
-    return np.full(len(labels), wanted, np.float32)
+    return np.full(len(labels), setting, np.float32)
 
 
-def _by_label(key: str, wanted: dict[str, float], labels: Sequence[str]) -> np.ndarray:
-    unknown = sorted(set(wanted) - set(labels))
+def _by_label(key: str, setting: dict[str, float], labels: Sequence[str]) -> np.ndarray:
+    unknown = sorted(set(setting) - set(labels))
     if unknown:
         raise UserError(
             f"{key}: {unknown[0]} is no label of data.train, which has "
             f"{', '.join(list(labels)[:20])}"
         )
-    return np.array([wanted.get(label, 1.0) for label in labels], np.float32)
+    return np.array([setting.get(label, 1.0) for label in labels], np.float32)
 
 
 class Regularized(Loss):
-    """`objective`, with `settings`; weights: of the classes, float32 [classes], or None."""
+    """`objective` with `settings`. weights: of the classes, float32 [classes], or None."""
 
     def __init__(self, objective: Loss, settings: schema.Loss, weights: np.ndarray | None = None):
         self.objective, self.settings = objective, settings
@@ -136,8 +136,8 @@ class Regularized(Loss):
         return loss / self.passes
 
     def again(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
-        """Half the loss where words are moved to where it rises most (Miyato et al. 2017, section
-        3.2), by `adversarial` in the norm over a text's words; `loss` was the other half."""
+        """Return half the loss of perturbed word embeddings (Miyato et al. 2017, section 3.2). The
+        perturbation of a text has the norm `adversarial`. `loss` was the other half."""
         gradient = sum(gradient.astype("float32") for gradient in self.gradients)
         away = direction(gradient, arrays["inputs"].get("segments"))
         try:
@@ -153,7 +153,7 @@ class Regularized(Loss):
         return {**arrays, "weight": arrays["weight"] * of_texts}
 
     def _once(self, model: nn.Layer, arrays: Arrays) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """The loss with smoothed labels (Szegedy et al. 2016, section 7), and the outputs."""
+        """Return the loss with label smoothing (Szegedy et al. 2016, section 7) and the outputs."""
         kept: list[paddle.Tensor] = []
 
         def watched(**inputs: paddle.Tensor) -> paddle.Tensor:
@@ -167,16 +167,18 @@ class Regularized(Loss):
         return loss, kept[-1]
 
 
-def divergence(one: paddle.Tensor, other: paddle.Tensor) -> paddle.Tensor:
-    """Mean of both Kullback-Leibler divergences of two logits [texts, classes]: R-Drop (Liang et
-    al. 2021, equation 3), float32 [texts]."""
-    p, q = (F.log_softmax(logits.astype("float32")) for logits in (one, other))
+def divergence(first: paddle.Tensor, second: paddle.Tensor) -> paddle.Tensor:
+    """Return the mean of both Kullback-Leibler divergences of two logits [texts, classes], float32
+    [texts]: R-Drop (Liang et al. 2021, equation 3)."""
+    p, q = (F.log_softmax(logits.astype("float32")) for logits in (first, second))
     return ((p.exp() - q.exp()) * (p - q)).sum(-1) / 2
 
 
 def direction(gradient: paddle.Tensor, segments: paddle.Tensor | None) -> paddle.Tensor:
-    """`gradient` (rows, length, hidden) with norm 1 over each text, which is a row, or the tokens
-    of a row that have one number in `segments` (rows, length). 0 where there is none."""
+    """Return `gradient` (rows, length, hidden) with norm 1 over each text; 0 where it is 0.
+
+    A text is a row, or the tokens of a row with the same number in `segments` (rows, length).
+    """
     squares = gradient.square().sum(-1)  # (rows, length)
     rows, length = squares.shape
     texts = paddle.arange(rows).unsqueeze(1).expand([rows, length])

@@ -1,7 +1,6 @@
-"""SIGTERM and Ctrl-C of a command that trains: between steps the run is saved, then it stops.
+"""Handles SIGTERM and Ctrl-C in a command that trains: the run is saved after the step and stops.
 
-Only commands call `expect`. Where nobody did, as in a program that calls `fleetbert.train`, both
-are the program's own affair.
+Only commands call `expect`. A program that calls `fleetbert.train` handles both itself.
 """
 
 from __future__ import annotations
@@ -14,25 +13,25 @@ from fleetbert.core.errors import Interrupted, Stopped
 
 
 class _Request:
-    heard: int | None = None  # the signal that came, and waits for the step to end
+    received: int | None = None  # the signal that waits for the step to end
     steps = False  # steps are running
 
 
 def expect() -> None:
-    """From now on SIGTERM and Ctrl-C raise Stopped while steps run: when the step is done and
-    saved. At other times SIGTERM raises it at once, and Ctrl-C, as a second one always does,
-    KeyboardInterrupt."""
-    signal.signal(signal.SIGTERM, _hear)
+    """Install the handlers. While steps run, SIGTERM and Ctrl-C raise Stopped after the step is
+    saved. At other times SIGTERM raises it at once. Then Ctrl-C raises KeyboardInterrupt, and so
+    does a second Ctrl-C at any time."""
+    signal.signal(signal.SIGTERM, _receive)
     if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # as in the background of a shell
-        signal.signal(signal.SIGINT, _hear)
+        signal.signal(signal.SIGINT, _receive)
 
 
-def _hear(number: int, _: FrameType | None) -> None:
+def _receive(number: int, _: FrameType | None) -> None:
     if _Request.steps:
-        again = number == _Request.heard == signal.SIGINT
+        again = number == _Request.received == signal.SIGINT
         # A rank hears one Ctrl-C from several sides, and does not stop without the others.
         if not again or "PADDLE_TRAINER_ID" in os.environ:
-            _Request.heard = number
+            _Request.received = number
             return
     if number == signal.SIGINT:
         raise KeyboardInterrupt
@@ -46,10 +45,10 @@ def stopped(number: int, what: str) -> Stopped:
 
 
 def steps_run(running: bool) -> None:
-    """Steps begin, or have ended."""
-    _Request.steps, _Request.heard = running, None
+    """Note that steps begin, or have ended."""
+    _Request.steps, _Request.received = running, None
 
 
-def asked() -> int | None:
-    """The signal that came since the steps began, if one did."""
-    return _Request.heard
+def received() -> int | None:
+    """Return the signal that came since the steps began; None without one."""
+    return _Request.received

@@ -1,4 +1,4 @@
-"""Training on texts: a table's texts, tokenized and collected; the network; a task's objective."""
+"""Training on texts: tokenized tables, the network and the objective of a task."""
 
 from __future__ import annotations
 
@@ -43,9 +43,11 @@ def open_task(
     kind: Callable[..., TextTask] | None = None,
     labels: list[str] | None = None,
 ) -> TextTask:
-    """Read and tokenize the texts, build the network, load its weights. Where there are ranks
-    (`connected`) they share what is cached of the texts. `source`, `kind` and `labels` take the
-    places of what `job.model`, `TextTask` and the training texts say."""
+    """Read and tokenize the texts, build the network and load its weights.
+
+    connected: the strategy, whose ranks share the token cache. source, kind, labels: replace
+    `job.model`, `TextTask` and the labels of the training texts.
+    """
     source = sources.open_source(job.model) if source is None else source
     tokenizer = tokenizers.open(source.tokenizer)
     longest = source.shape.get("max_position_embeddings", 512)
@@ -61,7 +63,9 @@ def open_task(
     if labels is None:
         labels = _as_resumed(job, task.labels.labels_of(opened[0][1]))
     task.labels.check_labels(labels)
-    splits = [task.labels.with_targets(split, own, labels) for split, own in opened]
+    splits = [
+        task.labels.with_targets(split, split_labels, labels) for split, split_labels in opened
+    ]
     held = None
     if job.trainer.calibrate:
         if not task.metrics.calibrates:
@@ -75,7 +79,7 @@ def open_task(
 
 
 def _as_resumed(job: schema.Config, labels: list[str]) -> list[str]:
-    """The labels in the order of the run that the job goes on with, if they are its labels."""
+    """Return the labels in the order of the resumed run, if it has the same labels."""
     checkpoints = Path(job.output_dir) / "checkpoints"
     state = checkpoint.state_to_resume(checkpoints, job.trainer.resume)
     if state is None:
@@ -87,7 +91,7 @@ def _as_resumed(job: schema.Config, labels: list[str]) -> list[str]:
 def open_splits(
     job: schema.Config, tokenizer: Tokenizer, connected: Single | None = None
 ) -> list[tuple[Split, list[str]]]:
-    """The training texts, and the dev texts if there are any, each with the labels in it."""
+    """Return the training texts, and the dev texts if there are any, each with their labels."""
     data, task = job.data, tasks.get(job.task.name)
 
     def tokenized(name: str, table: read.Table) -> tuple[Split, list[str]]:
@@ -115,20 +119,18 @@ def open_splits(
 
 
 def cache_folder(job: schema.Config, path: str) -> Path | None:
-    """Where the tokens of a table are kept; None: in memory."""
-    wanted = job.data.cache
-    if wanted == "none":
+    """Return the folder of the token cache of a table; None: the tokens stay in memory."""
+    if job.data.cache == "none":
         return None
-    if wanted != "auto":
-        return Path(wanted)
+    if job.data.cache != "auto":
+        return Path(job.data.cache)
     with read.opened(path) as file:
         is_large = os.fstat(file.fileno()).st_size > LARGE
     return Path(job.output_dir) / "cache" if is_large else None
 
 
 class TextTask(Trainable):
-    """Any task on texts. `metrics` are of the user's own, by name, of tasks that give each text
-    outputs. `held`: texts that are not trained on, for `calibration`."""
+    """Any task on texts. metrics: custom ones, by name. held: texts held out for `calibration`."""
 
     held: Split | None = None
     labels: list[str]
@@ -165,7 +167,7 @@ class TextTask(Trainable):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of the training texts and labels as tokens: what data a run has seen."""
+        """The digest of the tokens and labels of the training texts."""
         return fingerprint(self.train)
 
     @cached_property
@@ -188,8 +190,8 @@ class TextTask(Trainable):
                 if counts["skipped_lines"]:
                     counted.append(f"{counts['skipped_lines']} bad lines skipped")
                 notes.append(f"{split.name}: {', '.join(counted)}")
-        if said := self.task.labels.describe(self.train.labels, self.labels):
-            notes.append(said)
+        if note := self.task.labels.describe(self.train.labels, self.labels):
+            notes.append(note)
         name, loaded = self.source.name, self.loaded
         if loaded.fresh and self.source.tensors is not None:
             notes.append(f"{name}: no weights for {', '.join(loaded.fresh)}; they start fresh")
@@ -217,20 +219,17 @@ class TextTask(Trainable):
 
     def describe(self) -> Described:
         splits = {"train": self.train, "held": self.held, "dev": self.dev}
+        known = {role: split for role, split in splits.items() if split is not None}
         return {
-            "data": {
-                role: {"file": split.name, **split.counts()}
-                for role, split in splits.items()
-                if split is not None
-            },
+            "data": {role: {"file": split.name, **split.counts()} for role, split in known.items()},
             "fresh_weights": self.loaded.fresh,
             "unused_weights": self.loaded.unused,
         }
 
     def locate(self, indices: Sequence[int]) -> list[Described]:
-        """Where training texts stand and what they are: file, line (from 1) and the line's text.
+        """Return file, line (from 1) and text of training texts.
 
-        The text is None where the file cannot be read any more.
+        The text is None if the file cannot be read any more.
         """
         path, numbers = self.job.data.train, [int(self.collector.lines[i]) for i in indices]
         texts: Mapping[int, str] = {}
@@ -266,7 +265,7 @@ class TextTask(Trainable):
         return self.task.metrics.criterion(self.job.trainer.best_metric, metrics)
 
     def dev_batches(self) -> list[np.ndarray]:
-        """The dev texts in batches of like length."""
+        """Return the dev texts in batches of similar length."""
         return [] if self.dev is None else self._batches(self.dev)
 
     def dev_arrays(self, part: np.ndarray) -> Arrays:
@@ -274,7 +273,7 @@ class TextTask(Trainable):
         return self._arrays(self.dev, part)
 
     def outputs(self, network: nn.Layer, split: Split) -> np.ndarray:
-        """What the network gives for all texts of a split, float32 [texts, outputs]."""
+        """Return the network's outputs for all texts of a split, float32 [texts, outputs]."""
         parts = [self.predict(network, self._arrays(split, part)) for part in self._batches(split)]
         return together(parts, self.task.room(len(split.labels), self.labels))
 

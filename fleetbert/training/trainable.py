@@ -1,7 +1,7 @@
-"""What can be trained: all that the loop, the strategies and the callbacks ask for.
+"""The interface of what is trained, for the loop, the strategies and the callbacks.
 
-tests/training/test_strategies.py trains images. What a job reads before its first step and writes
-after its last one (`train.job`) is of texts, or of clicks.
+tests/training/test_strategies.py trains images. `training.job` reads and writes
+texts or clicks only.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ Described = Metrics  # numbers and texts for JSON, in lists and dicts
 
 
 class Trainable(ABC):
-    """An example is a text, an image, ...; examples have numbers from 0.
+    """Data, a network and a loss. An example is a text, an image, ...; examples count from 0.
 
-    Training and evaluation arrays are its own affair but for `n_texts`, the examples in them, and
-    `n_tokens`, their tokens (0 where there are none): progress and speeds count these.
+    Training and evaluation arrays may have any form, but need `n_texts`, the number of their
+    examples, and `n_tokens`, their tokens (0 without tokens), for progress and speeds.
 
-    collector: makes the arrays of steps, in NumPy; with `data.num_workers` in other processes.
-    table: rows that the network computes with besides, of a table that a rank cannot hold; the
-        arrays then have `ids`, of those that they need.
-    passes: 2 where `again` has something to learn.
-    teachers: networks that the loss asks and that learn nothing.
-    labels: in the order of the logits, where there are some.
-    float32: the key and value of the job that want float32 on a CPU, None where none does.
+    collector: makes the arrays of steps in NumPy; in worker processes with `data.num_workers`.
+    table: further rows of the network, of a table that a rank cannot hold; the arrays then have
+        `ids`, those of the rows that they need.
+    passes: 2 if `again` has a second loss.
+    teachers: networks that the loss calls and that are not trained.
+    labels: in the order of the logits, if there are any.
+    float32: the key and value of the job that need float32 on a CPU, or None.
 
-    What is never evaluated needs no `dev_batches` and what follows from them.
+    Without evaluation, `dev_batches` and the methods that need them can be left out.
     """
 
     network: nn.Layer
@@ -48,12 +48,12 @@ class Trainable(ABC):
     @property
     @abstractmethod
     def fingerprint(self) -> str:
-        """Of the training data: a run does not go on with other data."""
+        """The digest of the training data. A run cannot resume with other data."""
 
     @property
     def origins(self) -> dict[str, str]:
-        """Digests of what the job names by a path, by config key: a resumed run may find the same
-        at another path. `data.train` is `fingerprint`."""
+        """The digests of files that the job names, by config key: a resumed run may have the same
+        files at other paths. `data.train` is `fingerprint`."""
         return {}
 
     def plan(self, epoch: int) -> Sequence[np.ndarray]:
@@ -63,56 +63,56 @@ class Trainable(ABC):
     def micro_batches(
         self, indices: np.ndarray, epoch: int, parts: int, shard: slice
     ) -> list[Arrays]:
-        """`Collector.micro_batches` as tensors."""
+        """Return `Collector.micro_batches` as tensors."""
         collected = self.collector.micro_batches(indices, epoch, parts, shard)
         return [self.tensors(arrays) for arrays in collected]
 
     def tensors(self, arrays: Arrays) -> Arrays:
-        """What `collector` gives, as Paddle's tensors."""
+        """Return arrays of `collector` as Paddle's tensors."""
         inputs = {name: paddle.to_tensor(array) for name, array in arrays["inputs"].items()}
         labels, weight = (paddle.to_tensor(arrays[name]) for name in ("labels", "weight"))
         return {**arrays, "inputs": inputs, "labels": labels, "weight": weight}
 
     @abstractmethod
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
-        """A float32 scalar. `model` is called like `network`; it may wait for other ranks."""
+        """Return a float32 scalar. `model` is called as `network`; it may wait for other ranks."""
 
     def again(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
-        """As `loss`, of the same arrays, when its gradients are there; theirs are added."""
+        """Return a second loss of the arrays, after the backward of `loss`; gradients add up."""
         raise NotImplementedError
 
     def dev_batches(self) -> Sequence[np.ndarray]:
-        """The examples to evaluate on in batches, which ranks share out; may be empty."""
+        """Return the dev examples in batches, which ranks share; may be empty."""
         return ()
 
     def dev_arrays(self, part: np.ndarray) -> Arrays:
-        """One of these batches for `predict`."""
+        """Return the arrays of one of these batches, for `predict`."""
         raise NotImplementedError
 
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
-        """What one batch gives, to be sent between ranks."""
+        """Return the answers to one batch, which can be sent between ranks."""
         raise NotImplementedError
 
     def evaluate(self, parts: Sequence[Part]) -> Metrics:
-        """Metrics from what all batches gave, in any order; with `loss`."""
+        """Return metrics, among them `loss`, from the answers to all batches, in any order."""
         raise NotImplementedError
 
     def criterion(self, metrics: Metrics) -> Criterion:
-        """What tells the best step."""
+        """Return the criterion of the best step."""
         raise NotImplementedError
 
     @abstractmethod
     def locate(self, indices: Sequence[int]) -> list[Described]:
-        """Where training examples come from and what they are, for bad_steps.jsonl."""
+        """Return origin and content of training examples, for bad_steps.jsonl."""
 
     def describe(self) -> Described:
-        """What summary.json says of the data and the initial weights."""
+        """Return the description of data and initial weights for summary.json."""
         return {}
 
     def notes(self) -> list[str]:
-        """What was read, where a user would want to know."""
+        """Return messages about what was read."""
         return []
 
     def warnings(self) -> list[str]:
-        """What of it looks like a mistake."""
+        """Return messages about what looks like a mistake."""
         return []

@@ -10,7 +10,8 @@ import pytest
 from fleetbert import config
 from fleetbert.config import names
 from fleetbert.config.command_line import Parser, add_keys
-from fleetbert.config.help import common_text
+from fleetbert.config.help import common_text, help_text
+from fleetbert.config.keys import fields
 from fleetbert.core.errors import UserError
 from fleetbert.deploy.inference import settings
 
@@ -24,12 +25,12 @@ SCHEMAS = {
 
 
 def keys_of(command: str) -> set[str]:
-    return {name for name, _ in config.fields(SCHEMAS[command])}
+    return {name for name, _ in fields(SCHEMAS[command])}
 
 
 def test_all_keys_are_listed_with_type_and_default():
-    lines = {line.split()[0]: line for line in config.help_text(config.Config).splitlines()}
-    assert list(lines) == [name for name, _ in config.fields(config.Config)]
+    lines = {line.split()[0]: line for line in help_text(config.Config).splitlines()}
+    assert list(lines) == [name for name, _ in fields(config.Config)]
     assert {"trainer.seed", "callbacks.profiler.timer_only"} <= set(lines)
     for name, default in {
         "data.batching": '"?bucket"?',
@@ -43,9 +44,9 @@ def test_all_keys_are_listed_with_type_and_default():
     assert "pad | bucket | pack" in lines["data.batching"]
     assert "int | null" in lines["data.batch_tokens"]
     assert "(none | balanced | float | {str: float};" in lines["loss.positive_weights"]
-    exits = config.help_text(config.SelfDistill)
+    exits = help_text(config.SelfDistill)
     assert "(auto | list of int;" in exits
-    assert "typing." not in exits + config.help_text(config.Config)
+    assert "typing." not in exits + help_text(config.Config)
 
 
 @pytest.mark.parametrize("command", list(SCHEMAS))
@@ -164,15 +165,13 @@ def test_arguments_of_python_are_answered_with_arguments():
 
 def test_a_resumed_run_may_differ_where_the_key_or_its_section_says_so():
     free = {
-        name
-        for name, _ in config.fields(config.Tuning)
-        if config.on_resume(config.Tuning, name) == "free"
+        name for name, _ in fields(config.Tuning) if config.on_resume(config.Tuning, name) == "free"
     }
     sections = ("precision.", "strategy.", "trainer.", "callbacks.")
     assert {name for name in free if not name.startswith(sections)} == {
         "data.cache", "data.num_workers", "output_dir", "held_out",
     }  # fmt: skip
-    kept = {name for name, _ in config.fields(config.Tuning)} - free
+    kept = {name for name, _ in fields(config.Tuning)} - free
     assert {name for name in kept if name.startswith(sections)} == {"trainer.seed"}
     # Keys of an older checkpoint, or of a job of another kind.
     gone = {"trainer.gone": "free", "data.gone": "same", "distill.kind": "same"}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from fleetbert import config
 from fleetbert.api import arguments
 from fleetbert.config import loading, section
+from fleetbert.config.keys import fields
 from fleetbert.core.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -27,7 +28,7 @@ def load(tmp_path):
     def call(text: str | bytes, *overrides: str) -> config.Config:
         path = tmp_path / "job.yaml"
         path.write_bytes(text if isinstance(text, bytes) else text.encode("utf-8"))
-        return config.load(str(path), list(overrides))
+        return config.load_as(config.Config, str(path), list(overrides))
 
     return call
 
@@ -53,7 +54,7 @@ def at(job: config.Config, name: str):
 
 def test_what_is_not_given_has_its_default_and_every_key_a_meaning(load):
     job = load(LEAST)
-    for name, field in config.fields(config.Config):
+    for name, field in fields(config.Config):
         assert field.description, name
         if name not in ("data.train", "model.vocab"):
             assert at(job, name) == field.default, name
@@ -62,7 +63,7 @@ def test_what_is_not_given_has_its_default_and_every_key_a_meaning(load):
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_shipped_config_loads_and_has_no_default_left_over(path):
-    job = config.load(str(path), [])
+    job = config.load_as(config.Config, str(path), [])
     assert job.output_dir.startswith("output/")
 
 
@@ -149,7 +150,7 @@ class TestErrors:
     )
     def test_no_file(self, tmp_path, name, said):
         with pytest.raises(UserError, match=f"cannot be read: {said}"):
-            config.load(f"{tmp_path}/{name}", [])
+            config.load_as(config.Config, f"{tmp_path}/{name}", [])
 
     @pytest.mark.parametrize(
         ("text", "name"),
@@ -296,7 +297,7 @@ class TestOverrides:
         assert part in refused(LEAST + "output_dir: o\n", word)
 
 
-KEYS = [name for name, _ in config.fields(config.Config)]
+KEYS = [name for name, _ in fields(config.Config)]
 scalars = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates(),
     st.binary(max_size=4), st.sampled_from(["1e-4", "api_docs", "mlm", "pack", "O1", "random"]),
@@ -329,7 +330,7 @@ def test_any_bytes_load_or_are_a_user_error(tmp_path, document, words):
     path = tmp_path / "fuzz.yaml"
     path.write_bytes(document)
     try:
-        job = config.load(str(path), words)
+        job = config.load_as(config.Config, str(path), words)
     except UserError as error:
         assert str(error)
     else:

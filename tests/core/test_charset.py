@@ -39,7 +39,7 @@ READERS = {
         path, read.table_format(path, pair=False, labelled=True)
     ),
     "texts.txt": lambda path: read.read_as(path, read.texts_format(path)),
-    "job.yaml": lambda path: config.load(str(path), []),
+    "job.yaml": lambda path: config.load_as(config.Config, str(path), []),
 }
 
 

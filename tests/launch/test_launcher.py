@@ -366,7 +366,7 @@ def test_signs_of_progress(tmp_path, sign):
     (job.run_folder / "standing.0").write_text("1")
     if sign == "folder gone":  # no error
         shutil.rmtree(job.run_folder)
-    before = job._signs()
+    before = job._progress()
     if sign == "line":
         job.output.heard += 1
     elif sign == "new file":
@@ -375,7 +375,7 @@ def test_signs_of_progress(tmp_path, sign):
         os.utime(job.run_folder / "standing.0", (1, 1))
     elif sign == "file gone":
         (job.run_folder / "standing.0").unlink()
-    assert (job._signs() == before) == (sign in ("none", "folder gone"))
+    assert (job._progress() == before) == (sign in ("none", "folder gone"))
 
 
 LITTLE_JOB = """

@@ -77,7 +77,7 @@ def main(lines: int, folder: Path, overrides: list[str]) -> None:
     path = folder / "job.yaml"
     values = tiny_job.values(folder, folder / f"output-{lines}", changes)
     path.write_text(yaml.safe_dump(values), encoding="utf-8")
-    job = config.load(str(path), overrides)
+    job = config.load_as(config.Config, str(path), overrides)
 
     environment.import_paddle()
     from fleetbert.training import job as training

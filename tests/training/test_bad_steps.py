@@ -39,7 +39,10 @@ def spoiled(self, model, arrays):
     return loss + float("nan") if {text} in arrays["texts"] else loss
 
 CrossEntropy.loss = spoiled
-errors.run(lambda argv: train(config.load(argv[1], argv[2:])) and None)  # behind --config
+def run(argv):  # behind --config
+    train(config.load_as(config.Config, argv[1], argv[2:]))
+
+errors.run(run)
 """
 
 

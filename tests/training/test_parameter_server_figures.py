@@ -117,8 +117,8 @@ def test_they_are_asked_once_a_second_at_most(fakes, clock, servers):
 
 
 def test_only_what_is_wanted_is_asked_for(fakes, servers):
-    assert fakes[0].asked == [f"/vars/{figures.WANTED}"]
-    assert not set(figures.WANTED) & set(" ?#&")
+    assert fakes[0].asked == [f"/vars/{figures.VARIABLES}"]
+    assert not set(figures.VARIABLES) & set(" ?#&")
 
 
 @pytest.mark.parametrize("trouble", ["gone", "error"])

@@ -14,8 +14,7 @@ from fleetbert import bundle, config
 from fleetbert.core import limits
 from fleetbert.core.errors import UserError
 from fleetbert.training import checkpoint
-from fleetbert.training.loop import versions
-from fleetbert.training.random import start_step
+from fleetbert.training.loop import seed_step, versions
 
 DRAWN = True  # see conftest.py
 
@@ -100,7 +99,7 @@ class TestSameness:
 
     def test_random_numbers_are_a_function_of_seed_rank_and_step(self):
         def drawn(*place):
-            rng = start_step(*place)
+            rng = seed_step(*place)
             return (
                 *rng.integers(0, 2**32, 2).tolist(),
                 *np.random.randint(0, 2**31, 2).tolist(),

@@ -1,4 +1,4 @@
-"""What happens around the steps. A callback is one file with one class; `build` lists them.
+"""The built-in callbacks, a class in a file each; `build` chooses them.
 
 Each hook gets the run (`fleetbert.training.loop.Run`): its job, strategy, task and state. To add a
 callback, write its class below `Callback`, give it keys in `fleetbert.config.Callbacks` if it has
@@ -26,22 +26,22 @@ __all__ = ["Callback", "build"]
 
 
 def build(run: Run) -> list[Callback]:
-    """The callbacks of a run, in calling order. Files are written on rank 0 only."""
-    wanted = run.job.callbacks
+    """Return the callbacks of a run, in calling order. Only rank 0 writes files."""
+    settings = run.job.callbacks
     first = run.strategy.rank == 0
     chosen: list[Callback] = []
-    if wanted.profiler.enabled:
+    if settings.profiler.enabled:
         chosen.append(Profiler())
     if first:
         chosen.append(MetricsFile())
-    targets = {kind: getattr(wanted, kind) for kind in trackers.KINDS}
+    targets = {kind: getattr(settings, kind) for kind in trackers.KINDS}
     if first and targets["visualdl"] and extras.missing("tracking"):
         # On by default, so it is no reason to refuse the run.
         log.info(f"VisualDL logs are not written: they need {extras.command('tracking')}")
         targets["visualdl"] = False
     if first and any(targets.values()):
         chosen.append(Tracking({kind: target for kind, target in targets.items() if target}))
-    if first and wanted.progress:
+    if first and settings.progress:
         chosen.append(Progress())
     # Evaluation before checkpoints: a new best is to be saved with the step that reached it.
     chosen += [Evaluation(), Checkpoints()]

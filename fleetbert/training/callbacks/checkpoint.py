@@ -14,15 +14,15 @@ class Checkpoints(Callback):
         stopping.steps_run(True)
 
     def on_step(self, run: Run) -> None:
-        # Any rank may have been asked; all have to stop after the same step.
-        asked = stopping.asked()
-        stop = run.strategy.any(asked is not None)
+        # The signal may reach any rank; all have to stop after the same step.
+        received = stopping.received()
+        stop = run.strategy.any(received is not None)
         new_best = run.state.best.get("step") == run.state.step
         if stop or new_best or run.is_due(run.job.trainer.checkpoint_every):
             self.save(run)
         if stop:
             raise stopping.stopped(
-                asked or signal.SIGTERM,
+                received or signal.SIGTERM,
                 f"saved step {run.state.step} of {run.total_steps}; "
                 "the same command goes on from there",
             )
@@ -35,7 +35,7 @@ class Checkpoints(Callback):
             checkpoint.save(folder, run.saved_state(), tensors, table.save if table else None)
             checkpoint.prune(folder, run.job.trainer.keep_checkpoints, run.state.best.get("step"))
 
-        run.strategy.settle(saving=True)
+        run.strategy.synchronize(saving=True)
         run.strategy.on_first(write)
 
     def close(self, run: Run) -> None:

@@ -1,7 +1,7 @@
-"""Ends a run after `trainer.patience` evaluations in a row that were not better (Prechelt 1998).
+"""Stops a run after `trainer.patience` evaluations in a row without improvement (Prechelt 1998).
 
-It changes how many steps there are, not the learning rates of those that are done. What is counted
-goes into checkpoints, so that a run that stopped stays where it is when it is started again.
+Learning rates stay as they are. Checkpoints keep the count, so a run that stopped stays stopped
+when it is started again.
 """
 
 from __future__ import annotations

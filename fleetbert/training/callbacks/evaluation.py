@@ -1,4 +1,4 @@
-"""Evaluates the network on the dev texts, shared out over the ranks, and notes the best step."""
+"""Evaluates the network on the dev texts, which ranks share, and notes the best step."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ class Evaluation(Callback):
         batches = task.dev_batches()
         if not batches:
             return
-        strategy.settle()
-        own = [
+        strategy.synchronize()
+        parts = [
             strategy.predict(task.dev_arrays(part))
             for part in batches[strategy.rank :: strategy.world_size]
         ]
-        metrics = task.evaluate([part for rank in strategy.gather(own) for part in rank])
+        metrics = task.evaluate([part for rank in strategy.gather(parts) for part in rank])
         criterion = task.criterion(metrics)
         run.evaluated = {**metrics, "step": run.state.step, "metric": criterion.metric}
         run.check_best(quick=True)

@@ -56,13 +56,13 @@ class Profiler(Callback):
     def on_end(self, run: Run, summary: Summary) -> None:
         figures = training.timer_summary()
         self._stop()
-        own: Row = {"rank": run.strategy.rank}
+        row: Row = {"rank": run.strategy.rank}
         if figures:  # there are none of a run of under eleven steps; seconds, and units a second
             reader, batch, ips = (
                 figures[f"{name}_summary"]["avg"] for name in ("reader", "batch", "ips")
             )
-            own.update(_speeds(reader, batch, ips, ips * self.tokens / max(self.texts, 1)))
-        ranks = run.strategy.gather(own)
+            row.update(_speeds(reader, batch, ips, ips * self.tokens / max(self.texts, 1)))
+        ranks = run.strategy.gather(row)
         profile = {"ranks": ranks, "together": together(ranks), "slow_operators": self.slow}
         if self.trace:
             profile["trace"] = self.trace
@@ -104,7 +104,7 @@ def _speeds(reader: float, batch: float, texts_per_s: float, tokens_per_s: float
 
 
 def together(ranks: list[Row]) -> Row:
-    """All ranks as one: a step takes as long as its slowest rank, speeds in texts add up."""
+    """Combine the ranks: a step takes as long as its slowest rank, and texts/s add up."""
     known = [rank for rank in ranks if "batch_cost" in rank]
     if not known:
         return {}

@@ -1,7 +1,7 @@
-"""Where the steps run: in one process, in many that share the gradients, or on servers.
+"""Distribution strategies: one process, many ranks that share the gradients, or servers.
 
-`connect` is the one place that turns `strategy.name` into a strategy. A strategy knows tasks only
-through `task.loss`, `task.predict` and `task.table`.
+`connect` turns `strategy.name` into a strategy. A strategy knows tasks only through `task.loss`,
+`task.predict` and `task.table`.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ def connect(job: schema.Config) -> Single:
     return Collective(device, job.strategy) if launched else Single(device)
 
 
-def set_device(wanted: str) -> str:
+def set_device(device: str) -> str:
     """Make `trainer.device` Paddle's device; returns it without a number (`cpu`, `gpu`, ...)."""
     has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
-    if wanted == "auto":
-        wanted = "gpu" if has_gpu else "cpu"
-    if wanted == "gpu" and not has_gpu:
+    if device == "auto":
+        device = "gpu" if has_gpu else "cpu"
+    if device == "gpu" and not has_gpu:
         reason = "finds no GPU" if paddle.is_compiled_with_cuda() else "is built without CUDA"
         raise UserError(
             f"trainer.device: gpu: the installed Paddle {reason}; choose cpu or auto, or install "
             "fleetbert[gpu]"
         )
     known = ["cpu", "gpu", *paddle.device.get_all_custom_device_type()]
-    if wanted not in known:
-        raise UserError(f"trainer.device: {wanted} is not one of {', '.join(known)}, auto")
+    if device not in known:
+        raise UserError(f"trainer.device: {device} is not one of {', '.join(known)}, auto")
     number = os.environ.get("FLAGS_selected_gpus", "0").split(",")[0] or "0"
-    if wanted == "gpu":
-        cuda, own = paddle.device.cuda, int(number)
+    if device == "gpu":
+        cuda, card = paddle.device.cuda, int(number)
         instead = "set trainer.device=cpu"
-        cards.check(cuda.get_device_capability(own), cuda.get_device_name(own), instead)
-    paddle.set_device(f"gpu:{number}" if wanted == "gpu" else wanted)
-    return wanted
+        cards.check(cuda.get_device_capability(card), cuda.get_device_name(card), instead)
+    paddle.set_device(f"gpu:{number}" if device == "gpu" else device)
+    return device

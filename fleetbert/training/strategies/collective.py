@@ -55,9 +55,9 @@ class Collective(Single):
         return self.gather(made)[0][0]
 
     def any(self, flag: bool) -> bool:
-        said = paddle.to_tensor([int(flag)], "int32")
-        dist.all_reduce(said, op=dist.ReduceOp.MAX)
-        return bool(said.item())
+        flags = paddle.to_tensor([int(flag)], "int32")
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        return bool(flags.item())
 
     def first_failed(self, failed: bool) -> bool:
         return self._wait(failed)

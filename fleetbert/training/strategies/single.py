@@ -23,7 +23,7 @@ Tensors = Dict[str, Any]
 
 
 class Step(NamedTuple):
-    """What one optimizer step gave on this rank."""
+    """The result of one optimizer step on this rank."""
 
     loss: float  # this rank's share: over all ranks they add up to the mean loss of the step
     skipped: bool  # the GradScaler found infinite gradients, left the weights alone and backs off
@@ -43,7 +43,7 @@ class Single:
     def prepare(
         self, task: Trainable, optimizer: Optimizer, schedule: LRScheduler, precision: Precision
     ) -> None:
-        """Take over what is trained: `task.network`, its optimizer, schedule and precision."""
+        """Set what is trained: `task.network`, its optimizer, schedule and precision."""
         self.task = task
         self.table = task.table
         self.schedule = schedule
@@ -54,14 +54,14 @@ class Single:
         self.wrap()
 
     def wrap(self) -> None:
-        """Make model, optimizer and scaler know of other ranks; here there are none."""
+        """Wrap model, optimizer and scaler for several ranks; a single process needs none."""
 
     def without_sync(self) -> ContextManager[object]:
-        """The context for all micro-batches of a step but the last."""
+        """Return the context for all micro-batches of a step but the last."""
         return contextlib.nullcontext()
 
     def sync_gradients(self) -> None:
-        """Average the gradients over all ranks, where `syncs_late`."""
+        """Average the gradients over all ranks, if `syncs_late`."""
 
     def step(self, micro_batches: list[Arrays]) -> Step:
         """One optimizer step over this rank's micro-batches (arrays of `task.micro_batches`)."""
@@ -103,21 +103,21 @@ class Single:
         return Step(loss, skipped, bad)
 
     def take_rows(self, micro_batches: list[Arrays], learning: bool = True) -> None:
-        """Give batches the rows of the task's table that they need, where it has one."""
+        """Add the rows of the task's table that batches need, if there is a table."""
         if self.table is not None:
             self.table.take(micro_batches, learning)
 
     def push_rows(self) -> None:
-        """After a step: the task's table, where it has one, gets what its rows have learned."""
+        """Add what a step changed to the task's table, if there is one."""
         if self.table is not None:
             self.table.push(1.0)
 
     def loss(self, arrays: Arrays) -> float:
-        """`task.loss` on one batch as it is now, without dropout and gradients."""
+        """Return `task.loss` on one batch, without dropout and gradients."""
         return self._without_gradients(lambda net: float(self.task.loss(net, arrays)), arrays)
 
     def predict(self, arrays: Arrays) -> Part:
-        """`task.predict` on one evaluation batch, without gradients."""
+        """Return `task.predict` on one evaluation batch, without gradients."""
         return self._without_gradients(lambda net: self.task.predict(net, arrays), arrays)
 
     def _without_gradients(self, work: Callable[[nn.Layer], T], arrays: Arrays) -> T:
@@ -130,7 +130,7 @@ class Single:
             return work(network)
 
     def state(self) -> Tensors:
-        """Tensors to save: weights, and the optimizer with its schedule.
+        """Return the tensors to save: weights, and the optimizer with its schedule.
 
         Both under the weights' names in the network: Paddle's own names for parameters
         (`linear_3.w_0`) count what a process has built.
@@ -150,24 +150,24 @@ class Single:
         self.optimizer.set_state_dict(optimizer)
         self.schedule.last_lr = self.schedule.get_lr()  # of this job's steps, which may be more
 
-    def settle(self, saving: bool = False) -> None:
-        """Make `task.network` what all ranks have learned, on each of them; before evaluations,
-        and with `saving` before `state` is saved; on all ranks."""
+    def synchronize(self, saving: bool = False) -> None:
+        """Give `task.network` the weights that all ranks have learned. Called on all ranks before
+        evaluations, and with `saving` before `state` is saved."""
 
     def share_loss(self, part: float) -> float:
-        """The mean loss of a step from this rank's share of it (`Step.loss`)."""
+        """Return the mean loss of a step from this rank's share of it (`Step.loss`)."""
         return sum(self.gather(part))
 
     def gather(self, value: T) -> list[T]:
-        """Each rank's value, in rank order, on every rank."""
+        """Return each rank's value, in rank order, on every rank."""
         return [value]
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What `make` gives on the first rank, which alone calls it, however long it takes."""
+        """Return the result of `make`, which only the first rank calls, however long it takes."""
         return make()
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank says so; cheap enough for every step."""
+        """Return whether the flag of any rank is set; cheap enough for every step."""
         return flag
 
     def on_first(self, work: Callable[[], None]) -> None:
@@ -188,26 +188,26 @@ class Single:
             raise UserError(f"the first {self.member} could not go on: see what it wrote")
 
     def first_failed(self, failed: bool) -> bool:
-        """What the first rank says here; the others wait for it, however long it takes."""
+        """Return the flag of the first rank; the others wait for it, however long it takes."""
         return failed
 
     def barrier(self) -> None:
         """Wait for the other ranks, however long they take."""
 
     def rejoin(self) -> Tensors:
-        """Catch up with the others where `rejoins`; returns where this rank stood, `loop.State`."""
+        """Catch up with the others, if `rejoins`; return this rank's `loop.State`."""
         raise NotImplementedError
 
     def figures(self) -> dict[str, float]:
-        """The strategy's own figures for a row of metrics.jsonl, on the first rank."""
+        """Return the strategy's figures for a row of metrics.jsonl, on the first rank."""
         return {}
 
     def summary(self) -> dict[str, object]:
-        """The strategy's own figures of the whole run, on the first rank."""
+        """Return the strategy's figures of the whole run, on the first rank."""
         return {}
 
     def remember(self, state: Callable[[], dict[str, object]]) -> None:
-        """After a step and all callbacks: where this rank stands, `loop.State`, for `rejoin`."""
+        """Save this rank's `loop.State` for `rejoin`, after a step and all callbacks."""
 
     def close(self) -> None:
-        """The last call, on all ranks: everything is written."""
+        """End the strategy; the last call, on all ranks."""

@@ -64,10 +64,10 @@ class Layout:
 
 
 class Counted:
-    """`tables` with counters.
+    """Tables with counters.
 
-    `dense` and `rows` are how many pushes each trainer is known to have made. `handled()` is how
-    many pushes of the vector each server has handled, by whomever, or None if they do not say.
+    `dense` and `rows` are how many pushes each trainer is known to have made. `handled()` returns
+    how many pushes of the vector each server has handled, of all trainers, or None if unknown.
     """
 
     def __init__(
@@ -89,42 +89,42 @@ class Counted:
         return int(self.dense[self.rank]), int(self.rows[self.rank])
 
     def expect(self, pushed: list[tuple[int, int]]) -> None:
-        """From now on, pull what has all of these pushes in it: each trainer's `pushed`."""
+        """Make later pulls wait for these pushes: `pushed` of each trainer."""
         self.dense[:], self.rows[:] = np.array(pushed).T
 
     def expect_of_all(self, before: tuple[int, int]) -> None:
-        """All trainers push as often as this one has since it had pushed `before`."""
+        """Expect as many pushes of each trainer as this one has made since `before`."""
         dense, rows = self.pushed
         others = np.arange(len(self.dense)) != self.rank
         self.dense[others] += dense - before[0]
         self.rows[others] += rows - before[1]
 
     def catch_up(self, dense: list[int], rows: list[int]) -> bool:
-        """After this trainer was killed, knowing so many pushes of each: find out how many of its
-        own have arrived. Whether it is more than it knew. A push that some servers lack is not
-        made up for, but counted."""
-        own, keys = self.rank, self.layout.counter_rows[:, self.rank]
-        places = self.layout.counters[:, own]
-        firsts = self.layout.first_counters[:, own]
+        """After this trainer was killed, find out how many of its pushes have arrived. Return
+        whether they are more than it knew of. A push that some servers lack is counted, but not
+        repeated. dense, rows: the pushes of each trainer that it knew of."""
+        rank, keys = self.rank, self.layout.counter_rows[:, self.rank]
+        places = self.layout.counters[:, rank]
+        firsts = self.layout.first_counters[:, rank]
         pulled = self.tables.pull_dense()
         arrived = pulled[places]
         arrived_rows = self.tables.pull_rows(keys)[:, 0] if self.layout.all_rows else arrived[:0]
-        more = bool((arrived > dense[own]).any() or (arrived_rows > rows[own]).any())
+        more = bool((arrived > dense[rank]).any() or (arrived_rows > rows[rank]).any())
         self.dense[:], self.rows[:] = dense, rows
-        self.dense[own] += more
-        self.rows[own] += more and self.layout.all_rows > 0
+        self.dense[rank] += more
+        self.rows[rank] += more and self.layout.all_rows > 0
         vector = np.zeros(self.layout.all_dense, np.float32)
-        vector[places] = arrived - self.dense[own]
-        vector[firsts] = pulled[firsts] - self.dense[own]
+        vector[places] = arrived - self.dense[rank]
+        vector[firsts] = pulled[firsts] - self.dense[rank]
         self.tables.push_dense(vector)
         if self.layout.all_rows:
             missing = np.zeros((len(keys), self.tables.width), np.float32)
-            missing[:, 0] = arrived_rows - self.rows[own]
+            missing[:, 0] = arrived_rows - self.rows[rank]
             self.tables.push_rows(keys, missing)
         return more
 
     def set_dense(self, values: np.ndarray) -> None:
-        """Only before the first push: no counter counts it."""
+        """Set the vector. No counter counts it, so only before the first push."""
         vector = np.zeros(self.layout.all_dense, np.float32)
         vector[self.layout.is_weight] = values
         self.tables.set_dense(vector)
@@ -141,15 +141,15 @@ class Counted:
 
     def push_rows(self, ids: np.ndarray, gradient: np.ndarray) -> None:
         """Have the servers subtract `gradient` (ids, width) from the rows `ids`, each once."""
-        own = self.layout.counter_rows[:, self.rank]
-        count = np.zeros((len(own), gradient.shape[1]), np.float32)
+        counters = self.layout.counter_rows[:, self.rank]
+        count = np.zeros((len(counters), gradient.shape[1]), np.float32)
         count[:, 0] = -1
-        self.tables.push_rows(np.concatenate([ids, own]), np.concatenate([gradient, count]))
+        self.tables.push_rows(np.concatenate([ids, counters]), np.concatenate([gradient, count]))
         self.rows[self.rank] += 1
 
     def wait(self, before: np.ndarray | None, pushes: int) -> bool:
-        """Until each server has handled so many pushes of the vector more than `before`, which
-        `handled()` gave. False if they do not say that they have."""
+        """Wait until each server has handled so many more pushes of the vector than `before`, a
+        result of `handled()`. False if that is not known in time."""
         until = time.monotonic() + PATIENCE
         for _ in _looks():
             if before is None or time.monotonic() >= until or (now := self.handled()) is None:
@@ -159,8 +159,8 @@ class Counted:
         return False
 
     def pull_whole(self, arrived: bool = False) -> np.ndarray:
-        """The vector's weights, with all pushes in them that are expected. `arrived` says that the
-        servers had handled all of them before this call, so that no part is changing."""
+        """Pull the vector's weights with all expected pushes. arrived: the servers had handled them
+        all before this call, so that no part is changing."""
         for _ in _looks():
             vector = self.tables.pull_dense()
             counters = (self.layout.first_counters, self.layout.counters)
@@ -173,8 +173,7 @@ class Counted:
         return vector[self.layout.is_weight]
 
     def pull_latest(self) -> np.ndarray:
-        """The vector's weights as they are, and this trainer's last push, which is added here to
-        the parts that have not got it yet."""
+        """Pull the vector's weights, and add this trainer's last push to the parts that lack it."""
         for _ in _looks():
             vector = self.tables.pull_dense()
             lacking = self._lacking_last(vector)
@@ -188,17 +187,17 @@ class Counted:
         return vector[self.layout.is_weight]
 
     def _lacking_last(self, vector: np.ndarray) -> np.ndarray | None:
-        """Which parts have all pushes that are expected but the last of this trainer; None if that
-        is not known of some part, or another push is not there."""
+        """Return which parts lack only the last push of this trainer. None if a part was seen while
+        it changed, or lacks another push."""
         first, last = vector[self.layout.first_counters], vector[self.layout.counters]
         lacking = self.dense - last
-        own = lacking[:, self.rank].copy()
+        lacking_own = lacking[:, self.rank].copy()
         lacking[:, self.rank] -= self.last is not None
         torn = first[:, self.rank] != last[:, self.rank]
-        return None if torn.any() or (lacking > 0).any() else own > 0
+        return None if torn.any() or (lacking > 0).any() else lacking_own > 0
 
     def pull_rows(self, ids: np.ndarray) -> np.ndarray:
-        """Rows (ids, width), with all pushes in them that are expected."""
+        """Pull rows (ids, width) with all expected pushes."""
         counters = self.layout.counter_rows
         for _ in _looks():
             arrived = self.tables.pull_rows(counters.reshape(-1))[:, 0].reshape(counters.shape)
@@ -207,8 +206,8 @@ class Counted:
         return self.tables.pull_rows(ids)
 
     def count_rows(self) -> int | None:
-        """Rows of words that the servers have; None if they do not tell. Until all trainers have
-        pushed it is too low by the counters that are not there yet."""
+        """Return how many rows of words the servers have; None if unknown. Until all trainers have
+        pushed, it is too low by the missing counters."""
         if not self.layout.all_rows:
             return 0
         rows = self.tables.count_rows()
@@ -216,7 +215,7 @@ class Counted:
 
 
 def _looks() -> Iterator[None]:
-    """For ever, at once and then with pauses between."""
+    """Yield forever, at once and then after growing pauses."""
     pause = PAUSE
     while True:
         yield

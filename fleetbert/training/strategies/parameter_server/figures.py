@@ -1,4 +1,4 @@
-"""What the servers tell of themselves: rows, memory, pulls, pushes and latency.
+"""Figures of the servers: rows, memory, pulls, pushes and latency.
 
 All figures are the servers' own. brpc counts requests and serves its counters over HTTP on each
 server's port (`/vars`, see docs/en/vars.md of brpc); how many rows the word table has, the servers
@@ -22,7 +22,7 @@ _REQUESTS = "cost_profiler_pserver_server_{}_count"  # handled since the start, 
 _KINDS = {"pulls": ("pull_dense", "pull_sparse"), "pushes": ("push_dense", "push_sparse")}
 HANDLED = _REQUESTS.format("push_dense")
 _SERVICE = "_ps_service_service_"  # all requests, whatever they are for
-WANTED = ";".join((MEMORY, _REQUESTS.format("pu*"), f"rpc_server_*{_SERVICE}latency*"))
+VARIABLES = ";".join((MEMORY, _REQUESTS.format("pu*"), f"rpc_server_*{_SERVICE}latency*"))
 
 # How the figures of several servers become one.
 _TOGETHER: dict[str, Callable[[list[float]], float]] = {
@@ -44,7 +44,7 @@ class Servers:
     def __init__(self, endpoints: list[str]):
         self.connections = [http.client.HTTPConnection(e, timeout=LIMIT) for e in endpoints]
         self.first = self.last = self._look()
-        self.asked = -SPACING
+        self.requested = -SPACING
 
     def handled(self) -> np.ndarray | None:
         """How many pushes of the vector each has handled since its start; None if one does not
@@ -59,10 +59,10 @@ class Servers:
         of all of them together `servers.pulls_per_s` (the largest memory and latency).
         `count_rows` gives the rows of the word table on all servers, without one 0, or None if that
         is not known."""
-        if time.monotonic() - self.asked < SPACING:
+        if time.monotonic() - self.requested < SPACING:
             return {}
         before, self.last = self.last, self._look()
-        self.asked = time.monotonic()
+        self.requested = time.monotonic()
         each = _between(before, self.last)
         if not each:
             return {}
@@ -81,7 +81,7 @@ class Servers:
         return _between(self.first, self._look())
 
     def _look(self) -> Look:
-        return time.monotonic(), self._ask(WANTED)
+        return time.monotonic(), self._ask(VARIABLES)
 
     def _ask(self, names: str) -> list[dict[str, float]]:
         """Each server's counters by name; none of any if one does not answer in time."""

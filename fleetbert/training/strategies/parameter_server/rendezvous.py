@@ -1,4 +1,4 @@
-"""How the processes of a parameter-server job find and wait for each other: files in a folder.
+"""Lets the processes of a parameter-server job find and wait for each other, by files in a folder.
 
 Paddle's own barriers need Gloo, and with Gloo saving on one trainer times out. The folder
 belongs to one start of the job: FLEETBERT_RUN names it, or it lies in output_dir. Files are written
@@ -27,7 +27,7 @@ CLEARING = 10  # seconds; some shared file systems never let go of a folder
 
 
 class Place:
-    """What the launcher tells this process of itself and the others."""
+    """This process and the others, from the launcher's environment variables."""
 
     def __init__(self) -> None:
         environ = os.environ
@@ -39,13 +39,13 @@ class Place:
             port = environ.get("PADDLE_PORT", "")
             hosts = {environ.get("POD_IP", ""), "127.0.0.1", "localhost"}
             same_port = [s for s in self.servers if s.rpartition(":")[2] == port]
-            own = [s for s in same_port if s.rpartition(":")[0] in hosts] or same_port
-            if not own:
+            matching = [s for s in same_port if s.rpartition(":")[0] in hosts] or same_port
+            if not matching:
                 raise UserError(
                     f"--servers: none of {', '.join(self.servers)} has the port {port} that this "
                     "server was given; start the job with fleetbert launch, or mend PADDLE_PORT"
                 )
-            self.endpoint = own[0]
+            self.endpoint = matching[0]
             self.rank = self.servers.index(self.endpoint)
         else:
             self.rank = int(environ.get("PADDLE_TRAINER_ID", "0"))
@@ -96,7 +96,7 @@ class Rendezvous:
         put(folder / f"trainer.{rank}", os.getpid())
 
     def gather(self, value: T) -> list[T]:
-        """Each trainer's value, in their order, when all have come."""
+        """Return each trainer's value, in their order, when all have called this."""
         if self.alone:
             return [value] * self.size
         self.count += 1
@@ -114,11 +114,11 @@ class Rendezvous:
         self.gather(None)
 
     def wait_for(self, path: Path) -> Any:
-        """What another process has put there, or will."""
+        """Wait for what another process puts there, and return it."""
         return get(path, self._answer)
 
     def latest(self, name: str, value: T) -> list[T]:
-        """Each trainer's latest value under that name; those that never gave one are left out."""
+        """Return each trainer's latest value of that name; trainers without one are left out."""
         put(self.folder / f"{name}.{self.rank}", value)
         values: list[T] = []
         for rank in range(self.size):
@@ -127,16 +127,16 @@ class Rendezvous:
         return values
 
     def beat(self) -> None:
-        """A heartbeat for the launcher, where nothing else is written for long."""
+        """Write a heartbeat for the launcher, when nothing else is written for long."""
         (self.folder / f"heartbeat.{self.rank}").touch()
 
-    def stops(self, asked: bool) -> bool:
-        """After a step: whether it is the last one because one of the trainers was asked to stop.
+    def stops(self, signalled: bool) -> bool:
+        """Return after a step whether it is the last one, because a trainer has received a signal.
 
-        They may be at different steps. When one is asked, each tells the first after which it can
-        still stop, waits for the others, and goes on to the largest number.
+        Trainers may be at different steps. After a signal, each writes the first step after which
+        it can stop, waits for the others, and continues to the largest of these steps.
         """
-        if asked:
+        if signalled:
             (self.folder / "stop").touch()
         if self.last_step is None and (self.folder / "stop").exists():
             self._answer()
@@ -148,14 +148,14 @@ class Rendezvous:
         return False
 
     def _answer(self) -> None:
-        own = self.folder / f"can_stop.{self.rank}"
-        if (self.folder / "stop").exists() and not own.exists():
-            put(own, max(self.steps, self.passed + 1))
+        path = self.folder / f"can_stop.{self.rank}"
+        if (self.folder / "stop").exists() and not path.exists():
+            put(path, max(self.steps, self.passed + 1))
 
     def leave(self) -> None:
-        """The last call. The first trainer clears up when all have come here; the others stay until
-        it has: the launcher kills all that are left as soon as one ends with an error, and a job
-        that was asked to stop ends with one."""
+        """Leave the job; the last call. The first trainer removes the folder when all have called
+        this, and the others wait for that: the launcher kills the others as soon as one ends with
+        an error, and a job that was asked to stop ends with one."""
         put(self.folder / f"left.{self.rank}", None)
         if self.rank == 0:
             for rank in range(self.size):
@@ -173,7 +173,7 @@ def put(path: Path, value: object) -> None:
 
 
 def get(path: Path, meanwhile: Callable[[], None] = lambda: None) -> Any:
-    """What another process has `put` there, or will; `meanwhile` is called again and again."""
+    """Wait for what another process `put`s there, and return it; call `meanwhile` repeatedly."""
     began = time.monotonic()
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -182,9 +182,9 @@ def get(path: Path, meanwhile: Callable[[], None] = lambda: None) -> Any:
         time.sleep(POLL if time.monotonic() - began < 5 else SLOW_POLL)
 
 
-def check_same_job(own: schema.Config, theirs: str, place: Place) -> None:
-    """UserError where this process was started with another config than trainer 0 (its JSON)."""
-    here, there = map(schema.flat, (own.model_dump(mode="json"), json.loads(theirs)))
+def check_same_job(job: schema.Config, theirs: str, place: Place) -> None:
+    """Raise UserError if this process has another config than trainer 0 (JSON)."""
+    here, there = map(schema.flat, (job.model_dump(mode="json"), json.loads(theirs)))
     for key, value in here.items():
         if value != there.get(key):
             raise UserError(

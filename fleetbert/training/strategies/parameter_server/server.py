@@ -1,4 +1,4 @@
-"""A server's side, and which jobs servers are for."""
+"""A parameter server, and the check of jobs that need one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_server() -> bool:
 
 
 def check(job: schema.Config) -> None:
-    """UserError where a job cannot run on servers or was not started so."""
+    """Raise UserError if a job cannot run on servers, or was started without them."""
     if not rendezvous.is_job():
         raise UserError(
             "strategy.name: parameter_server needs servers and trainers; start the job with "
@@ -40,17 +40,17 @@ def check(job: schema.Config) -> None:
 
 
 def serve(job: schema.Config) -> None:
-    """Be one of the servers until trainer 0 stops it."""
+    """Run a server until trainer 0 stops it."""
     check(job)
     place = rendezvous.Place()
     environment.die_with_parent(os.getppid())
     _check_port(place.endpoint)
     folder = rendezvous.run_folder(job, place)
     folder.mkdir(parents=True, exist_ok=True)
-    told = rendezvous.get(folder / "tables")
-    rendezvous.check_same_job(job, told["job"], place)
+    first = rendezvous.get(folder / "tables")  # from trainer 0
+    rendezvous.check_same_job(job, first["job"], place)
 
-    tables = Fleet(*told["shape"])
+    tables = Fleet(*first["shape"])
     # Asked to stop, the trainers save, for which they need the servers, and then stop these.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Paddle's C++ does not come back to Python
@@ -58,7 +58,7 @@ def serve(job: schema.Config) -> None:
 
 
 def _check_port(endpoint: str) -> None:
-    """UserError where this machine cannot listen there: Paddle's C++ would abort."""
+    """Raise UserError if this machine cannot listen there, where Paddle's C++ would abort."""
     host, _, port = endpoint.rpartition(":")
     try:
         with socket.socket() as trial:

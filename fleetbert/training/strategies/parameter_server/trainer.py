@@ -1,4 +1,4 @@
-"""A trainer's side."""
+"""A trainer of a parameter-server job."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from fleetbert.training.trainable import Trainable
 
 
 class Standing(NamedTuple):
-    """Where a trainer was after its last whole step.
+    """The state of a trainer after its last whole step.
 
-    One that was killed and is started again alone takes the weights from the servers, its optimizer
-    from the newest checkpoint, and does the step again in which it was killed. What it had pushed
-    of it stays pushed: the counters tell.
+    A killed trainer that is restarted alone takes the weights from the servers, its optimizer from
+    the newest checkpoint, and repeats the step in which it was killed. The counters show whether
+    it had already pushed that step.
     """
 
     state: dict[str, object]  # `train.loop.State`
@@ -44,21 +44,21 @@ class Standing(NamedTuple):
     rows: list[int]
 
     @staticmethod
-    def file(own: Rendezvous) -> Path:
-        return own.folder / f"standing.{own.rank}"
+    def file(rendezvous: Rendezvous) -> Path:
+        return rendezvous.folder / f"standing.{rendezvous.rank}"
 
 
-def find_standing(own: Rendezvous) -> Standing:
-    """Where the killed trainer stood. NotConnected where the others cannot be joined: they have
-    seen it at a barrier whose part they no longer keep."""
-    entered = own.folder.glob(f"barrier-*.{own.rank}")
+def find_standing(place: Rendezvous) -> Standing:
+    """Return the state of the killed trainer. NotConnected if it cannot rejoin the others, because
+    they have passed a barrier with it whose files are gone."""
+    entered = place.folder.glob(f"barrier-*.{place.rank}")
     last = max((int(path.stem.split("-")[1]) for path in entered), default=0)
-    if Standing.file(own).exists():
-        standing: Standing = rendezvous.get(Standing.file(own))
+    if Standing.file(place).exists():
+        standing: Standing = rendezvous.get(Standing.file(place))
         if last <= standing.barriers + 1:
             return standing
     raise NotConnected(
-        f"trainer {own.rank}: was killed while the others waited for it, and cannot go on "
+        f"trainer {place.rank}: was killed while the others waited for it, and cannot go on "
         "alone; the whole job has to start again, and goes on from its newest checkpoint"
     )
 
@@ -82,7 +82,7 @@ class ParameterServer(Single):
             self.standing = find_standing(self.rendezvous)
         self.is_pushed = False  # the step that is done again after this trainer was killed
         self.started = False  # the servers have the weights
-        self.settled = False  # and all trainers have what the servers have
+        self.synchronized = False  # and all trainers have what the servers have
         self.steps = 0  # since the last push (geo), of this process otherwise
         self.bad_in_a_row = 0
 
@@ -119,7 +119,7 @@ class ParameterServer(Single):
 
     def step(self, micro_batches: list[Arrays]) -> Step:
         self._start()
-        self.settled = False
+        self.synchronized = False
         self.rendezvous.steps += 1
         if self.mirror.weights.rows:
             self.mirror.pull_rows(words_of(micro_batches))
@@ -141,7 +141,7 @@ class ParameterServer(Single):
         return super().predict(arrays)
 
     def push_rows(self) -> None:
-        """They are pushed together with the weights."""
+        """Do nothing: the rows are pushed together with the weights."""
 
     def _push_scaled(self) -> None:
         self.mirror.push(1.0 / self.world_size)
@@ -170,8 +170,8 @@ class ParameterServer(Single):
         return step._replace(bad=bad)
 
     def _alone(self, step: Step) -> Step:
-        """Trainers that do not wait cannot look for bad texts together: a bad step is a skipped
-        one, until there are too many."""
+        """Count a bad step as skipped, up to a limit: trainers that do not wait for each other
+        cannot look for bad texts together."""
         self.bad_in_a_row = self.bad_in_a_row + 1 if step.bad else 0
         most = self.job.trainer.max_bad_steps
         if self.bad_in_a_row >= most:
@@ -183,7 +183,7 @@ class ParameterServer(Single):
         return step._replace(skipped=step.bad, bad=False)
 
     def _start(self) -> None:
-        """Before the first step, with all weights loaded or restored: give them to the servers."""
+        """Give the servers the weights, loaded or restored, before the first step."""
         if not self.started:
             self.started = True
             if self.rank == 0:
@@ -191,8 +191,9 @@ class ParameterServer(Single):
             self._pull_all()
 
     def rejoin(self) -> dict[str, Any]:
-        standing, own = self.standing, self.rendezvous
-        own.count, own.steps, own.alone = standing.barriers, standing.begun, False
+        standing, meeting = self.standing, self.rendezvous
+        meeting.count, meeting.steps = standing.barriers, standing.begun
+        meeting.alone = False
         self.schedule.set_state_dict(standing.schedule)
         self.is_pushed = self.tables.catch_up(standing.dense, standing.rows)
         self.started = True
@@ -200,10 +201,10 @@ class ParameterServer(Single):
         return standing.state
 
     def remember(self, state: Callable[[], dict[str, object]]) -> None:
-        own, tables = self.rendezvous, self.tables
-        pushed = tables.dense.tolist(), tables.rows.tolist()
-        standing = Standing(state(), self.schedule.state_dict(), own.count, own.steps, *pushed)
-        rendezvous.put(Standing.file(own), standing)
+        counts = self.rendezvous.count, self.rendezvous.steps
+        pushed = self.tables.dense.tolist(), self.tables.rows.tolist()
+        standing = Standing(state(), self.schedule.state_dict(), *counts, *pushed)
+        rendezvous.put(Standing.file(self.rendezvous), standing)
 
     def figures(self) -> dict[str, float]:
         return {} if self.rank else self.servers.row(self.tables.count_rows)
@@ -211,9 +212,9 @@ class ParameterServer(Single):
     def summary(self) -> dict[str, Any]:
         return {} if self.rank else {"servers": self.servers.since_start()}
 
-    def settle(self, saving: bool = False) -> None:
+    def synchronize(self, saving: bool = False) -> None:
         self._start()
-        if not self.settled:
+        if not self.synchronized:
             if self.settings.mode == "geo" and self.steps:
                 self._push_scaled()
             self.mirror.forget_rows()
@@ -227,23 +228,23 @@ class ParameterServer(Single):
         return self.rendezvous.folder / f"optimizer.{rank}"
 
     def state(self) -> Tensors:
-        """After `settle(saving=True)`, on trainer 0. Every trainer has an optimizer: those of the
-        others are below `optimizer.trainers`."""
+        """Return the state on trainer 0, after `synchronize(saving=True)`. The other trainers'
+        optimizers are below `optimizer.trainers`."""
         state = super().state()
         others = {str(r): self._optimizer_file(r) for r in range(1, self.world_size)}
         saved = {rank: paddle.load(str(path)) for rank, path in others.items() if path.exists()}
         return {**state, "optimizer": {**state["optimizer"], "trainers": saved}}
 
     def set_state(self, state: Tensors) -> None:
-        """Trainers that the former run did not have go on with the first one's optimizer."""
-        own = state["optimizer"].get("trainers", {}).get(str(self.rank), state["optimizer"])
-        super().set_state({**state, "optimizer": own})
+        """Restore the state. A trainer new to the run takes the optimizer of trainer 0."""
+        optimizer = state["optimizer"].get("trainers", {}).get(str(self.rank), state["optimizer"])
+        super().set_state({**state, "optimizer": optimizer})
 
     def _pull_all(self) -> None:
         self.tables.expect(self.rendezvous.gather(self.tables.pushed))
         self.mirror.pull_all()
         self.rendezvous.barrier()  # before anyone pushes again
-        self.settled = True
+        self.synchronized = True
 
     def share_loss(self, part: float) -> float:
         if self.settings.mode == "sync":
@@ -268,7 +269,7 @@ class ParameterServer(Single):
         self.rendezvous.barrier()
 
     def close(self) -> None:
-        """End the servers: all trainers are done."""
+        """End the servers when all trainers are done."""
         self.watch.end()
         self.rendezvous.barrier()
         if self.rank == 0:
