@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> Result:
         raise UserError(
             f"--ranks is {arguments.ranks}, but this process may use {processors} processors"
         )
-    if schema.load(arguments.config, arguments.overrides).task.name == "ctr":
+    if schema.load_as(schema.Config, arguments.config, arguments.overrides).task.name == "ctr":
         raise UserError("this measures BERT; task.name is ctr")
     sides = {side.name: side for side in all_sides(arguments.sides, arguments.ranks, processors)}
     facts: dict[str, Json] = {}

@@ -84,6 +84,6 @@ if __name__ == "__main__":
     if server.is_server():
         worker.Channel().send()
         said = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-        server.serve(schema.load(said["config"], said["overrides"]))
+        server.serve(schema.load_as(schema.Config, said["config"], said["overrides"]))
     else:
         train_worker.main({"writer": Writer, "rank": Rank}[kind])

@@ -237,7 +237,7 @@ def test_the_best_checkpoint_goes_while_the_job_runs(
     remover = type("Remover", (Callback,), {hook: remove})()
     falls = {"falls": lambda truth, outputs: -len(calls.append(1) or calls)}
     result = training.train(job, [remover], falls)
-    assert result.summary["dev"]["step"] == best
+    assert result.summary["dev"].get("step") == best
     assert "step-00000010: does not exist" in caplog.text
     assert result.summary["dev"].get("step") == best
     last = paddle.load(str(step(output, 20) / "model.pdparams"))
