@@ -85,7 +85,6 @@ class TestErrors:
                 "did you mean callbacks.profiler.timer_only?",
             ),
             ("optimiser: {}\n", "line 3: unknown key optimiser; did you mean optimizer?"),
-            ("optimiser: {}\n", "optimizer?"),
             ("training: {lr: 1}\n", "unknown key training; did you mean optimizer.learning_rate?"),
             ("trainer:\n  seed: 1\n  epochs: x\n", "job.yaml, line 5: trainer.epochs: "),
             ("trainer: {epochs: 0, sed: 1}\n", "trainer.epochs"),
@@ -269,9 +268,6 @@ class TestOverrides:
         assert job.data.batch_size is None
         assert job.optimizer.learning_rate == 1e-4
         assert job.output_dir == "a=b"
-
-    def test_a_word_fills_a_section_that_stands_empty(self, load):
-        assert load(LEAST + "trainer:\n", "trainer.seed=3").trainer.seed == 3
 
     @pytest.mark.parametrize(
         ("word", "part"),
