@@ -192,19 +192,22 @@ def _print(line: str) -> None:
 
 
 class Listener(NamedTuple):
-    """A port: its address for people, and how it is closed within so many seconds."""
+    """A port: its address for people, how it is closed within so many seconds, and how clients are
+    told before that their connections end."""
 
     address: str
     close: Callable[[float], Awaitable[None]]
+    leave: Callable[[], None] = lambda: None
 
 
 async def _open_http(
     app: ASGIApp, listen: settings.Listen, port: int, safety: settings.Safety, tls: auth.Tls | None
 ) -> Listener:
     opened = _bind(listen.host, port)
+    kind = connections.protocol(safety, listen.age_seconds, listen.idle_seconds)
     config = uvicorn.Config(
         app,
-        http=connections.protocol(safety, listen.age_seconds),
+        http=kind,
         loop="none",
         ws="none",
         lifespan="off",
@@ -224,11 +227,17 @@ async def _open_http(
         await task
         watching.cancel()
 
+    def leave() -> None:
+        kind.leaving = True
+        for connection in server.server_state.connections:
+            if isinstance(connection, connections.Connection):
+                connection.leave()
+
     while not server.started:
         if task.done():
             task.result()
         await asyncio.sleep(0.005)
-    return Listener(f"http{'s' if tls else ''}://{_join(*opened.getsockname()[:2])}", close)
+    return Listener(f"http{'s' if tls else ''}://{_join(*opened.getsockname()[:2])}", close, leave)
 
 
 async def _open_grpc(
@@ -326,6 +335,8 @@ async def _first(work: Awaitable[None], event: asyncio.Event) -> None:
 
 async def _end(listeners: list[Listener], core: Startable, grace: float) -> None:
     """Have the core answer what it took, then close the ports, when all is written."""
+    for listener in listeners:
+        listener.leave()
     await core.close(grace)
     await asyncio.gather(*(listener.close(WRITE_SECONDS) for listener in listeners))
 

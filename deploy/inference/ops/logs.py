@@ -7,6 +7,7 @@ given as `extra={"fields": {...}}`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import logging
@@ -90,6 +91,16 @@ def start(section: settings.Logs) -> None:
         logging.getLogger(noisy).setLevel(max(root.level, logging.WARNING))
     # It warns of every line that is not HTTP: anyone could fill the disk.
     logging.getLogger("uvicorn").setLevel(logging.ERROR)
+
+
+@functools.lru_cache(maxsize=16)
+def _warn_once(message: str, _minute: int) -> None:
+    log.warning(message)
+
+
+def warn_seldom(message: str) -> None:
+    """Once a minute at most: what clients can cause must not fill the log."""
+    _warn_once(message, int(time.monotonic() // 60))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:

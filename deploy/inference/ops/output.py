@@ -33,10 +33,13 @@ def start() -> None:
     global _pipe, _log
     if _log >= 0:
         return
-    try:
-        _log = os.dup(2)
-    except OSError:  # it is closed: nothing can be written, and nothing blocks
-        return
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # It is closed, as some daemons leave it. libuv aborts where it gets such a number.
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    _log = os.dup(2)
     _pipe, end = os.pipe()
     os.dup2(end, 2)
     os.close(end)

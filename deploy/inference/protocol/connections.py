@@ -15,7 +15,7 @@ import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from fleetbert.deploy.inference.ops import metrics
+from fleetbert.deploy.inference.ops import logs, metrics
 from fleetbert.deploy.inference.protocol.auth import Tls
 from fleetbert.deploy.inference.settings import Safety
 
@@ -25,6 +25,9 @@ WHEN_GONE = "fleetbert.when_gone"
 MOST_HEAD_BYTES = 64 << 10  # of a request line and its headers; the parser itself has no limit
 ACCEPT_PAUSE = 1.0  # seconds, as asyncio's
 OF_UPGRADES = (b"upgrade", b"http2-settings")
+# In which the client that has ended its side (`nc -N`) gets its answer. Nothing tells it from one
+# that has gone, whose request is dropped then.
+HALF_CLOSED_SECONDS = 2.0
 
 
 class _Joined:
@@ -59,6 +62,8 @@ class Connection(HttpToolsProtocol):
 
     safety: Safety
     age: float | None  # seconds after which the next answer is the last
+    idle: float  # seconds without a first request
+    leaving = False  # of all connections of a port: each answer is a connection's last
     handshake: Handshake | None = None  # that came before
     _in_head: bool  # a request has yet to come, or the rest of its head
     _begun: bool  # with what was read last
@@ -73,6 +78,7 @@ class Connection(HttpToolsProtocol):
         self.transport = _Joined(transport, self.loop)  # type: ignore[assignment]
         self._old = math.inf if self.age is None else self.loop.time() + self.age
         self._await_head()
+        self._due = self.loop.time() + self.idle
         if len(self.connections) > self.safety.max_connections:
             metrics.REFUSED_CONNECTIONS.inc()
             self._refuse(503, f"this server takes {self.safety.max_connections} connections")
@@ -80,6 +86,8 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._unset_keepalive_if_required()
         size = len(data)
+        if self._in_head and not self._head_bytes:  # the first bytes
+            self._due = self.loop.time() + self.safety.head_seconds
         try:
             while data:
                 data = self._parse(data)
@@ -87,7 +95,10 @@ class Connection(HttpToolsProtocol):
             self._refuse(400, "the request's path or a header cannot be read; write it in ASCII")
             return
         except httptools.HttpParserError as error:
-            self._refuse(400, f"this is not HTTP: {error}")
+            words = f"this is not HTTP: {error}"
+            if "PRI" in str(error):
+                words = "this port speaks HTTP/1.1, not HTTP/2; gRPC has a port of its own"
+            self._refuse(400, words)
             return
         if self._in_head:
             # Where the head has just begun, what came before it is no part of it.
@@ -120,6 +131,22 @@ class Connection(HttpToolsProtocol):
         if self._leave is not None:
             self._leave()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. What it has asked is answered, but over TLS, where asyncio
+        closes."""
+        answering = self.cycle is not None and not self.cycle.response_complete
+        if not answering or self.cycle.more_body or self.scheme == "https":
+            self.transport.close()
+            return False
+        self.cycle.keep_alive = False
+        self.loop.call_later(HALF_CLOSED_SECONDS, self.transport.close)
+        return True
+
+    def leave(self) -> None:
+        """The answer that is under way is the last."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+
     def when_gone(self, leave: Callable[[], None] | None) -> None:
         """Call leave() if the client goes before this is called with None."""
         self._leave = leave
@@ -142,7 +169,7 @@ class Connection(HttpToolsProtocol):
         self._in_head = False
         self._due = self.loop.time() + self.safety.body_seconds
         super().on_headers_complete()
-        if self.loop.time() > self._old and not self.pipeline:
+        if (self.leaving or self.loop.time() > self._old) and not self.pipeline:
             self.cycle.keep_alive = False
 
     def on_message_complete(self) -> None:
@@ -193,12 +220,14 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            body = orjson.dumps({"error": message})
-            head = (
-                b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
-            )
-            self.transport.write(STATUS_LINE[status] + head % len(body) + body)
+            self.transport.write(_refusal(status, message))
         self.transport.close()
+
+
+def _refusal(status: int, message: str) -> bytes:
+    body = orjson.dumps({"error": message})
+    head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+    return STATUS_LINE[status] + head % len(body) + body
 
 
 class Handshake:
@@ -217,16 +246,42 @@ class Handshake:
 
     async def _shake(self) -> None:
         try:
+            seconds = self._connection.safety.head_seconds
+            first = await asyncio.wait_for(self._peek(), seconds)
+            if first.isalpha():  # a handshake begins with byte 22
+                self._refuse_plain()
+                return
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: self._connection,
                 self._accepted,
                 ssl=self._context,
-                ssl_handshake_timeout=self._connection.safety.head_seconds,
+                ssl_handshake_timeout=seconds,
             )
-        except OSError:  # no TLS, or not in time
+        except (OSError, asyncio.TimeoutError):  # no TLS, or not in time
             self._accepted.close()
+        except asyncio.CancelledError:
+            self._accepted.close()
+            raise
         finally:
             self._others.discard(self)
+
+    async def _peek(self) -> bytes:
+        """The first byte that comes, which stays."""
+        loop = asyncio.get_running_loop()
+        readable = asyncio.Event()
+        loop.add_reader(self._accepted, readable.set)
+        try:
+            await readable.wait()
+        finally:
+            loop.remove_reader(self._accepted)
+        return self._accepted.recv(1, socket.MSG_PEEK)
+
+    def _refuse_plain(self) -> None:
+        words = "this port speaks TLS: the address begins with https://"
+        logs.warn_seldom(f"a client sent plain HTTP to a port of TLS; {words}")
+        self._accepted.recv(MOST_HEAD_BYTES)  # what is unread would reset the connection
+        self._accepted.send(_refusal(400, words))
+        self._accepted.close()
 
 
 class TlsServer:
@@ -261,9 +316,9 @@ class TlsServer:
                 accepted.close()
 
 
-def protocol(section: Safety, age: float | None = None) -> type[Connection]:
-    """The class to give to uvicorn. age: see Listen.age_seconds."""
-    return type("Limited", (Connection,), {"safety": section, "age": age})
+def protocol(section: Safety, age: float | None = None, idle: float = 75.0) -> type[Connection]:
+    """The class to give to uvicorn. age, idle: see Listen."""
+    return type("Limited", (Connection,), {"safety": section, "age": age, "idle": idle})
 
 
 async def watch(connections: Iterable[object], section: Safety) -> None:

@@ -104,6 +104,8 @@ def read_object(text: bytes) -> Json:
     except orjson.JSONDecodeError as error:
         if "limit" in error.msg:  # of nesting; the words depend on orjson's version
             raise _too_deep() from None
+        if b"\0" in text[:4] or not _is_utf8(text):  # UTF-16; Latin-1
+            raise refuse("the body is not JSON in UTF-8; send UTF-8") from None
         near = f", near {show(error.doc[max(0, error.pos - 40) : error.pos + 8])}"
         raise refuse(
             f"the body is not JSON: {error.msg} at character {error.pos}{near if error.doc else ''}"
@@ -125,6 +127,14 @@ def _split(body: bytes, header_length: str | None) -> tuple[bytes, memoryview | 
     if length > len(body):
         raise refuse(f"{name} is {length}, but the body has {len(body)} bytes")
     return body[:length], memoryview(body)[length:]
+
+
+def _is_utf8(text: bytes) -> bool:
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _too_deep() -> Exception:

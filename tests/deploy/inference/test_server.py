@@ -192,9 +192,10 @@ def test_sigterm_and_sighup_drain(tmp_path, signals):
             refused = ask(served.http, "good")
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         assert "leaving" in refused.json()["error"]
+        assert refused.headers["connection"] == "close"
         assert served.process.wait(DEADLINE) == 0
         thread.join(DEADLINE)
-        assert slow[0].status_code == 200
+        assert slow[0].status_code == 200 and slow[0].headers["connection"] == "close"
 
 
 def test_sighup_that_nohup_ignores_stays_ignored(tmp_path):

@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 
 import psutil
@@ -115,3 +117,14 @@ def test_workers_that_say_much_keep_answering(tiny_bundle, tmp_path, pipe):
         served.wait_for(more_than_fits)
         assert "InitGoogleLogging" in text
         assert served.end() == 0
+
+
+def test_closed_standard_streams_are_opened(tmp_path):
+    """As some daemons start others: libuv aborts where it gets one of these numbers."""
+    code = (
+        "import os, sys\nfrom fleetbert.deploy.inference.ops import output\noutput.start()\n"
+        "[os.fstat(number) for number in (0, 1, 2)]\nopen(sys.argv[1], 'w').write('here')"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "done")]
+    subprocess.run(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], check=True)
+    assert (tmp_path / "done").read_text() == "here"

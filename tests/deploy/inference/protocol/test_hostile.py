@@ -192,6 +192,19 @@ def test_what_is_no_http(server, sent):
     assert list(json.loads(body)) == ["error"]
 
 
+def test_http_2_is_told_what_this_port_speaks(server):
+    found = conversation(server, [b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"])
+    assert found.startswith(b"HTTP/1.1 400 ") and b"speaks HTTP/1.1, not HTTP/2" in found
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1"])
+def test_a_body_in_another_encoding(post, encoding):
+    body = body_of({**TEXT, "data": ["caf\xe9", "good"]}).decode()
+    body = body.replace("\\u00e9", "\xe9").encode(encoding)
+    reply = post("/v2/models/sst/infer", data=body)
+    assert reply.status_code == 400 and "send UTF-8" in reply.json()["error"]
+
+
 @pytest.mark.parametrize(("part", "abrupt"), [(0, False), (20, True)])
 def test_a_client_that_leaves_in_the_middle_of_its_body(server, part, abrupt):
     asked, done = len(server.core.requests), len(server.done)

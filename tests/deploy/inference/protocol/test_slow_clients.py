@@ -36,7 +36,7 @@ SLOW = {  # what is sent at once, what is sent again and again, what the answer 
 
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory):
-    words = ["safety.head_seconds=2", "safety.body_seconds=3"]
+    words = ["safety.head_seconds=2", "safety.body_seconds=3", "listen.idle_seconds=6"]
     with serving(tmp_path_factory.mktemp("impatient"), *words) as served:
         yield served
 
@@ -83,6 +83,23 @@ def test_a_connection_that_has_had_its_answer_may_wait_longer_than_a_request(imp
             client.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
             assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
             time.sleep(seconds)
+
+
+def test_a_connection_may_wait_longer_for_its_first_request_than_a_head(impatient):
+    with connect(impatient.http) as client:
+        time.sleep(4)  # more than head_seconds
+        client.sendall(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert client.recv(65536).startswith(b"HTTP/1.1 200 ")
+
+
+@pytest.mark.parametrize(("text", "begin"), [("sleep 0.3", b"HTTP/1.1 200 "), ("sleep 600", b"")])
+def test_a_client_that_closes_its_side_gets_an_answer_that_comes_soon(impatient, text, begin):
+    body = body_of({**TEXT, "shape": [1], "data": [text]})
+    with connect(impatient.http) as client:
+        client.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(body) + body)
+        client.shutdown(socket.SHUT_WR)
+        said = read_all(client)
+    assert said.startswith(begin) and bool(said) is bool(begin)
 
 
 def test_an_answer_may_take_longer_than_its_request(impatient):
