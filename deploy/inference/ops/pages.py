@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Awaitable, Callable, Iterator, NamedTuple
 
 import orjson
-import prometheus_client
 import psutil
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 from starlette.requests import Request
 from starlette.responses import Response
@@ -60,8 +60,8 @@ def routes(core: Core, admin: bool) -> list[BaseRoute]:
         began, home = time.time(), _home()
         pages["/"] = lambda: home
         pages["/status"] = lambda: _json(status(core, began))
-        pages["/metrics"] = _metrics
-    return [Route(path, _endpoint(page)) for path, page in pages.items()]
+    routes: list[BaseRoute] = [Route(path, _endpoint(page)) for path, page in pages.items()]
+    return [*routes, Route("/metrics", _metrics)] if admin else routes
 
 
 def _endpoint(page: Callable[[], Response]) -> Callable[[Request], Awaitable[Response]]:
@@ -96,9 +96,10 @@ def _json(value: object) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-def _metrics() -> Response:
-    text = prometheus_client.generate_latest(metrics.REGISTRY)
-    return Response(text, headers={"content-type": prometheus_client.CONTENT_TYPE_LATEST})
+async def _metrics(request: Request) -> Response:
+    """In the format that the scraper accepts."""
+    write, kind = choose_encoder(request.headers.get("accept", ""))
+    return Response(write(metrics.REGISTRY), headers={"content-type": kind})
 
 
 @functools.cache

@@ -6,22 +6,48 @@ Imported only where `logs.otlp_endpoint` is set: its packages are an extra. A cl
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import contextmanager
-from typing import Iterator, Mapping
+from typing import Iterator, Mapping, Sequence
 
 from opentelemetry import trace
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExportResult
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from fleetbert import __version__
 from fleetbert.deploy.inference.ops.observe import Done
 
+log = logging.getLogger("fleetbert.serve")
+
 FLUSH_SECONDS = 3.0  # at the end; a collector that is away must not keep the server
+
+
+class _Exporter(OTLPSpanExporter):
+    """OpenTelemetry's, but one line in the log when the collector goes, and one when it returns."""
+
+    def __init__(self, endpoint: str):
+        super().__init__(endpoint)
+        logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
+        self._where, self._away = endpoint, False
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        words = "refuses them"
+        try:
+            result = super().export(spans)
+        except Exception as error:
+            result, words = SpanExportResult.FAILURE, f"does not answer ({type(error).__name__})"
+        away = result is not SpanExportResult.SUCCESS
+        if away and not self._away:
+            log.warning(f"traces are dropped: the collector {self._where} {words}")
+        elif self._away and not away:
+            log.info(f"traces are sent again: the collector {self._where} answers")
+        self._away = away
+        return result
 
 
 class Tracer:
@@ -30,7 +56,7 @@ class Tracer:
     def __init__(self, endpoint: str):
         resource = Resource.create({"service.name": "fleetbert", "service.version": __version__})
         self._provider = TracerProvider(resource=resource)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+        self._provider.add_span_processor(BatchSpanProcessor(_Exporter(endpoint)))
         self._tracer = self._provider.get_tracer("fleetbert.serve")
         self._propagator = TraceContextTextMapPropagator()
 

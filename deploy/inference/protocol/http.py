@@ -29,6 +29,7 @@ from fleetbert.deploy.inference.protocol.http_body import HEADERS, SHARE, Client
 from fleetbert.deploy.inference.protocol.http_call import (
     JSON,
     STATUS,
+    UNKNOWN,
     Asked,
     Content,
     InferenceCall,
@@ -154,7 +155,8 @@ def _error(
     if scope["path"] in http_rerank.PATHS:
         return json_response(http_rerank.error_body(message), status, headers)
     if scope["path"].startswith(http_openai.PREFIX):
-        return json_response(http_openai.error_body(status, message), status, headers)
+        known = "endpoint" in scope
+        return json_response(http_openai.error_body(status, message, known), status, headers)
     return json_response({"error": message}, status, headers)
 
 
@@ -182,7 +184,7 @@ def _ask(scope: Scope, data: bytes) -> Asked:
             headers.append((HEADER_LENGTH.encode(), b"%d" % head))
         unknown = unknown_parameters(body.request)
         if unknown:
-            headers.append((b"x-unknown-parameters", unknown.encode()))
+            headers.append((UNKNOWN, unknown.encode()))
         return content, headers
 
     return Asked(names["model"], names.get("version"), read, write)

@@ -32,6 +32,7 @@ STATUS = {
     Reason.INTERNAL: 500,
 }
 JSON = "application/json"
+UNKNOWN = b"x-unknown-parameters"
 
 Content = Tuple[bytes, List[Tuple[bytes, bytes]]]  # a body, and its headers but for its length
 
@@ -89,9 +90,11 @@ def of_json(
     return lambda _, body: read(http_json.read_object(body), core)
 
 
-def as_json(value: object) -> Content:
+def as_json(value: object, unknown: str = "") -> Content:
+    """unknown: the names of the fields that changed nothing."""
     content = orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
-    return content, [(b"content-type", JSON.encode())]
+    headers = [(b"content-type", JSON.encode())]
+    return content, [*headers, (UNKNOWN, unknown.encode())] if unknown else headers
 
 
 def json_response(

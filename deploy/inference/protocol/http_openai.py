@@ -19,10 +19,12 @@ from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_call, http_json
 from fleetbert.deploy.inference.protocol.http_call import Asked, InferenceCall, json_response
 from fleetbert.deploy.inference.protocol.tensors import refuse
+from fleetbert.deploy.inference.protocol.validation import unknown_parameters
 from fleetbert.deploy.inference.settings import Safety
 
 PREFIX = "/v1/"
 VECTORS = "embedding"  # the output
+FIELDS = ("model", "input", "encoding_format", "dimensions")  # that are read
 FORMATS = ("float", "base64")
 OWNER = "fleetbert"
 CODES = {401: "invalid_api_key", 404: "model_not_found"}  # of errors, by status
@@ -76,11 +78,12 @@ def read(message: http_json.Json, core: Core) -> Asked:
             "numbers"
         )
     raw = http_call.of_texts(VECTORS, texts)
+    unknown = unknown_parameters(raw._replace(parameters=message), FIELDS)
     return Asked(
         model,
         version,
         lambda: raw,
-        lambda response: http_call.as_json(render(response, form, dimensions)),
+        lambda response: http_call.as_json(render(response, form, dimensions), unknown),
     )
 
 
@@ -102,8 +105,8 @@ def render(response: Response, form: str, dimensions: int | None) -> dict[str, o
     return {"object": "list", "data": data, "model": response.model, "usage": usage}
 
 
-def error_body(status: int, message: str) -> dict[str, object]:
-    """An error as OpenAI's clients read it."""
+def error_body(status: int, message: str, known: bool = True) -> dict[str, object]:
+    """An error as OpenAI's clients read it. known: there is something at the path."""
     kind = "invalid_request_error" if status < 500 else "server_error"
-    code = CODES.get(status)
+    code = CODES.get(status) if known or status != 404 else "unknown_url"
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -17,9 +17,12 @@ from fleetbert.deploy.inference.ops import observe
 from fleetbert.deploy.inference.protocol import http_call, http_json
 from fleetbert.deploy.inference.protocol.http_call import Asked, Content, InferenceCall
 from fleetbert.deploy.inference.protocol.tensors import refuse
+from fleetbert.deploy.inference.protocol.validation import unknown_parameters
 from fleetbert.deploy.inference.settings import Safety
 
 PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")  # the latter two are Cohere's
+FLAGS = ("return_text", "return_documents", "raw_scores")
+FIELDS = ("model", "query", "texts", "documents", "top_n", *FLAGS)  # that are read
 VALUES, VECTORS = "values", "embedding"  # the outputs
 
 
@@ -42,14 +45,21 @@ def read(message: http_json.Json, core: Core) -> Asked:
     documents = given
     if field == "documents":
         documents = [one.get("text") if type(one) is dict else one for one in given]
+    for number, text in enumerate(documents):
+        if type(text) is not str:
+            raise refuse(
+                f"{field}[{number}] is {show(given[number])}; it has to be a text"
+                + (", or an object with a text in `text`" if field == "documents" else "")
+            )
     most = http_call.read_count(message, "top_n")
-    flags = [_flag(message, name) for name in ("return_text", "return_documents", "raw_scores")]
+    flags = [_flag(message, name) for name in FLAGS]
     model, version, output = _model(message, core)
     if output == VECTORS:
         raw = http_call.of_texts(VECTORS, [query, *documents])
     else:
         raw = http_call.of_texts(VALUES, [query] * len(documents), documents)
 
+    unknown = unknown_parameters(raw._replace(parameters=message), FIELDS)
     score, inside = ("score", "text") if field == "texts" else ("relevance_score", "document")
 
     def write(response: Response) -> Content:
@@ -64,8 +74,9 @@ def read(message: http_json.Json, core: Core) -> Asked:
             text = documents[one["index"]]
             one[inside] = text if field == "texts" else {"text": text}
         if field == "texts":
-            return http_call.as_json(found)
-        return http_call.as_json({"results": found, "meta": {"billed_units": {"search_units": 1}}})
+            return http_call.as_json(found, unknown)
+        meta = {"billed_units": {"search_units": 1}}
+        return http_call.as_json({"results": found, "meta": meta}, unknown)
 
     return Asked(model, version, lambda: raw, write)
 

@@ -3,6 +3,7 @@ the log."""
 
 from __future__ import annotations
 
+import re
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, ContextManager, Iterator, Mapping, NamedTuple
 
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
 
     from fleetbert.deploy.inference.ops.tracing import Tracer
 
+# Asked every few seconds for ever: nobody wants a trace of them.
+PROBES = re.compile(
+    r"(GET|HEAD) (/v2/health/\w+|/v2/models/.+/ready|/metrics)"
+    r"|/inference\.GRPCInferenceService/(Server(Live|Ready)|ModelReady)|/grpc\.health\.v1\..*"
+)
 NO_KEY = "authorization: no valid API key; send `Authorization: Bearer KEY`"
 
 
@@ -36,7 +42,7 @@ class Middleware(NamedTuple):
         call = Call(headers.get("x-request-id"))
         token = CALL.set(call)
         span: ContextManager[object] = nullcontext()
-        if self.tracer is not None:
+        if self.tracer is not None and not PROBES.fullmatch(method):
             span = self.tracer.request(method, headers, call.id)
         try:
             with span:

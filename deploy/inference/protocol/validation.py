@@ -165,10 +165,10 @@ def _check_shape(name: str, found: np.ndarray, ids: np.ndarray) -> None:
         )
 
 
-def unknown_parameters(raw: RawRequest) -> str:
+def unknown_parameters(raw: RawRequest, known: Container[str] = PARAMETERS) -> str:
     """The names of a request's parameters that change nothing, those of its inputs and outputs too,
     in ASCII; "" if there are none."""
-    names = [show(key) for key in raw.parameters if key not in PARAMETERS]
+    names = [show(key) for key in raw.parameters if key not in known]
     names.extend(raw.unknown)
     return list_names(names).encode("ascii", "backslashreplace").decode() if names else ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import quote
 
@@ -26,8 +28,8 @@ from fleetbert.deploy.inference.settings import Logs
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-@pytest.fixture
-def collector():
+@contextlib.contextmanager
+def collecting(port=0):
     """(endpoint, spans): an OpenTelemetry collector that keeps the spans it is sent."""
     spans = []
 
@@ -45,13 +47,19 @@ def collector():
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}/v1/traces", spans
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def collector():
+    with collecting() as found:
+        yield found
 
 
 def test_a_line_for_each_request_with_its_number(tmp_path):
@@ -127,6 +135,7 @@ def test_traces_are_sent_with_the_clients_as_parent(tmp_path, collector):
     endpoint, spans = collector
     parent = f"00-{TRACE}-{PARENT}-01"
     with serving(tmp_path, f"logs.otlp_endpoint={endpoint}") as served:
+        requests.get(f"{served.http}/v2/health/ready", headers={"traceparent": parent})  # a probe
         ask(served.http, "good", headers={"traceparent": parent})
         ask_grpc(served.grpc, "good", metadata=(("traceparent", parent),), timeout=DEADLINE)
         ask(served.http, "good", model="full", headers={"traceparent": parent})
@@ -154,10 +163,20 @@ def test_traces_are_sent_with_the_clients_as_parent(tmp_path, collector):
     assert "is full" in failed.status.message
 
 
-def test_a_collector_that_is_away_keeps_nobody(tmp_path):
-    with serving(tmp_path, "logs.otlp_endpoint=http://127.0.0.1:9/v1/traces") as served:
-        assert ask(served.http, "good").status_code == 200
-        assert served.end() == 0
+def test_a_collector_that_is_away_keeps_nobody_and_is_a_line(tmp_path):
+    with collecting() as (endpoint, _):
+        pass
+    often = {"OTEL_BSP_SCHEDULE_DELAY": "100"}  # milliseconds
+    with serving(tmp_path, f"logs.otlp_endpoint={endpoint}", environ=often) as served:
+        for _ in range(5):
+            assert ask(served.http, "good").status_code == 200
+            time.sleep(0.3)
+        served.wait_for(lambda: "traces are dropped" in served.log)
+        with collecting(int(endpoint.split(":")[2].split("/")[0])):
+            served.wait_for(lambda: ask(served.http, "good") and "sent again" in served.log)
+            assert served.end() == 0
+        told = [line["message"].partition(":")[0] for line in served.lines()]
+    assert told == ["traces are dropped", "traces are sent again", "leaving"]
 
 
 def test_tracing_is_imported_only_when_asked_for():

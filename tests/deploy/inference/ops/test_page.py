@@ -43,6 +43,20 @@ def samples(url):
     }
 
 
+@pytest.mark.parametrize(
+    ("accept", "kind"),
+    [
+        ("text/plain;version=0.0.4", "text/plain; version=0.0.4"),
+        ("application/openmetrics-text;version=1.0.0;q=0.8", "application/openmetrics-text"),
+        ("*/*", "text/plain; version=0.0.4"),
+    ],
+)
+def test_metrics_come_as_the_scraper_accepts(server, accept, kind):
+    reply = requests.get(f"{server.http}/metrics", headers={"accept": accept})
+    assert reply.headers["content-type"].startswith(kind)
+    assert reply.text.endswith("# EOF\n") is ("openmetrics" in kind)
+
+
 def test_metrics_count_requests_and_processes(server):
     def count(code):
         labels = {"code": code, "model": "sst" if code == "200" else "", "protocol": "http"}

@@ -98,3 +98,5 @@ def test_models(server):
     assert one in found["data"]
     assert (one["object"], one["owned_by"]) == ("model", "fleetbert")
     assert requests.get(f"http://{server.http}/v1/models/nobody", timeout=60).status_code == 404
+    reply = requests.get(f"http://{server.http}/v1/nothing", timeout=60)
+    assert reply.json()["error"]["code"] == "unknown_url"

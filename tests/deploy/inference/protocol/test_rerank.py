@@ -54,7 +54,7 @@ def test_cosines_of_vectors_rank(rerank):
     [
         ({"query": None}, 400, "query is None"),
         ({"texts": []}, 400, "texts has to be a list"),
-        ({"texts": ["a", 1]}, 400, "element 1 of input 'text_pair'"),
+        ({"texts": ["a", 1]}, 400, "texts[1] is 1; it has to be a text"),
         ({"texts": ["a", ""]}, 400, "text 1 of input 'text_pair' is empty"),
         ({"top_n": 0}, 400, "top_n is 0"),
         ({"raw_scores": "yes"}, 400, "raw_scores is 'yes'"),
@@ -70,3 +70,12 @@ def test_errors(rerank, changes, status, words):
     assert reply.status_code == status
     assert words in reply.json()["error"]
     assert reply.json()["message"] == reply.json()["error"]
+
+
+def test_what_is_wrong_or_unknown_is_named(rerank):
+    asked = {"model": "judge", "query": QUERY, "documents": [TEXTS[0], {"title": "x"}]}
+    reply = rerank("/v1/rerank", **asked)
+    assert reply.status_code == 400
+    assert "documents[1] is a object of 1; it has to be a text" in reply.json()["message"]
+    reply = rerank("/v1/rerank", **{**asked, "documents": TEXTS, "top_k": 1})
+    assert reply.headers["x-unknown-parameters"] == "'top_k'"
