@@ -169,7 +169,7 @@ def test_serve_has_what_a_server_needs(tmp_path):
 def test_train_has_what_training_needs(tmp_path, tiny_data):
     keys = {
         "trainer.max_steps": 2,
-        "data.cache": "always",
+        "data.cache": str(tmp_path / "cache"),
         "callbacks.report": True,
         "callbacks.visualdl": True,
     }
