@@ -41,3 +41,9 @@ def random_batches(
 def difference(some: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> float:
     """The largest between two engines' answers to the same batches; NaN where one answers that."""
     return float(np.max([np.abs(a - b).max() for a, b in zip(some, others)]))
+
+
+def at_tokens(outputs: np.ndarray, real: np.ndarray) -> np.ndarray:
+    """Outputs as an engine gives them: those of tokens, [texts, length, outputs], are 0 at padding.
+    real: bool [texts, length]."""
+    return outputs * real[..., None] if outputs.ndim == 3 else outputs

@@ -102,7 +102,7 @@ def export_program(
     run = engine.open_folder(engine.FLOAT32, folder, pad_id=pad_id)
     batches = alike.random_batches(max_length, vocab_size, pad_id)
     with _answering(network, max_length) as exact:
-        expected = [_at_tokens(exact(*batch), batch[0] != pad_id) for batch in batches]
+        expected = [alike.at_tokens(exact(*batch), batch[0] != pad_id) for batch in batches]
     difference = alike.difference([run(*batch, pad_id=pad_id) for batch in batches], expected)
     if not difference <= LARGEST_DIFFERENCE:  # also catches NaN
         raise UserError(
@@ -111,12 +111,6 @@ def export_program(
             "export an earlier checkpoint"
         )
     return difference
-
-
-def _at_tokens(outputs: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Outputs as an engine gives them: those of tokens, [texts, length, outputs], are 0 at padding.
-    real: bool [texts, length]."""
-    return outputs * real[..., None] if outputs.ndim == 3 else outputs
 
 
 def save_program(network: paddle.nn.Layer, folder: Path) -> None:

@@ -207,7 +207,10 @@ class MaskedWordsHead(nn.Layer):
 
 
 def draw_weights(network: nn.Layer, deviation: float) -> None:
-    """Fresh matrices and embeddings, of a normal distribution around 0 (as BERT's own code)."""
+    """Fresh matrices and embeddings, of a normal distribution around 0 (as BERT's own code).
+    Nothing in a static graph, whose weights have no values yet."""
+    if not paddle.in_dynamic_mode():
+        return
     for layer in network.sublayers(include_self=True):
         if isinstance(layer, (nn.Linear, nn.Embedding)):
             shape = layer.weight.shape

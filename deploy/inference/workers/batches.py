@@ -135,11 +135,15 @@ def _open(head: Head) -> Opened:
         raise error from OSError()
     variant = head["variant"]
     options = {name: head[name] for name in ("device", "threads", "pad_id")}
+    # A file that the manifest does not list was never there.
+    listed = [file.path for one in bundle.manifest.variants for file in one.files]
     try:
         engine = engines.open(bundle, variant, verify=False, **options)
+    except FileNotFoundError as error:
+        if str(error.filename).endswith(tuple(listed)):
+            raise
+        raise UserError(f"variant {variant}: there is no {error.filename}") from None
     except Exception as error:
-        # A file that the manifest does not list was never there.
-        listed = [file.path for one in bundle.manifest.variants for file in one.files]
         if messages.cannot_open(error, listed):
             raise error from OSError()
         raise
