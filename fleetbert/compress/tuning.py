@@ -21,7 +21,7 @@ from fleetbert.data import split as splits
 from fleetbert.data.split import Split
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
-from fleetbert.engines.alike import LARGEST_DIFFERENCE, random_batch
+from fleetbert.engines.alike import LARGEST_DIFFERENCE, at_tokens, random_batch
 from fleetbert.models import sources, task_heads, weights
 from fleetbert.training import job as training
 from fleetbert.training.loop import Run
@@ -162,7 +162,8 @@ def check(network: paddle.nn.Layer, bundle: bundles.Bundle, variant: str) -> Non
     vocab_size = min(100, network.network.config.vocab_size)
     pad_id = network.network.config.pad_token_id
     ids, types = random_batch(np.random.default_rng(0), (4, 16), vocab_size, pad_id)
-    logits = answers(network, {"input_ids": ids, "token_type_ids": types})
+    outputs = answers(network, {"input_ids": ids, "token_type_ids": types})
+    logits = at_tokens(outputs, ids != pad_id)
     difference = float(np.abs(logits - program(ids, types, pad_id=pad_id)).max())
     if not difference <= LARGEST_DIFFERENCE:
         raise UserError(

@@ -26,7 +26,8 @@ def test_the_operator_set_is_the_one_asked_for(copied_bundle):
     bundle = onnx.export_onnx(copied_bundle, 11)
     model = onnx_format.load(str(bundle.folder("onnx") / "model.onnx"))
     assert [found.version for found in model.opset_import] == [11]
-    assert [found.name for found in model.graph.input] == ["input_ids", "token_type_ids"]
+    inputs = [tensor.name for tensor in model.graph.input]
+    assert inputs == ["input_ids", "token_type_ids", "attention_mask"]
     assert [found.name for found in model.graph.output] == ["logits"]
     for found in model.graph.input:  # batch and length are free
         assert [size.dim_value for size in found.type.tensor_type.shape.dim] == [0, 0]
