@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     for finding in trial.examine(not arguments.no_run):
         findings.append(finding)
         if not arguments.json:
-            _print(finding)
+            show(finding)
     if arguments.json:
         print(json.dumps([item._asdict() for item in findings], indent=1, ensure_ascii=False))
     broken = [finding.check for finding in findings if finding.state == "broken"]
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 2 if broken else 0
 
 
-def _print(finding: Finding) -> None:
+def show(finding: Finding) -> None:
     print(f"{finding.state:<9} {finding.check:<17} {finding.found}", flush=True)
     if finding.remedy:
         print(f"{'':<27} → {finding.remedy}", flush=True)

@@ -164,7 +164,7 @@ class TestCards:
 
 
 def test_the_table_has_a_line_for_each_and_the_remedy_below(capsys):
-    command.tell(Finding("home", "broken", "/proc: no", "set HOME"))
+    command.show(Finding("home", "broken", "/proc: no", "set HOME"))
     assert capsys.readouterr().out.splitlines() == [
         "broken    home              /proc: no",
         "                            → set HOME",

@@ -156,3 +156,5 @@ def test_an_answer_names_characters_kind_and_text():
     assert json.loads(told) == answer.as_json()["spans"]
     assert TASK.answer.in_words(answer.as_json()).startswith("a b (PER, 99.8%), d (LOC, ")
     assert TASK.answer.in_words({"spans": []}) == "no span"
+    many = {"spans": [{"text": "a", "kind": "PER", "score": 1.0}] * 22}
+    assert TASK.answer.in_words(many) == ", ".join(["a (PER, 100.0%)"] * 20) + ", and 2 more"
