@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CACHE = ROOT / ".cache" / "lite"
 CMAKE = Path(sys.executable).with_name("cmake")  # of requirements.lock
 INSTALL = "`sudo .ci/packages` installs it on Debian and Ubuntu"
-LIBRARIES = ("libutf8proc", "nlohmann_json", "cpp-httplib")
+LIBRARIES = ("libutf8proc", "nlohmann_json")
 # All in few files: most of the time goes into the headers.
 OPTIONS = (
     "-DFLEETBERT_TESTS=ON", "-DCMAKE_BUILD_TYPE=None",

@@ -1,7 +1,6 @@
-# The three libraries: those of the system if it has them, else downloaded at these commits.
+# Two libraries: those of the system if it has them, else downloaded at these commits.
 #   utf8proc       Unicode
 #   nlohmann_json  JSON, a header
-#   cpp-httplib    HTTP, a header or a library
 # -DFLEETBERT_DOWNLOAD=ON always downloads: the simple way where one cross-compiles.
 include(FetchContent)
 find_package(PkgConfig QUIET)
@@ -29,12 +28,9 @@ function(fleetbert_library target module package repository commit)
     add_library(${target} STATIC ${source}/utf8proc.c)
     target_compile_definitions(${target} PUBLIC UTF8PROC_STATIC)
     target_include_directories(${target} SYSTEM PUBLIC ${source})
-  elseif(target STREQUAL fleetbert_json)
-    add_library(${target} INTERFACE)
-    target_include_directories(${target} SYSTEM INTERFACE ${source}/single_include)
   else()
     add_library(${target} INTERFACE)
-    target_include_directories(${target} SYSTEM INTERFACE ${source})
+    target_include_directories(${target} SYSTEM INTERFACE ${source}/single_include)
   endif()
 endfunction()
 
@@ -42,5 +38,17 @@ fleetbert_library(fleetbert_utf8proc UTF8PROC libutf8proc
   https://github.com/JuliaStrings/utf8proc.git 1cb28a66ca79a0845e99433fd1056257456cef8b)  # 2.8.0
 fleetbert_library(fleetbert_json JSON nlohmann_json
   https://github.com/nlohmann/json.git 9cca280a4d0ccf0c08f47a99aa71d1b0e52f8d03)  # 3.11.3
-fleetbert_library(fleetbert_http HTTP cpp-httplib
-  https://github.com/yhirose/cpp-httplib.git b8fe69e4e892ec394ca8de27ab2fe219008690b6)  # 0.53.1
+
+# Of Boost the headers of Asio and Beast, HTTP: those of the system, which serve every processor.
+include(CheckIncludeFileCXX)
+set(BOOST_DIR "" CACHE PATH "Folder of a release of Boost, where the system's is not for this compiler")
+add_library(fleetbert_http INTERFACE)
+if(BOOST_DIR)
+  target_include_directories(fleetbert_http SYSTEM INTERFACE ${BOOST_DIR})
+else()
+  check_include_file_cxx(boost/beast/core.hpp FLEETBERT_HAS_BOOST)
+  if(NOT FLEETBERT_HAS_BOOST)
+    message(FATAL_ERROR "Boost's headers are missing: install libboost-dev, or name the folder of an "
+      "unpacked release of Boost, 1.74 or later, in BOOST_DIR")
+  endif()
+endif()

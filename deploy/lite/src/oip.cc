@@ -251,7 +251,10 @@ std::vector<std::string> read_texts(const Tensor& tensor, const Limits& limits) 
     refuse("datatype of input '" + tensor.name + "' is " + show(datatype) +
            "; it has to be BYTES");
   }
-  const auto count = read_shape(tensor, 1, limits)[0];
+  const auto& shape = member(*tensor.entry, "shape");
+  const bool is_column = shape.is_array() && shape.size() == 2 && shape[1].is_number_integer() &&
+                         shape[1] == 1;
+  const auto count = read_shape(tensor, is_column ? 2 : 1, limits)[0];
   std::vector<std::string> texts;
   if (tensor.raw) {
     texts = split_raw(tensor, count);
@@ -259,11 +262,13 @@ std::vector<std::string> read_texts(const Tensor& tensor, const Limits& limits) 
     const auto& data = read_data(tensor);
     if (data.size() != count) wrong_count(tensor, data.size());
     for (size_t number = 0; number < count; ++number) {
-      if (!data[number].is_string()) {
+      const bool is_row = is_column && data[number].is_array() && data[number].size() == 1;
+      const auto& text = is_row ? data[number][0] : data[number];
+      if (!text.is_string()) {
         refuse("element " + std::to_string(number) + " of input '" + tensor.name + "' is " +
-               show(data[number]) + "; it has to be a string (BYTES)");
+               show(text) + "; it has to be a string (BYTES)");
       }
-      texts.push_back(data[number].get<std::string>());
+      texts.push_back(text.get<std::string>());
     }
   }
   for (size_t number = 0; number < count; ++number) {
@@ -364,7 +369,7 @@ using Tensors = std::map<std::string, Tensor>;
 
 std::vector<Row> rows_of_texts(const Tensors& inputs, const Classifier& classifier,
                                const Limits& limits) {
-  for (const auto* name : {"input_ids", "token_type_ids"}) {
+  for (const auto* name : {"input_ids", "token_type_ids", "attention_mask"}) {
     if (inputs.count(name)) {
       refuse("input 'text' and input '" + std::string(name) + "' are both given; send one or the "
              "other");
@@ -390,7 +395,7 @@ std::vector<Row> rows_of_texts(const Tensors& inputs, const Classifier& classifi
 
 std::vector<Row> rows_of_ids(const Tensors& inputs, const Classifier& classifier,
                              const Limits& limits) {
-  const auto ids = inputs.find("input_ids"), types = inputs.find("token_type_ids");
+  const auto ids = inputs.find("input_ids");
   if (ids == inputs.end()) refuse("inputs hold neither 'text' nor 'input_ids'; send one of them");
   if (inputs.count("text_pair")) {
     refuse("input 'text_pair' goes with input 'text', not with 'input_ids'");
@@ -399,23 +404,38 @@ std::vector<Row> rows_of_ids(const Tensors& inputs, const Classifier& classifier
   const auto vocab_size = static_cast<int64_t>(classifier.tokenizer().vocab_size());
   const auto found =
       read_integers(ids->second, limits, length, vocab_size, "the model's token ids");
-  Integers of_types{found.rows, found.columns, std::vector<int64_t>(found.values.size(), 0)};
-  if (types != inputs.end()) {
-    of_types = read_integers(types->second, limits, length, kTokenTypes, "token types");
-    if (of_types.rows != found.rows || of_types.columns != found.columns) {
-      refuse("shape of input 'token_type_ids' is not that of 'input_ids'");
+  // Further values of these tokens, or zeros.
+  const auto read_beside = [&](const char* name, int64_t limit, const char* meaning) {
+    const auto tensor = inputs.find(name);
+    if (tensor == inputs.end()) return std::vector<int64_t>(found.values.size(), 0);
+    auto beside = read_integers(tensor->second, limits, length, limit, meaning);
+    if (beside.rows != found.rows || beside.columns != found.columns) {
+      refuse("shape of input '" + std::string(name) + "' is not that of 'input_ids'");
     }
-  }
+    return std::move(beside.values);
+  };
+  const auto types = read_beside("token_type_ids", kTokenTypes, "token types");
+  const auto masks = read_beside("attention_mask", 2, "attention masks");
+  const bool has_masks = inputs.count("attention_mask") > 0;
   const auto pad = classifier.tokenizer().pad_id();
   std::vector<Row> rows(found.rows);
   for (size_t row = 0; row < found.rows; ++row) {
     const auto where = "text " + std::to_string(row) + " of input '";
-    const auto* first = found.values.data() + row * found.columns;
+    const auto start = row * found.columns;
+    const auto* first = found.values.data() + start;
     const auto* end = first + found.columns;
-    while (end != first && end[-1] == pad) --end;
+    if (has_masks) {
+      const auto* mask = masks.data() + start;
+      if (!std::is_sorted(mask, mask + found.columns, std::greater<>())) {
+        refuse(where + "attention_mask' is not ones followed by zeros: padding stands at the end");
+      }
+      end = first + std::count(mask, mask + found.columns, 1);
+    } else {
+      while (end != first && end[-1] == pad) --end;
+    }
     if (end == first) refuse(where + "input_ids' holds only padding");
     rows[row].input_ids.assign(first, end);
-    const auto* type = of_types.values.data() + row * found.columns;
+    const auto* type = types.data() + start;
     rows[row].token_type_ids.assign(type, type + (end - first));
     if (!std::is_sorted(type, type + (end - first))) {
       refuse(where + "token_type_ids' is not zeros followed by ones");
@@ -424,7 +444,8 @@ std::vector<Row> rows_of_ids(const Tensors& inputs, const Classifier& classifier
   return rows;
 }
 
-// The inputs that the model takes. Spans are characters of texts: token ids have none.
+// The inputs that the model tells of; attention_mask goes with ids as well. Spans are characters of
+// texts: token ids have none.
 std::vector<std::string> inputs_of(const Bundle& bundle) {
   std::vector<std::string> names = {"text"};
   if (bundle.pair) names.push_back("text_pair");
@@ -441,7 +462,8 @@ Tensors read_inputs(const json& message, Rest& rest, const Bundle& bundle) {
     const auto& entry = entries[number];
     Tensor tensor{read_name(entry, where), &entry, std::nullopt};
     const auto& name = tensor.name;
-    if (std::find(known.begin(), known.end(), name) == known.end()) {
+    const bool is_mask = name == "attention_mask" && bundle.kind != Kind::kSpans;
+    if (!is_mask && std::find(known.begin(), known.end(), name) == known.end()) {
       refuse("input " + in_quotes(name) + " is unknown; this model takes text" +
              (bundle.pair ? " and text_pair" : "") +
              (bundle.kind == Kind::kSpans ? "" : ", or input_ids and token_type_ids"));
@@ -501,6 +523,18 @@ std::vector<Question::Output> read_outputs(const json& message, bool all_binary,
     for (const auto& name : known) outputs.push_back({name, all_binary});
   }
   return outputs;
+}
+
+// Names of a request's parameters that change nothing, in ASCII.
+std::string read_unknown(const json& parameters) {
+  std::string names;
+  for (const auto& [key, value] : parameters.items()) {
+    if (key == "timeout" || key == "speed" || key == "binary_data_output") continue;
+    names += (names.empty() ? "" : ", ") + in_quotes(key);
+  }
+  std::replace_if(
+      names.begin(), names.end(), [](unsigned char c) { return c > 126; }, '?');
+  return names;
 }
 
 // From 0 (all layers) to 1; without meaning for variants that no text leaves early.
@@ -573,6 +607,7 @@ Question read_question(const std::string& body, const std::optional<std::string>
   const bool all_binary =
       parameters.contains("binary_data_output") &&
       read_flag(parameters["binary_data_output"], "binary_data_output", "the request");
+  question.unknown_parameters = read_unknown(parameters);
   question.outputs = read_outputs(message, all_binary, outputs_of(classifier));
   const auto speed = read_speed(parameters);
   question.timeout_seconds = read_timeout(parameters, limits);

@@ -39,6 +39,7 @@ struct Question {
   std::vector<Row> rows;
   std::vector<Output> outputs;
   double timeout_seconds = 0;
+  std::string unknown_parameters;  // names of those of the request that change nothing
 };
 
 struct Reply {

@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 
+import http_cases
 import numpy as np
 import pytest
 import requests
@@ -186,6 +187,31 @@ def test_bodies_over_the_limit(url, alive):
                 refused(session.post(url + INFER, data=body, timeout=DEADLINE), 413)
     answer = post(url, gzip.compress(bytes(64 << 20)), **{"Content-Encoding": "gzip"})
     assert answer.status_code in (413, 415)
+
+
+@pytest.mark.parametrize("case", http_cases.CASES)
+def test_bytes_on_a_connection(url, alive, case):
+    http_cases.check(http_cases.CASES[case], url.split("//")[1], INFER)
+
+
+def test_a_mask_says_where_padding_begins(url):
+    ids = [[2, 9, 0], [2, 3, 7]]
+    mask = {**IDS, "name": "attention_mask", "data": [[1, 1, 1], [1, 1, 0]]}
+    found = post(url, body_of({**IDS, "data": ids}, mask, outputs=[{"name": "logits"}])).json()
+    wanted = [fake_logits(row).tolist() for row in ([2, 9, 0], [2, 3])]
+    assert found["outputs"][0]["data"] == [value for row in wanted for value in row]
+
+
+def test_idle_connections_hold_nobody_up(programs, bundle):
+    """More of them than requests can be answered at a time; each stays open all the while."""
+    server = serving(programs, bundle, "--connections=2")
+    with server as (url, process), contextlib.ExitStack() as stack:
+        kept = [stack.enter_context(requests.Session()) for _ in range(8)]
+        for session in kept:
+            assert session.get(f"{url}/v2/health/live", timeout=DEADLINE).status_code == 200
+        right(post(url, body_of(TEXT)), bundle, TEXT["data"])
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE) == 0
 
 
 def test_a_chunked_body(url, bundle):

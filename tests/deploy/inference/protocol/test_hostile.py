@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import fake_core
 import grpc
+import http_cases
 import numpy as np
 import pytest
 import requests
@@ -96,6 +97,11 @@ def test_a_wish_for_another_protocol_is_ignored_and_the_body_read(server, wish, 
     got = conversation(server, parts)
     assert got.count(b"HTTP/1.1 200 OK") == got.count(b"HTTP/1.1 ") == 3
     assert got.count(b'"model_name":"sst"') == 2 and got.endswith(b'{"live":true}')
+
+
+@pytest.mark.parametrize("case", http_cases.CASES)
+def test_bytes_on_a_connection(server, case):
+    http_cases.check(http_cases.CASES[case], server.http, INFER)
 
 
 @pytest.mark.parametrize("apart", [False, True])
