@@ -54,6 +54,7 @@ def convert(
     all parts: of those after the first, each takes what the one before answered, and the token ids.
     UserError if there is no converter, or it fails.
     """
+    folder = folder.resolve()  # the converter runs in a folder of its own
     folder.mkdir()
     kernels: set[str] = set()
     inputs = batches

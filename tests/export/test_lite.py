@@ -90,6 +90,13 @@ def table(tmp_path) -> Path:
     return path
 
 
+def test_a_bundle_by_a_relative_path(tiny_bundle, tmp_path, monkeypatch):
+    shutil.copytree(tiny_bundle, tmp_path / "bundle")
+    monkeypatch.chdir(tmp_path)
+    lite.export_lite("bundle", "x86", "float32")
+    assert bundles.read("bundle").variant("lite-x86-float32").runs_on == ["x86"]
+
+
 @pytest.mark.parametrize(("target", "precision"), [*HERE, *ON_BOARDS])
 def test_a_variant_says_what_it_is_for(request, target, precision):
     made = "lite_bundle" if target == "x86" else "board_bundle"
