@@ -111,13 +111,13 @@ venv-clients:
 venv-bench:
 	@.ci/setup .venv-bench requirements-bench.lock 3.11 3.12 3.10
 
-# Compilers, libraries and a browser for tests: as root with apt-get, tried once.
+# Compilers, libraries and a browser for tests: as root with apt-get, tried once for a list of them.
 packages:
-	@[ -e .cache/packages ] || .ci/packages
+	@[ .cache/packages -nt .ci/packages ] || .ci/packages
 
 # What runs programs for ARM.
 packages-arm: packages
-	@[ -e .cache/packages-arm ] || .ci/packages arm
+	@[ .cache/packages-arm -nt .ci/packages ] || .ci/packages arm
 
 lock: ## Make the lock files anew from setup.py (needs uv); UPGRADE=--upgrade takes the newest
 	.ci/lock $(UPGRADE)

@@ -20,6 +20,7 @@ CACHE = ROOT / ".cache" / "lite"
 CMAKE = Path(sys.executable).with_name("cmake")  # of requirements.lock
 INSTALL = "`sudo .ci/packages` installs it on Debian and Ubuntu"
 LIBRARIES = ("libutf8proc", "nlohmann_json")
+BEAST = Path("/usr/include/boost/beast/core.hpp")  # headers without a package of pkg-config's
 # All in few files: most of the time goes into the headers.
 OPTIONS = (
     "-DFLEETBERT_TESTS=ON", "-DCMAKE_BUILD_TYPE=None",
@@ -98,6 +99,8 @@ def _missing(name: str) -> str | None:
     if kind.triplet:
         folders = (f"/usr/lib/{kind.triplet}/pkgconfig", "/usr/share/pkgconfig")
         environ["PKG_CONFIG_LIBDIR"] = ":".join(folders)
+    if not BEAST.exists():
+        return f"deploy/lite, {name}, needs libboost-dev: {INSTALL}"
     for library in LIBRARIES:
         if subprocess.run(["pkg-config", "--exists", library], env=environ).returncode:
             return f"deploy/lite, {name}, needs the library {library}: {INSTALL}"

@@ -194,6 +194,11 @@ def test_bytes_on_a_connection(url, alive, case):
     http_cases.check(http_cases.CASES[case], url.split("//")[1], INFER)
 
 
+def test_a_long_header_is_431(url):
+    case = http_cases.Case(http_cases.asked(b"", b"X-A: " + b"a" * 20_000), (431,))
+    http_cases.check(case, url.split("//")[1], INFER)
+
+
 def test_a_mask_says_where_padding_begins(url):
     ids = [[2, 9, 0], [2, 3, 7]]
     mask = {**IDS, "name": "attention_mask", "data": [[1, 1, 1], [1, 1, 0]]}
