@@ -86,7 +86,7 @@ def test_without_tls_nothing_is_said(guarded):
     address = guarded.http.partition("://")[2]
     reply = requests.get(f"http://{address}/v2/health/live")
     assert reply.status_code == 400 and "https://" in reply.json()["error"]
-    assert "plain HTTP" in guarded.log
+    guarded.wait_for(lambda: "plain HTTP" in guarded.log)
     with pytest.raises(requests.exceptions.SSLError):  # not signed by anyone known
         requests.get(f"https://{address}/v2/health/live")
     with grpc.insecure_channel(guarded.grpc) as channel:
