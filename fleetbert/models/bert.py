@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import paddle
 from paddle import nn
 
-from fleetbert.models import activations
+from fleetbert.models import activations, pooling
 
 # Added to attention scores where a token must not be seen. Half holds it, and exp of it is 0.
 MASKED_SCORE = -1e4
@@ -21,7 +21,7 @@ MASKED_SCORE = -1e4
 @dataclass
 class BertConfig:
     """What shapes the network, by the names of config.json; `encoders.Shape` says what each field
-    is. num_labels: outputs of a classifier."""
+    is. num_labels: outputs of a classifier. initializer_range: 0: weights are not drawn."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -40,7 +40,7 @@ class BertConfig:
     kept_heads: int | None = None  # of each layer, as wide as they are with all; None: all
     pooler_act: str = "tanh"
     one_type: bool = False
-    pooling: str = "mean"
+    pooling: str = pooling.DEFAULT
 
 
 class Embeddings(nn.Layer):
@@ -208,8 +208,8 @@ class MaskedWordsHead(nn.Layer):
 
 def draw_weights(network: nn.Layer, deviation: float) -> None:
     """Fresh matrices and embeddings, of a normal distribution around 0 (as BERT's own code).
-    Nothing in a static graph, whose weights have no values yet."""
-    if not paddle.in_dynamic_mode():
+    Nothing in a static graph, whose weights have no values yet, nor where deviation is 0."""
+    if not deviation or not paddle.in_dynamic_mode():
         return
     for layer in network.sublayers(include_self=True):
         if isinstance(layer, (nn.Linear, nn.Embedding)):
