@@ -37,6 +37,22 @@ def block_diagonal_mask(segments: paddle.Tensor, dtype: paddle.dtype) -> paddle.
     return ((1.0 - seen.astype(dtype)) * MASKED_SCORE).unsqueeze(1)
 
 
+def attention_mask(
+    bert: nn.Layer, input_ids: paddle.Tensor, segments: paddle.Tensor | None
+) -> paddle.Tensor:
+    """What is added to the scores: of packed rows, or of rows that hold one text each."""
+    if segments is None:
+        return bert.padding_mask(input_ids)
+    return block_diagonal_mask(segments, bert.pooler.dense.weight.dtype)
+
+
+def first_tokens(hidden: paddle.Tensor, first: paddle.Tensor | None) -> paddle.Tensor:
+    """Each text's first token (texts, hidden). first: see `TextClassifier`."""
+    if first is None:
+        return hidden[:, 0]
+    return paddle.gather(hidden.reshape([-1, hidden.shape[-1]]), first)
+
+
 def encode(
     bert: nn.Layer,
     input_ids: paddle.Tensor,
@@ -45,10 +61,7 @@ def encode(
     segments: paddle.Tensor | None = None,
 ) -> paddle.Tensor:
     """Hidden states (rows, length, hidden)."""
-    mask = None  # padding is not seen
-    if segments is not None:
-        mask = block_diagonal_mask(segments, bert.pooler.dense.weight.dtype)
-    return bert(input_ids, token_type_ids, position_ids, mask)
+    return bert(input_ids, token_type_ids, position_ids, attention_mask(bert, input_ids, segments))
 
 
 class Headed(nn.Layer):
@@ -84,12 +97,8 @@ class TextClassifier(Headed):
         every row is one text."""
         bert = self.network.bert
         hidden = encode(bert, input_ids, token_type_ids, position_ids, segments)
-        if segments is None:
-            starts = hidden[:, 0]
-        else:
-            tokens = hidden.reshape([-1, hidden.shape[-1]])  # (rows * length, hidden)
-            starts = paddle.gather(tokens, first)
-        return self.network.classifier(self.network.dropout(bert.pooler(starts)))
+        pooled = bert.pooler(first_tokens(hidden, first))
+        return self.network.classifier(self.network.dropout(pooled))
 
 
 class TokenClassifier(Headed):
@@ -141,22 +150,14 @@ class Embedder(Headed):
     ) -> paddle.Tensor:
         """Vectors (texts, hidden). `first`: see `TextClassifier`."""
         bert = self.network.bert
-        if segments is None:  # the mean reads it too
-            mask = bert.padding_mask(input_ids)
-        else:
-            mask = block_diagonal_mask(segments, bert.pooler.dense.weight.dtype)
+        mask = attention_mask(bert, input_ids, segments)  # the mean reads it too
         hidden = bert(input_ids, token_type_ids, position_ids, mask)
         # A sum has the direction of the mean, and only that is left of it.
-        if segments is not None:
-            tokens = hidden.reshape([-1, hidden.shape[-1]])
-            if self.pooling == "cls":
-                pooled = paddle.gather(tokens, first)
-            else:
-                pooled = paddle.matmul(
-                    tokens_of_texts(segments, first).astype(tokens.dtype), tokens
-                )
-        elif self.pooling == "cls":
-            pooled = hidden[:, 0]
+        if self.pooling == "cls":
+            pooled = first_tokens(hidden, first)
+        elif segments is not None:
+            tokens = hidden.reshape([-1, hidden.shape[-1]])  # (rows * length, hidden)
+            pooled = paddle.matmul(tokens_of_texts(segments, first).astype(tokens.dtype), tokens)
         else:  # exp is 1 where there is text, 0 where there is padding
             pooled = paddle.matmul(paddle.exp(mask).squeeze(1), hidden).squeeze(1)
         if pooled.dtype != paddle.float32:  # squares are out of half's range
