@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Mapping, NamedTuple, Sequence
+from typing import Any, Callable, Mapping, NamedTuple, Sequence
 
 import matplotlib
 import numpy as np
@@ -194,43 +194,51 @@ def _removed(made: bundles.Variant) -> Section:
 
 
 def _clipped(made: bundles.Variant, parts: Mapping[str, str]) -> Section:
-    """parts: the part of the network that each weight belongs to."""
     clipped = made.clipped if isinstance(made, bundles.Int8Variant) else {}
-    rows = [
-        (
-            parts.get(name, ""),
-            name,
-            number(layer.former),
-            number(layer.threshold),
-            percent(layer.former_error),
-            percent(layer.error),
-        )
-        for name, layer in clipped.items()
-    ]
-    columns = ["part", "weight", "calibrated", "cut at", "token error before", "token error"]
-    note = (
-        "Chosen on texts that are not the gate's; of all layers that read the same input together."
+    return _by_layer(
+        f"Inputs of {made.name} that are cut below their calibrated threshold",
+        parts,
+        clipped,
+        ["calibrated", "cut at"],
+        lambda layer: [number(layer.former), number(layer.threshold)],
+        "Chosen on texts that are not the gate's; of all layers that read the same input together.",
     )
-    title = f"Inputs of {made.name} that are cut below their calibrated threshold"
-    return Section(title, [Table(columns, rows, note)] if rows else [])
 
 
 def _smoothed(made: bundles.Variant, parts: Mapping[str, str]) -> Section:
     kinds = (bundles.OnnxInt8Variant, bundles.Int8Variant)
     smoothed = made.smoothed if isinstance(made, kinds) else {}
+    return _by_layer(
+        f"Inputs of {made.name} whose channels are divided by smoothing scales (SmoothQuant)",
+        parts,
+        smoothed,
+        ["exponent"],
+        lambda layer: [str(layer.exponent)],
+        "Chosen on calibration texts; of all layers that read the same input together.",
+    )
+
+
+def _by_layer(
+    title: str,
+    parts: Mapping[str, str],
+    layers: Mapping[str, Any],
+    columns: Sequence[str],
+    cells: Callable[[Any], Sequence[str]],
+    note: str,
+) -> Section:
+    """A table of what was changed at layers: part of the network, weight, `columns` with the
+    `cells` of each, and the error of a token before and after. parts, layers: by weight."""
     rows = [
         (
             parts.get(name, ""),
             name,
-            str(layer.exponent),
+            *cells(layer),
             percent(layer.former_error),
             percent(layer.error),
         )
-        for name, layer in smoothed.items()
+        for name, layer in layers.items()
     ]
-    columns = ["part", "weight", "exponent", "token error before", "token error"]
-    note = "Chosen on calibration texts; of all layers that read the same input together."
-    title = f"Inputs of {made.name} whose channels are divided by smoothing scales (SmoothQuant)"
+    columns = ["part", "weight", *columns, "token error before", "token error"]
     return Section(title, [Table(columns, rows, note)] if rows else [])
 
 

@@ -85,6 +85,20 @@ class Answers:
         return []
 
 
+def layers_of(exit_layers: np.ndarray | None, texts: int) -> list[int | None]:
+    """The layer that each text left after; None where texts cannot leave early."""
+    return [None] * texts if exit_layers is None else exit_layers.tolist()
+
+
+def layer_as_json(exit_layer: int | None) -> dict[str, object]:
+    """The field of an answer's JSON, where the text could leave early."""
+    return {} if exit_layer is None else {"exit_layer": exit_layer}
+
+
+def scores_as_json(scores: Mapping[str, float]) -> dict[str, float]:
+    return {label: round(score, 6) for label, score in scores.items()}
+
+
 def by_text(outputs: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Outputs [tokens, outputs] of texts one after the other → an array of objects [texts], each
     [own tokens, outputs]; lengths: int [texts]."""

@@ -6,7 +6,14 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.tasks.answer import Answers, Tensor, Values
+from fleetbert.tasks.answer import (
+    Answers,
+    Tensor,
+    Values,
+    layer_as_json,
+    layers_of,
+    scores_as_json,
+)
 from fleetbert.tasks.metrics import softmax
 
 
@@ -20,16 +27,15 @@ class LabelAnswer(NamedTuple):
     exit_layer: int | None = None
 
     def as_json(self) -> dict[str, object]:
-        rounded = {name: round(score, 6) for name, score in self.scores.items()}
-        layer = {} if self.exit_layer is None else {"exit_layer": self.exit_layer}
-        return {"label": self.label, "scores": rounded, **layer}
+        scores = scores_as_json(self.scores)
+        return {"label": self.label, "scores": scores, **layer_as_json(self.exit_layer)}
 
 
 class LabelAnswers(Answers):
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[LabelAnswer]:
-        layers = [None] * len(outputs) if exit_layers is None else exit_layers.tolist()
+        layers = layers_of(exit_layers, len(outputs))
         return [
             LabelAnswer(labels[int(row.argmax())], dict(zip(labels, row.tolist())), logits, layer)
             for logits, row, layer in zip(outputs, softmax(outputs), layers)

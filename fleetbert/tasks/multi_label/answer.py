@@ -7,7 +7,14 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.tasks.answer import Answers, Tensor, Values
+from fleetbert.tasks.answer import (
+    Answers,
+    Tensor,
+    Values,
+    layer_as_json,
+    layers_of,
+    scores_as_json,
+)
 from fleetbert.tasks.metrics import sigmoid
 
 # A text has the labels whose probability is above it, where a bundle has no other for them.
@@ -25,9 +32,8 @@ class LabelsAnswer(NamedTuple):
     exit_layer: int | None = None
 
     def as_json(self) -> dict[str, object]:
-        rounded = {name: round(score, 6) for name, score in self.scores.items()}
-        left = {} if self.exit_layer is None else {"exit_layer": self.exit_layer}
-        return {"labels": self.labels, "scores": rounded, **left}
+        scores = scores_as_json(self.scores)
+        return {"labels": self.labels, "scores": scores, **layer_as_json(self.exit_layer)}
 
 
 class LabelsAnswers(Answers):
@@ -36,7 +42,7 @@ class LabelsAnswers(Answers):
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[LabelsAnswer]:
-        layers = [None] * len(outputs) if exit_layers is None else exit_layers.tolist()
+        layers = layers_of(exit_layers, len(outputs))
         scores = sigmoid(outputs)
         return [
             LabelsAnswer(chosen, dict(zip(labels, row.tolist())), logits, layer)

@@ -6,7 +6,7 @@ from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
-from fleetbert.tasks.answer import Answers, Tensor, Values
+from fleetbert.tasks.answer import Answers, Tensor, Values, layer_as_json, layers_of
 
 
 class NumberAnswer(NamedTuple):
@@ -16,8 +16,7 @@ class NumberAnswer(NamedTuple):
     exit_layer: int | None = None
 
     def as_json(self) -> dict[str, object]:
-        left = {} if self.exit_layer is None else {"exit_layer": self.exit_layer}
-        return {"value": round(self.value, 6), **left}
+        return {"value": round(self.value, 6), **layer_as_json(self.exit_layer)}
 
 
 class NumberAnswers(Answers):
@@ -26,7 +25,7 @@ class NumberAnswers(Answers):
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[NumberAnswer]:
-        layers = [None] * len(outputs) if exit_layers is None else exit_layers.tolist()
+        layers = layers_of(exit_layers, len(outputs))
         return [NumberAnswer(value, layer) for value, layer in zip(outputs[:, 0].tolist(), layers)]
 
     def in_words(self, told: Mapping[str, Any]) -> str:
