@@ -158,9 +158,10 @@ def open_tuned(
 
 def check(network: paddle.nn.Layer, bundle: bundles.Bundle, variant: str) -> None:
     """UserError unless the network, not changed yet, answers like the bundle's program."""
-    program = engine.open_folder(engine.FLOAT32, bundle.folder(variant), "cpu", 1)
     vocab_size = min(100, network.network.config.vocab_size)
     pad_id = network.network.config.pad_token_id
+    folder = bundle.folder(variant)
+    program = engine.open_folder(engine.FLOAT32, folder, "cpu", 1, pad_id=pad_id)
     ids, types = random_batch(np.random.default_rng(0), (4, 16), vocab_size, pad_id)
     outputs = answers(network, {"input_ids": ids, "token_type_ids": types})
     logits = at_tokens(outputs, ids != pad_id)
@@ -190,7 +191,8 @@ def beside_network(
     variant: bundles.Variant, folder: Path, network: paddle.nn.Layer, work: Work
 ) -> bundles.Variant:
     """The variant with the largest difference of logits between it and the trained network."""
-    served = engine.open_folder(variant.kind, folder, "cpu", work.gate.threads)
+    pad_id = network.network.config.pad_token_id
+    served = engine.open_folder(variant.kind, folder, "cpu", work.gate.threads, pad_id=pad_id)
     differences = []
     for feeds in work.gate.few(16):
         difference = abs(served(*feeds.values()) - answers(network, feeds))
