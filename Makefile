@@ -29,10 +29,11 @@ WORKERS := $(shell n=$$(( 2 * $$(nproc 2>/dev/null || echo 2) )); echo $$(( n < 
 TESTS := tests --ignore tests/benchmarks
 KILLS := 50
 SEED := 0
+DIST := dist
 SOURCES := $(wildcard setup.py fleetbert launch deploy tests docs/examples)
 
-.PHONY: help quickstart test test-all test-slow test-part endurance lint api-page format bench venv venv-clients venv-bench \
-	packages packages-arm lock clean
+.PHONY: help quickstart test test-all test-slow test-part endurance lint api-page format bench release venv venv-clients venv-bench \
+	venv-publish packages packages-arm lock clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1\t\2/' | expand -t 16
@@ -59,10 +60,10 @@ PYTEST = unset MAKEFLAGS MFLAGS MAKELEVEL; OMP_NUM_THREADS=1 $(PYTHON) -m pytest
 test: venv packages ## Run the tests of every room, in some ten minutes
 	$(PYTEST) $(TESTS) -m "not slow and not endurance"
 
-test-all: venv venv-clients packages packages-arm ## Run these and the slow ones, in half an hour
+test-all: venv venv-clients venv-publish packages packages-arm ## Run these and the slow ones, in half an hour
 	$(PYTEST) $(TESTS) -m "not endurance"
 
-test-slow: venv venv-clients packages packages-arm ## Run the slow ones alone
+test-slow: venv venv-clients venv-publish packages packages-arm ## Run the slow ones alone
 	$(PYTEST) $(TESTS) -m "slow and not endurance"
 
 test-part: venv packages ## Run a quarter of an hour of the tests, for a second Paddle: PADDLE=3
@@ -96,6 +97,9 @@ ifdef BUNDLE
 	$(PYTHON) tests/benchmarks serve --bundle $(BUNDLE) --data $(DATA) $(PUBLISH)
 endif
 
+release: venv-publish ## Make dist/, the wheel, the sdist and its bill of materials: FLEETBERT_URL=https://...
+	.ci/release $(DIST)
+
 venv: ## Make .venv from requirements.lock; with PADDLE=3 .venv-paddle3
 ifeq ($(PADDLE),3)
 	@.ci/setup $(VENV) requirements-paddle3.lock $(PYTHONS_3) -e
@@ -106,6 +110,10 @@ endif
 # Other people's clients need a protobuf that Paddle cannot use.
 venv-clients:
 	@.ci/setup .venv-clients requirements-clients.lock 3.10 3.11 3.12
+
+# What checks distributions; never beside what it checks.
+venv-publish:
+	@.ci/setup .venv-publish .ci/publish.lock 3.10 3.11 3.12
 
 # Other engines need a NumPy that Paddle 2.6.2 cannot use.
 venv-bench:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
+# Where this copy is published, e.g. https://github.com/ORGANIZATION/fleetbert. `make release` asks
+# for it: an address in the source would be wrong in every fork.
+URL = os.environ.get("FLEETBERT_URL", "").rstrip("/")
 
 
 def read_version() -> str:
@@ -17,6 +21,15 @@ def read_version() -> str:
     if match is None:
         raise RuntimeError("fleetbert/__init__.py does not define __version__")
     return match.group(1)
+
+
+def read_description() -> str:
+    """Return README.md, with links that a package index can follow, if it is known where."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    if URL:
+        text = re.sub(r"(!\[[^]]*\]\()(?!\w+:)", rf"\1{URL}/raw/main/", text)
+        text = re.sub(r"(?<!!)(\[[^]]*\]\()(?!\w+:)", rf"\1{URL}/blob/main/", text)
+    return text
 
 
 # What loading a bundle, answering and the client need.
@@ -101,7 +114,23 @@ setup(
     name="fleetbert",
     version=read_version(),
     description="Train BERT with PaddlePaddle on one machine or many, compress it and serve it",
+    long_description=read_description(),
+    long_description_content_type="text/markdown",
+    url=URL,
+    project_urls={"Changelog": f"{URL}/blob/main/CHANGELOG.md"} if URL else {},
+    author="The fleetbert developers",
     license="Apache-2.0",
+    keywords="bert paddlepaddle nlp quantization distillation inference serving",
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "License :: OSI Approved :: Apache Software License",
+        "Operating System :: POSIX :: Linux",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 14)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
     python_requires=">=3.8,<3.14",
     # deploy/ stands at the top, beside what it serves, and is installed as fleetbert.deploy.
     packages=[

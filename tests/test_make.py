@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TARGETS = ("venv", "venv-clients", "packages", "packages-arm")
+TARGETS = ("venv", "venv-clients", "venv-publish", "packages", "packages-arm")
 UP_TO_DATE = [word for target in TARGETS for word in ("-o", target)]
 
 FAILS_FIRST = """

@@ -3,12 +3,14 @@ packages of each extra can do."""
 
 from __future__ import annotations
 
+import email
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -21,6 +23,7 @@ import served
 import tiny_job
 from packaging.requirements import Requirement
 
+import fleetbert
 from fleetbert.client import Client
 from fleetbert.core import extras
 
@@ -36,7 +39,7 @@ def installed(tmp_path_factory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__")
     for name in ("fleetbert", "deploy", "configs"):
         shutil.copytree(ROOT / name, tree / name, ignore=ignored)
-    for name in ("setup.py", "pyproject.toml"):
+    for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tree)
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     options = ["--no-deps", "--no-build-isolation", "--no-compile", "--target", folder / "site"]
@@ -97,6 +100,43 @@ def test_an_editable_installation_finds_deploy_in_the_checkout(tmp_path):
         text=True,
     )
     assert Path(done.stdout.strip()) == ROOT / "deploy" / "inference" / "__init__.py"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (ROOT / ".venv-publish" / "stamp").exists(), reason="no .venv-publish: `make venv-publish`"
+)
+def test_a_release_is_complete_and_installs(tmp_path):
+    """`make release` runs the checkers, and what it made, in empty environments."""
+    dist = tmp_path / "dist"
+    done = subprocess.run(
+        ["make", "-o", "venv-publish", "release", f"DIST={dist}"],
+        cwd=ROOT,
+        env={**os.environ, "FLEETBERT_URL": "https://code.example/fleetbert"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout
+    name = f"fleetbert-{fleetbert.__version__}"
+    wheel, sdist, bom = (
+        dist / f"{name}{end}" for end in ("-py3-none-any.whl", ".tar.gz", ".cdx.json")
+    )
+    assert set(dist.iterdir()) == {wheel, sdist, bom}
+    with zipfile.ZipFile(wheel) as opened:
+        about = email.message_from_bytes(opened.read(f"{name}.dist-info/METADATA"))
+        assert f"{name}.dist-info/LICENSE" in opened.namelist()
+    assert about["License"] == "Apache-2.0"
+    assert "Typing :: Typed" in about.get_all("Classifier")
+    assert about["Home-page"] == "https://code.example/fleetbert"
+    page = about.get_payload()
+    assert "](https://code.example/fleetbert/blob/main/docs/serve.md)" in page
+    assert not re.search(r"\]\((?!https://)", page)
+    made = json.loads(bom.read_text(encoding="utf-8"))
+    assert made["metadata"]["component"]["name"] == "fleetbert"
+    parts = {part["name"].lower() for part in made["components"]}
+    assert {"paddlepaddle", "uvicorn"} <= parts and "pytest" not in parts
 
 
 def test_the_tree_has_no_symbolic_links():
