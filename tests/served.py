@@ -26,8 +26,8 @@ DEADLINE = 300  # seconds, against hanging only: a busy machine takes long to st
 
 
 class Served:
-    """A server's process; `urls` are those of the line that it prints when it is ready: http,
-    grpc, or https, grpcs, and the port for admins last."""
+    """A server's process; `urls` are those of the line that it prints when its ports are open:
+    http, grpc, or https, grpcs, and the port for admins last."""
 
     def __init__(self, command: list[str], folder: Path, environ: dict[str, str] | None = None):
         self.log_path, self.out_path = folder / "server.log", folder / "server.out"
@@ -52,8 +52,8 @@ class Served:
         raise AssertionError(f"waited in vain:\n{self.log}")
 
     def wait_until_ready(self) -> list[str]:
-        line = self.wait_for(lambda: self.out.endswith("\n") and self.out)
-        self.urls = [word.rstrip(",\n") for word in line.split() if "://" in word]
+        out = self.wait_for(lambda: "\nready: " in self.out and self.out)
+        self.urls = [word.rstrip(",;") for word in out.split() if "://" in word]
         return self.urls
 
     @property

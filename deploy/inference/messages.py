@@ -105,10 +105,13 @@ class Response(NamedTuple):
 class State(enum.Enum):
     """Of a version of a model."""
 
+    QUEUED = "QUEUED"  # other versions are loaded before it
     LOADING = "LOADING"
     READY = "READY"
     DRAINING = "DRAINING"  # answers what it has taken, takes nothing new
-    UNAVAILABLE = "UNAVAILABLE"  # refused or unloaded; `reason` says why
+    REPLACED = "REPLACED"  # a newer version answers
+    UNLOADED = "UNLOADED"  # by request
+    UNAVAILABLE = "UNAVAILABLE"  # refused, or not chosen by the policy; `reason` says why
 
 
 class Variant(NamedTuple):

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import gc
 import os
+import queue
 import resource
 import signal
 import socket
@@ -171,10 +172,14 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
         for work in (memory.trim(), secrets.watch()):
             stack.callback(asyncio.create_task(work).cancel)
         try:
-            await _first(_ready(core), signals.first)
+            write = _printer()
+            await _first(_until(core.versions), signals.first)
+            where = ", ".join(listener.address for listener in listeners)
+            loading = _models(core, State.LOADING, State.QUEUED)
+            write(f"serving on {where}{'; loading ' if loading else ''}{loading}\n")
+            await _first(_until(core.ready), signals.first)
             if core.ready():
-                where = ", ".join(listener.address for listener in listeners)
-                _print(f"serving {_models(core)} on {where}\n")
+                write(f"ready: {_models(core, State.READY)}\n")
             await signals.first.wait()
             logs.log.info("leaving", extra={"fields": {"grace_seconds": listen.grace_seconds}})
             await _first(_end(listeners, core, listen.grace_seconds), signals.second)
@@ -186,9 +191,17 @@ async def serve(section: settings.Serve, make_core: Callable[[settings.Serve], S
         signals.leave()
 
 
-def _print(line: str) -> None:
-    """On stdout, which somebody may have tied to a pipe that nobody reads: nothing waits for it."""
-    threading.Thread(target=os.write, args=(1, line.encode()), daemon=True).start()
+def _printer() -> Callable[[str], None]:
+    """Writes on stdout, which somebody may have tied to a pipe that nobody reads: nothing waits for
+    it."""
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def write() -> None:
+        while True:
+            os.write(1, lines.get().encode())
+
+    threading.Thread(target=write, daemon=True).start()
+    return lines.put
 
 
 class Listener(NamedTuple):
@@ -306,18 +319,17 @@ def _join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _models(core: Core) -> str:
-    """sst2 (versions 3, 4), douban (1)"""
-    ready: dict[str, list[str]] = {}
+def _models(core: Core, *states: State) -> str:
+    """Of these states: sst2 (3, 4), douban (1)"""
+    chosen: dict[str, list[str]] = {}
     for version in core.versions():
-        if version.state is State.READY:
-            ready.setdefault(version.model, []).append(version.version)
-    named = [f"{model} ({', '.join(versions)})" for model, versions in ready.items()]
-    return ", ".join(named) or "no model yet"
+        if version.state in states:
+            chosen.setdefault(version.model, []).append(version.version)
+    return ", ".join(f"{model} ({', '.join(versions)})" for model, versions in chosen.items())
 
 
-async def _ready(core: Core) -> None:
-    while not core.ready():
+async def _until(condition: Callable[[], object]) -> None:
+    while not condition():
         await asyncio.sleep(0.02)
 
 

@@ -21,7 +21,12 @@ SERVE = ("serve",)  # of `fleetbert serve --help`
 
 
 class Listen(Section):
-    host: str = key("0.0.0.0", 'address to listen on; "::": IPv6 and IPv4', common_for=SERVE)
+    host: str = key(
+        "127.0.0.1",
+        "address to listen on; 127.0.0.1: only this machine reaches the server; 0.0.0.0: every "
+        'machine of the network; "::": IPv6 too',
+        common_for=SERVE,
+    )
     http_port: Optional[int] = key(
         8000,
         "port of HTTP: REST, and the page for people at / (0: any free port; null: no HTTP)",

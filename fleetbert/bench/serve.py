@@ -249,10 +249,10 @@ def serve(folder: Path, bundle: bundles.Bundle, variant: str, threads: int) -> I
     out = folder / "server.out"
 
     def addresses() -> dict[str, str]:
-        """From the one line that the server prints when it is ready."""
-        line = out.read_text(encoding="utf-8")
-        words = line.split() if line.endswith("\n") else []
-        urls = [word.rstrip(",").partition("://") for word in words if "://" in word]
+        """From what the server has printed when it is ready."""
+        text = out.read_text(encoding="utf-8")
+        words = text.split() if "\nready: " in text else []
+        urls = [word.rstrip(",;").partition("://") for word in words if "://" in word]
         return {protocol: address for protocol, _, address in urls}
 
     measure.say("starting the server")

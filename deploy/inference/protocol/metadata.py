@@ -31,6 +31,12 @@ EXTENSIONS = (
     "model_configuration",
     "statistics",
 )
+# In the words of the protocol; `reason` tells the rest.
+STATES = {
+    State.QUEUED: State.LOADING,
+    State.REPLACED: State.UNAVAILABLE,
+    State.UNLOADED: State.UNAVAILABLE,
+}
 TENSOR = ("name", "datatype", "shape")
 IDS = ("input_ids", "token_type_ids")  # in place of texts
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}\Z")
@@ -117,7 +123,7 @@ def index(core: Core, ready: bool = False) -> list[dict[str, str]]:
         {
             "name": version.model,
             "version": version.version,
-            "state": version.state.value,
+            "state": STATES.get(version.state, version.state).value,
             "reason": version.reason,
         }
         for version in core.versions()

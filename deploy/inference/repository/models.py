@@ -54,14 +54,23 @@ class Model:
             and time.monotonic() < refusal.due
         )
 
-    def reason(self, number: int) -> str:
-        """Why a version does not answer."""
-        found = self.found.get(number)
-        if found is not None and found.bundle is None:
-            return printable(found.reason)
-        if found is not None and self.is_refused(number):
-            return printable(self.refused[number].reason)
-        return "it is being loaded" if number in self.loading else "it is not loaded"
+    def state(self, number: int) -> tuple[State, str]:
+        """State of a version on disk that does not answer, and the reason."""
+        found = self.found[number]
+        if number in self.loading:
+            return State.LOADING, "it is being loaded"
+        if found.bundle is None:
+            return State.UNAVAILABLE, printable(found.reason)
+        if self.is_refused(number):
+            return State.UNAVAILABLE, printable(self.refused[number].reason)
+        if self.unloaded:
+            return State.UNLOADED, "it was unloaded by request"
+        wanted = self.wanted()
+        if number in wanted:
+            return State.QUEUED, "other models are loaded first"
+        if wanted and number < wanted[0]:
+            return State.REPLACED, f"version {wanted[0]} replaced it"
+        return State.UNAVAILABLE, "the policy `versions` of its model does not choose it"
 
 
 def select(policy: Policy, numbers: Iterable[int]) -> list[int]:
@@ -86,13 +95,6 @@ def versions_of(model: Model) -> list[Version]:
         known.setdefault(int(draining.version), draining)
     versions = list(known.values())
     for number in set(model.found) - set(known):
-        loading = number in model.loading
-        versions.append(
-            Version(
-                model.name,
-                str(number),
-                State.LOADING if loading else State.UNAVAILABLE,
-                reason="" if loading else model.reason(number),
-            )
-        )
+        state, reason = model.state(number)
+        versions.append(Version(model.name, str(number), state, reason))
     return sorted(versions, key=lambda version: int(version.version))

@@ -141,7 +141,7 @@ class Repository:
                 number = refused[0] if refused else max(found.found)
                 raise Failure(
                     Reason.UNAVAILABLE,
-                    f"version {number} of model {model} is not served: {found.reason(number)}",
+                    f"version {number} of model {model} is not served: {found.state(number)[1]}",
                 )
 
     async def unload(self, model: str) -> None:
@@ -184,7 +184,9 @@ class Repository:
             newest = max(model.found, default=None)
             if newest is None or model.unloaded:
                 raise Failure(Reason.UNAVAILABLE, f"model {name} is not loaded")
-            raise Failure(Reason.UNAVAILABLE, f"model {name} is not ready: {model.reason(newest)}")
+            raise Failure(
+                Reason.UNAVAILABLE, f"model {name} is not ready: {model.state(newest)[1]}"
+            )
         number = model.policy.aliases.get(version)
         if number is None and VERSION_NAME.fullmatch(version):
             number = int(version)
@@ -199,7 +201,7 @@ class Repository:
             )
         raise Failure(
             Reason.UNAVAILABLE,
-            f"version {version} of model {name} is not ready: {model.reason(number)}",
+            f"version {version} of model {name} is not ready: {model.state(number)[1]}",
         )
 
     async def _watch(self) -> None:

@@ -67,7 +67,8 @@ def test_answers_are_those_of_the_engine(server, made, name):
 def test_answers_over_grpc_are_those_of_the_engine(server, made):
     expected = answers.answer(answers.load(made / "classification" / "1"), TEXTS)
     served = ", ".join(f"{name} (1)" for name in sorted(TASKS))
-    assert server.out.startswith(f"serving {served} on http://127.0.0.1:")
+    assert server.out.startswith("serving on http://127.0.0.1:")
+    assert server.out.endswith(f"\nready: {served}\n")
     request = request_of(TEXTS, "classification", outputs=[{"name": "logits"}])
     with grpc.insecure_channel(server.grpc) as channel:
         reply = make_stub(channel).ModelInfer(request, timeout=DEADLINE)

@@ -42,9 +42,11 @@ def arguments_of(words):
 
 
 def check_arguments(found):
-    """They make a valid config of files that are there."""
+    """They make a valid config of files that are there, of a server that others reach."""
     assert (ROOT / found.config).is_file()
-    return config.load_as(settings.Serve, str(ROOT / found.config), found.overrides)
+    section = config.load_as(settings.Serve, str(ROOT / found.config), found.overrides)
+    assert section.listen.host == "0.0.0.0"
+    return section
 
 
 def test_everything_that_is_copied_is_there(steps):

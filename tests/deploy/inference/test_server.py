@@ -51,9 +51,12 @@ def test_not_ready_while_models_load(tmp_path):
             except requests.ConnectionError:  # gRPC's port
                 continue
         assert codes == {(200, 503)}
-        assert served.out == ""
+        first = served.wait_for(lambda: served.out)
+        assert first.startswith("serving on http://127.0.0.1:")
+        assert first.endswith("; loading loading (1), sst (3)\n")
         ready.touch()
         served.wait_until_ready()
+        assert served.out.startswith(f"{first}ready: ") and " sst (1, 2), " in served.out
         assert requests.get(f"{served.http}/v2/health/ready").status_code == 200
         assert_serves_grpc(served.grpc)
 

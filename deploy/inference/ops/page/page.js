@@ -153,7 +153,9 @@ function addCharts() {
 
 // --- models ----------------------------------------------------------------------------------
 
-const PILLS = { READY: "good", LOADING: "busy", DRAINING: "busy", UNAVAILABLE: "bad" };
+const PILLS = {
+  READY: "good", QUEUED: "busy", LOADING: "busy", DRAINING: "busy", REPLACED: "", UNLOADED: "", UNAVAILABLE: "bad",
+};
 
 function accuracies(variant) {
   const found = variant.accuracy;
@@ -186,7 +188,8 @@ function versionPart(version) {
   title.append(make("span", { className: "pill " + PILLS[version.state], textContent: version.state.toLowerCase() }));
   for (const alias of version.aliases) title.append(make("span", { className: "pill", textContent: alias }));
   const parts = [title];
-  if (version.reason) parts.push(make("p", { className: "reason", textContent: version.reason }));
+  const tone = version.state === "UNAVAILABLE" ? "reason" : "muted";
+  if (version.reason) parts.push(make("p", { className: tone, textContent: version.reason }));
   if (version.state === "READY") {
     const shown = version.labels.slice(0, 12).join(", ") + (version.labels.length > 12 ? ", …" : "");
     const what = version.labels.length ? `${version.labels.length} labels: ${shown}` : version.task.replace("pair_", "");

@@ -190,6 +190,14 @@ def test_answers_of_all_kinds_are_shown(server, browser):
     browser.wait_for(f"!{ID}('answer').hidden")
     one, other = fake_core.vectors_of(["good", "bad"])
     assert browser.run(f"{ID}('label').textContent") == f"similarity {one @ other:.4f}"
+    # only a version that fails is red
+    states = ("READY", "QUEUED", "REPLACED", "UNLOADED", "UNAVAILABLE")
+    told = {"reason": "why", "aliases": [], "variants": [], "labels": ["a"], "outputs": []}
+    versions = [{"version": str(n), "state": state, **told} for n, state in enumerate(states)]
+    show = f"showModels([{{name: 'one', versions: {json.dumps(versions)}}}])"
+    shown = "[...document.querySelectorAll('#models :is(.pill, .reason)')].map((e) => e.className)"
+    tones = ["pill good", "pill busy", "pill ", "pill ", "pill bad", "reason"]
+    assert browser.run(f"({show}, {shown})") == tones
     browser.check(server.http)
 
 

@@ -39,7 +39,7 @@ from fleetbert.data.tokenizers import of_vocab
 from fleetbert.deploy.inference.messages import Failure, Reason, Request, State
 from fleetbert.deploy.inference.ops import metrics, observe
 from fleetbert.deploy.inference.repository import index, loading, repository
-from fleetbert.deploy.inference.repository.models import select
+from fleetbert.deploy.inference.repository.models import Model, Refusal, select
 from fleetbert.deploy.inference.settings import Policy
 from fleetbert.deploy.inference.workers import pool, priority, process
 
@@ -149,6 +149,24 @@ def test_a_policy_chooses(policy, expected):
     assert select(Policy(**policy), [1, 3, 4, 7]) == expected
 
 
+@pytest.mark.parametrize(
+    ("policy", "changes", "expected"),
+    [
+        ({"versions": "all"}, {"loading": {4}}, {1: "QUEUED", 3: "QUEUED", 4: "LOADING"}),
+        ({}, {}, {1: "REPLACED", 3: "REPLACED", 4: "QUEUED"}),
+        ({"versions": [3]}, {}, {1: "REPLACED", 3: "QUEUED", 4: "UNAVAILABLE"}),
+        ({}, {"unloaded": True}, {1: "UNLOADED", 3: "UNLOADED", 4: "UNLOADED"}),
+        ({}, {"refused": 4}, {1: "REPLACED", 3: "QUEUED", 4: "UNAVAILABLE"}),
+    ],
+)
+def test_the_state_says_why_a_version_does_not_answer(policy, changes, expected):
+    found = {number: index.VersionFolder(Path(str(number)), object(), ()) for number in (1, 3, 4)}
+    number = changes.pop("refused", None)
+    refused = {number: Refusal(found[number], "it is broken")} if number else {}
+    model = Model("sst", Policy(**policy), True, found=found, refused=refused, **changes)
+    assert {number: model.state(number)[0].value for number in found} == expected
+
+
 @pytest.fixture(params=["light", pytest.param("paddle", marks=pytest.mark.slow)])
 def both_bundles(request, bundle, other_bundle, monkeypatch, tmp_path) -> tuple[Path, Path]:
     """Of light workers, and of real ones."""
@@ -189,7 +207,7 @@ def test_a_new_version_takes_over_under_load_and_nothing_fails(both_bundles, mod
         np.testing.assert_allclose(logits, expected[version], atol=1e-4)
     assert {version for version, _ in seen} == {"1", "2"}
     wait_for(lambda: gone(old_worker), "the old worker's end")
-    assert states(core) == {"1": State.UNAVAILABLE, "2": State.READY}
+    assert states(core) == {"1": State.REPLACED, "2": State.READY}
     # The old one comes back when the new one is taken away.
     shutil.rmtree(models / MODEL / "2")
     wait_for(lambda: states(core) == {"1": State.READY}, "the old version")
@@ -363,7 +381,7 @@ def test_models_are_unloaded_and_loaded_by_request(bundle, models, start):
     assert core.do(core.repository.ready)  # the other one answers
     # It stays so when its folder comes back.
     shutil.move(away, models / MODEL)
-    wait_for(lambda: states(core) == {"1": State.UNAVAILABLE}, "its folder")
+    wait_for(lambda: states(core) == {"1": State.UNLOADED}, "its folder")
     time.sleep(SEVERAL_LOOKS)
     assert core.workers(MODEL) == []
     core.call(load(MODEL))
