@@ -23,13 +23,13 @@ def main() -> None:
         (Path(repository) / "mine").mkdir()
         (Path(repository) / "mine" / "1").symlink_to(Path(given.bundle).resolve())
         command = [sys.executable, "-m", "fleetbert.deploy.inference", "--repository", repository]
-        ports = ["listen.host=127.0.0.1", "listen.http_port=0", "listen.grpc_port=0"]  # free ones
+        ports = ["listen.http_port=0", "listen.grpc_port=0"]  # free ones
         with subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True) as server:
             try:
                 assert server.stdout is not None
-                ready = server.stdout.readline()  # "... http://127.0.0.1:PORT, grpc://..."
-                urls = [word.rstrip(",\n") for word in ready.split() if word.startswith("http://")]
-                if not urls:
+                line = server.stdout.readline()  # serving on http://127.0.0.1:PORT, grpc://...
+                urls = [word.rstrip(",") for word in line.split() if word.startswith("http://")]
+                if not server.stdout.readline():  # ready: mine (1)
                     raise SystemExit("the server did not start: its log is above")
                 with fleetbert.Client(urls[0]) as client:
                     for text, answer in zip(given.text, client.infer("mine", given.text)):

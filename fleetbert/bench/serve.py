@@ -241,7 +241,7 @@ def serve(folder: Path, bundle: bundles.Bundle, variant: str, threads: int) -> I
     (repository / MODEL / "1").symlink_to(bundle.root.resolve())
     command = [
         *(sys.executable, "-m", "fleetbert.deploy.inference", "--repository", str(repository)),
-        *("--http-port", "0", "--grpc-port", "0", "listen.host=127.0.0.1"),
+        *("--http-port", "0", "--grpc-port", "0"),
         *(f"repository.default.variant={variant}", "repository.poll_seconds=0"),
         *(f"engine.workers={threads}", "engine.threads=1"),
     ]

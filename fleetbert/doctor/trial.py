@@ -111,7 +111,7 @@ def served(folder: Path) -> Finding:
     http, grpc = ports.ports
     command = [
         sys.executable, "-m", "fleetbert.cli", "serve", "--repository", str(repository),
-        "--http-port", str(http), "--grpc-port", str(grpc), "listen.host=127.0.0.1",
+        "--http-port", str(http), "--grpc-port", str(grpc),
     ]  # fmt: skip
     said = folder / "serve.txt"
     began = time.perf_counter()
