@@ -32,7 +32,7 @@ SEED := 0
 DIST := dist
 SOURCES := $(wildcard setup.py fleetbert launch deploy tests docs/examples)
 
-.PHONY: help quickstart test test-all test-slow test-part endurance lint api-page format bench release venv venv-clients venv-bench \
+.PHONY: help quickstart test test-all test-slow test-part endurance lint api-page docs format bench release venv venv-clients venv-bench \
 	venv-publish packages packages-arm lock clean
 
 help: ## List the targets
@@ -82,6 +82,9 @@ lint: venv ## Check style and types
 api-page: venv ## Write docs/api.md from the docstrings
 	$(PYTHON) .ci/api-page
 
+docs: venv-publish ## Show the documentation as a site at http://127.0.0.1:8080
+	.ci/docs serve
+
 format: venv ## Rewrite the code in the project's style
 	$(PYTHON) -m ruff check --fix $(SOURCES)
 	$(PYTHON) -m ruff format $(SOURCES)
@@ -111,7 +114,7 @@ endif
 venv-clients:
 	@.ci/setup .venv-clients requirements-clients.lock 3.10 3.11 3.12
 
-# What checks distributions; never beside what it checks.
+# What checks distributions and makes the site; never beside what it checks.
 venv-publish:
 	@.ci/setup .venv-publish .ci/publish.lock 3.10 3.11 3.12
 

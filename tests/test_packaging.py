@@ -102,10 +102,30 @@ def test_an_editable_installation_finds_deploy_in_the_checkout(tmp_path):
     assert Path(done.stdout.strip()) == ROOT / "deploy" / "inference" / "__init__.py"
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
+needs_publish = pytest.mark.skipif(
     not (ROOT / ".venv-publish" / "stamp").exists(), reason="no .venv-publish: `make venv-publish`"
 )
+
+
+@pytest.mark.slow
+@needs_publish
+def test_the_site_has_every_page_and_needs_no_other_host(tmp_path):
+    """Strict: a link or an anchor that leads nowhere fails."""
+    command = [ROOT / ".ci" / "docs", "build", "--strict", "--site-dir", tmp_path]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert done.returncode == 0, done.stdout
+    for page in (*(ROOT / "docs").rglob("*.md"), ROOT / "README.zh-CN.md"):
+        name = page.relative_to(ROOT).with_suffix("")
+        folder = name.parent if name.name == "README" else name
+        assert (tmp_path / folder / "index.html").is_file(), page
+    home = (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert not re.findall(r"<(?:link|script|img)[^>]*(?:href|src)=.?https?://", home)
+    (style,) = re.findall(r"assets/stylesheets/main[^\"' >]*", home)
+    assert (tmp_path / style).is_file()
+
+
+@pytest.mark.slow
+@needs_publish
 def test_a_release_is_complete_and_installs(tmp_path):
     """`make release` runs the checkers, and what it made, in empty environments."""
     dist = tmp_path / "dist"
