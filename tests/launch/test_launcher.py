@@ -47,6 +47,26 @@ def test_a_job_that_ends_well(launch):
     assert job.is_clean()
 
 
+def test_a_server_that_crashes_after_all_trainers_ended_fails_the_job(launch):
+    """Where tables may have been written wrongly; no restart helps, since the trainers are done."""
+    body = """
+touch(run / name)
+if name == "server.1":
+    wait_for(here / "trainer.0.starts", here / "trainer.1.starts")
+    for number in (0, 1):
+        while os.path.exists(f"/proc/{(here / f'trainer.{number}.starts').read_text().split()[0]}"):
+            pass
+    sys.exit(5)
+elif is_server:
+    forever()
+"""
+    job = launch(body, *TWO, "--max_restart", "1")
+    assert job.ended() == 5
+    said = "launch: server 1 failed with exit code 5, after all trainers had ended well; the job"
+    assert said in job.stderr
+    assert job.is_clean()
+
+
 @pytest.mark.slow
 def test_servers_end_by_themselves_or_are_killed(launch):
     """One is told to stop, the other ignores everything."""

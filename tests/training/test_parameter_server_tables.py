@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import paddle
 import pytest
@@ -9,9 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from paddle import nn
 
+from fleetbert import config
 from fleetbert.training.strategies.parameter_server import arrival
 from fleetbert.training.strategies.parameter_server.arrival import Counted, Layout
 from fleetbert.training.strategies.parameter_server.tables import Mirror, Weights, words_of
+from fleetbert.training.strategies.parameter_server.trainer import ParameterServer
+from fleetbert.training.strategies.single import Single, Step
 
 
 class Arrays:
@@ -338,3 +343,32 @@ class TestOnePull:
         monkeypatch.setattr(arrival, "PATIENCE", 0.0)
         counted.handled = lambda: np.array([6, 7])
         assert not counted.wait(np.array([6, 7]), 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "pushes", "pulls"),
+    [
+        ({"mode": "async", "pull_every": 1}, [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 5, 6, 7]),
+        ({"mode": "async", "pull_every": 3}, [1, 2, 3, 4, 5, 6, 7], [3, 6]),
+        ({"mode": "geo", "k_steps": 3}, [3, 6], [3, 6]),
+    ],
+)
+def test_a_trainer_pushes_and_pulls_as_often_as_it_should(monkeypatch, settings, pushes, pulls):
+    """The numbers of the steps after which it does, of seven."""
+    monkeypatch.setattr(Single, "step", lambda *_: Step(0.5, False, False))
+    trainer = ParameterServer.__new__(ParameterServer)
+    trainer.settings = config.Strategy(name="parameter_server", **settings)
+    trainer.started, trainer.steps, trainer.world_size, trainer.bad_in_a_row = True, 0, 2, 0
+    trainer.job = SimpleNamespace(trainer=config.Trainer())
+    trainer.rendezvous = SimpleNamespace(steps=0)
+    pushed, pulled = [], []
+    trainer.mirror = SimpleNamespace(
+        weights=SimpleNamespace(rows=0),
+        push=lambda factor: pushed.append((trainer.rendezvous.steps, factor)),
+        pull_latest=lambda: pulled.append(trainer.rendezvous.steps),
+    )
+    for _ in range(7):
+        trainer.step([])
+    factor = 0.5 if settings["mode"] == "geo" else 1.0  # two trainers' mean, or their sum
+    assert pushed == [(step, factor) for step in pushes]
+    assert pulled == pulls

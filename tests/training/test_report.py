@@ -13,6 +13,7 @@ import pytest
 from fleetbert.reports import figures
 from fleetbert.tasks.classification import metrics
 from fleetbert.training import curves, report
+from fleetbert.training.callbacks.profiler import together
 
 SVG = figures.svg  # conftest.py puts words in its place
 
@@ -207,6 +208,18 @@ def test_hostile_labels_and_metrics_are_text(tmp_path, drawn):
         assert label not in page.text("svg")
     assert HOSTILE in page.text("details")
     assert f"best by {HOSTILE}" in page.text("figcaption")
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank():
+    names = "reader_cost", "batch_cost", "texts_per_s", "tokens_per_s"
+    fast, slow = (dict(zip(names, row)) for row in ((0.2, 1.0, 16, 144), (0.5, 2.0, 8, 72)))
+    expected = {
+        "reader_cost": 0.5, "batch_cost": 2.0, "reader_ratio": 0.25, "steps_per_s": 0.5,
+        "texts_per_s": 24.0, "tokens_per_s": 216.0,
+    }  # fmt: skip
+    for ranks in ([fast, slow], [slow, fast], [fast, {"rank": 1}, slow]):
+        assert together(ranks) == expected
+    assert together([{"rank": 0}]) == {}
 
 
 EMPTY_PROFILE = {"ranks": [{"rank": 0}, {"rank": 1}], "together": {}, "slow_operators": []}
