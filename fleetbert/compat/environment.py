@@ -134,12 +134,13 @@ def home_settings() -> dict[str, str]:
     """HOME for libraries that write into it when they are imported, where it cannot be written, as
     under `docker run --user`: a folder of this user's among the temporary ones. Else nothing.
 
-    UserError where those cannot be written either.
+    UserError where those cannot be written either, because of an OSError.
     """
 
     def make_folders(home: Path) -> None:
         for name in MADE_AT_IMPORT:
             (home / name).mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=home / name).close()  # it may be there and read-only
 
     home = files.home()
     try:
@@ -167,7 +168,7 @@ def home_settings() -> dict[str, str]:
 
 def prepare() -> None:
     """Set the variables that are not set yet; warns, once, where paddle was imported before."""
-    global _is_prepared
+    global _is_prepared, _import_error
     if _is_prepared:
         return
     _is_prepared = True
@@ -175,7 +176,10 @@ def prepare() -> None:
     if "paddle" in sys.modules:
         _tell_lost(values)
         return
-    os.environ.update(home_settings())
+    try:
+        os.environ.update(home_settings())
+    except UserError as error:  # a command that needs no Paddle works without these folders
+        _import_error = error
     # Paddle imports distutils, and PaddleNLP 2.8.1 then pip, which brings setuptools' own.
     warnings.filterwarnings("ignore", "Setuptools is replacing distutils")
     if "GLOG_v" not in os.environ:  # of who wants to see them
@@ -186,6 +190,7 @@ def prepare() -> None:
 
 
 _is_prepared = False
+_import_error: Exception | None = None  # why Paddle cannot be imported
 
 # What a process lacks whose Paddle came before the variable.
 LOST = {
@@ -221,14 +226,22 @@ def import_paddle() -> ModuleType:
 
     Paddle warns of every OMP_NUM_THREADS but 1, "if you use data parallel": that is about ranks
     that each take all processors, which `thread_settings` avoids. UserError for a version that
-    nothing here was written for.
+    nothing here was written for, and where no folder can be written. A failed import is not tried
+    again: Python would tell of a "partially initialized module" then, not of the cause.
     """
+    global _import_error
     versions.check()
     prepare()
+    if _import_error is not None:
+        raise _import_error
     output = io.StringIO()
     with contextlib.redirect_stderr(output), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a missing ccache
-        import paddle  # here alone, after `prepare`
+        try:
+            import paddle  # here alone, after `prepare`
+        except Exception as error:
+            _import_error = error
+            raise
     restore_sigterm()
     for line in output.getvalue().splitlines():
         if "OMP_NUM_THREADS" not in line:

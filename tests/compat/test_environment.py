@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -227,6 +229,36 @@ def test_where_nothing_can_be_written_the_variables_are_named(monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", none)
     with pytest.raises(UserError, match=r"HOME: /dev/null cannot be written .* set HOME or TMPDIR"):
         environment.home_settings()
+
+
+def test_a_second_import_tells_why_the_first_one_failed(tmp_path):
+    (tmp_path / "paddle.py").write_text("import os; os.mkdir(os.environ['HOME'] + '/once')\nlost")
+    code = (
+        "from fleetbert.compat import environment\n"
+        "for _ in range(2):\n"
+        "    try: environment.import_paddle()\n"
+        "    except Exception as error: print(error)\n"
+    )
+    done = python(code, HOME=str(tmp_path), PYTHONPATH=str(tmp_path))
+    assert done.stdout.count("name 'lost' is not defined") == 2, done.stdout + done.stderr
+
+
+def test_a_home_whose_folders_are_read_only_is_not_used(monkeypatch, tmp_path):
+    """They are there, as in an image in which Paddle was imported once."""
+    for name in environment.MADE_AT_IMPORT:
+        (tmp_path / "home" / name).mkdir(parents=True)
+    real = tempfile.TemporaryFile
+
+    def read_only(dir):  # noqa: A002  root may write anywhere
+        if tmp_path / "home" in Path(dir).parents:
+            raise OSError(errno.EROFS, "Read-only file system")
+        return real(dir=dir)
+
+    monkeypatch.setattr("tempfile.TemporaryFile", read_only)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    own = tmp_path / f"fleetbert-home-{os.getuid()}"
+    assert environment.home_settings()["HOME"] == str(own)
 
 
 def test_a_user_without_a_home_gets_a_temporary_one(monkeypatch, tmp_path):
