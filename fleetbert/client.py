@@ -137,10 +137,11 @@ class Client:
                 raise TypeError(f"{name} is one text; give a list of them: [{values[:40]!r}]")
             if isinstance(values, Mapping):
                 raise TypeError(f"{name} is a {type(values).__name__}; give a list of texts")
-        tensors = [("text", list(texts))]
+        tensors = {"text": list(texts)}
+        bodies = [pack(tensors["text"], "texts")]
         if pairs is not None:
-            tensors.append(("text_pair", list(pairs)))
-        bodies = [pack(values) for _, values in tensors]
+            tensors["text_pair"] = list(pairs)
+            bodies.append(pack(tensors["text_pair"], "pairs"))
         parameters: dict[str, Any] = {"binary_data_output": True}
         if speed is not None:
             parameters["speed"] = speed
@@ -153,7 +154,7 @@ class Client:
                 "datatype": "BYTES",
                 "parameters": {"binary_data_size": len(body)},
             }
-            for (name, values), body in zip(tensors, bodies)
+            for (name, values), body in zip(tensors.items(), bodies)
         ]
         head = json.dumps({"inputs": inputs, "parameters": parameters}).encode()
         path, body = f"{_path(model, version)}/infer", b"".join([head, *bodies])
@@ -261,10 +262,22 @@ def _path(model: str, version: str | None) -> str:
     return path if version is None else f"{path}/versions/{quote(str(version), safe='')}"
 
 
-def pack(texts: Sequence[str]) -> bytes:
-    """BYTES: each text in UTF-8 after its length, uint32 little-endian."""
-    encoded = [text.encode("utf-8") for text in texts]
-    return b"".join(part for text in encoded for part in (struct.pack("<I", len(text)), text))
+def pack(texts: Sequence[str], name: str) -> bytes:
+    """BYTES: each text in UTF-8 after its length, uint32 little-endian. TypeError or ValueError
+    for what is no text; `name` is the argument that holds it."""
+    parts = []
+    for number, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise TypeError(f"{name}[{number}] is {text!r:.40}; it has to be a string")
+        try:
+            encoded = text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise ValueError(
+                f"{name}[{number}] holds half of a surrogate pair, which is no character: read its "
+                'source as UTF-8, or replace it: text.encode("utf-8", "replace").decode()'
+            ) from None
+        parts += struct.pack("<I", len(encoded)), encoded
+    return b"".join(parts)
 
 
 def _read_outputs(outputs: Sequence[dict[str, Any]], body: bytes) -> dict[str, Any]:

@@ -76,6 +76,18 @@ def test_one_text_is_no_list_of_its_letters(client, text):
         client.infer("pairs", ["abc"], text)
 
 
+@pytest.mark.parametrize(
+    ("text", "kind", "words"),
+    [(None, TypeError, "None; it has"), (float("nan"), TypeError, "nan; it has"),
+     (b"a", TypeError, "b'a'; it has"), ("a\ud800", ValueError, "half of a surrogate pair")],
+)  # fmt: skip
+def test_what_is_no_text_is_named(client, text, kind, words):
+    with pytest.raises(kind, match=rf"texts\[1\] .*{words}"):
+        client.infer("sst", ["a", text])
+    with pytest.raises(kind, match=r"pairs\[0\] "):
+        client.infer("pairs", ["a"], [text])
+
+
 def test_texts_of_a_generator_and_no_keys_of_a_dict(client, server):
     client.infer("pairs", (t for t in ["a", "b"]), (t for t in ["c", "d"]))
     assert server.core.requests[-1].texts_b == ["c", "d"]

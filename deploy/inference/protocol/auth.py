@@ -14,6 +14,7 @@ import hashlib
 import hmac
 import logging
 import ssl
+from codecs import BOM_UTF8
 from pathlib import Path
 
 import grpc
@@ -54,12 +55,17 @@ def read_keys(section: settings.Safety) -> Keys | None:
     path = section.api_key_file
     if path is None:
         return None
-    text = _read(path, "safety.api_key_file").decode("utf-8-sig", "replace")
+    text = _read(path, "safety.api_key_file").decode("utf-8", "replace")
     lines = [line.strip() for line in text.splitlines()]
     keys = {line: number for number, line in enumerate(lines, 1) if line and line[0] != "#"}
     if not keys:
         raise UserError(f"safety.api_key_file {path} holds no key: write one a line")
     for key, number in keys.items():
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(
+                f"{path}:{number}: a key that no header can carry; use ASCII letters and digits, and "
+                "save the file as UTF-8"
+            )
         if len(key) < SHORTEST_KEY:
             raise UserError(
                 f"{path}:{number}: a key of {len(key)} characters can be guessed; take at "
@@ -114,10 +120,12 @@ def read_tls(section: settings.Safety) -> Tls | None:
 
 
 def _read(path: str, name: str) -> bytes:
+    """Without a byte order mark, which gRPC does not take."""
     try:
-        return Path(path).read_bytes()
+        content = Path(path).read_bytes()
     except OSError as error:
         raise UserError(f"{name} {path}: cannot be read: {error.strerror}") from None
+    return content[len(BOM_UTF8) :] if content.startswith(BOM_UTF8) else content
 
 
 class Secrets:

@@ -25,11 +25,15 @@ KEYS = ["first-key-0123456789", "second-key-0123456789"]
 
 @pytest.fixture(scope="module")
 def guarded(certificate, tmp_path_factory):
-    """A server with keys, TLS and a port for admins."""
+    """A server with keys, TLS and a port for admins; its files are as Windows writes them."""
     folder = tmp_path_factory.mktemp("guarded")
     (folder / "keys").write_text("# clients\n" + "\n".join(KEYS) + "\n")
+    for path in certificate:
+        lines = path.read_bytes().replace(b"\n", b"\r\n")
+        (folder / path.name).write_bytes(b"\xef\xbb\xbf" + lines + b"\r\n# the end\r\n")
     words = [f"safety.api_key_file={folder / 'keys'}", "listen.admin_port=0"]
-    words += [f"safety.tls_certificate={certificate[0]}", f"safety.tls_key={certificate[1]}"]
+    cert, key = (folder / path.name for path in certificate)
+    words += [f"safety.tls_certificate={cert}", f"safety.tls_key={key}"]
     with serving(folder, *words) as served:
         yield served
 
@@ -143,7 +147,13 @@ def test_every_key_is_compared_in_constant_time(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "part"),
-    [("", "holds no key"), ("# none\n\n", "holds no key"), ("short\n", "keys:1: a key of 5 char")],
+    [
+        ("", "holds no key"),
+        ("# none\n\n", "holds no key"),
+        ("short\n", "keys:1: a key of 5 char"),
+        (f"{KEYS[0]}\n{KEYS[1]}\0\n", "keys:2: a key that no header can carry"),
+        (f"{KEYS[0]}é\n", "keys:1: a key that no header can carry"),
+    ],
 )
 def test_files_of_keys_that_cannot_be(tmp_path, text, part):
     (tmp_path / "keys").write_text(text)
