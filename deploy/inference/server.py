@@ -210,7 +210,7 @@ class Listener(NamedTuple):
 
     address: str
     close: Callable[[float], Awaitable[None]]
-    leave: Callable[[], None] = lambda: None
+    leave: Callable[[], object]
 
 
 async def _open_http(
@@ -270,7 +270,7 @@ async def _open_grpc(
     if not bound:
         raise UserError(f"listen.grpc_port: {address} cannot be listened on; name another port")
     await server.start()
-    return Listener(f"grpc{'s' if tls else ''}://{address}", server.stop)
+    return Listener(f"grpc{'s' if tls else ''}://{address}", server.stop, server.leave)
 
 
 def _fit_connections(safety: settings.Safety, ports: int) -> settings.Safety:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import re
@@ -130,11 +131,21 @@ class Server:
         self.add_insecure_port = self._grpc.add_insecure_port
         self.add_secure_port = self._grpc.add_secure_port
         self.start = self._grpc.start
+        self._stopping: asyncio.Future[None] | None = None
+
+    def leave(self) -> asyncio.Future[None]:
+        """Tell all clients to send their next calls elsewhere (GOAWAY). Calls under way go on, and
+        are awaited; health watches end at once."""
+        self._health.leaving.set()
+        self._stopping = asyncio.ensure_future(self._grpc.stop(LONGEST))
+        return self._stopping
 
     async def stop(self, grace: float) -> None:
-        """Take no new calls; those under way have `grace` seconds. Health watches end at once."""
-        self._health.leaving.set()
-        await self._grpc.stop(grace)
+        """`leave`, and end the calls that are still under way after `grace` seconds."""
+        stopping = self._stopping or self.leave()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(stopping, grace)
+        await self._grpc.stop(None)
 
 
 def _milliseconds(seconds: float) -> int:

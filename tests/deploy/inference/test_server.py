@@ -18,7 +18,7 @@ import pytest
 import requests
 import uvloop
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_stub import make_stub
+from grpc_stub import make_stub, request_of
 from served import DEADLINE, FAKE, LIGHT, ask, connect, serving, settings_of
 
 from fleetbert.cli import main as cli
@@ -185,14 +185,21 @@ def test_sigterm_and_sighup_drain(tmp_path, signals):
         slow = []
         thread = threading.Thread(target=lambda: slow.append(ask(served.http, "sleep 5")))
         thread.start()
-        with requests.Session() as session:
-            served.wait_for(lambda: "asleep" in served.log)
+        with requests.Session() as session, grpc.insecure_channel(served.grpc) as channel:
+            states: list[grpc.ChannelConnectivity] = []
+            channel.subscribe(states.append)
+            call = make_stub(channel).ModelInfer.future(request_of(["sleep 5"]), timeout=DEADLINE)
+            served.wait_for(lambda: served.log.count("asleep") == 2)
             for number in signals:
                 served.process.send_signal(number)
             served.wait_for(
                 lambda: session.get(f"{served.http}/v2/health/ready").status_code == 503
             )
             refused = ask(served.http, "good")
+            # GOAWAY: the next call takes another connection, to another server where there is one.
+            served.wait_for(lambda: states[-1] is grpc.ChannelConnectivity.IDLE)
+            assert not call.done()
+            assert call.result().outputs[0].name == "label"
         assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
         assert "leaving" in refused.json()["error"]
         assert refused.headers["connection"] == "close"
