@@ -63,8 +63,8 @@ def read_keys(section: settings.Safety) -> Keys | None:
     for key, number in keys.items():
         if not (key.isascii() and key.isprintable()):
             raise UserError(
-                f"{path}:{number}: a key that no header can carry; use ASCII letters and digits, and "
-                "save the file as UTF-8"
+                f"{path}:{number}: a key that no header can carry; use ASCII letters and digits, "
+                "and save the file as UTF-8"
             )
         if len(key) < SHORTEST_KEY:
             raise UserError(
