@@ -20,7 +20,7 @@ from typing import Callable, NamedTuple
 
 from fleetbert import bundle as bundles
 from fleetbert import config
-from fleetbert.compress import report, sensitivity
+from fleetbert.compress import auto_compression, report, sensitivity
 from fleetbert.compress.gate import too_few
 from fleetbert.compress.static import split_pieces
 from fleetbert.compress.texts import Feeds
@@ -46,6 +46,7 @@ METHODS = {
     "prune": "fleetbert.compress.prune",
     "onnx": "fleetbert.compress.onnx_int8",
     "bfloat16": "fleetbert.compress.bfloat16",
+    "paddleslim": "fleetbert.compress.auto_compression",
 }
 
 
@@ -112,6 +113,8 @@ def load(method: str) -> Prepare:
 def variant_name(job: config.Quantize) -> str:
     """`name`, or what the method makes; `pruned-` before it if it was made from pruned-float32."""
     names = {"prune": "pruned-float32", "onnx": "onnx-int8", "bfloat16": "bfloat16"}
+    if job.method == "paddleslim":
+        names["paddleslim"] = auto_compression.variant_name(job)
     made = names.get(job.method, f"int{job.bits}-{job.method}")
     former = job.source[: -len("float32")] if job.source.endswith("float32") else f"{job.source}-"
     return job.name or former + made

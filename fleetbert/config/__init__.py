@@ -13,6 +13,7 @@ from fleetbert.config.compression import (
     TRAINED,
     Calibration,
     Gate,
+    PaddleSlim,
     Quantize,
     Selection,
     Tuning,

@@ -21,8 +21,13 @@ from fleetbert.config.training import (
 # Methods that train, in one process or in ranks, and those that need texts to calibrate with.
 TRAINED = ("qat", "prune")
 CALIBRATED = ("static", "onnx")
+NEED_TEXTS = (*CALIBRATED, "paddleslim")
 # Those that do not take calibration.clip, and why.
-OWN_CLIPPING = {"onnx": "ONNX Runtime's tool cuts by itself", "qat": "training learns where to cut"}
+OWN_CLIPPING = {
+    "onnx": "ONNX Runtime's tool cuts by itself",
+    "paddleslim": "PaddleSlim cuts by itself",
+    "qat": "training learns where to cut",
+}
 
 # What keys are where a job with such a method leaves them out: the recipes of configs/quantize/,
 # whose figures are measured, whatever suits training from the start.
@@ -174,6 +179,18 @@ class Onnx(Section):
     )
 
 
+class PaddleSlim(Section):
+    strategy: Literal["quant_post", "qat", "asp", "unstructured", "transformer_prune"] = key(
+        "quant_post",
+        "PaddleSlim's strategy, with settings for an encoder: quant_post: int8 by calibration; "
+        "qat: int8 by training; asp: 2:4 sparse weights; unstructured: half of the weights 0; "
+        "transformer_prune: a quarter of the heads and feed-forward units removed",
+    )
+    config: Optional[str] = key(
+        None, "YAML file of PaddleSlim's AutoCompression, instead of strategy"
+    )
+
+
 class SoftLabels(Section):
     weight: Optional[float] = key(
         None,
@@ -206,13 +223,14 @@ class Quantize(Section):
     """A job that adds a smaller and faster variant to a bundle."""
 
     bundle: str = key("output/bundle", "bundle to add the variant to", common_for=QUANTIZE)
-    method: Literal["dynamic", "static", "qat", "prune", "onnx", "bfloat16"] = key(
+    method: Literal["dynamic", "static", "qat", "prune", "onnx", "bfloat16", "paddleslim"] = key(
         "static",
         "method of compression: dynamic: integer weights, needs no data; static: int8 weights and "
         "activations, needs calibration.data; qat: quantization-aware training, needs data.train "
         "(other keys default to configs/quantize/qat.yaml); prune: fewer attention heads and "
         "feed-forward units in float32, needs data.train; onnx: int8 by ONNX Runtime, needs "
-        "calibration.data; bfloat16: needs a processor with AVX512-BF16 or AMX",
+        "calibration.data; bfloat16: needs a processor with AVX512-BF16 or AMX; paddleslim: "
+        "PaddleSlim's AutoCompression, needs calibration.data",
         common_for=QUANTIZE,
     )
     source: str = key(
@@ -236,6 +254,7 @@ class Quantize(Section):
     gate: Gate = Gate()
     selection: Selection = Selection()
     onnx: Onnx = Onnx()
+    paddleslim: PaddleSlim = PaddleSlim()
     report: Optional[str] = key(
         None,
         "HTML report, also of a variant that is rejected (null: quantize-report.html in the "
@@ -283,13 +302,18 @@ class Quantize(Section):
                 raise ValueError("skip: method: prune takes as much from every layer; leave it out")
             if not self.prune.heads and not self.prune.feed_forward:
                 raise ValueError("prune.heads: is 0, and so is prune.feed_forward: nothing to do")
+        if self.method == "paddleslim" and self.skip:
+            raise ValueError(
+                "skip: PaddleSlim's own file says what stays in float32; leave it out, or choose "
+                "method: static"
+            )
         if self.name in ("float32", self.source):
             raise ValueError(
                 f"name: {self.name} is the variant that the new one is measured against or made "
                 "from; choose another"
             )
         check_gate(self.gate)
-        if self.method in CALIBRATED and self.calibration.data is None:
+        if self.method in NEED_TEXTS and self.calibration.data is None:
             raise ValueError(
                 f"calibration.data: method: {self.method} needs texts to see how large activations "
                 "get; name a file, labels are not needed"

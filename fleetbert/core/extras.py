@@ -28,6 +28,7 @@ MODULES = {
     "onnx": ("onnx", "onnxruntime"),
     "lite": ("paddlelite",),
     "tracking": ("visualdl",),
+    "compress": ("paddleslim",),
     "paddlenlp": ("paddlenlp",),
 }
 

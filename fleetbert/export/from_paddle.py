@@ -109,13 +109,13 @@ def import_program(
     answers: the task and the labels, of the folder's config.json ({} without one) and the number of
     logits. UserError says why a program cannot be served.
     """
-    given = _read(path)
+    given = read(path)
     spec = tokenizers.changed(tokenizers.find(path.parent), model.vocab, model.lowercase)
     for file in spec.files.values():
         if not file.is_file():
             raise UserError(f"{path.parent} has no {file.name}: put the model's beside {path.name}")
     tokenizer = tokenizers.open(spec)
-    widened = _widened(given.program, given.arrays)
+    widened = widen(given.program, given.arrays)
     (words,) = (
         len(widened.arrays[programs.argument(op.inputs, "W")])
         for op in widened.program.blocks[0].ops
@@ -174,7 +174,7 @@ def import_program(
     )
 
 
-def _read(path: Path) -> Given:
+def read(path: Path) -> Given:
     """UserError for a program that is damaged, or is asked or answers otherwise than a bundle's."""
     parameters = path.with_suffix(".pdiparams")
     if not parameters.is_file():
@@ -256,7 +256,7 @@ def _answers(given: Given, batches: Sequence[Batch]) -> list[np.ndarray]:
     return logits
 
 
-def _widened(program: ProgramDesc, arrays: Parameters) -> Widened:
+def widen(program: ProgramDesc, arrays: Parameters) -> Widened:
     """The program without quantize and dequantize operators."""
     thresholds, quantized = quantizers.read(program, arrays)
     program = quantizers.in_float32(program)
@@ -292,7 +292,7 @@ def _int8(
     made = folder / NAME
     made.mkdir()
     try:
-        variant = _write_int8(widened, folder / "float32", made)
+        variant = write_int8(widened, folder / "float32", made)
         run = functools.partial(engine.open_folder(engine.INT8, made), pad_id=pad_id)
         logits = [run(*batch) for batch in batches]
         error = _error(logits, expected)
@@ -307,7 +307,7 @@ def _int8(
     return variant, run, logits
 
 
-def _write_int8(widened: Widened, float32: Path, made: Path) -> bundles.Int8Variant:
+def write_int8(widened: Widened, float32: Path, made: Path) -> bundles.Int8Variant:
     """Write the int8 form of the program in the folder `float32` into the folder `made`."""
     fused = fuse(float32)
     program = merge_transposes(fused.program)
