@@ -109,7 +109,7 @@ class FakeCore:
             raise Failure(Reason.DEADLINE, "the timeout of 10 ms has passed")
         if request.model == "broken":
             raise RuntimeError("a secret of the inside")
-        texts, cut, tokens = request.texts or [], 0, 0
+        texts, truncated, tokens = request.texts or [], 0, 0
         if request.model == "vectors":
             told: dict[str, Any] = {"embedding": vectors_of(texts)}
             tokens = sum(map(len, texts))
@@ -120,7 +120,7 @@ class FakeCore:
             if texts:
                 pairs = zip(texts, request.texts_b or [""] * request.size)
                 logits = logits_of([first + second for first, second in pairs])
-                cut = sum(len(text) > MAX_LENGTH for text in texts)
+                truncated = sum(len(text) > MAX_LENGTH for text in texts)
             else:
                 logits = logits_of_rows(request.ids, request.first_lengths)
             labels = [self.labels[row] for row in logits.argmax(axis=1)]
@@ -128,7 +128,7 @@ class FakeCore:
         told["exit_layer"] = np.arange(1, request.size + 1, dtype=np.int32)
         found = FakeCore.find(self, request.model, request.version)
         return Response(
-            found.model, found.version, told, 0.0125, 0.25, cut, self.bundle, tokens=tokens
+            found.model, found.version, told, 0.0125, 0.25, truncated, self.bundle, tokens=tokens
         )
 
     def live(self) -> bool:

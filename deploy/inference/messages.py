@@ -93,7 +93,7 @@ class Response(NamedTuple):
     outputs: Mapping[str, Values]  # by name, in the order of `Version.outputs`
     queue_seconds: float  # waiting until its last batch began
     compute_seconds: float  # its batches in the engine
-    cut: int = 0  # texts that were cut to the model's maximum length
+    truncated: int = 0  # texts that were truncated to the model's maximum length
     bundle: str = ""  # which one answered, as `Version.bundle`
     tokens: int = 0  # of all texts
 
@@ -141,7 +141,7 @@ class Version:
     labels: tuple[str, ...] = ()
     outputs: tuple[Tensor, ...] = ()  # as its task says them
     pair: bool = False
-    max_length: int = 0  # tokens of a text: longer texts are cut, longer input_ids refused
+    max_length: int = 0  # tokens of a text: longer texts are truncated, longer input_ids refused
     vocab_size: int = 0  # input_ids are below it
     pad_id: int = 0  # of input_ids
     layers: int = 0

@@ -39,7 +39,7 @@ class Clicks(NamedTuple):
     skipped: int  # bad lines left out
 
     def counts(self) -> dict[str, int]:
-        return {"texts": len(self.labels), "cut": 0, "skipped_lines": self.skipped}
+        return {"texts": len(self.labels), "truncated": 0, "skipped_lines": self.skipped}
 
     def fingerprint(self) -> str:
         """Of labels, numbers and ids."""

@@ -31,7 +31,7 @@ class Split(NamedTuple):
 
     def counts(self) -> dict[str, int]:
         truncated = self.encodings.truncated
-        return {"texts": len(self.labels), "cut": truncated, "skipped_lines": self.skipped}
+        return {"texts": len(self.labels), "truncated": truncated, "skipped_lines": self.skipped}
 
 
 def encode(

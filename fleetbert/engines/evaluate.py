@@ -76,7 +76,7 @@ def evaluate(
     """Measures of the model on the table at `path`, ready for JSON.
 
     Those of the task, ece (expected calibration error of its probabilities), texts_per_s
-    (tokenization to logits), skipped (bad lines), cut (texts longer than max_length) and
+    (tokenization to logits), skipped (bad lines), truncated (texts longer than max_length) and
     mean_layers (that a text went through; None where all do).
     A line whose label the model does not know is a bad line (skip_with: see `read_known`).
     """
@@ -95,7 +95,8 @@ def evaluate(
         **calibrated,
         "texts_per_s": round(len(texts_a) / seconds, 1),
         "skipped": table.skipped,
-        "cut": logits.truncated,
+        "truncated": logits.truncated,
+        "cut": logits.truncated,  # its former name, for one more release
         "mean_layers": None if logits.exit_layers is None else float(logits.exit_layers.mean()),
     }
 
@@ -110,11 +111,11 @@ def format_report(report: Metrics) -> str:
     lines = ["   ".join([*numbers, speed])]
     if "classes" in report:
         lines += ["", *_tables(report)]
-    skipped, cut = report["skipped"], report["cut"]
+    skipped, truncated = report["skipped"], report["truncated"]
     if skipped:
         lines += ["", f"{skipped} bad line{'s were' if skipped > 1 else ' was'} skipped"]
-    if cut:
-        lines += ["", f"texts cut to the model's maximum length: {cut}"]
+    if truncated:
+        lines += ["", f"texts truncated to the model's maximum length: {truncated}"]
     return "\n".join(lines)
 
 

@@ -208,11 +208,11 @@ def _data(data: Row) -> Section:
         (
             source,
             counts.get("file", ""),
-            *(number(counts[name]) for name in ("texts", "cut", "skipped_lines")),
+            *(number(counts[name]) for name in ("texts", "truncated", "skipped_lines")),
         )
         for source, counts in data.items()
     ]
-    columns = ["texts from", "file", "texts", "cut", "skipped lines"]
+    columns = ["texts from", "file", "texts", "truncated", "skipped lines"]
     return Section("Data", [Table(columns, rows)] if rows else [])
 
 

@@ -185,8 +185,8 @@ class TextTask(Trainable):
             if split is not None:
                 counts = split.counts()
                 counted = [f"{counts['texts']} texts"]
-                if counts["cut"]:
-                    counted.append(f"{counts['cut']} cut to {self.job.data.max_length} tokens")
+                if truncated := counts["truncated"]:
+                    counted.append(f"{truncated} truncated to {self.job.data.max_length} tokens")
                 if counts["skipped_lines"]:
                     counted.append(f"{counts['skipped_lines']} bad lines skipped")
                 notes.append(f"{split.name}: {', '.join(counted)}")

@@ -38,8 +38,8 @@ def test_each_text_is_in_one_of_the_two(texts, share, seed):
         np.testing.assert_array_equal(part.encodings.lengths, numbers + 1)
         np.testing.assert_array_equal(part.encodings.first_lengths, numbers + 1)
         np.testing.assert_array_equal(part.labels, numbers % 3)
-    assert kept.counts() == {"texts": texts - count, "cut": 3, "skipped_lines": 4}
-    assert held.counts() == {"texts": count, "cut": 0, "skipped_lines": 0}
+    assert kept.counts() == {"texts": texts - count, "truncated": 3, "skipped_lines": 4}
+    assert held.counts() == {"texts": count, "truncated": 0, "skipped_lines": 0}
     assert held.name == "t.tsv, held out"
     again = split.hold_out(whole, share, seed)[0]
     np.testing.assert_array_equal(again.lines, kept.lines)

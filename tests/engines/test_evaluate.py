@@ -12,7 +12,7 @@ from fleetbert.core.errors import UserError
 from fleetbert.engines import answer, evaluate
 from fleetbert.tasks.classification import CLASSIFICATION
 
-MORE = {"texts_per_s": 1.0, "skipped": 0, "cut": 0, "mean_layers": None}
+MORE = {"texts_per_s": 1.0, "skipped": 0, "truncated": 0, "mean_layers": None}
 
 
 def test_a_table_is_measured(model, tmp_path):

@@ -97,7 +97,9 @@ def write_run(folder: Path, dev=None, rows=None, profile=None, **changes) -> dic
         "dev": dev or {}, "steps": 40, "skipped_steps": 0, "texts_per_s": 1234.5,
         "tokens_per_s": 98765.4, "reader_ratio": 0.0321, "wall_s": 7384.0, "world_size": 2,
         "device": "cpu", "fresh_weights": ["classifier.weight"], "unused_weights": [],
-        "data": {"train": {"file": "texts.tsv", "texts": 6920, "cut": 17, "skipped_lines": 3}},
+        "data": {
+            "train": {"file": "texts.tsv", "texts": 6920, "truncated": 17, "skipped_lines": 3},
+        },
         "versions": {"paddlepaddle": "2.6.2"},
         "config": {
             "task": {"name": "classification"}, "optimizer": {"learning_rate": 5e-05},
@@ -193,7 +195,7 @@ def test_what_servers_told_of_themselves(tmp_path, drawn):
 def test_hostile_labels_and_metrics_are_text(tmp_path, drawn):
     labels = ["fine", HOSTILE, '" onmouseover="alert(1)', "$x$ & {{ 7 * 7 }}"]
     changes = {
-        "data": {HOSTILE: {"texts": 1, "cut": 0, "skipped_lines": 0}},
+        "data": {HOSTILE: {"texts": 1, "truncated": 0, "skipped_lines": 0}},
         "config": {"task": {"name": HOSTILE}, "data": {"train": "</pre>" + HOSTILE}},
         "fresh_weights": [HOSTILE],
     }

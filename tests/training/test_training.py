@@ -180,7 +180,7 @@ class TestFiles:
         assert summary["versions"] == versions()
         assert summary["versions"]["paddlepaddle"] == paddle.__version__
         assert config.Config.model_validate(summary["config"]).trainer.epochs == 6
-        counts = {"cut": 0, "skipped_lines": 0}
+        counts = {"truncated": 0, "skipped_lines": 0}
         assert summary["data"] == {
             "train": {"file": str(tiny_data / "train.tsv"), "texts": 160, **counts},
             "dev": {"file": str(tiny_data / "dev.tsv"), "texts": 60, **counts},

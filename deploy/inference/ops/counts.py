@@ -24,7 +24,8 @@ class Counts:
         self._padding = metrics.PADDING.labels(model, version)
         self._queued = metrics.QUEUED_TOKENS.labels(model, version)
         self._exits: dict[int, PrometheusCounter] = {}  # by layer
-        self._cut = metrics.CUT.labels(model, version)
+        counters = metrics.TRUNCATED, metrics.CUT
+        self._truncated = [counter.labels(model, version) for counter in counters]
         self._last = 0
         self._texts = 0
         self._success = [0.0, 0.0]  # how many, and their seconds
@@ -37,9 +38,9 @@ class Counts:
         """Whoever asks how many tokens wait asks this."""
         self._queued.set_function(tokens)
 
-    def cut(self, texts: int) -> None:
-        if texts:
-            self._cut.inc(texts)
+    def truncated(self, texts: int) -> None:
+        for counter in self._truncated if texts else ():
+            counter.inc(texts)
 
     def batch(
         self, texts: int, tokens: int, padded: int, layers: Sequence[int], seconds: float

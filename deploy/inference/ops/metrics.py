@@ -47,7 +47,8 @@ BATCH_TEXTS = histogram(
 )
 TOKENS = counter("tokens", "Tokens of texts", *OF_VERSION)
 PADDING = counter("padding_tokens", "Tokens of padding", *OF_VERSION)
-CUT = counter("cut_texts", "Texts cut to the model's length", *OF_VERSION)
+TRUNCATED = counter("truncated_texts", "Texts truncated to the model's length", *OF_VERSION)
+CUT = counter("cut_texts", "As truncated_texts: its former name, for one release", *OF_VERSION)
 EXITS = counter("exits", "Texts by the layer that answered them", *OF_VERSION, "layer")
 QUEUED_TOKENS = Gauge(
     "fleetbert_queued_tokens", "Tokens that wait for a batch", OF_VERSION, registry=REGISTRY
@@ -64,7 +65,7 @@ WORKER_RESTARTS = counter(
 
 _PER_VERSION = (
     *(REQUESTS, REQUEST_SECONDS, QUEUE_SECONDS, BATCH_SECONDS, BATCH_TEXTS),
-    *(TOKENS, PADDING, CUT, EXITS, QUEUED_TOKENS, REFUSED),
+    *(TOKENS, PADDING, TRUNCATED, CUT, EXITS, QUEUED_TOKENS, REFUSED),
 )
 
 

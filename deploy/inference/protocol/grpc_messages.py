@@ -114,7 +114,8 @@ def to_message(response: Response, raw: RawRequest) -> pb.ModelInferResponse:
         id=raw.id,
         raw_output_contents=map(to_raw, chosen),
     )
-    message.parameters["cut"].int64_param = response.cut
+    for name in ("truncated", "cut"):  # `cut`: its former name, for one more release
+        message.parameters[name].int64_param = response.truncated
     if response.bundle:
         message.parameters["bundle"].string_param = response.bundle
     for output in chosen:

@@ -81,7 +81,8 @@ def render(response: Response, body: Body) -> tuple[bytes, int | None]:
             flat = isinstance(output.values, np.ndarray)
             entry["data"] = output.values.ravel() if flat else output.values  # type: ignore[union-attr]
         described.append(entry)
-    parameters: Json = {"cut": response.cut}
+    # `cut`: its former name, for one more release
+    parameters: Json = {"truncated": response.truncated, "cut": response.truncated}
     if response.bundle:
         parameters["bundle"] = response.bundle
     message = {

@@ -40,7 +40,7 @@ class PendingRequest:
     missing: int  # texts without an answer
     deadline: float  # when it has to be answered at the latest
     arrival: float = 0.0
-    cut: int = 0  # texts that were cut to the model's length
+    truncated: int = 0  # texts that were truncated to the model's length
     tokens: int = 0  # of all texts
     waiting: dict[int, Text] = field(default_factory=dict)  # its texts that are in the queue
     rows: dict[int, Row] = field(default_factory=dict)  # answers, by the texts' places

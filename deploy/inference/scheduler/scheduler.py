@@ -130,9 +130,9 @@ class Scheduler:
             encoded = await self._encode_aside(request, timeout)
         else:
             encoded = self._encode(request)
-        cut, tokens = encoded.truncated, sum(map(len, encoded.ids))
-        self.counts.cut(cut)
-        pending = PendingRequest(request.size, arrival + timeout, arrival, cut, tokens)
+        truncated, tokens = encoded.truncated, sum(map(len, encoded.ids))
+        self.counts.truncated(truncated)
+        pending = PendingRequest(request.size, arrival + timeout, arrival, truncated, tokens)
         speed = request.speed if self._early else None
         texts = [
             Text(pending, place, ids, first, speed)
@@ -294,7 +294,7 @@ class Scheduler:
             {name: _together(values) for name, values in zip(self._outputs, zip(*rows))},
             pending.last_begin - pending.arrival,
             pending.compute_seconds,
-            pending.cut,
+            pending.truncated,
             self.bundle,
             pending.tokens,
         )

@@ -78,7 +78,7 @@ Row Classifier::encode(std::string_view text, std::string_view second) const {
   row.token_type_ids.assign(encoding.ids.size(), 1);
   std::fill_n(row.token_type_ids.begin(), encoding.first_length, 0);
   row.input_ids = std::move(encoding.ids);
-  row.cut = encoding.cut;
+  row.truncated = encoding.truncated;
   return row;
 }
 

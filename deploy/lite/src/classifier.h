@@ -19,7 +19,7 @@ namespace fleetbert {
 struct Row {
   std::vector<int64_t> input_ids;
   std::vector<int64_t> token_type_ids;  // as many
-  bool cut = false;
+  bool truncated = false;
   std::string text;          // of spans, and what is tagged of it
   std::vector<Word> words;
   std::optional<double> speed;  // of early exit; nothing: the classifier's own

@@ -99,7 +99,7 @@ int predict(int argc, char** argv) {
     if (!file) throw UserError(path + " cannot be read");
   }
   std::istream& input = path == "-" ? std::cin : file;
-  size_t read = 0, failed = 0, cut = 0;
+  size_t read = 0, failed = 0, truncated = 0;
   while (input) {
     std::vector<Line> lines;
     for (std::string text; lines.size() < kWindow && std::getline(input, text);) {
@@ -120,15 +120,16 @@ int predict(int argc, char** argv) {
       }
       std::cout << answer.dump() << '\n';
       failed += !line.error.empty();
-      cut += line.row.cut;
+      truncated += line.row.truncated;
     }
     read += lines.size();
   }
   if (failed) {
     std::cerr << failed << " of " << read << " lines could not be answered: see their error\n";
   }
-  if (cut) {
-    std::cerr << cut << " texts were cut to " << classifier->bundle().max_length << " tokens\n";
+  if (truncated) {
+    std::cerr << truncated << " texts were truncated to "
+              << classifier->bundle().max_length << " tokens\n";
   }
   return failed ? 1 : 0;
 }

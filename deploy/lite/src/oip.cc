@@ -621,11 +621,13 @@ Reply render(const Question& question, const Answers& answers, const Classifier&
              const std::string& model) {
   const auto& bundle = classifier.bundle();
   const auto told = outputs_of(classifier);
-  size_t cut = 0;
-  for (const auto& row : question.rows) cut += row.cut;
+  size_t truncated = 0;
+  for (const auto& row : question.rows) truncated += row.truncated;
   auto body = "{\"model_name\":" + json_text(model) + ",\"model_version\":\"1\"";
   if (!question.id.empty()) body += ",\"id\":" + json_text(question.id);
-  body += ",\"parameters\":{\"cut\":" + std::to_string(cut) + "},\"outputs\":[";
+  // `cut`: its former name, for one more release.
+  const auto count = std::to_string(truncated);
+  body += ",\"parameters\":{\"truncated\":" + count + ",\"cut\":" + count + "},\"outputs\":[";
   std::string all_raw;
   for (const auto& output : question.outputs) {
     const auto& of = *std::find_if(told.begin(), told.end(),

@@ -78,7 +78,7 @@ void Queue::run(Jobs jobs) {
     if (job->deadline <= start) continue;  // nobody waits for it any more
     for (const auto& row : job->rows) {
       rows.push_back(&row);
-      added.cut += row.cut;
+      added.truncated += row.truncated;
     }
     added.tokens += tokens_of(job->rows);
   }
@@ -95,7 +95,7 @@ void Queue::run(Jobs jobs) {
     counts_.batches += !rows.empty();
     counts_.texts += rows.size();
     counts_.tokens += added.tokens;
-    counts_.cut += added.cut;
+    counts_.truncated += added.truncated;
     for (const auto& answer : answers) {
       if (answer.layer != 0) ++counts_.exits[answer.layer];
     }

@@ -28,7 +28,7 @@ struct DeadlinePassed : std::runtime_error {
 
 struct QueueCounts {
   size_t waiting = 0;  // texts
-  size_t batches = 0, texts = 0, tokens = 0, cut = 0;
+  size_t batches = 0, texts = 0, tokens = 0, truncated = 0;
   double seconds = 0;  // in the engine
   std::map<size_t, size_t> exits;  // texts by the layer that they left after
 };

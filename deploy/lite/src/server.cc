@@ -84,8 +84,10 @@ class Counter {
         static_cast<double>(queue.batches));
     one("fleetbert_texts_total", "counter", "Texts answered", static_cast<double>(queue.texts));
     one("fleetbert_tokens_total", "counter", "Their tokens", static_cast<double>(queue.tokens));
-    one("fleetbert_cut_texts_total", "counter", "Texts cut to the model's length",
-        static_cast<double>(queue.cut));
+    one("fleetbert_truncated_texts_total", "counter", "Texts truncated to the model's length",
+        static_cast<double>(queue.truncated));
+    one("fleetbert_cut_texts_total", "counter", "truncated_texts by its former name",
+        static_cast<double>(queue.truncated));
     if (!queue.exits.empty()) {
       head("fleetbert_exits_total", "counter", "Texts by the layer that answered them");
     }

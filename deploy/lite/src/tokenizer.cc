@@ -53,8 +53,8 @@ Encoding Tokenizer::encode_with_pieces(std::string_view text, size_t max_length)
 Encoding Tokenizer::finish(std::vector<int64_t> found, size_t max_length) const {
   Encoding encoding;
   const auto room = max_length - special_tokens(false);
-  encoding.cut = found.size() > room;
-  if (encoding.cut) cut(found, room, template_.left);
+  encoding.truncated = found.size() > room;
+  if (encoding.truncated) cut(found, room, template_.left);
   encoding.ids.reserve(found.size() + special_tokens(false));
   append(template_.before, encoding.ids);
   append(found, encoding.ids);
@@ -68,8 +68,8 @@ Encoding Tokenizer::encode(std::string_view first, std::string_view second,
   auto a = pieces(first), b = pieces(second);
   Encoding encoding;
   const auto room = max_length - special_tokens(true);
-  encoding.cut = a.size() + b.size() > room;
-  if (encoding.cut) {
+  encoding.truncated = a.size() + b.size() > room;
+  if (encoding.truncated) {
     const auto beside_a = room > a.size() ? room - a.size() : 0;
     const auto most = std::max(max_length + 1, kCounted);
     const auto odd = std::min(b.size(), most) >= std::min(a.size(), most) ? room % 2 : 0;

@@ -18,7 +18,7 @@ struct Encoding {
   std::vector<int64_t> ids;
   size_t first_length = 0;  // how many tokens belong to segment 0
   std::vector<Piece> pieces;  // of a text without special tokens, where they were asked for
-  bool cut = false;         // whether tokens were left out to keep max_length
+  bool truncated = false;         // whether tokens were left out to keep max_length
 };
 
 // The special tokens before a text, between the two of a pair, and after.

@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
       const auto encoding =
           text.is_array() ? tokenizer->encode(std::string(text[0]), std::string(text[1]), max_length)
                           : tokenizer->encode(std::string(text), max_length);
-      std::cout << encoding.first_length << ' ' << encoding.cut;
+      std::cout << encoding.first_length << ' ' << encoding.truncated;
       for (const auto id : encoding.ids) std::cout << ' ' << id;
       std::cout << '\n';
     }

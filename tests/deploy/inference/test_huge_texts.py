@@ -197,4 +197,4 @@ def test_the_rest_is_not_tokenized_when_the_client_has_gone(core, monkeypatch):
     time.sleep(0.3)
     assert len(calls) == 1 and calls[0] <= 3
     found = core.ask(model=MODEL, texts=texts)
-    assert found.cut == len(found.outputs["label"]) == sum(calls[1:]) == 20
+    assert found.truncated == len(found.outputs["label"]) == sum(calls[1:]) == 20

@@ -58,7 +58,7 @@ def test_texts_are_answered_in_their_order(predict, shared_bundle):
     assert len(found) == len(texts)
     for one, text in zip(found, texts):
         same_answer(one, logits_of(tokenizer, text))
-    assert b"texts were cut to 16 tokens" in done.stderr
+    assert b"texts were truncated to 16 tokens" in done.stderr
 
 
 def test_pairs(predict, make, tmp_path):

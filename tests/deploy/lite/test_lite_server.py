@@ -90,7 +90,7 @@ def test_texts(url, bundle):
         found = requests.post(url + path, data=body_of(sent, id="é1"))
         right(found, bundle, texts)
         assert found.json()["id"] == "é1"
-        assert found.json()["parameters"] == {"cut": 1}
+        assert found.json()["parameters"] == {"truncated": 1, "cut": 1}
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -103,7 +103,7 @@ def test_inference_on_texts(server, stub, raw, version, number):
     response, call = stub.ModelInfer.with_call(request, timeout=60)
     check_answer(response, outputs_of(fake_core.logits_of(TEXTS)))
     assert (response.model_name, response.model_version, response.id) == ("sst", number, "七")
-    assert response.parameters["cut"].int64_param == 1
+    assert [response.parameters[name].int64_param for name in ("truncated", "cut")] == [1, 1]
     assert "bundle" not in response.parameters  # a version that a user put there has none
     trailing = dict(call.trailing_metadata())
     assert (float(trailing["x-queue-time"]), float(trailing["x-inference-time"])) == (12.5, 250)

@@ -154,7 +154,7 @@ def test_inference(post, path, version):
     check_answer(found, TEXTS)
     message = found.json()
     assert (message["model_name"], message["model_version"]) == ("sst", version)
-    assert (message["id"], message["parameters"]) == ("七", {"cut": 1})
+    assert (message["id"], message["parameters"]) == ("七", {"truncated": 1, "cut": 1})
     assert float(found.headers["x-queue-time"]) == 12.5
     assert float(found.headers["x-inference-time"]) == 250
     assert found.headers["content-type"] == "application/json"

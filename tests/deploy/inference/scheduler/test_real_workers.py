@@ -44,7 +44,7 @@ def test_answers_are_those_of_the_command_line_in_any_mix_of_batches(tiny_bundle
         [statistics] = core.do(core.repository.statistics, MODEL)
     logits = np.concatenate([reply.outputs["logits"] for reply in replies])
     np.testing.assert_allclose(logits, expected.values, atol=1e-4)
-    assert sum(reply.cut for reply in replies) == expected.truncated > 0
+    assert sum(reply.truncated for reply in replies) == expected.truncated > 0
     for reply, (start, end) in zip(replies, parts):
         assert reply.outputs["label"] == [
             LABELS[best] for best in expected.values[start:end].argmax(1)
