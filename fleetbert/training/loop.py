@@ -53,6 +53,7 @@ class State:
     best: Metrics = field(default_factory=dict)  # of the best evaluation
     watched: float | None = None  # see callbacks/early_stopping.py
     in_vain: int = 0
+    evaluation_due: bool = False  # a signal stopped the one after this step
 
 
 class Callback:

@@ -94,3 +94,21 @@ def test_a_launcher_that_is_asked_to_stop_has_the_ranks_save(start, write):
     assert process.wait(timeout=DEADLINE) != 0
     assert not psutil.wait_procs(children, timeout=DEADLINE)[1]
     assert re.search(r"stopped: SIGTERM: saved step \d+ of 600", said(process))
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_asked_to_stop_ends_the_evaluation_of_all(start, write, tmp_path):
+    """Batches of a text each, 3,000 of them; the evaluation is done when the run is resumed."""
+    tiny_job.write_table(tmp_path / "dev.tsv", 3000, 2)
+    dev = {"data.dev": str(tmp_path / "dev.tsv"), "data.eval_batch_tokens": 16}
+    path, output = write(
+        {**JOB, **dev, "trainer.max_steps": 3, "callbacks.profiler.enabled": False}
+    )
+    process = start(path, ranks=2)
+    wait_for_loss(process, output, 3)
+    rank(process, 1).terminate()
+    assert process.wait(timeout=DEADLINE) == 143
+    assert "stopped: SIGTERM: saved step 3 of 3" in said(process)
+    assert not any("dev.loss" in row for row in tiny_job.rows(output))
+    ended(start(path, ranks=2))
+    assert [row["step"] for row in tiny_job.rows(output) if "dev.loss" in row] == [3]

@@ -425,6 +425,33 @@ class TestStopping:
         trainer(tmp_path, JOB)
         assert tiny_job.losses(tmp_path) == tiny_job.losses(whole)
 
+    @pytest.mark.parametrize("step", [10, 20])
+    def test_a_signal_stops_an_evaluation_which_is_done_when_resumed(
+        self, whole, trainer, tmp_path, monkeypatch, step
+    ):
+        once, evaluated = TextTask.dev_arrays, []
+
+        def signalled_in_the_second_batch(task, part):
+            evaluated.append(part)
+            if len(evaluated) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return once(task, part)
+
+        monkeypatch.setattr(TextTask, "dev_arrays", signalled_in_the_second_batch)
+        job = {**JOB, "data.eval_batch_tokens": 64, "trainer.eval_every": step}
+        stopping.expect()
+        with pytest.raises(Stopped, match=f"SIGTERM: saved step {step} of 20; the same command"):
+            trainer(tmp_path, job)
+        assert len(evaluated) == 2
+        assert steps(tmp_path)[-1] == step
+        assert trainer(tmp_path, job)["dev"]["n"] == 60
+        first, second = (
+            {row["step"]: row["dev.loss"] for row in tiny_job.rows(folder) if "dev.loss" in row}
+            for folder in (tmp_path, whole)
+        )
+        assert set(first) == {step, 20}
+        assert first == pytest.approx({at: second[at] for at in first}, rel=1e-5)
+
     def test_a_second_ctrl_c_does_not_wait(self, trainer, tmp_path):
         class Twice(Callback):
             def after_reading(self, run):

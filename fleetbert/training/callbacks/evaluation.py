@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
+from fleetbert.tasks import Part
+from fleetbert.training import stopping
 from fleetbert.training.loop import Callback, Run
 
 
 class Evaluation(Callback):
     def on_start(self, run: Run) -> None:
         # A trainer that rejoins is alone here; the others have seen to it.
-        if not run.strategy.rejoins and not run.check_best():
+        if not run.strategy.rejoins and (not run.check_best() or run.state.evaluation_due):
             self.evaluate(run)
 
     def on_step(self, run: Run) -> None:
@@ -18,16 +20,25 @@ class Evaluation(Callback):
             self.evaluate(run)
 
     def evaluate(self, run: Run) -> None:
+        """Evaluate, unless a signal asks the run to stop: it then does so when it is resumed."""
         task, strategy = run.task, run.strategy
         batches = task.dev_batches()
         if not batches:
             return
         strategy.synchronize()
-        parts = [
-            strategy.predict(task.dev_arrays(part))
-            for part in batches[strategy.rank :: strategy.world_size]
-        ]
-        metrics = task.evaluate([part for rank in strategy.gather(parts) for part in rank])
+        shares = [batches[rank :: strategy.world_size] for rank in range(strategy.world_size)]
+        parts: list[Part] | None = []
+        for number in range(len(shares[0])):  # the first rank has the most
+            if strategy.any_asked_to_stop(stopping.received() is not None):
+                parts = None
+                break
+            batch = shares[strategy.rank][number : number + 1]
+            parts += [strategy.predict(task.dev_arrays(part)) for part in batch]
+        gathered = strategy.gather(parts)
+        run.state.evaluation_due = any(parts is None for parts in gathered)
+        if run.state.evaluation_due:
+            return
+        metrics = task.evaluate([part for parts in gathered for part in parts or ()])
         criterion = task.criterion(metrics)
         run.evaluated = {**metrics, "step": run.state.step, "metric": criterion.metric}
         run.check_best(quick=True)

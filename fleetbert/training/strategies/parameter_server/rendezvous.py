@@ -130,15 +130,20 @@ class Rendezvous:
         """Write a heartbeat for the launcher, when nothing else is written for long."""
         (self.folder / f"heartbeat.{self.rank}").touch()
 
+    def is_stopping(self, signalled: bool) -> bool:
+        """Return whether a trainer has received a signal, this one if `signalled`."""
+        stop = self.folder / "stop"
+        if signalled:
+            stop.touch()
+        return stop.exists()
+
     def stops(self, signalled: bool) -> bool:
         """Return after a step whether it is the last one, because a trainer has received a signal.
 
         Trainers may be at different steps. After a signal, each writes the first step after which
         it can stop, waits for the others, and continues to the largest of these steps.
         """
-        if signalled:
-            (self.folder / "stop").touch()
-        if self.last_step is None and (self.folder / "stop").exists():
+        if self.is_stopping(signalled) and self.last_step is None:
             self._answer()
             ranks = range(self.size)
             self.last_step = max(self.wait_for(self.folder / f"can_stop.{rank}") for rank in ranks)
