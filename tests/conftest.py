@@ -347,13 +347,13 @@ def edit_manifest(copied_bundle):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """small_disk("128k") mounts a file system of that size and returns its folder."""
+    """small_disk("128k") mounts a file system of that size, in `folder` or a new one."""
     libc = ctypes.CDLL(None, use_errno=True)
     mounted = []
 
-    def mount(size: str) -> Path:
-        folder = tmp_path / f"disk-{len(mounted)}"
-        folder.mkdir()
+    def mount(size: str, folder: Path | None = None) -> Path:
+        folder = folder or tmp_path / f"disk-{len(mounted)}"
+        folder.mkdir(parents=True, exist_ok=True)
         if libc.mount(b"none", bytes(folder), b"tmpfs", 0, f"size={size}".encode()) != 0:
             pytest.skip("may not mount a small file system here")
         mounted.append(folder)

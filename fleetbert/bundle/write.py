@@ -51,8 +51,7 @@ def create(
     is never replaced, and while another process writes it.
     """
     final = Path(path).resolve()
-    is_empty = final.is_dir() and not any(final.iterdir())
-    if final.exists() and not is_empty and not (final / MANIFEST).is_file():
+    if final.exists() and not (_is_empty(final) or (final / MANIFEST).is_file()):
         raise UserError(
             f"{final} exists and is not a bundle, so it is not replaced: name a new folder"
         )
@@ -68,9 +67,7 @@ def create(
     except ValidationError as error:
         raise UserError(f"bundle {final}: {error.errors()[0]['msg']}") from None
     final.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(final), files.temporary_folder(
-        final.parent, f".{final.name}{TEMPORARY}"
-    ) as temporary:
+    with replacing(final), files.replacing_folder(final, f".{final.name}{TEMPORARY}") as temporary:
         for name, content in contents.items():
             (temporary / name).write_bytes(content)
         variants = [_with_files(temporary / v.name, v, v.name) for v in fill(temporary)]
@@ -82,9 +79,17 @@ def create(
         )
         (temporary / MANIFEST).write_text(to_json(manifest), encoding="utf-8")
         (temporary / card.NAME).write_text(card.card(manifest), encoding="utf-8")
-        files.sync_tree(temporary)
-        files.put_in_place(temporary, final)
     return read(final)
+
+
+def _is_empty(path: Path) -> bool:
+    """Whether this is a folder with nothing in it, or a mounted disk with what such disks bring
+    along and killed writers leave."""
+    if not path.is_dir():
+        return False
+    names = [child.name for child in path.iterdir()]
+    is_mount = files.is_mount_point(path)
+    return all(is_mount and (name[0] == "." or name == "lost+found") for name in names)
 
 
 def _describe(tokenizer: TokenizerSpec, contents: dict[str, bytes]) -> TokenizerInfo:
@@ -166,7 +171,6 @@ def replacing(path: PathLike) -> Iterator[None]:
     UserError that names the process which does, or which adds a variant.
     """
     root = Path(path).resolve()
-    files.refuse_mount_point(root, "bundle")
     with locks.only_writer(_lock_of(root), f"bundle {root}", REMEDY):
         for lock in root.glob(f"{WRITING}*"):
             variant = lock.name[len(WRITING) :]
@@ -175,7 +179,9 @@ def replacing(path: PathLike) -> Iterator[None]:
 
 
 def _lock_of(root: Path) -> Path:
-    return root.with_name(f".{root.name}{WRITING}all")
+    name = f".{root.name}{WRITING}all"
+    # Beside a mount point may be another disk, which others do not share or nobody can write.
+    return root / name if files.is_mount_point(root) else root.with_name(name)
 
 
 def add_variant(path: PathLike, name: str, fill: Callable[[Path], Variant]) -> Bundle:

@@ -105,15 +105,6 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def refuse_mount_point(folder: Path, key: str) -> None:
-    """UserError for a folder that is a mount point: no rename can put another in its place."""
-    if is_mount_point(folder):
-        raise UserError(
-            f"{key}: {folder} is a mount point, so it cannot be replaced in one step; mount "
-            f"{folder.parent}, or name a folder below {folder}"
-        )
-
-
 def is_mount_point(folder: Path) -> bool:
     """Whether something is mounted there, even a folder of the same disk (Linux)."""
     try:
@@ -172,9 +163,35 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+@contextmanager
+def replacing_folder(final: Path, prefix: str) -> Iterator[Path]:
+    """A temporary folder that takes the place of `final` in one rename when the block ends without
+    an error.
+
+    No rename moves a mount point. In one, the new files and folders take the places of those of
+    the same names, manifest.json the last; all others stay.
+    """
+    is_mount = is_mount_point(final)
+    with temporary_folder(final if is_mount else final.parent, prefix) as new:
+        yield new
+        sync_tree(new)
+        if not is_mount:
+            put_in_place(new, final)
+            return
+        for path in sorted(new.iterdir(), key=lambda path: path.name == "manifest.json"):
+            _rename(path, final / path.name)
+        sync(final)
+
+
 def put_in_place(new: Path, final: Path) -> None:
     """Rename the temporary folder `new` to `final`; what was at `final` ends up at `new`."""
     new.chmod(0o777 & ~umask())  # mkdtemp makes folders that only the owner can read
+    _rename(new, final)
+    sync(final.parent)
+
+
+def _rename(new: Path, final: Path) -> None:
+    """Rename a file or folder; what was at `final` ends up at `new`."""
     if not final.exists():
         new.rename(final)
     elif not _exchange(new, final):
@@ -182,11 +199,10 @@ def put_in_place(new: Path, final: Path) -> None:
         final.rename(aside)
         new.rename(final)
         aside.rename(new)
-    sync(final.parent)
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two folders in one step (Linux renameat2); False where system or disk cannot."""
+    """Swap two files or folders in one step (renameat2); False where system or disk cannot."""
     at_fdcwd, rename_exchange = -100, 2
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from functools import cached_property
-from pathlib import Path
 from typing import Sequence
 
 import numpy as np
@@ -127,8 +126,7 @@ def write_model(run: Run, tensors: Tensors) -> None:
     folder = run.folder
     step = (run.state.best or {}).get("step", run.state.step)
     saved = checkpoint.of_step(folder / "checkpoints", step)
-    with files.writing(folder / "model"), files.temporary_folder(folder, ".model-") as aside:
-        np.savez(aside / "network.npz", **{name: t.numpy() for name, t in tensors.items()})
-        shutil.copyfile(saved / FILE, aside / FILE)
-        files.sync_tree(aside)
-        files.put_in_place(aside, Path(folder / "model"))
+    model = folder / "model"
+    with files.writing(model), files.replacing_folder(model, ".model-") as new:
+        np.savez(new / "network.npz", **{name: t.numpy() for name, t in tensors.items()})
+        shutil.copyfile(saved / FILE, new / FILE)

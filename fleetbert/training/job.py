@@ -158,7 +158,9 @@ def only_writer(strategy: Single, folder: Path) -> Iterator[None]:
 
         def enter() -> None:
             _make_folder(folder)
-            files.refuse_mount_point(folder / "model", "output_dir")
+            for part in ("checkpoints", "model", "bundle"):
+                if files.is_mount_point(folder / part):  # perhaps of another disk or owner
+                    _make_folder(folder / part)
             remedy = "wait for its end, stop it, or choose another output_dir"
             lock = folder / ".writing"
             stack.enter_context(locks.only_writer(lock, f"output_dir: {folder}", remedy))
@@ -250,11 +252,10 @@ def _write_results(run: Run, summary: Summary) -> None:
         fitted, summary["calibration"] = calibrate(task, network, task.held)
         thresholds = fitted.thresholds
         summary["dev"].update(summary["calibration"].get("after", {}))
-    with files.writing(folder / "model"), files.temporary_folder(folder, ".model-") as aside:
+    model = folder / "model"
+    with files.writing(model), files.replacing_folder(model, ".model-") as new:
         fields = task.task.head_fields()
-        weights.save_folder(network, task.source, aside, task.labels, fields)
-        files.sync_tree(aside)
-        files.put_in_place(aside, folder / "model")
+        weights.save_folder(network, task.source, new, task.labels, fields)
     accuracy = []
     metric = task.task.metrics.gate_metric
     dev = summary["dev"]

@@ -120,14 +120,22 @@ def test_a_missing_file_is_named(root, file):
         bundles.read(root)
 
 
-def test_a_mount_point_is_refused_before_anything_is_written(tmp_path, monkeypatch):
-    assert files.is_mount_point(Path("/proc"))
+def test_a_bundle_that_is_a_mount_point_is_replaced_within_it(small_disk, tmp_path):
+    """What killed writers and the disk left is no reason to refuse it; what others put there is."""
+    folder = small_disk("1m", tmp_path / "bundle")
+    assert files.is_mount_point(folder)
     assert not files.is_mount_point(tmp_path)
-    bundle = (tmp_path / "bundle").resolve()
-    monkeypatch.setattr("fleetbert.core.files.is_mount_point", bundle.__eq__)
-    with pytest.raises(UserError, match="bundle is a mount point, so it cannot be replaced in one"):
-        create(tmp_path / "bundle")
-    create(tmp_path / "other")
+    for name in ("lost+found", ".bundle.tmp-killed"):
+        (folder / name).mkdir()
+    create(folder)
+    bundles.add_variant(folder, "int8", fill_one("int8", "x"))
+    second = create(folder, labels=["no", "other"])
+    bundles.verify(bundles.read(folder), "float32")
+    assert second.manifest.task.labels == ["no", "other"]
+    assert sorted(path.name for path in folder.iterdir()) == sorted([*WHOLE, "int8", "lost+found"])
+    (folder / "manifest.json").unlink()
+    with pytest.raises(UserError, match="exists and is not a bundle, so it is not replaced"):
+        create(folder)
 
 
 @pytest.mark.parametrize(

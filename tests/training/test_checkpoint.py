@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -133,14 +134,29 @@ def test_all_broken_is_an_error_and_none_starts_anew(output, trainer, capsys):
     assert list(tiny_job.losses(output)) == [1, 2, 3]
 
 
-def test_checkpoints_on_a_mount_are_set_aside_within_it(tmp_path, monkeypatch):
-    folder = tmp_path / "checkpoints"
-    monkeypatch.setattr("fleetbert.core.files.is_mount_point", folder.__eq__)
-    for number in (3, 6):
-        checkpoint.of_step(folder, number).mkdir(parents=True)
-        assert checkpoint.set_aside(folder) == folder / "former"
-    assert checkpoint.listed(folder) == []
-    assert [path.name for path in (folder / "former").iterdir()] == ["step-00000006"]
+@pytest.mark.parametrize("read_only", [None, "checkpoints", "model", "bundle"])
+def test_results_that_are_mount_points(trainer, small_disk, tmp_path, read_only):
+    """They are written, and anew; the former checkpoints stay in the mount. Whether they can be
+    written is checked before the first step."""
+    for name in ("checkpoints", "model", "bundle"):
+        small_disk("8m", tmp_path / name)
+    changes = {"trainer.resume": "none", "trainer.max_steps": 2}
+    if read_only:
+        command = ["mount", "-o", "remount,ro", str(tmp_path / read_only)]
+        subprocess.run(command, check=True)
+        with pytest.raises(UserError, match=f"cannot write to .*{read_only}: Read-only file"):
+            trainer(tmp_path, changes)
+        assert not (tmp_path / "metrics.jsonl").exists()
+        return
+    for seed in (1, 2):
+        summary = trainer(tmp_path, {**changes, "trainer.seed": seed}, results=True)
+    assert steps(tmp_path, "checkpoints") == steps(tmp_path, "checkpoints/former") == [2]
+    assert summary["config"]["trainer"]["seed"] == 2
+    bundle.verify(bundle.read(tmp_path / "bundle"), "float32")
+    saved = load_file(tmp_path / "model" / "model.safetensors")
+    weights = checkpoint.load(step(tmp_path, 2)).tensors["model"]
+    name, array = next(iter(saved.items()))
+    assert any(np.array_equal(array, w.numpy()) for w in weights.values()), name
 
 
 @pytest.mark.parametrize(
