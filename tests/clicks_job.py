@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fleetbert.data import criteo_made
+from fleetbert.tasks.ctr import criteo_made
 
 ROWS, DEV_ROWS, IDS = 24_000, 8_000, 520
 

@@ -122,7 +122,7 @@ def modules() -> dict[str, Path]:
     return {
         name: path
         for name, path in named.items()
-        if not name.startswith("fleetbert/deploy/") and not name.endswith("data/criteo_made.py")
+        if not name.startswith("fleetbert/deploy/") and not name.endswith("criteo_made.py")
     }
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from fleetbert.data import criteo_made
+from fleetbert.tasks.ctr import criteo_made
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN = [str(ROOT / "launch" / "train.py"), "--config", str(ROOT / "configs/ps/wide_deep.yaml")]

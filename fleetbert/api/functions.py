@@ -104,10 +104,10 @@ def train(
     names = None if labels is None else labels_of.given(labels)
     tables = {"data.train": train, "data.dev": dev}
     job = job_of(configs.Config, given, tables, config, output_dir, "train")
-    if not task_names.SHAPES[job.task.name].of_texts or job.strategy.name == "parameter_server":
-        raise UserError(
-            "strategy.name: servers are for `fleetbert launch`, the task ctr for `fleetbert train`"
-        )
+    if job.strategy.name == "parameter_server":
+        raise UserError("strategy.name: parameter_server is started by `fleetbert launch` only")
+    if not task_names.SHAPES[job.task.name].of_texts:
+        raise UserError(f"task.name: {job.task.name} is trained by `fleetbert train` only")
     job = _of_pairs(job, _written(job, tables))
     environment.import_paddle()
     from fleetbert import tasks

@@ -272,23 +272,21 @@ class Strategy(Section):
 
 
 class WideDeep(Section):
-    embedding_size: int = key(8, "ctr: size of a category's embedding", ge=1)
-    deep_layers: List[int] = key([128, 64], "ctr: widths of the hidden layers")
+    embedding_size: int = key(8, "size of a category's embedding", ge=1)
+    deep_layers: List[int] = key([128, 64], "widths of the hidden layers")
     optimizer: Literal["adagrad", "sgd"] = key(
         "adagrad",
-        "ctr: optimizer of the categories' embeddings; the section optimizer is for all else",
+        "optimizer of the categories' embeddings; the section optimizer is for all else",
     )
     learning_rate: float = key(
         0.05,
-        "ctr: peak learning rate of the embeddings, with the schedule of optimizer.learning_rate",
+        "peak learning rate of the embeddings, with the schedule of optimizer.learning_rate",
         gt=0,
     )
-    initial_range: float = key(
-        0.01, "ctr: embeddings start uniformly between minus this and this", ge=0
-    )
+    initial_range: float = key(0.01, "embeddings start uniformly between minus this and this", ge=0)
     entry: str = key(
         "none",
-        "ctr: which categories get an embedding: none: all, at first sight; count:N: those seen N "
+        "which categories get an embedding: none: all, at first sight; count:N: those seen N "
         "times; probability:P: with this probability at each sight",
         pattern=r"^(none|count:[1-9]\d{0,5}|probability:(0?\.\d*[1-9]\d*|1|1\.0))$",
     )
@@ -434,7 +432,7 @@ class Config(Section):
         check_data(data)
         shape = task_names.SHAPES[self.task.name]
         if not shape.of_texts:
-            _check_ctr(self)
+            _check_rows(self)
             return self
         if data.builtin and (shape.pair or shape.label != "name"):
             lacks = "pairs" if shape.pair else f"labels for task.name: {self.task.name}"
@@ -466,18 +464,19 @@ def check_data(data: Data) -> None:
         raise ValueError("data.batch_size: give data.batch_size, data.batch_tokens or both")
 
 
-def _check_ctr(job: Config) -> None:
+def _check_rows(job: Config) -> None:
+    task = f"task.name: {job.task.name}"
     if job.data.builtin:
-        raise ValueError("data.builtin: task.name: ctr needs rows in Criteo's format (data.train)")
+        raise ValueError(f"data.builtin: {task} needs a table of rows (data.train)")
     if job.data.batch_size is None or job.data.batch_tokens is not None:
-        raise ValueError("data.batch_size: task.name: ctr has no tokens; give rows, and no tokens")
+        raise ValueError(f"data.batch_size: {task} has no tokens; give rows, and no tokens")
     if job.precision.level not in ("O0", "auto"):
-        raise ValueError("precision.level: task.name: ctr computes in float32; choose O0")
+        raise ValueError(f"precision.level: {task} computes in float32; choose O0")
     if job.loss != Loss():
-        raise ValueError("loss: task.name: ctr has a loss of its own; leave the section out")
+        raise ValueError(f"loss: {task} has a loss of its own; leave the section out")
     if job.trainer.calibrate:
-        raise ValueError("trainer.calibrate: task.name: ctr holds no rows out; set it to 0")
+        raise ValueError(f"trainer.calibrate: {task} holds no rows out; set it to 0")
     if job.trainer.recompute:
-        raise ValueError("trainer.recompute: task.name: ctr has no encoder; set it to false")
+        raise ValueError(f"trainer.recompute: {task} has no encoder; set it to false")
     if job.trainer.compile:
-        raise ValueError("trainer.compile: task.name: ctr runs as Python only; set it to false")
+        raise ValueError(f"trainer.compile: {task} runs as Python only; set it to false")

@@ -15,7 +15,7 @@ class Shape(NamedTuple):
     """What a task declares; the defaults are those of a label for each text.
 
     what: more of it than its name says, for `--help`.
-    of_texts: False: its rows are no texts, and `fleetbert.tasks` has no task of it.
+    of_texts: False: its rows are no texts, and its task is one of `tasks.ROWS`.
     pair: a question is two texts.
     head: of the network, see `models.task_heads`.
     label: how a table writes what is learned, of `data.written.KINDS`.

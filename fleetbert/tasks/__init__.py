@@ -1,7 +1,7 @@
 """What a model learns and answers, a folder for each kind. No Paddle, but in the modules `loss`.
 
-A kind from outside the package is a `Task`, given to `register`. Clicks (`ctr`) are not of texts:
-what is trained of them stands in `training.ctr` as a whole.
+A kind from outside the package is a `Task`, given to `register`. Tasks whose rows are no texts are
+in `ROWS`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fleetbert.core.task_names import Shape
 from fleetbert.tasks.answer import Answer, Answers, Tensor, Values
 from fleetbert.tasks.classification import CLASSIFICATION, PAIR_CLASSIFICATION
 from fleetbert.tasks.collect import Arrays
-from fleetbert.tasks.ctr.metrics import FIGURES as FIGURES_OF_CLICKS
+from fleetbert.tasks.ctr import CLICKS
 from fleetbert.tasks.embedding import EMBEDDING
 from fleetbert.tasks.evaluator import Criterion, Evaluator, Part
 from fleetbert.tasks.labels import Labels
@@ -22,7 +22,7 @@ from fleetbert.tasks.metrics import Metrics
 from fleetbert.tasks.multi_label import MULTI_LABEL
 from fleetbert.tasks.ranking import RANKING
 from fleetbert.tasks.regression import PAIR_REGRESSION, REGRESSION
-from fleetbert.tasks.task import Task
+from fleetbert.tasks.task import RowTask, Task
 from fleetbert.tasks.token_classification import TOKEN_CLASSIFICATION
 
 __all__ = [
@@ -54,9 +54,10 @@ BUILT_IN: tuple[Task, ...] = (
     EMBEDDING,
     MASKED_WORDS,
 )
+ROWS: dict[str, RowTask] = {CLICKS.shape.name: CLICKS}
 _tasks: Registry[Task] = Registry("task.name", {})
 # The figures that pages and progress show of an evaluation, and what they call them.
-FIGURES: dict[str, str] = {**FIGURES_OF_CLICKS}
+FIGURES: dict[str, str] = {**dict(CLICKS.figures)}
 
 
 def register(task: Task) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Protocol, Sequence
 
 import numpy as np
 
 from fleetbert.core.errors import UserError
 from fleetbert.core.task_names import Shape
 from fleetbert.tasks.answer import Answers
-from fleetbert.tasks.evaluator import Evaluator
+from fleetbert.tasks.collect import Arrays, Collector
+from fleetbert.tasks.evaluator import Criterion, Evaluator
 from fleetbert.tasks.labels import Labels
+from fleetbert.tasks.metrics import Metrics
 
 if TYPE_CHECKING:
     from fleetbert.tasks.loss import Loss
@@ -98,3 +101,39 @@ class Task:
                 "answers nothing yet; train a classifier from it, with the run's folder `model` as "
                 "model.init"
             )
+
+
+class Rows(Protocol):
+    """The rows of a file, numbered from 0. ids: int64 [rows, any], rows of a sparse table."""
+
+    name: str
+    labels: np.ndarray  # float32 [rows]
+    ids: np.ndarray
+    lines: np.ndarray  # int64 [rows], where each row stands in its file, from 1
+    skipped: int  # bad lines left out
+
+    def counts(self) -> dict[str, int]: ...
+    def fingerprint(self) -> str: ...
+
+
+class RowCollector(Collector, Protocol):
+    def arrays(self, part: np.ndarray, weight: np.ndarray) -> Arrays:
+        """Those of the rows `part`, each with its weight."""
+
+
+class RowTask(NamedTuple):
+    """A task on rows that are no texts (`shape.of_texts` is False); `training.rows` trains it.
+
+    read: the rows of a file; the second argument is `data.on_bad_line`. check_dev: UserError where
+    the labels of the rows, of the file of this name, cannot be evaluated on. loss: the module that
+    has `build` (the network of a job) and `loss` (as `tasks.loss.Loss.loss`); it loads Paddle.
+    """
+
+    shape: Shape
+    read: Callable[[str | Path, str], Rows]
+    check_dev: Callable[[str, np.ndarray], None]
+    collector: Callable[..., RowCollector]  # of the rows and the job
+    evaluate: Callable[[np.ndarray, np.ndarray], Metrics]
+    criterion: Criterion
+    figures: Sequence[tuple[str, str]]
+    loss: str

@@ -17,7 +17,7 @@ from fleetbert.core import files, limits, locks, task_names
 from fleetbert.core.errors import Stopped, UserError
 from fleetbert.export.program import export_bundle
 from fleetbert.models import task_heads, weights
-from fleetbert.training import checkpoint, ctr
+from fleetbert.training import checkpoint, rows
 from fleetbert.training.calibration import calibrate
 from fleetbert.training.callbacks import Callback, build
 from fleetbert.training.loop import Metrics, Run, State, Summary
@@ -35,8 +35,8 @@ Job = TypeVar("Job", bound=schema.Config)
 class Result(NamedTuple):
     """The files and metrics of a training job.
 
-    bundle: None for the task ctr. report: report.html, if the job writes it. metrics: those of the
-    best step on `data.dev`; empty without it. summary: the content of summary.json.
+    bundle: None for rows that are no texts. report: report.html, if the job writes it. metrics:
+    those of the best step on `data.dev`; empty without it. summary: the content of summary.json.
     """
 
     output_dir: Path
@@ -55,8 +55,8 @@ def train(
     """Train as `job` says, from its newest checkpoint if it has one.
 
     `job.output_dir` then holds summary.json, metrics.jsonl, profile.json, report.html,
-    visualdl/, checkpoints/, model/ (Hugging Face format) and bundle/, of the best step; of clicks
-    no bundle/, and model/ as `train.ctr.write_model` has it. `callbacks` come after the job's own.
+    visualdl/, checkpoints/, model/ (Hugging Face format) and bundle/, of the best step; of rows
+    no bundle/, and model/ as `rows.write_model` has it. `callbacks` come after the job's own.
     `metrics` are computed at each evaluation besides the task's, see `texts.Metric`. `labels`: all
     of them, in the order of the logits; None: those of the training texts, sorted.
     UserError for what is wrong with the job or its data, and while another job writes output_dir;
@@ -68,7 +68,7 @@ def train(
         raise UserError(f"metrics: task.name: {job.task.name} takes none besides its own")
     strategy = connect(job)
     if not of_texts:
-        summary = train_with(strategy, job, ctr.open_ctr, _write_ctr, last=callbacks)
+        summary = train_with(strategy, job, rows.open_rows, _write_rows, last=callbacks)
     else:
 
         def open_with_metrics(job: schema.Config, strategy: Single) -> TextTask:
@@ -279,9 +279,9 @@ def _write_results(run: Run, summary: Summary) -> None:
     log.info(f"done: {folder}/summary.json, {folder}/report.html, {folder}/bundle")
 
 
-def _write_ctr(run: Run, summary: Summary) -> None:
+def _write_rows(run: Run, summary: Summary) -> None:
     """Write `model/`, with the network and its table. A bundle cannot hold a table."""
-    ctr.write_model(run, best_weights(run))
+    rows.write_model(run, best_weights(run))
     write_summary(run, summary)
     log.info(f"done: {run.folder}/summary.json, {run.folder}/report.html, {run.folder}/model")
 

@@ -18,7 +18,7 @@ import numpy as np
 import paddle
 
 from fleetbert import config as schema
-from fleetbert.data.criteo import mixed
+from fleetbert.data.hashed_ids import mixed
 from fleetbert.tasks import Arrays
 
 SEEN = 0  # until the id has a row: how often it was seen; then that it has one

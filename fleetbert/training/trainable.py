@@ -1,7 +1,7 @@
 """The interface of what is trained, for the loop, the strategies and the callbacks.
 
 tests/training/test_strategies.py trains images. `training.job` reads and writes
-texts or clicks only.
+texts or rows only.
 """
 
 from __future__ import annotations

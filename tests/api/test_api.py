@@ -369,7 +369,7 @@ def test_a_run_without_a_folder_gets_a_new_one(tiny, tiny_data, tmp_path, monkey
         ({"labels": ["bad", ""]}, r"labels\[1\]: is empty"),
         ({"metrics": len}, "metrics: is one function; give a list"),
         ({"metrics": [lambda t, p: 0, lambda t, p: 1]}, "two are called <lambda>; give a dict"),
-        ({"strategy.name": "parameter_server"}, "servers"),
+        ({"strategy.name": "parameter_server"}, "`fleetbert launch`"),
     ],
 )
 def test_wrong_arguments(tiny, tiny_data, tmp_path, changes, message):

@@ -21,9 +21,9 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
-from fleetbert.data import criteo
 from fleetbert.tasks import metrics
 from fleetbert.tasks.classification import metrics as classes
+from fleetbert.tasks.ctr import metrics as clicks
 from fleetbert.tasks.ctr import metrics as ctr
 from fleetbert.tasks.embedding import metrics as vectors
 from fleetbert.tasks.multi_label import metrics as several
@@ -143,7 +143,7 @@ def test_auc_and_log_loss_are_scikit_learns(seed, rows, levels):
 
 def test_without_both_answers_there_is_no_auc():
     with pytest.raises(ValueError, match="no AUC"):
-        criteo.auc(np.ones(3), np.arange(3.0))
+        clicks.auc(np.ones(3), np.arange(3.0))
 
 
 numbers = st.floats(-1e6, 1e6, width=32)

@@ -14,7 +14,7 @@ from servers import ended
 from sklearn.metrics import roc_auc_score
 
 from fleetbert.core.errors import UserError
-from fleetbert.data import criteo
+from fleetbert.tasks.ctr import criteo
 from fleetbert.training import job as training
 from fleetbert.training import sparse_table
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from fleetbert import config as schema
-from fleetbert.data import batching, criteo
+from fleetbert.data import batching
 from fleetbert.tasks.collect import Arrays
+from fleetbert.tasks.ctr import criteo
 
 
 class Collector:

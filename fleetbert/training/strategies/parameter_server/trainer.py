@@ -14,7 +14,7 @@ from paddle.optimizer.lr import LRScheduler
 from fleetbert import config as schema
 from fleetbert.compat import environment, parameter_server
 from fleetbert.core.errors import NotConnected, UserError
-from fleetbert.data.criteo import ALL_IDS
+from fleetbert.data.hashed_ids import ALL_IDS
 from fleetbert.tasks import Arrays, Part
 from fleetbert.training.precision import Precision
 from fleetbert.training.strategies.parameter_server import rendezvous

@@ -8,14 +8,16 @@ PaddleRec's samples have them are read too: `click:0 dense_feature:0.05 ... 1:73
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Sequence
 
 import numpy as np
 
 from fleetbert.core import charset
 from fleetbert.core.errors import UserError
+from fleetbert.data.hashed_ids import hashed
 from fleetbert.data.read import check_not_empty, opened
 
 NUMBERS, CATEGORIES = 13, 26
@@ -24,11 +26,9 @@ LONGEST = 64  # bytes of a category
 SLOTS = {b"%d" % (place + 1): place for place in range(CATEGORIES)}  # PaddleRec's names of them
 LINES_AT_ONCE = 8192
 
-# Ids are below it. Of 20 million, two are the same in one table of six thousand.
-ALL_IDS = 1 << 60
 
-
-class Clicks(NamedTuple):
+@dataclass
+class Clicks:
     """The rows of a file."""
 
     name: str
@@ -147,31 +147,6 @@ def _shown(word: bytes) -> str:
     return repr(word[:40].decode("utf-8", "replace"))
 
 
-def hashed(categories: np.ndarray) -> np.ndarray:
-    """Ids (int64, from 0, below ALL_IDS) of categories [rows, columns], bytes of type "S".
-
-    FNV-1a of 64 bits (Fowler, Noll, Vo) over the bytes, from a start of the column's own, and the
-    last step of SplitMix64 (Steele et al. 2014), of which the upper 60 bits are taken.
-    """
-    rows, columns = categories.shape
-    width = categories.dtype.itemsize
-    texts = np.ascontiguousarray(categories).view(np.uint8).reshape(rows, columns, width)
-    prime = np.uint64(0x100000001B3)
-    hashes = np.full((rows, columns), 0xCBF29CE484222325, np.uint64)
-    hashes = (hashes ^ np.arange(1, columns + 1, dtype=np.uint64)) * prime
-    for place in range(width):
-        byte = texts[:, :, place].astype(np.uint64)
-        hashes = np.where(byte == 0, hashes, (hashes ^ byte) * prime)
-    return (mixed(hashes) >> np.uint64(4)).astype(np.int64)
-
-
-def mixed(numbers: np.ndarray) -> np.ndarray:
-    """The last step of SplitMix64: each bit of a uint64 changes about half of the result's."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
-
-
 def features(numbers: np.ndarray) -> np.ndarray:
     """What the network takes of the numbers: float32 [rows, 2 * NUMBERS], the logarithm of the
     size with the sign, 0 where missing; then which are missing."""
@@ -179,21 +154,3 @@ def features(numbers: np.ndarray) -> np.ndarray:
     known = np.where(missing, np.float32(0), numbers)
     logs = np.sign(known) * np.log1p(np.abs(known))
     return np.concatenate([logs, missing.astype(np.float32)], axis=1)
-
-
-def auc(truth: np.ndarray, scores: np.ndarray) -> float:
-    """Area under the ROC curve: the chance that a 1 has a higher score than a 0; equal scores
-    count half (Mann and Whitney 1947). ValueError where all are 0 or all are 1."""
-    ones = int((truth > 0.5).sum())
-    zeros = len(truth) - ones
-    if not ones or not zeros:
-        raise ValueError("without both a 1 and a 0 there is no AUC")
-    _, places, counts = np.unique(scores, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2  # mean rank of those with the same score
-    return float((ranks[places][truth > 0.5].sum() - ones * (ones + 1) / 2) / (ones * zeros))
-
-
-def log_loss(truth: np.ndarray, logits: np.ndarray) -> float:
-    """Mean of -log p of what is true, in nats, where p is the logistic function of a logit."""
-    signed = np.where(truth > 0.5, -1.0, 1.0) * logits.astype(np.float64)
-    return float(np.logaddexp(0.0, signed).mean())

@@ -13,7 +13,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from fleetbert import config
 from fleetbert.core.errors import UserError
-from fleetbert.data import criteo, criteo_made
+from fleetbert.tasks.ctr import criteo, criteo_made
 from fleetbert.tasks.ctr import labels as ctr
 
 NUMBER = st.one_of(st.none(), st.integers(-(10**6), 10**6))

@@ -1,25 +1,23 @@
-"""Clicks from categories without a vocabulary: wide and deep over a table of rows."""
+"""Training on rows that are no texts, whose categories have rows of a sparse table."""
 
 from __future__ import annotations
 
+import importlib
 import shutil
 from functools import cached_property
 from typing import Sequence
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert import config as schema
+from fleetbert import tasks
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
-from fleetbert.data import criteo
 from fleetbert.data.read import lines_at
-from fleetbert.models.wide_deep import WideDeep
 from fleetbert.tasks import Arrays, Criterion, Metrics, Part
-from fleetbert.tasks.ctr import labels as clicks
-from fleetbert.tasks.ctr import metrics as click_metrics
+from fleetbert.tasks.task import Rows, RowTask
 from fleetbert.training import checkpoint
 from fleetbert.training.loop import Run
 from fleetbert.training.sparse_table import FILE, SparseTable
@@ -27,19 +25,16 @@ from fleetbert.training.strategies.single import Single, Tensors
 from fleetbert.training.trainable import Described, Trainable
 
 
-class Ctr(Trainable):
+class RowTraining(Trainable):
     """Strategies have the rows of its table taken before a step, learned after it, and pushed."""
 
-    float32 = "task.name: ctr"
-
-    def __init__(self, job: schema.Config, train: criteo.Clicks, dev: criteo.Clicks | None):
-        self.job, self.train, self.dev = job, train, dev
-        self.collector = clicks.Collector(train, job)
+    def __init__(self, task: RowTask, job: schema.Config, train: Rows, dev: Rows | None):
+        self.task, self.job, self.train, self.dev = task, job, train, dev
+        self.float32 = f"task.name: {task.shape.name}"
+        self.collector = task.collector(train, job)
         paddle.seed(job.trainer.seed)
-        shape = job.wide_deep
-        self.network = WideDeep(
-            2 * criteo.NUMBERS, criteo.CATEGORIES, shape.embedding_size, shape.deep_layers
-        )
+        self.module = importlib.import_module(task.loss)
+        self.network = self.module.build(job)
         self.table: SparseTable = SparseTable(job, np.unique(train.ids))
 
     @cached_property
@@ -67,9 +62,8 @@ class Ctr(Trainable):
         }
 
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
-        logits = model(**arrays["inputs"])
-        losses = F.binary_cross_entropy_with_logits(logits, arrays["labels"], reduction="none")
-        return (losses * arrays["weight"]).sum()
+        loss: paddle.Tensor = self.module.loss(model, arrays)
+        return loss
 
     def dev_batches(self) -> list[np.ndarray]:
         if self.dev is None:
@@ -80,7 +74,7 @@ class Ctr(Trainable):
     def dev_arrays(self, part: np.ndarray) -> Arrays:
         assert self.dev is not None
         ones = np.ones(len(part), np.float32)
-        return self.tensors(clicks.Collector(self.dev, self.job).arrays(part, ones))
+        return self.tensors(self.task.collector(self.dev, self.job).arrays(part, ones))
 
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
         return {"rows": arrays["texts"], "logits": network(**arrays["inputs"]).numpy()}
@@ -90,10 +84,10 @@ class Ctr(Trainable):
         logits = np.zeros(len(self.dev.labels), np.float32)
         for part in parts:
             logits[part["rows"]] = part["logits"]
-        return click_metrics.evaluate(self.dev.labels, logits)
+        return self.task.evaluate(self.dev.labels, logits)
 
     def criterion(self, metrics: Metrics) -> Criterion:
-        return Criterion("auc", False)
+        return self.task.criterion
 
     def locate(self, indices: Sequence[int]) -> list[Described]:
         numbers = [int(self.train.lines[index]) for index in indices]
@@ -101,23 +95,21 @@ class Ctr(Trainable):
         return [{"file": self.train.name, "line": n, "text": texts.get(n)} for n in numbers]
 
 
-def open_ctr(job: schema.Config, connected: Single | None = None) -> Ctr:
+def open_rows(job: schema.Config, connected: Single | None = None) -> RowTraining:
     """Read the rows, build the network. UserError where a strategy has no place for the table."""
     ranks = 1 if connected is None else connected.world_size
     if ranks > 1 and job.strategy.name != "parameter_server":
         raise UserError(
-            "task.name: ctr trains in one process, or on servers (strategy.name: parameter_server);"
-            f" not in {ranks} ranks that each have a table"
+            f"task.name: {job.task.name} trains in one process, or on servers (strategy.name: "
+            f"parameter_server); not in {ranks} ranks that each have a table"
         )
-    data = job.data
-    splits = [criteo.read(path, data.on_bad_line) for path in (data.train, data.dev) if path]
-    dev = splits[1] if len(splits) > 1 else None
-    if dev is not None and len(np.unique(dev.labels)) < 2:
-        raise UserError(
-            f"data.dev: all rows of {dev.name} have the label {dev.labels[0]:.0f}; without both a "
-            "0 and a 1 there is no AUC"
-        )
-    return Ctr(job, splits[0], dev)
+    task, data = tasks.ROWS[job.task.name], job.data
+    assert data.train is not None  # `data.builtin` is refused
+    train = task.read(data.train, data.on_bad_line)
+    dev = task.read(data.dev, data.on_bad_line) if data.dev else None
+    if dev is not None:
+        task.check_dev(dev.name, dev.labels)
+    return RowTraining(task, job, train, dev)
 
 
 def write_model(run: Run, tensors: Tensors) -> None:

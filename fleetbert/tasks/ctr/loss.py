@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from typing import Sequence
 
+import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
+from fleetbert import config as schema
+from fleetbert.tasks.collect import Arrays
+from fleetbert.tasks.ctr import criteo
 
-class WideDeep(nn.Layer):
+
+class WideDeep(nn.Layer):  # type: ignore[misc]  # Paddle 2.6.2 has no types
     """The logit of a click, from numbers and from the rows of a table that lies elsewhere.
 
     A row of the table: the category's weight in the linear model, then its embedding.
@@ -34,3 +39,16 @@ class WideDeep(nn.Layer):
         embedded = chosen[:, :, 1:].reshape([places.shape[0], -1])
         deep = self.deep(paddle.concat([embedded, numbers], axis=1))
         return wide + deep.flatten()
+
+
+def build(job: schema.Config) -> WideDeep:
+    """The network of a job."""
+    shape = job.wide_deep
+    return WideDeep(2 * criteo.NUMBERS, criteo.CATEGORIES, shape.embedding_size, shape.deep_layers)
+
+
+def loss(model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+    """float32 scalar: the sum over the rows, each with its `weight`."""
+    logits = model(**arrays["inputs"])
+    losses = F.binary_cross_entropy_with_logits(logits, arrays["labels"], reduction="none")
+    return (losses * arrays["weight"]).sum()

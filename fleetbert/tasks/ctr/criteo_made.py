@@ -1,6 +1,7 @@
 """Click logs in Criteo's format that are made up, of which the best AUC is known.
 
-  python -m fleetbert.data.criteo_made --rows 200000 --dev-rows 50000 --ids 2600 --out data/clicks
+  python -m fleetbert.tasks.ctr.criteo_made --rows 200000 --dev-rows 50000 --ids 2600 \\
+    --out data/clicks
 
 writes train.tsv, dev.tsv and truth.json into --out. The chance of a click is a known function of a
 row; its AUC and its log loss on dev.tsv, which no model can beat but by luck, are in truth.json.
@@ -16,7 +17,8 @@ import numpy as np
 
 from fleetbert.core import errors, files
 from fleetbert.core.errors import UserError
-from fleetbert.data.criteo import CATEGORIES, NUMBERS, auc, log_loss
+from fleetbert.tasks.ctr.criteo import CATEGORIES, NUMBERS
+from fleetbert.tasks.ctr.metrics import auc, log_loss
 
 ROWS_AT_ONCE = 100_000
 MISSING_NUMBERS, MISSING_CATEGORIES = 0.2, 0.03  # shares
@@ -130,7 +132,7 @@ def make(
 
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(
-        "python -m fleetbert.data.criteo_made",
+        "python -m fleetbert.tasks.ctr.criteo_made",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
