@@ -265,7 +265,7 @@ def _path(model: str, version: str | None) -> str:
 def pack(texts: Sequence[str], name: str) -> bytes:
     """BYTES: each text in UTF-8 after its length, uint32 little-endian. TypeError or ValueError
     for what is no text; `name` is the argument that holds it."""
-    parts = []
+    parts: list[bytes] = []
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise TypeError(f"{name}[{number}] is {text!r:.40}; it has to be a string")

@@ -122,7 +122,7 @@ class Speech(NamedTuple):
 
 def _http_request(texts: Sequence[str], address: str) -> bytes:
     """With binary tensors, as tritonclient sends them."""
-    tensor = pack(texts)
+    tensor = pack(texts, "text")
     one = {"name": "text", "shape": [len(texts)], "datatype": "BYTES"}
     head = orjson.dumps(
         {
@@ -146,7 +146,7 @@ def _http_scores(body: bytes) -> np.ndarray:
 def _grpc_request(texts: Sequence[str], _: str) -> bytes:
     request = messages.ModelInferRequest(model_name=MODEL)
     request.inputs.add(name="text", datatype="BYTES", shape=[len(texts)])
-    request.raw_input_contents.append(pack(texts))
+    request.raw_input_contents.append(pack(texts, "text"))
     for name in OUTPUTS:
         request.outputs.add(name=name)
     return request.SerializeToString()
