@@ -1,4 +1,4 @@
-"""How much each attention head and each feed-forward unit matters to a classifier's loss.
+"""How much each attention head and each feed-forward unit matters to a task's loss.
 
 A text's loss changes, to first order, by the gradient with respect to a factor of 1 on a head's
 output when the head goes. The mean of its magnitude over texts is the head's importance (Michel et
@@ -12,9 +12,9 @@ from typing import Callable, Iterable, NamedTuple
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 
 from fleetbert.core.errors import UserError
+from fleetbert.tasks.loss import Loss
 from fleetbert.training.texts import Arrays
 
 # What oneDNN's kernels compute at once; another number of units is not faster than the next such.
@@ -36,9 +36,9 @@ class Kept(NamedTuple):
     units: np.ndarray
 
 
-def measure(network: paddle.nn.Layer, batches: Iterable[Arrays]) -> Importance:
-    """The importance for a `TextClassifier` of labelled texts; batches are arrays of
-    `task.dev_arrays`' kind.
+def measure(network: paddle.nn.Layer, batches: Iterable[Arrays], objective: Loss) -> Importance:
+    """The importance for a network under a head, by its task's loss of training batches with a text
+    in each row.
 
     The network is left in evaluation mode, as it was otherwise.
     """
@@ -67,11 +67,11 @@ def measure(network: paddle.nn.Layer, batches: Iterable[Arrays]) -> Importance:
     try:
         for arrays in batches:
             masks.clear()
-            logits = network(**arrays["inputs"]).astype("float32")
-            loss = F.cross_entropy(logits, arrays["labels"], reduction="sum")
+            rows = arrays["inputs"]["input_ids"].shape[0]
+            loss = objective.loss(network, arrays) * rows  # it is a mean
             for number, gradient in enumerate(paddle.grad(loss, list(masks))):
                 totals[number] = totals[number] + gradient.abs().sum(0).numpy()
-            texts += logits.shape[0]
+            texts += rows
     finally:
         for hook in hooks:
             hook.remove()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 from pathlib import Path
-from typing import NamedTuple, Sequence, cast
+from typing import Iterator, NamedTuple, cast
 
 import numpy as np
 import paddle
@@ -24,12 +24,12 @@ from fleetbert.compat.static_graph import static_graph
 from fleetbert.compress import from_program, importance, tuning
 from fleetbert.compress.importance import Importance, Kept
 from fleetbert.compress.work import Ready, Work
-from fleetbert.data.batching import plan_inference
 from fleetbert.export.program import versions
 from fleetbert.graph import program as programs
 from fleetbert.graph.program import ProgramDesc
 from fleetbert.models import encoders, sources, task_heads, weights
 from fleetbert.models.encoders import Shape
+from fleetbert.tasks import loss as losses
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import Arrays
 
@@ -58,7 +58,9 @@ def prepare(work: Work) -> Ready | None:
 
     def change(task: tuning.Tuned, whole: paddle.nn.Layer, connected: Single) -> None:
         nonlocal measured, kept
-        measured = connected.from_first(lambda: importance.measure(whole, _batches(task)))
+        measured = connected.from_first(
+            lambda: importance.measure(whole, _batches(task), losses.of(task.task))
+        )
         settings = work.job.prune
         kept = importance.choose(measured, settings.heads, settings.feed_forward)
         task.network = narrow(whole, kept, work.bundle)
@@ -82,13 +84,15 @@ def narrow(network: paddle.nn.Layer, kept: Kept, bundle: bundles.Bundle) -> padd
     shape = cast(Shape, {field: getattr(whole, field) for field in encoders.FIELDS})
     shape["kept_heads"], shape["intermediate_size"] = kept.heads.shape[1], kept.units.shape[1]
     shape["pooler_act"] = whole.pooler_act
+    if bundle.task.pooling is not None:
+        shape["pooling"] = bundle.task.pooling
     tensors = {name: tensor.numpy() for name, tensor in network.network.state_dict().items()}
     width = network.network.bert.encoder.layers[0].self_attn.head_dim
     source = sources.Source(
         str(bundle.root), shape, bundle.tokenizer, narrow_tensors(tensors, kept, width)
     )
     pruned = task_heads.build(
-        bundle.task.name, weights.bert_config(source, len(bundle.task.labels), whole.vocab_size)
+        bundle.task.name, weights.bert_config(source, whole.num_labels, whole.vocab_size)
     )
     weights.load(pruned, source)
     return pruned
@@ -171,11 +175,14 @@ def _infer_shapes(program: ProgramDesc) -> None:
             variable.type.lod_tensor.tensor.dims[:] = shapes[variable.name]
 
 
-def _batches(task: tuning.Tuned) -> Sequence[Arrays]:
-    """Labelled training texts as arrays, `prune.texts` of them."""
-    train = task.train
-    random = np.random.default_rng(task.job.trainer.seed)
-    chosen = random.permutation(len(train.labels))[: task.job.prune.texts]
-    lengths = tuple(range(1, task.job.data.max_length + 1))
-    plan = plan_inference(train.encodings.lengths[chosen], task.job.data.eval_batch_tokens, lengths)
-    return [task.tensors(task.collector.whole(chosen[some])) for some in plan]
+def _batches(task: tuning.Tuned) -> Iterator[Arrays]:
+    """Steps of training as arrays with a text in each row, `prune.texts` examples in all."""
+    collector, left = task.collector, task.job.prune.texts
+    steps = collector.plan(0)
+    for number in np.random.default_rng(task.job.trainer.seed).permutation(len(steps)):
+        part = steps[number][:left]
+        left -= len(part)
+        if len(part):
+            yield task.tensors(
+                collector.arrays(part, np.ones(len(part), np.float32), part, 0, False)
+            )

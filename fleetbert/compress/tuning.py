@@ -8,12 +8,10 @@ from typing import Callable
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 
 from fleetbert import bundle as bundles
 from fleetbert import config, tasks
 from fleetbert.compress import from_program
-from fleetbert.compress.distill.student import soft_cross_entropy
 from fleetbert.compress.work import Work
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
@@ -23,6 +21,7 @@ from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.engines.alike import LARGEST_DIFFERENCE, at_tokens, random_batch
 from fleetbert.models import sources, task_heads, weights
+from fleetbert.tasks import loss as losses
 from fleetbert.training import job as training
 from fleetbert.training.loop import Run
 from fleetbert.training.strategies import connect
@@ -31,7 +30,7 @@ from fleetbert.training.texts import Arrays, TextTask, open_task
 
 
 class Tuned(TextTask):
-    """Any task; the loss of one label may listen to the model as it was, the teacher.
+    """Any task; the loss may listen to the model as it was, the teacher.
 
     Without a table to evaluate on, a part of the training texts is held out for that.
     """
@@ -54,19 +53,21 @@ class Tuned(TextTask):
         super().__init__(job, source, tokenizer, labels, train, dev)
 
     def loss(self, model: paddle.nn.Layer, arrays: Arrays) -> paddle.Tensor:
-        """The task's own; with a teacher (1 - weight) * cross entropy + weight * cross entropy on
-        its answers, a float32 scalar; see `soft_cross_entropy`."""
+        """The task's own; with a teacher (1 - weight) of it, and weight of that against the
+        teacher's outputs; a float32 scalar."""
         if self.teacher is None:
             return super().loss(model, arrays)
-        settings = self.job.distill
-        logits = model(**arrays["inputs"]).astype("float32")
-        losses = F.cross_entropy(logits, arrays["labels"], reduction="none").flatten()
+        settings, objective = self.job.distill, losses.of(self.task)
+        outputs = model(**arrays["inputs"]).astype("float32")
         with paddle.no_grad():
-            answers = self.teacher(**arrays["inputs"]).astype("float32")
-        soft = soft_cross_entropy(logits, answers, settings.temperature)
+            known = self.teacher(**arrays["inputs"]).astype("float32")
+        soft = objective.of_teacher(outputs, known, arrays, settings.temperature)
         assert settings.weight is not None  # `training_job` gives it
-        losses = (1 - settings.weight) * losses + settings.weight * soft
-        return (losses * arrays["weight"]).sum()
+        if settings.weight == 1:
+            return soft
+        return (1 - settings.weight) * objective.of_outputs(outputs, arrays) + (
+            settings.weight * soft
+        )
 
 
 def training_job(job: config.Quantize, bundle: bundles.Bundle) -> config.Tuning:

@@ -131,13 +131,6 @@ def _check_trained(job: config.Quantize, bundle: bundles.Bundle) -> None:
     where, task = f"method: {job.method}: {bundle.root}", tasks.get(bundle.task.name)
     if not task.shape.answers:
         raise UserError(f"{where} predicts {task.shape.counts}; it takes a bundle that answers")
-    if job.method == "prune":
-        task.check_picks_label(where, "heads are chosen by the labels' cross entropy")
-    if job.distill.weight and not task.shape.picks_label:
-        raise UserError(
-            f"distill.weight: {bundle.root} answers the task {task.name}, and only probabilities "
-            "of labels are compared with those of the model as it was; set it to 0"
-        )
 
 
 def smoothed(work: Work, batches: Sequence[Feeds]) -> Work:

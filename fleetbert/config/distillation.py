@@ -92,8 +92,11 @@ class Distill(Config):
         distill, model = self.distill, self.model
         if distill.teacher is None:
             raise ValueError("distill.teacher: name the `model` folder of a run, or a bundle")
-        if not SHAPES[self.task.name].picks_label:
-            raise ValueError("task.name: only classifiers of texts and pairs can be distilled")
+        if not SHAPES[self.task.name].answers:
+            raise ValueError(
+                f"task.name: {self.task.name} answers nothing that a student could learn; name a "
+                "task that answers"
+            )
         if self.loss != Loss():
             raise ValueError("loss: distillation has a loss of its own; leave the section out")
         if self.trainer.compile:

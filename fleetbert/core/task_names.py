@@ -26,8 +26,7 @@ class Shape(NamedTuple):
         of each text, in an array of objects [texts].
     pooled: the outputs are a vector of the network's width, made by `task.pooling` of a job.
     answers: a bundle can be asked.
-    picks_label: the outputs are logits of labels, of which the largest is the answer. Methods that
-        compare probabilities of labels (distillation, prune) take no others.
+    picks_label: the outputs are logits of labels, of which the largest is the answer.
     tells: what a bundle without labels tells of each text; "" if nothing.
     counts: what `n` of its metrics counts.
     problem_type: in a model's config.json, by which transformers knows what its head is for.

@@ -41,9 +41,20 @@ class Loss(ABC):
         """The loss in which a text that has a label counts so much, float32 [labels]."""
         raise NotImplementedError
 
-    @abstractmethod
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         """A float32 scalar: the sum over the examples, each with its `weight`."""
+        return self.of_outputs(model(**arrays["inputs"]).astype("float32"), arrays)
+
+    @abstractmethod
+    def of_outputs(self, outputs: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:
+        """`loss` of a network's float32 outputs."""
+
+    def of_teacher(
+        self, outputs: paddle.Tensor, known: paddle.Tensor, arrays: Arrays, temperature: float
+    ) -> paddle.Tensor:
+        """The same against a teacher's outputs `known`, float32, instead of labels; the temperature
+        divides logits."""
+        raise NotImplementedError
 
     def again(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         """As `loss`, of the same arrays, when its gradients are there; theirs are added."""

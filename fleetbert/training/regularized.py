@@ -123,6 +123,9 @@ class Regularized(Loss):
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
         return self.objective.predict(network, arrays)
 
+    def of_outputs(self, outputs: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:
+        return self.objective.of_outputs(outputs, arrays)
+
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
         if not paddle.is_grad_enabled():
             return self.objective.loss(model, arrays)
@@ -154,17 +157,12 @@ class Regularized(Loss):
 
     def _once(self, model: nn.Layer, arrays: Arrays) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return the loss with label smoothing (Szegedy et al. 2016, section 7) and the outputs."""
-        kept: list[paddle.Tensor] = []
-
-        def watched(**inputs: paddle.Tensor) -> paddle.Tensor:
-            kept.append(model(**inputs))
-            return kept[-1]
-
-        loss, smoothing = self.objective.loss(watched, arrays), self.settings.label_smoothing
+        outputs = model(**arrays["inputs"]).astype("float32")
+        loss, smoothing = self.of_outputs(outputs, arrays), self.settings.label_smoothing
         if smoothing:
-            of_all = -F.log_softmax(kept[-1].astype("float32")).mean(-1)
+            of_all = -F.log_softmax(outputs).mean(-1)
             loss = (1 - smoothing) * loss + smoothing * (of_all * arrays["weight"]).sum()
-        return loss, kept[-1]
+        return loss, outputs
 
 
 def divergence(first: paddle.Tensor, second: paddle.Tensor) -> paddle.Tensor:

@@ -452,7 +452,7 @@ class TestErrors:
         ("changes", "message"),
         [
             ({"distill.teacher": None}, "distill.teacher: name the `model` folder"),
-            ({"task.name": "mlm"}, "task.name: only classifiers"),
+            ({"task.name": "mlm"}, "task.name: mlm answers nothing"),
             ({"trainer.compile": True}, "trainer.compile: distillation runs"),
             ({"distill.start_layers": [1]}, "distill.start_layers: needs"),
             ({"model.vocab": "vocab.txt"}, "model.vocab: with init: teacher"),
@@ -475,3 +475,52 @@ def test_the_configs_are_whole(kind):
         config.Distill, str(processes.ROOT / "configs" / "distill" / f"{kind}.yaml"), []
     )
     assert job.distill.kind == kind
+
+
+OTHER_TASKS = {
+    "regression": tiny_job.number_rows,
+    "ranking": lambda count, seed: tiny_job.ranked_rows(count // 6, seed),
+    "embedding": lambda count, seed: tiny_job.vector_rows(count, seed, numbers=True),
+    "multi_label_classification": tiny_job.label_rows,
+    "token_classification": None,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", OTHER_TASKS)
+def test_students_of_other_tasks(task, tiny_vocab, tmp_path):
+    """A teacher that learned a little teaches two layers: their outputs come near its own, and a
+    bundle of them is there. Theseus' layers replace the teacher's."""
+    tables = {}
+    for name, count, seed in (("train", 120, 1), ("dev", 36, 2)):
+        if OTHER_TASKS[task] is None:
+            tables[name] = tmp_path / f"{name}.conll"
+            tiny_job.write_tags(tables[name], count, seed)
+        else:
+            tables[name] = tmp_path / f"{name}.jsonl"
+            rows = map(json.dumps, OTHER_TASKS[task](count, seed))
+            tables[name].write_text("\n".join(rows), encoding="utf-8")
+    common = {
+        "task.name": task, "data.train": str(tables["train"]), "data.dev": str(tables["dev"]),
+        "trainer.epochs": 2, "optimizer.learning_rate": 1e-3,
+    }  # fmt: skip
+    run = tmp_path / "teacher"
+    train(tiny_job.job(tmp_path, run, {**common, "model.vocab": str(tiny_vocab)}))
+    changes = {
+        "distill.teacher": str(run / "model"), "distill.labels_weight": 0.5,
+        "model": {"init": "teacher", "num_hidden_layers": 2, "dropout": 0.0},
+    }  # fmt: skip
+    jobs = {
+        kind: config.Distill.model_validate(
+            tiny_job.values(tmp_path, tmp_path / kind, {**common, **changes, "distill.kind": kind})
+        )
+        for kind in ("student", "theseus")
+    }
+    opened = open_task(student.Student, jobs["student"])
+    loss = opened.loss(opened.network, first_step(opened)[0])
+    assert np.isfinite(float(loss)) and float(loss) > 0
+    for kind, job in jobs.items():
+        distilling.distill(job)
+        assert bundles.read(tmp_path / kind / "bundle").task.name == task
+        steps = (tmp_path / kind / "metrics.jsonl").read_text().splitlines()
+        assert len(steps) > 1

@@ -23,6 +23,7 @@ from fleetbert.engines import engine
 from fleetbert.engines.alike import random_batch
 from fleetbert.graph import program as programs
 from fleetbert.models import sources, task_heads, weights
+from fleetbert.tasks.classification.loss import LOSS
 from fleetbert.training.strategies.single import Single
 
 DRAWN = True  # see conftest.py
@@ -81,7 +82,8 @@ def batches():
 
 def as_tensors(batch: dict[str, Any]) -> dict[str, Any]:
     inputs = {name: paddle.to_tensor(array) for name, array in batch["inputs"].items()}
-    return {"inputs": inputs, "labels": paddle.to_tensor(batch["labels"])}
+    weight = paddle.full([len(batch["labels"])], 1 / len(batch["labels"]))
+    return {"inputs": inputs, "labels": paddle.to_tensor(batch["labels"]), "weight": weight}
 
 
 def losses(tensors: dict[str, np.ndarray], batches: Any) -> np.ndarray:
@@ -98,7 +100,7 @@ def losses(tensors: dict[str, np.ndarray], batches: Any) -> np.ndarray:
 def measured(whole_program, batches):
     """The importance of all heads and units over the texts."""
     network = build(tensors_of(whole_program))
-    found = importance.measure(network, [as_tensors(batch) for batch in batches])
+    found = importance.measure(network, [as_tensors(batch) for batch in batches], LOSS)
     assert found.heads.shape == (2, HEADS) and found.feed_forward.shape == (2, UNITS)
     assert not any(layer._forward_pre_hooks for layer in network.sublayers())
     return found
@@ -132,7 +134,7 @@ def test_heads_and_units_that_do_nothing_go_first(whole_program, batches):
         tensors = scaled(tensors, layer, "heads", factors)
         tensors = scaled(tensors, layer, "units", np.arange(128) % 2)
     network = build(tensors)
-    found = importance.measure(network, [as_tensors(batch) for batch in batches])
+    found = importance.measure(network, [as_tensors(batch) for batch in batches], LOSS)
     kept = importance.choose(found, 0.5, 0.5)
     assert kept.heads.tolist() == [[0, 2], [1, 3]]
     assert not np.isin(kept.units, idle_units).any()

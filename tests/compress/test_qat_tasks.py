@@ -11,7 +11,6 @@ import fleetbert
 from fleetbert import bundle as bundles
 from fleetbert import config
 from fleetbert.compress import qat, tuning
-from fleetbert.core.errors import UserError
 from fleetbert.engines import engine
 
 
@@ -63,11 +62,26 @@ def test_what_is_served_is_what_was_trained(task, pooling, tiny_vocab, tmp_path,
     assert manifest.max_difference_to_network < 0.5 * learned.max()
 
 
-def test_answers_without_labels_take_no_soft_ones(tiny_vocab, tmp_path):
-    bundle = tiny_bert.make_bundle(tmp_path / "bundle", "regression", tiny_vocab)
-    rows = rows_of("regression")
-    with pytest.raises(UserError, match=r"distill\.weight: .* only probabilities of labels"):
-        fleetbert.quantize(bundle, method="qat", train=rows, gate=rows, **{"distill.weight": 0.5})
+@pytest.mark.parametrize(
+    ("task", "pooling"),
+    [
+        pytest.param(*case, marks=() if case[0] == "regression" else pytest.mark.slow)
+        for case in tiny_bert.OTHER_TASKS
+    ],
+)
+def test_pruned_and_taught_by_what_it_was(task, pooling, tiny_vocab, tmp_path):
+    """`beside_network` compares the narrowed program with the network that learned."""
+    bundle = tiny_bert.make_bundle(tmp_path / "bundle", task, tiny_vocab, pooling)
+    made = fleetbert.quantize(
+        bundle, method="prune", train=rows_of(task, numbers=False), gate=rows_of(task), max_drop=1,
+        epochs=1, batch_size=8, learning_rate=1e-4, dropout=0.0, max_length=24, device="cpu",
+        **{"distill.weight": 0.5, "prune.heads": 0.5},
+    )  # fmt: skip
+    manifest = bundles.read(bundle).variant(made.name)
+    assert manifest.pruning.heads[1] < manifest.pruning.heads[0]
+    assert manifest.max_difference_to_network < 1e-4
+    sizes = [bundles.read(bundle).variant(name).bytes for name in (made.name, "float32")]
+    assert sizes[0] < sizes[1]
 
 
 @pytest.mark.parametrize(("task", "weight"), [("classification", 1.0), ("regression", 0.0)])

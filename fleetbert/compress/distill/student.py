@@ -1,4 +1,4 @@
-"""A student that learns the labels, the teacher's logits (Hinton et al. 2015) and the outputs of
+"""A student that learns the labels, the teacher's outputs (Hinton et al. 2015) and the outputs of
 its layers (Sun et al. 2019; with a projection where widths differ, Jiao et al. 2020)."""
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from typing import Any, Iterable
 
 import numpy as np
 import paddle
-import paddle.nn.functional as F
 from paddle import nn
 
 from fleetbert.compress.distill import teacher as teachers
+from fleetbert.tasks.evaluator import Part
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import Arrays
 
 
 class Student(teachers.Taught):
-    """Classification with a loss that asks a teacher as well."""
+    """A task with a loss that asks a teacher as well."""
 
     def __init__(self, teacher: teachers.Teacher, strategy: Single, *arguments: Any):
         super().__init__(teacher, strategy, *arguments)
@@ -28,7 +28,7 @@ class Student(teachers.Taught):
                 teacher, self.train, self.tokenizer, strategy, self.labels
             )
             return
-        self.teacher = teachers.build(teacher, self.labels)
+        self.teacher = teachers.build(teacher, self.task, self.labels)
         self.teachers = [self.teacher]
         if self.settings.hidden_weight:
             self._map_layers(self.teacher)
@@ -54,33 +54,29 @@ class Student(teachers.Taught):
 
         network.forward = types.MethodType(forward, network)
 
-    def _answer(self, model: nn.Layer, arrays: Arrays) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
-        """The student's float32 logits, and its layers' outputs as wide as the teacher's."""
-        answer = model(**arrays["inputs"])
-        logits, outputs = answer if isinstance(answer, tuple) else (answer, [])
-        return logits.astype("float32"), outputs
+    def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
+        def alone(**inputs: paddle.Tensor) -> paddle.Tensor:
+            return _apart(network(**inputs))[0]
 
-    def predict(self, network: nn.Layer, arrays: Arrays) -> dict[str, np.ndarray]:
-        logits, _ = self._answer(network, arrays)
-        return {"texts": arrays["texts"], "logits": logits.numpy()}
+        return self.objective.predict(alone, arrays)
 
     def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
-        """Weighted sum over the texts of all that `distill` gives a weight."""
-        settings, weight = self.settings, arrays["weight"]
-        logits, outputs = self._answer(model, arrays)
-        teacher_logits = self._teach(arrays)
+        """Sum of all that `distill` gives a weight, a float32 scalar."""
+        settings = self.settings
+        outputs, hidden = _apart(model(**arrays["inputs"]))
+        outputs = outputs.astype("float32")
+        known = self._teach(arrays)
         loss = paddle.zeros([])
         if settings.labels_weight:
-            losses = F.cross_entropy(logits, arrays["labels"], reduction="none").flatten()
-            loss = loss + settings.labels_weight * (losses * weight).sum()
+            loss = loss + settings.labels_weight * self.objective.of_outputs(outputs, arrays)
         if settings.logits_weight:
-            losses = soft_cross_entropy(logits, teacher_logits, settings.temperature)
-            loss = loss + settings.logits_weight * (losses * weight).sum()
+            soft = self.objective.of_teacher(outputs, known, arrays, settings.temperature)
+            loss = loss + settings.logits_weight * soft
         if settings.hidden_weight:
             tokens = paddle.to_tensor(token_weights(arrays, self.tokenizer.pad_id))
             errors = [
                 (squared_error(student, teacher) * tokens).sum()
-                for student, teacher in zip(outputs, self.known)
+                for student, teacher in zip(hidden, self.known)
             ]
             loss = loss + settings.hidden_weight * sum(errors) / len(errors)
         return loss
@@ -103,16 +99,9 @@ def outputs_of(layers: Iterable[nn.Layer]) -> list[paddle.Tensor]:
     return values
 
 
-def soft_cross_entropy(
-    logits: paddle.Tensor, teacher_logits: paddle.Tensor, temperature: float
-) -> paddle.Tensor:
-    """Cross entropy of each text's logits on a teacher's softened answers (Hinton et al. 2015).
-
-    Both [texts, labels] are divided by the temperature, and the result [texts] is multiplied by
-    its square, so that gradients keep their size.
-    """
-    soft = F.softmax(teacher_logits / temperature)
-    return -(soft * F.log_softmax(logits / temperature)).sum(-1) * temperature**2
+def _apart(answer: Any) -> tuple[paddle.Tensor, list[paddle.Tensor]]:
+    """A network's outputs, and those of its layers where it gives them."""
+    return answer if isinstance(answer, tuple) else (answer, [])
 
 
 def squared_error(student: paddle.Tensor, teacher: paddle.Tensor) -> paddle.Tensor:
@@ -132,5 +121,8 @@ def token_weights(arrays: Arrays, pad_id: int) -> np.ndarray:
     text = segments + np.concatenate([[0], last[:-1]])[:, None] - 1
     real = segments > 0
     lengths = np.bincount(text[real], minlength=last[-1])
-    each = arrays["weight"].numpy() / lengths
+    weight = arrays["weight"].numpy()
+    if weight.shape != lengths.shape:  # of examples of several texts, or of tokens
+        weight = np.full(len(lengths), weight.sum() / len(lengths), np.float32)
+    each = weight / lengths
     return np.where(real, each[np.where(real, text, 0)], 0).astype(np.float32)

@@ -13,6 +13,7 @@ from fleetbert import bundle as bundles
 from fleetbert import config as schema
 from fleetbert.core import charset
 from fleetbert.core.errors import UserError
+from fleetbert.core.task_names import SHAPES
 from fleetbert.data import ragged, tokenizers
 from fleetbert.data.batching import plan_inference
 from fleetbert.data.split import Split
@@ -20,6 +21,7 @@ from fleetbert.data.tokenizers import Spec, Tokenizer
 from fleetbert.engines import answer, engine
 from fleetbert.models import sources, task_heads, weights
 from fleetbert.models.encoders import Shape
+from fleetbert.tasks import Task
 from fleetbert.training.strategies.single import Single
 from fleetbert.training.texts import TextTask
 
@@ -36,7 +38,7 @@ class Teacher(NamedTuple):
 
 
 def open_teacher(job: schema.Distill) -> Teacher:
-    """Open `distill.teacher`; UserError if it is not there or not a classifier like the job's."""
+    """Open `distill.teacher`; UserError if it is not there or does not do the job's task."""
     path = Path(str(job.distill.teacher))
     if (path / bundles.MANIFEST).is_file():
         return _open_bundle(job, path)
@@ -49,7 +51,7 @@ def open_teacher(job: schema.Distill) -> Teacher:
         source = sources.open_source(schema.Model(init=f"{path}/"))
     except UserError as error:
         raise UserError(str(error).replace("model.init", "distill.teacher")) from error
-    if not source.head_labels:
+    if SHAPES[job.task.name].least_labels and not source.head_labels:
         raise UserError(
             f"distill.teacher: {path} is no trained classifier: its weights and the id2label of "
             "its config.json do not give each label a logit; name the `model` folder of a run"
@@ -65,6 +67,12 @@ def _open_bundle(job: schema.Distill, path: Path) -> Teacher:
         raise UserError(
             f"distill.teacher: the bundle {path} does {bundle.task.name}, the job "
             f"{job.task.name} (task.name)"
+        )
+    shape = SHAPES[job.task.name]
+    if shape.per_token or shape.pooled or shape.label == "relevance":
+        raise UserError(
+            f"distill.teacher: {path} is a bundle, which teaches tasks with one answer for each "
+            f"text, and {shape.name} has others; name the run's `model` folder"
         )
     if job.model.init == "teacher":
         raise UserError(
@@ -172,7 +180,7 @@ class Taught(TextTask):
         self.origins["distill.teacher"] = teacher.digest
         self.strategy = strategy
         self.teacher_notes = []
-        if list(places(teacher, self.labels)) != list(range(len(self.labels))):
+        if self.labels and list(places(teacher, self.labels)) != list(range(len(self.labels))):
             self.teacher_notes.append(
                 f"{teacher.path}: the teacher's labels, {weights.few(teacher.labels)}, are put in "
                 f"the order {weights.few(self.labels)}"
@@ -182,14 +190,20 @@ class Taught(TextTask):
         return [*super().notes(), *self.teacher_notes]
 
 
-def build(teacher: Teacher, labels: Sequence[str]) -> nn.Layer:
-    """The teacher's network, which stays as it is, with its logits in the order of `labels`."""
+def build(teacher: Teacher, task: Task, labels: Sequence[str]) -> nn.Layer:
+    """The teacher's network, which stays as it is, with its logits in the order of `labels`;
+    UserError where it has no head for the task."""
     source = teacher.source
     assert source is not None
     pad_id = tokenizers.open(source.tokenizer).pad_id
-    config = weights.bert_config(source, len(labels), 0, pad_id)
-    network = task_heads.build("classification", config)
-    weights.load(network, source, labels)
+    config = weights.bert_config(source, task.outputs(labels), 0, pad_id)
+    network = task_heads.build(task.name, config)
+    loaded = weights.load(network, source, labels)
+    if fresh := [name for name in loaded.fresh if not name.startswith(network.unread)]:
+        raise UserError(
+            f"distill.teacher: {teacher.path} has no weights for {', '.join(fresh)}, so it does "
+            f"not do {task.name}; name the `model` folder of a run"
+        )
     for parameter in network.parameters():
         parameter.stop_gradient = True
     network.eval()
@@ -199,13 +213,13 @@ def build(teacher: Teacher, labels: Sequence[str]) -> nn.Layer:
 def bundle_logits(
     teacher: Teacher, split: Split, tokenizer: Tokenizer, strategy: Single, labels: Sequence[str]
 ) -> np.ndarray:
-    """Logits float32 [texts, labels] that the bundle's program gives, in the order of `labels`,
-    shared out over the ranks.
+    """Outputs that the bundle's program gives, shared out over the ranks: float32 [texts, labels]
+    in the order of `labels`, or [texts, 1] of numbers.
 
     All are computed before the first step, so that a resumed run learns from the same ones.
     """
     bundle = bundles.read(teacher.path)
-    columns = places(teacher, labels)
+    columns = places(teacher, labels) if labels else slice(None)
     device = "gpu" if strategy.device == "gpu" else "cpu"
     opened = engine.open(bundle, "float32", device, pad_id=tokenizer.pad_id)
     batches = plan_inference(split.encodings.lengths, answer.BATCH_TOKENS)
@@ -215,7 +229,7 @@ def bundle_logits(
         for indices, batch in texts.parts(batches[strategy.rank :: strategy.world_size])
     ]
     strategy.barrier()  # `gather` does not wait for long
-    logits = np.zeros((len(split.labels), len(labels)), np.float32)
+    logits = np.zeros((len(split.labels), max(1, len(labels))), np.float32)
     for rank in strategy.gather(mine):
         for indices, values in rank:
             logits[indices] = values

@@ -31,7 +31,7 @@ class Theseus(teachers.Taught):
             parameter.stop_gradient = True
         for parameter in bert.encoder.parameters():
             parameter.stop_gradient = False
-        known = list(teachers.build(teacher, self.labels).network.bert.encoder.layers)
+        known = list(teachers.build(teacher, self.task, self.labels).network.bert.encoder.layers)
         bounds = [0, *teachers.evenly(len(bert.encoder.layers), len(known))]
         self.drawn = [True] * len(bert.encoder.layers)
         for number, layer in enumerate(bert.encoder.layers):

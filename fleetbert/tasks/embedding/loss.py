@@ -7,7 +7,6 @@ import numpy as np
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 import paddle.nn.functional as F
-from paddle import nn
 
 from fleetbert.tasks.collect import Arrays
 from fleetbert.tasks.loss import Loss
@@ -25,13 +24,12 @@ class Similarity(Loss):
 
     pooled = False
 
-    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+    def of_outputs(self, outputs: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:
         """arrays: `places` int64 (examples, texts of one), where their vectors are; `groups` int64
         (examples), of examples with the same first text; `labels` float32 (examples), NaN without
         numbers; `temperature`."""
-        vectors = model(**arrays["inputs"]).astype("float32")  # (texts, width)
         places = paddle.to_tensor(arrays["places"])
-        first, *others = (paddle.gather(vectors, places[:, n]) for n in range(places.shape[1]))
+        first, *others = (paddle.gather(outputs, places[:, n]) for n in range(places.shape[1]))
         if arrays["has_numbers"]:
             cosines = (first * others[0]).sum(-1)
             losses = (cosines - arrays["labels"]).square()
@@ -45,6 +43,17 @@ class Similarity(Loss):
             own = paddle.arange(len(groups))
             losses = F.cross_entropy(scores, own, reduction="none")
         return (losses.flatten() * arrays["weight"]).sum()
+
+    def of_teacher(
+        self, outputs: paddle.Tensor, known: paddle.Tensor, arrays: Arrays, temperature: float
+    ) -> paddle.Tensor:
+        """The squared error of the cosines of all texts of the batch with each other, which takes
+        a teacher of any width (Tung and Mori 2019, "Similarity-Preserving Knowledge Distillation").
+        """
+        cosines, expected = (paddle.matmul(v, v, transpose_y=True) for v in (outputs, known))
+        others = max(1, outputs.shape[0] - 1)  # a text's cosine with itself is 1 in both
+        losses = (cosines - expected).square().sum(-1) / others  # (texts)
+        return losses.mean() * arrays["weight"].sum()
 
 
 LOSS = Similarity()

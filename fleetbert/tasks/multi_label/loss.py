@@ -6,7 +6,7 @@ import numpy as np
 
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
-from paddle import nn
+import paddle.nn.functional as F
 
 from fleetbert.compat.training import binary_cross_entropy
 from fleetbert.tasks.collect import Arrays
@@ -27,10 +27,15 @@ class BinaryCrossEntropy(Loss):
     def with_positive_weights(self, weights: np.ndarray) -> Loss:
         return BinaryCrossEntropy(weights)
 
-    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
-        logits = model(**arrays["inputs"]).astype("float32")  # (texts, labels)
-        truth = arrays["labels"].astype("float32")
-        losses = binary_cross_entropy(logits, truth, self.positive)
+    def of_outputs(self, outputs: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:
+        losses = binary_cross_entropy(outputs, arrays["labels"].astype("float32"), self.positive)
+        return (losses.mean(-1) * arrays["weight"]).sum()
+
+    def of_teacher(
+        self, outputs: paddle.Tensor, known: paddle.Tensor, arrays: Arrays, temperature: float
+    ) -> paddle.Tensor:
+        soft = F.sigmoid(known / temperature)
+        losses = binary_cross_entropy(outputs / temperature, soft, None) * temperature**2
         return (losses.mean(-1) * arrays["weight"]).sum()
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
 import paddle.nn.functional as F
-from paddle import nn
 
 from fleetbert.tasks.collect import Arrays
 from fleetbert.tasks.loss import Loss
@@ -19,20 +18,34 @@ class Relevance(Loss):
     et al. 2021, equation 6), which is the same for one. Without, each pair's binary cross entropy
     (Nogueira and Cho 2019)."""
 
-    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
+    def of_outputs(self, outputs: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:
         """arrays: `places` int64 (examples, pairs of one), the right one first; `labels` float32
         (examples), of examples that are one pair."""
-        values = model(**arrays["inputs"]).astype("float32").flatten()  # (pairs)
-        places = paddle.to_tensor(arrays["places"])
-        values = paddle.gather(values, places.flatten()).reshape(places.shape)
-        if places.shape[1] > 1:
-            first = paddle.zeros(places.shape[:1], "int64")
+        values = _by_example(outputs, arrays)
+        if values.shape[1] > 1:
+            first = paddle.zeros(values.shape[:1], "int64")
             losses = F.cross_entropy(values, first, reduction="none")
         else:
             losses = F.binary_cross_entropy_with_logits(
                 values[:, 0], arrays["labels"].astype("float32"), reduction="none"
             )
         return (losses.flatten() * arrays["weight"]).sum()
+
+    def of_teacher(
+        self, outputs: paddle.Tensor, known: paddle.Tensor, arrays: Arrays, temperature: float
+    ) -> paddle.Tensor:
+        """The squared error of the margin by which the right document leads each other one (Margin-
+        MSE: Hofstätter et al. 2020, equation 4); of single pairs that of the score."""
+        errors = _by_example(outputs - known, arrays)
+        if errors.shape[1] > 1:
+            errors = errors[:, :1] - errors[:, 1:]
+        return (errors.square().mean(-1) * arrays["weight"]).sum()
+
+
+def _by_example(values: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:
+    """Values (pairs, 1) as (examples, pairs of one)."""
+    places = paddle.to_tensor(arrays["places"])
+    return paddle.gather(values.flatten(), places.flatten()).reshape(places.shape)
 
 
 LOSS = Relevance()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fleetbert.compat.prepared  # noqa: F401  isort: skip
 import paddle
-from paddle import nn
 
 from fleetbert.tasks.collect import Arrays
 from fleetbert.tasks.loss import Loss
@@ -13,9 +12,13 @@ from fleetbert.tasks.loss import Loss
 class SquaredError(Loss):
     """A number for each text or pair of texts."""
 
-    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
-        values = model(**arrays["inputs"]).astype("float32").flatten()  # (texts, 1)
-        return ((values - arrays["labels"]).square() * arrays["weight"]).sum()
+    def of_outputs(self, outputs: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:
+        return ((outputs.flatten() - arrays["labels"]).square() * arrays["weight"]).sum()
+
+    def of_teacher(
+        self, outputs: paddle.Tensor, known: paddle.Tensor, arrays: Arrays, temperature: float
+    ) -> paddle.Tensor:
+        return ((outputs - known).flatten().square() * arrays["weight"]).sum()
 
 
 LOSS = SquaredError()

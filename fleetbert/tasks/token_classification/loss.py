@@ -7,6 +7,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle import nn
 
+from fleetbert.tasks.classification.loss import soft_cross_entropy
 from fleetbert.tasks.collect import Arrays
 from fleetbert.tasks.evaluator import Part
 from fleetbert.tasks.loss import Loss
@@ -18,10 +19,14 @@ class TokenCrossEntropy(Loss):
 
     pooled = False
 
-    def loss(self, model: nn.Layer, arrays: Arrays) -> paddle.Tensor:
-        logits = model(**arrays["inputs"]).astype("float32")  # (rows, length, labels)
-        losses = F.cross_entropy(logits, arrays["labels"], reduction="none").squeeze(-1)
+    def of_outputs(self, outputs: paddle.Tensor, arrays: Arrays) -> paddle.Tensor:
+        losses = F.cross_entropy(outputs, arrays["labels"], reduction="none").squeeze(-1)
         return (losses * arrays["weight"]).sum()
+
+    def of_teacher(
+        self, outputs: paddle.Tensor, known: paddle.Tensor, arrays: Arrays, temperature: float
+    ) -> paddle.Tensor:
+        return (soft_cross_entropy(outputs, known, temperature) * arrays["weight"]).sum()
 
     def predict(self, network: nn.Layer, arrays: Arrays) -> Part:
         logits = network(**arrays["inputs"]).astype("float32").numpy()
