@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import os
 import queue
@@ -32,6 +31,7 @@ from fleetbert.deploy.inference.messages import Core, State
 from fleetbert.deploy.inference.ops import logs, memory, metrics, observe, output, pages
 from fleetbert.deploy.inference.protocol import auth, connections, grpc_service, http
 from fleetbert.deploy.inference.protocol.middleware import Middleware
+from fleetbert.deploy.inference.protocol.tls import TlsConnection
 
 WRITE_SECONDS = 2.0  # for the last answers, to clients that read
 OWN_DESCRIPTORS = 256  # for everything but connections
@@ -49,26 +49,7 @@ class Startable(Core, Protocol):
 
 
 class _Http(uvicorn.Server):
-    """Uvicorn without signal handlers of its own: this module has them. With `tls` it takes
-    connections itself: uvicorn's are not known, and not ended, before their handshake."""
-
-    def __init__(self, config: uvicorn.Config, tls: auth.Tls | None):
-        super().__init__(config)
-        self._tls = tls
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._tls is None:
-            await super().startup(sockets)
-            return
-        state = {"server_state": self.server_state, "app_state": self.lifespan.state}
-        kind: Any = self.config.http_protocol_class
-        make = functools.partial(kind, config=self.config, **state)
-        servers: list[Any] = []  # which uvicorn only closes
-        for opened in sockets or ():
-            opened.listen(self.config.backlog)
-            servers.append(connections.TlsServer(opened, self._tls, make))
-        self.servers = servers
-        self.started = True
+    """Uvicorn without signal handlers of its own: this module has them."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -218,9 +199,14 @@ async def _open_http(
 ) -> Listener:
     opened = _bind(listen.host, port)
     kind = connections.protocol(safety, listen.age_seconds, listen.idle_seconds)
+
+    def make(**words: Any) -> asyncio.Protocol:
+        connection = kind(**words)
+        return connection if tls is None else TlsConnection(connection, tls.context)
+
     config = uvicorn.Config(
         app,
-        http=kind,
+        http=make,  # type: ignore[arg-type]  as it makes one
         loop="none",
         ws="none",
         lifespan="off",
@@ -230,7 +216,7 @@ async def _open_http(
         server_header=False,
         timeout_keep_alive=max(1, round(listen.idle_seconds)),
     )
-    server = _Http(config, tls)
+    server = _Http(config)
     task = asyncio.create_task(server.serve(sockets=[opened]))
     watching = asyncio.create_task(connections.watch(server.server_state.connections, safety))
 

@@ -7,23 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import math
-import socket
-import ssl
-from typing import Any, Callable, Iterable, cast
+from typing import Any, Callable, Iterable
 
 import httptools
 import orjson
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from fleetbert.deploy.inference.ops import logs, metrics
-from fleetbert.deploy.inference.protocol.auth import Tls
+from fleetbert.deploy.inference.ops import metrics
 from fleetbert.deploy.inference.settings import Safety
 
 # ASGI's extension by which an application asks to be called when the client goes: with a function,
 # and with None when it is no longer of interest.
 WHEN_GONE = "fleetbert.when_gone"
 MOST_HEAD_BYTES = 64 << 10  # of a request line and its headers; the parser itself has no limit
-ACCEPT_PAUSE = 1.0  # seconds, as asyncio's
 OF_UPGRADES = (b"upgrade", b"http2-settings")
 # In which the client that has ended its side (`nc -N`) gets its answer. Nothing tells it from one
 # that has gone, whose request is dropped then.
@@ -64,7 +60,6 @@ class Connection(HttpToolsProtocol):
     age: float | None  # seconds after which the next answer is the last
     idle: float  # seconds without a first request
     leaving = False  # of all connections of a port: each answer is a connection's last
-    handshake: Handshake | None = None  # that came before
     _in_head: bool  # a request has yet to come, or the rest of its head
     _begun: bool  # with what was read last
     _head_bytes: int
@@ -74,7 +69,6 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.connections.discard(self.handshake)
         self.transport = _Joined(transport, self.loop)  # type: ignore[assignment]
         self._old = math.inf if self.age is None else self.loop.time() + self.age
         self._await_head()
@@ -132,10 +126,9 @@ class Connection(HttpToolsProtocol):
             self._leave()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. What it has asked is answered, but over TLS, where asyncio
-        closes."""
+        """The client sends no more. What it has asked is answered."""
         answering = self.cycle is not None and not self.cycle.response_complete
-        if not answering or self.cycle.more_body or self.scheme == "https":
+        if not answering or self.cycle.more_body:
             self.transport.close()
             return False
         self.cycle.keep_alive = False
@@ -220,100 +213,14 @@ class Connection(HttpToolsProtocol):
 
     def _refuse(self, status: int, message: str) -> None:
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            self.transport.write(_refusal(status, message))
+            self.transport.write(refusal(status, message))
         self.transport.close()
 
 
-def _refusal(status: int, message: str) -> bytes:
+def refusal(status: int, message: str) -> bytes:
     body = orjson.dumps({"error": message})
     head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
     return STATUS_LINE[status] + head % len(body) + body
-
-
-class Handshake:
-    """A connection until TLS is agreed on. It counts as others do, and has `head_seconds`."""
-
-    def __init__(self, connection: Connection, accepted: socket.socket, context: ssl.SSLContext):
-        self._connection, self._accepted, self._context = connection, accepted, context
-        connection.handshake = self
-        self._others = cast("set[Any]", connection.connections)  # which uvicorn only ends
-        self._others.add(self)
-        self._shaking = asyncio.ensure_future(self._shake())
-
-    def shutdown(self) -> None:
-        """As uvicorn ends connections."""
-        self._shaking.cancel()
-
-    async def _shake(self) -> None:
-        try:
-            seconds = self._connection.safety.head_seconds
-            first = await asyncio.wait_for(self._peek(), seconds)
-            if first.isalpha():  # a handshake begins with byte 22
-                self._refuse_plain()
-                return
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: self._connection,
-                self._accepted,
-                ssl=self._context,
-                ssl_handshake_timeout=seconds,
-            )
-        except (OSError, asyncio.TimeoutError):  # no TLS, or not in time
-            self._accepted.close()
-        except asyncio.CancelledError:
-            self._accepted.close()
-            raise
-        finally:
-            self._others.discard(self)
-
-    async def _peek(self) -> bytes:
-        """The first byte that comes, which stays."""
-        loop = asyncio.get_running_loop()
-        readable = asyncio.Event()
-        loop.add_reader(self._accepted, readable.set)
-        try:
-            await readable.wait()
-        finally:
-            loop.remove_reader(self._accepted)
-        return self._accepted.recv(1, socket.MSG_PEEK)
-
-    def _refuse_plain(self) -> None:
-        words = "this port speaks TLS: the address begins with https://"
-        logs.warn_seldom(f"a client sent plain HTTP to a port of TLS; {words}")
-        self._accepted.recv(MOST_HEAD_BYTES)  # what is unread would reset the connection
-        self._accepted.send(_refusal(400, words))
-        self._accepted.close()
-
-
-class TlsServer:
-    """Accepts TLS connections, as an asyncio.Server that tells of each from its first packet on.
-
-    make: a new Connection. tls: its context is that of the moment.
-    """
-
-    def __init__(self, opened: socket.socket, tls: Tls, make: Callable[[], Connection]):
-        self._opened, self._tls, self._make = opened, tls, make
-        self._accepting = asyncio.ensure_future(self._accept())
-
-    def close(self) -> None:
-        self._accepting.cancel()
-
-    async def wait_closed(self) -> None:
-        await asyncio.gather(self._accepting, return_exceptions=True)
-
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                accepted, _ = await loop.sock_accept(self._opened)
-            except OSError:  # no descriptor is left
-                await asyncio.sleep(ACCEPT_PAUSE)
-                continue
-            connection = self._make()
-            if len(connection.connections) < connection.safety.max_connections:
-                accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                Handshake(connection, accepted, self._tls.context)
-            else:
-                accepted.close()
 
 
 def protocol(section: Safety, age: float | None = None, idle: float = 75.0) -> type[Connection]:
@@ -321,7 +228,7 @@ def protocol(section: Safety, age: float | None = None, idle: float = 75.0) -> t
     return type("Limited", (Connection,), {"safety": section, "age": age, "idle": idle})
 
 
-async def watch(connections: Iterable[object], section: Safety) -> None:
+async def watch(connections: Iterable[Any], section: Safety) -> None:
     """End connections that are overdue, until cancelled."""
     loop = asyncio.get_running_loop()
     pause = min(1.0, section.head_seconds / 4, section.body_seconds / 4)
@@ -329,5 +236,4 @@ async def watch(connections: Iterable[object], section: Safety) -> None:
         await asyncio.sleep(pause)
         now = loop.time()
         for connection in list(connections):
-            if isinstance(connection, Connection):
-                connection.expire(now)
+            connection.expire(now)

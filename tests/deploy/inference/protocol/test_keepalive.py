@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 import time
 
 import grpc
 import pytest
 from grpc_stub import make_stub, request_of
+from oip_cases import TEXT, body_of
 from served import DEADLINE, ask, connect, read_all, serving
 
 
@@ -87,10 +89,25 @@ def test_handshakes_count_as_connections(secure, certificate):
     assert ask(secure.http, "good", verify=str(certificate[0])).status_code == 200
 
 
-def test_what_comes_with_the_end_of_the_handshake_is_read(secure, certificate):
-    """A client may send its request and leave within a packet of its last word."""
+GET = b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+BODY = body_of({**TEXT, "shape": [1], "data": ["sleep 0.5"]})
+POST = b"POST /v2/models/sst/infer HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(BODY)
+
+
+@pytest.mark.parametrize(
+    ("sent", "ends", "answer", "times"),
+    [
+        (GET, "nothing", b'{"live":true}', 10),
+        (POST + BODY, "TLS", b'"positive"', 1),
+        (POST + BODY, "TCP", b'"positive"', 1),
+    ],
+)
+def test_what_comes_with_the_end_of_the_handshake_is_read(
+    secure, certificate, sent, ends, answer, times
+):
+    """A client may send its request and end its side within a packet of its last word."""
     context = ssl.create_default_context(cafile=str(certificate[0]))
-    for _ in range(10):
+    for _ in range(times):
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         tls = context.wrap_bio(incoming, outgoing, server_hostname="localhost")
         with connect(secure.http) as client:
@@ -103,14 +120,19 @@ def test_what_comes_with_the_end_of_the_handshake_is_read(secure, certificate):
                     part = client.recv(65536)
                     assert part
                     incoming.write(part)
-            tls.write(b"GET /v2/health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            tls.write(sent)
+            if ends == "TLS":
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    tls.unwrap()
             client.sendall(outgoing.read())  # Finished and the request together
+            if ends == "TCP":
+                client.shutdown(socket.SHUT_WR)
             got = b""
-            while b'{"live":true}' not in got:
+            while answer not in got:
                 part = client.recv(65536)
                 assert part, got
                 incoming.write(part)
-                with contextlib.suppress(ssl.SSLWantReadError):
+                with contextlib.suppress(ssl.SSLWantReadError, ssl.SSLZeroReturnError):
                     while piece := tls.read(65536):
                         got += piece
     assert "Traceback" not in secure.log and "error" not in secure.log
