@@ -15,7 +15,7 @@ from fleetbert.data import in_memory
 from fleetbert.data.in_memory import Table
 
 PathLike = Union[str, "os.PathLike[str]"]
-Job = TypeVar("Job", bound=configs.Section)
+Job = TypeVar("Job", configs.Config, configs.Distill, configs.Quantize, configs.SelfDistill)
 
 
 def keys_of(
@@ -67,7 +67,8 @@ def job_of(
     for key, table in in_memory_only.items():
         name = ".".join(part for part in key.split(".") if part != "data")
         folder = Path(output_dir) / "data"
-        keys[key] = str(in_memory.as_file(name, table, folder, key != unlabelled))
+        written = in_memory.as_file(name, table, folder, key != unlabelled, job.data)
+        keys[key] = str(written)
     return configs.from_keys(schema, keys, path)
 
 

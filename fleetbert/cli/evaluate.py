@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from fleetbert.cli.bundle_options import add_model, add_quoting, load
+from fleetbert.cli.bundle_options import add_columns, add_model, columns, load
 from fleetbert.core import strict_json
 
 DESCRIPTION = """\
@@ -14,8 +14,8 @@ Measure a bundle on a labelled table: the figures of its task (accuracy, Spearma
 
   fleetbert evaluate --bundle output/quickstart/bundle --data dev.tsv
 
-The table is TSV or CSV with a header (columns text_a, label, for pairs text_b) or JSONL with such
-fields; of a model of spans JSONL, or columns of tagged tokens (CoNLL).
+The table is TSV or CSV with a header (columns text_a or text, label, for pairs text_b; others by
+options) or JSONL with such fields; of a model of spans JSONL, or columns of tagged tokens (CoNLL).
 """
 
 
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a line that is malformed or has a label that the model does not know: stop with "
         "its number (default), or leave it out and count it",
     )
-    add_quoting(parser)
+    add_columns(parser, labelled=True)
     parser.add_argument("--json", action="store_true", help="one line of JSON instead of a table")
 
 
@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> None:
     from fleetbert.engines import evaluate
 
     model = load(arguments)
-    how = arguments.on_bad_line, arguments.quoting
+    how = arguments.on_bad_line, columns(arguments)
     report = evaluate.evaluate(model, arguments.data, *how, skip_with="--on-bad-line skip")
     if arguments.json:
         where = {key: getattr(arguments, key) for key in ("bundle", "variant", "data")}

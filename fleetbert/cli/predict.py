@@ -11,7 +11,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO, Iterator
 
-from fleetbert.cli.bundle_options import add_model, add_quoting, is_table, load, open_input
+from fleetbert.cli.bundle_options import (
+    add_columns,
+    add_model,
+    columns,
+    is_table,
+    load,
+    open_input,
+)
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
 from fleetbert.data import read
@@ -25,11 +32,11 @@ Answer texts: one line of JSON for each line of input, in its order.
   {"label": "positive", "scores": {"negative": 0.004, "positive": 0.996}}
 
 Input is JSONL ({"text_a": ...} or {"text": ...}, for pairs with "text_b"; an "id" is passed on),
-TSV or CSV with a header that has text_a, or one text a line (pairs: two texts with a tab between).
-A file ending in .jsonl, .tsv, .csv, .conll or .txt is taken as that; otherwise the first line
-tells. A line that cannot be answered becomes {"error": ...}; the others go on, and the exit code is
-0. A quoted field may hold line ends: then its lines get one answer. With --abstain 0.8 the label
-is null where none has that probability.
+TSV or CSV with a header that has text_a (or text, or what --text-column names), or one text a line
+(pairs: two texts with a tab between). A file ending in .jsonl, .tsv, .csv, .conll or .txt is taken
+as that; otherwise the first line tells. A line that cannot be answered becomes {"error": ...}; the
+others go on, and the exit code is 0. A quoted field may hold line ends: then its lines get one
+answer. With --abstain 0.8 the label is null where none has that probability.
 """
 
 # What a file's ending says; None: its first line tells.
@@ -51,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P",
         help="answer no label (null) where the likeliest has less than this probability, 0 to 1",
     )
-    add_quoting(parser)
+    add_columns(parser)
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -64,7 +71,8 @@ def run(arguments: argparse.Namespace) -> None:
     if least is not None and not 0 <= least <= 1:
         raise UserError(f"--abstain is {least}; it has to be from 0 to 1")
     lines = failed = cut = abstained = 0
-    with open_input(arguments.input) as stream:
+    names = columns(arguments)
+    with open_input(arguments.input, names) as stream:
         model = load(arguments)
         if least is not None and not model.task.shape.picks_label:
             raise UserError(
@@ -73,14 +81,14 @@ def run(arguments: argparse.Namespace) -> None:
             )
         with _open_output(arguments.output) as output, answer.progress() as bar:
             jsonl = _JSONL.get(Path(arguments.input).suffix.lower())
-            form, quoting = None, arguments.quoting
+            form = None
             if is_table(arguments.input):
                 form = read.table_format(
-                    arguments.input, pair=model.pair, labelled=False, quoting=quoting
+                    arguments.input, pair=model.pair, labelled=False, columns=names
                 )
             elif Path(arguments.input).suffix.lower() in read.TAG_SUFFIXES:
                 form = read.table_format(arguments.input, pair=False, labelled=False, label="spans")
-            windows = answer.answer_lines(model, stream, jsonl, quoting=quoting, form=form)
+            windows = answer.answer_lines(model, stream, jsonl, columns=names, form=form)
             for objects, counts in windows:
                 for line in objects:
                     if least is not None and max(line.get("scores", {"": 1}).values()) < least:

@@ -22,6 +22,7 @@ from fleetbert.compress.texts import Feeds, draw, feeds
 from fleetbert.core import files
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import ragged
+from fleetbert.data.read import USUAL
 from fleetbert.engines import answer, engine, evaluate, golden
 from fleetbert.tasks.evaluator import largest_difference
 
@@ -117,14 +118,16 @@ class Gate(Sample):
         settings: config.Gate,
         threads: int | None = None,
         key: str = "gate.max_accuracy_drop",
+        columns: config.Columns = USUAL,
     ):
-        """key: what the user calls the largest drop. UserError for what is wrong with the table or
-        the bundle."""
+        """key: what the user calls the largest drop. columns: of all tables of the job. UserError
+        for what is wrong with the table or the bundle."""
         self.bundle, self.key, self.data = bundle, key, str(settings.data)
+        self.columns = columns
         self.max_drop, self.decide = settings.max_accuracy_drop, settings.decide
         self.threads = threads or engine.default_threads()
         model = answer.load(bundle.root, "float32", "cpu", self.threads)
-        super().__init__(model, self.data, evaluate.read_known(model, self.data))
+        super().__init__(model, self.data, evaluate.read_known(model, self.data, columns=columns))
         self.sha256 = files.sha256(self.data)
         self._check_tells()
 

@@ -33,13 +33,13 @@ def open_sample(
             "others; name another table as selection.data"
         )
     if settings.data is not None:
-        known = evaluate.read_known(gate.model, path)
+        known = evaluate.read_known(gate.model, path, columns=gate.columns)
         texts = draw(len(known.truth), settings.texts, seed)
         some = evaluate.Known([known.examples[text] for text in texts], known.truth[texts], 0)
         log.info(f"choosing on {len(texts)} texts of {path}")
         return Sample(gate.model, path, some)
     model = gate.model
-    examples = read_unlabelled(path, model.task, key)
+    examples = read_unlabelled(path, model.task, key, gate.columns)
     count = held_out(len(examples), settings)
     if not count:
         raise UserError(

@@ -45,12 +45,15 @@ def held_out(texts: int, settings: config.Selection) -> int:
 
 
 def read_batches(
-    settings: config.Calibration, bundle: bundles.Bundle, selection: config.Selection | None = None
+    settings: config.Calibration,
+    bundle: bundles.Bundle,
+    selection: config.Selection | None = None,
+    columns: config.Columns = read.USUAL,
 ) -> list[Feeds]:
     """Calibration texts as batches for the bundle's model, but those that are held out for
     `selection`; UserError as `data.read` raises it."""
     task = tasks.of(bundle.task)
-    examples = read_unlabelled(str(settings.data), task, "calibration.data")
+    examples = read_unlabelled(str(settings.data), task, "calibration.data", columns)
     left = len(examples) - (held_out(len(examples), selection) if selection else 0)
     most = min(settings.texts, left)
     chosen = [examples[number] for number in draw(len(examples), most, settings.seed)]
@@ -60,11 +63,13 @@ def read_batches(
     return feeds(encodings, every, tokenizer.pad_id)
 
 
-def read_unlabelled(path: str, task: Task, key: str) -> list[Example]:
+def read_unlabelled(
+    path: str, task: Task, key: str, columns: config.Columns = read.USUAL
+) -> list[Example]:
     """The texts of a table, or of a file with one a line; UserError names the job's `key`."""
     tagged = read.TAG_SUFFIXES if task.shape.label == "spans" else ()
     if Path(path).suffix.lower() in (*read.COLUMN_SUFFIXES, *read.JSON_SUFFIXES, *tagged):
-        return read.read_as(path, task.labels.table_format(path, labelled=False)).examples
+        return read.read_as(path, task.labels.table_format(path, columns, labelled=False)).examples
     if task.shape.pair:
         raise UserError(f"{key}: {path}: pairs need a .tsv, .csv or .jsonl with text_b")
-    return read.read_as(path, read.texts_format(path)).examples
+    return read.read_as(path, read.texts_format(path, columns)).examples

@@ -102,7 +102,7 @@ class Work:
     @functools.cached_property
     def calibration_batches(self) -> list[Feeds]:
         """Texts of `calibration.data`, but those that are held out for `selection`."""
-        return read_batches(self.job.calibration, self.bundle, self.job.selection)
+        return read_batches(self.job.calibration, self.bundle, self.job.selection, self.job.data)
 
 
 def open_work(job: config.Quantize) -> Work:
@@ -117,7 +117,7 @@ def open_work(job: config.Quantize) -> Work:
     if job.method in config.TRAINED:
         _check_trained(job, bundle)
     # The gate opens float32, which verifies it.
-    gate = Gate(bundle, job.gate, job.threads)
+    gate = Gate(bundle, job.gate, job.threads, columns=job.data)
     if job.source != "float32":
         bundles.verify(bundle, job.source)
     work = Work(job, bundle, Source(bundle.folder(job.source)), gate)

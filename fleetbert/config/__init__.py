@@ -25,6 +25,7 @@ from fleetbert.config.loading import distills_itself, from_keys, load_as
 from fleetbert.config.section import Section, key
 from fleetbert.config.training import (
     Callbacks,
+    Columns,
     Config,
     Data,
     Loss,

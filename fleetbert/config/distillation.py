@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from fleetbert.config.compression import Gate, Removed, Selection, check_gate, refuse_removed
 from fleetbert.config.section import Section, key
-from fleetbert.config.training import Config, Loss, Model
+from fleetbert.config.training import Columns, Config, Loss, Model
 from fleetbert.core.task_names import SHAPES
 
 REMOVED = {
@@ -173,7 +173,7 @@ class Exits(Section):
     )
 
 
-class Texts(Section):
+class Texts(Columns):
     train: Optional[str] = key(
         None,
         "texts like those to come: .tsv, .csv, .jsonl, or one a line",

@@ -9,7 +9,12 @@ from pydantic import BaseModel
 
 from fleetbert.config.keys import fields, rule
 
-# Names of arguments in Python for keys of jobs that train.
+# Names of arguments in Python for keys of all jobs that read tables.
+COLUMNS = {
+    name: f"data.{name}"
+    for name in ("text_column", "text_pair_column", "negative_column", "label_column", "quoting")
+}
+# Of jobs that train.
 SHORT = {
     "init": "model.init",
     "task": "task.name",
@@ -20,6 +25,7 @@ SHORT = {
     "seed": "trainer.seed",
     "device": "trainer.device",
     "resume": "trainer.resume",
+    **COLUMNS,
 }
 # Names of all arguments in Python, for hints.
 ARGUMENTS = {
@@ -44,6 +50,10 @@ ELSEWHERE = {
     "train_data_file",
     "data.dev": "validation_file valid_file dev_file eval_file dev_path dev_set dev_ds "
     "eval_dataset validation_data eval_data_file",
+    "data.text_column": "text_column_name text_column_names text_col text_field sentence1_key "
+    "sentence_column",
+    "data.text_pair_column": "sentence2_key text_pair second_text_column",
+    "data.label_column": "label_column_name label_col label_field target_column labels_column",
     "data.max_length": "max_seq_length max_seq_len max_source_length model_max_length max_len",
     "data.batch_size": "per_device_train_batch_size per_gpu_train_batch_size train_batch_size bs "
     "global_batch_size",
@@ -138,9 +148,8 @@ ELSEWHERE = {
 
 # What has no key, and what is done instead.
 WITHOUT_KEY = {
-    "columns of a table are named text_a, text_b and label": "text_column text_columns "
-    "label_column text_field label_field text_col label_col column_mapping input_columns "
-    "sentence1_key sentence2_key sentence_column",
+    "columns of a table are named by data.text_column and data.label_column": "text_columns "
+    "column_mapping input_columns",
     "labels are those of the training table": "num_labels num_classes label_list n_classes "
     "label_names id2label",
     "the best step's weights are always exported": "load_best_model_at_end",

@@ -6,12 +6,15 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Literal, Mapping, Protocol, Sequence, Union
+from typing import Any, Iterable, Iterator, Literal, Mapping, Protocol, Sequence, TypeVar, Union
 
+from fleetbert.config import Columns
 from fleetbert.config.section import below_home
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
+from fleetbert.data.read import USUAL, lacks
 
+Key = TypeVar("Key", str, int)
 Row = Union[str, Mapping[str, object], Sequence[object]]
 
 
@@ -24,23 +27,52 @@ class Frame(Protocol):
 # A path; rows; columns by name; a pandas DataFrame; a datasets.Dataset, which iterates over rows.
 Table = Union[str, "os.PathLike[str]", Mapping[str, Sequence[object]], Iterable[Row], Frame]
 
-FIELDS = ("text_a", "text_b", "text_c", "label")
-TEXTS = ("text", "sentence")  # other names of text_a
-SPANS = "spans"  # of label, where it is a list of them
+# The split of a DatasetDict that a table is, by its key: the first that is there.
+SPLITS = {
+    "data.train": ("train",),
+    "data.dev": ("validation", "dev"),
+    "calibration.data": ("train",),
+    "gate.data": ("validation", "dev", "test"),
+    "data": ("test", "validation", "dev"),
+}
 
 
-def as_file(name: str, table: Table, folder: Path, labelled: bool = True) -> Path:
+def of_splits(tables: Mapping[str, Table | None]) -> dict[str, Table | None]:
+    """The tables by their keys, with the split of each that is a DatasetDict. That of `data.train`
+    brings `data.dev` too, where none is given. UserError where it has no such split."""
+    given = dict(tables)
+    train = _splits(given.get("data.train"))
+    if "data.dev" in given and given["data.dev"] is None and train:
+        given["data.dev"] = next((train[n] for n in SPLITS["data.dev"] if n in train), None)
+    for key, table in given.items():
+        if splits := _splits(table):
+            name = next((name for name in SPLITS[key] if name in splits), None)
+            if name is None:
+                raise UserError(
+                    f"{key}: has the tables {', '.join(map(repr, splits))}, and none is called "
+                    f"{SPLITS[key][0]}; give one of them, like data[{next(iter(splits))!r}]"
+                )
+            given[key] = splits[name]
+    return given
+
+
+def as_file(
+    name: str, table: Table, folder: Path, labelled: bool = True, columns: Columns = USUAL
+) -> Path:
     """The path of a table: its own, or `folder`/`name`.jsonl with its rows.
 
-    A row is a mapping with text_a (or text), text_b and label; a tuple (text_a, label) or (text_a,
-    text_b, label), without `labelled` (text_a,) or (text_a, text_b); or a text. What labels may be,
-    the task says. UserError names the row, from 0, that is none of these.
+    A row is a mapping with text_a (or text), text_b and label, or the names of `columns`; a tuple
+    (text_a, label) or (text_a, text_b, label), without `labelled` (text_a,) or (text_a, text_b); or
+    a text. A tuple of lists is as many columns. What labels may be, the task says. UserError names
+    the row, from 0, that is none of these.
     """
     if isinstance(table, (str, os.PathLike)):
         return Path(below_home(table))
+    names = columns.names()
+    names["label"] = [*names["label"], *([] if columns.label_column else ["spans"])]
     lines = [
-        json.dumps(_fields(f"{name}, row {number}", row, labelled)) + "\n"
-        for number, row in enumerate(_rows(name, table))
+        json.dumps(_fields(f"{name}, row {number}", row, labelled, names, columns)) + "\n"
+        for number, row in enumerate(_rows(name, table, names))
     ]
     if not lines:
         raise UserError(f"{name}: has no rows")
@@ -61,10 +93,22 @@ def by_row(message: str, name: str, path: Path, folder: str | Path) -> str:
     return place.sub(lambda at: f"{name}, row {int(at[1]) - 1}" if at[1] else name, message)
 
 
-def first_pair(path: str | Path) -> int | None:
+def first_pair(path: str | Path, columns: Columns = USUAL) -> int | None:
     """The row, from 0, of the first pair of texts in a file that `as_file` has written."""
+    [column] = columns.names()["text_b"]
     with Path(path).open(encoding="utf-8") as lines:
-        return next((n for n, line in enumerate(lines) if json.loads(line).get("text_b")), None)
+        return next((n for n, line in enumerate(lines) if json.loads(line).get(column)), None)
+
+
+def has_integer_labels(path: str | Path, columns: Columns) -> bool:
+    """Whether all labels in a file that `as_file` has written are integers, or lists of them."""
+    [column] = columns.names()["label"]
+
+    def is_integer(label: object) -> bool:
+        return all(map(is_integer, label)) if isinstance(label, list) else type(label) is int
+
+    with Path(path).open(encoding="utf-8") as lines:
+        return all(is_integer(json.loads(line).get(column)) for line in lines)
 
 
 def refuse_pair(name: str, row: int | None, reader: str) -> None:
@@ -86,9 +130,19 @@ def texts(name: str, given: Iterable[str]) -> list[str]:
     return list(given)
 
 
+def _splits(table: Any) -> Mapping[str, Table]:
+    """The tables of a DatasetDict by name; none of what is a table itself."""
+    is_dict = isinstance(table, Mapping) and any(hasattr(t, "features") for t in table.values())
+    return table if is_dict else {}
+
+
 def _rows(
-    name: str, table: Mapping[str, Sequence[object]] | Iterable[Row] | Frame
+    name: str,
+    table: Mapping[str, Sequence[object]] | Iterable[Row] | Frame,
+    names: Mapping[str, Sequence[str]],
 ) -> Iterator[Row]:
+    if isinstance(table, tuple) and (several := _as_columns(table)):
+        return zip(*_of_equal_length(name, dict(enumerate(several))).values())
     if isinstance(table, Mapping):
         return _of_columns(name, {key: _column(name, key, table[key]) for key in table})
     to_dicts = getattr(table, "to_dicts", None)  # of a polars DataFrame
@@ -97,7 +151,7 @@ def _rows(
     to_dict = getattr(table, "to_dict", None)
     columns = getattr(table, "columns", None)
     if columns is not None and to_dict is not None:
-        known = [column for column in columns if column in (*FIELDS, *TEXTS, SPANS)]
+        known = [column for column in columns if any(column in of for of in names.values())]
         for column in known:
             if known.count(column) > 1:
                 raise UserError(f"{name}: has two columns {column!r}; keep one of them")
@@ -109,8 +163,6 @@ def _rows(
 
 
 def _column(name: str, column: str, values: object) -> list[object]:
-    if hasattr(values, "features"):  # a DatasetDict
-        raise UserError(f"{name}: is a dict of tables; give one of them, like data[{column!r}]")
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise UserError(
             f"{name}: the column {column!r} is a {type(values).__name__}; give a list with a value "
@@ -119,12 +171,24 @@ def _column(name: str, column: str, values: object) -> list[object]:
     return list(values)
 
 
+def _as_columns(table: tuple[Any, ...]) -> list[list[object]]:
+    """The columns of (texts, labels), (texts, second texts, labels); none of a tuple of rows."""
+    columns = [unboxed(one) for one in table]
+    are_columns = 2 <= len(columns) <= 3 and all(isinstance(one, list) for one in columns)
+    return columns if are_columns and all(isinstance(text, str) for text in columns[0]) else []
+
+
 def _of_columns(name: str, columns: Mapping[str, list[object]]) -> Iterator[Row]:
+    columns = _of_equal_length(name, columns)
+    return (dict(zip(columns, values)) for values in zip(*columns.values()))
+
+
+def _of_equal_length(name: str, columns: Mapping[Key, list[object]]) -> Mapping[Key, list[object]]:
     lengths = {column: len(values) for column, values in columns.items()}
     if len(set(lengths.values())) > 1:
         shown = ", ".join(f"{column!r} has {length}" for column, length in lengths.items())
         raise UserError(f"{name}: its columns have unequal lengths: {shown}; give a value per row")
-    return (dict(zip(columns, values)) for values in zip(*columns.values()))
+    return columns
 
 
 def _iterate(table: object) -> Iterable[Row]:
@@ -153,31 +217,30 @@ def _named(value: Any, feature: Any) -> Any:
     return value
 
 
-def _fields(where: str, row: Row, labelled: bool) -> dict[str, object]:
+def _fields(
+    where: str, row: Row, labelled: bool, names: Mapping[str, Sequence[str]], columns: Columns
+) -> dict[str, object]:
+    """What the file has of a row, by the names that `names` has for each field."""
     if isinstance(row, str):
-        row = {"text_a": row}
+        return {names["text_a"][0]: row}
     if isinstance(row, Mapping):
-        fields = {name: _plain(row[name]) for name in FIELDS if name in row}
-        if SPANS in row:
-            fields.setdefault("label", _plain(row[SPANS]))
-        for name in TEXTS:
-            if name in row:
-                fields.setdefault("text_a", _plain(row[name]))
-        if "text_a" not in fields:
-            raise UserError(
-                f"{where}: has {', '.join(map(str, row))}; name its columns text_a (or text), label"
-                " and, for pairs, text_b"
-            )
+        found = {field: next((n for n in of if n in row), None) for field, of in names.items()}
+        if found["text_a"] is None:
+            missing = ["text_a", *(["label"] if labelled and found["label"] is None else [])]
+            raise UserError(f"{where}: {lacks(list(map(str, row)), [dict(row)], missing, columns)}")
+        fields = {names[field][0]: _plain(row[n]) for field, n in found.items() if n is not None}
+        if labelled and found["label"] is None:  # the reader tells which column could be it
+            others = {str(n): value for n, value in row.items() if isinstance(value, (str, int))}
+            fields = {**others, **fields}
         return fields
     row = unboxed(row)
     if not isinstance(row, Sequence) or isinstance(row, bytes):
         raise UserError(f"{where}: is a {type(row).__name__}; give a tuple, a dict or a text")
-    names = ("text_a", *(["text_b"] if len(row) > 1 + labelled else ()))
-    names = (*names, "label") if labelled else names
-    if len(names) != len(row):
+    order = ["text_a"] + ["text_b"] * (len(row) > 1 + labelled) + ["label"] * labelled
+    if len(order) != len(row):
         shape = "(text, label) or (text, text_b, label)" if labelled else "(text, text_b)"
         raise UserError(f"{where}: has {len(row)} values; give {shape}")
-    return dict(zip(names, map(_plain, row)))
+    return {names[field][0]: _plain(value) for field, value in zip(order, row)}
 
 
 def unboxed(value: Any) -> Any:

@@ -1,10 +1,10 @@
 """Reading texts and labels from files and streams, line by line.
 
 A table is TSV or CSV with a header or JSONL, one example a line, in UTF-8 (with or without a BOM).
-Columns or fields are `text_a`, `text_b` (pairs only) and `label`; others are ignored, and JSONL
-may say `text` for `text_a`. A line ends with a line feed, before which a carriage return may stand,
-and with nothing else. A table of spans is JSONL with `spans`, or tagged tokens in columns
-(`conll`), where a text has several lines.
+Columns or fields are `text_a` (or `text`), `text_b` (pairs only) and `label`, or those that
+`config.Columns` names; others are ignored. A line ends with a line feed, before which a carriage
+return may stand, and with nothing else. A table of spans is JSONL with `spans`, or tagged tokens in
+columns (`conll`), where a text has several lines.
 Lines that hold nothing but white space are passed over, except where an answer is owed for every
 line (`iter_lines`).
 """
@@ -12,17 +12,20 @@ line (`iter_lines`).
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, Iterable, Iterator, NamedTuple, Sequence
 
+from fleetbert.config import Columns
 from fleetbert.core import charset, task_names
 from fleetbert.core.errors import UserError
 from fleetbert.data.records import (
     SEPARATORS,
     Numbered,
+    Row,
     decode,
     json_row,
     split_fields,
@@ -38,6 +41,8 @@ JSON_SUFFIXES = (".jsonl", ".json")
 COLUMN_SUFFIXES = (".tsv", ".csv")  # files with a header
 # Columns of tagged tokens; read as such wherever texts are wanted.
 TAG_SUFFIXES = (".conll", ".bio", ".iob", ".bioes", ".bmes", ".bilou")
+FIRST_ROWS = 100  # that tell what columns hold
+USUAL = Columns()
 
 
 class Table(NamedTuple):
@@ -52,7 +57,7 @@ def table_format(
     *,
     pair: bool | None,
     labelled: bool,
-    quoting: Quoting = "auto",
+    columns: Columns = USUAL,
     label: str = "name",
 ) -> Format:
     """JSONL if `path` ends in .jsonl or .json, else TSV or, with .csv, what its header is separated
@@ -61,17 +66,29 @@ def table_format(
     With `pair` every line needs a `text_b`; without, `text_b` is ignored. With `labelled` every
     line needs a label; without, a label is kept where there is one. `label` says how it is written,
     see `written`; what is no JSONL holds spans as tagged tokens in columns (`conll`). With
-    `quoting` auto, .csv is quoted, and TSV if all of the file reads as such (`_is_quoted`); what
-    was found is logged.
+    `columns.quoting` auto, .csv is quoted, and TSV if all of the file reads as such (`_is_quoted`);
+    what was found is logged.
     """
-    if Path(path).suffix.lower() in JSON_SUFFIXES:
-        return Format("jsonl", None, pair, labelled, label=label)
-    if label == "spans" and (labelled or Path(path).suffix.lower() not in COLUMN_SUFFIXES):
+    suffix = Path(path).suffix.lower()
+    if suffix in JSON_SUFFIXES:
+        names = columns.names()
+        if label == "spans" and columns.label_column is None:
+            names["label"] = ["spans", "label"]
+        form = Format("jsonl", None, pair, labelled, names, label=label)
+        _check_fields(Path(path), form, columns)
+        return form
+    if label == "spans" and (labelled or suffix not in COLUMN_SUFFIXES):
+        _refuse_names(path, columns)
         return Format("conll", None, False, labelled, label=label)
-    return _with_header(Path(path), pair, labelled, quoting)._replace(label=label)
+    if suffix in TAG_SUFFIXES:
+        raise UserError(
+            f"{path}: holds tagged tokens, for the task token_classification; choose that, or give "
+            "texts with labels as .tsv, .csv or .jsonl"
+        )
+    return _with_header(Path(path), pair, labelled, columns)._replace(label=label)
 
 
-def texts_format(path: str | Path, quoting: Quoting = "auto") -> Format:
+def texts_format(path: str | Path, columns: Columns = USUAL) -> Format:
     """For masked-language modelling: one text a line.
 
     A .tsv or .csv file needs a header and a .jsonl or .json file its fields, as in `table_format`;
@@ -79,22 +96,35 @@ def texts_format(path: str | Path, quoting: Quoting = "auto") -> Format:
     """
     suffix = Path(path).suffix.lower()
     if suffix in COLUMN_SUFFIXES:
-        return _with_header(Path(path), None, False, quoting)
-    return Format("jsonl" if suffix in JSON_SUFFIXES else "plain", None, None, False)
+        return _with_header(Path(path), None, False, columns)
+    if suffix in JSON_SUFFIXES:
+        return Format("jsonl", None, None, False, columns.names())
+    return Format("plain", None, None, False)
+
+
+def _refuse_names(path: str | Path, columns: Columns) -> None:
+    """UserError if columns are named of a table of tagged tokens."""
+    for field in columns.KEYS:
+        if columns.given(field):
+            raise UserError(
+                f"{path}: has tagged tokens in columns without names, the token first and its tag "
+                f"last; leave {columns.KEYS[field]} out"
+            )
 
 
 def warn_of_pairs(path: str | Path, form: Format) -> None:
     """Warn where a table has second texts that nobody reads. Of JSONL the first line tells it."""
     if form.pair is not False or form.apart or form.kind not in ("tsv", "jsonl"):
         return
-    columns: Iterable[str] = form.columns or ()
+    columns: Sequence[str] = form.columns or ()
     if form.kind == "jsonl":
         with opened(path) as file, contextlib.suppress(LineError):
             columns = [name for name, value in json_row(file.readline()).items() if value]
-    if "text_b" in columns:
+    column = form.column("text_b", columns)
+    if column is not None:
         *names, last = task_names.all_that(lambda shape: shape.pair)
         log.warning(
-            f"{path}: its text_b is not read, as the task is of single texts; those of pairs are "
+            f"{path}: its {column} is not read, as the task is of single texts; those of pairs are "
             f"{', '.join(names)} and {last}"
         )
 
@@ -178,16 +208,17 @@ def iter_lines(
     *,
     pair: bool,
     jsonl: bool | None = None,
-    quoting: Quoting = "auto",
+    columns: Columns = USUAL,
     form: Format | None = None,
 ) -> Iterator[tuple[int, Example | UserError]]:
     """The lines of `fleetbert predict`'s input, each as (line number, example or its error).
 
     `form` is that of a table which is known to be one. Where it and `jsonl` are None the first line
-    tells the format: one that starts with `{` is JSONL, and one that has a column `text_a` (with a
-    `text_b` for pairs) is the header of a TSV table, which gives no example itself; anything else
-    is plain lines, of pairs two texts with one tab between them. With `quoting` auto such a table
-    is quoted if its header is. Reads lazily; a bad line, an empty one included, stops no other.
+    tells the format: one that starts with `{` is JSONL, and one that names the texts' columns is
+    the header of a TSV table, which gives no example itself (`text` alone is a text); anything else
+    is plain lines, of pairs two texts with one tab between them. With `columns.quoting` auto such a
+    table is quoted if its header is. Reads lazily; a bad line, an empty one included, stops no
+    other.
     """
     lines: Iterator[tuple[int, bytes]] = enumerate(stream, 1)
     number, line = next(lines, (0, b""))
@@ -196,10 +227,12 @@ def iter_lines(
     line = charset.without_mark(line)
     if form is None and jsonl is None:
         jsonl = line.lstrip().startswith(b"{")
-        form = None if jsonl else _header_or_none(line, pair, quoting)
+        form = None if jsonl else _header_or_none(line, pair, columns)
     if form is None or form.kind == "conll":  # else it is the header
         lines = chain([(number, line)], lines)
-    form = form or Format("jsonl" if jsonl else "plain", None, pair, False, label="")
+    if form is None and jsonl:
+        form = Format("jsonl", None, pair, False, columns.names(), label="")
+    form = form or Format("plain", None, pair, False, label="")
     for number, line in form.records(lines):
         if form.kind == "conll" and form.is_empty(line):
             continue
@@ -230,58 +263,109 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
         yield from enumerate(file, 1)
 
 
-def check_header(path: str | Path) -> None:
+def check_header(path: str | Path, columns: Columns) -> None:
     """UserError unless a file of columns has the texts that can be asked."""
-    _header(Path(path), None, False, "auto")
+    _header(Path(path), None, False, columns)
 
 
-def _with_header(path: Path, pair: bool | None, labelled: bool, quoting: Quoting) -> Format:
-    form = _header(path, pair, labelled, quoting)
-    if quoting == "auto" and not form.quoted:
+def _with_header(path: Path, pair: bool | None, labelled: bool, columns: Columns) -> Format:
+    form = _header(path, pair, labelled, columns)
+    if columns.quoting == "auto" and not form.quoted:
         form = form._replace(quoted=_is_quoted(path, form))
     if form.quoted and path.suffix.lower() != ".csv":
         _say(f"{path}: its fields are quoted as in CSV (quoting: none takes quotes as characters)")
     return form
 
 
-def _header(path: Path, pair: bool | None, labelled: bool, quoting: Quoting) -> Format:
+def _header(path: Path, pair: bool | None, labelled: bool, columns: Columns) -> Format:
     with opened(path) as file:
         line = file.readline()
     if not line:
         raise UserError(f"{path}: is empty; give a table with the columns text_a and label")
     try:
         text = decode(charset.without_mark(line))
-        form = _form_of_header(text, path.suffix.lower() == ".csv", pair, labelled, quoting)
+        form = _form_of_header(text, path.suffix.lower() == ".csv", pair, labelled, columns)
     except LineError as error:
         raise UserError(f"{path}:1: {error}") from None
-    columns = form.columns or []
-    needed = ["text_a"] + ["text_b"] * bool(pair) + ["label"] * labelled
-    seen = ", ".join(repr(column[:40]) for column in columns[:12])
-    for column in needed:
-        if column not in columns:
-            raise UserError(
-                f"{path}:1: the header has no column {column!r}, only {seen}; "
-                f"name the {SEPARATORS[form.separator]}-separated columns {', '.join(needed)}"
-            )
-    for column in ("text_a", "text_b", "label"):
-        if columns.count(column) > 1:
+    header = form.columns or []
+    missing = [field for field in _needed(form) if form.column(field, header) is None]
+    if missing:
+        said = f"the {SEPARATORS[form.separator]}-separated header"
+        rows = list(_first_rows(path, form))
+        raise UserError(f"{path}:1: {said} {lacks(header, rows, missing, columns)}")
+    for field in form.names:
+        column = form.column(field, header)
+        if column is not None and header.count(column) > 1:
             raise UserError(f"{path}:1: the header names {column!r} twice; keep one of them")
     return form
 
 
+def _needed(form: Format) -> list[str]:
+    """The fields that every row must have."""
+    return ["text_a"] + ["text_b"] * bool(form.pair) + ["label"] * form.labelled
+
+
+def _check_fields(path: Path, form: Format, columns: Columns) -> None:
+    """UserError if none of the first rows of JSONL has a field that all need."""
+    rows = list(_first_rows(path, form))
+    seen = list(dict.fromkeys(name for row in rows for name in row))
+    missing = [field for field in _needed(form) if form.column(field, seen) is None]
+    if rows and missing:
+        raise UserError(f"{path}:1: {lacks(seen, rows, missing, columns)}")
+
+
+def _first_rows(path: Path, form: Format) -> Iterator[Row]:
+    """The rows with which a table begins, without those that cannot be read."""
+    for _, record in itertools.islice(form.records(_lines(path)), FIRST_ROWS):
+        with contextlib.suppress(LineError):
+            yield form.row(charset.without_mark(record))
+
+
+def lacks(
+    header: Sequence[str], rows: Sequence[Row], missing: Sequence[str], columns: Columns
+) -> str:
+    """The end of a sentence: which columns a table lacks, and the keys that would name them."""
+    wanted = [columns.given(field) or field for field in missing]
+    seen = ", ".join(repr(column[:40]) for column in header[:12])
+    guessed = _guess(header, rows, missing, columns)
+    words = [columns.spelled(field, column) for field, column in guessed.items()]
+    remedy = "; rename its columns" + (f", or name them: {' '.join(words)}" if words else "")
+    return f"has no {' and no '.join(map(repr, wanted))}, only {seen}{remedy}"
+
+
+def _guess(
+    header: Sequence[str], rows: Sequence[Row], missing: Sequence[str], columns: Columns
+) -> dict[str, str]:
+    """The columns that probably hold these fields: of texts the longest, of labels the one with
+    the fewest values. Empty where there are too few columns."""
+    taken = {name for names in columns.names().values() for name in names}
+    free = [name for name in header if name and name not in taken]
+    if len(free) < len(missing):
+        return {}
+    values = {name: [str(row.get(name) or "") for row in rows] for name in free}
+    texts = [field for field in missing if field != "label"]
+    longest = sorted(free, key=lambda name: -sum(map(len, values[name])))[: len(texts)]
+    guessed = dict(zip(texts, [name for name in free if name in longest]))
+    rest = [name for name in free if name not in longest]
+    if "label" in missing:
+        guessed["label"] = min(reversed(rest), key=lambda name: len(set(values[name])))
+    return guessed
+
+
 def _form_of_header(
-    text: str, is_csv: bool, pair: bool | None, labelled: bool, quoting: Quoting
+    text: str, is_csv: bool, pair: bool | None, labelled: bool, columns: Columns
 ) -> Format:
     """That of a first line; auto is settled by it for .csv and for quoted names only."""
-    separator = "\t"
+    names, separator = columns.names(), "\t"
+    known = {name for several in names.values() for name in several}
     if is_csv:
         # Spreadsheets write semicolons where the comma is a decimal mark.
-        names = {mark: [name.strip(' "') for name in text.split(mark)] for mark in (",", ";", "\t")}
-        separator = next((mark for mark in names if "text_a" in names[mark]), ",")
-    columns = [name.strip() for name in text.split("\t")]
-    is_marked = any(f'"{name}"' in columns for name in ("text_a", "text_b", "label"))
+        found = {mark: [name.strip(' "') for name in text.split(mark)] for mark in (",", ";", "\t")}
+        separator = max(found, key=lambda mark: (len(known & {*found[mark]}), len(found[mark])))
+    is_marked = any(name.strip()[1:-1] in known for name in text.split("\t") if '"' in name)
+    quoting = columns.quoting
     quoted = quoting == "minimal" or (quoting == "auto" and (is_csv or is_marked))
-    form = Format("tsv", None, pair, labelled, separator, quoted)
+    form = Format("tsv", None, pair, labelled, names, separator, quoted)
     return form._replace(columns=[name.strip() for name in split_fields(text, form)])
 
 
@@ -332,13 +416,17 @@ def _say(line: str) -> None:
     log.info(line)
 
 
-def _header_or_none(line: bytes, pair: bool, quoting: Quoting) -> Format | None:
+def _header_or_none(line: bytes, pair: bool, columns: Columns) -> Format | None:
     try:
-        form = _form_of_header(decode(line), False, pair, False, quoting)
+        form = _form_of_header(decode(line), False, pair, False, columns)
     except LineError:
         return None
-    columns = form.columns or []
-    return form if "text_a" in columns and (not pair or "text_b" in columns) else None
+    header = form.columns or []
+    column = form.column("text_a", header)
+    if column is None or (pair and form.column("text_b", header) is None):
+        return None
+    is_text = header == [column] and column != "text_a" and columns.text_column is None
+    return None if is_text else form
 
 
 def check_texts(name: str, texts: Iterable[object]) -> None:

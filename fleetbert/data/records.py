@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections import deque
-from typing import Dict, Iterable, Iterator, Literal, NamedTuple, Sequence, Tuple
+from typing import Collection, Dict, Iterable, Iterator, Literal, NamedTuple, Sequence, Tuple
 
+from fleetbert.config import Columns
 from fleetbert.core import charset
 from fleetbert.data import conll, written
 from fleetbert.data.written import LineError, fault_of
@@ -57,6 +58,7 @@ class Format(NamedTuple):
 
     kind: "tsv" (CSV too), "jsonl", "conll" or "plain" (the whole line is the text).
     columns: the header of a table with columns, else None.
+    names: the names that each field of an example may have, see `config.Columns.names`.
     pair: whether a `text_b` is needed; None takes it where there is one.
     labelled: whether a label is needed.
     separator: what stands between two columns.
@@ -71,6 +73,7 @@ class Format(NamedTuple):
     columns: list[str] | None
     pair: bool | None
     labelled: bool
+    names: dict[str, list[str]] = Columns().names()
     separator: str = "\t"
     quoted: bool = False
     label: str = "name"
@@ -82,6 +85,10 @@ class Format(NamedTuple):
         if self.kind == "conll":
             return conll.records(lines)
         return _joined(lines, self.separator.encode()) if self.quoted else iter(lines)
+
+    def column(self, field: str, columns: Collection[str]) -> str | None:
+        """Which of these columns is read as a field of an example; None if none is."""
+        return next((name for name in self.names.get(field, ()) if name in columns), None)
 
     @property
     def has_records(self) -> bool:
@@ -103,12 +110,16 @@ class Format(NamedTuple):
             text, spans = conll.parse(lines, self.labelled)
             tagged = self.labelled or any(len(one.split()) > 1 for one in lines)
             return Example(text, None, conll.dumps(spans) if tagged else None, number)
+        return _example(self.row(line), number, self)
+
+    def row(self, record: bytes) -> Row:
+        """The columns of a table, or the fields of JSONL."""
         if self.columns is None:
-            return _example(json_row(line), number, self)
-        values = split_fields(decode(line), self)
+            return json_row(record)
+        values = split_fields(decode(record), self)
         if len(values) != len(self.columns):
             raise LineError(_wrong_count(values, self))
-        return _example(dict(zip(self.columns, values)), number, self)
+        return dict(zip(self.columns, values))
 
 
 def _joined(lines: Numbered, separator: bytes) -> Iterator[tuple[int, bytes]]:
@@ -193,8 +204,6 @@ def json_row(line: bytes) -> Row:
         raise LineError(f"is not valid JSON ({reason}); write one object a line") from None
     if not isinstance(row, dict):
         raise LineError("is not a JSON object; write one object with 'text_a' a line")
-    if "text_a" not in row and "text" in row:
-        row["text_a"] = row["text"]
     return row
 
 
@@ -218,28 +227,29 @@ def _decode_lines(record: bytes) -> list[str]:
 
 def _example(row: Row, number: int, form: Format) -> Example:
     """Check one row; a form's `pair` None takes text_b where there is one."""
-    text_a = _text(row, "text_a")
+    columns = {field: form.column(field, row) or names[0] for field, names in form.names.items()}
+    text_a = _text(row, columns["text_a"])
     text_b = None
-    if form.pair or (form.pair is None and row.get("text_b")):
-        text_b = _text(row, "text_b")
-    field = "spans" if form.label == "spans" and "label" not in row else "label"
-    label = written.read(form.label, row.get(field), text_a) if form.label else ""
+    if form.pair or (form.pair is None and row.get(columns["text_b"])):
+        text_b = _text(row, columns["text_b"])
+    column, column_c = columns["label"], columns["text_c"]
+    label = written.read(form.label, row.get(column), text_a, column) if form.label else ""
     takes_c = form.apart or form.triplets
-    text_c = _text(row, "text_c") if takes_c and row.get("text_c") else None
+    text_c = _text(row, column_c) if takes_c and row.get(column_c) else None
     if form.triplets and label and text_c:
-        raise LineError("has a label and a 'text_c'; give one of them")
+        raise LineError(f"has a {column!r} and a {column_c!r}; give one of them")
     if form.labelled and not label and not form.apart and text_c is None:
-        raise LineError(f"has no {field!r}" + (" and no 'text_c'" if form.triplets else ""))
+        raise LineError(f"has no {column!r}" + (f" and no {column_c!r}" if form.triplets else ""))
     return Example(text_a, text_b, label or None, number, text_c)
 
 
-def _text(row: Row, field: str) -> str:
-    text = row.get(field)
+def _text(row: Row, column: str) -> str:
+    text = row.get(column)
     if text is None:
-        raise LineError(f"has no {field!r}")
+        raise LineError(f"has no {column!r}")
     if not isinstance(text, str):
-        raise LineError(f"{field!r} is not a text but {type(text).__name__}")
+        raise LineError(f"{column!r} is not a text but {type(text).__name__}")
     fault = fault_of(text)
     if fault is not None:
-        raise LineError(f"{field!r} {fault}")
+        raise LineError(f"{column!r} {fault}")
     return text

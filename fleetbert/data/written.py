@@ -1,8 +1,7 @@
 """How a table writes what is learned of a text: a name, a number, several names, spans, relevance.
 
-Each kind is a function of what stands in the column or field `label`, and of the text → the text
-that an example keeps of it. A `tasks.Task` says which kind it reads
-(`label`).
+Each kind is a function of what stands there, of the text, and of the name of the column or field →
+the text that an example keeps of it. A `tasks.Task` says which kind it reads (`label`).
 """
 
 from __future__ import annotations
@@ -21,100 +20,100 @@ class LineError(ValueError):
         self.line = line
 
 
-def name(label: object, _: str = "") -> str:
+def name(label: object, _: str = "", column: str = "label") -> str:
     """A text, or an integer or a boolean of JSON as text ("1", "true")."""
     if isinstance(label, (bool, int)):
         label = json.dumps(label)
     if label is not None and not isinstance(label, str):
-        raise LineError(f"'label' is not a text or an integer but {type(label).__name__}")
+        raise LineError(f"{column!r} is not a text or an integer but {type(label).__name__}")
     label = (label or "").strip()
     fault = fault_of(label) if label else None
     if fault is not None:
-        raise LineError(f"'label' {fault}")
+        raise LineError(f"{column!r} {fault}")
     return label
 
 
-def number(label: object, _: str = "") -> str:
+def number(label: object, _: str = "", column: str = "label") -> str:
     """A finite number, or a text that Python's float takes, as the shortest text that is it."""
     if isinstance(label, bool) or not isinstance(label, (int, float, str)):
-        raise LineError(f"'label' is not a number but {type(label).__name__}")
+        raise LineError(f"{column!r} is not a number but {type(label).__name__}")
     try:
         value = float(label)
     except (ValueError, OverflowError):
         shown = str(label).strip()[:40]
-        raise LineError(f"'label' is {shown!r}, which is no number; write it like 3.8") from None
+        raise LineError(f"{column!r} is {shown!r}, which is no number; write it like 3.8") from None
     if not math.isfinite(value) or abs(value) > LARGEST:
-        raise LineError(f"'label' is {value}; it has to be a number from -1e30 to 1e30")
+        raise LineError(f"{column!r} is {value}; it has to be a number from -1e30 to 1e30")
     return repr(value)
 
 
 LARGEST = 1e30  # float32 holds it
 
 
-def names(label: object, _: str = "") -> str:
+def names(label: object, _: str = "", column: str = "label") -> str:
     """Names with commas between, or a list of JSON, as a JSON list: sorted, each once."""
-    given = label if isinstance(label, list) else str(name(label)).split(",")
-    names = sorted({name(one) for one in given})
+    given = label if isinstance(label, list) else str(name(label, _, column)).split(",")
+    names = sorted({name(one, _, column) for one in given})
     if len(names) < len(given) and all(type(one) in (bool, int) and one in (0, 1) for one in given):
         raise LineError(
-            f"'label' is {json.dumps(given)[:40]}, a 0 or 1 for each label; give the names of the "
-            "labels that the text has"
+            f"{column!r} is {json.dumps(given)[:40]}, a 0 or 1 for each label; give the names of "
+            "the labels that the text has"
         )
     if not names or not names[0]:
         raise LineError(
-            "'label' is an empty list; name the text's labels, or one for texts that have none"
+            f"{column!r} is an empty list; name the text's labels, or one for texts that have none"
             if not names
-            else "'label' has an empty name; put one comma between two labels"
+            else f"{column!r} has an empty name; put one comma between two labels"
         )
     return json.dumps(names, ensure_ascii=False)
 
 
-def spans(label: object, text: str = "") -> str:
+def spans(label: object, text: str = "", column: str = "spans") -> str:
     """A list of JSON, of objects with start, end (characters; `text[start:end]` is the span) and
     kind (or label), as a JSON list of [start, end, kind], sorted."""
     if not isinstance(label, list):
-        raise LineError(f"'spans' is not a list but {type(label).__name__}")
-    spans = sorted(_span(number, one, text) for number, one in enumerate(label))
+        raise LineError(f"{column!r} is not a list but {type(label).__name__}")
+    spans = sorted(_span(number, one, text, column) for number, one in enumerate(label))
     for former, later in zip(spans, spans[1:]):
         if later[0] < former[1]:
             raise LineError(
-                f"'spans' overlap: {_shown(former, text)} and {_shown(later, text)}; keep one"
+                f"{column!r} overlap: {_shown(former, text)} and {_shown(later, text)}; keep one"
             )
     return json.dumps(spans, ensure_ascii=False)
 
 
-def _span(number: int, given: object, text: str) -> tuple[int, int, str]:
+def _span(number: int, given: object, text: str, column: str) -> tuple[int, int, str]:
     if not isinstance(given, dict):
-        raise LineError(f"'spans'[{number}] is not an object with start, end and kind")
+        raise LineError(f"{column!r}[{number}] is not an object with start, end and kind")
     start, end = (given.get(field) for field in ("start", "end"))
     kind = name(given.get("kind", given.get("label")))
     for field, value in (("start", start), ("end", end)):
         if value is not None and type(value) is not int:
             raise LineError(
-                f"'spans'[{number}] has the {field} {json.dumps(value)[:40]}; it has to be a whole "
-                "number of characters"
+                f"{column!r}[{number}] has the {field} {json.dumps(value)[:40]}; it has to be a "
+                "whole number of characters"
             )
     if not kind or start is None or end is None:
         raise LineError(
-            f"'spans'[{number}] lacks start, end or kind; write "
+            f"{column!r}[{number}] lacks start, end or kind; write "
             '{"start": 0, "end": 6, "kind": "place"}'
         )
     if not 0 <= start < end <= len(text):
         raise LineError(
-            f"'spans'[{number}] is from character {start} to {end}, which is no part of a text of "
-            f"{len(text)} characters"
+            f"{column!r}[{number}] is from character {start} to {end}, which is no part of a "
+            f"text of {len(text)} characters"
         )
     return start, end, kind
 
 
-def relevance(label: object, text: str = "") -> str:
+def relevance(label: object, text: str = "", column: str = "label") -> str:
     """1 of a document that answers its query, 0 of one that does not, as a JSON list of it and the
     query: documents are compared with those of the same."""
     given = label.strip() if isinstance(label, str) else label
     if given not in (0, 1, "0", "1", "0.0", "1.0"):
         raise LineError(
-            f"'label' is {str(given)[:40]!r}; write 1 for a document that answers its query, 0 for "
-            "one that does not"
+            f"{column!r} is {str(given)[:40]!r}; write 1 for a document that answers its query, 0 "
+            "for one that does not"
         )
     return json.dumps([int(float(given)), text], ensure_ascii=False)
 
@@ -124,7 +123,7 @@ def _shown(span: tuple[int, int, str], text: str) -> str:
     return f"{text[start:end][:40]!r} ({kind}, {start} to {end})"
 
 
-KINDS: dict[str, Callable[[object, str], str]] = {
+KINDS: dict[str, Callable[[object, str, str], str]] = {
     "name": name,
     "number": number,
     "names": names,
@@ -133,11 +132,11 @@ KINDS: dict[str, Callable[[object, str], str]] = {
 }
 
 
-def read(kind: str, label: object, text: str) -> str:
-    """What an example keeps of a label; "" where there is none."""
+def read(kind: str, label: object, text: str, column: str = "label") -> str:
+    """What an example keeps of a label; "" where there is none. column: where it stands."""
     if label is None or (isinstance(label, str) and not label.strip()):
         return ""
-    return KINDS[kind](label, text)
+    return KINDS[kind](label, text, column)
 
 
 def fault_of(text: str) -> str | None:

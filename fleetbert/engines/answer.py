@@ -15,10 +15,11 @@ from tqdm import tqdm
 
 from fleetbert import bundle as bundles
 from fleetbert import tasks
+from fleetbert.config import Columns
 from fleetbert.core.errors import UserError
 from fleetbert.data import ragged, tokenizers
 from fleetbert.data.ragged import Texts
-from fleetbert.data.read import Example, Format, Quoting, check_texts, iter_lines
+from fleetbert.data.read import USUAL, Example, Format, check_texts, iter_lines
 from fleetbert.data.tokenizers import Tokenizer
 from fleetbert.engines import engine
 from fleetbert.tasks import Answer
@@ -161,7 +162,7 @@ def answer_lines(
     stream: Iterable[bytes],
     jsonl: bool | None = None,
     window: int = WINDOW,
-    quoting: Quoting = "auto",
+    columns: Columns = USUAL,
     form: Format | None = None,
 ) -> Iterator[tuple[list[Line], Counts]]:
     """One object for each line of `stream`, in its order, a window of lines at a time.
@@ -172,17 +173,18 @@ def answer_lines(
     """
     raw: deque[bytes] = deque(maxlen=1)
     lines = iter_lines(
-        _remember(stream, raw), pair=model.pair, jsonl=jsonl, quoting=quoting, form=form
+        _remember(stream, raw), pair=model.pair, jsonl=jsonl, columns=columns, form=form
     )
-    has_second = form is not None and "text_b" in (form.columns or ())
+    second = columns.names()["text_b"][0]
+    has_second = form is not None and form.column("text_b", form.columns or ()) is not None
     # iter_lines gives a line before it reads on; a record of a quoted table needs no id.
     rows = ((_json_of(raw.pop() if raw else b""), line) for _, line in lines)
     is_told = model.pair
     while True:
         taken = []
         for row, line in itertools.islice(rows, window):
-            if not is_told and (has_second or row.get("text_b")):
-                log.warning("text_b is not read, as the model answers single texts")
+            if not is_told and (has_second or row.get(second)):
+                log.warning(f"{second} is not read, as the model answers single texts")
                 is_told = True
             taken.append((_id_of(row), line))
         if not taken:

@@ -9,9 +9,10 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
+from fleetbert.config import Columns
 from fleetbert.core.errors import UserError
 from fleetbert.data.labels import alike
-from fleetbert.data.read import Example, Quoting, read_as, warn_of_pairs
+from fleetbert.data.read import USUAL, Example, read_as, warn_of_pairs
 from fleetbert.engines import answer
 from fleetbert.tasks import Metrics
 from fleetbert.tasks.calibration import calibration_error
@@ -36,7 +37,7 @@ def read_known(
     model: answer.Model,
     path: str | Path,
     on_bad_line: str = "stop",
-    quoting: Quoting = "auto",
+    columns: Columns = USUAL,
     skip_with: str | None = None,
 ) -> Known:
     """Read the labelled table at `path`; a label that the model does not know is a bad line.
@@ -44,7 +45,7 @@ def read_known(
     skip_with: what the caller's user writes to leave bad lines out, for the UserError.
     """
     task, labels = model.task, model.labels
-    form = task.labels.table_format(path, quoting, labelled=True)
+    form = task.labels.table_format(path, columns, labelled=True)
     warn_of_pairs(path, form)
     table = read_as(path, form, on_bad_line)
     written = [example.label or "" for example in table.examples]
@@ -70,7 +71,7 @@ def evaluate(
     model: answer.Model,
     path: str | Path,
     on_bad_line: str = "stop",
-    quoting: Quoting = "auto",
+    columns: Columns = USUAL,
     skip_with: str | None = None,
 ) -> Metrics:
     """Measures of the model on the table at `path`, ready for JSON.
@@ -80,7 +81,7 @@ def evaluate(
     mean_layers (that a text went through; None where all do).
     A line whose label the model does not know is a bad line (skip_with: see `read_known`).
     """
-    table = read_known(model, path, on_bad_line, quoting, skip_with)
+    table = read_known(model, path, on_bad_line, columns, skip_with)
     texts_a, texts_b = model.task.labels.texts(table.examples)
     with answer.progress(len(texts_a)) as bar:
         start = time.perf_counter()

@@ -25,12 +25,12 @@ class Labels:
         self.shape = shape
 
     def table_format(
-        self, path: str | Path, quoting: read.Quoting = "auto", labelled: bool | None = None
+        self, path: str | Path, columns: schema.Columns = read.USUAL, labelled: bool | None = None
     ) -> read.Format:
         """How texts are read; labelled: whether each needs a label (None: as training does)."""
         labelled = self.shape.labelled if labelled is None else labelled
         return read.table_format(
-            path, pair=self.shape.pair, labelled=labelled, quoting=quoting, label=self.shape.label
+            path, pair=self.shape.pair, labelled=labelled, columns=columns, label=self.shape.label
         )
 
     def texts(self, examples: Sequence[read.Example]) -> tuple[list[str], list[str] | None]:

@@ -104,7 +104,7 @@ def open_splits(
         return [tokenized(name, table) for name, table in zip(names, tables)]
     splits = []
     for path in (path for path in (data.train, data.dev) if path is not None):
-        form = task.labels.table_format(path, data.quoting)
+        form = task.labels.table_format(path, data)
         if connected is None or connected.rank == 0:
             read.warn_of_pairs(path, form)
         folder = cache_folder(job, path)
@@ -238,7 +238,7 @@ class TextTask(Trainable):
             texts = {number: builtin[i].text_a for number, i in zip(numbers, indices)}
         else:
             with contextlib.suppress(UserError):  # it is gone, or another
-                form = self.task.labels.table_format(path, self.job.data.quoting)
+                form = self.task.labels.table_format(path, self.job.data)
                 texts = read.lines_at(path, numbers, form)
         return [{"file": self.train.name, "line": n, "text": texts.get(n)} for n in numbers]
 

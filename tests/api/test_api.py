@@ -123,7 +123,12 @@ def forms_of(rows):
     packages."""
     columns = {"text": [text for text, _ in rows], "label": [label for _, label in rows]}
     dicts = [{"text": text, "label": label, "other": 1} for text, label in rows]
-    forms = {"rows": rows, "dicts": dicts, "columns": columns}
+    forms = {
+        "rows": rows,
+        "dicts": dicts,
+        "columns": columns,
+        "texts_and_labels": (columns["text"], np.array(columns["label"])),
+    }
     with contextlib.suppress(ImportError):
         import pandas
 
@@ -356,7 +361,10 @@ def test_a_run_without_a_folder_gets_a_new_one(tiny, tiny_data, tmp_path, monkey
         ({"init": None, "model": None}, "name a model to start from"),
         ({"train": "none.tsv"}, r"none\.tsv"),
         ({"train": [("a", "b", "c", "d")]}, "train, row 0: has 4 values"),
-        ({"train": [{"words": "a", "label": "b"}]}, "train, row 0: has words, label"),
+        (
+            {"train": [{"words": "a", "label": "b"}]},
+            "train, row 0: has no .*=words$",
+        ),
         ({"train": []}, "train: has no rows"),
         ({"train": [("a", None), ("b", "c")]}, r"train\.jsonl:1: has no 'label'"),
         ({"train": 3}, "not a int"),
@@ -410,9 +418,48 @@ def test_frames_and_data_sets_that_are_no_table(tmp_path):
     twice = pandas.DataFrame([["a", "b", 1]], columns=["text", "text", "label"])
     with pytest.raises(fleetbert.UserError, match="t: has two columns 'text'"):
         in_memory.as_file("t", twice, tmp_path)
-    several = datasets.DatasetDict(train=datasets.Dataset.from_dict({"text": ["a"], "label": [1]}))
+    table = datasets.Dataset.from_dict({"text": ["a"], "label": [1]})
+    several = datasets.DatasetDict(train=table, other=table)
     with pytest.raises(fleetbert.UserError, match=r"give one of them, like data\['train'\]"):
-        in_memory.as_file("t", several, tmp_path)
+        in_memory.of_splits({"gate.data": several})
+
+
+def test_a_dataset_dict_gives_each_table_its_split():
+    datasets = pytest.importorskip("datasets")
+    names = ("train", "validation", "test")
+    several = datasets.DatasetDict(
+        {name: datasets.Dataset.from_dict({"text": [name], "label": [1]}) for name in names}
+    )
+
+    def texts(**tables):
+        chosen = in_memory.of_splits({k.replace("__", "."): v for k, v in tables.items()})
+        return {key: None if v is None else v["text"][0] for key, v in chosen.items()}
+
+    assert texts(data__train=several, data__dev=None) == {
+        "data.train": "train", "data.dev": "validation",
+    }  # fmt: skip
+    assert texts(data=several) == {"data": "test"}
+    del several["validation"]
+    assert texts(data__train=several, data__dev=None)["data.dev"] is None
+
+
+def test_named_columns_of_files_and_rows_train_alike(tiny, tiny_data, tmp_path):
+    rows = rows_of(tiny_data / "train.tsv")
+    path = tmp_path / "train.csv"
+    lines = [f"{n},{text},{label}" for n, (text, label) in enumerate(rows)]
+    path.write_text("\n".join(["id,review,stars", *lines]) + "\n")
+    columns = {"review": [text for text, _ in rows], "stars": [label for _, label in rows]}
+    named = {"text_column": "review", "label_column": "stars", "trainer.max_steps": 2}
+    losses = []
+    for name, table in [("file", path), ("columns", columns), ("tuples", rows)]:
+        run = fleetbert.train(table, path, output_dir=tmp_path / name, **{**tiny, **named})
+        losses.append(run.metrics["loss"])
+        model = fleetbert.load(run.bundle)
+        report = model.evaluate(table, text_column="review", label_column="stars")
+        assert report["loss"] == pytest.approx(run.metrics["loss"], abs=1e-4)
+    assert losses[1:] == losses[:1] * 2
+    with pytest.raises(fleetbert.UserError, match=r"text_column='review' label_column='stars'$"):
+        model.evaluate(path)
 
 
 @pytest.mark.parametrize("form", [None, "numpy"])
@@ -435,11 +482,15 @@ def test_a_data_sets_names_of_labels_are_kept_wherever_they_stand(tmp_path, form
         assert labels([span], [[one], []]) == [[{**one, "kind": "good"}], []]
 
 
-def test_numbers_of_numpy_and_missing_values():
-    assert in_memory._fields("row", ("a", np.array([2, 3])), True)["label"] == [2, 3]
-    assert in_memory._fields("row", np.array(["a", "b"]), True) == {"text_a": "a", "label": "b"}
+def test_numbers_of_numpy_and_missing_values(tmp_path):
     row = {"text": "a", "label": np.int64(3), "text_b": float("nan")}
-    assert in_memory._fields("row", row, True) == {"text_a": "a", "label": 3, "text_b": None}
+    table = [("a", np.array([2, 3])), np.array(["a", "b"]), row]
+    path = in_memory.as_file("t", table, tmp_path)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"text_a": "a", "label": [2, 3]},
+        {"text_a": "a", "label": "b"},
+        {"text_a": "a", "text_b": None, "label": 3},
+    ]
 
 
 class TestCompression:

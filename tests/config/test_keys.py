@@ -59,7 +59,7 @@ def test_help_shows_some_fifteen_keys_and_where_the_rest_is(command, capsys):
     assert "--help-all lists all" in short
     shown = re.findall(r"^  ([a-z][\w.]*)  ", common_text(SCHEMAS[command], command), re.MULTILINE)
     assert set(shown) < keys_of(command)
-    assert len(shown) <= 16 and len(shown) >= (9 if "distill" in command else 14)
+    assert len(shown) <= 18 and len(shown) >= (9 if "distill" in command else 14)
     with pytest.raises(SystemExit):
         parser.parse_args(["--help-all"])
     listed = capsys.readouterr().out
@@ -87,6 +87,9 @@ def test_help_shows_some_fifteen_keys_and_where_the_rest_is(command, capsys):
         ("max_seq_len", "data.max_length"),
         ("fp16", "precision.level=O1"),
         ("bf16", "precision.level=O1 precision.dtype=bfloat16"),
+        ("text_column_name", "data.text_column"),
+        ("label_column", "data.label_column"),
+        ("sentence2_key", "data.text_pair_column"),
         ("gradient_accumulation_steps", "optimizer.accumulate_steps"),
         ("save_steps", "trainer.checkpoint_every"),
         ("logging_steps", "trainer.log_every"),
@@ -110,7 +113,7 @@ def test_nothing_is_suggested_where_nothing_is_near(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["text_column", "label_column", "num_labels", "load_best_model_at_end"]
+    "name", ["text_columns", "column_mapping", "num_labels", "load_best_model_at_end"]
 )
 def test_what_has_no_key_is_said(name):
     said = names.hint(name, [config.Config])
@@ -170,7 +173,8 @@ def test_a_resumed_run_may_differ_where_the_key_or_its_section_says_so():
     sections = ("precision.", "strategy.", "trainer.", "callbacks.")
     assert {name for name in free if not name.startswith(sections)} == {
         "data.cache", "data.num_workers", "output_dir", "held_out",
-    }  # fmt: skip
+        *names.COLUMNS.values(),
+    } - {"data.quoting"}  # fmt: skip
     kept = {name for name, _ in fields(config.Tuning)} - free
     assert {name for name in kept if name.startswith(sections)} == {"trainer.seed"}
     # Keys of an older checkpoint, or of a job of another kind.

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetbert.config import Columns
 from fleetbert.core.errors import UserError
 from fleetbert.data import read as reading
 from fleetbert.data import records
@@ -113,7 +114,7 @@ def test_bad_line_stops_with_its_place_or_is_listed(tmp_path, name, head, good, 
         (b"", "table.tsv"),
         (b"text_a\tlabel\n", "table.tsv"),
         (b"text_a\tlabel\n\n \n", "table.tsv"),
-        (b"label\tsentence\n1\tx\n", r"'text_a'.*'sentence'"),
+        (b"label\treview\n1\tx\n", r"'text_a'.*data\.text_column=review$"),
         (b"text_a\tlabel\na\n", "line 2"),  # though bad lines are skipped
     ],
 )
@@ -261,7 +262,7 @@ raw_text = st.text(st.sampled_from('ab" ,'), min_size=1, max_size=6).filter(str.
 @given(texts=st.lists(raw_text, min_size=1, max_size=6))
 def test_raw_tsv_stays_raw(tmp_path, texts):
     path = write(tmp_path, "text_a\tlabel\n" + "".join(f"{text}\tx\n" for text in texts))
-    table = read(path, quoting="none")
+    table = read(path, columns=Columns(quoting="none"))
     assert [e.text_a for e in table.examples] == texts
     found = [e.text_a for e in read(path).examples]
     # Only what no program writes but one that quotes is taken as quoted.
@@ -281,7 +282,7 @@ def test_which_way_a_table_was_read_is_told(tmp_path, caplog):
     assert message.startswith(f"{other}:2: has 3 tab-separated columns")
     assert "quoting: minimal" in message
     assert f"{other}:2: looks quoted, but line 3 does not" in caplog.text
-    texts = [e.text_a for e in read(other, quoting="minimal").examples]
+    texts = [e.text_a for e in read(other, columns=Columns(quoting="minimal")).examples]
     assert texts == ["a\tb", '5" and 6"']
 
 
@@ -313,15 +314,93 @@ def test_a_quoted_table_is_asked_record_by_record(tmp_path):
     expected = [(2, Example("a\nb", None, "x", 2)), (4, Example("c\td", None, "x", 4))]
     assert answers(content) == expected
     plain = content.replace(b'"text_a"', b"text_a").replace(b'"label"', b"label")
-    assert answers(plain, quoting="minimal") == expected
+    assert answers(plain, columns=Columns(quoting="minimal")) == expected
     form = table_format(write(tmp_path, plain), pair=False, labelled=False)
     assert answers(plain, form=form) == expected
 
 
 def test_header_of_csv_names_what_separates_it(tmp_path):
-    reading.check_header(write(tmp_path, "label;text_a\n", "a.csv"))
-    message = error_of(reading.check_header, write(tmp_path, "label,text\n", "b.csv"))
-    assert "comma-separated columns text_a" in message
+    reading.check_header(write(tmp_path, "label;text_a\n", "a.csv"), Columns())
+    message = error_of(reading.check_header, write(tmp_path, "label,body\n", "b.csv"), Columns())
+    assert "the comma-separated header has no 'text_a'" in message
+
+
+REVIEWS = {"id": ["1", "2", "3"], "review": ["a good, long film", "bad", "so-so"]}
+SUFFIXES = ("tsv", "csv", "jsonl")
+
+
+def table_of(folder, suffix, columns):
+    frame, path = pd.DataFrame(columns), folder / f"named.{suffix}"
+    if suffix == "jsonl":
+        frame.to_json(path, orient="records", lines=True)
+    else:
+        frame.to_csv(path, sep="\t" if suffix == "tsv" else ",", index=False)
+    return path
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize(
+    ("label", "kind", "values", "kept"),
+    [
+        ("stars", "name", ["5", "1", "5"], ["5", "1", "5"]),
+        ("stars", "number", ["5", "1.5", "3"], ["5.0", "1.5", "3.0"]),
+        ("tags", "names", ["b,a", "a", "b"], ['["a", "b"]', '["a"]', '["b"]']),
+        ("right", "relevance", ["1", "0", "0"], [r'[1, "a good, long film"]', '[0, "bad"]', ...]),
+    ],
+)
+def test_columns_that_keys_name_are_read(tmp_path, suffix, label, kind, values, kept):
+    path = table_of(tmp_path, suffix, {**REVIEWS, label: values, "text_a": "no", "label": "no"})
+    columns = Columns(text_column="review", text_pair_column="id", label_column=label)
+    table = read_as(path, table_format(path, pair=True, labelled=True, columns=columns, label=kind))
+    if suffix == "jsonl" and kind == "names":
+        assert len(table.examples) == 3
+    assert [e.text_a for e in table.examples] == REVIEWS["review"]
+    assert [e.text_b for e in table.examples] == REVIEWS["id"]
+    for example, expected in zip(table.examples, kept):
+        assert expected in (..., example.label)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("name", ["text", "sentence"])
+def test_usual_names_need_no_key(tmp_path, suffix, name):
+    path = table_of(tmp_path, suffix, {"label": ["x", "y"], name: ["one", "two"]})
+    assert read(path).examples == [
+        Example("one", None, "x", 2 - (suffix == "jsonl")),
+        Example("two", None, "y", 3 - (suffix == "jsonl")),
+    ]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_refused_header_names_the_keys_with_its_columns(tmp_path, suffix):
+    path = table_of(tmp_path, suffix, {**REVIEWS, "stars": ["5", "1", "5"]})
+    message = error_of(read, path)
+    assert message.startswith(f"{path}:1: ")
+    assert message.endswith("or name them: data.text_column=review data.label_column=stars")
+    wrong = Columns(text_column="revue", label_column="stars")
+    message = error_of(read, path, columns=wrong)
+    assert "has no 'revue', only 'id', 'review', 'stars'" in message
+    assert message.endswith(" data.text_column=review")
+    pair = table_of(tmp_path, suffix, {"s 1": ["aa", "bb"], "s2": ["ccc", "ddd"], "y": ["0", "1"]})
+    keys = "data.text_column='s 1' data.text_pair_column=s2 data.label_column=y"
+    assert error_of(read, pair, pair=True).endswith(keys)
+
+
+def test_errors_in_rows_name_the_column(tmp_path):
+    columns = Columns(text_column="review", label_column="stars")
+    path = write(
+        tmp_path, '{"review": "a", "stars": 1}\n{"review": "b", "stars": 1.5}\n', "a.jsonl"
+    )
+    assert f"{path}:2: 'stars' is not a text or an integer" in error_of(read, path, columns=columns)
+    path = write(tmp_path, "review,stars\na,1\n,2\n", "a.csv")
+    assert f"{path}:3: 'review' is empty" in error_of(read, path, columns=columns)
+
+
+def test_on_a_stream_text_alone_is_a_text():
+    assert [line.text_a for _, line in answers(b"text\nb\n")] == ["text", "b"]
+    assert [line.text_a for _, line in answers(b"text\tid\nb\t1\n")] == ["b"]
+    named = Columns(text_column="review")
+    assert [line.text_a for _, line in answers(b"review\nb\n", columns=named)] == ["b"]
+    assert [line.text_a for _, line in answers(b'{"review": "b"}\n', columns=named)] == ["b"]
 
 
 @pytest.mark.parametrize(

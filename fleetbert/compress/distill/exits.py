@@ -79,7 +79,7 @@ def _add_variants(
     training: schema.Config,
     strategy: Single,
 ) -> list[Result]:
-    gate = Gate(bundle, job.gate, job.threads)
+    gate = Gate(bundle, job.gate, job.threads, columns=job.data)
     teacher = early_exit.open_source(bundle, "float32")
     _check_layers(job.distill.layers, len(teacher.layers))
     model = gate.model._replace(batch_tokens=BATCH_TOKENS)
@@ -107,9 +107,9 @@ def read_examples(
     path = str(job.data.train)
     labels: np.ndarray | None = None
     if job.distill.labels_weight:
-        table, labels, _ = evaluate.read_known(model, path)
+        table, labels, _ = evaluate.read_known(model, path, columns=job.data)
     else:
-        table = read_unlabelled(path, model.task, "data.train")
+        table = read_unlabelled(path, model.task, "data.train", job.data)
     most = len(table) - held_out(len(table), job.selection)
     chosen = draw(len(table), min(job.distill.texts, most), job.seed)
     labels = None if labels is None else labels[chosen]

@@ -8,6 +8,7 @@ from typing import Sequence
 
 import numpy as np
 
+from fleetbert.config import Columns
 from fleetbert.core.errors import UserError
 from fleetbert.data import batching, read
 from fleetbert.data.split import Split
@@ -82,7 +83,7 @@ class Similar(Numbers):
     collects = Together
 
     def table_format(
-        self, path: str | Path, quoting: read.Quoting = "auto", labelled: bool | None = None
+        self, path: str | Path, columns: Columns = read.USUAL, labelled: bool | None = None
     ) -> read.Format:
         """Without `labelled` the second text of a line is taken where there is one; for training
         each text is an example, and a label is taken where there is one."""
@@ -90,7 +91,7 @@ class Similar(Numbers):
             path,
             pair=True if labelled else None,
             labelled=bool(labelled),
-            quoting=quoting,
+            columns=columns,
             label=self.shape.label,
         )
         return form if labelled is not None else form._replace(labelled=True, apart=True)

@@ -7,6 +7,7 @@ from typing import Sequence, cast
 
 import numpy as np
 
+from fleetbert.config import Columns
 from fleetbert.data import masking, read
 from fleetbert.tasks.collect import Arrays, Labelled, network_inputs
 from fleetbert.tasks.labels import Labels
@@ -59,6 +60,6 @@ class HiddenWords(Labels):
     collects = Masked
 
     def table_format(
-        self, path: str | Path, quoting: read.Quoting = "auto", labelled: bool | None = None
+        self, path: str | Path, columns: Columns = read.USUAL, labelled: bool | None = None
     ) -> read.Format:
-        return read.texts_format(path, quoting)
+        return read.texts_format(path, columns)

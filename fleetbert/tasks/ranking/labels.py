@@ -8,6 +8,7 @@ from typing import Sequence
 
 import numpy as np
 
+from fleetbert.config import Columns
 from fleetbert.core.errors import UserError
 from fleetbert.data import batching, read
 from fleetbert.data.split import Split
@@ -77,10 +78,10 @@ class Relevance(Numbers):
     collects = Documents
 
     def table_format(
-        self, path: str | Path, quoting: read.Quoting = "auto", labelled: bool | None = None
+        self, path: str | Path, columns: Columns = read.USUAL, labelled: bool | None = None
     ) -> read.Format:
         """A labelled line has a label, or a `text_c` that does not answer its query."""
-        form = super().table_format(path, quoting, labelled=False)
+        form = super().table_format(path, columns, labelled=False)
         needs = self.shape.labelled if labelled is None else labelled
         return form._replace(labelled=needs, triplets=needs)
 
