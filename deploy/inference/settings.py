@@ -89,6 +89,10 @@ class Safety(Section):
         common_for=SERVE,
     )
     tls_key: Optional[str] = key(None, "PEM file of the certificate's key", common_for=SERVE)
+    cors_origins: List[str] = key(
+        [],
+        'web sites whose pages may read answers (CORS), e.g. [https://example.com]; ["*"]: all',
+    )
     max_body_bytes: int = key(
         8 << 20, "limit of a request's size; larger requests are refused with 413", ge=1024
     )
@@ -118,6 +122,16 @@ class Safety(Section):
     body_seconds: float = key(
         60.0, "time limit for a request's body to arrive, and for its answer to be read", gt=0
     )
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _without_paths(cls, origins: List[str]) -> List[str]:
+        for origin in origins:
+            if not re.fullmatch(r"\*|[a-z][a-z0-9+.-]*://[^/?#\s]+", origin):
+                raise ValueError(
+                    f"{origin!r} is no origin; write scheme and host, as https://example.com"
+                )
+        return origins
 
 
 class Policy(Section):

@@ -9,6 +9,7 @@ import re
 from typing import Awaitable, Callable, Mapping, Sequence
 
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 from starlette.routing import BaseRoute, Route, Router
@@ -46,6 +47,9 @@ RETRY_AFTER = 1.0  # seconds, where a failure does not say
 BINARY = b"application/octet-stream"
 BROKEN = "the server failed at this request; its log says why"
 HEADER_LENGTH = "inference-header-content-length"
+TIMES = ("x-queue-time", "x-inference-time")  # milliseconds
+# To scripts of other sites' pages, beside what browsers show them anyway.
+EXPOSED = (HEADER_LENGTH, UNKNOWN.decode(), "retry-after", "x-request-id", *TIMES)
 # For everyone, with or without a key: probes, and pages that hold nothing of the models.
 OPEN = re.compile(r"/v2/health/\w+|/|/docs(/.*)?|/openapi\.json")
 
@@ -86,7 +90,16 @@ def app(
         Route("/openapi.json", openapi_json),
         *pages,
     ]
-    return App(Router(routes, redirect_slashes=False), middleware)
+    application = App(Router(routes, redirect_slashes=False), middleware)
+    if not safety.cors_origins:
+        return application
+    return CORSMiddleware(
+        application,
+        allow_origins=safety.cors_origins,
+        allow_methods=("GET", "POST"),
+        allow_headers=("*",),
+        expose_headers=EXPOSED,
+    )
 
 
 class App:
@@ -177,8 +190,8 @@ def _ask(scope: Scope, data: bytes) -> Asked:
         content, head = http_json.render(response, body)
         headers = [
             (b"content-type", JSON.encode() if head is None else BINARY),
-            (b"x-queue-time", b"%.3f" % (response.queue_seconds * 1e3)),  # milliseconds
-            (b"x-inference-time", b"%.3f" % (response.compute_seconds * 1e3)),
+            (TIMES[0].encode(), b"%.3f" % (response.queue_seconds * 1e3)),
+            (TIMES[1].encode(), b"%.3f" % (response.compute_seconds * 1e3)),
         ]
         if head is not None:
             headers.append((HEADER_LENGTH.encode(), b"%d" % head))

@@ -55,7 +55,7 @@ def document(*, admin: bool = True, api_key: bool = False, models: Sequence[str]
             "description": "The Open Inference Protocol v2: texts, or token ids, to answers.",
             "license": {"name": "Apache-2.0"},
         },
-        "servers": [{"url": "/"}],
+        "servers": [{"url": "."}],  # beside this document, behind a proxy's prefix too
         "paths": paths,
         "components": {"schemas": source["schemas"]},
     }

@@ -6,6 +6,7 @@ import gzip
 import json
 import socket
 import zlib
+from urllib.parse import urljoin
 
 import fake_core
 import pytest
@@ -16,6 +17,7 @@ from starlette.testclient import TestClient
 import fleetbert
 from fleetbert.deploy.inference.protocol import auth, http
 from fleetbert.deploy.inference.protocol.middleware import Middleware
+from fleetbert.deploy.inference.settings import Safety
 
 EXTENSIONS = [
     "binary_tensor_data", "parameters", "model_repository", "model_configuration", "statistics",
@@ -268,6 +270,42 @@ def test_openapi_tells_names_of_models_only_where_no_key_is_needed(get):
     assert document["security"] == [{"key": []}]
     assert "401" in document["paths"]["/v2/models/{model}/infer"]["post"]["responses"]
     assert document["paths"]["/v2/health/live"]["get"]["security"] == []
+
+
+def test_openapi_names_calls_beside_itself(get):
+    """So that they are right behind a proxy that puts a prefix before each path."""
+    (address,) = (one["url"] for one in get("/openapi.json").json()["servers"])
+    assert urljoin("https://example.com/nlp/openapi.json", address) == "https://example.com/nlp/"
+
+
+SITE, OTHER = "https://example.com", "https://example.org"
+
+
+@pytest.mark.parametrize(
+    ("origins", "origin", "allowed"),
+    [([], SITE, None), ([SITE], SITE, SITE), ([SITE], OTHER, None), (["*"], OTHER, "*")],
+)
+def test_pages_of_other_sites_read_what_they_may(origins, origin, allowed):
+    wish = {"access-control-request-method": "POST", "access-control-request-headers": "x-a"}
+    with fake_core.serve(Safety(cors_origins=origins)) as server:
+        url, said = f"http://{server.http}/v2/models", {"origin": origin}
+        asked = requests.options(f"{url}/sst/infer", headers={**said, **wish}, timeout=60)
+        good = requests.post(f"{url}/sst/infer", json=request_of(TEXTS), headers=said, timeout=60)
+        wrong = requests.get(f"{url}/none", headers=said, timeout=60)
+    assert (asked.status_code == 200) is (allowed is not None)
+    assert (good.status_code, wrong.status_code) == (200, 404)
+    for reply in (asked, good, wrong):
+        assert reply.headers.get("access-control-allow-origin") == allowed
+    if allowed:
+        assert "POST" in asked.headers["access-control-allow-methods"]
+        assert asked.headers["access-control-allow-headers"] == "x-a"
+        assert "retry-after" in wrong.headers["access-control-expose-headers"]
+
+
+@pytest.mark.parametrize("origin", ["example.com", "https://example.com/", "https://a b"])
+def test_what_is_no_origin_is_refused(origin):
+    with pytest.raises(ValueError, match="is no origin; write scheme and host"):
+        Safety(cors_origins=[origin])
 
 
 def test_openapi_has_each_protocols_own_errors(get):
