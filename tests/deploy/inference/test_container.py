@@ -1,4 +1,5 @@
-"""The Dockerfile and the Kubernetes manifest, as far as no container engine is needed."""
+"""The Dockerfile and what starts the server for others (compose, Kubernetes, systemd), as far as no
+container engine is needed; tests/endurance/test_image.py builds and runs the image."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import argparse
 import ast
 import json
 import re
-import shlex
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -52,8 +53,10 @@ def check_arguments(found):
 def test_everything_that_is_copied_is_there(steps):
     sources = [word for name, words in steps if name == "COPY" for word in words.split()[:-1]]
     assert {"fleetbert", "deploy", "requirements.lock"} <= set(sources)
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    sent = {word[1:].split("/")[0] for word in ignored if word.startswith("!")}
     for source in sources:
-        assert (ROOT / source).exists(), source
+        assert (ROOT / source).exists() and source.split("/")[0] in sent, source
 
 
 def test_it_runs_as_nobody_special_and_says_how_it_is(steps):
@@ -91,11 +94,10 @@ def test_it_installs_the_project_elsewhere_than_it_runs(steps):
 def test_what_the_server_imports_is_installed(steps):
     """What fleetbert's modules in both kinds of processes import, wherever in the file."""
     (install,) = [words for name, words in steps if name == "RUN" and "pip install" in words]
-    words = shlex.split(install)
-    project, *others = words[words.index("-c") + 2 :]
-    extras = set(re.fullmatch(r"\.\[(.*)\]", project)[1].split(","))
+    assert install.endswith("""-c versions.txt ".[$EXTRAS]\"""")
+    extras = set(dict(steps)["ARG"].partition("=")[2].split(","))
     needs = map(Requirement, metadata.requires("fleetbert"))
-    named = {need.name.lower() for need in needs if wanted(need, extras)} | set(others)
+    named = {need.name.lower() for need in needs if wanted(need, extras)}
     code = (
         "import sys, zlib\nimport fleetbert.deploy.inference.ops.tracing, fleetbert.graph.weights\n"
         "import fleetbert.deploy.inference.server\n"
@@ -123,7 +125,7 @@ def wanted(need, extras):
 
 # Imported where such a variant is opened, with a sentence where it is missing; and where a bundle
 # gets its card, which no server writes.
-OPTIONAL = {"paddlelite", "jinja2"}
+OPTIONAL = {"onnxruntime", "paddlelite", "jinja2"}
 # Where a package and its module have different names.
 PACKAGES = {
     "google": "protobuf",
@@ -183,6 +185,39 @@ def test_the_manifest_starts_the_server_as_it_is():
     assert targets <= set(ports) and "admin" not in targets
     claim = spec["volumes"][0]["persistentVolumeClaim"]["claimName"]
     assert claim == by_kind["PersistentVolumeClaim"]["metadata"]["name"]
+
+
+def test_compose_starts_the_trainer_and_the_server_as_they_are():
+    found = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))["services"]
+    server, trainer = found["server"], found["trainer"]
+    section = check_arguments(arguments_of(server["command"]))
+    inside = [int(port.rpartition(":")[2]) for port in server["ports"]]
+    assert inside == [section.listen.http_port, section.listen.grpc_port]
+    scraped = yaml.safe_load((FOLDER / "prometheus.yaml").read_text(encoding="utf-8"))
+    (job,) = scraped["scrape_configs"]
+    assert job["static_configs"] == [{"targets": [f"server:{section.listen.admin_port}"]}]
+    assert int(server["stop_grace_period"].rstrip("s")) > section.listen.grace_seconds
+    assert (FOLDER / server["build"]["context"] / server["build"]["dockerfile"]).is_file()
+    assert trainer["command"][:4] == ["fleetbert", "train", "--recipe", "sst2"]
+    recipe = str(ROOT / "configs" / "sst2.yaml")
+    job = config.load_as(config.Config, recipe, trainer["command"][4:])
+    assert job.output_dir.startswith("/models/") and "models:/models" in trainer["volumes"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_systemd_accepts_the_unit(tmp_path):
+    """With the command of this environment in place of the one in /opt."""
+    unit, here = tmp_path / "fleetbert.service", Path(sys.executable).with_name("fleetbert")
+    text = (FOLDER / "fleetbert.service").read_text(encoding="utf-8")
+    words = re.search("(?m)^ExecStart=(.*)$", text)[1].split()
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    command.add_arguments(parser)
+    assert words[:2] == ["/opt/fleetbert/bin/fleetbert", "serve"] and parser.parse_args(words[2:])
+    unit.write_text(text.replace(words[0], str(here)), encoding="utf-8")
+    for check in (["verify"], ["security", "--offline=true", "--threshold=20"]):
+        done = subprocess.run(["systemd-analyze", *check, unit], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not done.stderr  # such as an unknown setting
 
 
 def test_configs_are_valid_and_x86_has_every_key_as_the_schema_explains_it():
