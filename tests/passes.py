@@ -54,9 +54,9 @@ def texts_of(ids: np.ndarray, types: np.ndarray | None = None) -> Texts:
     return ragged.unpad(ids, types, ragged.mask_of(ids, 0))
 
 
-def layout_of(ids: np.ndarray, any_length: bool = True) -> PackedLayout:
+def layout_of(ids: np.ndarray) -> PackedLayout:
     """Of the rows that these share."""
-    return packed_layout(texts_of(ids).lengths, any_length)
+    return packed_layout(texts_of(ids).lengths)
 
 
 def ask(
@@ -75,6 +75,6 @@ def ask_rows(
     types: np.ndarray,
     apart: Mapping[str, Table] | None = None,
 ) -> np.ndarray:
-    """The same as engines run it: texts share rows, a text alone has its own program."""
+    """The same as engines run it, with texts that share rows."""
     (run,) = open_group(program, parameters, 1, apart=apart)
     return run(None, texts_of(ids, types), layout_of(ids))

@@ -10,13 +10,6 @@ from fleetbert.core.errors import UserError
 # As Linux names them: either multiplies bfloat16. Without them oneDNN emulates it, more slowly
 # than float32.
 BFLOAT16 = ("avx512_bf16", "amx_bf16")
-# Paddle 2.6.2 compiles the operator `self_dp_attention` for these and does not ask the processor.
-SELF_DP_ATTENTION = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
-
-
-def has_self_dp_attention() -> bool:
-    """Whether Paddle's operator of that name runs here."""
-    return set(SELF_DP_ATTENTION) <= set(environment.cpuinfo().split())
 
 
 def bfloat16() -> bool:

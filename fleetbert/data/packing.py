@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fleetbert.data.batching import SAFE_LENGTHS, pack_rows
+from fleetbert.data.batching import pack_rows
 from fleetbert.data.ragged import offsets
 
 # Added to the scores of tokens that are not looked at: these count for 0 then, exactly.
@@ -29,7 +29,7 @@ class PackedLayout(NamedTuple):
 
     Flat indices into the rows, int64: places [tokens], of each token, text by text; first [texts],
     of the texts' first tokens. positions: int64 [rows * row_length], which of its text's tokens is
-    there, from 0. single_row: the rows are one text without padding.
+    there, from 0.
 
     What a program of packed rows computes from (`graph.packed`): mask float32 [rows, 1, row_length,
     row_length] is added to the scores, AWAY or 0. Its last layer has `most` queries for each row,
@@ -48,7 +48,6 @@ class PackedLayout(NamedTuple):
     queries: np.ndarray
     answers: np.ndarray
     query_mask: np.ndarray
-    single_row: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -56,19 +55,18 @@ class PackedLayout(NamedTuple):
         return self.mask.shape[0], self.mask.shape[-1]
 
 
-def packed_layout(lengths: np.ndarray, any_length: bool = False) -> PackedLayout:
-    """That of texts of so many tokens (int [texts]). any_length: a text alone needs no padding, and
-    so it does where it fills a row."""
-    if len(lengths) == 1 and (any_length or int(lengths[0]) in SAFE_LENGTHS):
-        return _single_row(int(lengths[0]))
+def packed_layout(lengths: np.ndarray) -> PackedLayout:
+    """That of texts of so many tokens (int [texts])."""
+    if len(lengths) == 1:
+        return _of_one(int(lengths[0]))
     return _lay_out(lengths, *pack_rows(lengths.tolist()))
 
 
 @functools.lru_cache(maxsize=512)  # as many tokens as BERT takes
-def _single_row(length: int) -> PackedLayout:
-    """Of one text without padding. Computing it takes as long as a small operator."""
-    layout = _lay_out(np.array([length]), length, [[0]])._replace(single_row=True)
-    for array in layout[:-1]:
+def _of_one(length: int) -> PackedLayout:
+    """Of one text. Computing it takes as long as a small operator."""
+    layout = _lay_out(np.array([length]), *pack_rows([length]))
+    for array in layout:
         array.setflags(write=False)
     return layout
 
@@ -108,8 +106,6 @@ def _lay_out(lengths: np.ndarray, length: int, rows: list[list[int]]) -> PackedL
 def pack(tokens: np.ndarray, layout: PackedLayout) -> np.ndarray:
     """What each token has, [tokens, ...], in packed rows, flat: [rows * row_length, ...]; 0 at
     padding."""
-    if layout.single_row:
-        return tokens
     rows = np.zeros((len(layout.positions), *tokens.shape[1:]), tokens.dtype)
     rows[layout.places] = tokens
     return rows

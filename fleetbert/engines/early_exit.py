@@ -23,7 +23,7 @@ from fleetbert.engines.exits import Batch, Settings, Text, Work
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.rows import in_parts
 from fleetbert.engines.streams import Streams, first_batches
-from fleetbert.graph import embeddings, single_row, weights
+from fleetbert.graph import embeddings, weights
 from fleetbert.graph import program as programs
 
 
@@ -40,19 +40,11 @@ class EarlyExitEngine(Engine):
 
     early_exit: Settings
 
-    def __init__(
-        self,
-        settings: Settings,
-        streams: Sequence[Sequence[Group]],
-        folder: Path,
-        any_length: bool = False,
-    ):
-        """streams: the groups of each. folder: where the heads are. any_length: a single row needs
-        no padding."""
+    def __init__(self, settings: Settings, streams: Sequence[Sequence[Group]], folder: Path):
+        """streams: the groups of each. folder: where the heads are."""
         super().__init__()
         self.early_exit = settings
         self.groups = streams[0]
-        self._any_length = any_length
         self._heads = exit_heads.load(folder)
         self._head = exit_heads.KINDS[settings.head]
         self._streams = Streams(streams, self._first_runs)
@@ -111,7 +103,7 @@ class EarlyExitEngine(Engine):
             queue.add(number + 1, done.stays)
 
     def _batch(self, numbers: np.ndarray, texts: Texts) -> Batch:
-        return Batch(numbers, texts, packed_layout(texts.lengths, self._any_length))
+        return Batch(numbers, texts, packed_layout(texts.lengths))
 
     def _first_runs(self, groups: Sequence[Group]) -> None:
         for texts in first_batches():
@@ -177,8 +169,7 @@ def open_variant(folder: Path, options: Options) -> EarlyExitEngine:
         for part in parts
     ]
     paddle_inference.ease_numpy()
-    any_length = single_row.fits(parts[0])
-    return EarlyExitEngine(settings, list(zip(*groups)), folder, any_length)
+    return EarlyExitEngine(settings, list(zip(*groups)), folder)
 
 
 def of_rows(run: Callable[[np.ndarray, np.ndarray], np.ndarray], pad_id: int) -> Group:

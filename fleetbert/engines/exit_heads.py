@@ -7,7 +7,6 @@ rows, which `packing.PackedLayout` describes.
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Callable, Mapping
 
@@ -22,8 +21,6 @@ Tensors = Mapping[str, np.ndarray]
 
 def pool(states: np.ndarray, layout: PackedLayout) -> np.ndarray:
     """[CLS] and the mean over a text's tokens side by side: float32 [texts, 2 * width]."""
-    if layout.single_row:  # one product instead of eight small operations
-        return (_first_and_mean(len(states)) @ states).reshape(1, -1)
     width = states.shape[1]
     both = np.empty((len(layout.lengths), 2 * width), np.float32)
     # np.add.reduceat goes down each column by itself and takes four times as long
@@ -32,15 +29,6 @@ def pool(states: np.ndarray, layout: PackedLayout) -> np.ndarray:
         np.add.reduce(states[begin : begin + count], 0, out=row[width:])
     both[:, width:] /= layout.lengths[:, None]
     return both
-
-
-@functools.lru_cache(maxsize=512)  # as many tokens as BERT takes
-def _first_and_mean(length: int) -> np.ndarray:
-    """What to multiply a text of `length` tokens by: float32 [2, length]."""
-    factors = np.full((2, length), 1 / length, np.float32)
-    factors[0] = 0
-    factors[0, 0] = 1
-    return factors
 
 
 def pooled(tensors: Tensors, states: np.ndarray, layout: PackedLayout) -> np.ndarray:

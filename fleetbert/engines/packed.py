@@ -1,7 +1,8 @@
 """A program whose passes have been run, or a group of its layers, on packed rows.
 
-It is opened twice: for texts that share rows (`graph.packed`), and, where the processor can, for a
-single row without padding (`graph.single_row`). Embeddings are added up in NumPy.
+Embeddings are added up in NumPy. A text alone goes through the same operators as in a row with
+others, because in int8 its answer would not be the same otherwise: Paddle's `self_dp_attention`,
+which knows no mask, takes a tenth less time (MiniLM), and rounds otherwise.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from fleetbert.data.packing import PackedLayout, pack
 from fleetbert.data.ragged import Texts
 from fleetbert.engines import predictor
 from fleetbert.engines.predictor import Predict
-from fleetbert.graph import bfloat16, embeddings, layouts, packed, single_row
+from fleetbert.graph import bfloat16, embeddings, layouts, packed
 from fleetbert.graph.embeddings import Table
 from fleetbert.graph.program import Parameters, ProgramDesc
 from fleetbert.graph.reuse import add_in_place, share_variables
@@ -41,32 +42,22 @@ def open_group(
     """
     start = embeddings.take_out(program, parameters, apart)
     split = (1, threads) if streams else (threads, 1)
-    single: Sequence[Predict | None] = [None] * split[1]
-    if single_row.fits(start.program):
-        rest, joined = single_row.rewrite(start.program, start.parameters, *start.inputs)
-        single = _open(rest, joined, start.inputs[:1], *split, lend=False)
     rest, needed = packed.rewrite(start.program, start.inputs)
     rows = _open(rest, start.parameters, (start.inputs[0], *needed), *split)
     tables = start.tables  # without the parameters: Paddle has copied them
-    return [_group(tables, needed, *pair) for pair in zip(single, rows)]
+    return [_group(tables, needed, predict) for predict in rows]
 
 
-def _group(
-    tables: list[embeddings.Table], needed: Sequence[str], single: Predict | None, rows: Predict
-) -> Group:
-    """single: for a single row; rows: for rows that texts share, with the fields of the layout
-    `needed`."""
+def _group(tables: list[embeddings.Table], needed: Sequence[str], predict: Predict) -> Group:
+    """predict: takes the states and the fields of the layout `needed`."""
 
     def run(states: np.ndarray | None, texts: Texts, layout: PackedLayout) -> np.ndarray:
         if tables:
             ids, types = pack(texts.ids, layout), pack(ragged.token_types(texts), layout)
             states = embeddings.add_up(tables, ids, types, layout.positions)
         assert states is not None
-        if single is not None and layout.single_row:
-            (outputs,) = single(states[None])
-        else:
-            fields = (getattr(layout, name) for name in needed)
-            (outputs,) = rows(states.reshape(*layout.shape, -1), *fields)
+        fields = (getattr(layout, name) for name in needed)
+        (outputs,) = predict(states.reshape(*layout.shape, -1), *fields)
         return outputs.reshape(-1, outputs.shape[-1])
 
     return run
@@ -78,17 +69,16 @@ def _open(
     inputs: Sequence[str],
     threads: int,
     streams: int,
-    lend: bool = True,
 ) -> list[Predict]:
-    """Open a program that computes from `inputs`; lend: see `predictor.bind`."""
+    """Open a program that computes from `inputs`."""
     program = share_variables(add_in_place(bfloat16.convert(program)))
     program = layouts.convert_layouts_once(program)
     first = predictor.create_from_memory(program, parameters, "cpu", threads, optimize=False)
     names = (*inputs, layouts.FIRST_RUN)
     clones = [first.clone() for _ in range(1, streams)]
     return [
-        _after_first_run(predictor.bind(first, names, lend), True, False),
-        *(_after_first_run(predictor.bind(clone, names, lend), False) for clone in clones),
+        _after_first_run(predictor.bind(first, names), True, False),
+        *(_after_first_run(predictor.bind(clone, names), False) for clone in clones),
     ]
 
 

@@ -60,13 +60,10 @@ def create_from_memory(
         return create(config, device, threads)
 
 
-def bind(
-    predictor: paddle_inference.Predictor, inputs: Sequence[str], lend: bool = True
-) -> Predict:
+def bind(predictor: paddle_inference.Predictor, inputs: Sequence[str]) -> Predict:
     """The predictor as a function of its inputs, which are given in the order of their names here.
 
-    Inputs that a call does not give stay as they were. lend: let Paddle read floats where they lie;
-    small ones are copied in less time.
+    Inputs that a call does not give stay as they were. Paddle reads floats where they lie.
     """
     handles = [predictor.get_input_handle(name) for name in inputs]
     outputs = [predictor.get_output_handle(name) for name in predictor.get_output_names()]
@@ -75,7 +72,7 @@ def bind(
         for handle, array in zip(handles, arrays):
             # both read the memory as it lies
             array = np.ascontiguousarray(array, DTYPES[array.dtype.kind])
-            if lend and array.dtype.kind == "f":
+            if array.dtype.kind == "f":
                 paddle_inference.lend(handle, array)
             else:
                 handle.copy_from_cpu(array)

@@ -22,7 +22,7 @@ from fleetbert.data.ragged import Texts
 from fleetbert.engines.engine import Engine, Options, Result, Shapes
 from fleetbert.engines.packed import Group, open_group
 from fleetbert.engines.streams import Streams, first_batches
-from fleetbert.graph import bfloat16, embeddings, first_token, single_row, weights
+from fleetbert.graph import bfloat16, embeddings, first_token, weights
 from fleetbert.graph import program as programs
 from fleetbert.graph.embeddings import Table
 from fleetbert.graph.program import Parameters, ProgramDesc
@@ -32,13 +32,11 @@ from fleetbert.tasks.answer import by_text
 class RowsEngine(Engine):
     """An opened program."""
 
-    def __init__(self, groups: Sequence[Group], any_length: bool, per_token: bool = False):
+    def __init__(self, groups: Sequence[Group], per_token: bool = False):
         """groups: the whole program, once or a stream for each thread (`packed.open_group`).
-        any_length: a single row needs no padding. per_token: the program's outputs are of tokens.
-        """
+        per_token: the program's outputs are of tokens."""
         super().__init__()
         self._per_token = per_token
-        self._any_length = any_length
         self._streams = Streams(groups, self._first_runs)
 
     def compute(self, texts: Texts, speed: float | None = None) -> np.ndarray:
@@ -73,7 +71,7 @@ class RowsEngine(Engine):
             yield end()
 
     def _answer(self, group: Group, texts: Texts, shapes: Shapes | None = None) -> np.ndarray:
-        layout = packed_layout(texts.lengths, self._any_length)
+        layout = packed_layout(texts.lengths)
         if shapes is not None:
             shapes.append(layout.shape)
         outputs = group(None, texts, layout)
@@ -118,7 +116,7 @@ def _open(
 ) -> RowsEngine:
     """Open a program whose passes have been run. apart: tables that `parameters` need not have."""
     groups = open_group(program, parameters, options.threads, options.streams, apart)
-    return RowsEngine(groups, single_row.fits(program), first_token.is_per_token(program))
+    return RowsEngine(groups, first_token.is_per_token(program))
 
 
 def in_parts(texts: Texts, batch_tokens: int) -> Iterator[tuple[np.ndarray, Texts]]:

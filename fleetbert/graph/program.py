@@ -217,9 +217,7 @@ class Attention(NamedTuple):
     """The operators of one layer's attention: `scores` multiplies what `query` and `key` give,
     `mixed` the softmax of it and what `value` gives.
 
-    one_query: only [CLS] asks, as in the last layer after `first_token_only`. one_input: query, key
-    and value read the same variable, in the same type; where some of them are in int8 or bfloat16
-    they do not.
+    one_query: only [CLS] asks, as in the last layer after `first_token_only`.
     """
 
     query: OpDesc
@@ -229,7 +227,6 @@ class Attention(NamedTuple):
     softmax: OpDesc
     mixed: OpDesc
     one_query: bool
-    one_input: bool
 
 
 def attentions(block: BlockDesc) -> list[Attention]:
@@ -244,8 +241,7 @@ def attentions(block: BlockDesc) -> list[Attention]:
         ]
         read = [argument(op.inputs, "Input") for op in three]
         one_query = len({_before_quantize(block, name) for name in read}) > 1
-        one_input = len({(name, data_type(op)) for name, op in zip(read, three)}) == 1
-        layers.append(Attention(query, key, value, scores, softmax, mixed, one_query, one_input))
+        layers.append(Attention(query, key, value, scores, softmax, mixed, one_query))
     return layers
 
 

@@ -34,22 +34,17 @@ HEADS = {
 
 class Groups:
     """Each mixes a token's state with the mean of its text; `calls` are the shapes that came, and
-    `threads` who called.
+    `threads` who called."""
 
-    any_length: of rows alone, which have no padding then."""
-
-    def __init__(self, any_length=False):
-        self.any_length = any_length
+    def __init__(self):
         self.calls: list[list[tuple[int, int]]] = [[] for _ in ENDS]
         self.threads: set[int] = set()
 
     def group(self, number):
         def run(states, texts, at):
             count, longest = len(texts.lengths), int(texts.lengths.max())
-            alone = self.any_length and count == 1
-            assert at.shape[1] == longest if alone else at.shape[1] in SAFE_LENGTHS
-            shape = (count, longest if alone else round_up(longest, SAFE_LENGTHS))
-            self.calls[number].append(shape)
+            assert at.shape[1] in SAFE_LENGTHS
+            self.calls[number].append((count, round_up(longest, SAFE_LENGTHS)))
             self.threads.add(threading.get_ident())
             if number == 0:
                 assert states is None
@@ -75,10 +70,10 @@ def folder(tmp_path_factory):
     return path
 
 
-def open_fake(folder, speed=0.5, any_length=False, doubt="entropy"):
-    groups = Groups(any_length)
+def open_fake(folder, speed=0.5, doubt="entropy"):
+    groups = Groups()
     settings = Settings(ENDS, "pooled", speed, 0, doubt, SPREAD)
-    return groups, EarlyExitEngine(settings, [groups.chain()], folder, any_length)
+    return groups, EarlyExitEngine(settings, [groups.chain()], folder)
 
 
 def make_texts(lengths, seed=1):
@@ -91,8 +86,8 @@ def together(texts):
     return Texts(np.concatenate([np.zeros(0, int), *texts]), lengths.astype(int), lengths)
 
 
-def answer(texts, speed, folder, budget=64, any_length=False, doubt="entropy"):
-    groups, opened = open_fake(folder, any_length=any_length, doubt=doubt)
+def answer(texts, speed, folder, budget=64, doubt="entropy"):
+    groups, opened = open_fake(folder, doubt=doubt)
     logits = np.full((len(texts), LABELS), np.nan, np.float32)
     layers = np.zeros(len(texts), int)
     for part in opened.run_all(together(texts), speed, budget):
@@ -140,10 +135,9 @@ def alone(text, speed, doubt="entropy"):
     st.lists(st.integers(1, 60), max_size=40),
     st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0]),
     st.sampled_from([16, 64, 512]),
-    st.booleans(),
 )
-def test_a_text_is_answered_as_if_it_were_alone(folder, lengths, speed, budget, any_length):
-    check_as_alone(make_texts(lengths), speed, folder, budget, any_length)
+def test_a_text_is_answered_as_if_it_were_alone(folder, lengths, speed, budget):
+    check_as_alone(make_texts(lengths), speed, folder, budget)
 
 
 @pytest.mark.parametrize("budget", [64, 2048])
@@ -167,9 +161,9 @@ def test_several_labels_and_numbers_leave_by_their_own_doubt(folder, doubt, spee
         np.testing.assert_allclose(found[0], alone(text, speed, doubt)[0], atol=1e-4)
 
 
-def check_as_alone(texts, speed, folder, budget, any_length=False, doubt="entropy"):
+def check_as_alone(texts, speed, folder, budget, doubt="entropy"):
     """Every text's answer and layer are those that it has by itself; the layers."""
-    logits, layers, _ = answer(texts, speed, folder, budget, any_length, doubt)
+    logits, layers, _ = answer(texts, speed, folder, budget, doubt)
     for number, text in enumerate(texts):
         expected, layer = alone(text, speed, doubt)
         np.testing.assert_allclose(logits[number], expected, atol=1e-4)
@@ -177,17 +171,15 @@ def check_as_alone(texts, speed, folder, budget, any_length=False, doubt="entrop
     return layers
 
 
-@pytest.mark.parametrize("any_length", [False, True])
-def test_one_text_that_is_asked_by_itself_leaves_where_its_head_is_certain(folder, any_length):
-    """Without its padding where it may have any length."""
+def test_one_text_that_is_asked_by_itself_leaves_where_its_head_is_certain(folder):
     left = set()
     for text in make_texts([3, 11, 25, 47] * 10):
-        groups, opened = open_fake(folder, any_length=any_length)
+        groups, opened = open_fake(folder)
         found = opened.run(together([text]), 0.6)
         expected, layer = alone(text, 0.6)
         np.testing.assert_allclose(found, expected[None], atol=1e-4)
         left.add(layer)
-        shape = (1, len(text) if any_length else round_up(len(text), SAFE_LENGTHS))
+        shape = (1, round_up(len(text), SAFE_LENGTHS))
         assert groups.calls == [[shape] * int(end <= layer) for end in ENDS]
     assert left == {*ENDS}
 

@@ -45,27 +45,27 @@ def expected(lengths):
     return [[(row + 1) * length, length] for row, length in enumerate(lengths)]
 
 
-@given(st.lists(st.integers(1, 512), min_size=1, max_size=20), st.booleans())
-def test_texts_get_their_own_logits(lengths, any_length):
+@given(st.lists(st.integers(1, 512), min_size=1, max_size=20))
+def test_texts_get_their_own_logits(lengths):
     program = Program()
-    found = RowsEngine([program], any_length).run(texts_of(lengths))
+    found = RowsEngine([program]).run(texts_of(lengths))
     np.testing.assert_array_equal(found, expected(lengths))
-    for texts, length in program.shapes:
-        assert length in SAFE_LENGTHS or (any_length and texts == 1)
+    for _, length in program.shapes:
+        assert length in SAFE_LENGTHS
 
 
 @pytest.mark.parametrize("longest, expected", [(80, [31]), (512, [30, 1])])
 def test_a_call_more_is_for_texts_in_much_longer_rows(longest, expected):
     program, shapes = Program(), []
     texts = texts_of([20] * 30 + [longest])
-    list(RowsEngine([program], False).run_all(texts, batch_tokens=2048, shapes=shapes))
+    list(RowsEngine([program]).run_all(texts, batch_tokens=2048, shapes=shapes))
     assert [count for count, _ in program.shapes] == expected
     assert [length for _, length in program.shapes] == [length for _, length in shapes]
 
 
 def test_streams_answer_in_order_and_keep_to_their_threads():
     programs = [Program() for _ in range(3)]
-    parts = RowsEngine(programs, False)
+    parts = RowsEngine(programs)
     lengths = np.random.default_rng(0).integers(1, 512, 200).tolist()
     found = list(parts.run_all(texts_of(lengths), batch_tokens=1024))
     assert len(found) > 40
@@ -83,7 +83,7 @@ def test_streams_answer_in_order_and_keep_to_their_threads():
 def test_streams_begin_one_after_the_other_with_a_row_alone_and_with_two():
     """The first run of either program changes the parameters of all."""
     programs = [Program() for _ in range(2)]
-    list(RowsEngine(programs, False).run_all(texts_of([512] * 20), batch_tokens=512))
+    list(RowsEngine(programs).run_all(texts_of([512] * 20), batch_tokens=512))
     for program in programs:
         assert program.shapes[:2] == [(1, SAFE_LENGTHS[0]), (2, SAFE_LENGTHS[0])]
 
@@ -95,7 +95,7 @@ def test_what_a_program_raises_is_raised(streams):
             raise IndexError("a token id or type is negative")
         return np.zeros((len(texts.lengths), 2), np.float32)
 
-    parts = RowsEngine([fail] * streams, True)
+    parts = RowsEngine([fail] * streams)
     with pytest.raises(IndexError, match="negative"):
         list(parts.run_all(texts_of([200])))
 

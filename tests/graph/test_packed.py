@@ -1,20 +1,15 @@
-"""Programs whose texts share rows, and those of a text alone, against all operators in Paddle as
-they were."""
+"""Programs whose texts share rows against all operators in Paddle as they were."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from passes import ask, ask_rows, make_batch
-from tiny_bert import make_embedder
 
-from fleetbert.compat import environment, processor
-from fleetbert.export import program as export
-from fleetbert.graph import embeddings, groups, packed, single_row, weights
+from fleetbert.graph import embeddings, groups, packed, weights
 from fleetbert.graph import int8 as to_int8
 from fleetbert.graph import program as programs
 from fleetbert.graph.first_token import first_token_only
-from fleetbert.graph.fuse import fuse, merge_transposes
 
 
 def quantized(fused, left=None):
@@ -38,7 +33,6 @@ def int8(fused):
 
 
 MANY = [[16, 3, 9], [16] * 4, [1, 16], [*range(1, 17)] * 9]
-# A row alone without padding has attention of its own.
 ALONE = [[1], [2], [13], [139], [512]]
 
 
@@ -53,7 +47,7 @@ def test_the_answers_in_float32_are_the_same(fused, first_only, lengths):
     np.testing.assert_allclose(ask_rows(program, fused.parameters, *batch), whole, atol=1e-5)
 
 
-@pytest.mark.parametrize("lengths", MANY)
+@pytest.mark.parametrize("lengths", [*MANY, *ALONE])
 def test_the_answers_in_int8_are_the_same_bits(int8, lengths):
     batch = make_batch(lengths)
     (whole,) = ask(*int8, *batch)
@@ -93,45 +87,3 @@ def test_a_program_has_the_inputs_that_it_needs(fused, int8):
     assert found == [["mask"], ["first_tokens", "queries", "answers", "query_mask"]]
     start = embeddings.take_out(fused.program, fused.parameters)
     assert packed.rewrite(start.program, start.inputs)[1] == ["mask", "first_tokens"]
-
-
-def kinds_alone(program, parameters):
-    """The operators of the program for a text alone."""
-    start = embeddings.take_out(program, parameters)
-    rest, kept = single_row.rewrite(start.program, start.parameters, *start.inputs)
-    assert {*kept} == {*programs.parameter_names(rest)}
-    kinds = [op.type for op in rest.blocks[0].ops]
-    assert kinds.count("feed") == 1
-    return kinds
-
-
-def test_attention_of_a_text_alone_is_one_operator_and_the_mask_is_gone(fused):
-    kinds = kinds_alone(fused.program, fused.parameters)
-    assert kinds.count("self_dp_attention") == 2
-    assert not {"softmax", "fused_matmul"} & {*kinds}
-    assert kinds.count("fc") == 2 * 4 + 2  # a layer's, the pooler, the classifier
-    # A last layer for one token keeps its products.
-    kinds = kinds_alone(first_token_only(fused.program), fused.parameters)
-    assert (kinds.count("self_dp_attention"), kinds.count("fused_matmul")) == (1, 2)
-
-
-def test_the_mean_over_a_text_alone_needs_no_mask(tmp_path):
-    """On processors that can, tests/export/test_embedding.py asks such programs single texts."""
-    export.save_program(make_embedder(), tmp_path)
-    fused = fuse(tmp_path)
-    kinds = kinds_alone(merge_transposes(fused.program), fused.parameters)
-    assert kinds.count("reduce_mean") == 1
-    assert not {"exp", "matmul", "softmax"} & {*kinds}
-
-
-def test_it_is_for_processors_that_can_and_for_models_that_are_not_wide(fused, monkeypatch):
-    monkeypatch.setattr(
-        environment, "cpuinfo", lambda: "flags : avx2 " + " ".join(processor.SELF_DP_ATTENTION)
-    )
-    assert single_row.fits(fused.program)
-    monkeypatch.setattr(single_row, "WIDEST", 32)
-    assert not single_row.fits(fused.program)
-    monkeypatch.setattr(single_row, "WIDEST", 64)
-    assert single_row.fits(fused.program)
-    monkeypatch.setattr(environment, "cpuinfo", lambda: "flags : avx2 avx512f")
-    assert not single_row.fits(fused.program)
