@@ -52,7 +52,8 @@ class _Variant(Strict):
     """The model in one form. `files` is filled in by the writer.
 
     made_from names the variant or the run that it was made from, versions the packages that made
-    it.
+    it. alone_difference: the largest difference of a score between texts by themselves and among
+    others in a batch, as the gate measured it.
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
@@ -64,6 +65,7 @@ class _Variant(Strict):
     versions: Dict[str, str] = Field(default_factory=dict)
     comparison: Optional[Comparison] = None
     golden: Optional[Golden] = None
+    alone_difference: Optional[float] = None
 
     @property
     def compared(self) -> bool:
@@ -71,6 +73,11 @@ class _Variant(Strict):
         if self.name == "float32" or getattr(self, "max_difference_to_float32", None) is not None:
             return True
         return any(accuracy.float32_accuracy is not None for accuracy in self.accuracy)
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether its texts have to be computed one by one, as scales are those of a batch."""
+        return False
 
     @property
     def bytes(self) -> int:
@@ -98,7 +105,8 @@ class OnnxVariant(_Variant):
 class OnnxInt8Variant(_Variant):
     """In int8, for ONNX Runtime, quantized by its own tool.
 
-    activations: dynamic (a scale for each batch) or static (from texts); weight_bits: of products.
+    activations: dynamic (a scale for each token) or static (from texts); weight_bits: of products.
+    fleetbert up to 2026-11 had a dynamic scale for each batch, and no `alone_difference`.
     tried: the forms that were measured, of which this is the one taken; tried_on: which texts.
     smoothed, float32_layers: as of `Int8Variant`.
     """
@@ -111,6 +119,10 @@ class OnnxInt8Variant(_Variant):
     smoothed: Dict[str, Smoothed] = Field(default_factory=dict)
     tried: Dict[str, OnnxTried] = Field(default_factory=dict)
     tried_on: Optional[str] = None
+
+    @property
+    def one_by_one(self) -> bool:
+        return self.activations == "dynamic" and self.alone_difference is None
 
 
 class WeightOnlyVariant(_Variant):

@@ -23,13 +23,16 @@ from fleetbert.core import files
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.data import ragged
 from fleetbert.data.read import USUAL
-from fleetbert.engines import answer, engine, evaluate, golden
+from fleetbert.engines import alike, answer, engine, evaluate, golden
 from fleetbert.tasks.evaluator import largest_difference
 
 log = logging.getLogger(__name__)
 
 # Rounds of both models in turn, for the ratio of their speeds.
 ROUNDS = 3
+# Texts that are answered by themselves and among others, and the largest difference of a score
+# that may be between the two.
+ALONE_TEXTS, ALONE_DIFFERENCE = 200, 1e-3
 Given = TypeVar("Given")
 
 
@@ -179,12 +182,31 @@ class Gate(Sample):
             whole, longest, tokenizer.vocab_size, golden.INTEGER_SHARE, tokenizer.pad_id
         )
         accuracy = self.accuracy(self.of_texts(outputs[1]))
-        measured = {"accuracy": [accuracy], "comparison": comparison, "golden": answers}
+        (_, some), *_ = self.ragged.parts([draw(len(self.encodings.ids), ALONE_TEXTS)])
+        scores = self.model.task.answer.scores
+        measured = {
+            "accuracy": [accuracy],
+            "comparison": comparison,
+            "golden": answers,
+            "alone_difference": alike.alone_difference(opened, some, scores),
+        }
         log.info(_describe(variant.name, accuracy, comparison, _bytes(folder)))
         return variant.model_copy(update=measured)
 
-    def refusal(self, name: str, accuracy: bundles.Accuracy, hint: str) -> str | None:
+    def refusal(
+        self,
+        name: str,
+        accuracy: bundles.Accuracy,
+        hint: str,
+        alone_difference: float | None = None,
+    ) -> str | None:
         """Why the variant may not enter, with the hint what to do; None if it may."""
+        if alone_difference is not None and not alone_difference <= ALONE_DIFFERENCE:
+            return (
+                f"{name}: a score of a text of {accuracy.data} differs by {alone_difference:.4f} "
+                f"between the text alone and in a batch with others; {ALONE_DIFFERENCE} is "
+                "allowed: the bundle stays as it was; choose another `method`"
+            )
         if keeps(accuracy, self.max_drop, self.decide):
             return None
         lost = (accuracy.float32_accuracy or 0.0) - accuracy.accuracy

@@ -3,7 +3,7 @@
 The float32 source, smoothed where the job says so, becomes ONNX (`export.onnx`), and
 `onnxruntime.quantization` makes integers of it, in one of two forms:
 
-dynamic  the scale of a layer's input is that of the batch at hand
+dynamic  each token of a layer's input has a scale of its own (`token_scales`)
 static   it is the mean over calibration batches; the layer's output stays float32
 
 Weights have 7 bits and a scale for each output: with 8, processors without VNNI overflow. The word
@@ -27,6 +27,7 @@ from onnxruntime.quantization.onnx_model import ONNXModel
 from onnxruntime.quantization.shape_inference import quant_pre_process
 
 from fleetbert import bundle as bundles
+from fleetbert.compress import token_scales
 from fleetbert.compress.gate import ROUNDS, Sample, in_turns
 from fleetbert.compress.texts import Feeds
 from fleetbert.compress.work import Ready, Work
@@ -116,9 +117,12 @@ def quantize(
         reader = _Reader(batches, [tensor.name for tensor in model.graph().input])
         quantization.quantize_static(*files, reader, **STATIC_SETTINGS, **settings)
     folded.unlink()
-    made = onnx_format.load(str(target)).graph.initializer
-    if all(tensor.data_type != onnx_format.TensorProto.INT8 for tensor in made):
+    made = onnx_format.load(str(target))
+    if all(one.data_type != onnx_format.TensorProto.INT8 for one in made.graph.initializer):
         raise UserError(f"onnxruntime {version('onnxruntime')} found no layer to quantize")
+    if batches is None:
+        token_scales.rewrite(made)
+        onnx_format.save(made, str(target))
 
 
 class _Reader(quantization.CalibrationDataReader):

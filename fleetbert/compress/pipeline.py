@@ -91,7 +91,7 @@ def _quantize(job: config.Quantize, name: str) -> Result:
             log.info(f"{job.gate.data}: {caution}")
         texts = sensitivity.spread(work.gate.few(TEXTS_FOR_ERRORS))
         variant = with_output_errors(work, variant, new.folder, texts)
-        refused = work.gate.refusal(name, accuracy, worst(variant))
+        refused = work.gate.refusal(name, accuracy, worst(variant), variant.alone_difference)
         if refused is None:
             bundle = new.add(variant)
             variant = bundle.variant(name)

@@ -173,7 +173,7 @@ class Selection(Section):
 class Onnx(Section):
     activations: Literal["auto", "dynamic", "static"] = key(
         "auto",
-        "quantization of activations: dynamic: a scale for each batch; static: scales from "
+        "quantization of activations: dynamic: a scale for each token; static: scales from "
         "calibration texts; auto: the faster of both that keeps gate.max_accuracy_drop on texts "
         "held out",
     )

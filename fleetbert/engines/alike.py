@@ -1,12 +1,15 @@
-"""Whether two forms of a model are the same one: what to ask both, and how far answers may part."""
+"""Whether two forms of a model are the same one: what to ask both, and how far answers may part.
+And whether a text's answer is the same among others."""
 
 from __future__ import annotations
 
-from typing import Iterable
+from typing import Callable, Iterable
 
 import numpy as np
 
 from fleetbert.data.batching import SAFE_LENGTHS, round_up
+from fleetbert.data.ragged import Texts
+from fleetbert.engines.engine import Engine
 
 # Of logits. Float32 kernels differ by some 1e-6; more than this is another model.
 LARGEST_DIFFERENCE = 1e-3
@@ -47,3 +50,21 @@ def at_tokens(outputs: np.ndarray, real: np.ndarray) -> np.ndarray:
     """Outputs as an engine gives them: those of tokens, [texts, length, outputs], are 0 at padding.
     real: bool [texts, length]."""
     return outputs * real[..., None] if outputs.ndim == 3 else outputs
+
+
+def alone_difference(
+    engine: Engine, texts: Texts, scores: Callable[[np.ndarray], np.ndarray], batch: int = 32
+) -> float:
+    """The largest difference of a score between each text by itself and in a batch of `batch`
+    texts as they come, of the largest score (of 1, where all are smaller); NaN where one is that.
+
+    scores: makes them of `Engine.run`'s outputs.
+    """
+    numbers = np.arange(len(texts.lengths))
+    among = texts.parts(np.array_split(numbers, max(1, len(numbers) // batch)))
+    answers = [
+        [row for _, part in parts for row in scores(engine.run(part))]
+        for parts in (texts.parts(numbers[:, None]), among)
+    ]
+    largest = max(1.0, *(float(np.abs(row).max()) for row in answers[0]))
+    return difference(*answers) / largest

@@ -89,6 +89,7 @@ def load(
     tokenizer = tokenizers.open(bundle)
     pad_id = tokenizer.pad_id
     opened = engine.open(bundle, variant, device, threads, streams=streams, pad_id=pad_id)
+    engine.warn_if_one_by_one(bundle, variant)
     if speed is not None:
         if opened.early_exit is None:
             raise UserError(

@@ -7,6 +7,7 @@ this package are in `engines/__init__.py`; `register` adds one from outside.
 from __future__ import annotations
 
 import abc
+import logging
 import os
 import platform
 import threading
@@ -23,6 +24,8 @@ from fleetbert.data.batching import SAFE_LENGTHS, plan_inference, round_up
 from fleetbert.data.ragged import Texts
 from fleetbert.engines.exits import Settings
 from fleetbert.tasks.answer import by_text
+
+log = logging.getLogger(__name__)
 
 # Kinds of variants, as manifests name them.
 FLOAT32 = "paddle-inference"
@@ -160,6 +163,18 @@ class ProgramEngine(Engine):
         return outputs if outputs.ndim == 2 else by_text(outputs[mask > 0], texts.lengths)
 
 
+class OneByOne(Engine):
+    """The texts of another engine, which computes each in a batch of its own."""
+
+    def __init__(self, engine: Engine):
+        super().__init__()
+        self._engine, self.early_exit = engine, engine.early_exit
+
+    def compute(self, texts: Texts, speed: float | None = None) -> np.ndarray:
+        parts = texts.parts(np.arange(len(texts.lengths))[:, None])
+        return np.concatenate([self._engine.compute(text, speed) for _, text in parts])
+
+
 def in_batches(texts: Texts, batch_tokens: int) -> Iterator[tuple[np.ndarray, Texts]]:
     """Texts of like length together (`plan_inference`), with their numbers [texts]; all of them
     where batch_tokens is 0. The longest come first: streams are done at about the same time when
@@ -207,7 +222,18 @@ def open(  # noqa: A001  always written engines.open or engine.open
         bundles.verify(bundle, variant)
     if pad_id is None:
         pad_id = tokenizers.open(bundle).pad_id
-    return open_folder(described.kind, bundle.folder(variant), device, threads, streams, pad_id)
+    opened = open_folder(described.kind, bundle.folder(variant), device, threads, streams, pad_id)
+    return OneByOne(opened) if described.one_by_one else opened
+
+
+def warn_if_one_by_one(bundle: bundles.Bundle, variant: str) -> None:
+    """Say in the log that a variant's texts are computed one by one, and what helps."""
+    if bundle.variant(variant).one_by_one:
+        log.warning(
+            f"variant {variant} of {bundle.root} has int8 scales for each batch, by which a text's "
+            "answer would depend on the texts beside it: its texts are computed one by one. "
+            "fleetbert quantize method=onnx name=NEW makes a variant with a scale for each token"
+        )
 
 
 def open_folder(

@@ -68,6 +68,11 @@ class Answers:
         texts left if they can → the answers."""
         raise NotImplementedError(f"task {self.shape.name} answers nothing")
 
+    def scores(self, outputs: np.ndarray) -> np.ndarray:
+        """What a text's answer says in numbers, [texts, ...] as an engine's outputs are:
+        probabilities where the task has them, here the outputs."""
+        return outputs
+
     def tensors(self, labels: Sequence[str], outputs: int) -> list[Tensor]:
         """What a server tells of each text, `exit_layer` last; outputs: see `Task.outputs`."""
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from compressing import job
 from onnx import TensorProto, helper, numpy_helper
 
 from fleetbert import bundle as bundles
-from fleetbert.compress import onnx_int8, pipeline
+from fleetbert.compress import gate, onnx_int8, pipeline, token_scales
 from fleetbert.core.errors import GateFailed, UserError
 from fleetbert.deploy.inference.repository import variants
+from fleetbert.engines import answer
 
 SKIPPED = "linear_1*"
 
@@ -45,11 +47,48 @@ def test_both_forms_are_measured_and_one_is_a_variant_like_the_others(added):
     assert measured.n == 60 and measured.float32_accuracy > 0.8
     assert variant.comparison.size_ratio < 0.6
     assert 0 < variant.comparison.max_logit_difference < 0.2
+    assert variant.alone_difference < 1e-5
     assert set(variant.versions) == {"fleetbert", "paddlepaddle", "paddle2onnx", "onnxruntime"}
     bundles.verify(bundle, "onnx-int8")
     assert "onnx-int8" in variants.candidates(bundle, "cpu")  # of `variant: auto`
     assert "| onnx-int8 |" in (added / "README.md").read_text(encoding="utf-8")
     assert "onnx-int8</th>" in (added / "quantize-report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_scales_of_a_batch_do_not_pass_and_old_variants_have_them_one_by_one(
+    bundle, tiny_data, monkeypatch, caplog
+):
+    """`method: onnx` of fleetbert up to 2026-11, whose manifests do not say `alone_difference`."""
+    settings = wanted(bundle, tiny_data, **{"onnx.activations": "dynamic"})
+    texts = [" ".join(row.split()[1:]) for row in (tiny_data / "dev.tsv").open()][1:]
+
+    def largest_difference(model: answer.Model) -> float:
+        batches = ([text] for text in texts)
+        alone = [answer.compute_logits(model, batch, None).values for batch in batches]
+        together = answer.compute_logits(model, texts, None).values
+        return float(np.abs(np.concatenate(alone) - together).max())
+
+    monkeypatch.setattr(gate, "ALONE_DIFFERENCE", 1e-5)  # the tiny model's scores differ little
+    assert pipeline.quantize(settings).bundle.variant("onnx-int8").alone_difference < 1e-5
+    assert largest_difference(answer.load(bundle, "onnx-int8")) < 1e-5
+    monkeypatch.setattr(token_scales, "rewrite", lambda model: None)
+    old = settings.model_copy(update={"name": "old"})
+    with pytest.raises(GateFailed, match="between the text alone and in a batch with others"):
+        pipeline.quantize(old)
+    assert bundles.read(bundle).names == ["float32", "onnx-int8"]
+    monkeypatch.setattr(gate, "ALONE_DIFFERENCE", 1.0)
+    assert pipeline.quantize(old).bundle.variant("old").alone_difference > 1e-5
+    assert largest_difference(answer.load(bundle, "old")) > 1e-5
+    path = bundle / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    del manifest["variants"][2]["alone_difference"]
+    path.write_text(json.dumps(manifest), encoding="utf-8")
+    caplog.clear()
+    assert largest_difference(answer.load(bundle, "old")) == 0
+    assert caplog.text.count("its texts are computed one by one") == 1
+    answer.load(bundle, "float32")
+    assert caplog.text.count("one by one") == 1
 
 
 @pytest.mark.slow
@@ -70,7 +109,8 @@ def test_layers_that_skip_names_stay_float32(added):
 
 @pytest.mark.parametrize("form", ["dynamic", "static"])
 def test_a_layer_computes_what_numpy_does(tmp_path, form):
-    """Jacob et al. 2018, equation 4: unsigned inputs with a zero point, signed weights without."""
+    """Jacob et al. 2018, equation 4: unsigned inputs with a zero point, signed weights without.
+    Dynamic scales are each row's own, of which one is of zeros, and one much larger."""
     random = np.random.default_rng(0)
     weight = random.normal(size=(24, 10)).astype(np.float32) * np.geomspace(1, 30, 10)[None]
     weight = weight.astype(np.float32)
@@ -86,15 +126,20 @@ def test_a_layer_computes_what_numpy_does(tmp_path, form):
     model.ir_version = 8
     onnx.save(model, str(tmp_path / "float32.onnx"))
     x = random.normal(size=(7, 24)).astype(np.float32) + 0.5
-    seen = x if form == "dynamic" else x * 0.5
+    if form == "dynamic":
+        x[2:4] *= [[0], [100]]
+    seen = x * 0.5
     batches = None if form == "dynamic" else [{"x": seen}]
     onnx_int8.quantize(tmp_path / "float32.onnx", tmp_path / "int8.onnx", (), batches)
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(tmp_path / "int8.onnx"))
     found = session.run(["y"], {"x": x})[0]
-    step = (seen.max() - seen.min()) / 255
-    zero = np.round(-seen.min() / step)
+    step = np.maximum(np.abs(x).max(1, keepdims=True) / 127, 1e-30)
+    zero = 128
+    if form == "static":
+        step = (seen.max() - seen.min()) / 255
+        zero = np.round(-seen.min() / step)
     x8 = np.clip(np.round(x / step) + zero, 0, 255)
     scales = np.abs(weight).max(0) / 64
     w8 = np.clip(np.round(weight / scales), -64, 64)

@@ -19,6 +19,7 @@ from fleetbert.deploy.inference.scheduler.scheduler import Scheduler
 from fleetbert.deploy.inference.settings import Policy, Serve
 from fleetbert.deploy.inference.workers import priority, process
 from fleetbert.deploy.inference.workers.pool import Plan
+from fleetbert.engines import engine as engines
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Loader:
             hang_seconds=engine.hang_seconds,
         )
         variant, measured = await self._choose(bundle, policy.variant, plan, gently)
+        engines.warn_if_one_by_one(bundle, variant)
         usual = tuple(shape for shape in batches if shape[1] <= longest)
         plan = replace(plan, variant=variant, batches=usual)
         scheduler = Scheduler(model, str(number), bundle, tokenizer, plan, self._settings.batching)

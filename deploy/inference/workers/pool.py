@@ -35,6 +35,9 @@ LONG_LIFE = 10.0  # a worker that lived so long is replaced without a pause
 SLOWEST = 3.0
 WARM_PAUSE = 0.02  # seconds between looks whether a worker that is to be warmed is free
 SAME = 1e-3  # largest difference of logits between answers to the same texts
+# The same between a text alone and among others, where kernels may round otherwise (bfloat16);
+# int8 with scales of a whole batch is above it.
+SAME_ALONE = 1e-2
 
 
 @dataclass(frozen=True)
@@ -344,12 +347,11 @@ class Pool:
 
     async def _check(self, worker: Worker) -> None:
         """Refused if the golden texts are not answered as where the variant was made, as by the
-        other workers, and twice."""
+        other workers, and twice; of the first worker also if a text alone is answered otherwise."""
+        ids = self._golden.ids
+        is_first = self._expected is None
         for _ in range(2):
-            ids = self._golden.ids
-            lengths = [len(one) for one in ids]
-            speeds = [0.0] * len(ids)  # as they were recorded
-            logits = (await self._run(worker, ids, lengths, speeds, OPEN_SECONDS)).logits
+            logits = await self._golden_logits(worker, ids)
             if not np.isfinite(logits).all():
                 raise Refused(
                     f"variant {self.plan.variant} answers NaN or infinity: its weights are damaged"
@@ -372,6 +374,19 @@ class Pool:
                     f"variant {self.plan.variant} answers the same texts differently, by "
                     f"{difference:.3g}, from worker to worker or from time to time"
                 )
+        if is_first:
+            alone = np.concatenate([await self._golden_logits(worker, [one]) for one in ids])
+            difference = float(np.abs(alone - logits).max())
+            if not difference <= SAME_ALONE * max(1.0, float(np.abs(logits).max())):
+                raise Refused(
+                    f"variant {self.plan.variant} answers a text alone and the same text among "
+                    f"others differently, by {difference:.3g} in a logit: make the variant again "
+                    "with this fleetbert, or name another one with `variant`"
+                )
+
+    async def _golden_logits(self, worker: Worker, ids: Sequence[np.ndarray]) -> np.ndarray:
+        lengths, speeds = [len(one) for one in ids], [0.0] * len(ids)  # as they were recorded
+        return (await self._run(worker, ids, lengths, speeds, OPEN_SECONDS)).logits
 
     async def _run(
         self,

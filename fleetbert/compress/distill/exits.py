@@ -206,7 +206,7 @@ def _add(
         variant = gate.measure(variant, new.folder)
         (accuracy,) = variant.accuracy
         hint = "a smaller distill.speed lets fewer texts leave early"
-        refused = gate.refusal(target, accuracy, hint)
+        refused = gate.refusal(target, accuracy, hint, variant.alone_difference)
         if refused is None:
             known = {**evidence(accepting, choice), "times_faster": round(early, 3)}
             bundle = new.add(variant.model_copy(update=known))

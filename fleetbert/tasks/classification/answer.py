@@ -41,6 +41,9 @@ class LabelAnswers(Answers):
             for logits, row, layer in zip(outputs, softmax(outputs), layers)
         ]
 
+    def scores(self, outputs: np.ndarray) -> np.ndarray:
+        return softmax(outputs)
+
     def in_words(self, told: Mapping[str, Any]) -> str:
         return f"{told['label']} ({told['scores'][told['label']]:.1%})"
 

@@ -58,6 +58,9 @@ class LabelsAnswers(Answers):
         likeliest = max(scores, key=scores.__getitem__)
         return f"no label (the likeliest: {likeliest}, {scores[likeliest]:.1%})"
 
+    def scores(self, outputs: np.ndarray) -> np.ndarray:
+        return sigmoid(outputs)
+
     def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
         scores = sigmoid(outputs)
         chosen = [json.dumps(one, ensure_ascii=False) for one in self._chosen(labels, scores)]

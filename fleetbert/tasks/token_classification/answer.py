@@ -9,7 +9,7 @@ import numpy as np
 
 from fleetbert.data import conll, words
 from fleetbert.data.tokenizers import Encodings, Tokenizer
-from fleetbert.tasks.answer import Answers, Tensor, Values
+from fleetbert.tasks.answer import Answers, Tensor, Values, by_text
 from fleetbert.tasks.metrics import softmax
 from fleetbert.tasks.token_classification.scheme import Tagged, tagged
 
@@ -57,6 +57,10 @@ class SpansAnswers(Answers):
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[SpansAnswer]:
         return [SpansAnswer(answer(one, labels)) for one in outputs]
+
+    def scores(self, outputs: np.ndarray) -> np.ndarray:
+        of_all = softmax(np.concatenate(list(outputs)))
+        return by_text(of_all, np.array([len(row) for row in outputs]))
 
     def in_words(self, told: Mapping[str, Any]) -> str:
         spans = told["spans"]

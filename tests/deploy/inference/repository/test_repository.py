@@ -335,6 +335,10 @@ def test_broken_versions_are_refused_and_the_old_one_stays(bundle, models, start
             lambda broken: set_bias(broken, 1.5, -2.5, 0.5),
             "answers its golden texts otherwise than where it was made",
         ),
+        (
+            lambda broken: (broken / "float32" / "alone").touch(),
+            "answers a text alone and the same text among others differently",
+        ),
     ]
     for number, (damage, message) in enumerate(cases, 2):
         broken = Path(shutil.copytree(bundle, tmp_path / f"broken-{number}"))
@@ -349,13 +353,13 @@ def test_broken_versions_are_refused_and_the_old_one_stays(bundle, models, start
     assert core.workers(MODEL) == worker
     assert core.do(core.repository.ready)
     before = refused()
-    with pytest.raises(Failure, match="version 7 of model tiny is not served"):
+    with pytest.raises(Failure, match="version 8 of model tiny is not served"):
         core.call(core.repository.load(MODEL))
     assert refused() > before  # it was tried again
     # Copied again, whole: taken up by itself.
     shutil.rmtree(models / MODEL / "4")
-    put(bundle, models, 8)
-    wait_until_ready(core, "8")
+    put(bundle, models, 9)
+    wait_until_ready(core, "9")
 
 
 def test_models_are_unloaded_and_loaded_by_request(bundle, models, start):
