@@ -48,6 +48,33 @@ def operators() -> set[str]:
     return names
 
 
+def set_tf32(allowed: bool) -> bool:
+    """Let float32 products on a GPU use TF32, or not; returns whether this Paddle has the switch.
+    cuBLAS's and cuDNN's have no public name."""
+    switches = [getattr(core, f"set_{name}_switch", None) for name in ("cublas", "cudnn")]
+    for switch in switches:
+        if switch is not None:
+            switch(allowed)
+    return None not in switches
+
+
+@contextlib.contextmanager
+def counting_operators(counts: dict[str, tuple[int, int]]) -> Iterator[None]:
+    """Add to `counts`, of each operator that runs in this block, how often it runs in half
+    precision, and how often at all: what `paddle.amp.debugging` prints."""
+    paddle.set_flags({"FLAGS_low_precision_op_list": 1})
+    core.clear_low_precision_op_list()
+    try:
+        yield
+    finally:
+        paddle.set_flags({"FLAGS_low_precision_op_list": 0})
+        for name, calls in core.get_low_precision_op_list().items():
+            # float16, bfloat16, float32, other types
+            each = [int(number) for number in str(calls).split(",")]
+            counts[name] = sum(each[:2]), sum(each)
+        core.clear_low_precision_op_list()
+
+
 def widen_gradients(parameters: list[Tensor]) -> None:
     """Make half gradients float32, which AdamW takes for half weights with float32 masters.
 

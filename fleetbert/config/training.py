@@ -186,10 +186,10 @@ class Model(Section):
 
 
 class Optimizer(Section):
-    name: Literal["adamw", "lamb", "sgd"] = key(
+    name: Literal["adamw", "lamb", "lars", "sgd", "momentum", "adagrad"] = key(
         "adamw",
-        "optimizer; lamb is for batches of thousands (You et al. 2020), sgd has no momentum and no "
-        "weight decay",
+        "optimizer; lamb and lars are for batches of thousands (You et al. 2020, 2017); sgd has no "
+        "momentum and no weight decay",
     )
     learning_rate: float = key(
         5e-5, "peak learning rate", common_for=("train", "distill", "quantize"), gt=0
@@ -200,7 +200,12 @@ class Optimizer(Section):
         "and Hutter 2017), or constant",
     )
     warmup_ratio: float = key(0.1, "fraction of the steps for warm-up", ge=0, lt=1)
-    weight_decay: float = key(0.01, "weight decay of all weights except biases and LayerNorm", ge=0)
+    weight_decay: float = key(
+        0.01,
+        "weight decay of all weights except biases and LayerNorm; momentum, lars and adagrad: L2, "
+        "as part of the gradient",
+        ge=0,
+    )
     layer_decay: float = key(
         1.0,
         "layer-wise learning rate decay: ratio of a layer's learning rate to that of the layer "
@@ -211,7 +216,9 @@ class Optimizer(Section):
     )
     beta1: float = key(0.9, "beta1 of AdamW and LAMB", ge=0, lt=1)
     beta2: float = key(0.999, "beta2 of AdamW and LAMB", ge=0, lt=1)
-    epsilon: float = key(1e-8, "epsilon of AdamW and LAMB", gt=0)
+    epsilon: float = key(1e-8, "epsilon of AdamW, LAMB, LARS and Adagrad", gt=0)
+    momentum: float = key(0.9, "momentum of momentum and LARS", ge=0, lt=1)
+    lars_coeff: float = key(0.001, "LARS: trust coefficient of the layers' rates", gt=0)
     max_grad_norm: float = key(
         1.0, "limit of the global gradient norm, after unscaling (0: no clipping)", ge=0
     )
@@ -275,6 +282,16 @@ class Precision(Section):
     dtype: Literal["float16", "bfloat16", "auto"] = key(
         "float16",
         "half-precision type of O1 and O2; auto: bfloat16 where the device supports it",
+    )
+    scale: Optional[float] = key(
+        None,
+        "fixed loss scale, at O0 too, in place of GradScaler's; infinite gradients are bad steps "
+        "(null: GradScaler's in float16, else none)",
+        gt=0,
+        lt=1e38,
+    )
+    tf32: Optional[bool] = key(
+        None, "GPU: whether float32 products may use TF32 (null: as Paddle does)"
     )
     use_dynamic_loss_scaling: bool = key(
         True, "adapt GradScaler's loss scale (false: it stays at init_loss_scaling)"
@@ -502,6 +519,10 @@ class Config(Section):
             raise ValueError(
                 "strategy.gradients: those of precision.level: O2 are half already; leave it out"
             )
+        if self.precision.level == "O2" and self.optimizer.name == "adagrad":
+            raise ValueError(
+                "precision.level: Paddle's Adagrad has no float32 master weights for O2; choose O1"
+            )
         if self.loss.adversarial and self.trainer.compile:
             raise ValueError("trainer.compile: with loss.adversarial it must be false")
         if self.trainer.recompute and self.trainer.compile:
@@ -531,6 +552,8 @@ def _check_rows(job: Config) -> None:
         raise ValueError(f"data.batch_size: {task} has no tokens; give rows, and no tokens")
     if job.precision.level not in ("O0", "auto"):
         raise ValueError(f"precision.level: {task} computes in float32; choose O0")
+    if job.precision.scale:
+        raise ValueError(f"precision.scale: {task} needs no loss scale; leave it out")
     if job.loss != Loss():
         raise ValueError(f"loss: {task} has a loss of its own; leave the section out")
     if job.trainer.calibrate:

@@ -1,14 +1,16 @@
 """Optimizers: AdamW with warm-up and decay, but no weight decay of biases and LayerNorm (Devlin et
-al. 2019, appendix A.2); LAMB; SGD; and layer-wise learning rate decay."""
+al. 2019, appendix A.2); LAMB; SGD, with momentum and LARS; Adagrad; and layer-wise learning rate
+decay."""
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Callable, List, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 import paddle
 from paddle import nn
+from paddle.regularizer import L2Decay
 
 from fleetbert import config as schema
 from fleetbert.compat import training
@@ -74,22 +76,64 @@ def build(
     if settings.layer_decay != 1:
         _slow_lower_layers(network, settings.layer_decay)
     shared = {"learning_rate": schedule, "parameters": trained, "grad_clip": clip}
-    if settings.name == "sgd":
-        return paddle.optimizer.SGD(**shared), schedule
+    return _make(settings, spared, shared), schedule
+
+
+def _make(
+    settings: schema.Optimizer, spared: set[str], shared: dict[str, Any]
+) -> paddle.optimizer.Optimizer:
+    """Return the optimizer. spared: the names of the parameters without weight decay."""
+    name, decay = settings.name, settings.weight_decay
+    if name == "sgd":
+        return paddle.optimizer.SGD(**shared)
+    if name == "lars":
+        return Lars(settings, spared, **shared)
+    if name in ("momentum", "adagrad"):
+        for parameter in shared["parameters"]:
+            parameter.regularizer = L2Decay(0.0 if parameter.name in spared else decay)
+        if name == "momentum":
+            return paddle.optimizer.Momentum(momentum=settings.momentum, **shared)
+        return paddle.optimizer.Adagrad(epsilon=settings.epsilon, **shared)
     shared.update(beta1=settings.beta1, beta2=settings.beta2, epsilon=settings.epsilon)
-    if settings.name == "lamb":
-        lamb = paddle.optimizer.Lamb(
+    if name == "lamb":
+        return paddle.optimizer.Lamb(
             **shared,
-            lamb_weight_decay=settings.weight_decay,
+            lamb_weight_decay=decay,
             exclude_from_weight_decay_fn=lambda parameter: parameter.name in spared,
         )
-        return lamb, schedule
-    optimizer = paddle.optimizer.AdamW(
-        **shared,
-        weight_decay=settings.weight_decay,
-        apply_decay_param_fun=lambda name: name not in spared,
+    return paddle.optimizer.AdamW(
+        **shared, weight_decay=decay, apply_decay_param_fun=lambda name: name not in spared
     )
-    return optimizer, schedule
+
+
+class Lars(paddle.optimizer.Momentum):
+    """LARS (You et al. 2017, algorithm 1): a weight's rate is multiplied by `lars_coeff` and by the
+    ratio of its norm to its gradient's. Biases and LayerNorm have the plain rate and no decay.
+
+    Paddle's own (`paddle.incubate`) looks for these by parts of Paddle's names for parameters,
+    which count what a process has built.
+    """
+
+    def __init__(self, settings: schema.Optimizer, spared: set[str], **shared: Any):
+        super().__init__(momentum=settings.momentum, **shared)
+        self.settings, self.spared = settings, spared
+
+    def _append_optimize_op(self, block: object, pair: Sequence[paddle.Tensor]) -> object:
+        parameter, gradient = pair
+        move = gradient
+        if parameter.name not in self.spared:
+            decay = self.settings.weight_decay
+            weight, slope = parameter.norm(), gradient.norm()
+            trust = self.settings.lars_coeff * weight
+            trust /= slope + decay * weight + self.settings.epsilon
+            trust = paddle.where(weight * slope > 0, trust, paddle.ones_like(trust))
+            move = trust * (gradient + decay * parameter)
+        move = move * super()._create_param_lr(pair)
+        return super()._append_optimize_op(block, (parameter, move))
+
+    def _create_param_lr(self, pair: Sequence[paddle.Tensor]) -> paddle.Tensor:
+        """Return 1: the moves have the rate already, as those that the velocity keeps do."""
+        return paddle.ones_like(super()._create_param_lr(pair))
 
 
 def _slow_lower_layers(network: nn.Layer, decay: float) -> None:

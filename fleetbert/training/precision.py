@@ -26,6 +26,9 @@ def choose(settings: schema.Precision, device: str, float32: str | None = None) 
     Raises UserError for O1 and O2 where nothing would compute so, and for custom lists that would
     not be noticed.
     """
+    if settings.tf32 is not None and not training.set_tf32(settings.tf32):
+        raise UserError(f"precision.tf32: the device {device} has no TF32; leave it out")
+    settings = fixed(settings)
     if settings.dtype == "auto":
         dtype = "float16" if _missing("O1", "bfloat16", device, float32) else "bfloat16"
         settings = settings.model_copy(update={"dtype": dtype})
@@ -38,6 +41,14 @@ def choose(settings: schema.Precision, device: str, float32: str | None = None) 
     if settings.level != "O0":
         _check_lists(settings, device)
     return Precision(settings, own_layers=settings.level != "O0" and device == "cpu")
+
+
+def fixed(settings: schema.Precision) -> schema.Precision:
+    """Return the settings with GradScaler's keys as `scale` wants them."""
+    if settings.scale is None:
+        return settings
+    keys = {"init_loss_scaling": settings.scale, "use_dynamic_loss_scaling": False}
+    return settings.model_copy(update=keys)
 
 
 def _check_lists(settings: schema.Precision, device: str) -> None:
@@ -110,6 +121,7 @@ class Precision:
         self.own_layers = own_layers
         self.mixed = settings.level != "O0" and not own_layers
         self.half_weights: list[paddle.Tensor] = []  # O2: the parameters to update
+        self.network: nn.Layer | None = None
         self.scaler = paddle.amp.GradScaler(
             # bfloat16 has float32's range and needs no scaling.
             enable=self.mixed and settings.dtype == "float16",
@@ -120,6 +132,8 @@ class Precision:
             decr_every_n_nan_or_inf=settings.decr_every_n_nan_or_inf,
             use_dynamic_loss_scaling=settings.use_dynamic_loss_scaling,
         )
+        # The fixed scale of a loss that Paddle's scaler leaves alone: float32, bfloat16.
+        self.factor = 1.0 if training.scaling(self.scaler) else settings.scale or 1.0
 
     @property
     def name(self) -> str:
@@ -128,6 +142,7 @@ class Precision:
 
     def decorate(self, network: nn.Layer, optimizer: Optimizer) -> tuple[nn.Layer, Optimizer]:
         """For O2: half weights, with float32 master weights in the optimizer."""
+        self.network = network
         if self.settings.level != "O2":
             return network, optimizer
         self.half_weights = [p for p in network.parameters() if not p.stop_gradient]
@@ -150,15 +165,21 @@ class Precision:
         )
         return context
 
-    def widen_gradients(self) -> None:
+    def prepare_gradients(self) -> None:
         """Before the update, with all micro-batches' gradients there. O2: to float32, so that
-        unscaling flushes none to zero and the norm to clip by does not overflow."""
+        unscaling flushes none to zero and the norm to clip by does not overflow. Otherwise unscale
+        them, if the scaler will not."""
         training.widen_gradients(self.half_weights)
+        if self.factor != 1 and self.network is not None:
+            with paddle.no_grad():
+                for parameter in self.network.parameters():
+                    if parameter.grad is not None:
+                        parameter.grad.scale_(1 / self.factor)
 
     @property
     def scale(self) -> float:
         """The present loss scale; 1.0 without scaling."""
-        return training.loss_scale(self.scaler)
+        return self.factor * training.loss_scale(self.scaler)
 
     @property
     def can_back_off(self) -> bool:
@@ -168,12 +189,14 @@ class Precision:
     @property
     def remedy(self) -> str:
         """What to set when gradients stay infinite, for an error's sentence."""
+        at = f"the loss scale is fixed at {self.scale:g}: set "
+        if self.factor != 1 or (self.settings.scale and training.scaling(self.scaler)):
+            return f"{at}precision.scale lower, or leave it out"
         if not self.mixed:  # nor does bfloat16 overflow where float32 does not
             return "lower optimizer.learning_rate"
         if training.scaling(self.scaler) and not self.settings.use_dynamic_loss_scaling:
             return (
-                f"the loss scale is fixed at {self.scale:g}: set "
-                "precision.use_dynamic_loss_scaling=true, or lower precision.init_loss_scaling"
+                f"{at}precision.use_dynamic_loss_scaling=true, or lower precision.init_loss_scaling"
             )
         return (
             "lower optimizer.learning_rate, name the operators that overflow in "

@@ -99,6 +99,8 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[Tile]:
     resumed, bad = summary.get("resumed_at", 0), summary.get("bad_steps", 0)
     since = f", after step {resumed:,}" if resumed else ""
     left_out = [f"{skipped:,} skipped by GradScaler"] * bool(skipped) + [f"{bad:,} bad"] * bool(bad)
+    counts = summary.get("half_operators")
+    half = f"; {counts['half']:,} of {counts['all']:,} operators in half" if counts else ""
     known: list[tuple[str, str, Callable[[float], str], str]] = [
         ("Texts/s", "texts_per_s", number, ranks + since),
         ("Tokens/s", "tokens_per_s", number, ranks),
@@ -106,7 +108,7 @@ def _tiles(summary: Row, dev: Row, config: Row) -> list[Tile]:
         ("Wall time", "wall_s", duration, "with evaluation and checkpoints" + since),
         ("Steps", "steps", number, ", ".join(left_out)),
         ("World size", "world_size", number, ""),
-        ("Device", "device", str, summary.get("precision", "")),
+        ("Device", "device", str, f"{summary.get('precision', '')}{half}"),
     ]
     for name, key, form, note in known:
         if key in summary:

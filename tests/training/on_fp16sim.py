@@ -44,6 +44,9 @@ def train_in(tiny_data):
         def on_start(self, run):
             self.run = run
 
+        def on_end(self, run, summary):
+            run.summary = summary
+
     def call(folder, changes, results=False):
         job = tiny_job.job(tiny_data, folder, {"trainer.device": "fp16sim", **changes})
         keeps = Keeps()
@@ -459,8 +462,19 @@ class TestLoop:
             ("O1", {"task.name": "token_classification"}, 0.005),
             ("O1", {"task.name": "ranking", "task.negatives": 2}, 0.005),
             ("O2", {"data.batching": "pack", "data.max_length": 32}, 0.002),
+            ("O2", {"optimizer.name": "momentum", "optimizer.learning_rate": 0.05}, 0.001),
+            ("O2", {"optimizer.name": "lars", "optimizer.learning_rate": 10.0}, 0.001),
+            ("O1", {"optimizer.name": "adagrad", "optimizer.learning_rate": 0.002}, 0.002),
         ],
-        ids=["masked words", "spans", "ranking", "packed rows"],
+        ids=[
+            "masked words",
+            "spans",
+            "ranking",
+            "packed rows",
+            "momentum",
+            "lars",
+            "adagrad",
+        ],
     )
     def test_losses_stay_by_those_of_float32(self, train, tmp_path, level, changes, near):
         tiny_job.write_runs_of_words(tmp_path / "mlm.txt", 160, 5)
@@ -475,6 +489,19 @@ class TestLoop:
         assert calls("matmul") > before
         found = [tiny_job.losses(train.folder / name) for name in ("float32", "half")]
         assert found[1] == pytest.approx(found[0], abs=near)
+
+    def test_counts_the_operators_that_run_in_half(self, train, caplog):
+        """Paddle's own count. Without the products, which are most of them, few are left."""
+        caplog.set_level("INFO", "fleetbert")
+        products = 2 * (6 + 2) + 2
+        counts = {}
+        for name, more in (("O1", {}), ("none", {"precision.custom_black_list": ["matmul_v2"]})):
+            run = train(name, {"precision.level": "O1", **more})
+            counts[name] = run.summary["half_operators"]
+        assert counts["none"]["half"] + products <= counts["O1"]["half"] < products + 10
+        assert 100 < counts["O1"]["all"] < 1000
+        half, every = counts["O1"]["half"], counts["O1"]["all"]
+        assert f"{half} of a step's {every} operators ran in float16, O1" in caplog.text
 
     def test_layers_are_paddles_own(self, train):
         """NumPy's, for a CPU, would run in float32 whatever the level."""

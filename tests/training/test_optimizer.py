@@ -29,14 +29,17 @@ class NumpyAdamW:
         length = np.sqrt(sum((g**2).sum() for g in gradients.values()))
         clip = s["max_grad_norm"] / max(length, s["max_grad_norm"]) if s["max_grad_norm"] else 1.0
         for name, gradient in gradients.items():
-            g = gradient * clip
-            m, v = self.first[name], self.second[name]
-            m[:] = s["beta1"] * m + (1 - s["beta1"]) * g
-            v[:] = s["beta2"] * v + (1 - s["beta2"]) * g**2
-            m_hat = m / (1 - s["beta1"] ** self.steps)
-            v_hat = v / (1 - s["beta2"] ** self.steps)
             decay = 0.0 if name in self.spared else s["weight_decay"]
-            self.move(self.weights[name], m_hat / (np.sqrt(v_hat) + s["epsilon"]), rate, decay)
+            self.update(name, gradient * clip, rate, decay)
+
+    def update(self, name, g, rate, decay):
+        s = self.settings
+        m, v = self.first[name], self.second[name]
+        m[:] = s["beta1"] * m + (1 - s["beta1"]) * g
+        v[:] = s["beta2"] * v + (1 - s["beta2"]) * g**2
+        m_hat = m / (1 - s["beta1"] ** self.steps)
+        v_hat = v / (1 - s["beta2"] ** self.steps)
+        self.move(self.weights[name], m_hat / (np.sqrt(v_hat) + s["epsilon"]), rate, decay)
 
     def move(self, weight, move, rate, decay):
         weight *= 1 - rate * decay
@@ -50,6 +53,42 @@ class NumpyLamb(NumpyAdamW):
         move = move + decay * weight
         trust = np.linalg.norm(weight) / np.linalg.norm(move) if decay else 1.0
         weight -= rate * trust * move
+
+
+class NumpyMomentum(NumpyAdamW):
+    """Polyak 1964, with L2 decay."""
+
+    def update(self, name, g, rate, decay):
+        weight, velocity = self.weights[name], self.first[name]
+        velocity[:] = self.settings["momentum"] * velocity + g + decay * weight
+        weight -= rate * velocity
+
+
+class NumpyLars(NumpyAdamW):
+    """You et al. 2017, algorithm 1; spared weights have no decay and a trust ratio of 1."""
+
+    def update(self, name, g, rate, decay):
+        weight, velocity, s = self.weights[name], self.first[name], self.settings
+        if decay:
+            size = np.linalg.norm(weight)
+            rate = rate * s["lars_coeff"] * size / (np.linalg.norm(g) + decay * size)
+        velocity[:] = s["momentum"] * velocity + rate * (g + decay * weight)
+        weight -= velocity
+
+
+class NumpyAdagrad(NumpyAdamW):
+    """Duchi et al. 2011, with L2 decay."""
+
+    def update(self, name, g, rate, decay):
+        g = g + decay * self.weights[name]
+        self.second[name] += g**2
+        self.weights[name] -= rate * g / (np.sqrt(self.second[name]) + self.settings["epsilon"])
+
+
+REFERENCES = {
+    "adamw": NumpyAdamW, "lamb": NumpyLamb, "momentum": NumpyMomentum, "lars": NumpyLars,
+    "adagrad": NumpyAdagrad,
+}  # fmt: skip
 
 
 def linear_rate(step, peak, total, warmup):
@@ -71,20 +110,31 @@ def network():
 
 
 @pytest.mark.parametrize(
-    ("name", "max_grad_norm"), [("adamw", 1.0), ("adamw", 0.05), ("adamw", 0.0), ("lamb", 0.0)]
+    ("name", "max_grad_norm"),
+    [
+        ("adamw", 1.0),
+        ("adamw", 0.05),
+        ("adamw", 0.0),
+        ("lamb", 0.0),
+        ("momentum", 0.05),
+        ("lars", 0.0),
+        ("adagrad", 0.0),
+    ],
 )
 def test_steps_are_those_of_numpy(name, max_grad_norm):
+    peak = 0.3 if name in ("momentum", "lars") else 0.02
     settings = {
-        "learning_rate": 0.02, "warmup_ratio": 0.25, "weight_decay": 0.3, "beta1": 0.8,
+        "learning_rate": peak, "warmup_ratio": 0.25, "weight_decay": 0.3, "beta1": 0.8,
         "beta2": 0.95, "epsilon": 1e-6, "max_grad_norm": max_grad_norm, "name": name,
+        "momentum": 0.8, "lars_coeff": 0.5,
     }  # fmt: skip
     net = network()
     adamw, schedule = optimizer.build(config.Optimizer(**settings), net, STEPS)
     named = dict(net.named_parameters())
     weights = {name: p.numpy().astype(np.float64) for name, p in named.items()}
     spared = {name for name, p in named.items() if len(p.shape) == 1}
-    reference = {"adamw": NumpyAdamW, "lamb": NumpyLamb}[name](
-        weights, spared, lambda step: linear_rate(step, 0.02, STEPS, 3), settings
+    reference = REFERENCES[name](
+        weights, spared, lambda step: linear_rate(step, peak, STEPS, 3), settings
     )
     rng = np.random.default_rng(0)
     for _ in range(STEPS):
@@ -105,7 +155,7 @@ def test_steps_are_those_of_numpy(name, max_grad_norm):
     assert moved > 0.05
 
 
-@pytest.mark.parametrize("name", ["sgd", "adamw", "lamb"])
+@pytest.mark.parametrize("name", ["sgd", *REFERENCES])
 def test_lower_layers_learn_more_slowly(name):
     """Gradients of one size in all weights, without decay: moves tell the rates."""
     net = network()

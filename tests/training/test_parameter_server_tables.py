@@ -372,3 +372,25 @@ def test_a_trainer_pushes_and_pulls_as_often_as_it_should(monkeypatch, settings,
     factor = 0.5 if settings["mode"] == "geo" else 1.0  # two trainers' mean, or their sum
     assert pushed == [(step, factor) for step in pushes]
     assert pulled == pulls
+
+
+def test_stopped_trainers_go_on_with_an_optimizer_each(monkeypatch, tmp_path):
+    """The checkpoint has all of them; a trainer that is new takes the first one's."""
+    taken = []
+    monkeypatch.setattr(Single, "state", lambda self: {"optimizer": {"of": self.rank}})
+    monkeypatch.setattr(Single, "set_state", lambda self, state: taken.append(state["optimizer"]))
+    trainers = [ParameterServer.__new__(ParameterServer) for _ in range(3)]
+    for rank, trainer in enumerate(trainers):
+        trainer.rank, trainer.world_size, trainer.synchronized, trainer.started = (
+            rank,
+            2,
+            True,
+            True,
+        )
+        trainer.rendezvous = SimpleNamespace(folder=tmp_path, barrier=lambda: None)
+    for trainer in trainers[1::-1]:
+        trainer.synchronize(saving=True)
+    saved = trainers[0].state()
+    for trainer in trainers:
+        trainer.set_state(saved)
+    assert [optimizer["of"] for optimizer in taken] == [0, 1, 0]

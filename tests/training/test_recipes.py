@@ -29,12 +29,16 @@ MIXED = {"precision.level": "O1", "precision.dtype": "bfloat16"}
 
 @pytest.mark.usefixtures("no_results")
 @pytest.mark.parametrize(
-    "precision",
-    [{}, pytest.param(MIXED, marks=[needs_bfloat16, pytest.mark.slow])],
-    ids=["float32", "bfloat16"],
+    "more",
+    [
+        {},
+        pytest.param(MIXED, marks=[needs_bfloat16, pytest.mark.slow]),
+        *({"optimizer.name": name, "loss.r_drop": 0} for name in ("momentum", "lars", "adagrad")),
+    ],
+    ids=["float32", "bfloat16", "momentum", "lars", "adagrad"],
 )
-def test_a_resumed_run_has_the_same_losses_bit_for_bit(trainer, tmp_path, precision):
-    every = {**ALL, **precision}
+def test_a_resumed_run_has_the_same_losses_bit_for_bit(trainer, tmp_path, more):
+    every = {**ALL, **more}
     tiny_job.check_resume(lambda name, **more: trainer.job(tmp_path / name, {**every, **more}))
 
 
@@ -89,6 +93,7 @@ class TestEarlyStopping:
         ({"loss.adversarial": 1.0, "trainer.compile": True}, "trainer.compile: with loss.adver"),
         ({"trainer.recompute": True, "trainer.compile": True}, "trainer.compile: with trainer.rec"),
         ({"loss.class_weights": {"good": 0.0}}, "should hold weights above 0"),
+        ({"optimizer.name": "adagrad", "precision.level": "O2"}, "Adagrad has no float32 master"),
     ],
 )
 def test_what_does_not_go_together_is_refused(trainer, tmp_path, changes, said):

@@ -14,6 +14,7 @@ from fleetbert.training import trackers
 from fleetbert.training.callbacks.checkpoint import Checkpoints
 from fleetbert.training.callbacks.early_stopping import EarlyStopping
 from fleetbert.training.callbacks.evaluation import Evaluation
+from fleetbert.training.callbacks.half_operators import HalfOperators
 from fleetbert.training.callbacks.metrics import MetricsFile
 from fleetbert.training.callbacks.profiler import Profiler
 from fleetbert.training.callbacks.progress import Progress
@@ -32,6 +33,8 @@ def build(run: Run) -> list[Callback]:
     chosen: list[Callback] = []
     if settings.profiler.enabled:
         chosen.append(Profiler())
+    if run.precision.mixed:
+        chosen.append(HalfOperators())
     if first:
         chosen.append(MetricsFile())
     targets = {kind: getattr(settings, kind) for kind in trackers.KINDS}

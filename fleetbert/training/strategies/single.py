@@ -78,14 +78,14 @@ class Single:
                     part = of(self.model, arrays)
                 # Ranks average their gradients; a step's gradient is their sum. A loss that is not
                 # finite makes all gradients NaN, and so tells the other ranks without a message.
-                factor = part.detach() * 0.0 + float(self.world_size)
+                factor = part.detach() * 0.0 + self.world_size * self.precision.factor
                 scaled = self.scaler.scale(part * factor)
                 with training.interrupt_waits():
                     scaled.backward()
             loss += float(part)
         if self.syncs_late:
             self.sync_gradients()
-        self.precision.widen_gradients()
+        self.precision.prepare_gradients()
         self.scaler.step(self.optimizer)
         if training.found_infinite(self.scaler):
             bad = self.any(not math.isfinite(loss)) or not self.precision.can_back_off
