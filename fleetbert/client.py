@@ -161,9 +161,9 @@ class Client:
         for _ in range(TRIES):
             reply = self._call("POST", path, body, len(head))
             size = int(reply.headers[LENGTH_HEADER])
-            found = json.loads(reply.content[:size])
-            tensors_of = _read_outputs(found["outputs"], reply.content[size:])
-            labels = self._labels_of(found, tensors_of)
+            message = json.loads(reply.content[:size])
+            tensors_of = _read_outputs(message["outputs"], reply.content[size:])
+            labels = self._labels_of(message, tensors_of)
             if labels is not None:
                 return _answers(tensors_of, labels)
         raise ServerError(
@@ -192,20 +192,20 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _labels_of(self, found: dict[str, Any], outputs: dict[str, Any]) -> list[str] | None:
+    def _labels_of(self, message: dict[str, Any], outputs: dict[str, Any]) -> list[str] | None:
         """Those that an answer was made with; None if the version was replaced in place since.
 
         They are asked for once for each bundle. Servers that do not name it are asked again where
         labels and scores contradict each other.
         """
-        key = found["model_name"], found["model_version"]
-        bundle = found.get("parameters", {}).get("bundle")
+        key = message["model_name"], message["model_version"]
+        bundle = message.get("parameters", {}).get("bundle")
         known = self._labels.get(key)
         if known is not None and known[0] == bundle and (bundle or _agree(outputs, known[1])):
             return known[1]
-        told = self.metadata(*key).get("parameters", {})
-        labels = told.get("labels", [])
-        if (told.get("bundle") or bundle) != bundle:
+        parameters = self.metadata(*key).get("parameters", {})
+        labels = parameters.get("labels", [])
+        if (parameters.get("bundle") or bundle) != bundle:
             return None
         self._labels[key] = (bundle, labels)
         return labels
@@ -301,18 +301,19 @@ def _agree(outputs: dict[str, Any], labels: Sequence[str]) -> bool:
     """Whether there are as many scores as labels, and the label of each answer has the highest."""
     if not labels or "label" not in outputs:
         return True
-    told = outputs["label"]
-    rows = _rows(outputs["scores"], len(told))
+    answers = outputs["label"]
+    rows = _rows(outputs["scores"], len(answers))
     return len(labels) == len(rows[0]) and all(
-        label in labels and row[labels.index(label)] == max(row) for label, row in zip(told, rows)
+        label in labels and row[labels.index(label)] == max(row)
+        for label, row in zip(answers, rows)
     )
 
 
 def _answers(tensors: dict[str, Any], labels: Sequence[str]) -> list[Any]:
     layers = tensors["exit_layer"]
     if "spans" in tensors:
-        told = ([Span(**span) for span in json.loads(one)] for one in tensors["spans"])
-        return list(map(SpansAnswer, told, layers))
+        answers = ([Span(**span) for span in json.loads(spans)] for spans in tensors["spans"])
+        return list(map(SpansAnswer, answers, layers))
     if "embedding" in tensors:
         rows = (row.tolist() for row in _rows(tensors["embedding"], len(layers)))
         return list(map(VectorAnswer, rows, layers))

@@ -79,10 +79,10 @@ def train(keys: dict) -> str:
         memory = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     step = 1000 * keys["data.batch_size"] / run.summary["texts_per_s"]
     skipped = run.summary["skipped_steps"]
-    said = f" {skipped} steps skipped" if skipped else ""
+    note = f" {skipped} steps skipped" if skipped else ""
     loss = sum(last) / len(last)
     accuracy = run.metrics["accuracy"]
-    return f"{step:>8.1f} {memory / 1e6:>6.0f} {loss:>7.4f} {accuracy:>8.4f}{said}"
+    return f"{step:>8.1f} {memory / 1e6:>6.0f} {loss:>7.4f} {accuracy:>8.4f}{note}"
 
 
 def constants(device: str) -> str:

@@ -82,9 +82,9 @@ def main(argv: list[str]) -> None:
         sizes = " ".join(f"{size:>7}" for size in given.batch_sizes)
         print(f"{'texts/s, ' + meaning:<28} {sizes} accuracy")
         for name in workers:
-            found = [measured[f"{name}, {order}:{size}"] for size in given.batch_sizes]
-            speeds = " ".join(f"{row.figures.texts_per_s:>7.1f}" for row in found)
-            known = found[-1].accuracy
+            turns = [measured[f"{name}, {order}:{size}"] for size in given.batch_sizes]
+            speeds = " ".join(f"{row.figures.texts_per_s:>7.1f}" for row in turns)
+            known = turns[-1].accuracy
             print(f"{name:<28} {speeds} {'-' if known is None else format(known, '8.4f')}")
     draw(measured, list(workers), given.batch_sizes, given.picture)
 
@@ -94,8 +94,8 @@ def draw(measured: dict[str, infer.Measured], names: list[str], sizes: list[int]
     figure, both = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True)
     for axes, (order, meaning) in zip(both, ORDERS.items()):
         for name in names:
-            found = [measured[f"{name}, {order}:{size}"].figures.texts_per_s for size in sizes]
-            axes.plot(sizes, found, marker="o", label=name)
+            rates = [measured[f"{name}, {order}:{size}"].figures.texts_per_s for size in sizes]
+            axes.plot(sizes, rates, marker="o", label=name)
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [str(size) for size in sizes])
         axes.set_xlabel(f"texts a batch, {meaning}")

@@ -40,10 +40,10 @@ def train(
     rank, ranks, on_gpu = dist.get_rank(), dist.get_world_size(), paddle.is_compiled_with_cuda()
     weights = {name: tensor.numpy() for name, tensor in task.network.state_dict().items()}
     shard = slice(rank * parts // ranks, (rank + 1) * parts // ranks)
-    plan = [(one, epoch) for epoch in range(job.trainer.epochs) for one in task.plan(epoch)]
+    plan = [(step, epoch) for epoch in range(job.trainer.epochs) for step in task.plan(epoch)]
     # Read first: paddle.vision's random crops are Python only in dynamic mode.
     steps = [
-        task.collector.micro_batches(*one, parts, shard) for one in plan[: job.trainer.max_steps]
+        task.collector.micro_batches(*step, parts, shard) for step in plan[: job.trainer.max_steps]
     ]
 
     paddle.enable_static()
@@ -79,11 +79,11 @@ def train(
     losses, seconds = [], []
     for step in steps:
         began = time.perf_counter()
-        found = 0.0
+        total = 0.0
         for arrays in step:
             feed = {**arrays["inputs"], "labels": arrays["labels"], "weight": arrays["weight"]}
-            found += float(executor.run(feed=feed, fetch_list=[loss])[0])
-        losses.append(found)
+            total += float(executor.run(feed=feed, fetch_list=[loss])[0])
+        losses.append(total)
         seconds.append(time.perf_counter() - began)
     return losses, float(np.median(seconds))
 

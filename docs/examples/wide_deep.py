@@ -47,8 +47,8 @@ def main() -> None:
         words = [f"output_dir={folder}", "trainer.resume=none", *data]
         log = folder.with_suffix(".log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("wb") as said:
-            code = subprocess.run([*command, *words], stdout=said, stderr=said).returncode
+        with log.open("wb") as output:
+            code = subprocess.run([*command, *words], stdout=output, stderr=output).returncode
         if code:
             raise SystemExit(f"{name}: failed, see {log}")
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

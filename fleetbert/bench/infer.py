@@ -124,7 +124,7 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--drops",
-        type=lambda text: [float(one) for one in text.split(",")],
+        type=lambda text: [float(number) for number in text.split(",")],
         default=[0.015],
         metavar="D,D",
         help="accuracy that early exit may lose; each has rows of its own (0.015, 1.5 points)",

@@ -138,10 +138,10 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             raise UserError(
                 f"a measured process ended with exit code {self._process.wait()}: "
-                + ("\n".join(said[-15:]) or "it said nothing")
+                + ("\n".join(lines[-15:]) or "it said nothing")
             )
         message: Json = json.loads(line)
         if "error" in message:

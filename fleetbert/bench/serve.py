@@ -173,7 +173,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--sizes",
-        type=lambda text: [measure.at_least_one(one) for one in text.split(",")],
+        type=lambda text: [measure.at_least_one(number) for number in text.split(",")],
         default=[1, 8, 32],
         metavar="N,N",
         help="texts of a request (1,8,32)",
@@ -277,12 +277,12 @@ def running(
         try:
             until = time.monotonic() + START_SECONDS
             while process.poll() is None and time.monotonic() < until:
-                if found := addresses():
-                    yield Server(found, process.pid)
+                if addresses_read := addresses():
+                    yield Server(addresses_read, process.pid)
                     return
                 time.sleep(0.05)
-            said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            words = "\n".join(said[-5:]) or "it was silent"
+            lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            words = "\n".join(lines[-5:]) or "it was silent"
             raise UserError(f"the server did not become ready: {words}")
         finally:
             process.terminate()

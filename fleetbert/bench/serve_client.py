@@ -123,10 +123,10 @@ class Speech(NamedTuple):
 def _http_request(texts: Sequence[str], address: str) -> bytes:
     """With binary tensors, as tritonclient sends them."""
     tensor = pack(texts, "text")
-    one = {"name": "text", "shape": [len(texts)], "datatype": "BYTES"}
+    described = {"name": "text", "shape": [len(texts)], "datatype": "BYTES"}
     head = orjson.dumps(
         {
-            "inputs": [{**one, "parameters": {"binary_data_size": len(tensor)}}],
+            "inputs": [{**described, "parameters": {"binary_data_size": len(tensor)}}],
             "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in OUTPUTS],
         }
     )
@@ -173,7 +173,7 @@ def _embeddings_request(texts: Sequence[str], address: str) -> bytes:
 
 
 def _embeddings(body: bytes) -> np.ndarray:
-    rows = [base64.b64decode(one["embedding"]) for one in orjson.loads(body)["data"]]
+    rows = [base64.b64decode(embedding["embedding"]) for embedding in orjson.loads(body)["data"]]
     return np.stack([np.frombuffer(row, np.float32) for row in rows])
 
 

@@ -72,9 +72,9 @@ def run(arguments: argparse.Namespace) -> None:
         for number, (side, more) in enumerate(sides.items()):
             measure.say(f"starting {side}")
             overrides = [*arguments.overrides, "strategy.name=single", *more]
-            own = folder / str(number)
+            subfolder = folder / str(number)
             workers[side] = stack.enter_context(
-                open_training(arguments.config, overrides, own, arguments.threads)
+                open_training(arguments.config, overrides, subfolder, arguments.threads)
             )
             facts[side] = workers[side].ask(start=True)
         totals = {side: fact["total_steps"] for side, fact in facts.items()}

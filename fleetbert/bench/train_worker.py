@@ -95,8 +95,8 @@ def _finish(run: Run) -> None:
 def main(pacer: type[Pacer] = Pacer) -> None:
     """pacer: which one paces; others measure more."""
 
-    def train(channel: worker.Channel, said: Json) -> None:
-        job = schema.load_as(schema.Config, said["config"], said["overrides"])
+    def train(channel: worker.Channel, message: Json) -> None:
+        job = schema.load_as(schema.Config, message["config"], message["overrides"])
         if not task_names.SHAPES[job.task.name].of_texts:
             raise UserError(f"bench measures trainings of texts; task.name is {job.task.name}")
         channel.send(versions=versions())

@@ -41,12 +41,12 @@ class Bundle:
     @property
     def tokenizer(self) -> TokenizerSpec:
         """What `data.tokenizers.open` opens."""
-        said = self.manifest.tokenizer
-        settings = dict(said.settings)
-        if said.lowercase is not None:
-            settings["lowercase"] = said.lowercase
-        paths = {name: self.root / name for name in said.hashes}
-        return TokenizerSpec(said.kind, paths, settings)
+        info = self.manifest.tokenizer
+        settings = dict(info.settings)
+        if info.lowercase is not None:
+            settings["lowercase"] = info.lowercase
+        paths = {name: self.root / name for name in info.hashes}
+        return TokenizerSpec(info.kind, paths, settings)
 
     @property
     def names(self) -> list[str]:
@@ -90,8 +90,8 @@ def read(path: PathLike) -> Bundle:
 
 def verify(bundle: Bundle, variant_name: str) -> None:
     """Check the hashes of the vocabulary and of one variant; UserError names the wrong file."""
-    own = {file.path: file.sha256 for file in bundle.variant(variant_name).files}
-    for name, sha256 in {**bundle.manifest.tokenizer.hashes, **own}.items():
+    hashes = {file.path: file.sha256 for file in bundle.variant(variant_name).files}
+    for name, sha256 in {**bundle.manifest.tokenizer.hashes, **hashes}.items():
         path = bundle.root / name
         try:
             actual = files.sha256(path)

@@ -165,7 +165,7 @@ class Gate(Sample):
         pad_id = self.model.tokenizer.pad_id
         opened = engine.open_folder(variant.kind, folder, "cpu", self.threads, pad_id=pad_id)
         engines = (self.model.engine, opened)
-        outputs, times = in_turns([functools.partial(self.run, one) for one in engines], ROUNDS)
+        outputs, times = in_turns([functools.partial(self.run, e) for e in engines], ROUNDS)
         slow, fast = (len(self.encodings.ids) / statistics.median(seconds) for seconds in times)
         comparison = bundles.Comparison(
             texts_per_s=round(fast, 1),

@@ -56,13 +56,15 @@ def problem(data: bytes, sample: bytes | None = None) -> str | None:
         text = data.decode("utf-8")
         if "\0" not in text:
             return None
-        said = "holds a NUL character"
+        problem = "holds a NUL character"
     except UnicodeDecodeError as error:
-        said = f"is not UTF-8 at byte {error.start + 1}"
+        problem = f"is not UTF-8 at byte {error.start + 1}"
     iconv = guess(data if sample is None else sample)
     if iconv is None:
-        return f"{said}; is the file text?"
-    return f"{said}, and looks like {TITLES[iconv]}; convert the file: `iconv -f {iconv} -t utf-8`"
+        return f"{problem}; is the file text?"
+    return (
+        f"{problem}, and looks like {TITLES[iconv]}; convert the file: `iconv -f {iconv} -t utf-8`"
+    )
 
 
 def without_mark(data: bytes) -> bytes:
@@ -100,7 +102,7 @@ def decode(data: bytes, where: Callable[[int], str]) -> str:
     if problem(data) is None:
         return data.decode("utf-8")
     lines = data.split(b"\n")
-    number, said = next(
-        (n, said) for n, line in enumerate(lines, 1) if (said := problem(line, data))
+    number, reason = next(
+        (n, reason) for n, line in enumerate(lines, 1) if (reason := problem(line, data))
     )
-    raise UserError(f"{where(number)} {said}")
+    raise UserError(f"{where(number)} {reason}")

@@ -29,12 +29,12 @@ class Limits(NamedTuple):
         return self.affinity if self.quota is None else min(self.affinity, max(1, int(self.quota)))
 
     def __str__(self) -> str:
-        said = f"{self.affinity} processors by affinity"
+        text = f"{self.affinity} processors by affinity"
         if self.quota is not None:
-            said += f", {self.quota:g} by the cgroup's quota"
+            text += f", {self.quota:g} by the cgroup's quota"
         if self.memory is not None:
-            said += f", {self.memory / 2**30:.1f} GiB by the cgroup's limit of memory"
-        return said
+            text += f", {self.memory / 2**30:.1f} GiB by the cgroup's limit of memory"
+        return text
 
 
 def read() -> Limits:

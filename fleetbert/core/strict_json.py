@@ -12,8 +12,8 @@ def finite(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: finite(one) for name, one in value.items()}
-    return [finite(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {name: finite(inner) for name, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
 def dumps(value: Any, **options: Any) -> str:

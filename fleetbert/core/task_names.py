@@ -92,7 +92,9 @@ def check(name: str) -> str:
 def in_words() -> str:
     """All tasks, for `--help`."""
     shapes = SHAPES.values()
-    return ", ".join(f"{one.name} ({one.what})" if one.what else one.name for one in shapes)
+    return ", ".join(
+        f"{shape.name} ({shape.what})" if shape.what else shape.name for shape in shapes
+    )
 
 
 def all_that(declare: Callable[[Shape], object]) -> list[str]:

@@ -100,8 +100,8 @@ def load() -> tuple[list[Example], list[Example]]:
             versions.append(metadata.version(DISTRIBUTIONS.get(label, label)))
 
     def fill(folder: Path) -> None:
-        found = [document for one in roots.items() for document in documents(*one)]
-        sides = [_choose(side, most) for side, most in zip(split(found), WANTED.values())]
+        all_documents = [document for root in roots.items() for document in documents(*root)]
+        sides = [_choose(side, most) for side, most in zip(split(all_documents), WANTED.values())]
         (folder / TEXTS).write_text(json.dumps(sides))
 
     made = files.cached(f"api_docs-{digest(chr(0).join(versions))[:16]}", fill)
@@ -126,9 +126,9 @@ def documents(label: str, root: Path) -> Iterator[Document]:
             return
         objects = docstrings(root / name)
         for dev, most in ((True, max(1, PER_FILE // DEV_ONE_IN)), (False, PER_FILE)):
-            own = (docs for name, docs in objects.items() if is_dev(f"{file}:{name}") == dev)
+            chosen = (docs for name, docs in objects.items() if is_dev(f"{file}:{name}") == dev)
             # dict: a docstring that several methods of a file share is taken once, in order.
-            texts = list(dict.fromkeys(prose(doc) for docs in own for doc in docs))
+            texts = list(dict.fromkeys(prose(doc) for docs in chosen for doc in docs))
             for text in sorted(set(excerpts(texts)), key=digest)[:most]:
                 wanted[dev] -= 1
                 yield Document(file, label, text, dev)
@@ -227,7 +227,7 @@ def split(documents: list[Document]) -> tuple[list[Document], list[Document]]:
     return train, [
         document
         for document in dev
-        if len((own := sequences(document.text)) & seen) * 2 <= len(own)
+        if len((runs := sequences(document.text)) & seen) * 2 <= len(runs)
     ]
 
 

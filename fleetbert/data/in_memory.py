@@ -209,11 +209,11 @@ def _named(value: Any, feature: Any) -> Any:
         is_number = isinstance(value, int) and not isinstance(value, bool)
         return value if not is_number else names[value] if value >= 0 else None
     if isinstance(feature, Mapping) and isinstance(value, Mapping):
-        return {key: _named(one, feature.get(key)) for key, one in value.items()}
+        return {key: _named(inner_value, feature.get(key)) for key, inner_value in value.items()}
     inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
     listed = unboxed(value)
     if inner is not None and isinstance(listed, list):
-        return [_named(one, inner) for one in listed]
+        return [_named(element, inner) for element in listed]
     return value
 
 
@@ -257,8 +257,8 @@ def _plain(value: object) -> object:
     if isinstance(value, float):  # pandas' missing value, and its integers beside missing ones
         return None if value != value else int(value) if value.is_integer() else value
     if isinstance(value, (list, tuple)):  # of several labels, or spans
-        return [_plain(one) for one in value]
+        return [_plain(element) for element in value]
     if isinstance(value, Mapping):  # a span
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): _plain(inner_value) for name, inner_value in value.items()}
     kind = type(value).__name__
     raise UserError(f"a field of a row is a {kind}; it must be a text, a number or a list")

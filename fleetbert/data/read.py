@@ -190,17 +190,17 @@ def lines_at(
     """The lines of a file (records with `form`) with these numbers (from 1) as they stand; empty
     if it cannot be read."""
     wanted = set(numbers)
-    found = {}
+    texts = {}
     lines = _lines(Path(path))
     try:
         for number, line in form.records(lines) if form else lines:
             if number in wanted:
-                found[number] = line.rstrip(b"\r\n").decode("utf-8", "replace")
-                if len(found) == len(wanted):
+                texts[number] = line.rstrip(b"\r\n").decode("utf-8", "replace")
+                if len(texts) == len(wanted):
                     break
     except UserError:
         return {}
-    return found
+    return texts
 
 
 def iter_lines(

@@ -108,7 +108,7 @@ class Format(NamedTuple):
         if self.kind == "conll":
             lines = _decode_lines(line)
             text, spans = conll.parse(lines, self.labelled)
-            tagged = self.labelled or any(len(one.split()) > 1 for one in lines)
+            tagged = self.labelled or any(len(line.split()) > 1 for line in lines)
             return Example(text, None, conll.dumps(spans) if tagged else None, number)
         return _example(self.row(line), number, self)
 
@@ -209,9 +209,9 @@ def json_row(line: bytes) -> Row:
 
 def decode(line: bytes) -> str:
     line = line.rstrip(b"\r\n")
-    said = charset.problem(line)
-    if said is not None:
-        raise LineError(said)
+    problem = charset.problem(line)
+    if problem is not None:
+        raise LineError(problem)
     return line.decode("utf-8")
 
 

@@ -74,7 +74,7 @@ def tokenize(
 
 def with_targets(
     split: Split,
-    own: Sequence[str],
+    split_labels: Sequence[str],
     labels: Sequence[str],
     targets: np.ndarray,
     unknown: Sequence[str | None],
@@ -95,7 +95,7 @@ def with_targets(
         )
     if targets.ndim == 1 and targets.dtype == np.int64:
         return split._replace(labels=targets[split.labels])
-    digest = hashlib.sha256(f"{fingerprint(split)}{json.dumps(list(own))}".encode())
+    digest = hashlib.sha256(f"{fingerprint(split)}{json.dumps(list(split_labels))}".encode())
     return split._replace(labels=targets[split.labels], fingerprint=digest.hexdigest())
 
 
@@ -120,10 +120,10 @@ def hold_out(
 
     What was cut and skipped is counted with the first. UserError if one of them would have no text.
     """
-    own, kind = np.arange(len(split.labels)), "texts"
+    units, kind = np.arange(len(split.labels)), "texts"
     if groups is not None:
-        own, kind = np.unique(groups, return_inverse=True)[1].reshape(-1), "examples"
-    texts = int(own.max(initial=-1)) + 1
+        units, kind = np.unique(groups, return_inverse=True)[1].reshape(-1), "examples"
+    texts = int(units.max(initial=-1)) + 1
     count = round(share * texts)
     if not 0 < count < texts:
         raise UserError(
@@ -132,7 +132,7 @@ def hold_out(
         )
     chosen = np.zeros(texts, bool)
     chosen[np.random.default_rng(seed).permutation(texts)[:count]] = True
-    kept, held = (choose(split, np.flatnonzero(some[own])) for some in (~chosen, chosen))
+    kept, held = (choose(split, np.flatnonzero(some[units])) for some in (~chosen, chosen))
     encodings = held.encodings._replace(truncated=0)
     name = f"{split.name}, held out"
     return kept, held._replace(name=name, encodings=encodings, skipped=0)

@@ -53,8 +53,10 @@ LARGEST = 1e30  # float32 holds it
 def names(label: object, _: str = "", column: str = "label") -> str:
     """Names with commas between, or a list of JSON, as a JSON list: sorted, each once."""
     given = label if isinstance(label, list) else str(name(label, _, column)).split(",")
-    names = sorted({name(one, _, column) for one in given})
-    if len(names) < len(given) and all(type(one) in (bool, int) and one in (0, 1) for one in given):
+    names = sorted({name(word, _, column) for word in given})
+    if len(names) < len(given) and all(
+        type(word) in (bool, int) and word in (0, 1) for word in given
+    ):
         raise LineError(
             f"{column!r} is {json.dumps(given)[:40]}, a 0 or 1 for each label; give the names of "
             "the labels that the text has"
@@ -73,7 +75,7 @@ def spans(label: object, text: str = "", column: str = "spans") -> str:
     kind (or label), as a JSON list of [start, end, kind], sorted."""
     if not isinstance(label, list):
         raise LineError(f"{column!r} is not a list but {type(label).__name__}")
-    spans = sorted(_span(number, one, text, column) for number, one in enumerate(label))
+    spans = sorted(_span(number, span, text, column) for number, span in enumerate(label))
     for former, later in zip(spans, spans[1:]):
         if later[0] < former[1]:
             raise LineError(

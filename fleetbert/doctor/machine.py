@@ -53,11 +53,11 @@ def look() -> Iterator[Finding]:
 
 
 def python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
-    said = ".".join(map(str, version))
+    text = ".".join(map(str, version))
     first, last = versions.PYTHONS
     if first <= version[:2] <= last:
-        return ok("Python", f"{said}, {platform.platform()}")
-    return broken("Python", said, versions.OF_PYTHONS)
+        return ok("Python", f"{text}, {platform.platform()}")
+    return broken("Python", text, versions.OF_PYTHONS)
 
 
 def packages(
@@ -73,7 +73,7 @@ def packages(
     wrong = _wrong(needs, None, installed)
     if wrong:
         install = " ".join(f"'{need.name}{need.specifier}'" for _, need in wrong)
-        yield broken("packages", "; ".join(said for said, _ in wrong), f"pip install {install}")
+        yield broken("packages", "; ".join(text for text, _ in wrong), f"pip install {install}")
     else:
         yield ok("packages", f"fleetbert {installed('fleetbert')}, {_versions(installed)}")
     for extra, purpose in EXTRAS.items():
@@ -108,13 +108,13 @@ def _is_bound_only(need: Requirement) -> bool:
 
 
 def _versions(installed: Callable[[str], str]) -> str:
-    said = []
+    parts = []
     for name in ("paddlepaddle", "paddlepaddle-gpu", "paddlenlp", "numpy", "onnxruntime"):
         try:
-            said.append(f"{name} {installed(name)}")
+            parts.append(f"{name} {installed(name)}")
         except importlib.metadata.PackageNotFoundError:
             continue
-    return ", ".join(said)
+    return ", ".join(parts)
 
 
 def processors() -> Finding:
@@ -123,21 +123,21 @@ def processors() -> Finding:
     name = environment.machine(1)["processor"]
     has = [f"{flag} ({use})" for flag, use in FLAGS.items() if flag in flags]
     lacks = [flag for flag in FLAGS if flag not in flags]
-    said = f"{name}; {limits.read()}; has {', '.join(has) or 'none of ' + ', '.join(FLAGS)}"
+    text = f"{name}; {limits.read()}; has {', '.join(has) or 'none of ' + ', '.join(FLAGS)}"
     if has and lacks:
-        said += f"; lacks {', '.join(lacks)}"
+        text += f"; lacks {', '.join(lacks)}"
     if cpuinfo and "avx2" not in flags and platform.machine() == "x86_64":
-        return broken("processors", said, "Paddle's wheels need AVX2: take another machine")
-    return ok("processors", said)
+        return broken("processors", text, "Paddle's wheels need AVX2: take another machine")
+    return ok("processors", text)
 
 
 def memory() -> Finding:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     may = min(pages, limits.read().memory or pages)
-    said = f"{may / 2**30:.1f} GiB may be used of {pages / 2**30:.1f}"
+    text = f"{may / 2**30:.1f} GiB may be used of {pages / 2**30:.1f}"
     if may < 2 << 30:
-        return broken("memory", said, "training a small encoder takes 2 GiB: raise the limit")
-    return ok("memory", said)
+        return broken("memory", text, "training a small encoder takes 2 GiB: raise the limit")
+    return ok("memory", text)
 
 
 def shared_memory(folder: Path | None = None) -> Finding:
@@ -147,19 +147,19 @@ def shared_memory(folder: Path | None = None) -> Finding:
     except OSError as error:
         remedy = "mount it, e.g. docker run --shm-size 1g"
         return broken("shared memory", f"{folder}: {error.strerror}", remedy)
-    said = f"{folder} has {free / 2**20:.0f} MiB free"
+    text = f"{folder} has {free / 2**20:.0f} MiB free"
     if free < SMALL_SHM:
         remedy = f"free {SMALL_SHM >> 20} MiB for ranks and readers, or docker run --shm-size 1g"
-        return broken("shared memory", said, remedy)
-    return ok("shared memory", said)
+        return broken("shared memory", text, remedy)
+    return ok("shared memory", text)
 
 
 def descriptors() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    said = f"{soft} open files, {hard} when raised"
+    text = f"{soft} open files, {hard} when raised"
     if 0 <= hard < DESCRIPTORS:
-        return broken("descriptors", said, f"ulimit -n {DESCRIPTORS} or more, for the server")
-    return ok("descriptors", said)
+        return broken("descriptors", text, f"ulimit -n {DESCRIPTORS} or more, for the server")
+    return ok("descriptors", text)
 
 
 def folders() -> Iterator[Finding]:
@@ -184,8 +184,8 @@ def home(now: str | None, first: str | None) -> Finding:
     if problem is None:
         return ok("home", _room(given))
     if now is not None and now != given and _problem(now) is None:
-        said = f"{given} cannot be written ({problem}); libraries keep their files in {now}"
-        return not_here("home", said, remedy)
+        text = f"{given} cannot be written ({problem}); libraries keep their files in {now}"
+        return not_here("home", text, remedy)
     return broken("home", f"{given}: {problem}", remedy)
 
 
@@ -194,8 +194,8 @@ def _first_home() -> str | None:
         variables = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:
         return None
-    found = [os.fsdecode(v[len(b"HOME=") :]) for v in variables if v.startswith(b"HOME=")]
-    return found[0] if found else None
+    homes = [os.fsdecode(v[len(b"HOME=") :]) for v in variables if v.startswith(b"HOME=")]
+    return homes[0] if homes else None
 
 
 def _problem(folder: str) -> str | None:
@@ -217,19 +217,19 @@ def card(ask: str = "nvidia-smi") -> Finding:
     """NVIDIA cards, their driver, and whether Paddle's wheel has kernels for them."""
     query = "--query-gpu=name,driver_version,compute_cap,memory.total"
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             [ask, query, "--format=csv,noheader"], capture_output=True, text=True, timeout=30
         )
     except (OSError, subprocess.TimeoutExpired):
         return not_here("GPU", f"no {ask}: all runs on the CPU")
-    if said.returncode or not said.stdout.strip():
-        return broken("GPU", said.stderr.strip() or said.stdout.strip(), "mend the driver")
-    listed = [line.split(", ") for line in said.stdout.strip().splitlines()]
-    found = "; ".join(", ".join(parts) for parts in listed)
+    if done.returncode or not done.stdout.strip():
+        return broken("GPU", done.stderr.strip() or done.stdout.strip(), "mend the driver")
+    listed = [line.split(", ") for line in done.stdout.strip().splitlines()]
+    text = "; ".join(", ".join(parts) for parts in listed)
     version = cards.gpu_version()
     for _, _, capability, _ in listed:
         major, minor = map(int, capability.split("."))
         wrong = cards.problem((major, minor)) if version else "Paddle's wheel is the CPU's"
         if wrong:
-            return broken("GPU", f"{found}: {wrong}", cards.wheel((major, minor)))
-    return ok("GPU", f"{found}; paddlepaddle-gpu {version}")
+            return broken("GPU", f"{text}: {wrong}", cards.wheel((major, minor)))
+    return ok("GPU", f"{text}; paddlepaddle-gpu {version}")

@@ -40,8 +40,8 @@ def write_data(folder: Path) -> None:
         lines = ["label\ttext_a"]
         for number in range(count):
             kind = number % 2
-            own = random.choices(words[50 * kind : 50 * kind + 50], k=random.randint(4, 11))
-            lines.append(f"{('bad', 'good')[kind]}\t{' '.join(own)}")
+            chosen = random.choices(words[50 * kind : 50 * kind + 50], k=random.randint(4, 11))
+            lines.append(f"{('bad', 'good')[kind]}\t{' '.join(chosen)}")
         (folder / f"{name}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

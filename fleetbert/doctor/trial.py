@@ -50,10 +50,10 @@ def environment() -> dict[str, str]:
 
 def tried(folder: Path) -> Iterator[Finding]:
     """What `smoke` finds, as it finds it."""
-    with (folder / "smoke.txt").open("wb") as said:
+    with (folder / "smoke.txt").open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "fleetbert.doctor.smoke", str(folder)],
-            stdout=subprocess.PIPE, stderr=said, cwd=folder, env=environment(),
+            stdout=subprocess.PIPE, stderr=output, cwd=folder, env=environment(),
         )  # fmt: skip
     assert process.stdout is not None
     last = "before its first step"
@@ -113,16 +113,16 @@ def served(folder: Path) -> Finding:
         sys.executable, "-m", "fleetbert.cli", "serve", "--repository", str(repository),
         "--http-port", str(http), "--grpc-port", str(grpc),
     ]  # fmt: skip
-    said = folder / "serve.txt"
+    output = folder / "serve.txt"
     began = time.perf_counter()
     try:
-        with _started(command, said) as process, Client(f"http://127.0.0.1:{http}") as client:
+        with _started(command, output) as process, Client(f"http://127.0.0.1:{http}") as client:
             while not client.ready():
                 if process.poll() is not None:
-                    text = said.read_text(errors="replace")
+                    text = output.read_text(errors="replace")
                     if "No module named" in text:
-                        return not_here(check, _last_line(said), "pip install 'fleetbert[serve]'")
-                    return broken(check, f"it ended: {_last_line(said)}", smoke.REPORT)
+                        return not_here(check, _last_line(output), "pip install 'fleetbert[serve]'")
+                    return broken(check, f"it ended: {_last_line(output)}", smoke.REPORT)
                 if time.perf_counter() - began > DEADLINE:
                     return broken(check, f"not ready after {DEADLINE} s", smoke.REPORT)
                 time.sleep(0.2)
@@ -139,11 +139,11 @@ def served(folder: Path) -> Finding:
 
 
 @contextlib.contextmanager
-def _started(command: list[str], said: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _started(command: list[str], output: Path) -> Iterator[subprocess.Popen[bytes]]:
     """In a session of its own, of which all processes end with the block."""
-    with said.open("wb") as file:
+    with output.open("wb") as file:
         process = subprocess.Popen(
-            command, stdout=file, stderr=file, cwd=said.parent, env=environment(),
+            command, stdout=file, stderr=file, cwd=output.parent, env=environment(),
             start_new_session=True,
         )  # fmt: skip
         try:

@@ -81,11 +81,11 @@ class Answers:
         """The values of `tensors` but `exit_layer`, of an engine's finite outputs."""
         raise NotImplementedError(f"task {self.shape.name} cannot be served: it has no `tell`")
 
-    def in_words(self, told: Mapping[str, Any]) -> str:
+    def in_words(self, answer: Mapping[str, Any]) -> str:
         """An answer's `as_json` as one line for a reader."""
-        return json.dumps(told, ensure_ascii=False)
+        return json.dumps(answer, ensure_ascii=False)
 
-    def together_in_words(self, told: Sequence[Mapping[str, Any]]) -> list[str]:
+    def together_in_words(self, answers: Sequence[Mapping[str, Any]]) -> list[str]:
         """What several answers say beside each other, as lines for a reader."""
         return []
 
@@ -117,6 +117,6 @@ def by_text(outputs: np.ndarray, lengths: np.ndarray) -> np.ndarray:
 def are_finite(outputs: np.ndarray) -> np.ndarray:
     """bool [texts]: whether all outputs of each are numbers."""
     if outputs.dtype == object:
-        return np.array([np.isfinite(one).all() for one in outputs], bool)
+        return np.array([np.isfinite(output).all() for output in outputs], bool)
     finite: np.ndarray = np.isfinite(outputs).all(axis=tuple(range(1, outputs.ndim)))
     return finite

@@ -57,14 +57,14 @@ class Labels:
         places = {label: number for number, label in enumerate(labels)}
         return np.array([places.get(label, -1) for label in written], np.int64)
 
-    def with_targets(self, split: Split, own: Sequence[str], labels: Sequence[str]) -> Split:
-        """The split with targets for its written labels `own`; UserError with the line of a label
+    def with_targets(self, split: Split, written: Sequence[str], labels: Sequence[str]) -> Split:
+        """The split with targets for the `written` labels; UserError with the line of a label
         that is unknown."""
         if not self.shape.labelled:
             return split
         known = frozenset(labels)
-        unknown = [self.unknown(written, known) for written in own]
-        split = with_targets(split, own, labels, self.targets(own, labels), unknown)
+        unknown = [self.unknown(label, known) for label in written]
+        split = with_targets(split, written, labels, self.targets(written, labels), unknown)
         self.check_targets(split.name, split.labels)
         return split
 

@@ -109,16 +109,16 @@ class Repository:
 
     def versions(self, model: str | None = None) -> list[Version]:
         found = [self._model(model)] if model is not None else self._models.values()
-        return [version for one in found for version in versions_of(one)]
+        return [version for name in found for version in versions_of(name)]
 
     def statistics(self, model: str | None = None, version: str | None = None) -> list[Statistics]:
         if model is None:
-            chosen = [one for name in self._models for one in self.loaded(name)]
+            chosen = [loaded for name in self._models for loaded in self.loaded(name)]
         elif version is None:
             chosen = self.loaded(model)
         else:
             chosen = [self._route(model, version)]
-        return [one.scheduler.counts.statistics() for one in chosen]
+        return [loaded.scheduler.counts.statistics() for loaded in chosen]
 
     def loaded(self, model: str) -> list[LoadedVersion]:
         """The versions of a model that answer, in the order of their numbers."""

@@ -167,9 +167,9 @@ class Scheduler:
             raise Failure(Reason.DEADLINE, LATE) from None
         finally:
             over = True
-        words = [one for part in parts for one in part.words or ()]
+        words = [text for part in parts for text in part.words or ()]
         return Encodings(
-            [one for part in parts for one in part.ids],
+            [ids for part in parts for ids in part.ids],
             np.concatenate([part.first_lengths for part in parts]),
             sum(part.truncated for part in parts),
             words=words if self._task.shape.per_token else None,
@@ -268,11 +268,11 @@ class Scheduler:
         answerable = np.where(np.isfinite(outputs), outputs, np.float32(0))
         if self._task.shape.per_token:
             lengths = np.array([len(text.ids) for text in texts])
-            outputs, answerable = (by_text(one, lengths) for one in (outputs, answerable))
+            outputs, answerable = (by_text(rows, lengths) for rows in (outputs, answerable))
         finite = are_finite(outputs).tolist()
         words = [text.words for text in texts if text.words is not None]
         answerable = self._task.answer.of_texts(answerable, words, [text.text for text in texts])
-        told = [*self._task.answer.tell(self._labels, answerable), answers.layers]
+        tensors = [*self._task.answer.tell(self._labels, answerable), answers.layers]
         for pending in {text.request for text in texts}:
             pending.last_begin = max(pending.last_begin, begin)
             pending.compute_seconds += answers.seconds
@@ -281,7 +281,7 @@ class Scheduler:
             if not finite[number]:
                 _fail(pending, Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
             one = slice(number, number + 1)
-            pending.rows[text.place] = [values[one] for values in told]
+            pending.rows[text.place] = [values[one] for values in tensors]
             pending.missing -= 1
             if not pending.missing and pending.future is not None and not pending.future.done():
                 pending.future.set_result(self._response(pending))

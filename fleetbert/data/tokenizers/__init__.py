@@ -45,9 +45,9 @@ def changed(spec: Spec, vocab: str | None, lowercase: bool | None) -> Spec:
     return _kinds[spec.kind].with_defaults(spec._replace(files=files, settings=settings))
 
 
-def differing(one: Spec, other: Spec) -> dict[str, tuple[Setting | None, Setting | None]]:
+def differing(first: Spec, other: Spec) -> dict[str, tuple[Setting | None, Setting | None]]:
     """The settings in which two tokenizers differ, defaults included."""
-    ours, theirs = (_kinds[spec.kind].settings_in_full(spec) for spec in (one, other))
+    ours, theirs = (_kinds[spec.kind].settings_in_full(spec) for spec in (first, other))
     pairs = {name: (ours.get(name), theirs.get(name)) for name in {**ours, **theirs}}
     return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 

@@ -85,8 +85,10 @@ def assemble(
     room = max_length - special
     if seconds is None:
         truncated = sum([len(first) > room for first in firsts])
-        ids = [np.array([*before, *template.cut(one, room), *after], np.int32) for one in firsts]
-        return Encodings(ids, np.array([len(one) for one in ids], np.int32), truncated)
+        ids = [
+            np.array([*before, *template.cut(tokens, room), *after], np.int32) for tokens in firsts
+        ]
+        return Encodings(ids, np.array([len(text_ids) for text_ids in ids], np.int32), truncated)
     if len(firsts) != len(seconds):
         raise ValueError(f"{len(firsts)} first texts but {len(seconds)} second texts")
     ids = []
@@ -242,7 +244,10 @@ class OfLibrary(Tokenizer):
     def _pieces(self, texts: list[str], most: int) -> list[list[int]]:
         """The ids of each text: all, or at least the first `most`."""
         encoded = self._of_texts(texts, self._encode, lambda text: self._first_ids(text, most))
-        return [self._allowed(one if isinstance(one, list) else one.ids) for one in encoded]
+        return [
+            self._allowed(encoding if isinstance(encoding, list) else encoding.ids)
+            for encoding in encoded
+        ]
 
     def _of_texts(
         self, texts: list[str], encode: Callable[..., list[Any]], first: Callable[[str], Any]

@@ -84,4 +84,4 @@ def read(data: bytes) -> tuple[list[tuple[str, float]], bytes]:
         raise ValueError(f"its model_type is {model.trainer.model_type}")
     if len(model.pieces) < 4:
         raise ValueError("it holds no pieces")
-    return [(one.piece, one.score) for one in model.pieces], model.normal.charsmap
+    return [(piece.piece, piece.score) for piece in model.pieces], model.normal.charsmap

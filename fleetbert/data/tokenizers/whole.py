@@ -84,10 +84,10 @@ class Whole(OfLibrary):
         added = library.get_added_tokens_decoder().items()
         of_template = (*self.template.before, *self.template.between, *self.template.after)
         ids = {*of_template, self.pad_id, self.unk_id, self.mask_id}
-        self.special_ids = tuple(sorted(ids | {number for number, one in added if one.special}))
+        self.special_ids = tuple(sorted(ids | {number for number, token in added if token.special}))
         self._never = frozenset(self.special_ids) - {self.unk_id}
         self._tokens = vocab
-        words = [one.content for _, one in added if not one.special]
+        words = [token.content for _, token in added if not token.special]
         plain = all(word.isascii() and " " not in word for word in words)
         self._may_cut = plain and not left and _splits_at_spaces(library)
         self._library = library
@@ -108,7 +108,7 @@ class Whole(OfLibrary):
             return None
         words = model.get("vocab") or {}
         known = {word[0] for word in words} if model["type"] == "Unigram" else set(words)
-        usual = next((one for one in USUAL if one["pad_token"] in known), USUAL[0])
+        usual = next((names for names in USUAL if names["pad_token"] in known), USUAL[0])
         settings: dict[str, Setting] = {**usual}
         for fields in (folders.fields_of(folder / folders.SPECIAL_MAP), config):
             for name in folders.SPECIAL_TOKENS:
@@ -142,7 +142,7 @@ class Whole(OfLibrary):
         """With the unknown token for those that no text may spell."""
         if self._never.isdisjoint(ids):
             return ids
-        return [self.unk_id if one in self._never else one for one in ids]
+        return [self.unk_id if number in self._never else number for number in ids]
 
     def _first(self, text: str, most: int, encode: Callable[..., list[Any]]) -> Any:
         """The library's encoding of a long text, of at least the first `most` tokens: of its first

@@ -44,8 +44,8 @@ class LabelAnswers(Answers):
     def scores(self, outputs: np.ndarray) -> np.ndarray:
         return softmax(outputs)
 
-    def in_words(self, told: Mapping[str, Any]) -> str:
-        return f"{told['label']} ({told['scores'][told['label']]:.1%})"
+    def in_words(self, answer: Mapping[str, Any]) -> str:
+        return f"{answer['label']} ({answer['scores'][answer['label']]:.1%})"
 
     def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
         best = [labels[number] for number in outputs.argmax(axis=1).tolist()]

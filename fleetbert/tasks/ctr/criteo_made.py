@@ -59,9 +59,9 @@ class World:
         for column in range(CATEGORIES):
             logits += self.effects[column][categories[:, column]] * known[:, column]
         for left, right in PAIRS:
-            one, other = self.effects[left], self.effects[right]
+            first_effects, other = self.effects[left], self.effects[right]
             both = known[:, left] & known[:, right]
-            logits += one[categories[:, left]] * other[categories[:, right]] * both
+            logits += first_effects[categories[:, left]] * other[categories[:, right]] * both
         return numbers, categories, logits
 
 
@@ -74,7 +74,7 @@ def write(
         count = min(ROWS_AT_ONCE, rows - start)
         numbers, categories, logit = world.draw(rng, count, start if every_id else None)
         label = rng.random(count) < 1 / (1 + np.exp(-logit))
-        columns: list[list[str]] = [["01"[one] for one in label.astype(int).tolist()]]
+        columns: list[list[str]] = [["01"[number] for number in label.astype(int).tolist()]]
         columns += [["" if n < 0 else str(n) for n in column] for column in numbers.T.tolist()]
         for column, known in zip(categories.T, categories.T >= 0):
             words = _words(column)

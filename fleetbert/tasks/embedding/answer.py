@@ -27,15 +27,15 @@ class VectorAnswers(Answers):
     ) -> list[VectorAnswer]:
         return [VectorAnswer(vector) for vector in outputs]
 
-    def in_words(self, told: Mapping[str, Any]) -> str:
-        vector = told["vector"]
+    def in_words(self, answer: Mapping[str, Any]) -> str:
+        vector = answer["vector"]
         shown = ", ".join(f"{number:.4f}" for number in vector[:SHOWN])
         return f"[{shown}, ...], {len(vector)} numbers"
 
-    def together_in_words(self, told: Sequence[Mapping[str, Any]]) -> list[str]:
+    def together_in_words(self, answers: Sequence[Mapping[str, Any]]) -> list[str]:
         """The cosine of each text with the first."""
-        vectors = np.array([one["vector"] for one in told])
-        cosines = (vectors[1:] @ vectors[0]).tolist() if len(told) > 1 else []
+        vectors = np.array([answer["vector"] for answer in answers])
+        cosines = (vectors[1:] @ vectors[0]).tolist() if len(answers) > 1 else []
         return [f"similarity of 1 and {n}: {cosine:.4f}" for n, cosine in enumerate(cosines, 2)]
 
     def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:

@@ -45,15 +45,17 @@ class Together(Several):
         if without.all() or not (without.any() or wrong.any()):
             if self.texts > 1:
                 return
-            said = "has no text_b: a vector is learned from texts that belong together"
-            raise UserError(f"{self.split.name}:{self.lines[0]}: {said}")
+            problem = "has no text_b: a vector is learned from texts that belong together"
+            raise UserError(f"{self.split.name}:{self.lines[0]}: {problem}")
         if without.any():
             number = int(without.argmax())
-            said = "has no label, where others have: give each line a number, or none"
+            problem = "has no label, where others have: give each line a number, or none"
         else:
             number = int(wrong.argmax())
-            said = f"has the number {numbers[number]:g}, and a cosine is from -1 to 1: divide all"
-        raise UserError(f"{self.split.name}:{self.lines[number]}: {said}")
+            problem = (
+                f"has the number {numbers[number]:g}, and a cosine is from -1 to 1: divide all"
+            )
+        raise UserError(f"{self.split.name}:{self.lines[number]}: {problem}")
 
     def texts_of(self, part: np.ndarray) -> np.ndarray:
         return part[:, None] * self.texts + np.arange(self.texts)
@@ -61,13 +63,13 @@ class Together(Several):
     def arrays(
         self, part: np.ndarray, weight: np.ndarray, step: np.ndarray, epoch: int, packed: bool
     ) -> Arrays:
-        found = super().arrays(part, weight, step, epoch, packed)
+        arrays = super().arrays(part, weight, step, epoch, packed)
         numbers: dict[bytes, int] = {}
         firsts = [np.asarray(self.split.encodings.ids[n]).tobytes() for n in part * self.texts]
         return {
-            **found,
+            **arrays,
             "groups": np.array([numbers.setdefault(first, len(numbers)) for first in firsts]),
-            "has_numbers": not np.isnan(found["labels"]).any(),
+            "has_numbers": not np.isnan(arrays["labels"]).any(),
             "temperature": self.job.task.temperature,
         }
 
@@ -97,11 +99,11 @@ class Similar(Numbers):
         return form if labelled is not None else form._replace(labelled=True, apart=True)
 
     def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
-        return np.array([float(one or "nan") for one in written], np.float32)
+        return np.array([float(word or "nan") for word in written], np.float32)
 
-    def with_targets(self, split: Split, own: Sequence[str], labels: Sequence[str]) -> Split:
+    def with_targets(self, split: Split, written: Sequence[str], labels: Sequence[str]) -> Split:
         """UserError unless all lines have as many texts."""
-        split = super().with_targets(split, own, labels)
+        split = super().with_targets(split, written, labels)
         starts = np.flatnonzero(np.diff(split.lines, prepend=-1))
         counts = np.diff(starts, append=len(split.lines))
         if (counts != counts[0]).any():

@@ -40,8 +40,8 @@ class Similarity(Loss):
             left_out[:, : len(groups)] = groups[:, None] == groups
             np.fill_diagonal(left_out, 0)
             scores = scores / arrays["temperature"] + paddle.to_tensor(left_out * FAR)
-            own = paddle.arange(len(groups))
-            losses = F.cross_entropy(scores, own, reduction="none")
+            targets = paddle.arange(len(groups))
+            losses = F.cross_entropy(scores, targets, reduction="none")
         return (losses.flatten() * arrays["weight"]).sum()
 
     def of_teacher(

@@ -27,8 +27,8 @@ class VectorMetrics(NumberMetrics):
 
     def evaluate(self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]) -> Metrics:
         """Spearman's and Pearson's correlation of the cosines with the numbers."""
-        found = super().evaluate(truth, outputs, labels)
-        return {name: found[name] for name in ("n", "spearman", "pearson")}
+        metrics = super().evaluate(truth, outputs, labels)
+        return {name: metrics[name] for name in ("n", "spearman", "pearson")}
 
     def evaluate_parts(
         self, parts: Sequence[Part], truth: np.ndarray, labels: Sequence[str], room: np.ndarray
@@ -41,11 +41,11 @@ class VectorMetrics(NumberMetrics):
         if texts < 2:
             raise UserError("data.dev: has single texts; give text_a and text_b")
         if np.isnan(numbers).any():
-            found = {"n": len(first), "mrr_10": mrr(first, second)}
-            return {**found, "similarities": similarities(first, second)}
+            metrics = {"n": len(first), "mrr_10": mrr(first, second)}
+            return {**metrics, "similarities": similarities(first, second)}
         cosines = (first * second).sum(1, keepdims=True)
-        found = self.evaluate(numbers, cosines, labels)
-        return {**found, **self.plots(numbers, cosines, labels)}
+        metrics = self.evaluate(numbers, cosines, labels)
+        return {**metrics, **self.plots(numbers, cosines, labels)}
 
     def criterion(self, wanted: str, metrics: Metrics) -> Criterion:
         known = [name for name in (wanted, self.gate_metric, "mrr_10") if name in metrics]
@@ -55,10 +55,10 @@ class VectorMetrics(NumberMetrics):
 def similarities(first: np.ndarray, second: np.ndarray) -> Metrics:
     """What a report draws of pairs: bounds of BINS, and the cosines in each, `own` of the pairs and
     `others` of first texts with the second one of the next pair."""
-    cosines = [(first * one).sum(1) for one in (second, np.roll(second, 1, axis=0))]
+    cosines = [(first * partners).sum(1) for partners in (second, np.roll(second, 1, axis=0))]
     bounds = np.histogram_bin_edges(np.concatenate(cosines), BINS)
-    own, others = (np.histogram(one, bounds)[0].tolist() for one in cosines)
-    return {"bounds": bounds.tolist(), "own": own, "others": others}
+    matching, others = (np.histogram(values, bounds)[0].tolist() for values in cosines)
+    return {"bounds": bounds.tolist(), "own": matching, "others": others}
 
 
 def mrr(queries: np.ndarray, documents: np.ndarray, most: int = 10) -> float:
@@ -68,7 +68,7 @@ def mrr(queries: np.ndarray, documents: np.ndarray, most: int = 10) -> float:
     total, rows = 0.0, max(1, BLOCK // len(documents))
     for start in range(0, len(queries), rows):
         scores = queries[start : start + rows] @ documents.T
-        own = scores[np.arange(len(scores)), np.arange(start, start + len(scores))]
-        places = (scores >= own[:, None]).sum(1)
+        matching = scores[np.arange(len(scores)), np.arange(start, start + len(scores))]
+        places = (scores >= matching[:, None]).sum(1)
         total += float((1 / places[places <= most]).sum())
     return total / len(queries)

@@ -51,10 +51,10 @@ class LabelsAnswers(Answers):
             )
         ]
 
-    def in_words(self, told: Mapping[str, Any]) -> str:
-        scores = told["scores"]
-        if told["labels"]:
-            return ", ".join(f"{label} ({scores[label]:.1%})" for label in told["labels"])
+    def in_words(self, answer: Mapping[str, Any]) -> str:
+        scores = answer["scores"]
+        if answer["labels"]:
+            return ", ".join(f"{label} ({scores[label]:.1%})" for label in answer["labels"])
         likeliest = max(scores, key=scores.__getitem__)
         return f"no label (the likeliest: {likeliest}, {scores[likeliest]:.1%})"
 
@@ -63,7 +63,7 @@ class LabelsAnswers(Answers):
 
     def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
         scores = sigmoid(outputs)
-        chosen = [json.dumps(one, ensure_ascii=False) for one in self._chosen(labels, scores)]
+        chosen = [json.dumps(names, ensure_ascii=False) for names in self._chosen(labels, scores)]
         return [chosen, scores.astype(np.float32), outputs]
 
     def tensors(self, labels: Sequence[str], outputs: int) -> list[Tensor]:

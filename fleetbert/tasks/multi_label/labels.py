@@ -13,15 +13,15 @@ from fleetbert.tasks.labels import Labels
 
 class SeveralLabels(Labels):
     def labels_of(self, written: Sequence[str]) -> list[str]:
-        return in_order(name for one in written for name in json.loads(one))
+        return in_order(name for names in written for name in json.loads(names))
 
     def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         """bool [written, labels]."""
         places = {label: number for number, label in enumerate(labels)}
-        found = np.zeros((len(written), len(labels)), bool)
-        for row, one in zip(found, written):
-            row[[places[name] for name in json.loads(one) if name in places]] = True
-        return found
+        targets = np.zeros((len(written), len(labels)), bool)
+        for row, names in zip(targets, written):
+            row[[places[name] for name in json.loads(names) if name in places]] = True
+        return targets
 
     def alike(self, truth: np.ndarray) -> str:
         return "all texts have the same labels" if super().alike(truth) else ""

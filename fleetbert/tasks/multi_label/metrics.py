@@ -52,8 +52,8 @@ class SeveralMetrics(Evaluator):
         """A temperature of all, and then the threshold of each label."""
         temperature = fit_temperature(truth, outputs, sigmoid)
         scores = sigmoid(outputs / np.float32(temperature))
-        found = [fit_threshold(truth[:, n], scores[:, n]) for n in range(len(labels))]
-        return Fitted(temperature, dict(zip(labels, found)))
+        fitted = [fit_threshold(truth[:, n], scores[:, n]) for n in range(len(labels))]
+        return Fitted(temperature, dict(zip(labels, fitted)))
 
     def confidence(self, truth: np.ndarray, outputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of each label of each text: its probability, and whether the text has it."""

@@ -63,12 +63,12 @@ def draw(targets: np.ndarray, negatives: int, seed: list[int]) -> np.ndarray:
     others = others[np.lexsort((rng.random(len(others)), queries[others]))]
     counts = np.bincount(queries[others], minlength=queries.max() + 1)
     begins = np.cumsum(counts) - counts
-    own = np.flatnonzero(relevant)
-    own = own[counts[queries[own]] > 0]
-    count = counts[queries[own]][:, None]
-    start = (rng.random((len(own), 1)) * count).astype(np.int64)
-    chosen = begins[queries[own]][:, None] + (start + np.arange(negatives)) % count
-    return np.concatenate([own[:, None], others[chosen]], 1)
+    answering = np.flatnonzero(relevant)
+    answering = answering[counts[queries[answering]] > 0]
+    count = counts[queries[answering]][:, None]
+    start = (rng.random((len(answering), 1)) * count).astype(np.int64)
+    chosen = begins[queries[answering]][:, None] + (start + np.arange(negatives)) % count
+    return np.concatenate([answering[:, None], others[chosen]], 1)
 
 
 class Relevance(Numbers):
@@ -86,10 +86,10 @@ class Relevance(Numbers):
         return form._replace(labelled=needs, triplets=needs)
 
     def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
-        pairs = [json.loads(one) for one in written]
+        pairs = [json.loads(pair) for pair in written]
         numbers = {query: number for number, query in enumerate(dict.fromkeys(q for _, q in pairs))}
-        found = [(relevant, numbers[query]) for relevant, query in pairs]
-        return np.array(found, np.float32).reshape(-1, 2)
+        numbered = [(relevant, numbers[query]) for relevant, query in pairs]
+        return np.array(numbered, np.float32).reshape(-1, 2)
 
     def check_targets(self, name: str, targets: np.ndarray) -> None:
         if not len(draw(targets, 1, [0])):

@@ -78,21 +78,21 @@ def ranked(relevant: np.ndarray, queries: np.ndarray, scores: np.ndarray) -> Ran
     ends = np.flatnonzero(last_of_score)
     end = ends[np.searchsorted(ends, np.arange(len(order)))]
     precision = (right[end] - before[number]) / (end - start[number] + 1)
-    found = number[relevant]
-    kept, first, counts = np.unique(found, return_index=True, return_counts=True)
-    sums = np.bincount(found, precision[relevant], len(start))[kept]
+    with_answer = number[relevant]
+    kept, first, counts = np.unique(with_answer, return_index=True, return_counts=True)
+    sums = np.bincount(with_answer, precision[relevant], len(start))[kept]
     places = np.flatnonzero(relevant)[first] - start[kept] + 1
     return Ranked(sums / counts, places)
 
 
-def ranking(found: Ranked, pairs: int) -> Metrics:
+def ranking(ranked: Ranked, pairs: int) -> Metrics:
     """n, queries, map, mrr, mrr_10; queries without a relevant document are left out, as trec_eval
     does."""
-    reciprocal = 1 / found.place
+    reciprocal = 1 / ranked.place
     return {
         "n": pairs,
-        "queries": len(found.place),
-        "map": float(found.precision.mean()),
+        "queries": len(ranked.place),
+        "map": float(ranked.precision.mean()),
         "mrr": float(reciprocal.mean()),
-        "mrr_10": float(np.where(found.place <= 10, reciprocal, 0).mean()),
+        "mrr_10": float(np.where(ranked.place <= 10, reciprocal, 0).mean()),
     }

@@ -28,8 +28,8 @@ class NumberAnswers(Answers):
         layers = layers_of(exit_layers, len(outputs))
         return [NumberAnswer(value, layer) for value, layer in zip(outputs[:, 0].tolist(), layers)]
 
-    def in_words(self, told: Mapping[str, Any]) -> str:
-        return f"{told['value']:.4f}"
+    def in_words(self, answer: Mapping[str, Any]) -> str:
+        return f"{answer['value']:.4f}"
 
     def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
         return [outputs[:, 0]]

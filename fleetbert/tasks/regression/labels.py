@@ -17,7 +17,7 @@ class Numbers(Labels):
 
     def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         """float32 [written]."""
-        return np.array([float(one) for one in written], np.float32)
+        return np.array([float(number) for number in written], np.float32)
 
     def alike(self, truth: np.ndarray) -> str:
         return "all texts have the same number" if super().alike(truth) else ""

@@ -57,10 +57,10 @@ def ranks(values: np.ndarray) -> np.ndarray:
     return means[places.reshape(-1)]
 
 
-def pearson(one: np.ndarray, other: np.ndarray) -> float:
+def pearson(first: np.ndarray, other: np.ndarray) -> float:
     """Pearson's correlation of float64 [n] each; 0 where one does not vary."""
-    if not len(one) or one.min() == one.max() or other.min() == other.max():
+    if not len(first) or first.min() == first.max() or other.min() == other.max():
         return 0.0
-    centred = [side - side.mean() for side in (one, other)]
-    one, other = (side / np.abs(side).max() for side in centred)  # squares stay in range
-    return float((one @ other) / np.sqrt((one @ one) * (other @ other)))
+    centred = [side - side.mean() for side in (first, other)]
+    first, other = (side / np.abs(side).max() for side in centred)  # squares stay in range
+    return float((first @ other) / np.sqrt((first @ first) * (other @ other)))

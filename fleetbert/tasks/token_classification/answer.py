@@ -47,40 +47,44 @@ class SpansAnswers(Answers):
         return words.encode(tokenizer, texts_a, max_length)
 
     def of_texts(
-        self, outputs: np.ndarray, found: Sequence[np.ndarray] | None, texts: Sequence[str]
+        self, outputs: np.ndarray, words: Sequence[np.ndarray] | None, texts: Sequence[str]
     ) -> np.ndarray:
         """An object array [texts] of `Tagged`."""
-        assert found is not None
-        return tagged(outputs, found, texts)
+        assert words is not None
+        return tagged(outputs, words, texts)
 
     def to_answers(
         self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[SpansAnswer]:
-        return [SpansAnswer(answer(one, labels)) for one in outputs]
+        return [SpansAnswer(answer(tagged, labels)) for tagged in outputs]
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
         of_all = softmax(np.concatenate(list(outputs)))
         return by_text(of_all, np.array([len(row) for row in outputs]))
 
-    def in_words(self, told: Mapping[str, Any]) -> str:
-        spans = told["spans"]
-        shown = [f"{one['text']} ({one['kind']}, {one['score']:.1%})" for one in spans]
+    def in_words(self, answer: Mapping[str, Any]) -> str:
+        spans = answer["spans"]
+        shown = [f"{span['text']} ({span['kind']}, {span['score']:.1%})" for span in spans]
         more = f", and {len(spans) - MOST_IN_WORDS} more" if len(spans) > MOST_IN_WORDS else ""
         return ", ".join(shown[:MOST_IN_WORDS]) + more if spans else "no span"
 
     def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
-        answers = (SpansAnswer(answer(one, labels)).as_json()["spans"] for one in outputs)
+        answers = (SpansAnswer(answer(tagged, labels)).as_json()["spans"] for tagged in outputs)
         return [[json.dumps(spans, ensure_ascii=False) for spans in answers]]
 
     def tensors(self, labels: Sequence[str], outputs: int) -> list[Tensor]:
         return [Tensor("spans", "BYTES", (-1,)), Tensor("exit_layer", "INT32", (-1,))]
 
 
-def answer(one: Tagged, labels: Sequence[str]) -> list[Span]:
+def answer(tagged: Tagged, labels: Sequence[str]) -> list[Span]:
     """The spans of a text."""
-    chances = softmax(one.logits).max(1)
-    found = []
-    for first, last, kind in conll.spans_of(labels[tag] for tag in one.logits.argmax(1).tolist()):
-        start, end = int(one.words[first, 1]), int(one.words[last - 1, 2])
-        found.append(Span(start, end, kind, float(chances[first:last].mean()), one.text[start:end]))
-    return found
+    chances = softmax(tagged.logits).max(1)
+    spans = []
+    for first, last, kind in conll.spans_of(
+        labels[tag] for tag in tagged.logits.argmax(1).tolist()
+    ):
+        start, end = int(tagged.words[first, 1]), int(tagged.words[last - 1, 2])
+        spans.append(
+            Span(start, end, kind, float(chances[first:last].mean()), tagged.text[start:end])
+        )
+    return spans

@@ -47,17 +47,17 @@ class Collector(Labelled):
 
     def asked(self, text: int) -> int:
         """How many tokens something is asked of."""
-        found = self.words[text]
-        if self.job.task.pieces == "first" or not len(found):
-            return len(found)
-        return int(self.lengths[text]) - 1 - int(found[0, 0])
+        words = self.words[text]
+        if self.job.task.pieces == "first" or not len(words):
+            return len(words)
+        return int(self.lengths[text]) - 1 - int(words[0, 0])
 
     def targets(self, text: int) -> tuple[np.ndarray, np.ndarray]:
         """The tokens, int64, that something is asked of, and their labels."""
-        found = self.words[text]
-        tags = tags_of(found, self.split.labels[text])
-        places = found[:, 0].astype(np.int64)
-        if self.job.task.pieces == "first" or not len(found):
+        words = self.words[text]
+        tags = tags_of(words, self.split.labels[text])
+        places = words[:, 0].astype(np.int64)
+        if self.job.task.pieces == "first" or not len(words):
             return places, tags
         # All but the special token at the end; what goes on in a word goes on in its span.
         every = np.arange(places[0], self.lengths[text] - 1)
@@ -69,17 +69,19 @@ class Spans(Labels):
     collects = Collector
 
     def labels_of(self, written: Sequence[str]) -> list[str]:
-        return labels_of_kinds(sorted({kind for one in written for _, _, kind in json.loads(one)}))
+        return labels_of_kinds(
+            sorted({kind for spans in written for _, _, kind in json.loads(spans)})
+        )
 
     def check_labels(self, labels: Sequence[str]) -> None:
         if len(labels) < 2:
             raise UserError("data.train: no text of it has a span; there is nothing to learn")
         kinds = dict.fromkeys(label.partition("-")[2] for label in labels if "-" in label)
-        own = labels_of_kinds(kinds)
-        if list(labels) != own:
+        expected = labels_of_kinds(kinds)
+        if list(labels) != expected:
             raise UserError(
-                f"labels: of spans they are O, then B- and I- of each kind: {', '.join(own)}; give "
-                "them in this order, or leave labels out"
+                f"labels: of spans they are O, then B- and I- of each kind: {', '.join(expected)}; "
+                "give them in this order, or leave labels out"
             )
 
     def unknown(self, written: str, labels: Collection[str]) -> str | None:
@@ -90,11 +92,11 @@ class Spans(Labels):
     def targets(self, written: Sequence[str], labels: Sequence[str]) -> np.ndarray:
         """An object array [written] of int64 [spans, 3]: characters, and the kind's number."""
         numbers = {kind: number for number, kind in enumerate(scheme_of(labels).kinds)}
-        found = np.empty(len(written), object)
+        targets = np.empty(len(written), object)
         for place, one in enumerate(written):
             spans = [(begin, end, numbers.get(kind, -1)) for begin, end, kind in json.loads(one)]
-            found[place] = np.array(spans, np.int64).reshape(-1, 3)
-        return found
+            targets[place] = np.array(spans, np.int64).reshape(-1, 3)
+        return targets
 
     def alike(self, truth: np.ndarray) -> str:
         return "" if any(len(spans) for spans in truth) else "no text has a span"
@@ -114,8 +116,8 @@ class Spans(Labels):
 
     def describe(self, targets: np.ndarray, labels: Sequence[str]) -> str:
         counts = self.kinds(targets, labels)
-        said = labels_of.describe(scheme_of(labels).kinds, counts).replace(" labels:", " kinds:", 1)
-        return f"{counts.sum()} spans of {said}"
+        text = labels_of.describe(scheme_of(labels).kinds, counts).replace(" labels:", " kinds:", 1)
+        return f"{counts.sum()} spans of {text}"
 
     def doubts(self, targets: np.ndarray, labels: Sequence[str]) -> list[str]:
         return labels_of.warnings(scheme_of(labels).kinds, self.kinds(targets, labels))

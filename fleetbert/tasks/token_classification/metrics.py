@@ -27,20 +27,25 @@ class SpanMetrics(Evaluator):
         """Entity F1, precision and recall, the loss of words, the table by kind, and which kinds
         were taken for which."""
         scheme = scheme_of(labels)
-        found = [spans_of(one, scheme) for one in outputs]
-        asked = [scheme.own[tags_of(one.words, spans)] for one, spans in zip(outputs, truth)]
+        answered = [spans_of(output, scheme) for output in outputs]
+        asked = [scheme.own[tags_of(output.words, spans)] for output, spans in zip(outputs, truth)]
         tags = np.concatenate([*asked, np.zeros(0, np.int64)])
-        logits = np.concatenate([one.logits for one in outputs]) if len(tags) else np.zeros((0, 1))
+        logits = (
+            np.concatenate([output.logits for output in outputs]) if len(tags) else np.zeros((0, 1))
+        )
         loss = cross_entropy(tags, logits) if len(tags) else 0.0
-        return {**entities(list(truth), found, scheme.kinds), "loss": loss}
+        return {**entities(list(truth), answered, scheme.kinds), "loss": loss}
 
     def sums(
         self, truth: np.ndarray, outputs: np.ndarray, labels: Sequence[str]
     ) -> np.ndarray | None:
         """int64 [texts, 3]: spans that are right, that are there, and that were answered."""
         scheme = scheme_of(labels)
-        pairs = [(spans, spans_of(one, scheme)) for spans, one in zip(truth, outputs)]
-        rows = [((own[:, None] == one).all(2).sum(), len(own), len(one)) for own, one in pairs]
+        pairs = [(spans, spans_of(output, scheme)) for spans, output in zip(truth, outputs)]
+        rows = [
+            ((expected[:, None] == predicted).all(2).sum(), len(expected), len(predicted))
+            for expected, predicted in pairs
+        ]
         return np.array(rows, np.int64).reshape(-1, 3)
 
     def of_sums(self, sums: np.ndarray) -> float:
@@ -60,19 +65,19 @@ def entities(
     size = len(kinds)
     counts = np.zeros((size + 1, size + 1), np.int64)
     for true, given in zip(truth, answered):
-        there, told = (
+        there, answers = (
             {(begin, end): kind for begin, end, kind in spans.tolist()} for spans in (true, given)
         )
-        for place in {**there, **told}:
-            counts[there.get(place, size), told.get(place, size)] += 1
+        for place in {**there, **answers}:
+            counts[there.get(place, size), answers.get(place, size)] += 1
     right = counts.diagonal()[:size]
-    support, found = counts[:size].sum(1), counts[:, :size].sum(0)
+    support, predicted = counts[:size].sum(1), counts[:, :size].sum(0)
     return {
         "n": len(truth),
-        "entity_f1": float(2 * right.sum() / max(support.sum() + found.sum(), 1)),
-        "entity_precision": float(right.sum() / max(found.sum(), 1)),
+        "entity_f1": float(2 * right.sum() / max(support.sum() + predicted.sum(), 1)),
+        "entity_precision": float(right.sum() / max(predicted.sum(), 1)),
         "entity_recall": float(right.sum() / max(support.sum(), 1)),
-        "classes": table(right, support, found, kinds),
+        "classes": table(right, support, predicted, kinds),
         "labels": [*kinds, NOTHING],
         "confusion": counts.tolist(),
         "counted": "spans",

@@ -80,20 +80,20 @@ def tags_of(found: np.ndarray, spans: np.ndarray) -> np.ndarray:
 
 
 def tagged(
-    outputs: Iterable[np.ndarray], found: Sequence[np.ndarray], texts: Sequence[str]
+    outputs: Iterable[np.ndarray], words: Sequence[np.ndarray], texts: Sequence[str]
 ) -> np.ndarray:
     """An object array [texts] of `Tagged`, of outputs float32 [own tokens, labels] of each."""
     rows = np.empty(len(texts), object)
-    for number, (logits, places, text) in enumerate(zip(outputs, found, texts)):
+    for number, (logits, places, text) in enumerate(zip(outputs, words, texts)):
         rows[number] = Tagged(logits[places[:, 0]], places, text)
     return rows
 
 
-def spans_of(one: Tagged, scheme: Scheme) -> np.ndarray:
+def spans_of(tagged: Tagged, scheme: Scheme) -> np.ndarray:
     """int64 [spans, 3]: characters and kind."""
-    tags = map(scheme.labels.__getitem__, one.logits.argmax(1).tolist())
+    tags = map(scheme.labels.__getitem__, tagged.logits.argmax(1).tolist())
     spans = [
-        (one.words[first, 1], one.words[last - 1, 2], scheme.kinds.index(kind))
+        (tagged.words[first, 1], tagged.words[last - 1, 2], scheme.kinds.index(kind))
         for first, last, kind in conll.spans_of(tags)
     ]
     return np.array(spans, np.int64).reshape(-1, 3)
