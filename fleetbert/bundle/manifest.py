@@ -22,15 +22,23 @@ MANIFEST = "manifest.json"
 VOCAB: Literal["vocab.txt"] = "vocab.txt"
 
 
+class TaskShape(Strict):
+    """What those ask who do not know the task by its name, as boards do: see `core.task_names`."""
+
+    answer: Literal["label", "labels", "number", "vector", "spans"]
+    pair: bool
+
+
 class Task(Brief):
-    """What the model answers. `labels` are in the order of the logits; none where it answers with
-    none, as `mlm` and numbers do. thresholds: the probability above which a text has a label, where
-    it is not one half. width: how many numbers its vectors have, where it answers with vectors;
-    pooling: how a text's tokens become one."""
+    """What the model answers. shape: None if it answers nothing. `labels` are in the order of the
+    logits; none where it answers with none, as `mlm` and numbers do. thresholds: the probability
+    above which a text has a label, where it is not one half. width: how many numbers its vectors
+    have, where it answers with vectors; pooling: how a text's tokens become one."""
 
     younger = ("thresholds",)
 
     name: str
+    shape: Optional[TaskShape] = None
     labels: List[str] = Field(default_factory=list)
     thresholds: Dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
     width: Optional[int] = Field(None, ge=1)
@@ -44,7 +52,10 @@ class Task(Brief):
 
     @model_validator(mode="after")
     def _labels_fit(self) -> "Task":
-        least = task_names.SHAPES[self.name].least_labels
+        shape = task_names.SHAPES[self.name]
+        if shape.answer:
+            self.shape = TaskShape.model_validate({"answer": shape.answer, "pair": shape.pair})
+        least = shape.least_labels
         if len(self.labels) < least:
             number = {1: "a label", 2: "two labels"}.get(least, f"{least} labels")
             raise ValueError(f"task {self.name} needs {number} or more, got {self.labels}")

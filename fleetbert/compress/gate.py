@@ -61,7 +61,7 @@ class Sample:
         """model: of float32."""
         self.model, self.name, self.truth = model, name, known.truth
         given = model.task.labels.texts(known.examples)
-        self.texts = given[0]
+        self.texts = given[1] or given[0]
         self.encodings = model.task.answer.encode(model.tokenizer, *given, model.max_length)
         self.ragged = ragged.of(self.encodings)
 

@@ -51,6 +51,17 @@ class Shape(NamedTuple):
     problem_type: str = ""
     imports: str = ""
 
+    @property
+    def answer(self) -> str:
+        """What a bundle answers: label, labels, number, vector or spans; "" if nothing."""
+        if not self.answers:
+            return ""
+        if self.per_token:
+            return "spans"
+        if self.outputs == 1:
+            return "number"
+        return "vector" if self.pooled else "label" if self.picks_label else "labels"
+
 
 # What rows have in common.
 NUMBER = Shape("", label="number", least_labels=0, picks_label=False)

@@ -233,7 +233,8 @@ def _example(row: Row, number: int, form: Format) -> Example:
     if form.pair or (form.pair is None and row.get(columns["text_b"])):
         text_b = _text(row, columns["text_b"])
     column, column_c = columns["label"], columns["text_c"]
-    label = written.read(form.label, row.get(column), text_a, column) if form.label else ""
+    spanned = text_b if text_b and form.label == "spans" else text_a
+    label = written.read(form.label, row.get(column), spanned, column) if form.label else ""
     takes_c = form.apart or form.triplets
     text_c = _text(row, column_c) if takes_c and row.get(column_c) else None
     if form.triplets and label and text_c:

@@ -118,7 +118,7 @@ def compute_logits(
     """Outputs of texts (or pairs) in their order; `on_done(n)` is called after n more texts."""
     encodings = model.task.answer.encode(model.tokenizer, texts_a, texts_b, model.max_length)
     values, layers = run_all(model, ragged.of(encodings), on_done)
-    values = model.task.answer.of_texts(values, encodings.words, texts_a)
+    values = model.task.answer.of_texts(values, encodings.words, texts_b or texts_a)
     return Logits(values, encodings.truncated, layers if model.engine.early_exit else None)
 
 

@@ -58,7 +58,7 @@ class Answers:
         self, outputs: np.ndarray, words: Sequence[np.ndarray] | None, texts: Sequence[str]
     ) -> np.ndarray:
         """What `Evaluator.evaluate`, `to_answers` and `tell` take, of an engine's outputs: here
-        these. words: `Encodings.words` of the texts."""
+        these. words: `Encodings.words`; texts: those that spans are of, the second of a pair."""
         return outputs
 
     def to_answers(

@@ -139,8 +139,9 @@ class Scheduler:
             for place, (ids, first) in enumerate(zip(encoded.ids, encoded.first_lengths.tolist()))
         ]
         if encoded.words is not None:
-            for text, own, words in zip(texts, request.texts or (), encoded.words):
-                text.text, text.words = own, words
+            spanned = request.texts_b or request.texts or ()
+            for text, characters, words in zip(texts, spanned, encoded.words):
+                text.text, text.words = characters, words
         self.queue.put(pending, texts, self._loop.time())
         pending.future = self._loop.create_future()
         self._pump()

@@ -84,33 +84,46 @@ WordPieceSettings read_wordpiece(const Reader& tokenizer) {
   return settings;
 }
 
-void read_task(const Reader& task, Bundle& bundle) {
-  struct Known {
-    Kind kind;
-    bool pair;
-    size_t least_labels;
+// The kind of answers, and whether it is of pairs. Manifests say it since `task.shape`; the tasks of
+// older ones are known by name.
+void read_shape(const Reader& task, Bundle& bundle) {
+  static const std::map<std::string, Kind> kinds = {
+      {"label", Kind::kLabel},   {"labels", Kind::kLabels}, {"number", Kind::kNumber},
+      {"vector", Kind::kVector}, {"spans", Kind::kSpans},
   };
-  // What fleetbert/core/task_names.py declares; tests/tasks/test_tasks.py compares the two.
-  static const std::map<std::string, Known> tasks = {
-      {"classification", {Kind::kLabel, false, 2}},
-      {"pair_classification", {Kind::kLabel, true, 2}},
-      {"multi_label_classification", {Kind::kLabels, false, 1}},
-      {"regression", {Kind::kNumber, false, 0}},
-      {"pair_regression", {Kind::kNumber, true, 0}},
-      {"ranking", {Kind::kNumber, true, 0}},
-      {"embedding", {Kind::kVector, false, 0}},
-      {"token_classification", {Kind::kSpans, false, 2}},
+  static const std::map<std::string, std::string> older = {
+      {"classification", "label"},     {"pair_classification", "label"},
+      {"regression", "number"},        {"pair_regression", "number"},
+      {"ranking", "number"},           {"multi_label_classification", "labels"},
+      {"token_classification", "spans"}, {"embedding", "vector"},
   };
-  bundle.task = task.at("name").text();
-  const auto found = tasks.find(bundle.task);
-  if (found == tasks.end()) {
+  std::string answer;
+  if (task.has("shape")) {
+    answer = task.at("shape").at("answer").text();
+    bundle.pair = task.at("shape").at("pair").flag();
+  } else if (const auto row = older.find(bundle.task); row != older.end()) {
+    answer = row->second;
+    bundle.pair = bundle.task.rfind("pair_", 0) == 0 || bundle.task == "ranking";
+  }
+  const auto kind = kinds.find(answer);
+  if (kind == kinds.end()) {
     task.at("name").fail("is " + bundle.task + ", which has no answers to give here: export a model "
                          "of one of docs/tasks.md");
   }
-  bundle.kind = found->second.kind;
-  bundle.pair = found->second.pair;
+  bundle.kind = kind->second;
+  if (bundle.pair && bundle.kind == Kind::kSpans) {
+    task.at("shape").fail("is of spans of pairs, which boards do not answer: serve it with "
+                          "fleetbert serve");
+  }
+}
+
+void read_task(const Reader& task, Bundle& bundle) {
+  bundle.task = task.at("name").text();
+  read_shape(task, bundle);
   for (const auto& label : task.at("labels").list()) bundle.labels.push_back(label.text());
-  const auto least = found->second.least_labels;
+  const size_t least = bundle.kind == Kind::kLabels                                  ? 1
+                       : bundle.kind == Kind::kLabel || bundle.kind == Kind::kSpans ? 2
+                                                                                    : 0;
   if (bundle.labels.size() < least) {
     task.at("labels").fail(least == 2 ? "has fewer than two labels" : "has no label");
   }

@@ -105,6 +105,23 @@ def test_words_are_those_of_fleetbert(predict, make, tmp_path):
     assert sum(len(one["spans"]) for one in wanted) > 1000
 
 
+@pytest.mark.parametrize("name", TOLD)
+def test_the_bundle_says_the_shape_and_older_ones_the_task(predict, make, name):
+    bundle = make(task=name, **TOLD[name])
+    text = "word1\tword2" if tasks.get(name).shape.pair else "word1"
+    answered = answers_of(predict(bundle, text=text))
+    path = bundle / "manifest.json"
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    shape = manifest["task"].pop("shape")
+    for task in (manifest["task"], {**manifest["task"], "name": "of_others", "shape": shape}):
+        path.write_text(json.dumps({**manifest, "task": task}), encoding="utf-8")
+        assert answers_of(predict(bundle, text=text)) == answered
+    path.write_text(
+        json.dumps({**manifest, "task": {**task, "shape": {**shape, "answer": "song"}}})
+    )
+    refused(predict(bundle, text=text), "of_others, which has no answers to give here")
+
+
 def test_what_boards_do_not_tell_is_refused(predict, here, make):
     task = "multi_label_classification"
     bundle = make(task=task, **TOLD[task])
