@@ -327,8 +327,8 @@ async def _first(work: Awaitable[None], event: asyncio.Event) -> None:
         if task.done():
             task.result()
     finally:
-        for one in (task, waiting):
-            one.cancel()
+        for waited in (task, waiting):
+            waited.cancel()
 
 
 async def _end(listeners: list[Listener], core: Startable, grace: float) -> None:

@@ -44,6 +44,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def show(finding: Finding) -> None:
-    print(f"{finding.state:<9} {finding.check:<17} {finding.found}", flush=True)
+    print(f"{finding.state:<9} {finding.check:<17} {finding.observed}", flush=True)
     if finding.remedy:
         print(f"{'':<27} → {finding.remedy}", flush=True)

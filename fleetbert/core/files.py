@@ -64,8 +64,8 @@ def home() -> Path | None:
 def cached(name: str, fill: Callable[[Path], Any]) -> Path:
     """The folder of that name in the user's cache, which `fill(folder)` made once; where the cache
     cannot be written, a temporary one."""
-    own = home()
-    base = Path(os.environ.get("XDG_CACHE_HOME") or (own or NOWHERE) / ".cache") / "fleetbert"
+    user = home()
+    base = Path(os.environ.get("XDG_CACHE_HOME") or (user or NOWHERE) / ".cache") / "fleetbert"
     final = base / name
     if final.is_dir():
         return final

@@ -292,9 +292,9 @@ def pack_rows(lengths: Sequence[int]) -> tuple[int, list[list[int]]]:
     """
     count, total, shortest = len(lengths), sum(lengths), min(lengths)
     best, packed = math.inf, (0, [[0]])
-    own = round_up(max(lengths), SAFE_LENGTHS)
-    shared = SHARED_LENGTHS[bisect_left(SHARED_LENGTHS, own) :]
-    for length in shared if 2 * shortest <= own else (own, *shared):
+    padded = round_up(max(lengths), SAFE_LENGTHS)
+    shared = SHARED_LENGTHS[bisect_left(SHARED_LENGTHS, padded) :]
+    for length in shared if 2 * shortest <= padded else (padded, *shared):
         each = 1 + length / ATTENTION_LENGTH
         if total * each >= best:  # even if all rows were full
             break

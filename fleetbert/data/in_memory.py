@@ -173,8 +173,8 @@ def _column(name: str, column: str, values: object) -> list[object]:
 
 def _as_columns(table: tuple[Any, ...]) -> list[list[object]]:
     """The columns of (texts, labels), (texts, second texts, labels); none of a tuple of rows."""
-    columns = [unboxed(one) for one in table]
-    are_columns = 2 <= len(columns) <= 3 and all(isinstance(one, list) for one in columns)
+    columns = [unboxed(column) for column in table]
+    are_columns = 2 <= len(columns) <= 3 and all(isinstance(column, list) for column in columns)
     return columns if are_columns and all(isinstance(text, str) for text in columns[0]) else []
 
 
@@ -224,12 +224,12 @@ def _fields(
     if isinstance(row, str):
         return {names["text_a"][0]: row}
     if isinstance(row, Mapping):
-        found = {field: next((n for n in of if n in row), None) for field, of in names.items()}
-        if found["text_a"] is None:
-            missing = ["text_a", *(["label"] if labelled and found["label"] is None else [])]
+        present = {field: next((n for n in of if n in row), None) for field, of in names.items()}
+        if present["text_a"] is None:
+            missing = ["text_a", *(["label"] if labelled and present["label"] is None else [])]
             raise UserError(f"{where}: {lacks(list(map(str, row)), [dict(row)], missing, columns)}")
-        fields = {names[field][0]: _plain(row[n]) for field, n in found.items() if n is not None}
-        if labelled and found["label"] is None:  # the reader tells which column could be it
+        fields = {names[field][0]: _plain(row[n]) for field, n in present.items() if n is not None}
+        if labelled and present["label"] is None:  # the reader tells which column could be it
             others = {str(n): value for n, value in row.items() if isinstance(value, (str, int))}
             fields = {**others, **fields}
         return fields

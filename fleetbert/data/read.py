@@ -360,8 +360,8 @@ def _form_of_header(
     known = {name for several in names.values() for name in several}
     if is_csv:
         # Spreadsheets write semicolons where the comma is a decimal mark.
-        found = {mark: [name.strip(' "') for name in text.split(mark)] for mark in (",", ";", "\t")}
-        separator = max(found, key=lambda mark: (len(known & {*found[mark]}), len(found[mark])))
+        fields = {mark: [n.strip(' "') for n in text.split(mark)] for mark in (",", ";", "\t")}
+        separator = max(fields, key=lambda mark: (len(known & {*fields[mark]}), len(fields[mark])))
     is_marked = any(name.strip()[1:-1] in known for name in text.split("\t") if '"' in name)
     quoting = columns.quoting
     quoted = quoting == "minimal" or (quoting == "auto" and (is_csv or is_marked))

@@ -135,10 +135,10 @@ def _joined(lines: Numbered, separator: bytes) -> Iterator[tuple[int, bytes]]:
         number, line = head
         more: list[tuple[int, bytes]] = []
         size, is_open = len(line), _is_open(line, fields, False)
-        while is_open and size <= LONGEST_RECORD and (one := following()) is not None:
-            more.append(one)
-            size += len(one[1])
-            is_open = _is_open(one[1], fields, True)
+        while is_open and size <= LONGEST_RECORD and (next_line := following()) is not None:
+            more.append(next_line)
+            size += len(next_line[1])
+            is_open = _is_open(next_line[1], fields, True)
         if is_open:
             again.extendleft(reversed(more))
             more = []

@@ -8,21 +8,21 @@ State = Literal["ok", "not here", "broken"]
 
 
 class Finding(NamedTuple):
-    """found: what was seen, in a line. remedy: what to do, where something can be done."""
+    """observed: what was seen, in a line. remedy: what to do, where something can be done."""
 
     check: str
     state: State
-    found: str
+    observed: str
     remedy: str = ""
 
 
-def ok(check: str, found: str) -> Finding:
-    return Finding(check, "ok", found)
+def ok(check: str, text: str) -> Finding:
+    return Finding(check, "ok", text)
 
 
-def not_here(check: str, found: str, remedy: str = "") -> Finding:
-    return Finding(check, "not here", found, remedy)
+def not_here(check: str, text: str, remedy: str = "") -> Finding:
+    return Finding(check, "not here", text, remedy)
 
 
-def broken(check: str, found: str, remedy: str) -> Finding:
-    return Finding(check, "broken", found, remedy)
+def broken(check: str, text: str, remedy: str) -> Finding:
+    return Finding(check, "broken", text, remedy)

@@ -109,6 +109,6 @@ def together(parts: Sequence[Part], room: np.ndarray) -> np.ndarray:
     return room
 
 
-def largest_difference(one: np.ndarray, other: np.ndarray) -> float:
+def largest_difference(left: np.ndarray, right: np.ndarray) -> float:
     """Between two engines' outputs of the same texts."""
-    return max(float(np.abs(first - second).max()) for first, second in zip(one, other))
+    return max(float(np.abs(first - second).max()) for first, second in zip(left, right))

@@ -59,13 +59,13 @@ class TestFaults:
         (tmp_path / "paddle.py").write_text(paddle)
         code, found = doctor(PYTHONPATH=str(tmp_path))
         assert (code, found[check].state) == (2, "broken")
-        assert said in found[check].found
+        assert said in found[check].observed
         assert "serve" not in found
 
     def test_a_home_that_cannot_be_written(self):
         code, found = doctor("--no-run", HOME="/proc")
         assert (code, found["home"].state) == (0, "not here")
-        assert found["home"].found.startswith("/proc cannot be written")
+        assert found["home"].observed.startswith("/proc cannot be written")
         assert "set HOME" in found["home"].remedy
         assert machine.home("/proc", "/proc").state == "broken"
         assert found["temporary folder"].state == "ok"
@@ -81,8 +81,8 @@ class TestFaults:
 
         found = {finding.check: finding for finding in machine.packages(installed)}
         assert found["packages"].state == "broken"
-        assert "tokenizers is not installed" in found["packages"].found
-        assert f"numpy {version}, where it must be {bounds}" in found["packages"].found
+        assert "tokenizers is not installed" in found["packages"].observed
+        assert f"numpy {version}, where it must be {bounds}" in found["packages"].observed
         assert f"'numpy{bounds}'" in found["packages"].remedy
         assert found["extra serve"].state == "not here"
         assert found["extra serve"].remedy == "pip install 'fleetbert[serve]'"
@@ -98,7 +98,7 @@ class TestFaults:
         monkeypatch.setattr(machine, "SHM", small_disk("1m"))
         found = {finding.check: finding for finding in machine.look()}["shared memory"]
         assert found.state == "broken"
-        assert found.found.endswith(" has 1 MiB free")
+        assert found.observed.endswith(" has 1 MiB free")
         assert machine.shared_memory(tmp_path / "none").state == "broken"
         assert machine.shared_memory(tmp_path).state == "ok"
 
@@ -129,8 +129,8 @@ class TestCards:
         monkeypatch.setattr(cards, "gpu_version", lambda: "2.6.2")
         found = machine.card(smi("NVIDIA H100 80GB HBM3, 550.54.15, 9.0, 81559 MiB"))
         assert found.state == "broken"
-        assert "compute capability 9.0" in found.found
-        assert "6.1, 7.0, 7.5, 8.0, 8.6 only" in found.found
+        assert "compute capability 9.0" in found.observed
+        assert "6.1, 7.0, 7.5, 8.0, 8.6 only" in found.observed
         assert found.remedy.startswith("install paddlepaddle-gpu 3.3 for CUDA 12.6")
 
     def test_one_beside_the_wheel_for_cpus(self, smi):
@@ -160,7 +160,7 @@ class TestCards:
 
     def test_a_driver_that_fails(self, smi):
         found = machine.card(smi("NVIDIA-SMI has failed: no driver", 9))
-        assert (found.state, found.found) == ("broken", "NVIDIA-SMI has failed: no driver")
+        assert (found.state, found.observed) == ("broken", "NVIDIA-SMI has failed: no driver")
 
 
 def test_the_table_has_a_line_for_each_and_the_remedy_below(capsys):

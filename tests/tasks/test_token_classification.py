@@ -122,7 +122,7 @@ def test_what_is_asked_of_words_decodes_to_the_spans(texts):
     """Targets of spans, taken as the answer, are these spans again."""
     scheme = tagging.scheme_of(BIO)
     for spans, one in zip(truth(texts), outputs(texts, BIO)):
-        tags = scheme.own[tagging.tags_of(one.words, spans)]
+        tags = scheme.tags[tagging.tags_of(one.words, spans)]
         logits = np.eye(len(BIO), dtype=np.float32)[tags]
         found = tagging.spans_of(one._replace(logits=logits), scheme)
         np.testing.assert_array_equal(found, spans)

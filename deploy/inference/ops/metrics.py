@@ -76,5 +76,5 @@ def forget(model: str, version: str) -> None:
         samples = [sample for family in metric.collect() for sample in family.samples]
         labels = [{k: v for k, v in s.labels.items() if k != "le"} for s in samples]
         of_version = [one for one in labels if (one["model"], one["version"]) == (model, version)]
-        for values in {tuple(one.values()) for one in of_version}:
+        for values in {tuple(labels.values()) for labels in of_version}:
             metric.remove(*values)

@@ -79,16 +79,18 @@ def _gather() -> None:
 
 def _hand_on() -> None:
     global dropped, _done
-    told = 0
+    reported = 0
     while True:
         lines = _waiting.get()
         try:
             written = 0
             while written < len(lines):
                 written += os.write(_log, lines[written:])
-            if dropped > told:
-                log.warning("%d lines of the log were dropped: nobody read them", dropped - told)
-                told = dropped
+            if dropped > reported:
+                log.warning(
+                    "%d lines of the log were dropped: nobody read them", dropped - reported
+                )
+                reported = dropped
         except OSError:  # a disk is full, or the reader has gone
             dropped += lines.count(b"\n")
         finally:

@@ -118,11 +118,11 @@ def status(core: Core, began: float) -> dict[str, object]:
         versions, statistics = core.versions(), core.statistics()
     except Failure:
         versions, statistics = [], []
-    by_name = {(found["name"], found["version"]): found for found in statistics}
+    by_name = {(counts["name"], counts["version"]): counts for counts in statistics}
     models: dict[str, list[dict[str, object]]] = {}
     for version in versions:
-        found = by_name.get((version.model, version.version))
-        models.setdefault(version.model, []).append(_version(version, found))
+        counts = by_name.get((version.model, version.version))
+        models.setdefault(version.model, []).append(_version(version, counts))
     processes = _processes()
     return {
         "fleetbert": fleetbert.__version__,
@@ -130,11 +130,11 @@ def status(core: Core, began: float) -> dict[str, object]:
         "time": time.time(),
         "uptime": time.time() - began,
         "processors": limits.read().processors,
-        "cpu_seconds": sum(one.cpu_seconds for one in processes),
-        "resident_bytes": sum(one.resident_bytes for one in processes),
-        "models": [{"name": name, "versions": found} for name, found in models.items()],
+        "cpu_seconds": sum(process.cpu_seconds for process in processes),
+        "resident_bytes": sum(process.resident_bytes for process in processes),
+        "models": [{"name": name, "versions": versions} for name, versions in models.items()],
         "requests": _sums(metrics.REQUESTS, "_total", "code"),
-        "texts": sum(found["inference_count"] for found in statistics),
+        "texts": sum(counts["inference_count"] for counts in statistics),
         "tokens": _total(metrics.TOKENS),
         "padding": _total(metrics.PADDING),
         "exits": _sums(metrics.EXITS, "_total", "layer"),
@@ -143,25 +143,25 @@ def status(core: Core, began: float) -> dict[str, object]:
     }
 
 
-def _version(version: Version, found: Statistics | None) -> dict[str, object]:
+def _version(version: Version, counts: Statistics | None) -> dict[str, object]:
     same = ("version", "reason", "aliases", "task", "labels", "pair", "max_length", "layers")
     return {
         **{name: getattr(version, name) for name in (*same, "variant")},
         "state": version.state.value,
         "outputs": [tensor.name for tensor in version.outputs],
         "variants": [variant._asdict() for variant in version.variants],
-        "texts": found["inference_count"] if found else 0,
+        "texts": counts["inference_count"] if counts else 0,
     }
 
 
 def _sums(metric: Collector, suffix: str, label: str = "") -> dict[str, float]:
     """Of a metric's samples, by one of their labels."""
-    found: dict[str, float] = defaultdict(float)
+    sums: dict[str, float] = defaultdict(float)
     for family in metric.collect():
         for sample in family.samples:
             if sample.name.endswith(suffix) and not sample.name.endswith("_created"):
-                found[sample.labels.get(label, "")] += sample.value
-    return found
+                sums[sample.labels.get(label, "")] += sample.value
+    return sums
 
 
 def _total(metric: Collector, suffix: str = "_total") -> float:
@@ -170,8 +170,8 @@ def _total(metric: Collector, suffix: str = "_total") -> float:
 
 def _buckets(metric: Collector) -> list[tuple[float | None, float]]:
     """(upper bound in seconds, requests up to it), over all models; the last bound is None."""
-    found = sorted((float(bound), n) for bound, n in _sums(metric, "_bucket", "le").items())
-    return [(None if bound == math.inf else bound, requests) for bound, requests in found]
+    buckets = sorted((float(bound), n) for bound, n in _sums(metric, "_bucket", "le").items())
+    return [(None if bound == math.inf else bound, requests) for bound, requests in buckets]
 
 
 class Process(NamedTuple):
@@ -196,14 +196,14 @@ class Processes(Collector):
     """The same for Prometheus; by role, so that a replaced worker makes no new series."""
 
     def collect(self) -> Iterator[Metric]:
-        told = {
+        shown = {
             "resident_bytes": "Resident memory of living processes",
             "cpu_seconds": "Processor time of living processes",
             "processes": "Living processes",
         }
         memory, cpu, count = (
             GaugeMetricFamily(f"fleetbert_{name}", meaning, labels=["role"])
-            for name, meaning in told.items()
+            for name, meaning in shown.items()
         )
         processes = _processes()
         for role in sorted({process.role for process in processes}):

@@ -50,7 +50,7 @@ class Index:
 
     def may_heal(self) -> bool:
         """Whether a further look may find what the machine refused."""
-        return bool(self._failing) or any(found.failed for found in self._known.values())
+        return bool(self._failing) or any(folder.failed for folder in self._known.values())
 
     def look(self, anew: str | None = None) -> Found | None:
         """What is there now. What has not changed is not read again, but for the model `anew`, and
@@ -74,12 +74,12 @@ class Index:
                 continue
             except OSError as error:  # that is not absence
                 known = self._known.items()
-                versions = {int(path.name): one for path, one in known if path.parent == folder}
+                versions = {int(path.name): v for path, v in known if path.parent == folder}
                 words = "%s cannot be read and counts as unchanged: %s"
                 self._tell(folder, logging.WARNING, words, error)
             if versions:
                 index[folder.name] = versions
-        self._known = {one.path: one for versions in index.values() for one in versions.values()}
+        self._known = {v.path: v for versions in index.values() for v in versions.values()}
         return index
 
     def _tell(self, folder: Path, level: int, words: str, error: OSError) -> None:

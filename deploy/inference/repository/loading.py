@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 class LoadedVersion:
     """A version that answers, as it was found."""
 
-    found: index.VersionFolder
+    folder: index.VersionFolder
     scheduler: Scheduler
     version: Version
 
@@ -49,14 +49,14 @@ class Loader:
         model: str,
         number: int,
         policy: Policy,
-        found: index.VersionFolder,
+        folder: index.VersionFolder,
         gently: bool,
         batches: Sequence[tuple[int, int]] = (),
     ) -> LoadedVersion:
         """A version whose workers all answer. UserError, OSError, pool.Refused or pool.Lost if it
         cannot be served; nothing is left of it then. `gently` leaves the processors to others.
         batches: the usual ones (texts, length) of the version in service."""
-        bundle, engine = found.bundle, self._settings.engine
+        bundle, engine = folder.bundle, self._settings.engine
         assert bundle is not None
         task = tasks.of(bundle.task)
         task.check_answers(str(bundle.root))
@@ -107,7 +107,7 @@ class Loader:
             variant=variant,
             variants=variants.describe(bundle, measured),
         )
-        return LoadedVersion(found, scheduler, version)
+        return LoadedVersion(folder, scheduler, version)
 
     async def _tokenizer(self, bundle: bundles.Bundle) -> Tokenizer:
         """That of the version in service, if the manifests say that the vocabularies are alike; the
@@ -131,10 +131,10 @@ class Loader:
             return names[0], {}
         key = tuple(file.sha256 for name in names for file in bundle.variant(name).files)
         if key not in self._measured:
-            found = await variants.measure(plan, names, gently)
+            rates = await variants.measure(plan, names, gently)
             self._measured[key] = {
                 name: rate * variants.times_faster(bundle.variant(name))
-                for name, rate in found.items()
+                for name, rate in rates.items()
             }
             log.info("model %s: texts/s by variant: %s", plan.model, self._measured[key])
         measured = self._measured[key]

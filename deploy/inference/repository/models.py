@@ -16,7 +16,7 @@ from fleetbert.deploy.inference.settings import Policy
 class Refusal(NamedTuple):
     """Why a version is not served, as it was found; `due`: when it is tried again."""
 
-    found: index.VersionFolder
+    folder: index.VersionFolder
     reason: str
     due: float = math.inf
     pause: float = 0.0
@@ -29,7 +29,7 @@ class Model:
     required: bool  # its absence makes the server not ready
     unloaded: bool = False  # by request, until it is loaded by request
     missed: bool = False  # nothing on disk can take the place of what is served
-    found: dict[int, index.VersionFolder] = field(default_factory=dict)
+    on_disk: dict[int, index.VersionFolder] = field(default_factory=dict)
     held: dict[int, LoadedVersion] = field(default_factory=dict)
     loading: set[int] = field(default_factory=set)
     refused: dict[int, Refusal] = field(default_factory=dict)
@@ -40,8 +40,8 @@ class Model:
         were not refused, and those that have an alias."""
         usable = [
             number
-            for number, found in self.found.items()
-            if number in self.held or (found.bundle is not None and not self.is_refused(number))
+            for number, folder in self.on_disk.items()
+            if number in self.held or (folder.bundle is not None and not self.is_refused(number))
         ]
         return select(self.policy, usable)
 
@@ -50,17 +50,17 @@ class Model:
         refusal = self.refused.get(number)
         return (
             refusal is not None
-            and refusal.found == self.found[number]
+            and refusal.folder == self.on_disk[number]
             and time.monotonic() < refusal.due
         )
 
     def state(self, number: int) -> tuple[State, str]:
         """State of a version on disk that does not answer, and the reason."""
-        found = self.found[number]
+        folder = self.on_disk[number]
         if number in self.loading:
             return State.LOADING, "it is being loaded"
-        if found.bundle is None:
-            return State.UNAVAILABLE, printable(found.reason)
+        if folder.bundle is None:
+            return State.UNAVAILABLE, printable(folder.reason)
         if self.is_refused(number):
             return State.UNAVAILABLE, printable(self.refused[number].reason)
         if self.unloaded:
@@ -94,7 +94,7 @@ def versions_of(model: Model) -> list[Version]:
         draining = replace(held.version, state=State.DRAINING)
         known.setdefault(int(draining.version), draining)
     versions = list(known.values())
-    for number in set(model.found) - set(known):
+    for number in set(model.on_disk) - set(known):
         state, reason = model.state(number)
         versions.append(Version(model.name, str(number), state, reason))
     return sorted(versions, key=lambda version: int(version.version))

@@ -108,8 +108,8 @@ class Repository:
         return self._route(model, version).version
 
     def versions(self, model: str | None = None) -> list[Version]:
-        found = [self._model(model)] if model is not None else self._models.values()
-        return [version for name in found for version in versions_of(name)]
+        models = [self._model(model)] if model is not None else self._models.values()
+        return [version for name in models for version in versions_of(name)]
 
     def statistics(self, model: str | None = None, version: str | None = None) -> list[Statistics]:
         if model is None:
@@ -129,27 +129,27 @@ class Repository:
         self._check_stays()
         async with self._lock:
             await self._look(anew=model)
-            found = self._model(model)
-            found.unloaded = False
-            found.refused.clear()
-            hoped = found.wanted()
-            await self._update(found)
-            if not found.found:
+            known = self._model(model)
+            known.unloaded = False
+            known.refused.clear()
+            hoped = known.wanted()
+            await self._update(known)
+            if not known.on_disk:
                 raise Failure(Reason.NOT_FOUND, f"model {model} has no version on disk")
-            refused = [number for number in hoped if number not in found.held]
-            if refused or not found.held:
-                number = refused[0] if refused else max(found.found)
+            refused = [number for number in hoped if number not in known.held]
+            if refused or not known.held:
+                number = refused[0] if refused else max(known.on_disk)
                 raise Failure(
                     Reason.UNAVAILABLE,
-                    f"version {number} of model {model} is not served: {found.state(number)[1]}",
+                    f"version {number} of model {model} is not served: {known.state(number)[1]}",
                 )
 
     async def unload(self, model: str) -> None:
         self._check_stays()
         async with self._lock:
-            found = self._model(model)
-            found.unloaded = True
-            await self._update(found)
+            known = self._model(model)
+            known.unloaded = True
+            await self._update(known)
         await asyncio.gather(*self._retiring)
 
     def _check_stays(self) -> None:
@@ -157,11 +157,11 @@ class Repository:
             raise Failure(Reason.UNAVAILABLE, "the server is leaving; ask another one", 1.0)
 
     def _model(self, name: str) -> Model:
-        found = self._models.get(name)
-        if found is None:
+        known = self._models.get(name)
+        if known is None:
             names = list_names(sorted(self._models))
             raise self._absent(f"there is no model {show(name)}; there are: {names}", name)
-        return found
+        return known
 
     def _absent(self, message: str, name: str, number: int | None = None) -> Failure:
         """Of what is not there. Worth another try before the first look, or if it was there a
@@ -181,7 +181,7 @@ class Repository:
         if version is None:
             if model.held:
                 return model.held[max(model.held)]
-            newest = max(model.found, default=None)
+            newest = max(model.on_disk, default=None)
             if newest is None or model.unloaded:
                 raise Failure(Reason.UNAVAILABLE, f"model {name} is not loaded")
             raise Failure(
@@ -192,8 +192,8 @@ class Repository:
             number = int(version)
         if number in model.held:
             return model.held[number]
-        if number not in model.found:
-            known = [*map(str, sorted(model.found)), *sorted(model.policy.aliases)]
+        if number not in model.on_disk:
+            known = [*map(str, sorted(model.on_disk)), *sorted(model.policy.aliases)]
             raise self._absent(
                 f"model {name} has no version {show(version)}; it has: {list_names(known)}",
                 name,
@@ -235,8 +235,8 @@ class Repository:
                 self._models[name] = Model(name, policy, required=not self._looked)
         now = time.monotonic()
         for name, model in self._models.items():
-            model.found = on_disk.get(name, {})
-            self._seen.update(((name, number), now) for number in model.found)
+            model.on_disk = on_disk.get(name, {})
+            self._seen.update(((name, number), now) for number in model.on_disk)
         self._seen = {key: t for key, t in self._seen.items() if t > now - REPLACING_SECONDS}
         self._looked = True
 
@@ -246,10 +246,10 @@ class Repository:
             missing = [
                 number
                 for number in model.wanted()
-                if number in model.found
+                if number in model.on_disk
                 and not model.is_refused(number)
-                and model.found[number].bundle is not None
-                and (number not in model.held or model.held[number].found != model.found[number])
+                and model.on_disk[number].bundle is not None
+                and (number not in model.held or model.held[number].folder != model.on_disk[number])
             ]
             if not missing:
                 break
@@ -270,17 +270,17 @@ class Repository:
                 metrics.LOADS.labels(model.name, "unloaded").inc()
         configured = model.name in self._settings.repository.models
         # That it was unloaded is remembered while its folder is away.
-        if not (model.found or model.held or model.unloaded or configured):
+        if not (model.on_disk or model.held or model.unloaded or configured):
             del self._models[model.name]
 
-    async def _try(self, model: Model, number: int, found: index.VersionFolder) -> LoadedVersion:
+    async def _try(self, model: Model, number: int, folder: index.VersionFolder) -> LoadedVersion:
         """Open a version, again if a worker ended meanwhile: that need not be the version's fault
         (somebody's kill, want of memory)."""
 
         async def once() -> LoadedVersion:
-            gently = any(one.held for one in self._models.values())
+            gently = any(model.held for model in self._models.values())
             usual = model.held[max(model.held)].scheduler.usual_batches() if model.held else ()
-            return await self._loader.open(model.name, number, model.policy, found, gently, usual)
+            return await self._loader.open(model.name, number, model.policy, folder, gently, usual)
 
         for _ in range(LOAD_TRIES - 1):
             try:
@@ -291,22 +291,22 @@ class Repository:
 
     async def _load(self, model: Model, number: int) -> None:
         """Open a version; afterwards it is in `held` or in `refused`."""
-        found = model.found[number]
+        folder = model.on_disk[number]
         begin = time.monotonic()
         model.loading.add(number)
         try:
-            held = await self._try(model, number, found)
+            held = await self._try(model, number, folder)
         except Exception as error:
             expected = isinstance(error, (UserError, Refused, Lost, OSError))
             reason, refusal = str(error) or type(error).__name__, model.refused.get(number)
             metrics.LOADS.labels(model.name, "refused").inc()
             if of_system(error) or isinstance(error, Lost):
-                last = refusal.pause if refusal and refusal.found == found else 0.0
+                last = refusal.pause if refusal and refusal.folder == folder else 0.0
                 pause = min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * last))
                 due, then = time.monotonic() + pause, f"; tried again after {pause:g} s"
             else:
                 due, pause, then = math.inf, 0.0, ""
-            model.refused[number] = Refusal(found, reason, due, pause)
+            model.refused[number] = Refusal(folder, reason, due, pause)
             words = f"version {number} of model {model.name} is refused: {reason}{then}"
             log.error(words, exc_info=not expected)
             self._forget_later(model.name, number)

@@ -281,8 +281,8 @@ class Scheduler:
             pending = text.request
             if not finite[number]:
                 _fail(pending, Failure(Reason.INTERNAL, "the model answers NaN or infinity"))
-            one = slice(number, number + 1)
-            pending.rows[text.place] = [values[one] for values in tensors]
+            row = slice(number, number + 1)
+            pending.rows[text.place] = [values[row] for values in tensors]
             pending.missing -= 1
             if not pending.missing and pending.future is not None and not pending.future.done():
                 pending.future.set_result(self._response(pending))

@@ -93,8 +93,8 @@ class Spans(Labels):
         """An object array [written] of int64 [spans, 3]: characters, and the kind's number."""
         numbers = {kind: number for number, kind in enumerate(scheme_of(labels).kinds)}
         targets = np.empty(len(written), object)
-        for place, one in enumerate(written):
-            spans = [(begin, end, numbers.get(kind, -1)) for begin, end, kind in json.loads(one)]
+        for place, text in enumerate(written):
+            spans = [(begin, end, numbers.get(kind, -1)) for begin, end, kind in json.loads(text)]
             targets[place] = np.array(spans, np.int64).reshape(-1, 3)
         return targets
 

@@ -28,7 +28,7 @@ class SpanMetrics(Evaluator):
         were taken for which."""
         scheme = scheme_of(labels)
         answered = [spans_of(output, scheme) for output in outputs]
-        asked = [scheme.own[tags_of(output.words, spans)] for output, spans in zip(outputs, truth)]
+        asked = [scheme.tags[tags_of(output.words, spans)] for output, spans in zip(outputs, truth)]
         tags = np.concatenate([*asked, np.zeros(0, np.int64)])
         logits = (
             np.concatenate([output.logits for output in outputs]) if len(tags) else np.zeros((0, 1))

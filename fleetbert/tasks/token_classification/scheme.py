@@ -26,13 +26,13 @@ class Tagged(NamedTuple):
 
 class Scheme(NamedTuple):
     """What labels say. kinds: of spans; kind: int64 [labels], the number of each label's, -1 of O;
-    own: int64, the labels for O and, of each kind, for first and later words: what `tags_of`
+    tags: int64, the labels for O and, of each kind, for first and later words: what `tags_of`
     gives."""
 
     labels: tuple[str, ...]
     kinds: list[str]
     kind: np.ndarray
-    own: np.ndarray
+    tags: np.ndarray
 
 
 def labels_of_kinds(kinds: Iterable[str]) -> list[str]:
@@ -54,23 +54,23 @@ def _scheme(labels: tuple[str, ...]) -> Scheme:
         names = (f"{prefix}-{kind}" for prefix in prefixes)
         return next(places[name] for name in names if name in places)
 
-    own = [place(kind, prefixes) for kind in kinds for prefixes in ("BISUMEL", "IMBELSU")]
+    tag_places = [place(kind, prefixes) for kind in kinds for prefixes in ("BISUMEL", "IMBELSU")]
 
     return Scheme(
         labels,
         kinds,
         np.array([numbers.get(kind, -1) for _, _, kind in parts], np.int64),
-        np.array([places.get(OUTSIDE, 0), *own], np.int64),
+        np.array([places.get(OUTSIDE, 0), *tag_places], np.int64),
     )
 
 
-def tags_of(found: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """int64 [words], what spans (int64 [spans, 3]: characters and kind) ask of words, as numbers of
-    `labels_of`: 0 for O, of kind k 1 + 2k for the first word and 2 + 2k for later ones. All that a
-    span touches are in it; of two spans in a word the first counts."""
-    tags = np.zeros(len(found), np.int64)
+def tags_of(of_text: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """int64 [words], what spans (int64 [spans, 3]: characters and kind) ask of a text's words, as
+    numbers of `labels_of`: 0 for O, of kind k 1 + 2k for the first word and 2 + 2k for later ones.
+    All that a span touches are in it; of two spans in a word the first counts."""
+    tags = np.zeros(len(of_text), np.int64)
     free = 0
-    for (begin, end), kind in zip(words.touched(found, spans), spans[:, 2].tolist()):
+    for (begin, end), kind in zip(words.touched(of_text, spans), spans[:, 2].tolist()):
         begin = max(begin, free)
         if begin < end and kind >= 0:
             tags[begin] = 1 + 2 * kind

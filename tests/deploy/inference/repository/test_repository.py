@@ -163,7 +163,7 @@ def test_the_state_says_why_a_version_does_not_answer(policy, changes, expected)
     found = {number: index.VersionFolder(Path(str(number)), object(), ()) for number in (1, 3, 4)}
     number = changes.pop("refused", None)
     refused = {number: Refusal(found[number], "it is broken")} if number else {}
-    model = Model("sst", Policy(**policy), True, found=found, refused=refused, **changes)
+    model = Model("sst", Policy(**policy), True, on_disk=found, refused=refused, **changes)
     assert {number: model.state(number)[0].value for number in found} == expected
 
 
