@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from fleetbert.api.functions import distill as distill
     from fleetbert.api.functions import early_exit as early_exit
     from fleetbert.api.functions import import_model as import_model
-    from fleetbert.api.functions import load as load
     from fleetbert.api.functions import quantize as quantize
     from fleetbert.api.functions import train as train
-    from fleetbert.api.results import Model as Model
+    from fleetbert.api.model import Model as Model
+    from fleetbert.api.model import load as load
     from fleetbert.api.results import Run as Run
     from fleetbert.api.results import Variant as Variant
     from fleetbert.client import Client as Client
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     from fleetbert.core.errors import NotConnected as NotConnected
     from fleetbert.core.errors import Stopped as Stopped
     from fleetbert.core.errors import UserError as UserError
+    from fleetbert.tasks.classification.answer import LabelAnswer as LabelAnswer
+    from fleetbert.tasks.embedding.answer import VectorAnswer as VectorAnswer
+    from fleetbert.tasks.multi_label.answer import LabelsAnswer as LabelsAnswer
+    from fleetbert.tasks.regression.answer import NumberAnswer as NumberAnswer
+    from fleetbert.tasks.token_classification.answer import Span as Span
+    from fleetbert.tasks.token_classification.answer import SpansAnswer as SpansAnswer
     from fleetbert.training.loop import Callback as Callback
 
 __version__ = "0.1.0"
@@ -37,13 +43,19 @@ __version__ = "0.1.0"
 # What the package offers, and the module that it is in.
 _HOMES = {
     **dict.fromkeys(
-        ("train", "import_model", "quantize", "distill", "early_exit", "load"),
+        ("train", "import_model", "quantize", "distill", "early_exit"),
         "fleetbert.api.functions",
     ),
-    **dict.fromkeys(("Model", "Run", "Variant"), "fleetbert.api.results"),
+    **dict.fromkeys(("load", "Model"), "fleetbert.api.model"),
+    **dict.fromkeys(("Run", "Variant"), "fleetbert.api.results"),
     **dict.fromkeys(
         ("Error", "UserError", "GateFailed", "Stopped", "NotConnected"), "fleetbert.core.errors"
     ),
+    "LabelAnswer": "fleetbert.tasks.classification.answer",
+    "LabelsAnswer": "fleetbert.tasks.multi_label.answer",
+    "NumberAnswer": "fleetbert.tasks.regression.answer",
+    **dict.fromkeys(("Span", "SpansAnswer"), "fleetbert.tasks.token_classification.answer"),
+    "VectorAnswer": "fleetbert.tasks.embedding.answer",
     "Callback": "fleetbert.api.callback",
     "Client": "fleetbert.client",
 }

@@ -9,8 +9,8 @@ from typing import Mapping, TypeVar, Union
 
 from fleetbert import config as configs
 from fleetbert.config.names import SHORT
-from fleetbert.config.section import below_home
 from fleetbert.core.errors import UserError
+from fleetbert.core.files import below_home
 from fleetbert.data import in_memory
 from fleetbert.data.in_memory import Table
 

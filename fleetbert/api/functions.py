@@ -1,4 +1,4 @@
-"""What `import fleetbert` offers: train, import_model, quantize, distill, early_exit, load.
+"""What makes models: train, import_model, quantize, distill, early_exit.
 
 Each function makes a job of its arguments and calls the package that runs it. It imports that
 package itself, so that `import fleetbert` is quick and loads no Paddle. Nothing here prints, exits
@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Callable, Literal, Mapping, Optional, Sequence
 
 from fleetbert import bundle as bundles
 from fleetbert import config as configs
-from fleetbert.api.arguments import PathLike, job_of, keys_of, numbered
-from fleetbert.api.results import Model, Run, Variant
+from fleetbert.api.arguments import job_of, keys_of, numbered
+from fleetbert.api.model import PathLike
+from fleetbert.api.results import Run, Variant
 from fleetbert.compat import environment
 from fleetbert.config.names import COLUMNS
-from fleetbert.config.section import below_home
 from fleetbert.core import extras, task_names
 from fleetbert.core.errors import UserError
+from fleetbert.core.files import below_home
 from fleetbert.data import in_memory
 from fleetbert.data import labels as labels_of
 from fleetbert.data.in_memory import Table
@@ -276,29 +277,6 @@ def early_exit(
     from fleetbert.compress.distill import exits  # loads Paddle
 
     return [_variant(result) for result in exits.add_variants(job)]
-
-
-def load(
-    bundle: PathLike,
-    variant: str = "float32",
-    *,
-    device: str = "cpu",
-    threads: int | None = None,
-    batch_tokens: int | None = None,
-) -> Model:
-    """Open a variant of a bundle: `load("bundle")(["a lovely film"])[0].label`.
-
-    device: cpu or gpu.
-    threads: the number of CPU threads. Default: OMP_NUM_THREADS, else one per processor.
-    batch_tokens: tokens per batch, padding included. Default: 2048.
-
-    Raises UserError if the bundle cannot be opened, gives no answers (mlm) or lacks the variant.
-    """
-    environment.import_paddle()
-    from fleetbert.engines import answer  # loads Paddle
-
-    path = below_home(bundle)
-    return Model(answer.load(path, variant, device, threads, batch_tokens, streams=True))
 
 
 def _beside(bundle: PathLike, name: str) -> Path:

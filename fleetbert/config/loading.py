@@ -29,10 +29,11 @@ from fleetbert.config.distillation import Distill, SelfDistill
 from fleetbert.config.help import yaml_word
 from fleetbert.config.keys import as_section, fields, flat, split
 from fleetbert.config.names import hint
-from fleetbert.config.section import Section, below_home
+from fleetbert.config.section import Section
 from fleetbert.config.training import Config
 from fleetbert.core import charset
 from fleetbert.core.errors import UserError
+from fleetbert.core.files import below_home
 
 log = logging.getLogger(__name__)
 

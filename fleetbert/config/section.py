@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-from typing import Any, ClassVar, Mapping, Optional, Sequence, Union
+from typing import Any, ClassVar, Mapping, Optional, Sequence
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 from pydantic.config import JsonDict
 from pydantic_core import PydanticCustomError
 
 from fleetbert.config.keys import OnResume, maps_labels, type_name
+from fleetbert.core.files import below_home
 
 
 def key(
@@ -28,11 +28,6 @@ def key(
     """
     rules: JsonDict = {"common_for": list(common_for), "on_resume": on_resume}
     return Field(default, description=text, json_schema_extra=rules, **limits)
-
-
-def below_home(path: Union[str, os.PathLike[str]]) -> str:
-    """A path whose `~` is the user's home, as in a shell, which leaves it alone behind key=."""
-    return os.path.expanduser(path)  # noqa: PTH111  a text, perhaps no path
 
 
 class Section(BaseModel):

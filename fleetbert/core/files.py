@@ -53,6 +53,11 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     sync(path.parent)
 
 
+def below_home(path: str | os.PathLike[str]) -> str:
+    """A path whose `~` is the user's home, as in a shell, which leaves it alone behind key=."""
+    return os.path.expanduser(path)  # noqa: PTH111  a text, perhaps no path
+
+
 def home() -> Path | None:
     """The user's; None of a uid that has neither HOME nor an entry in passwd, as in containers."""
     try:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, Iterable, Iterator, Literal, Mapping, Protocol, Sequence, TypeVar, Union
 
 from fleetbert.config import Columns
-from fleetbert.config.section import below_home
 from fleetbert.core import files
 from fleetbert.core.errors import UserError
+from fleetbert.core.files import below_home
 from fleetbert.data.read import USUAL, lacks
 
 Key = TypeVar("Key", str, int)

@@ -144,10 +144,15 @@ def run_all(
 def answer(model: Model, texts_a: list[str], texts_b: list[str] | None = None) -> Sequence[Answer]:
     """The answers to texts (or pairs), in their order; UserError at one that is empty or no text
     (`read.check_texts`)."""
+    logits = outputs(model, texts_a, texts_b)
+    return model.task.answer.to_answers(model.labels, logits.values, logits.exit_layers)
+
+
+def outputs(model: Model, texts_a: list[str], texts_b: list[str] | None = None) -> Logits:
+    """`compute_logits` of texts that nobody has checked; UserError as `answer` has it."""
     check_texts("texts", texts_a)
     check_texts("pairs", texts_b or ())
-    logits = compute_logits(model, texts_a, texts_b)
-    return model.task.answer.to_answers(model.labels, logits.values, logits.exit_layers)
+    return compute_logits(model, texts_a, texts_b)
 
 
 class Counts(NamedTuple):

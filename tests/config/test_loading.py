@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from fleetbert import config
 from fleetbert.api import arguments
-from fleetbert.config import loading, section
+from fleetbert.config import loading
 from fleetbert.config.keys import fields
 from fleetbert.core.errors import UserError
 
@@ -252,7 +253,7 @@ class TestOverrides:
         keys = {"bundle": path, "data.train": "t.txt", "gate.data": "g.tsv"}
         assert config.from_keys(config.SelfDistill, keys).bundle == wanted
         assert loading.output_dir(str(tmp_path / "job.yaml"), [f"output_dir={path}"]) == wanted
-        monkeypatch.setattr(section.os.path, "expanduser", lambda text: text)
+        monkeypatch.setattr(os.path, "expanduser", lambda text: text)
         assert "output_dir: input should name the whole path: ~ has no home here" in refused(
             LEAST, f"output_dir={path}"
         )

@@ -1,0 +1,150 @@
+"""What `fleetbert.load` returns: its answers, what it shows, and where it goes."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import shapes
+from tiny_bert import LABELS, make_bundle
+
+import fleetbert
+
+TEXTS = ["word1 word2", "字3", "word4 word5 word6"]
+
+
+@pytest.fixture(scope="module")
+def bundle(tiny_bundle, tmp_path_factory) -> Path:
+    """The tiny bundle with int8-static and early-exit-int8."""
+    return shapes.add_int8_and_early_exit(tiny_bundle, tmp_path_factory.mktemp("int8")).root
+
+
+@pytest.fixture(scope="module")
+def model(bundle) -> fleetbert.Model:
+    return fleetbert.load(bundle)
+
+
+@pytest.mark.parametrize(
+    ("variant", "how"),
+    [
+        ("int8-static", "preload"),
+        ("int8-static", "spawn"),
+        *(
+            pytest.param(variant, how, marks=pytest.mark.slow)
+            for variant in ("float32", "early-exit-int8")
+            for how in ("preload", "fork", "spawn")
+        ),
+    ],
+)
+def test_a_model_answers_in_other_processes(bundle, variant, how):
+    program = Path(__file__).parent / "model_in_processes.py"
+    command = [sys.executable, program, bundle, variant, how]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+
+
+def test_a_model_is_copied_and_pickled_with_its_folder(bundle, tmp_path, monkeypatch):
+    shutil.copytree(bundle, tmp_path / "bundle")
+    monkeypatch.chdir(tmp_path)
+    model = fleetbert.load("bundle", "int8-static", threads=1, batch_tokens=64)
+    monkeypatch.chdir("/")
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert other is not model
+        assert repr(other) == repr(model)
+        np.testing.assert_array_equal(other.predict_proba(TEXTS), model.predict_proba(TEXTS))
+    pickled = pickle.dumps(model)
+    shutil.rmtree(tmp_path / "bundle")
+    with pytest.raises(fleetbert.UserError, match=str(tmp_path / "bundle")):
+        pickle.loads(pickled)
+
+
+def test_a_model_says_what_it_is(bundle, model):
+    named = f"task='classification', variant='float32', labels={LABELS}, max_length=64"
+    assert repr(model) == f"Model({str(bundle)!r}, {named})"
+    assert (model.task, model.variant, model.labels) == ("classification", "float32", LABELS)
+
+
+def test_answers_are_a_list_that_a_notebook_shows(model):
+    answers = model(["<b> & good", *TEXTS * 10])
+    assert pickle.loads(pickle.dumps(answers))[0].label == answers[0].label
+    page = answers._repr_html_()
+    assert "<td>&lt;b&gt; &amp; good</td>" in page
+    assert f"{answers[0].label} ({max(answers[0].scores.values()):.1%})" in page
+    assert page.count("<tr>") == 20
+    assert "and 11 more" in page
+
+
+@pytest.mark.parametrize(
+    ("task", "function", "sentence"),
+    [
+        ("classification", "predict_proba", None),
+        ("multi_label_classification", "predict_proba", None),
+        ("classification", "encode", "answers the task classification, which has no embedding"),
+        ("ranking", "predict_proba", "answers the task ranking, which has no scores; use predict"),
+        ("token_classification", "predict_proba", "which has no scores"),
+        ("embedding", "predict_proba", "which has no scores"),
+        ("regression", "similarity", 'make a bundle of vectors with import_model.* task="emb'),
+        ("embedding", "encode", None),
+        ("embedding", "similarity", None),
+    ],
+)
+def test_matrices(tmp_path, tiny_vocab, task, function, sentence):
+    model = fleetbert.load(make_bundle(tmp_path, task, tiny_vocab), task=task)
+    given = [TEXTS, TEXTS[:2]] if function == "similarity" else [TEXTS]
+    if sentence is not None:
+        with pytest.raises(fleetbert.UserError, match=f"^{function}: the bundle .*{sentence}"):
+            getattr(model, function)(*given)
+        return
+    matrix, empty = getattr(model, function)(*given), getattr(model, function)([], *given[1:])
+    answers = model(TEXTS)
+    if function == "predict_proba":
+        expected = [[answer.scores[label] for label in model.labels] for answer in answers]
+    else:
+        expected = np.stack([answer.vector for answer in answers])
+    if function == "similarity":
+        expected = expected @ expected[:2].T
+    np.testing.assert_allclose(matrix, expected, atol=1e-5)
+    assert matrix.dtype == empty.dtype == np.float32
+    assert empty.shape == (0, matrix.shape[1])
+    with pytest.raises(fleetbert.UserError, match=r"texts\[1\] is empty"):
+        getattr(model, function)(["word1", ""], *given[1:])
+
+
+def test_a_bundle_of_another_task_is_refused(bundle):
+    with pytest.raises(fleetbert.UserError, match="answers the task classification, not ranking"):
+        fleetbert.load(bundle, task="ranking")
+
+
+@pytest.mark.slow
+def test_type_checkers_know_the_answers(tmp_path):
+    """In the installation, from a folder that is not the checkout."""
+    (tmp_path / "program.py").write_text(
+        """\
+import fleetbert
+answer = fleetbert.load("b")(["a"])[0]
+print(answer.label, answer.vector)
+print(answer.labell)  # refused
+vectors = fleetbert.load("b", task="embedding", threads=1)
+print(vectors(["a"])[0].vector, vectors.encode(["a"]).shape)
+print(vectors(["a"])[0].label)  # refused
+fleetbert.load("b", task="ranking", thread=1)  # refused
+print(fleetbert.load("b", task="of mine")(["a"])[0].anything)
+def labels(model: "fleetbert.Model[fleetbert.LabelAnswer]") -> "list[str]":
+    return [answer.label for answer in model(["a"])]
+labels(fleetbert.load("b", task="classification"))
+labels(fleetbert.load("b", task="regression"))  # refused
+"""
+    )
+    command = [sys.executable, "-m", "mypy", "program.py"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    refused = set(map(int, re.findall(r"^program\.py:(\d+): error", found.stdout, re.M)))
+    lines = (tmp_path / "program.py").read_text().splitlines()
+    expected = {number for number, line in enumerate(lines, 1) if "refused" in line}
+    assert refused == expected, found.stdout + found.stderr
