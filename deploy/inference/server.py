@@ -206,7 +206,7 @@ async def _open_http(
 
     config = uvicorn.Config(
         app,
-        http=make,  # type: ignore[arg-type]  as it makes one
+        http=make,  # type: ignore[arg-type]  # it makes one
         loop="none",
         ws="none",
         lifespan="off",
