@@ -9,6 +9,7 @@ from typing import Mapping, TypeVar, Union
 
 from fleetbert import config as configs
 from fleetbert.config.names import SHORT
+from fleetbert.core import task_names
 from fleetbert.core.errors import UserError
 from fleetbert.core.files import below_home
 from fleetbert.data import in_memory
@@ -69,6 +70,10 @@ def job_of(
         folder = Path(output_dir) / "data"
         written = in_memory.as_file(name, table, folder, key != unlabelled, job.data)
         keys[key] = str(written)
+        if key == "data.train" and isinstance(job, configs.Config):
+            are_named = task_names.SHAPES[job.task.name].label in ("name", "names")
+            if are_named and in_memory.has_integer_labels(written, job.data):
+                keys.setdefault("data.integer_labels", True)
     return configs.from_keys(schema, keys, path)
 
 

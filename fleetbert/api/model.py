@@ -66,8 +66,8 @@ class AnyAnswer(Answer, Protocol):
     """The fields of all tasks' answers, for type checkers that do not know the task. An answer has
     those of its task."""
 
-    label: str
-    labels: list[str]
+    label: str | int
+    labels: list[str | int]
     scores: dict[str, float]
     logits: np.ndarray
     value: float
@@ -168,9 +168,9 @@ class Model(Generic[A]):
         return self._named[1]
 
     @property
-    def labels(self) -> list[str]:
-        """The labels in the order of the logits; empty for regression."""
-        return list(self._model.labels)
+    def labels(self) -> list[str | int]:
+        """The labels in the order of the logits, as answers have them; empty for regression."""
+        return list(self._model.answered_labels)
 
     @property
     def max_length(self) -> int:

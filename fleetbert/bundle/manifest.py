@@ -5,6 +5,7 @@ Variants are those of `variants`; format 1 had their fields in a dict, `extra`.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Dict, List, Literal, NamedTuple, Optional, Union
 
@@ -33,9 +34,10 @@ class Task(Brief):
     """What the model answers. shape: None if it answers nothing. `labels` are in the order of the
     logits; none where it answers with none, as `mlm` and numbers do. thresholds: the probability
     above which a text has a label, where it is not one half. width: how many numbers its vectors
-    have, where it answers with vectors; pooling: how a text's tokens become one."""
+    have, where it answers with vectors; pooling: how a text's tokens become one.
+    integer_labels: answers in Python and JSON have labels as integers."""
 
-    younger = ("thresholds",)
+    younger = ("thresholds", "integer_labels")
 
     name: str
     shape: Optional[TaskShape] = None
@@ -43,6 +45,12 @@ class Task(Brief):
     thresholds: Dict[str, Annotated[float, Field(ge=0, le=1)]] = Field(default_factory=dict)
     width: Optional[int] = Field(None, ge=1)
     pooling: Optional[str] = None
+    integer_labels: bool = False
+
+    @property
+    def answered_labels(self) -> List[Union[str, int]]:
+        """The labels as answers have them."""
+        return [int(label) if self.integer_labels else label for label in self.labels]
 
     @property
     def pair(self) -> bool:
@@ -61,10 +69,17 @@ class Task(Brief):
             raise ValueError(f"task {self.name} needs {number} or more, got {self.labels}")
         if len(set(self.labels)) != len(self.labels):
             raise ValueError(f"labels appear twice in {self.labels}")
+        if self.integer_labels and not all(map(is_integer, self.labels)):
+            raise ValueError(f"integer_labels: not all are integers: {self.labels}")
         for label in self.thresholds:
             if label not in self.labels:
                 raise ValueError(f"thresholds: {label!r} is not among the labels")
         return self
+
+
+def is_integer(label: str) -> bool:
+    """Whether a label is an integer as Python writes it."""
+    return re.fullmatch("0|-?[1-9][0-9]*", label) is not None
 
 
 Setting = Union[bool, int, float, str]

@@ -42,9 +42,10 @@ def create(
     width: int | None = None,
     pooling: str | None = None,
     thresholds: Mapping[str, float] | None = None,
+    integer_labels: bool = False,
 ) -> Bundle:
-    """Write a new bundle at `path`; a bundle that is there is replaced in one step. width, pooling:
-    of its vectors, see `manifest.Task`.
+    """Write a new bundle at `path`; a bundle that is there is replaced in one step. width, pooling,
+    integer_labels: see `manifest.Task`.
 
     `fill(folder)` writes each variant's files into `folder/<variant name>/` and returns the
     variants; their `files` are filled in here. UserError for a folder that is not a bundle, which
@@ -63,6 +64,7 @@ def create(
             width=width,
             pooling=pooling,
             thresholds=dict(thresholds or {}),
+            integer_labels=integer_labels,
         )
     except ValidationError as error:
         raise UserError(f"bundle {final}: {error.errors()[0]['msg']}") from None

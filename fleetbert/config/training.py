@@ -146,6 +146,11 @@ class Data(Columns):
         None, "limit on the padded tokens of one optimizer step", ge=16
     )
     eval_batch_tokens: int = key(2048, "padded tokens of one evaluation batch", ge=16)
+    integer_labels: bool = key(
+        False,
+        "answer with labels as integers (Python sets it where all labels of a table in memory are)",
+        on_resume="free",
+    )
     on_bad_line: Literal["stop", "skip"] = key(
         "stop", "stop at an invalid row with its line number, or skip and count invalid rows"
     )

@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 class Model(NamedTuple):
     """An opened variant with its tokenizer: what it takes to answer texts.
 
+    answered_labels: `labels` as answers have them, see `bundle.manifest.Task`.
     speed: of early exit, 0 to 1; None: the variant's own.
     """
 
@@ -52,6 +53,7 @@ class Model(NamedTuple):
     max_length: int
     batch_tokens: int
     speed: float | None = None
+    answered_labels: Sequence[str | int] = ()
 
     @property
     def pair(self) -> bool:
@@ -106,6 +108,7 @@ def load(
         bundle.max_length,
         batch_tokens or BATCH_TOKENS,
         speed,
+        bundle.task.answered_labels,
     )
 
 
@@ -145,7 +148,7 @@ def answer(model: Model, texts_a: list[str], texts_b: list[str] | None = None) -
     """The answers to texts (or pairs), in their order; UserError at one that is empty or no text
     (`read.check_texts`)."""
     logits = outputs(model, texts_a, texts_b)
-    return model.task.answer.to_answers(model.labels, logits.values, logits.exit_layers)
+    return model.task.answer.to_answers(model.answered_labels, logits.values, logits.exit_layers)
 
 
 def outputs(model: Model, texts_a: list[str], texts_b: list[str] | None = None) -> Logits:
@@ -236,7 +239,9 @@ def _answer_window(
     examples = [line for _, line in taken if isinstance(line, Example)]
     texts_b = [example.text_b or "" for example in examples] if model.pair else None
     logits = compute_logits(model, [example.text_a for example in examples], texts_b)
-    answers = iter(model.task.answer.to_answers(model.labels, logits.values, logits.exit_layers))
+    answers = iter(
+        model.task.answer.to_answers(model.answered_labels, logits.values, logits.exit_layers)
+    )
     results = (
         next(answers).as_json() if isinstance(line, Example) else {"error": str(line)}
         for _, line in taken

@@ -35,6 +35,7 @@ def export_bundle(
     accuracy: Sequence[bundle.Accuracy] = (),
     made_from: str | None = None,
     thresholds: Mapping[str, float] | None = None,
+    integer_labels: bool = False,
 ) -> bundle.Bundle:
     """Write `network` as the `float32` variant of a new bundle at `path`; returns the bundle.
 
@@ -43,7 +44,7 @@ def export_bundle(
         `pooling` of a `Headed` are told with the task.
     accuracy: what was measured on named data.
     made_from: the run or the model that it comes from.
-    thresholds: of labels, see `bundle.manifest.Task`.
+    thresholds, integer_labels: of labels, see `bundle.manifest.Task`.
 
     A bundle that is at `path` is replaced in one step, after the new one is complete and the
     program was found to answer like the network (UserError otherwise).
@@ -81,6 +82,7 @@ def export_bundle(
         width=headed and headed.width,
         pooling=headed and headed.pooling,
         thresholds=thresholds,
+        integer_labels=integer_labels,
     )
 
 

@@ -15,6 +15,10 @@ from fleetbert.data.tokenizers import Encodings, Tokenizer
 Values = Union[List[str], np.ndarray]
 
 
+# In answers; an integer where the bundle's are (`bundle.manifest.Task`).
+Label = Union[str, int]
+
+
 class Answer(Protocol):
     """What a user is told of one text or pair."""
 
@@ -62,10 +66,10 @@ class Answers:
         return outputs
 
     def to_answers(
-        self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
+        self, labels: Sequence[Any], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> Sequence[Answer]:
         """An engine's outputs float32 [texts, outputs], and int64 [texts] the layers after which
-        texts left if they can → the answers."""
+        texts left if they can → the answers. labels: `Label`s of the model."""
         raise NotImplementedError(f"task {self.shape.name} answers nothing")
 
     def scores(self, outputs: np.ndarray) -> np.ndarray:
@@ -100,8 +104,8 @@ def layer_as_json(exit_layer: int | None) -> dict[str, object]:
     return {} if exit_layer is None else {"exit_layer": exit_layer}
 
 
-def scores_as_json(scores: Mapping[str, float]) -> dict[str, float]:
-    return {label: round(score, 6) for label, score in scores.items()}
+def scores_as_json(scores: Mapping[Any, float]) -> dict[str, float]:
+    return {str(label): round(score, 6) for label, score in scores.items()}
 
 
 def by_text(outputs: np.ndarray, lengths: np.ndarray) -> np.ndarray:

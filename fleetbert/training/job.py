@@ -274,6 +274,7 @@ def _write_results(run: Run, summary: Summary) -> None:
             accuracy=accuracy,
             made_from=task.source.name,
             thresholds=thresholds,
+            integer_labels=bool(task.labels) and run.job.data.integer_labels,
         )
     write_summary(run, summary)
     log.info(f"done: {folder}/summary.json, {folder}/report.html, {folder}/bundle")

@@ -14,6 +14,7 @@ from paddle import nn
 
 from fleetbert import config as schema
 from fleetbert import tasks
+from fleetbert.bundle.manifest import is_integer
 from fleetbert.core.errors import UserError
 from fleetbert.data import api_docs, batching, cache, read, tokenizers
 from fleetbert.data.split import Split, fingerprint, hold_out, tokenize
@@ -63,6 +64,8 @@ def open_task(
     if labels is None:
         labels = _as_resumed(job, task.labels.labels_of(opened[0][1]))
     task.labels.check_labels(labels)
+    if job.data.integer_labels and (others := [one for one in labels if not is_integer(one)]):
+        raise UserError(f"data.integer_labels: the label {others[0]!r} is no integer; leave it out")
     splits = [
         task.labels.with_targets(split, split_labels, labels) for split, split_labels in opened
     ]

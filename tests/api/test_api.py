@@ -443,6 +443,25 @@ def test_a_dataset_dict_gives_each_table_its_split():
     assert texts(data__train=several, data__dev=None)["data.dev"] is None
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_labels_that_were_integers_are_integers_in_answers(tiny, tiny_data, tmp_path, several):
+    rows = [(text, int(label == "good")) for text, label in rows_of(tiny_data / "train.tsv")]
+    given = {**tiny, "trainer.max_steps": 4, "trainer.calibrate": 0.2}
+    if several:
+        rows, given["task"] = [(text, [one]) for text, one in rows], "multi_label_classification"
+    run = fleetbert.train(rows, rows, output_dir=tmp_path / "run", **given)
+    model = fleetbert.load(run.bundle)
+    (answer,) = model(["word1 word2"])
+    assert model.labels == [0, 1]
+    assert list(answer.scores) == [0, 1]
+    chosen = answer.labels if several else [answer.label]
+    assert all(type(label) is int for label in chosen)
+    assert json.loads(json.dumps(answer.as_json()))["scores"].keys() == {"0", "1"}
+    assert model.evaluate(rows)["n"] == len(rows)
+    with pytest.raises(fleetbert.UserError, match=r"integer_labels: the label 'x' is no integer"):
+        fleetbert.train([("a", "x"), ("b", 1)], **{**tiny, "data.integer_labels": True})
+
+
 def test_named_columns_of_files_and_rows_train_alike(tiny, tiny_data, tmp_path):
     rows = rows_of(tiny_data / "train.tsv")
     path = tmp_path / "train.csv"

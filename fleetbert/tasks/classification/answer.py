@@ -8,6 +8,7 @@ import numpy as np
 
 from fleetbert.tasks.answer import (
     Answers,
+    Label,
     Tensor,
     Values,
     layer_as_json,
@@ -21,8 +22,8 @@ class LabelAnswer(NamedTuple):
     """The likeliest label, the probability of each label (they sum to 1), logits [labels], and the
     layer after which the text left, where it could leave early."""
 
-    label: str
-    scores: dict[str, float]
+    label: Label
+    scores: dict[Label, float]
     logits: np.ndarray
     exit_layer: int | None = None
 
@@ -33,7 +34,7 @@ class LabelAnswer(NamedTuple):
 
 class LabelAnswers(Answers):
     def to_answers(
-        self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
+        self, labels: Sequence[Label], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[LabelAnswer]:
         layers = layers_of(exit_layers, len(outputs))
         return [
@@ -45,7 +46,7 @@ class LabelAnswers(Answers):
         return softmax(outputs)
 
     def in_words(self, answer: Mapping[str, Any]) -> str:
-        return f"{answer['label']} ({answer['scores'][answer['label']]:.1%})"
+        return f"{answer['label']} ({answer['scores'][str(answer['label'])]:.1%})"
 
     def tell(self, labels: Sequence[str], outputs: np.ndarray) -> list[Values]:
         best = [labels[number] for number in outputs.argmax(axis=1).tolist()]

@@ -9,6 +9,7 @@ import numpy as np
 
 from fleetbert.tasks.answer import (
     Answers,
+    Label,
     Tensor,
     Values,
     layer_as_json,
@@ -26,8 +27,8 @@ class LabelsAnswer(NamedTuple):
     of each label (each is 0 to 1 by itself), logits [labels], and the layer after which the text
     left."""
 
-    labels: list[str]
-    scores: dict[str, float]
+    labels: list[Label]
+    scores: dict[Label, float]
     logits: np.ndarray
     exit_layer: int | None = None
 
@@ -40,7 +41,7 @@ class LabelsAnswers(Answers):
     doubt = "labels"
 
     def to_answers(
-        self, labels: Sequence[str], outputs: np.ndarray, exit_layers: np.ndarray | None
+        self, labels: Sequence[Label], outputs: np.ndarray, exit_layers: np.ndarray | None
     ) -> list[LabelsAnswer]:
         layers = layers_of(exit_layers, len(outputs))
         scores = sigmoid(outputs)
@@ -54,7 +55,7 @@ class LabelsAnswers(Answers):
     def in_words(self, answer: Mapping[str, Any]) -> str:
         scores = answer["scores"]
         if answer["labels"]:
-            return ", ".join(f"{label} ({scores[label]:.1%})" for label in answer["labels"])
+            return ", ".join(f"{label} ({scores[str(label)]:.1%})" for label in answer["labels"])
         likeliest = max(scores, key=scores.__getitem__)
         return f"no label (the likeliest: {likeliest}, {scores[likeliest]:.1%})"
 
@@ -74,7 +75,7 @@ class LabelsAnswers(Answers):
             Tensor("exit_layer", "INT32", (-1,)),
         ]
 
-    def _chosen(self, labels: Sequence[str], scores: np.ndarray) -> list[list[str]]:
+    def _chosen(self, labels: Sequence[Label], scores: np.ndarray) -> list[list[Label]]:
         """The labels of each text, the likeliest first; scores [texts, labels]."""
         return [
             [labels[n] for n in np.argsort(-row, kind="stable").tolist() if has[n]]
@@ -82,6 +83,6 @@ class LabelsAnswers(Answers):
         ]
 
 
-def limits(labels: Sequence[str], thresholds: Mapping[str, float]) -> np.ndarray:
+def limits(labels: Sequence[Label], thresholds: Mapping[str, float]) -> np.ndarray:
     """The labels' thresholds, float64 [labels]."""
-    return np.array([thresholds.get(label, THRESHOLD) for label in labels])
+    return np.array([thresholds.get(str(label), THRESHOLD) for label in labels])
